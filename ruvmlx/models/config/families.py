@@ -19,7 +19,8 @@ LLAMA_BIASES = {"attention_bias": ATTENTION, "mlp_bias": MLP}
 
 
 class Window(Enum):
-    """The layers that have the `sliding_window` if config.json has no `layer_types`."""
+    """This enum says which layers have a sliding window (attention only to the newest tokens) if config.json
+    has no `layer_types`."""
 
     NO_LAYER = 0
     EVERY_LAYER = 1
@@ -34,13 +35,14 @@ class Family:
     model_type: the family's name in config.json
     architectures: the family's names in GGUF's general.architecture
     defaults: the values of fields that are missing in config.json, if transformers and mlx-lm use the same
-    value
+        value
     """
 
     name: str
     model_type: str
     architectures: tuple[str, ...]
-    interleaved: bool = False  # llama.cpp's converter interleaves the rows of q and k
+    # llama.cpp's converter changes the order of the rows of q and k (interleaves them)
+    interleaved: bool = False
     biases: frozenset[str] = frozenset()  # modules that always have a bias
     # {flag of config.json: modules that have a bias if the flag is true}
     bias_flags: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -53,7 +55,8 @@ class Family:
     has_rope: bool = True  # False: the family has ALiBi instead of RoPE
     gated_mlp: bool = True
     partial_rope: bool = False  # RoPE rotates only a part of each head: see partial_rotary_factor
-    unsupported: Mapping[str, str] = field(default_factory=dict)  # {flag that ruvmlx refuses: its meaning}
+    # {flag of config.json with which ruvmlx refuses a model: the meaning of the flag}
+    unsupported: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -101,8 +104,8 @@ FAMILIES = (
 # config.json describes the language model.
 WRAPPED = {"mistral3": ("mistral", "ministral3")}
 
-# {model_type that resembles a family above: the reason why ruvmlx's own decoder cannot run it}. mlx-lm runs
-# the folders of these models, but not their GGUF files.
+# {model_type of a model that resembles a family above: the reason why ruvmlx's own decoder cannot run this
+# model}. mlx-lm runs the folders of these models, but not their GGUF files.
 OTHERS = {
     "llama4": "its layers are mixtures of experts with attention in chunks",
     "mistral4": "its layers are mixtures of experts with compressed keys and values",

@@ -1,5 +1,5 @@
-"""This module computes the fingerprint of a model. An adapter belongs to a fingerprint, so the user can move
-the model's files."""
+"""This module computes the fingerprint of a model. An adapter belongs to a fingerprint and not to a path, so
+the user can move the model's files."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -32,8 +32,8 @@ def fingerprint(config: ModelShape, layout: Mapping[str, tuple], samples: Iterab
 
 
 def _facts(config: ModelShape) -> dict[str, Any]:
-    """Return the configuration in the form of the first version of ruvmlx, plus the fields that this version
-    did not have. So the fingerprints of old adapters stay valid."""
+    """Return the configuration in the form of the first version of ruvmlx, and add the fields that the first
+    version did not have. So an old adapter still finds its model."""
     facts = asdict(config)
     if not isinstance(config, ModelConfig):
         return facts
@@ -53,8 +53,8 @@ def _of_version_1(config: ModelConfig) -> dict[str, Any]:
 
 
 def _since(config: ModelConfig) -> dict[str, Any]:
-    """Return the values of the fields that version 1 did not have. A value is empty if it is the value that
-    version 1 assumed."""
+    """Return the values of the fields that version 1 did not have. A value is empty if it equals the value
+    that version 1 used for every model."""
     flagged = [modules for modules in (ATTENTION, MLP) if config.biases >= modules]
     known = config.rope_scaling is None or isinstance(config.rope_scaling, LinearRope | Llama3Rope)
     return {

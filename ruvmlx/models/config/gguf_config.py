@@ -1,7 +1,7 @@
 """This module converts the metadata keys of a GGUF file to a ModelConfig.
 
-The keys have the file's architecture as a prefix, such as "llama.". families.py lists the families that share
-an architecture.
+The keys have the file's architecture as a prefix, such as "llama.". Several families can have the same
+architecture; families.py lists these families.
 """
 
 from dataclasses import replace
@@ -92,7 +92,8 @@ class Keys:
         value = self.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
             raise self._bad(key, value, "a number")
-        return float(str(np.float32(value)))  # for example 1e-05, not the float32 value 9.999999747e-06
+        # for example 1e-05 and not 9.999999747e-06, which is the exact value of the float32 number
+        return float(str(np.float32(value)))
 
     def uniform(self, key: str, default: int | None = None) -> int:
         """Return an integer from the key, or from an array that has the same value for every layer."""
@@ -145,7 +146,7 @@ def _base_config(file: GGUFFile, keys: Keys, families: list[Family]) -> ModelCon
     )
 
 
-NO_ROPE_INTERVAL = 4  # every fourth layer has no RoPE; llama.cpp uses this number, and files have no key
+NO_ROPE_INTERVAL = 4  # files have no key for this interval; as in llama.cpp, every fourth layer has no RoPE
 
 
 def _family(families: list[Family], scale: QueryScale | None, window: int | None) -> Family:
@@ -159,8 +160,8 @@ def _family(families: list[Family], scale: QueryScale | None, window: int | None
 
 
 def _window(keys: Keys, families: list[Family]) -> int | None:
-    """Return the sliding window of a Mistral model, else None, because llama.cpp reads the key only for
-    Mistral."""
+    """Return the sliding window of a Mistral model, else None, because llama.cpp reads the key
+    attention.sliding_window only for Mistral."""
     if not any(family.window is Window.EVERY_LAYER for family in families):
         return None
     return keys.integer("attention.sliding_window", 0) or None
@@ -176,8 +177,8 @@ def _original(keys: Keys) -> int:
 
 
 def _stored_biases(file: GGUFFile) -> frozenset[str]:
-    """Return the modules that have a bias in the first layer. A later check of all tensors requires the same
-    biases in the other layers."""
+    """Return the modules that have a bias in the first layer. Another check later raises an error if another
+    layer has other biases."""
     names = {f"self_attn.{m}" for m in ATTENTION} | {f"mlp.{m}" for m in MLP}
     return frozenset(
         name.partition(".")[2] for name in names if f"blk.0.{_MODULES[name]}.bias" in file.tensors
@@ -185,7 +186,8 @@ def _stored_biases(file: GGUFFile) -> frozenset[str]:
 
 
 def _vocab_size(file: GGUFFile) -> int:
-    """Return the number of rows of the embedding: the size of the vocabulary with padding."""
+    """Return the number of rows of the embedding: the number of tokens in the vocabulary and the unused rows
+    after them."""
     if "token_embd.weight" not in file.tensors:
         raise CorruptFile(f"{file.path.name}: tensor 'token_embd.weight' is missing. Fetch the model again.")
     return file.tensors["token_embd.weight"].shape[0]
@@ -298,8 +300,8 @@ def _check_widths(keys: Keys, config: ModelConfig) -> None:
 
 
 def _refuse_tensors(file: GGUFFile, family: Family) -> None:
-    """Raise UnsupportedModel for variants of the family that the list of tensors shows. A GGUF file has no
-    keys for these variants; llama.cpp also recognises them by the tensors."""
+    """Raise UnsupportedModel if the file's tensors show a variant of the family that ruvmlx cannot run. A
+    GGUF file has no keys for these variants, so llama.cpp also recognises the variants by their tensors."""
     flags = {"qk_layernorm": "blk.0.attn_q_norm.weight" in file.tensors}
     flags["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in file.tensors
     refuse_flags(flags, family, file.path.name)

@@ -1,4 +1,5 @@
-"""This module holds the facts that the headers of a model's files give, without the weights."""
+"""This module holds the facts about a model that the headers of its files give. To read the headers, the
+program needs no weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,8 +12,8 @@ from .model import Model, ModelShape
 class Facts:
     """The facts about a model.
 
-    bytes: the stored bytes of its tensors
-    to_fetch: the bytes that the program must still download
+    bytes: the number of bytes of the tensors in the files
+    to_fetch: the number of bytes that the program must still download
     types: {tensor type: number of weights} for a GGUF file
     embeds: True if the model is trained to embed texts
     """
@@ -29,7 +30,8 @@ class Facts:
 
     @property
     def bits(self) -> float:
-        """Return the stored bits per parameter, with scales and biases."""
+        """Return the number of stored bits per parameter. The scales and biases of quantised weights are
+        included."""
         return 8 * self.bytes / self.parameters
 
     @classmethod

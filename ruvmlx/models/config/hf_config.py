@@ -34,7 +34,7 @@ def text_config(data: dict[str, Any], where: str) -> dict[str, Any]:
         return data
     inner = {"model_type": "mistral"} | Fields(data, where).table("text_config")
     if inner["model_type"] not in families:
-        # This call raises an error with the reason if the reason is known.
+        # This call raises an error with the reason if the families' table has a reason for this model_type.
         family_of(inner["model_type"], f"{where}, text_config")
         raise UnsupportedModel(f"{where}: text_config holds a {str(inner['model_type'])[:40]!r} model.")
     shared = {key: data[key] for key in _SHARED if data.get(key) is not None}
@@ -98,7 +98,7 @@ def config_from_json(data: dict[str, Any], has_head: bool, where: str) -> ModelC
 
 
 def _check_kind(data: dict[str, Any], family: Family, where: str) -> None:
-    """Raise UnsupportedModel for a model that would load but give wrong results."""
+    """Raise UnsupportedModel for a model that the program could load but whose replies would be wrong."""
     refuse_flags(data, family, where)
     if data.get("hidden_act", "silu") not in ("silu", "swish"):
         raise UnsupportedModel(f"{where}: hidden_act {str(data['hidden_act'])[:40]!r}; only 'silu' is run.")
@@ -123,7 +123,7 @@ def _check_kind(data: dict[str, Any], family: Family, where: str) -> None:
 
 
 def refuse_flags(data: Mapping[str, Any], family: Family, where: str) -> None:
-    """Raise UnsupportedModel for a model with a flag for which ruvmlx has no code."""
+    """Raise UnsupportedModel for a model with a flag of config.json for which ruvmlx has no code."""
     for flag, meaning in family.unsupported.items():
         if data.get(flag) not in (None, False):
             raise UnsupportedModel(

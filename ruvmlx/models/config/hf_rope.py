@@ -49,8 +49,8 @@ def rope_theta(fields: Fields, rope: Fields, family: Family) -> float:
 
 
 def rope_dims(fields: Fields, rope: Fields, family: Family, head_dim: int) -> int | None:
-    """Return the number of numbers in each head that RoPE rotates: partial_rotary_factor * head_dim. Return
-    None if RoPE rotates whole heads, and 0 for a family without RoPE."""
+    """Return how many of the numbers in each head RoPE rotates: partial_rotary_factor * head_dim. Return None
+    if RoPE rotates whole heads, and 0 for a family without RoPE."""
     if not family.partial_rope:
         return None if family.has_rope else 0
     factor = (rope if rope.has(PARTIAL) else fields).number(PARTIAL)
@@ -108,8 +108,8 @@ def _refuse(rope: Fields, key: str, accepted: tuple, why: str) -> None:
 
 
 def _original(fields: Fields, rope: Fields) -> int:
-    """Return the context length before the scaling. The file must have this number, because transformers and
-    mlx-lm have different defaults."""
+    """Return the model's context length (tokens) before RoPE's scaling. The file must have this length,
+    because transformers and mlx-lm have different defaults."""
     inside = _context(rope, ORIGINAL)
     if fields.has(ORIGINAL) and fields.integer(ORIGINAL) != inside:
         raise UnsupportedModel(
@@ -177,7 +177,8 @@ def rope_to_json(config: ModelConfig) -> dict[str, Any]:
     """Return RoPE's fields of a config.json: `rope_theta`, and the table of parameters if RoPE is scaled."""
     out: dict[str, Any] = {"rope_theta": config.rope_theta}
     table = _scaling_to_json(config.rope_scaling)
-    if config.query_scale is not None:  # mlx-lm reads Ministral 3's RoPE only from the new table
+    # mlx-lm reads the RoPE of a Ministral 3 model only from the table `rope_parameters`
+    if config.query_scale is not None:
         table = {"rope_type": "default"} | table | out
         table |= {BETA: config.query_scale.beta, ORIGINAL: config.query_scale.original_max_position}
         return {"rope_parameters": table}
@@ -206,8 +207,8 @@ def _scaling_to_json(scaling: RopeScaling | None) -> dict[str, Any]:
 
 
 def _yarn_attention_to_json(scaling: YarnRope) -> dict[str, float]:
-    """Return the fields for YaRN's attention factor. The result uses mscale and mscale_all_dim if possible,
-    because mlx-lm does not read attention_factor."""
+    """Return the fields for YaRN's attention factor. If possible, the fields are mscale and mscale_all_dim,
+    because mlx-lm does not read the field attention_factor."""
     if math.isclose(scaling.attention_factor, yarn_scale(scaling.factor, 1.0)):
         return {}
     if scaling.attention_factor == 1:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...errors import UnsupportedModel
 from .rope_scaling import RopeScaling
 
-if TYPE_CHECKING:  # the tokenizer's process starts faster without an import of numpy
+# tokenizer_process.py imports this module, and starts faster if the module does not import NumPy
+if TYPE_CHECKING:
     import numpy as np
 
 
@@ -39,15 +40,15 @@ class ModelConfig(ModelShape):
     """The configuration of a decoder that ruvmlx computes with its own code: Llama's decoder with the
     differences of the model's family (families.py).
 
-    RoPE rotates number i of a head together with number i + turned_dims / 2. Loaders reorder the rows of
-    files with another order.
+    RoPE rotates number i of a head together with number i + turned_dims / 2. If a file has the numbers in
+    another order, its loader reorders the rows of q and k.
     """
 
     n_heads: int
     n_kv_heads: int
     head_dim: int
     intermediate_size: int
-    rms_norm_eps: float  # the epsilon of the norms, also of LayerNorms
+    rms_norm_eps: float  # the epsilon of the norms; the LayerNorms of a model also use it
     rope_theta: float
     rope_scaling: RopeScaling | None = None
     sliding_window: int | None = None
@@ -63,14 +64,14 @@ class ModelConfig(ModelShape):
 
     @property
     def turned_dims(self) -> int:
-        """Return the number of numbers in each head that RoPE rotates."""
+        """Return how many of the numbers in each head RoPE rotates."""
         return self.head_dim if self.rope_dims is None else self.rope_dims
 
 
 @dataclass(frozen=True)
 class OtherShape(ModelShape):
-    """The shape of a model that only mlx-lm runs. weights: the storage format of the weights if this format
-    is the reason why only mlx-lm can run the model; else ""."""
+    """The shape of a model that only mlx-lm runs. weights: the storage format of the weights, if ruvmlx
+    cannot read this format; "": ruvmlx has no decoder for the architecture."""
 
     weights: str = ""
 
@@ -85,7 +86,7 @@ def missing_features(shape: ModelShape) -> str:
 
 
 # The weights of a model: {name: array}. The names are mlx-lm's ("model.layers.0.self_attn.q_proj.weight",
-# "lm_head.weight"...). The read of an item can convert the item. So read each item once, in order, and keep
+# "lm_head.weight"...). A read of an item can convert the array. So read each item once, in order, and keep
 # only the arrays that you need. A plain tensor is one array [out, in] of float32, float16 or
 # ml_dtypes.bfloat16. A quantised tensor is three arrays in MLX's affine layout, w = scale * q + bias:
 # ".weight" uint32 [out, in * bits / 32] (low bits first), ".scales" and ".biases" float16/float32 [out, in /
@@ -98,8 +99,7 @@ class Message:
     """One turn of a conversation.
 
     tool_calls: the assistant's tool calls, each {"id", "type": "function", "function": {"name",
-    "arguments"}}; the
-        arguments are an object
+        "arguments"}}; the arguments are an object
     tool_call_id, name: for the result of a tool, the id of the tool call and the name of the tool
     """
 
@@ -130,13 +130,12 @@ class Tokenizer(Protocol):
         time.
 
         special: if False, a text such as "<|im_end|>" becomes ten plain characters and no special token
-        most: a limit of tokens; for a longer text, the result can be the ids of the text's beginning, which
-        are more
-            than `most` ids
+        most: a limit of tokens; for a longer text, the result can be the ids of only the text's beginning,
+            which are more than `most` ids
         """
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that one token adds to the text; b"" for a special token."""
+        """Return the bytes that one token adds to the text; b"" if the token is special."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids without special tokens. Invalid UTF-8 becomes U+FFFD."""
@@ -159,13 +158,12 @@ class Tokenizer(Protocol):
         """Return the token ids of a conversation. The model's chat template writes the text in a sandbox.
 
         thinking: True if the model must think before its answer; None: the template decides. Some templates
-        ignore
-            this value.
+            ignore this value.
         tools: the functions that the model can call; the method raises UsageError if the template does not
-        support
-            tools
+            support tools
         salt: a secret of the user; the cache of encoded texts finds a text only with the salt of the first
-        call most: as in `encode`
+            call
+        most: as in `encode`
         opening: the first text of the reply; its ids come last in the result
         values: more variables for the template
         """
@@ -184,16 +182,17 @@ class Model:
     shape: ModelShape  # a ModelConfig if ruvmlx has its own decoder for the model
     tokenizer: Tokenizer
     load_weights: Callable[[], Weights]
-    fingerprint: str  # an id of the model's files that does not depend on their place; adapters belong to it
+    # an id of the model's files that does not depend on their path; an adapter belongs to a fingerprint
+    fingerprint: str
     parameters: int
     bytes: int
     # The sampling settings from the model's own files, if it has them.
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     # The system prompt for conversations without a system message; it can be "". None: the template decides.
     default_system: str | None = None
-    context_limit: int | None = None  # the user's limit of the context in tokens
+    context_limit: int | None = None  # the user's limit of the context in tokens; None: the user set no limit
     types: Mapping[str, int] = field(default_factory=dict)  # {tensor type: number of weights} of a GGUF file
-    wrapped: bool = False  # True if this language model is a part of a model for images
+    wrapped: bool = False  # True if the model for text is a part of a model for text and images
     embeds: bool = False  # True if the model is trained to embed texts, see embedding_model.py
 
     @property
@@ -215,5 +214,6 @@ class Model:
 
     @property
     def bits(self) -> float:
-        """Return the stored bits per parameter, with scales and biases."""
+        """Return the number of stored bits per parameter. The scales and biases of quantised weights are
+        included."""
         return 8 * self.bytes / self.parameters

@@ -18,7 +18,7 @@ _NAMES = {
     "vocab_size": "vocab_size",
     "max_position_embeddings": "max_seq_len",
 }
-# {field: the values that ruvmlx accepts}. A missing field has an accepted value.
+# {field of config.json: the values that ruvmlx accepts}. A missing field is accepted.
 _MODEL = {"logit_scale": (None,), "embedding_fraction": (None, 1, 1.0), "no_bias": (None, True)}
 _ATTENTION = {
     "alibi": (True,),
@@ -35,7 +35,8 @@ _MLPS = (None, "mptmlp")
 
 
 def common_fields(data: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the fields of config.json, and the fields with the names that `config_from_json` reads."""
+    """Return the fields of config.json, and the same values again under the names that `config_from_json`
+    reads."""
     fields = Fields(dict(data), where)
     attention, mlp = fields.table("attn_config"), fields.table("ffn_config")
     _refuse(data, _MODEL, where)

@@ -1,7 +1,7 @@
 """This module opens folders of models for which ruvmlx has no decoder of its own; mlx-lm runs these models.
 
-The module checks the headers and counts the parameters. In backends/mlx/any_backend.py, mlx-lm loads the
-model.
+The module checks the headers of the weight files and counts the parameters. Later backends/mlx/any_backend.py
+lets mlx-lm load the model.
 """
 
 import re
@@ -30,12 +30,14 @@ _NAMES = {  # {field of ModelShape: its names in the config.json files of differ
 # the values of quant_method that mlx-lm supports
 _METHODS = ("mxfp4", "mxfp8", "fp8", "compressed-tensors", "modelopt")
 _SAMPLED = 4  # the number of tensors for the fingerprint
-_USUAL_CONTEXT = 4096  # tokens; the context if config.json has no limit, as for state space models
+# the context in tokens if config.json has no limit; state space models, for example, have none
+_USUAL_CONTEXT = 4096
 
 
 @dataclass(frozen=True)
 class OtherFolder:
-    """A checked folder. data: the content of config.json. bytes: the stored bytes of its tensors."""
+    """A checked folder. data: the content of config.json. bytes: the number of bytes of the tensors in the
+    files."""
 
     data: Mapping[str, Any]
     shape: ModelShape
@@ -153,7 +155,8 @@ def _parameters(tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> int:
 
 def _group(packed: Tensor, scales: Tensor, usual: Any) -> int:
     """Return the number of weights that share a scale. If the scales are bytes, the weights are small floats:
-    nvfp4 has two words of codes for each scale and groups of 16, and the other formats have groups of 32."""
+    nvfp4 has groups of 16 weights (two words of codes for each scale), and the other formats have groups of
+    32."""
     if scales.dtype == "U8":
         return 16 if prod(packed.shape) == 2 * prod(scales.shape) else 32
     return usual if type(usual) is int else 64

@@ -1,5 +1,6 @@
-"""This module computes RoPE's frequencies and attention factor from a model's configuration. It also finds
-Llama-3's parameters in a file that stores only the resulting divisors.
+"""This module computes RoPE's frequencies and attention factor from a model's configuration. The module also
+computes Llama-3's scaling parameters from the divisors of the frequencies, because GGUF files store only the
+divisors.
 
 GGUF files store the divisor f_i of each frequency (`rope_freqs.weight`, [head_dim / 2]). Let x_i be
 frequency_i / 2 pi, low and high Llama-3's two factors, and n the original context:
@@ -18,14 +19,15 @@ import numpy as np
 from .model import ModelConfig, QueryScale
 from .rope_scaling import DynamicRope, LinearRope, Llama3Rope, LongRope, YarnRope
 
-TOLERANCE = 1e-3  # the allowed relative error, because files store the divisors as float32
+# the allowed relative error between stored and computed divisors, because files store the divisors as float32
+TOLERANCE = 1e-3
 
 
 class Rope(NamedTuple):
     """The rotation of queries and keys.
 
     frequencies: the rotation of each pair of numbers in radians per position, float64 [turned_dims / 2]
-    factor: a factor of the rotated queries and keys
+    factor: the number by which the rotated queries and keys are multiplied
     """
 
     frequencies: np.ndarray
@@ -121,8 +123,8 @@ def llama3_from_divisors(divisors: np.ndarray, theta: float) -> Llama3Rope | Non
 
 
 def _fit(f: np.ndarray, factor: float, theta: float) -> Llama3Rope | None:
-    """Fit the line s_i = a x_i - b to the frequencies with 0 < s_i < 1. Then low = 1, high = 1 + 1/b and n
-    = a / b."""
+    """Fit the line s_i = a x_i - b to the frequencies with 0 < s_i < 1. The parameters are low = 1, high = 1
+    + 1/b and n = a / b."""
     s = (1 / f - 1 / factor) / (1 - 1 / factor)
     blended = (s > 1e-4) & (s < 1 - 1e-4)
     if blended.sum() < 2:

@@ -9,8 +9,9 @@ from typing import Any
 from ...settings import SAMPLING
 
 MAX_VALUE = 1e9  # the limit for a plausible number in a model's file
-# ruvmlx does not take these options from a model's files. The repetition penalty of these files also applies
-# to the prompt's tokens, unlike ruvmlx's, and a penalty makes the draw slower.
+# ruvmlx does not take these options from a model's files. The makers mean a repetition penalty that also
+# applies to the prompt's tokens, but ruvmlx's penalty does not. Also, a penalty makes the draw of a token
+# slower.
 NOT_ADVISED = ("repetition_penalty",)
 
 
@@ -33,8 +34,8 @@ class Advice:
 
 
 # The values come from generation_config.json and the model cards in the makers' repositories. The first
-# matching row applies. GGUF files of Mistral, SmolLM2 and other models have the architecture Llama, so rows
-# with names come first.
+# matching row applies. Rows with a name come before rows with a family, because GGUF files of Mistral,
+# SmolLM2 and other models also have the architecture of Llama.
 ADVICE = (
     Advice({"temperature": 0.6, "top_p": 0.95}, name=r"deepseek.?r1"),
     Advice({"temperature": 0.2, "top_p": 0.9}, name=r"smollm(?!3)"),

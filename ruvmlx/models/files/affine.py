@@ -36,12 +36,13 @@ def codes(packed: np.ndarray, bits: int) -> np.ndarray:
 def as_eight_bits(
     packed: np.ndarray, scales: np.ndarray, biases: np.ndarray, bits: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the same weights with codes of 8 bits. If each bias is -2^(bits - 1) * scale, the new bias is
-    -128 * scale. So kernels can still compute the biases from the scales."""
+    """Return the same weights with codes of 8 bits. If each old bias is -2^(bits - 1) * scale, each new bias
+    is -128 * scale. So kernels can still compute these biases from the scales."""
     wide = np.empty((len(packed), packed.shape[1] * 8 // bits), np.uint32)
     middle = 1 << bits - 1
     symmetric = bool((biases == -middle * scales).all())
-    for at in range(0, len(packed), ROWS):  # piece by piece, because unpacked bits take 8 times the memory
+    # convert piece by piece, because the unpacked bits take 8 times the memory of the codes
+    for at in range(0, len(packed), ROWS):
         q = codes(packed[at : at + ROWS], bits)
         wide[at : at + ROWS] = (q + np.uint8(128 - middle) if symmetric else q).view("<u4")
     if not symmetric:

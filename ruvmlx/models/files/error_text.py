@@ -17,7 +17,7 @@ def one_line(value: object, limit: int = 120) -> str:
 @contextmanager
 def library(where: str) -> Iterator[None]:
     """Convert all errors in a `with` block to CorruptFile. Use this function for calls of a Rust library with
-    data of a file, because a panic in Rust is no Exception in Python."""
+    data of a file, because a panic in Rust raises a Python error that is no subclass of Exception."""
     try:
         yield
     except (RuvmlxError, KeyboardInterrupt, SystemExit, GeneratorExit):

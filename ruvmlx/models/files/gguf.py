@@ -9,7 +9,8 @@ A string is a u64 length and then this number of bytes of UTF-8. All numbers are
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)
 
 The reader compares every length with the rest of the file before it allocates memory. So a hostile header
-costs neither memory nor time. An inconsistent header raises `CorruptFile` with one line.
+costs neither memory nor time. For an inconsistent header, the reader raises `CorruptFile` with one line of
+text.
 
 The module cannot handle one case: if another program shortens the file while this process has the file
 mapped, the process ends (SIGBUS).
@@ -33,7 +34,9 @@ from .gguf_types import SUPPORTED, TENSOR_TYPES, TensorType, name_of
 
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 16
-MAX_STRINGS = 1 << 21  # strings in all arrays together; the largest vocabularies with merges have 800,000
+# the maximum number of strings in all arrays together; the largest vocabularies have 800,000 with their
+# merges
+MAX_STRINGS = 1 << 21
 MAX_NAME = 1 << 12
 MAX_ALIGNMENT = 1 << 16
 STRING, ARRAY = 8, 9
@@ -57,7 +60,7 @@ SCALARS = {
 @dataclass(frozen=True)
 class GGUFTensor:
     """The place of one tensor in a file. shape: the dimensions in NumPy's order, rows first. offset: the
-    bytes from the start of the file."""
+    number of bytes from the start of the file to the tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -91,7 +94,7 @@ class GGUFFile:
 
     @property
     def types(self) -> dict[str, int]:
-        """Return {type: number of weights}."""
+        """Return {tensor type: number of weights of this type in the file}."""
         counts: dict[str, int] = {}
         for tensor in self.tensors.values():
             counts[tensor.type.name] = counts.get(tensor.type.name, 0) + tensor.elements

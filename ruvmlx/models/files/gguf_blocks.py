@@ -3,9 +3,10 @@ arrays.
 
 In the affine layout, a weight is w = scale * q + bias with an unsigned code q. The codes of consecutive
 weights are packed into uint32 words from the low bits upwards. The conversion is exact for GGUF types with
-groups of 32 or more weights: only the places of the codes change. MLX has no groups of 16 weights, as Q2_K,
-Q3_K and Q6_K have. So the module joins two such groups into one group of 32 and rounds the weights to 8 bits.
-The step between two 8-bit levels is at most a quarter of the larger step of the two groups.
+groups of 32 or more weights: the values of the codes stay, and only their places in memory change. MLX has no
+groups of 16 weights, as Q2_K, Q3_K and Q6_K have. So the module joins two such groups into one group of 32
+and rounds the weights to 8 bits. The step between two 8-bit levels is at most a quarter of the larger step of
+the two groups.
 """
 
 from collections.abc import Callable
@@ -17,8 +18,8 @@ from .gguf import GGUFTensor
 from .gguf_codes import Codes, halves
 from .gguf_types import TensorType
 
-# The number of blocks of 32 weights that one step unpacks. These blocks fit into a core's cache, which makes
-# the conversion twice as fast.
+# The number of blocks of 32 weights that one step unpacks. This number of blocks fits into the cache of a
+# processor core, which makes the conversion twice as fast.
 BLOCKS = 1 << 12
 PLAIN_DTYPES = {"F32": "<f4", "F16": "<f2"}
 # MLX's affine layout of n rows: codes in uint32 words [n, words], scales [n, groups] and biases [n, groups].
@@ -92,7 +93,7 @@ def _weights(codes: Codes, kind: TensorType) -> np.ndarray:
 
 
 def _affine(blocks: np.ndarray, kind: TensorType) -> AffineArrays:
-    """Convert blocks to MLX's affine layout, with the fast function of the type if there is one."""
+    """Convert blocks to MLX's affine layout. Use the type's function in _QUICK if the type has one."""
     if kind.name in _QUICK:
         return _QUICK[kind.name](blocks)
     codes = _codes(blocks, kind)
@@ -102,8 +103,8 @@ def _affine(blocks: np.ndarray, kind: TensorType) -> AffineArrays:
 
 
 def _pack_codes(codes: Codes, kind: TensorType) -> AffineArrays:
-    """Pack the codes without a change of their values. Groups of 256 weights become two groups of 128
-    weights, because MLX has no larger groups."""
+    """Pack the codes and keep their values. A group of 256 weights becomes two groups of 128 weights, because
+    MLX has no larger groups."""
     scales = np.repeat(codes.scales, max(1, kind.group // 128), axis=1)
     with np.errstate(over="ignore"):
         biases = np.float32(-kind.zero) * scales if codes.lows is None else -codes.lows
@@ -139,7 +140,8 @@ def round_to_8_bits(w: np.ndarray, scales_for: Callable[[np.ndarray], np.ndarray
     scales_for: a function that gets the largest magnitude of each group and returns the scales, rounded up
     """
     groups = w.reshape(len(w), -1, 32)
-    magnitudes = groups.view(np.uint32) & np.uint32(0x7FFFFFFF)  # as integers, which are 3 times as fast
+    # the magnitudes as integers, because NumPy compares integers 3 times as fast
+    magnitudes = groups.view(np.uint32) & np.uint32(0x7FFFFFFF)
     scales = scales_for(magnitudes.max(2).view(np.float32))
     step = np.where(scales == 0, 1, scales).astype(np.float32)[..., None]
     steps = groups / step
@@ -154,7 +156,8 @@ def _scales_for(most: np.ndarray) -> np.ndarray:
     float16, or in float32 if a scale is too small or too large for float16."""
     scales = most / np.float32(127)
     used = scales[scales > 0]
-    if used.size and not (used.min() > 2.0**-18 and used.max() < 256):  # the condition is also true for NaN
+    # the condition is also true for NaN, which no comparison accepts
+    if used.size and not (used.min() > 2.0**-18 and used.max() < 256):
         return scales
     short = scales.astype(np.float16)
     return np.where(short < scales, np.nextafter(short, np.float16(np.inf)), short)
@@ -169,7 +172,8 @@ def _plain(raw: np.ndarray, tensor: GGUFTensor) -> np.ndarray:
     return raw.view(PLAIN_DTYPES[tensor.type.name]).reshape(tensor.shape)
 
 
-# The functions below convert Q4_0, Q4_1 and Q8_0 without unpacked codes, which is 4 to 10 times as fast.
+# The functions below convert blocks of Q4_0, Q4_1 and Q8_0 and do not unpack the codes. So they are 4 to 10
+# times as fast as the general conversion.
 
 
 def _nibbles(blocks: np.ndarray, at: int) -> np.ndarray:

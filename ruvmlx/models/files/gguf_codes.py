@@ -1,5 +1,5 @@
-"""This module extracts the integer codes and the scales from GGUF blocks. It has one function for each
-quantisation type; gguf_types.py has the table of the types.
+"""This module extracts the integer codes and the scales from GGUF blocks. The module has one function for
+each quantisation type. gguf_types.py has the table of the types.
 
 Blocks are uint8 [n, bytes of a block]. A weight with the code q is
 
@@ -20,7 +20,8 @@ import numpy as np
 
 # The values of the sixteen 4-bit codes. The distances between the values are not equal.
 IQ4_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16)
-FP4_LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)  # 2 * e2m1 float
+# the values are twice those of e2m1 floats, so that they are integers
+FP4_LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)
 
 
 class Codes(NamedTuple):
@@ -168,8 +169,9 @@ def _six_bits(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def q6_k(blocks: np.ndarray) -> Codes:
-    """ql[128]: of 128 weights, the first 64 are in the low halves of 64 bytes | qh[64]: the two high bits of
-    the codes | i8 scales[16] | f16 d"""
+    """Read Q6_K blocks. A block is: ql[128], the low 4 bits of the codes (of 128 weights, the first 64 are in
+    the low halves of 64 bytes) | qh[64], the two high bits of the codes | i8 scales[16] | f16 d, the factor
+    of the scales."""
     low = _two_halves(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 256)
     high = _fields(blocks[:, 128:192].reshape(-1, 2, 32), 2).reshape(-1, 256)
     return Codes(low | high << 4, _scale(blocks, 208) * blocks[:, 192:208].view(np.int8))
@@ -182,8 +184,8 @@ def q8_k(blocks: np.ndarray) -> Codes:
 
 
 def iq4_xs(blocks: np.ndarray) -> Codes:
-    """f16 d | u16: the two high bits of eight scales | scales[4]: the four low bits | qs[128]: indices into
-    IQ4_LEVELS"""
+    """Read IQ4_XS blocks. A block is: f16 d, the factor of the scales | u16, the two high bits of eight
+    scales | scales[4], the four low bits of the scales | qs[128], 4-bit indices into IQ4_LEVELS."""
     q = _levels(_two_halves(blocks[:, 8:].reshape(-1, 8, 16)).reshape(-1, 256), IQ4_LEVELS, 128)
     low = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=-1).reshape(-1, 8)
     high = np.stack([blocks[:, 2:4] >> s & 3 for s in (0, 2, 4, 6)], axis=-1).reshape(-1, 8)
@@ -194,8 +196,8 @@ def iq4_xs(blocks: np.ndarray) -> Codes:
 
 
 def q3_k_as_q6_k(blocks: np.ndarray) -> np.ndarray:
-    """Convert Q3_K blocks [n, 110] to Q6_K blocks [n, 210] of the same weights. The Q6_K code is q + 28,
-    because q - 4 = (q + 28) - 32."""
+    """Convert Q3_K blocks [n, 110] to Q6_K blocks [n, 210] of the same weights. The Q6_K code of a weight is
+    its Q3_K code q plus 28, because the zeros are 4 and 32: q - 4 = (q + 28) - 32."""
     q = q3_k(blocks).q + np.uint8(28)
     low = (q & 15).reshape(-1, 2, 2, 64)
     high = (q >> 4).reshape(-1, 2, 4, 32) << np.arange(0, 8, 2, dtype=np.uint8)[:, None]

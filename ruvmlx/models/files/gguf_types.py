@@ -11,11 +11,11 @@ from .gguf_codes import Codes
 
 @dataclass(frozen=True)
 class TensorType:
-    """One tensor type. gguf_codes.py explains the codes.
+    """One tensor type. gguf_codes.py explains codes and lows.
 
     block: the number of weights in one block; 1 for plain numbers
     nbytes: the number of bytes in one block
-    codes: the function that extracts the codes from blocks
+    codes: the function that extracts the codes from blocks of this type
     bits: the number of bits of a code q
     group: the number of weights that share a scale
     zero: the code of the weight 0, for a type without lows
@@ -39,8 +39,8 @@ class TensorType:
     mode: str = ""
 
     def widen_to_8_bits(self) -> "TensorType":
-        """Return a type that reads the same blocks as codes of 8 bits. In a type without lows, the code of
-        the weight 0 is then 128."""
+        """Return a type whose `codes` function gives 8-bit codes for the same blocks. If the type has no
+        lows, the new code of the weight 0 is 128."""
 
         def codes(blocks: np.ndarray) -> Codes:
             assert self.codes is not None

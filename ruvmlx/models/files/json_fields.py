@@ -1,5 +1,5 @@
-"""This module reads fields of a JSON object and checks their types. A field with the value null is a missing
-field, as in transformers."""
+"""This module reads fields of a JSON object and checks their types. A field with the value null is treated as
+a missing field, as in transformers."""
 
 from math import isfinite
 from typing import Any

@@ -22,7 +22,8 @@ def read_object(path: Path, missing_ok: bool = True, limit: int = MAX_BYTES) -> 
             return {}
         raise CorruptFile(f"{path.name} is missing from {path.parent}. Fetch the model again.") from None
     except OSError as error:
-        odd = error.errno in (errno.EFBIG, errno.EINVAL)  # the file is too large, or is a pipe or a device
+        # True if the file is too large, or is a pipe or a device and not an ordinary file
+        odd = error.errno in (errno.EFBIG, errno.EINVAL)
         kind = CorruptFile if odd else RuvmlxError
         raise kind(f"{path.name} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:

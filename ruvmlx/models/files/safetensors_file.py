@@ -26,9 +26,11 @@ from ...errors import CorruptFile, RuvmlxError, UnsupportedModel
 from ...platform.files import open_ordinary
 from .error_text import one_line
 
-MAX_HEADER = 100_000_000  # the maximum bytes of a header, as in the safetensors library
+# the maximum number of bytes of a header; the safetensors library has the same limit
+MAX_HEADER = 100_000_000
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4}
-# Only mlx-lm reads these types. Neither ruvmlx nor mlx-lm reads F4, whose numbers are smaller than a byte.
+# {type that mlx-lm reads and ruvmlx does not: bytes of a number}. Neither ruvmlx nor mlx-lm reads F4, whose
+# numbers are smaller than a byte.
 OTHER_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U16": 2, "I16": 2}
 OTHER_BYTES |= {"I32": 4, "F64": 8, "I64": 8, "U64": 8, "C64": 8}
 ALL_BYTES = ITEM_BYTES | OTHER_BYTES
@@ -37,8 +39,8 @@ FLOAT_BYTES = ITEM_BYTES | {"U8": 1, "F8_E4M3": 1}  # the types in files with sm
 
 @dataclass(frozen=True)
 class Tensor:
-    """The place of one tensor in a file. offset: the bytes from the start of the file. file: the file's
-    name."""
+    """The place of one tensor in a file. offset: the number of bytes from the start of the file to the
+    tensor. file: the file's name."""
 
     name: str
     dtype: str
@@ -56,7 +58,8 @@ class Tensor:
         return np.frombuffer(self.data, np.uint8, self.nbytes, self.offset)
 
     def array(self) -> np.ndarray:
-        """Return the tensor as a read-only view, or as a copy if it is unaligned in the file."""
+        """Return the tensor as a read-only view of the file. If the tensor's offset in the file is not
+        aligned, return a copy."""
         view = self.raw().view(_dtype(self.dtype)).reshape(self.shape)
         return view if view.flags.aligned else view.copy()
 

@@ -1,5 +1,5 @@
-"""This module writes safetensors files, one tensor after the other, so it can write a model larger than
-memory."""
+"""This module writes safetensors files, one tensor after the other. So it can write a model that is larger
+than the memory."""
 
 import json
 import struct
@@ -51,7 +51,8 @@ def write_stream(
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Do the same as `files.replacing`, but raise StoreError if the file cannot be written. Only the user can
-    read the file, because trained weights contain information about the person who gave the ratings."""
+    read the file, because weights that were trained on ratings contain information about the person who gave
+    the ratings."""
     try:
         with files.replacing(path) as file:
             yield file

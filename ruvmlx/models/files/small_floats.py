@@ -26,7 +26,9 @@ from .gguf_blocks import AffineArrays, check_finite, round_to_8_bits
 from .gguf_codes import FP4_LEVELS
 from .gguf_types import TensorType
 
-PIECE = 1 << 17  # weights that one step converts; they fit into a core's cache, which is three times as fast
+# the number of weights that one step converts; they fit into a processor core's cache, which is three times
+# as fast
+PIECE = 1 << 17
 _FP8 = TensorType("fp8", -1, 32, 32, bits=8, group=32, zero=128, uneven=True)
 TYPES = {
     "mxfp4": TensorType("mxfp4", -2, 32, 17, bits=8, group=32, zero=128, mode="mxfp4"),
@@ -34,7 +36,7 @@ TYPES = {
     "mxfp8": replace(_FP8, name="mxfp8", id=-4, nbytes=33, mode="mxfp8"),
     "fp8": _FP8,
 }
-# MLX's values for each format: (weights that share a scale, bits of a code)
+# {MLX's name of a format: (number of weights that share a scale, bits of a code)}
 MODES = {"mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
 
 
@@ -52,7 +54,7 @@ class FloatFormat(NamedTuple):
 
 @dataclass(frozen=True)
 class FloatMatrix:
-    """A matrix of small floats as the file has it.
+    """A matrix of small floats in the form in which the file stores it.
 
     codes: uint8 [out, bytes of a row]
     scales: uint8 or floats, one scale for each block of weights
@@ -70,7 +72,8 @@ class FloatMatrix:
         return len(self.codes), self.codes.shape[1] * (1 if self._bytes else 2)
 
     def dequantise(self, rows: slice = slice(None)) -> np.ndarray:
-        """Return the weights as float32 [rows, in]. The numbers are equal to MLX's numbers."""
+        """Return the weights as float32 [rows, in]. The weights have the same bits as the weights that MLX
+        computes."""
         levels, width = _e4m3() if self._bytes else _pairs(), self.shape[1]
         w = np.take(levels, self.codes[rows], axis=0, mode="clip").reshape(-1, width)
         scales, columns = self._scales(rows), self.block[1]
@@ -96,7 +99,7 @@ class FloatMatrix:
         return words, scales, biases
 
     def as_mlx_has_it(self) -> dict[str, np.ndarray]:
-        """Return the codes and scales as MLX needs them for its formats mxfp4, nvfp4 and mxfp8."""
+        """Return the codes and scales in the layout of MLX's own formats mxfp4, nvfp4 and mxfp8."""
         words = np.ascontiguousarray(self.codes).view("<u4")
         return {"weight": words, "scales": np.ascontiguousarray(self.scales)}
 
@@ -116,14 +119,14 @@ class FloatMatrix:
         if self.type.name != "mxfp4":
             return round_to_8_bits(self.dequantise(rows), _scales_of_bfloat16)
         words = np.take(_doubled_fours(), self.codes[rows].view("<u2"), mode="clip")
-        with np.errstate(over="ignore"):  # the caller refuses infinity
+        with np.errstate(over="ignore"):  # the caller raises an error for infinity
             scales = self._scales(rows) / 2
             return words, scales, scales * np.float32(-128)
 
 
 def _scales_of_bfloat16(most: np.ndarray) -> np.ndarray:
     """Return, for the largest magnitude of each group, the smallest scale for 127 steps that bfloat16 can
-    hold. A GPU computes with these models in bfloat16."""
+    hold, because a GPU computes with these models in bfloat16."""
     bits = (most / np.float32(127)).astype(np.float32).view(np.uint32)
     return (bits + np.uint32(0xFFFF) & np.uint32(0xFFFF0000)).view(np.float32)
 

@@ -32,7 +32,7 @@ READ = 16 << 20  # the number of bytes that the check of a file reads at a time
 
 @dataclass(frozen=True)
 class Weight:
-    """A large file of a repository. sha256: the hash of its contents, as the hub reports it."""
+    """A large file of a repository. sha256: the hash of the file's contents, which the hub reports."""
 
     file: str
     size: int
@@ -80,7 +80,7 @@ class Listing:
         return cls(name, str(info.sha), repo, weights, ggufs, architecture, whole)
 
     def only(self, files: tuple[str, ...]) -> "Listing":
-        """Return the same repository with only the given GGUF files to download."""
+        """Return a listing of the same repository in which only these GGUF files are to be downloaded."""
         weights = tuple(weight for weight in self.ggufs if weight.file in files)
         return replace(self, weights=weights, patterns=tuple(map(escape, files)))
 
@@ -90,7 +90,8 @@ class Listing:
 
     @property
     def here(self) -> int:
-        """Return the number of bytes that the cache already has, also in incomplete files."""
+        """Return the number of bytes of the weights that the cache already has. The bytes of incomplete files
+        are included."""
         return sum(min(weight.size, self._size(weight)) for weight in self.weights)
 
     def _size(self, weight: Weight) -> int:
@@ -107,7 +108,8 @@ class Listing:
 
 
 def fetch_small(name: str) -> Path:
-    """Download the configuration and the tokenizer. Return the snapshot's folder."""
+    """Download only the small files of the repository: configuration and tokenizer. Return the snapshot's
+    folder."""
     return _snapshot(name, SMALL)
 
 
@@ -128,7 +130,8 @@ def _snapshot(name: str, patterns: list[str]) -> Path:
     from huggingface_hub.utils import disable_progress_bars, logging
 
     disable_progress_bars()
-    logging.set_verbosity_error()  # messages of the library would appear in the middle of the chat
+    # without this call, messages of the library would appear in the middle of the chat
+    logging.set_verbosity_error()
     warnings.filterwarnings("ignore", module="huggingface_hub")
     return Path(hub.snapshot_download(name, allow_patterns=patterns, etag_timeout=TIMEOUT_S))
 
@@ -200,7 +203,7 @@ def _is_broken_connection(error: Exception) -> bool:
 
 
 def _check(weight: Weight, file: BinaryIO, count: Count) -> None:
-    """Raise CorruptFile if the file's size or SHA-256 is wrong, and empty the file."""
+    """Check the file's size and SHA-256. If one of them is wrong, empty the file and raise CorruptFile."""
     file.flush()
     os.fsync(file.fileno())
     size, done = file.tell(), count.done

@@ -38,11 +38,9 @@ def fetch(name: str, watch: Watch = QUIET, wanted: str = "") -> Path:
     have the files, download them. An interrupted download continues where it stopped.
 
     wanted: the path of a GGUF file in the repository, or its type ("Q5_K_M"). If it is "" and the repository
-    has
-        no safetensors files, the function chooses the GGUF file that suits this machine.
+        has no safetensors files, the function chooses the GGUF file that suits this machine.
     watch: it receives `found`, or `chosen` for a GGUF file, before the download, and then the progress. If
-    the
-        watch raises an exception, the downloaded bytes stay in the cache.
+        the watch raises an exception, the downloaded bytes stay in the cache.
     """
     here = cached_files(name, wanted)
     if here:
@@ -152,8 +150,8 @@ def _folders(path: Path) -> list[Path]:
 
 
 def complete(path: Path) -> bool:
-    """Return True if the folder has a config.json and all weight files. If the folder has an index, the
-    weight files are the files in the index; without an index, one safetensors file is enough."""
+    """Return True if the folder has a config.json and all weight files. If the folder has an index, all
+    weight files that the index names must be there. If it has no index, one safetensors file is enough."""
     if not (path / "config.json").is_file():
         return False
     try:
@@ -188,7 +186,8 @@ def _download_gguf(listing: "Listing", wanted: str, watch: Watch, worker: Worker
     from . import fetching
 
     name, found = listing.name, variants({weight.file: weight.size for weight in listing.ggufs})
-    if listing.architecture:  # refuse an unsupported architecture before a download of gigabytes
+    # raise the error for an unsupported architecture before gigabytes are downloaded
+    if listing.architecture:
         families_of(listing.architecture, name)
     choice = named_variant(name, found, wanted) if wanted else choose_variant(name, found, _memory_limit())
     watch.chosen(choice)
@@ -197,8 +196,8 @@ def _download_gguf(listing: "Listing", wanted: str, watch: Watch, worker: Worker
 
 
 def _facts(name: str, folder: Path, size: int, to_fetch: int) -> Facts:
-    """Return the facts about a model from its config.json alone, so that the program raises UnsupportedModel
-    before it downloads gigabytes."""
+    """Return the facts about a model from its config.json alone, so that the program can raise
+    UnsupportedModel before it downloads gigabytes of weights."""
     data = read_object(folder / "config.json")
     if runs_elsewhere(data):
         shape = shape_from_json(data, name)
@@ -208,15 +207,15 @@ def _facts(name: str, folder: Path, size: int, to_fetch: int) -> Facts:
 
 
 def _about(size: int, data: Mapping[str, Any]) -> int:
-    """Estimate the number of parameters from the size in bytes, because the weight files' headers are not
-    here before the download."""
+    """Estimate the number of parameters from the size in bytes, because the headers of the weight files are
+    unknown before the download."""
     table = data.get("quantization")
     bits = table.get("bits") if isinstance(table, dict) else None
     return round(8 * size / (bits + 0.5 if type(bits) is int and bits > 0 else 16))
 
 
 def _why(name: str, error: Exception) -> str:
-    """Return an error of the download as one line for the user."""
+    """Return one line of text for the user about an error of the download."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):

@@ -21,8 +21,8 @@ def list_local_models() -> list[dict[str, Any]]:
     ollama and LM Studio.
 
     Keys: name, path, format, bits (stored bits per parameter), parameters, bytes, problem. If ruvmlx cannot
-    read a
-        model, `problem` has the reason, `bytes` has the size of its files, and bits and parameters are None.
+        read a model, `problem` has the reason, `bytes` has the size of its files, and bits and parameters are
+        None.
     """
     return [_row(*found) for found in _local_models()]
 

@@ -18,7 +18,7 @@ from .hub import complete
 from .variants import variants_in
 
 OLLAMA, LMSTUDIO = "ollama:", "lmstudio:"
-_MANIFEST_BYTES = 4 << 20  # the maximum size of a manifest; ordinary manifests have about 1 kB
+_MANIFEST_BYTES = 4 << 20  # the maximum number of bytes of a manifest; ordinary manifests have about 1 kB
 _PUBLIC = ("registry.ollama.ai", "library")  # short names omit this registry and namespace, as in ollama
 _LAYER = "application/vnd.ollama.image."
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
@@ -48,7 +48,8 @@ def stored_models() -> Iterator[StoredModel]:
 
 
 def find_stored(name: str) -> StoredModel:
-    """Return a model by its name in `ruvmlx ls`. The user can omit ollama's tag "latest"."""
+    """Return the model with this name. `ruvmlx ls` shows the names. The user can omit ollama's tag
+    "latest"."""
     program, of_program = (
         ("ollama", _ollama_models) if name.startswith(OLLAMA) else ("LM Studio", _lmstudio_models)
     )

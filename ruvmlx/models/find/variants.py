@@ -1,5 +1,5 @@
-"""This module sorts the GGUF files of one repository or folder: which files form one model, which
-quantisation type each model has, and which model suits a machine."""
+"""This module sorts the GGUF files of one repository or folder. It finds which files form one model, which
+quantisation type each model has, and which model suits this machine."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,8 @@ from ..files.error_text import one_line
 from ..files.gguf_split import PART
 
 WEIGHTS_SHARE = 2 / 3  # the weights' share of the memory limit; the KV cache needs the rest
-# The types in the order of preference, the best type last. The types without quantisation come first, because
-# the program must choose such a file only if the repository has no quantised file.
+# The types in the order of preference, the best type last. The types without quantisation come first (as the
+# worst), because the program chooses an unquantised file only if the repository has no quantised file.
 _ORDER = str.split(
     "F32 F16 BF16 Q2_K_S Q2_K Q2_K_L Q3_K_S Q3_K_M Q3_K_L Q3_K_XL IQ4_XS Q4_0 MXFP4 IQ4_NL Q4_1 Q4_K_S "
     "Q4_K_M Q4_K_L Q5_0 Q5_1 Q5_K_S Q5_K_M Q5_K_L Q6_K Q6_K_L Q8_0"
@@ -23,7 +23,8 @@ _TYPE = re.compile(
     r"(?:^|[-._])(?P<type>(?:UD-)?I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|FP?16|FP?32)$",
     re.IGNORECASE | re.ASCII,
 )
-_BESIDE = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # vision parts and statistics, which are no models
+# names of files that are no models: vision parts and statistics
+_BESIDE = re.compile(r"mmproj|imatrix", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class GGUFVariant:
 @dataclass(frozen=True)
 class FileChoice:
     """The GGUF model of a repository that the program downloads. found: all GGUF models of the repository.
-    why: the reason of the choice, as the end of a sentence."""
+    why: the reason of the choice, in words that end a sentence."""
 
     name: str
     chosen: GGUFVariant
@@ -164,7 +165,8 @@ def _nothing_fits(name: str, found: Sequence[GGUFVariant], room: int, limit: int
 
 
 def _whole(file: str) -> tuple[str, int]:
-    """Return a path without its suffix and without the number of its part, and the number of parts."""
+    """Return (the path without its suffix and without the number of the part file, the number of part
+    files)."""
     stem = file.removesuffix(".gguf")
     part = PART.fullmatch(stem)
     return (part["name"], int(part["count"])) if part else (stem, 1)

@@ -19,8 +19,8 @@ def _values() -> dict[str, int]:
 
 
 def piece_to_bytes(piece: str) -> bytes:
-    r"""Return the bytes of a piece: "Ġhé" becomes b" h\\xe9". A character outside the mapping becomes its own
-    UTF-8 bytes."""
+    r"""Return the bytes of a piece (a token as a tokenizer's file writes it): "Ġhé" becomes b" h\\xe9". A
+    character outside the mapping becomes its own UTF-8 bytes."""
     values = _values()
     try:
         return bytes([values[char] for char in piece])

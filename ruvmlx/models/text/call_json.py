@@ -48,7 +48,7 @@ class CallObject:
 
     name: the function's name; None until the parser has read the name
     bad: True if the object is not a tool call
-    begun: a flag that only the caller sets and reads
+    begun: a flag for the caller; this class neither sets nor reads it
     raw: all text that the parser has read
     """
 
@@ -77,7 +77,7 @@ class CallObject:
         return found
 
     def feed(self, text: str) -> str:
-        """Read more text. Return the part of the text that is after the object."""
+        """Read more text. Return the part of `text` that comes after the end of the object."""
         n = self._whole.feed(text)
         self.raw += text[:n]
         self._pending += text[:n]
@@ -116,7 +116,7 @@ class CallObject:
         if self._key == "name":
             self.name = _string(self._read)
             self.bad = not self.name
-        elif is_arguments and not is_object:  # some models write the object as a string
+        elif is_arguments and not is_object:  # some models write the arguments object as a JSON string
             self._arguments += _string(self._read) or ""
         self._value = None
         return True

@@ -2,12 +2,13 @@
 
 Text from a user cannot become a special token. In every message, the module puts U+FDD0 (a noncharacter)
 after each character that begins a special token's string. The tokenizer searches the rendered text for
-special tokens, and special tokens that a user typed do not match. Then the tokenizer removes the marks. The
-text of the template itself has no marks, so its special tokens match.
+special tokens. A special token that a user typed has a mark inside, so the search does not find it. After the
+search, the tokenizer removes the marks. The text of the template itself has no marks, so its special tokens
+match.
 
-If a model has no template, the vocabulary decides the form: ChatML with <|im_start|> and <|im_end|>, Llama
-3's form with <|start_header_id|> and <|eot_id|>, Mistral's form with [INST] and [/INST], else lines of "User:
-..." and "Assistant: ..." with an empty line between turns.
+If a model has no template, its vocabulary decides the form of the rendered chat: ChatML with <|im_start|> and
+<|im_end|>, Llama 3's form with <|start_header_id|> and <|eot_id|>, Mistral's form with [INST] and [/INST],
+else lines of "User: ..." and "Assistant: ..." with an empty line between turns.
 """
 
 import re
@@ -45,7 +46,7 @@ class ChatTemplate:
     """A chat template that renders conversations. It marks users' text, so that the text contains no special
     token.
 
-    source: the Jinja code; None: the form that the special tokens suggest
+    source: the Jinja code; None: the form that the vocabulary's special tokens decide
     bos, eos: the values of the template's variables bos_token and eos_token
     gap: the text between a special token and other text, for Mistral's form without a template
     """
@@ -67,7 +68,7 @@ class ChatTemplate:
         values: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the conversation as text with U+FDD0 marks. If the template accepts no system message, the
-        system text goes to the beginning of the first user turn.
+        method puts the system text at the beginning of the first user turn.
 
         values: more variables for the template; they do not replace the variables that this class sets
         """
@@ -89,11 +90,12 @@ class ChatTemplate:
             raise UsageError(f"with the variables of this request, {error}") from None
 
     def begin_reply(self, prompt: str, opening: str) -> str:
-        """Return a rendered prompt with the first text of its reply. opening: this text.
+        """Return a rendered prompt with the first text of its reply after it. opening: the first text of the
+        reply.
 
         If the template ends with the tag that begins a thought, and `opening` begins with this tag, the tag
-        occurs only once in the result. If `opening` has no thought, the function closes the template's
-        thought."""
+        occurs only once in the result. If `opening` has no thought, the function writes the tag that ends the
+        template's thought."""
         bare = prompt.rstrip()
         tag = next((tag for tag in THOUGHT_TAGS if bare.endswith(tag)), None)
         if tag is None:

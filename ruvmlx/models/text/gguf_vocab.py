@@ -13,8 +13,8 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 
 class GGUFVocab:
-    """The metadata tokenizer.ggml.* of a GGUF file with checked types. V: the number of tokens. tokens: a
-    list of V texts. types: int [V]. scores: float32 [V]."""
+    """The metadata tokenizer.ggml.* of a GGUF file. The class checks the types of the values. V: the number
+    of tokens. tokens: the texts of the tokens, V in all. types: int [V]. scores: float32 [V]."""
 
     def __init__(self, file: GGUFFile):
         self.file, self.where = file, file.path.name

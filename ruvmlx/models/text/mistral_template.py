@@ -23,14 +23,15 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 @dataclass(frozen=True)
 class Efforts:
-    """The reasoning efforts that a model supports (values of EFFORTS), and the model's default effort."""
+    """The reasoning efforts that a model supports (values of EFFORTS), and the model's default effort. The
+    reasoning effort says how long the model thinks before its answer."""
 
     values: tuple[str, ...]
     default: str
 
     def expression(self) -> str:
         """Return a Jinja expression for the effort. The template's variable enable_thinking selects the
-        highest or the lowest effort; without the variable, the default applies."""
+        highest or the lowest effort; without the variable, the model uses its default effort."""
         most, least = (json.dumps(pick(self.values, key=EFFORTS.index)) for pick in (max, min))
         asked = f"{most} if enable_thinking else {least}"
         return f"({asked}) if enable_thinking is defined else {json.dumps(self.default)}"
@@ -107,7 +108,7 @@ def mistral_template(version: int, efforts: Efforts | None = None, gap: str = ""
     """Return the chat template of one version.
 
     version: one of VERSIONS
-    efforts: the reasoning efforts of a model with version 15
+    efforts: the reasoning efforts of a model with version 15; None for other versions
     gap: the text between a special token and other text
     """
     effort = efforts.expression() if efforts else "none"

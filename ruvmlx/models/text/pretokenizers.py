@@ -41,7 +41,8 @@ PATTERNS = {
     "stablelm2": [_QWEN2],
     "tekken": [_TEKKEN],
 }
-# With these pre-tokenizers, a piece that is in the vocabulary becomes one token without merges.
+# With these pre-tokenizers, a piece of text that is a token of the vocabulary becomes this token, without
+# merges.
 WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"})
 ADDS_BOS = WHOLE_WORDS  # with these pre-tokenizers, a text begins with BOS unless the file forbids it
 

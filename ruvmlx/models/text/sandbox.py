@@ -2,8 +2,8 @@
 
 Jinja's ImmutableSandboxedEnvironment keeps templates away from Python's internals: it stops all attacks in
 `tests/models/test_sandbox.py`. Jinja limits only the work of range(); `sandbox_bounds.py` limits all other
-work. The compilation of a template evaluates no expressions, because the limits apply only while a template
-renders.
+work. Jinja must not evaluate expressions when it compiles a template, because the limits apply only while the
+template renders.
 """
 
 import json
@@ -86,8 +86,8 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Bound(NodeTransformer):
-    """A visitor that puts filters with limits around operations. Jinja finds the methods
-    by the names of nodes."""
+    """A visitor of a template's syntax tree. The visitor puts filters with limits around operations. Jinja
+    calls the method whose name has the type of a node."""
 
     def _filter_node(self, name: str, node: Any, *args: nodes.Expr | None) -> nodes.Filter:
         given = [arg or nodes.Const(None, lineno=node.lineno) for arg in args]
@@ -139,8 +139,8 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return a value as JSON without HTML escapes, as transformers does. The guard character in users' text
-    stays as it is."""
+    """Return a value as JSON without HTML escapes, as transformers does. The guard character that marks
+    users' text (typed_text.py) is kept."""
     widths = [len(x) if isinstance(x, str) else x for x in (indent, *(separators or ())) if x is not None]
     if any(width > MAX_INDENT for width in widths):
         raise SecurityError(f"tojson with an indent above {MAX_INDENT}")

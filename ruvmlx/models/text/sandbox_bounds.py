@@ -27,16 +27,16 @@ MAX_SOURCE = 1 << 17  # the maximum characters of a template; templates of real 
 # The limit of one value in characters is BASE_VALUE_CHARACTERS + PER_CHARACTER * the conversation's size.
 BASE_VALUE_CHARACTERS, PER_CHARACTER = 1 << 20, 8
 TIMES = 64  # the limit of all text and lists of one render, divided by the limit of one value
-# The limit of a render's live values in bytes is HELD + PER_BYTE * the conversation's bytes.
+# The live values of a render take at most HELD + PER_BYTE * (the conversation's bytes) bytes.
 HELD, PER_BYTE = 64 << 20, 16
-SHORT = 256  # characters; the live values do not include a shorter sum of texts unless a list has it
-TOGETHER = 4096  # the number of pieces that `bounded_join` joins at once, because each takes 50 bytes
+SHORT = 256  # characters; a shorter sum of texts is counted as a live value only if a list has it
+TOGETHER = 4096  # the number of pieces that `bounded_join` joins at once; a waiting piece takes 50 bytes
 MAX_WIDTH = 1024  # the maximum width of padding, indentation and repetition
 MAX_DIGITS = 100  # the maximum number of digits of a rounded number
 MAX_BITS = 4096  # the maximum number of bits of an integer
 MAX_INDENT = 16  # the maximum indentation of JSON
-MAX_DEPTH = 100  # the maximum depth of nested lists; Python's own limit is about 1,000 calls
-OTHER = 64  # the size in characters of a number, None, or an object without its own text
+MAX_DEPTH = 100  # the maximum depth of nested lists; Python itself allows about 1,000 nested calls
+OTHER = 64  # the size, in characters, that is counted for a number, None, or an object without its own text
 
 FILTERS = frozenset(
     """
@@ -95,7 +95,7 @@ class Budget:
             raise SecurityError(f"it makes a text of more than {self.longest} characters")
 
     def admit(self, value: Any) -> Any:
-        """Return the value if its expanded size is allowed. Add its size to the text of this render."""
+        """Return the value if its expanded size is allowed. Add the size to the text of this render."""
         size, _ = self.spread(value)
         self.check_size(size)
         self.take(
@@ -105,7 +105,7 @@ class Budget:
 
     def hold(self, text: str) -> None:
         """Add the bytes of a text to the live values until no other object uses the text."""
-        if len(text) < 2 or id(text) in self._texts:  # Python has only one copy of a one-character text
+        if len(text) < 2 or id(text) in self._texts:  # Python keeps only one copy of each one-character text
             return
         self._texts[id(text)] = text
         self._text_bytes += sys.getsizeof(text)
@@ -113,7 +113,8 @@ class Budget:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Remove the texts that no other object uses. The next sweep follows when the bytes have doubled."""
+        """Remove the texts that no other object uses. The next sweep follows when the live values take twice
+        as many bytes."""
         used = [text for text in self._texts.values() if sys.getrefcount(text) > _UNUSED]
         self._texts = {id(text): text for text in used}
         self._text_bytes = sum(map(sys.getsizeof, used))
@@ -190,7 +191,7 @@ def admit(value: Any) -> Any:
 
 
 def bounded_operation(operator: str, left: Any, right: Any, apply: Callable[[Any, Any], Any]) -> Any:
-    """Compute `left operator right` for +, *, ** or %. Raises SecurityError for a too large result."""
+    """Compute `left operator right` for +, *, ** or %. Raises SecurityError for too large results."""
     budget = _budget.get()
     budget.check_clock()
     # Most operations add two texts, so this case comes first.
@@ -280,7 +281,7 @@ def _check_format(form: Any, given: Any) -> None:
     if any(len(run) > 3 for run in digits) or "*" in text or _NESTED.search(text.replace("{{", "")):
         raise SecurityError("a format with a width above 999")
     escaping = _ESCAPING.search(text) or not all(isinstance(x, str | int | float) for x in given)
-    fields = text.count("{") + text.count("%")  # each field can contain the longest value
+    fields = text.count("{") + text.count("%")  # the longest value can replace each field
     budget.check_size(fields * ((10 if escaping else 1) * budget.spread(given)[0] + 1000) + len(text))
 
 
@@ -328,7 +329,8 @@ class Steps:
 
 
 class Variables(Namespace):
-    """Jinja's namespace() with a fixed text, because a namespace that contains itself has an endless text."""
+    """Jinja's namespace() whose text is always the same, because the text of a namespace that contains itself
+    would be endless."""
 
     def __repr__(self) -> str:
         return "<Namespace>"
@@ -376,14 +378,14 @@ def bounded_sum(values: Iterable[Any], getter: Callable[[Any], Any], start: Any)
 
 
 def bounded_filter(name: str, plain: Callable) -> Callable:
-    """Return a filter that calls `check_work` and then the filter `plain`. Jinja passes a context to some
-    filters as the first argument, and the context stays the first argument.
+    """Return a filter that calls `check_work` and then the filter `plain`. If Jinja
+    passes a context to `plain` as the first argument, Jinja also passes it to the new filter.
 
     If the filter `plain` returns an iterator, the new filter computes all its values at once.
     """
     skip = 1 if hasattr(plain, "jinja_pass_arg") else 0
 
-    @wraps(plain)  # this copies the attribute by which Jinja knows to pass the context
+    @wraps(plain)  # wraps copies the attribute that tells Jinja to pass the context
     def call_filter(*args: Any, **kwargs: Any) -> Any:
         check_clock()
         args = args[:skip] + as_lists(args[skip:])

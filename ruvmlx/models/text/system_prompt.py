@@ -1,11 +1,11 @@
-"""This module finds the system prompt that a model really receives, and the source of this prompt."""
+"""This module finds the system prompt that a model really receives, and where this prompt comes from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..config.model import Message, Model
 
-_MARK = "\ue000system\ue000"  # a text with private-use characters, which no template writes
+_MARK = "\ue000system\ue000"  # a text of private-use characters, which no template contains
 _QUESTION = "\ue000question\ue000"
 
 
@@ -33,7 +33,8 @@ def system_prompt(model: Model, given: str | None = None) -> SystemPrompt:
 
 
 def with_system(model: Model, messages: Sequence[Message]) -> list[Message]:
-    """Return the conversation with the model's `default_system` first, unless it has a system message."""
+    """Return the conversation with the model's `default_system` as its first message. If the conversation has
+    a system message, return it unchanged."""
     own = any(message.role == "system" for message in messages)
     if own or model.default_system is None:
         return list(messages)

@@ -40,8 +40,8 @@ class TekkenTokenizer(BaseTokenizer):
     """The tokenizer of a tekken.json."""
 
     def __init__(self, path: Path, template: str | None = None, eos_ids: Iterable[int] = ()):
-        """template: the chat template of the model's folder; None: the chat form of the version in the
-        file."""
+        """template: the chat template of the model's folder; None: the chat form of the version that
+        tekken.json names."""
         data = read_object(path, missing_ok=False)
         where = f"{path.parent.name}/{path.name}"
         config = Fields(Fields(data, where).table("config"), where)
@@ -151,7 +151,7 @@ def _build(pieces: list[str], offset: int, config: Fields, added: dict[str, int]
 
 def _merges(pieces: list[str], ids: dict[str, int]) -> list[tuple[str, str]]:
     """Return all splits of each token into two tokens, as merges. For each token, the tokenizer uses at most
-    one of its splits, the split into the two tokens that the earlier merges of the token's bytes give."""
+    one of its splits, because the earlier merges join the token's bytes into just two tokens."""
     return [
         (piece[:k], piece[k:])
         for piece in pieces[256:]

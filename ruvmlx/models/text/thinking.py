@@ -1,8 +1,9 @@
 """This module separates the thought of a reply from its answer. A thought is the text between <think> and
 </think> (R1, Qwen3, SmolLM3) or between [THINK] and [/THINK] (Magistral).
 
-Some templates write the opening tag at the end of the prompt. Then ruvmlx puts the same tag at the start of
-the reply's text. So the text alone always shows which part is the thought and which part is the answer.
+Some templates write the opening tag at the end of the prompt. For such a template, ruvmlx puts the same tag
+at the start of the reply's text. So the text of a reply always shows which part is the thought and which part
+is the answer.
 """
 
 from collections.abc import Sequence
@@ -48,7 +49,8 @@ def join_thought(thought: str, answer: str, tag: str) -> str:
 
 
 def opened_by(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> str:
-    """Return the opening tag at the end of a prompt, with the space after the tag, or "" without a tag."""
+    """Return the tag that begins a thought if the prompt ends with it, and the spaces after the tag; else
+    ""."""
     tail = tokenizer.decode(prompt_ids[-_TAIL:])
     bare = tail.rstrip()
     return next((begin + tail[len(bare) :] for begin in TAGS if bare.endswith(begin)), "")
@@ -99,7 +101,7 @@ class ThoughtCounter:
 
 
 class AnswerFilter:
-    """A filter that removes the thought from a stream of text."""
+    """A filter that removes the thought from a reply's text that arrives in pieces."""
 
     def __init__(self) -> None:
         self._text = ""  # all text before the answer

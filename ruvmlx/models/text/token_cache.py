@@ -8,15 +8,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 MIN_RUN_CHARACTERS = 500  # the minimum length of a cached text, because short texts are fast
-MAX_CACHED_CHARACTERS = 1 << 20  # the total length of the cached texts, which are the last used texts
+# the maximum sum of the characters of the cached texts; the least recently used text is dropped first
+MAX_CACHED_CHARACTERS = 1 << 20
 
 
 class KnownRuns:
     """A cache of the results of encode(text, first). Any thread can call the cache.
 
     salt: a part of the key. The cache finds a text only with the salt of the first call. So a user cannot
-    measure,
-        by the time of a request, which texts other users have sent.
+        find out, from the time of a request, which texts other users have sent.
     """
 
     def __init__(self, encode: Callable[[str, bool], list[int]]):

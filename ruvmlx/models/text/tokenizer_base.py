@@ -23,13 +23,13 @@ END_TOKENS = frozenset(
         "<|end_of_sentence|> <｜end▁of▁sentence｜>"
     )
 )
-BRIEF = 64  # tokens that `_encode_bounded` encodes beyond the limit
+BRIEF = 64  # the number of tokens beyond the limit that `_encode_bounded` still encodes
 LETTERS = 8  # the maximum average number of characters per token in ordinary text
 LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|\[/?[A-Z_]+\]|</?s>|<(start|end)_of_turn>", re.DOTALL)
 
 
 def is_special(text: str, marked: bool) -> bool:
-    """Return True if an added token is a special token. marked: True if the model's file marks it as
+    """Return True if an added token is a special token. marked: True if the model's file marks the token as
     special."""
     if text in THOUGHT_TAGS or text in THOUGHT_TAGS.values():
         return False
@@ -57,7 +57,7 @@ class BaseTokenizer(ABC):
         self.bos_id = bos_id
         self.adds_bos = adds_bos and bos_id is not None
         ends = {i for text, i in self.special_tokens.items() if text in END_TOKENS}
-        self.eos_id = eos_id  # the id of the template's variable eos_token
+        self.eos_id = eos_id  # the id of the token that templates get as the variable eos_token
         known = (i for i in more_eos_ids if 0 <= i < vocab_size)
         self.eos_ids = frozenset(ends.union(known, () if eos_id is None else (eos_id,)))
         self.chat_template = chat_template
@@ -125,8 +125,7 @@ class BaseTokenizer(ABC):
         template writes BOS, the method does not add a second BOS.
 
         most: a limit of tokens. For a longer text, the method can return only the ids of the text's
-        beginning;
-            these are still more than `most` ids.
+            beginning; these are still more than `most` ids.
         """
         text = self._chat.render(messages, add_generation_prompt, thinking, tools, values)
         if opening:
@@ -147,8 +146,8 @@ class BaseTokenizer(ABC):
         return ChatTemplate(self.chat_template, self.special_tokens, *names, gap=self._gap())
 
     def _gap(self) -> str:
-        """Return " " if the tokenizer adds a space before a whole text, but not after a special token;
-        else ""."""
+        """Return " " if the tokenizer puts a space before a whole text but no space before the text after a
+        special token; else ""."""
         if not self.strips_leading_space:
             return ""
         first, later = (
@@ -177,8 +176,8 @@ class BaseTokenizer(ABC):
         return KnownRuns(self._encode_run)
 
     def _encode_special(self, text: str, salt: str = "", most: int | None = None) -> list[int]:
-        """Return the ids of a text. The strings of special tokens become their ids. The method removes the
-        guard characters from the text between special tokens and encodes this text."""
+        """Return the ids of a text. The strings of special tokens become their ids. The method first removes
+        the guard characters from the text between the special tokens."""
         text = _clean(text)
         parts = self._special_pattern.split(text) if self._special_pattern else [text]
         ids: list[int] = []

@@ -11,7 +11,7 @@ from .byte_level import byte_chars, piece_to_bytes
 from .pretokenizers import ADDS_BOS, WHOLE_WORDS, patterns
 from .tokenizer_base import BaseTokenizer
 
-if TYPE_CHECKING:  # gguf_vocab imports numpy, which the tokenizer's process does not need
+if TYPE_CHECKING:  # gguf_vocab imports NumPy, which the child process of the tokenizer does not need
     from .gguf_vocab import GGUFVocab
 
 BRIEF = 2000  # characters; the library encodes a text of this length in a millisecond
@@ -56,7 +56,7 @@ class GGUFByteLevelTokenizer(BaseTokenizer):
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:
     """Return a text's token ids from a tokenizer of the `tokenizers` library. The library's `encode` holds
-    Python's global lock, for a long text for seconds, and `encode_batch` does not hold the lock."""
+    Python's global lock, for seconds if the text is long. `encode_batch` does not hold the lock."""
     if len(text) < BRIEF:
         return tokenizer.encode(text, add_special_tokens=False).ids
     [encoding] = tokenizer.encode_batch([text], add_special_tokens=False)
@@ -84,7 +84,8 @@ def byte_level_bpe(
     where: str,
     whole_words: bool = False,
 ) -> Any:
-    """Return a tokenizer of the `tokenizers` library. Raises CorruptFile if the parts do not fit together.
+    """Return a tokenizer of the `tokenizers` library. Raises CorruptFile if the tokens, merges and patterns
+    do not fit together.
 
     ids: {token in the characters of byte_level.py: id}
     merges: the pairs of tokens to merge, in the order of their priority

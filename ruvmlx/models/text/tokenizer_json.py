@@ -1,8 +1,8 @@
 """This module reads the tokenizer of a Hugging Face folder: tokenizer.json, else tekken.json, else
 tokenizer.model.
 
-The `tokenizers` library reads tokenizer.json. ruvmlx itself finds the special tokens in a text, and only if
-the caller allows special tokens. The library's model, normalizer and pre-tokenizer encode the other text.
+The `tokenizers` library reads tokenizer.json. ruvmlx itself finds the special tokens in a text, if the caller
+allows special tokens. The library encodes the text between the special tokens.
 """
 
 import json
@@ -43,8 +43,8 @@ def folder_tokenizer(path: Path, eos: Iterable[Any] = ()) -> BaseTokenizer:
 
 
 def token_ids(entry: Any) -> list[int]:
-    """Return the ids in a value of eos_token_id. The value can have any type, because the file is not
-    checked."""
+    """Return the ids in a value of eos_token_id. The value can have any type, because nothing has checked the
+    file before."""
     entries = entry if isinstance(entry, list) else [entry]
     return [i for i in entries if type(i) is int and i >= 0]
 
@@ -101,8 +101,8 @@ class JsonTokenizer(BaseTokenizer):
         return ids if self._forbidden.isdisjoint(ids) else self._spelled_out(ids)
 
     def _spelled_out(self, ids: list[int]) -> list[int]:
-        """Replace each special token in `ids` by the ids of its characters, because the text is a user's
-        text."""
+        """Replace each special token in `ids` by the ids of its characters, because text that a user typed
+        must not become a special token."""
         out: list[int] = []
         for i in ids:
             letters = self._special_text(i) if i in self._forbidden else None
@@ -150,8 +150,8 @@ def _metaspace_bytes(piece: str) -> bytes:
 
 
 class _Steps:
-    """The normalizer and the pre-tokenizer of a tokenizer.json, and the facts that ruvmlx needs about
-    them."""
+    """The normalizer and the pre-tokenizer of a tokenizer.json, and what ruvmlx must know about these two
+    steps."""
 
     def __init__(self, full: Any, where: str):
         self._pre = _state(full.pre_tokenizer)
@@ -207,7 +207,8 @@ def _state(step: Any) -> dict[str, Any]:
 
 
 def _flat(state: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the steps of a Sequence, or the step itself."""
+    """Return the steps inside a step of type Sequence. For any other step, return a list with the step
+    itself."""
     inner = next((state[k] for k in ("pretokenizers", "normalizers", "decoders") if k in state), None)
     return [state] if inner is None else [part for step in inner for part in _flat(step)]
 

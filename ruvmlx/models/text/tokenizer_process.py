@@ -4,8 +4,8 @@ The libraries for tokenizer.json and tokenizer.model can panic, abort, search a 
 or take all memory, for any text. So a child process with limits opens the files and encodes each text
 (`platform/bounded_process.py`). The parent process keeps the special tokens and the bytes of the tokens.
 
-At its start the child encodes test texts on which bad tokenizer files run too long. If a test fails, the
-program refuses the model at once.
+At its start the child encodes test texts on which bad tokenizer files run too long. If the child fails a
+test, the program refuses the model when it loads the model.
 """
 
 import sys
@@ -22,13 +22,16 @@ from .tokenizer_base import BaseTokenizer
 from .tokenizer_json import folder_tokenizer, token_ids
 
 READ = ("tokenizer.json", "tekken.json", "tokenizer.model")  # the first file that exists is the tokenizer
-SECONDS, BYTES_PER_SECOND = 5.0, 4e6  # seconds of processor time to open a file; a large file gets more
-MEMORY, PER_BYTE = 200_000_000, 20  # bytes; a large vocabulary takes about 15 bytes for a byte of its file
-TEXT_SECONDS, CHARACTERS_PER_SECOND = 1.0, 2e5  # seconds of processor time to encode a text
-PER_CHARACTER = 600  # bytes of memory to encode one character
+# SECONDS: processor time (seconds) to open a file; a file above BYTES_PER_SECOND gets more time
+SECONDS, BYTES_PER_SECOND = 5.0, 4e6
+# MEMORY: bytes of memory; PER_BYTE: more bytes for each byte of the file (a large vocabulary takes about 15)
+MEMORY, PER_BYTE = 200_000_000, 20
+# TEXT_SECONDS: processor time (seconds) to encode a text; a long text gets more time
+TEXT_SECONDS, CHARACTERS_PER_SECOND = 1.0, 2e5
+PER_CHARACTER = 600  # the bytes of memory that the child can use for each character of a text
 # The maximum number of tokens of a text is MOST_TOKENS * the text's bytes + BESIDES.
 MOST_TOKENS, BESIDES = 8, 64
-BLOCK = 4096  # the number of tokens whose bytes one request fetches
+BLOCK = 4096  # the number of tokens whose bytes one request to the child fetches
 LONG_TEXT_CHARACTERS = 5_000  # the length of the long test texts
 
 
@@ -102,7 +105,8 @@ def texts() -> Iterator[str]:
 
 
 class _Answers:
-    """The child's functions for one tokenizer. The first request opens the tokenizer."""
+    """The function with which the child answers the parent's requests. The first request opens the
+    tokenizer."""
 
     def __init__(self, folder: Path):
         self._folder = folder

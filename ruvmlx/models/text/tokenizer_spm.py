@@ -35,8 +35,8 @@ class SentencePieceTokenizer(BaseTokenizer):
         self._added = {i: text for text, i in (added or {}).items()}
 
     def _encode_run(self, text: str, first: bool) -> list[int]:
-        """Return the ids of a run of text. If the vocabulary puts a space before a text, a run after a
-        special token also gets this space, as in llama.cpp."""
+        """Return the ids of a run of text. If the vocabulary puts a space before a text, as in llama.cpp, it
+        puts the same space before a run after a special token."""
         return self._sp.encode(text)
 
     def _piece_bytes(self, token_id: int) -> bytes:
@@ -46,7 +46,7 @@ class SentencePieceTokenizer(BaseTokenizer):
             return b""
         piece = self._sp.id_to_piece(token_id)
         if self._sp.is_byte(token_id):
-            return bytes([int(piece[3:5], 16)])  # "<0x0A>"
+            return bytes([int(piece[3:5], 16)])  # the piece is the name of a byte, for example "<0x0A>"
         return piece.replace(SPACE, " ").encode()
 
     def as_proto(self) -> bytes:
@@ -67,7 +67,8 @@ def load_processor(proto: bytes, where: str) -> Any:
 
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=proto)
-        processor.id_to_piece(list(range(processor.vocab_size())))  # this fails if a token is not UTF-8
+        # this call raises an error if the text of a token is not UTF-8
+        processor.id_to_piece(list(range(processor.vocab_size())))
     except (RuntimeError, OSError, ValueError, TypeError) as error:
         raise CorruptFile(f"{where}: not a sound SentencePiece vocabulary: {one_line(error)}.") from None
     return processor

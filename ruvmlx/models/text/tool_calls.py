@@ -18,7 +18,8 @@ of a tool.
 
 Some marks are special tokens. The engine writes these marks into the reply's text if a request has tools
 (`shown_marks`). Text that only looks like a tool call stays text. If the reply ends inside a tool call, the
-call ends there. The parser removes spaces beside tool calls, and parses no tool calls inside a thought.
+parser ends the call at the end of the reply. The parser removes spaces beside tool calls, and parses no tool
+calls inside a thought.
 """
 
 import re
@@ -38,7 +39,7 @@ _LONGEST_HEAD = 256  # the maximum number of characters between a mark and the a
 
 @dataclass(frozen=True)
 class TextPiece:
-    """Text of the answer itself."""
+    """A piece of the answer's text, which is not a part of a tool call."""
 
     text: str
 
@@ -151,7 +152,8 @@ class CallParser:
         return self._take_pieces()
 
     def _take_pieces(self) -> list[Piece]:
-        """Return the new pieces. Join neighbouring pieces of text, and leave out empty pieces."""
+        """Return the pieces that the parser found since the last call. Join neighbouring pieces of text, and
+        leave out empty pieces."""
         found, self._out = self._out, []
         joined: list[Piece] = []
         for piece in found:
@@ -219,7 +221,7 @@ class CallParser:
             return self._no_call()
         if not brace:
             return False
-        if head.strip(SPACE) in ("", "["):  # an older model writes a list of objects
+        if head.strip(SPACE) in ("", "["):  # older Mistral models write a list of objects after the mark
             self._state = self._in_object
             return True
         name = head.partition(CALL_ID)[0].partition(ARGS)[0].strip(SPACE)
@@ -239,7 +241,7 @@ class CallParser:
         return True
 
     def _in_object(self) -> bool:
-        """Read an object, or the characters between two objects."""
+        """Read the JSON object of a call, or the characters between two objects."""
         call = self._call
         if call is None:
             return self._in_between()

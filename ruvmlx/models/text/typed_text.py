@@ -14,10 +14,11 @@ _NEAR = 256  # the number of characters at the beginning of a text that the guar
 
 
 class Guard:
-    """A function that marks a user's text. The marked text contains no special token's string. This text also
-    forms no special token together with the template's text before it.
+    """A guard marks a user's text. The marked text contains no special token's string. The end of the
+    template's text and the beginning of the marked text form no special token.
 
-    Thought tags get no mark, because templates search for the tags to remove the thoughts of old replies.
+    Thought tags get no mark, because chat templates search for these tags to remove the thoughts of old
+    replies.
     """
 
     def __init__(self, specials: Sequence[str]):
@@ -55,7 +56,8 @@ class Guard:
         near = text[:_NEAR]
         if any(self._ends_one(near[:k]) for k in range(1, min(self._longest, len(near) + 1))):
             return True
-        if len(text) > _NEAR and near in self._inside:  # the text can be the end of a longer special token
+        # the text is longer than the checked part, so it can be the middle of a longer special token
+        if len(text) > _NEAR and near in self._inside:
             return True
         return 0 < len(text) < self._longest and text in self._inside
 

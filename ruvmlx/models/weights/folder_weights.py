@@ -1,4 +1,5 @@
-"""This module gives the weights of a folder of safetensors files in the form that backends read."""
+"""This module reads the weights of a folder of safetensors files and returns them in the form that backends
+need."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -37,8 +38,9 @@ AFFINE_PARTS = ("weight", "scales", "biases")
 
 
 class FolderWeights(Mapping[str, np.ndarray]):
-    """The weights as views of the files. The first read of a tensor checks its numbers. The read of a matrix
-    of small floats converts the matrix, and the class keeps only the last converted matrix."""
+    """The weights of a folder, as views of the files. The first read of a tensor checks its numbers for NaN
+    and infinity. A read of a matrix of small floats converts the matrix; the class keeps only the last
+    converted matrix."""
 
     def __init__(self, tensors: Mapping[str, Tensor], plan: StoragePlan):
         self._tensors, self._plan = tensors, plan
@@ -46,7 +48,8 @@ class FolderWeights(Mapping[str, np.ndarray]):
         self._names = list(self._affine_names())
         self._known = frozenset(self._names)
         self._last: tuple[str, AffineArrays | None] = ("", None)
-        # A long conversion calls this function; the function can raise an exception to stop.
+        # A long conversion calls this function again and again; the function can raise an exception to stop
+        # the conversion.
         self.pause: Callable[[], None] = lambda: None
 
     def _affine_names(self) -> Iterator[str]:

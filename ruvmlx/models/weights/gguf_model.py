@@ -51,12 +51,12 @@ def check_tensors(file: GGUFFile, config: ModelConfig) -> None:
 
 
 def weights_loader(file: GGUFFile, config: ModelConfig) -> Callable[[], Weights]:
-    """Return the function `Model.load_weights` for this file."""
+    """Return the function that becomes `Model.load_weights` of this file's model."""
     return lambda: LazyWeights(file, config)
 
 
 class LazyWeights(Mapping[str, np.ndarray]):
-    """The weights of a file. The read of a weight converts the weight.
+    """The weights of a GGUF file. A weight is converted when a caller reads it.
 
     The class keeps only the last converted matrix. So a program that reads all matrices in order needs memory
     for only one matrix.
@@ -70,7 +70,8 @@ class LazyWeights(Mapping[str, np.ndarray]):
         )
         self._known = frozenset(self._names)
         self._last: tuple[str, dict[str, np.ndarray]] = ("", {})
-        # A long conversion calls this function; the function can raise an exception to stop.
+        # A long conversion calls this function again and again; the function can raise an exception to stop
+        # the conversion.
         self.pause: Callable[[], None] = lambda: None
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -130,7 +131,8 @@ def _matrix(
     raw = file.raw(tensor)
     parts = unpack(raw, tensor, pause)
     heads = _rope_heads(config, module)
-    if heads or len(parts) > 1:  # the parts are copies, so the mapped file is not needed again
+    # because the parts are copies, the pages of the mapped file are not needed again
+    if heads or len(parts) > 1:
         parts = {kind: half_split_rows(a, heads) if heads else a for kind, a in parts.items()}
         release(raw)
     return parts

@@ -1,8 +1,8 @@
 """This module writes the small files of a Hugging Face folder: config.json, generation_config.json and the
 tokenizer.
 
-If the model was a folder, the module copies the folder's files. If the model was a GGUF file, the module
-writes the files from the loaded configuration and tokenizer.
+If the model came from a folder, the module copies the folder's files. If the model came from a GGUF file, the
+module makes the files from the loaded configuration and tokenizer.
 """
 
 import shutil
@@ -46,7 +46,8 @@ def config_of(model: Model) -> dict[str, Any]:
 
 
 def config_to_json(config: ModelConfig) -> dict[str, Any]:
-    """Return the config.json of a configuration. `hf_config.config_from_json` does the reverse."""
+    """Return the content of a config.json for this configuration. `hf_config.config_from_json` does the
+    reverse."""
     family = family_of(config.model_type, "config.json")
     out: dict[str, Any] = {
         "model_type": config.model_type,
@@ -72,8 +73,8 @@ def config_to_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def _window(config: ModelConfig, family: Family) -> dict[str, Any]:
-    """Return the fields of the sliding window. Without layer_types, the window applies to all layers of a
-    Mistral model, but mlx-lm ignores the window."""
+    """Return the fields of the sliding window. For a Mistral model, the result has no layer_types: the window
+    then applies to all layers. mlx-lm ignores this window."""
     if not config.sliding_window:
         return {}
     if family.window is Window.EVERY_LAYER:

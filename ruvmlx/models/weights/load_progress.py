@@ -18,8 +18,8 @@ class AskingWeights(Mapping[str, np.ndarray]):
     """Weights that report each read to two functions. Both functions can raise an exception to stop the
     loading.
 
-    looked: the class calls it with the name of each tensor after the read
-    pause: the class calls it again and again during long conversions
+    looked: a function that the class calls with the tensor's name after each read of a tensor
+    pause: a function that the class calls again and again during long conversions
     """
 
     def __init__(self, weights: Weights, looked: Callable[[str], None], pause: Callable[[], None]):

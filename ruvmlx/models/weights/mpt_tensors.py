@@ -1,6 +1,7 @@
 """This module gives the tensors of an MPT model the names of the other families.
 
-It splits the tensor Wqkv into three tensors: the first rows of Wqkv are q, then k, then v.
+The module also splits the tensor Wqkv into three tensors. The rows of Wqkv are first those of q, then those
+of k, then those of v.
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,8 +49,8 @@ def _common(name: str) -> str:
 def _split(
     tensors: Mapping[str, _Any], fused: str, parts: tuple[str, str, str], config: ModelConfig
 ) -> dict[str, _Any]:
-    """Return the tensors. Split each tensor of a module with the name `fused` into one tensor for each name
-    in `parts`."""
+    """Return the tensors, in which each tensor of a module with the name `fused` is split into one tensor for
+    each name in `parts`."""
     kv = config.n_kv_heads * config.head_dim
     rows = dict(zip(parts, (config.n_heads * config.head_dim, kv, kv), strict=True))
     found: dict[str, _Any] = {}

@@ -35,8 +35,9 @@ SAMPLED = (
 
 @dataclass(frozen=True)
 class Folder:
-    """A checked folder. data: the config.json of the language model alone. wrapped: True if this language
-    model is a part of a model for images. embeds: True if the model is trained to embed texts."""
+    """A checked folder. data: the part of config.json that describes the language model. wrapped: True if
+    this language model is a part of a model for images. embeds: True if the model is trained to embed
+    texts."""
 
     data: dict[str, Any]
     shape: ModelConfig
@@ -93,7 +94,7 @@ def open_folder(path: Path, name: str) -> Folder | OtherFolder:
 
 
 def load_folder(path: Path, name: str) -> Model:
-    """Load a folder as a Model. Check all files, but not the values of the weights."""
+    """Load a folder as a Model. Check the contents of all files, except the values of the weights."""
     from ..text.tokenizer_process import ProcessTokenizer
 
     folder = open_folder(path, name)
@@ -167,8 +168,8 @@ def _shard(path: Path, name: str) -> Path:
 
 
 def _text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of the language model under mlx-lm's names, without the tensors that process
-    images."""
+    """Return the tensors of the language model under mlx-lm's names, without the tensors of the part that
+    reads images."""
     vision = (
         "vision_tower.",
         "multi_modal_projector.",

@@ -1,8 +1,8 @@
-"""This module gives matrices in the quantised blocks of their file, for backends that compute with these
+"""This module returns matrices in the quantised blocks of their file, for backends that compute with these
 blocks.
 
 `Weights` gives every matrix in MLX's affine layout. The conversion to this layout rounds some types (groups
-of 16). So `stored_matrix` gives the original blocks to backends that have kernels for these blocks.
+of 16). So `stored_matrix` returns the original blocks to backends that have kernels for the blocks.
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from ..files.small_floats import FloatMatrix
 
 @dataclass(frozen=True)
 class StoredMatrix:
-    """A matrix of GGUF blocks without NaN or infinity. raw: uint8 [out, bytes of a row]; the rows have the
-    order of the rows in `Weights`."""
+    """A matrix of GGUF blocks, checked for NaN and infinity. raw: uint8 [out, bytes of a row]; the rows have
+    the order of the rows in `Weights`."""
 
     name: str
     type: TensorType
@@ -44,7 +44,7 @@ class StoredMatrix:
 
 @runtime_checkable
 class StoresBlocks(Protocol):
-    """Weights that can return a matrix's stored blocks."""
+    """Weights from which a caller can read a matrix in its stored blocks."""
 
     def blocks_of(self, module: str) -> StoredMatrix | FloatMatrix | None:
         """Return a matrix in its stored blocks, or None for plain numbers and for MLX's affine layout. Raises
@@ -60,8 +60,8 @@ def stored_matrix(weights: Weights, module: str) -> StoredMatrix | FloatMatrix |
 
 
 def stored_tensor(weights: Weights, module: str) -> GGUFTensor | None:
-    """Return the type and shape of a matrix of blocks, or None for plain numbers, for weights without blocks,
-    and for unknown modules."""
+    """Return the type and shape of a matrix of blocks, or None for plain numbers, for weights that cannot
+    return blocks, and for unknown modules."""
     if not isinstance(weights, StoresBlocks) or f"{module}.scales" not in weights:
         return None
     return weights.stored_tensor(module)
