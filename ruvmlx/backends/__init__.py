@@ -1,6 +1,7 @@
-"""The interface between the engine and the hardware: one protocol, several backends.
+"""This package is the interface between the engine and the hardware: it has one protocol and several
+backends.
 
-A backend computes logits and hidden states from token ids and a KV cache. It may import `kernels`, `kv`,
-`lora` and `models`, but nothing of requests (`engine`), ratings (`sona`) or the store. Start with `base.py`
-(the protocol) and `reference.py` (the simplest backend); `select.py` chooses one.
+A backend computes logits and hidden states from token ids and a KV cache. The package imports `kernels`,
+`kv`, `lora` and `models`, but neither `engine` (requests), `sona` (ratings) nor the store. Start with
+`base.py` (the protocol) and `reference.py` (the simplest backend); `select.py` chooses a backend.
 """

@@ -1,7 +1,8 @@
-"""This module defines the Backend protocol. T: tokens; V: vocabulary size; D: hidden size.
+"""This module defines the protocol of all backends. In shapes, T is the number of tokens, V the vocabulary
+size, D the hidden size.
 
 A backend knows nothing of ratings, sessions or text. Its callers pass token ids, a cache that the backend
-made and, optionally, an adapter. It returns NumPy arrays that the caller may keep and change.
+made and, optionally, an adapter. A backend returns NumPy arrays that the caller can keep and change.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,8 +20,8 @@ from ..lora.base_lora import BaseLoRA
 if TYPE_CHECKING:
     from ..sampling import Sampling
 
-# The maximum number of tokens between two calls of `pause`. The starter model with a base LoRA
-# computes them in 35 ms on one thread.
+# The maximum number of tokens between two calls of `pause`. With a base LoRA and one thread, the starter
+# model computes this number of tokens in 35 ms.
 PAUSED = 32
 
 
@@ -32,7 +33,8 @@ class Step(NamedTuple):
 
 
 class HeadAdapter(Protocol):
-    """A low-rank change of the output head (a LoRA). It is immutable: a changed adapter is a new object."""
+    """A low-rank change of the output head (a LoRA). An adapter object never changes: a changed adapter is a
+    new object."""
 
     @property
     def lora_a(self) -> np.ndarray: ...  # [D, r] float32
@@ -60,28 +62,30 @@ class KVCache(Protocol):
 
     @property
     def offset(self) -> int:
-        """The number of tokens of the sequence, including the tokens that a sliding window has dropped."""
+        """Return the number of tokens of the sequence. The tokens that a sliding window has dropped are
+        included."""
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes that the cache takes now."""
+        """Return the number of bytes of memory that the cache takes now."""
 
     def trim(self, n: int) -> bool:
-        """Remove the newest n tokens. If the cut falls into tokens of 8 or 4 bits, a few more tokens are
-        removed: read `offset` after the call. Returns False, and changes nothing, if the cache cannot go back
-        (a wrapped sliding window). Then start a new cache."""
+        """Remove the newest n tokens. If the cut is inside a page of 8 or 4 bits, the whole page is removed,
+        so read `offset` after the call. If the cache cannot remove tokens (a sliding window has dropped the
+        tokens before), return False and change nothing; in this case start a new cache."""
 
     def stats(self) -> KVStats: ...
 
     def fork(self) -> "KVCache":
-        """Return a cache of a second sequence with the same tokens. The two caches are independent."""
+        """Return a cache of a second sequence with the same tokens. Later changes of one cache do not change
+        the other cache."""
 
     def dump(self) -> Dump:
         """Return the whole content of the cache, which a caller can write to disk."""
 
     def restore(self, facts: Mapping[str, Any], read: Callable[[int], bytes]) -> None:
-        """Load what a cache of the same backend and policy dumped, into an empty cache. After any exception
-        the cache is unusable.
+        """Fill this empty cache with the content that `dump` of a cache with the same backend and policy
+        returned. After an exception, do not use the cache.
 
         read: a function of n that returns the next n bytes
         """
@@ -90,20 +94,20 @@ class KVCache(Protocol):
 class Backend(Protocol):
     name: str  # "mlx" | "native" | "reference"
     kernels: str  # the name of the compute library, for people: "metal", "cpu+openblas", ...
-    caveat: str  # one line for people if the backend cannot use the GPU or our kernels; else ""
+    caveat: str  # one line for people if the backend cannot use the GPU or ruvmlx's own kernels; else ""
     # the installed base LoRA; a cache is valid only for the LoRA with which it was filled
     lora: BaseLoRA | None
-    nbytes: int  # bytes of the weights and of the working memory
+    nbytes: int  # the number of bytes of the weights and of the working memory
     chunk: int  # the maximum number of prompt tokens in one step
 
     def set_lora(self, base: BaseLoRA | None) -> None:
-        """Install a base LoRA, which changes the linear layers that it names and no others. None restores the
-        original model, bit for bit. Call this only between replies, because older KV caches become invalid.
-        Raises AdapterMismatch, and changes nothing, if the LoRA does not fit."""
+        """Install a base LoRA, which changes only the linear layers that it names. None restores the original
+        model, bit for bit. Call this method only between replies, because older KV caches become invalid. If
+        the LoRA does not fit the model, raise AdapterMismatch and change nothing."""
 
     def new_cache(self, policy: TierPolicy | None = None) -> KVCache:
-        """Return an empty cache. Without a policy, return the backend's plain cache, with at least 16 bits
-        for each value."""
+        """Return an empty cache. Without a policy, return the backend's plain cache, which has at least 16
+        bits for each number."""
 
     def prefill(
         self,
@@ -114,8 +118,9 @@ class Backend(Protocol):
     ) -> Step:
         """Append tokens (T >= 1) to the cache, in chunks.
 
-        progress: a function that gets the number of tokens done after each chunk. It can raise an exception
-            to stop the call. Then the cache holds exactly the number of tokens that `progress` got last.
+        progress: a function that gets, after each chunk, the number of appended tokens. It can raise an
+            exception to stop the call. In this case the cache holds exactly the number of tokens that
+            `progress` got last.
         """
 
     def decode(self, token: int, cache: KVCache, adapter: HeadAdapter | None = None) -> Step:
@@ -124,11 +129,11 @@ class Backend(Protocol):
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
-        """Append one token to each of B >= 1 different caches. After a failure the caches may hold different
-        numbers of tokens: drop them."""
+        """Append one token to each of B >= 1 different caches. After a failure, drop the caches, because they
+        can hold different numbers of tokens."""
 
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
-        """Append tokens. Returns the logits after each of them: [T, V] float32."""
+        """Append tokens to the cache. Return the logits after each of these tokens: [T, V] float32."""
 
     def hidden_states(
         self,
@@ -136,14 +141,15 @@ class Backend(Protocol):
         pause: Callable[[], None] | None = None,
         cache: KVCache | None = None,
     ) -> np.ndarray:
-        """Return the inputs of the output head: [T, D] float32.
+        """Return the hidden state of each token (the input of the output head): [T, D] float32.
 
         pause: a function that is called at least every PAUSED tokens; an exception from it stops the call
         cache: the cache of the sequence that the tokens continue; None: the tokens start a new sequence
         """
 
     def head(self, hidden: np.ndarray) -> np.ndarray:
-        """Run the output head with the base LoRA's change: [T, D] -> [T, V] float32."""
+        """Return the logits [T, V] float32 of hidden states [T, D], from the output head with the base LoRA's
+        change."""
 
     def embed(self, tokens: Sequence[int]) -> np.ndarray:
         """Return one vector for a text: the mean hidden state, [D] float32."""
@@ -154,12 +160,13 @@ class Together(Protocol):
     """A backend whose threads can also draw tokens and record traces, for several replies in parallel."""
 
     def together(self, some: Sequence[ReplyWork]) -> None:
-        """Run the kernel calls of several replies in parallel, then call their `done`."""
+        """Run the kernel calls of several replies in parallel, then call the function `done` of each call."""
 
 
 @runtime_checkable
 class Drafting(Protocol):
-    """A backend that checks drafted (guessed) tokens. One pass over the weights gives all their steps."""
+    """A backend that checks drafted (guessed) tokens. One pass over the weights computes the steps of all
+    drafted tokens."""
 
     # the maximum number of drafted tokens for which the steps equal single steps, bit for bit
     longest_draft: int
@@ -168,12 +175,12 @@ class Drafting(Protocol):
         self, token: int, draft: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None
     ) -> list[Step]:
         """Append one token. Returns the step after it, and the step after each drafted token for which the
-        newest KV page has room. The cache holds the keys and values of the drafted tokens after its end. Call
-        `accept` for each drafted token that the reply keeps, before you use the step after it. The next token
-        overwrites the other drafted tokens."""
+        newest KV page has room. The keys and values of the drafted tokens are stored after the end of the
+        cache. Call `accept` for each drafted token that the reply keeps, before you use the step after this
+        token. The next token overwrites the drafted tokens that were not accepted."""
 
     def accept(self, cache: KVCache) -> None:
-        """Append the next drafted token."""
+        """Make the next drafted token a part of the cache."""
 
 
 class TokenStream(Protocol):
@@ -182,38 +189,41 @@ class TokenStream(Protocol):
     prefilled_at: float  # time.perf_counter() at the end of prefill; valid after the first `read`
 
     def prefill(self, tokens: Sequence[int], progress: Callable[[int], None] | None = None) -> None:
-        """Append tokens (T >= 1) of the prompt to the cache. It may be called again with the next tokens.
+        """Append tokens (T >= 1) of the prompt to the cache. A caller can call this method again with the
+        next tokens.
 
         progress: as in Backend.prefill
         """
 
     def read(self) -> int:
-        """Return the next token. Call this at most `limit` times. The next step is submitted before this call
-        waits for its token, unless the cache could not undo that step.
+        """Return the next token. Call this method at most `limit` times. The method submits the next step
+        before it waits for the token of this step, unless the cache could not undo the next step.
 
         Raises RuvmlxError if the logits were NaN or infinite.
         """
 
     def take_hidden(self) -> np.ndarray:
-        """Return [n, D] float32: the hidden states from which the last n tokens were drawn. n: tokens read
-        since the last call."""
+        """Return [n, D] float32: the hidden states from which the last n tokens were drawn. n: the number of
+        tokens read since the last call."""
 
     def close(self) -> None:
-        """Undo the step that runs ahead. Then the cache holds the prompt and all tokens read except the last.
-        `take_hidden` may still be called. A second call does nothing."""
+        """Undo the step that runs ahead. After the call, the cache holds the prompt and all tokens that were
+        read, except the last one. A caller can still call `take_hidden`. A second call of `close` does
+        nothing."""
 
 
 @runtime_checkable
 class Streaming(Protocol):
-    """A backend that can run the decode loop and draw the tokens itself. It does so if `streams` is true."""
+    """A backend that can run the decode loop and draw the tokens itself. The engine uses `stream` if
+    `streams` is True."""
 
     streams: bool
 
     def stream(
         self, cache: KVCache, adapter: HeadAdapter | None, sampling: "Sampling", limit: int
     ) -> TokenStream:
-        """Return a stream for a reply of at most `limit` tokens. The reply follows the tokens in the cache
-        and those that `prefill` will add."""
+        """Return a stream for a reply of at most `limit` tokens. The reply continues the tokens in the cache
+        and the tokens that `prefill` will add."""
 
 
 def adapted_logits(
@@ -239,7 +249,7 @@ def check_tokens(tokens: Sequence[int], vocab_size: int) -> None:
 
 
 def finite(values: np.ndarray) -> np.ndarray:
-    """Return the same values. Raises RuvmlxError if one of them is NaN or infinite."""
+    """Return the same values. Raises RuvmlxError if one of the values is NaN or infinite."""
     if not np.isfinite(values).all():
         raise not_finite()
     return values
@@ -254,8 +264,8 @@ def not_finite() -> RuvmlxError:
 
 @contextmanager
 def with_lora(backend: Backend, lora: BaseLoRA | None) -> Iterator[None]:
-    """In the block the backend uses this base LoRA (None: the original model). After the block it uses its
-    former base LoRA again."""
+    """In the block the backend uses this base LoRA (None: the original model). After the block the backend
+    uses its former base LoRA again."""
     own = backend.lora
     if own is not lora:
         backend.set_lora(lora)
@@ -278,5 +288,6 @@ def preserve_lora(backend: Backend) -> Iterator[None]:
 
 
 def original_model(backend: Backend) -> AbstractContextManager[None]:
-    """In the block the backend runs the original model. After the block it has its former base LoRA."""
+    """In the block the backend runs the original model. After the block the backend has its former base LoRA
+    again."""
     return with_lora(backend, None)

@@ -1,4 +1,5 @@
-"""This module computes the memory that each type of matrix takes in each backend, for `ruvmlx show`."""
+"""This module computes the memory that a model's matrices of each storage type (for example Q4_K) take in
+each backend. The command `ruvmlx show` prints the result."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -19,7 +20,8 @@ class MatrixType:
     """The facts about one type of matrix in a model.
 
     matrices: the number of matrices of this type
-    file_bits, native_bits, mlx_bits: bits of a weight, with scales, in the file and in each backend
+    file_bits, native_bits, mlx_bits: the number of bits per weight, with its scales, in the file and in each
+        backend
     rounded: the backends that round the file's weights slightly
     """
 
@@ -49,7 +51,8 @@ def matrix_types(model: Model) -> list[MatrixType]:
 
 
 def bytes_in_memory(types: Mapping[str, int], backend: str) -> int:
-    """Return the bytes that weights take on the backend "native" or "mlx". types: weights of each type."""
+    """Return the bytes that weights take on the backend "native" or "mlx". types: {storage type: number of
+    weights}."""
     kinds = {row: types[row.name] for row in (*ROWS, *TYPES.values()) if row.name in types}
     wide = any(kind.wide for kind in kinds)
     bits = {kind: native_bits(kind) if backend == "native" else mlx_bits(kind, wide) for kind in kinds}
@@ -70,21 +73,23 @@ def _file_bits(kind: TensorType) -> float:
 
 
 def native_bits(kind: TensorType) -> float:
-    """Return the bits of a weight in the native backend. Super-blocks stay as in the file. Other blocks
-    become 4 or 8 bits, with biases only if the file has them."""
+    """Return the number of bits per weight in the native backend. The backend keeps super-blocks (256
+    weights) as they are in the file. It converts other blocks to 4 or 8 bits, with biases only if the file
+    has biases."""
     if kind.block == 1 or kind.name in SUPER_BLOCKS:
         return _file_bits(kind)
     if kind.name == "Q3_K":
         return _file_bits(_Q6_K)
     codes = 4 if kind.affine_bits == 4 else 8
-    scale = 32 if kind.wide and kind.name != "MXFP4" else 16  # powers of two fit into bfloat16
+    # the bits of a scale; the scales of MXFP4 are powers of two, which fit into bfloat16
+    scale = 32 if kind.wide and kind.name != "MXFP4" else 16
     lows = kind.zero == 0 and kind.affine
     return codes + (2 if lows else 1) * scale / kind.affine_group
 
 
 def mlx_bits(kind: TensorType, wide: bool = False) -> float:
-    """Return the bits of a weight on a GPU. wide: True if any matrix of the file needs float32 scales;
-    then all matrices have float32 scales."""
+    """Return the number of bits per weight on a GPU. wide: True if any matrix of the file needs float32
+    scales; in this case all matrices get float32 scales."""
     if kind.block == 1 or kind.mode:
         return _file_bits(kind)
     return kind.affine_bits + 2 * (32 if wide or kind.wide else 16) / kind.affine_group

@@ -1,6 +1,8 @@
-"""The reference backend, for tests, runs the decoder in NumPy and float32. It is slow and needs no MLX.
+"""The reference backend, for tests, runs the decoder in NumPy and float32. It is slow and does not need MLX.
+Tests compare the results of the other backends with its results.
 
-Layer:  h += o_proj(attention(norm(h)));  h += down(silu(gate(x)) * up(x)), x = norm(h); or down(gelu(up(x))).
+One layer computes:  h += o_proj(attention(norm(h)));  h += down(silu(gate(x)) * up(x)), x = norm(h); or
+    down(gelu(up(x))).
 
 The configuration alone decides the differences between model families (models/config/families.py). The
 backend computes norms, softmax and RoPE's angles in float64. (Touvron et al. 2023; Jiang et al. 2023)
@@ -29,7 +31,8 @@ CHUNK = 128  # the maximum number of prompt tokens in one prefill step
 
 
 class ReferenceCache:
-    """A cache of all keys and values of one sequence. It drops nothing: a sliding window is only a mask."""
+    """A cache of all keys and values of one sequence. The cache keeps all tokens, because a sliding window is
+    only a mask here."""
 
     def __init__(self, config: ModelConfig):
         empty = (config.n_kv_heads, 0, config.head_dim)
@@ -42,8 +45,8 @@ class ReferenceCache:
         return sum(a.nbytes for a in self.keys + self.values)
 
     def append(self, layer: int, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Append keys and values after the first `offset` tokens. The caller changes `offset` after all
-        layers have appended."""
+        """Append keys and values of one layer after the first `offset` tokens. Return all keys and values of
+        this layer. The caller changes `offset` after all layers have appended."""
         for held, new in ((self.keys, keys), (self.values, values)):
             held[layer] = np.concatenate([held[layer][:, : self.offset], new], axis=1)
         return self.keys[layer], self.values[layer]
@@ -165,7 +168,8 @@ class ReferenceBackend:
         return finite(logits)
 
     def _forward(self, tokens: Sequence[int], cache: ReferenceCache) -> np.ndarray:
-        """Run tokens [T]; return hidden [T, D] after the final norm. The cache then holds T more tokens."""
+        """Run tokens [T]; return hidden [T, D] after the final norm. After the call the cache holds T more
+        tokens."""
         h = self._weights["model.embed_tokens.weight"][np.asarray(tokens, np.int64)]
         for i in range(self.config.n_layers):
             p = f"model.layers.{i}"
@@ -204,7 +208,8 @@ class ReferenceBackend:
         return self._linear(f"{p}.o_proj", out.swapaxes(0, 1).reshape(len(x), -1))
 
     def _norm_heads(self, name: str, heads: np.ndarray) -> np.ndarray:
-        """Apply the norm to each head of [H, T, d]. Families without such a norm have no weight for it."""
+        """Apply the norm to each head of [H, T, d]. If the model has no weight with this name, return the
+        heads unchanged."""
         weight = self._weights.get(f"{name}.weight")
         return heads if weight is None else rms_norm(heads, weight, self.config.rms_norm_eps)
 
@@ -239,7 +244,7 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 
 def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, eps: float) -> np.ndarray:
-    """(x - mean(x)) / sqrt(var(x) + eps) * weight (+ bias) over the last axis. (Ba et al. 2016)"""
+    """Return (x - mean(x)) / sqrt(var(x) + eps) * weight (+ bias) over the last axis. (Ba et al. 2016)"""
     x64 = x.astype(np.float64)
     centred = x64 - x64.mean(axis=-1, keepdims=True)
     y = centred / np.sqrt(np.mean(centred**2, axis=-1, keepdims=True) + eps) * weight
@@ -247,7 +252,7 @@ def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, eps: 
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
-    """x times the probability that a standard normal number is below x. (Hendrycks & Gimpel 2016)"""
+    """Return x times the probability that a standard normal number is below x. (Hendrycks & Gimpel 2016)"""
     below = [0.5 * math.erfc(-number / math.sqrt(2)) for number in x.reshape(-1).tolist()]
     return (x * np.array(below).reshape(x.shape)).astype(np.float32)
 

@@ -1,6 +1,7 @@
 """This module chooses the backend for a model and gives the reason for the choice.
 
-`describe` imports MLX only if it must search for a GPU. `open_backend` loads the weights.
+`describe` returns the choice without opening a backend, and imports MLX only if it must search for a GPU.
+`open_backend` opens the backend and loads the weights.
 """
 
 import gc
@@ -38,8 +39,8 @@ class Choice:
 
 
 def describe(name: str = "auto", threads: int | None = None) -> Choice:
-    """Return the choice for a name. "auto" is the first available of: Metal, CUDA, the native decoder, MLX on
-    the CPU."""
+    """Return the choice for a backend's name. "auto" chooses the first of these that is available: Metal,
+    CUDA, the native decoder, MLX on the CPU."""
     if name not in NAMES:
         raise UsageError(f"no backend is called {name!r}; choose one of {', '.join(NAMES)}")
     if name == "reference":
@@ -88,7 +89,7 @@ def asked_policy(kv: str | None, tiers: str | None = None) -> TierPolicy | None:
     """Return the KV cache policy that the user named; None if the user named none.
 
     kv: "tiered", "f16", "auto" or None, which means auto
-    tiers: lengths for tiered, for example "256,1024".
+    tiers: the lengths of the tiers (tokens) for a tiered cache, for example "256,1024"
     """
     if kv == F16.name:
         return F16
@@ -132,15 +133,17 @@ def for_model(choice: Choice, name: str, shape: ModelShape) -> Choice:
 def open_backend(
     name: str, model: Model, threads: int | None = None, kv_budget: int = 0, watch: Watch = QUIET
 ) -> Backend:
-    """Load the model's weights into the backend of that name (see `describe`). Use it only in this thread.
+    """Load the model's weights into the backend of that name (see `describe`) and return the backend. Use the
+    backend only in this thread.
 
-    On a GPU the backend uses our kernels if the self-check passes; if it fails, MLX's plain KV cache. If
-    mlx-lm's own graph does not run either, "auto" opens the native decoder (or MLX on the CPU for models that
-    only mlx-lm runs), and "mlx" raises GPUFailed. The backend's `caveat` says which of these cases happened.
+    On a GPU the backend uses ruvmlx's kernels if they pass the self-check. If they fail, the backend uses
+    MLX's plain KV cache. If mlx-lm's own graph does not run either, "auto" opens the native decoder (or MLX
+    on the CPU for models that only mlx-lm runs), and "mlx" raises GPUFailed. The backend's `caveat` says
+    which of these cases happened.
 
-    threads: CPU threads; None: the physical cores that this process may use
+    threads: the number of CPU threads; None: the number of physical cores that this process is allowed to use
     kv_budget: the target for the maximum bytes of all tiered KV caches; 0: no limit
-    watch: receives the progress of the self-check and of mlx-lm's loading
+    watch: an object that receives the progress of the self-check and of mlx-lm's loading
     """
     backend = _open(name, model, threads, watch)
     pool = getattr(backend, "pool", None)
@@ -187,8 +190,8 @@ def _open_on_gpu(name: str, model: Model, device: str, threads: int | None, watc
 
 
 def _on_gpu(model: Model, device: str, threads: int | None, watch: Watch) -> "MLXBackend | AnyBackend":
-    """Return the MLX backend on the GPU. Raise GPUFailed if MLX raises an error before the first token or
-    failed in the self-check."""
+    """Return the MLX backend on the GPU. Raise GPUFailed if MLX raises an error before the first token, or if
+    mlx-lm's graph failed in the self-check."""
     from .mlx.any_backend import AnyBackend
     from .mlx.backend import MLXBackend
     from .mlx.check_results import GPU_ERRORS, STARTER, reason
@@ -196,7 +199,8 @@ def _on_gpu(model: Model, device: str, threads: int | None, watch: Watch) -> "ML
 
     try:
         if not model.is_own:
-            # our kernels are not used here, so the check of the starter model's shapes is enough
+            # models in mlx-lm's own code use none of ruvmlx's kernels, so the check with the starter model's
+            # shapes is enough
             if why := check(STARTER, watch=watch).graph_fails:
                 raise GPUFailed(why, "auto")
             return AnyBackend(model, device=device, threads=threads, watch=watch)

@@ -1,9 +1,9 @@
 """This module runs any architecture that mlx-lm runs, with mlx-lm's own model and caches.
 
-MicroLoRA learns from ratings here too, because it needs only the final hidden states and the logits. The MLX
-graph adds MicroLoRA to the model's logits, after the scale or cap that some models apply. KV tiers, a base
-LoRA, background training and ratings of other matrices than the head need a decoder of our own, so this
-backend does not have them.
+MicroLoRA (the adapter of the output head) learns from ratings with this backend too, because it needs only
+the final hidden states and the logits. The MLX graph adds MicroLoRA to the model's logits, after the scale or
+cap that some models apply. KV tiers, a base LoRA, background training and ratings of other matrices than the
+head need ruvmlx's own decoder, so this backend does not have these features.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,8 @@ class AnyBackend(MLXRunner):
     def __init__(
         self, model: Model, device: str | None = None, threads: int | None = None, watch: Watch = QUIET
     ):
-        """watch: receives the progress of loading. Errors of a GPU are raised as MLX raises them."""
+        """watch: an object that receives the progress of loading. The constructor does not catch MLX's errors
+        about a GPU."""
         kind = device or default_device()
         super().__init__(model.shape, kind, threads)
         self.lora: BaseLoRA | None = None
@@ -58,7 +59,7 @@ class AnyBackend(MLXRunner):
             )
 
     def new_cache(self, policy: TierPolicy | None = None) -> AnyCache:
-        """Return the model's own caches. The policy has no effect."""
+        """Return a cache that joins the caches of mlx-lm's model. The tier policy has no effect."""
         return AnyCache.of(self._graph.model)
 
     def decode_batch(

@@ -1,8 +1,8 @@
 """This module joins the caches that an mlx-lm model makes (KV, sliding, chunked, Mamba states) into one
 KVCache.
 
-A sliding window gets our own cache. With mlx-lm's sliding cache every turn of a long chat would have to
-compute the whole chat again, because a full cache cannot remove its newest tokens.
+For a sliding window, the module uses ruvmlx's SlidingKVCache. mlx-lm's own cache for a sliding window, when
+it is full, cannot remove its newest tokens. So every turn of a long chat would compute the whole chat again.
 """
 
 import copy
@@ -41,8 +41,8 @@ class AnyCache:
 
     @property
     def room(self) -> int:
-        """Return the number of tokens that can be appended and still be retracted; 0 if a state cannot go
-        back."""
+        """Return the number of tokens that can be appended and still be retracted; 0 if a layer's state
+        cannot go back."""
         return min((_room(leaf) for leaf in self._leaves()), default=0)
 
     def arrays(self) -> list[mx.array]:
@@ -71,7 +71,8 @@ class AnyCache:
         return other
 
     def dump(self) -> Dump:
-        """Return the state of each layer in order: arrays as bytes, all other values in the facts."""
+        """Return the state of each layer in order: the arrays as bytes, and all other values as JSON in the
+        dump's `facts`."""
         states = [_describe_state(layer.state) for layer in self.layers]
         parts = (np.array(mx.contiguous(a).reshape(-1).view(mx.uint8)) for a in self.arrays())
         return Dump({"offset": self.offset, "states": states}, self.nbytes, parts)
@@ -83,8 +84,8 @@ class AnyCache:
 
     @contextmanager
     def running(self, n: int) -> Iterator["AnyCache"]:
-        """Context of a step of n tokens. If the step fails, the cache is emptied, because a state can already
-        include some of the tokens."""
+        """Return the context of a step of n tokens. If the step fails, the cache becomes empty, because the
+        state of a layer can already include some of the tokens."""
         try:
             yield self
         except BaseException:
@@ -98,14 +99,14 @@ class AnyCache:
 
 
 def _trimmable(layer: Any, caches: Any) -> Any:
-    """Return the same cache, or our own cache if the layer has a plain sliding window."""
+    """Return the layer's cache, or a SlidingKVCache in its place if the layer has a plain sliding window."""
     if type(layer) is caches.RotatingKVCache and not layer.keep:
         return SlidingKVCache(layer.max_size)
     return layer
 
 
 def _room(leaf: Any) -> int:
-    """Return the number of tokens that a layer's cache can take and remove again."""
+    """Return the number of tokens that can be appended to a layer's cache and removed again."""
     if isinstance(leaf, SlidingKVCache):
         return leaf.slack
     if not leaf.is_trimmable():

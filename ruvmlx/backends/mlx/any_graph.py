@@ -1,10 +1,11 @@
-"""This module splits any mlx-lm model for MicroLoRA: hidden states on one side, logits on the other side.
+"""This module splits any mlx-lm model into two functions, because MicroLoRA needs both: one returns hidden
+states, the other returns the logits of hidden states.
 
 In mlx-lm's models, `Model.__call__` calls a submodule that returns the hidden states after the final norm.
-Then `Model.__call__` computes logits from these states, with a head or the tied embedding, often scaled or
-capped. This module runs a few tokens to find this submodule, and wraps it. The wrapper records the output of
-the submodule. To compute logits of given hidden states, the wrapper returns these states instead of running
-the submodule.
+After this, `Model.__call__` computes logits from these states, with a head or the tied embedding, often
+scaled or capped. This module runs a few tokens to find this submodule, and wraps it. The wrapper records the
+output of the submodule. To compute logits of given hidden states, the wrapper returns these states instead of
+running the submodule.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,8 +19,8 @@ PROBE = (0, 1, 2)  # token ids that every vocabulary has
 
 
 class _HiddenStates:
-    """A wrapper of the submodule that computes hidden states. given: if set, the wrapper returns this
-    array."""
+    """A wrapper of the submodule that computes hidden states. given: an array that the wrapper returns in
+    place of the submodule's output; None: the wrapper runs the submodule."""
 
     def __init__(self, module: nn.Module):
         self._module = module
@@ -56,14 +57,15 @@ class SplitGraph:
             )
 
     def hidden_states(self, tokens: mx.array, caches: Sequence[Any] | None) -> mx.array:
-        """Return hidden states [B, L, D] of tokens [B, L]. The model also describes the logits, but MLX is
-        lazy and never computes them."""
+        """Return hidden states [B, L, D] of tokens [B, L]. The model also builds the graph of the logits, but
+        MLX evaluates lazily and never computes these logits."""
         self.model(tokens, cache=caches)
         found, self._body.last = self._body.last, None
         return found
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """Return logits [B, L, V] of hidden states [B, L, D], with the model's own scale or cap."""
+        """Return logits [B, L, V] of hidden states [B, L, D], with the scale or cap that the model itself
+        applies to logits."""
         self._body.given = hidden
         try:
             return _array(self.model(mx.zeros(hidden.shape[:2], mx.uint32)))
@@ -77,7 +79,7 @@ class _Found(NamedTuple):
 
 
 def _split(model: nn.Module, kind: str) -> tuple[_HiddenStates, _Found]:
-    """Wrap the first submodule that all of the model's logits depend on."""
+    """Find and wrap the first submodule on whose output alone the model's logits depend."""
     whole = _array(model(mx.array([PROBE], mx.uint32)))
     for owner, name, module in _submodules(model):
         body = _HiddenStates(module)
@@ -107,7 +109,8 @@ def _body_states(model: nn.Module, body: _HiddenStates, whole: mx.array) -> mx.a
     if not isinstance(hidden, mx.array) or hidden.ndim != 3 or hidden.shape[:2] != whole.shape[:2]:
         return None
     if hidden.shape[-1] == whole.shape[-1] and bool(mx.array_equal(hidden, whole)):
-        return None  # this submodule is a language model with its own head, so the search goes on inside
+        # This submodule is a language model that contains its own head, so the search continues inside it.
+        return None
     body.given = hidden
     try:
         other_tokens = mx.zeros(whole.shape[:2], mx.uint32)
@@ -118,5 +121,6 @@ def _body_states(model: nn.Module, body: _HiddenStates, whole: mx.array) -> mx.a
 
 
 def _array(output: Any) -> mx.array:
-    """Return the logits; some models return other values beside them."""
+    """Return the logits from the output of a model. Some models return other values together with the
+    logits."""
     return output if isinstance(output, mx.array) else getattr(output, "logits", output[0])

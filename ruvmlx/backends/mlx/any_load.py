@@ -1,4 +1,5 @@
-"""This module loads a model with mlx-lm, and turns each error into one line."""
+"""This module loads a model with mlx-lm. It turns each error of mlx-lm or MLX into an error with one line of
+text."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,15 +11,15 @@ from ...platform.mx import mx, nn
 from ...progress import QUIET, Told, Watch
 from . import graph
 
-PIECE = 256 << 20  # the number of bytes that MLX reads at a time; these can be several tensors
+PIECE = 256 << 20  # the number of bytes of weights that MLX reads at a time, in one or several tensors
 
 
 def load_graph(model: Model, float32: bool, watch: Watch = QUIET) -> nn.Module:
     """Return mlx-lm's model with its evaluated weights.
 
-    float32: convert all numbers that are not packed to float32, because MLX's 16-bit products are slow on a
-        CPU
-    watch: receives the number of bytes read so far
+    float32: True: convert all numbers that are not quantised to float32, because MLX's 16-bit products are
+        slow on a CPU
+    watch: an object that receives the number of bytes read so far
     """
     with one_line(model):
         made, _ = mlxlm.utils().load_model(model.path, lazy=True)
@@ -49,7 +50,7 @@ def _read(made: nn.Module, count: Told) -> None:
     """Evaluate the weights in pieces. Between two pieces the watch can raise an exception to stop the
     loading."""
     arrays = list(graph.parameters(made).values())
-    # this is more than the file's bytes if 16-bit numbers become 32-bit numbers
+    # the sum is larger than the file if 16-bit numbers become 32-bit numbers
     whole = sum(array.nbytes for array in arrays)
     done = 0
     for piece in _pieces(arrays):

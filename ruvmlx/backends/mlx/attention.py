@@ -1,9 +1,9 @@
 """This module is the attention of every layer of the MLX graph: mlx-lm's Llama, with the additions of other
 model families.
 
-A family can apply a norm to q and k of each head, stretch RoPE, turn only a part of each head or leave RoPE
-out, scale queries by their position, and add ALiBi to the scores. The module names are mlx-lm's names,
-because the cache, LoRA and training use them.
+A model family can apply a norm to q and k of each head, scale RoPE's frequencies, rotate only a part of each
+head or use no RoPE, scale queries by their position, and add ALiBi's biases to the attention scores. The
+module names are mlx-lm's names, because the cache, LoRA and training use them.
 """
 
 from typing import Any
@@ -43,7 +43,8 @@ def query_scales(scale: QueryScale, offset: int | mx.array, n: int) -> mx.array:
 
 
 class DistanceBias:
-    """ALiBi's part of the scores, with the causal mask; one object for all layers of a graph."""
+    """ALiBi's bias of the attention scores, together with the causal mask. One object serves all layers of a
+    graph."""
 
     def __init__(self, config: ModelConfig):
         self.slopes = alibi_slopes(config.n_heads, config.alibi_bias_max)
@@ -51,7 +52,7 @@ class DistanceBias:
 
     def mask(self, n: int, total: int, dtype: mx.Dtype) -> mx.array:
         """Return [n_heads, n, total] for the last n of `total` tokens: slope * (key - query), -inf for keys
-        behind the query."""
+        at later positions than the query."""
         if self._made[0] != (n, total, dtype) or self._made[1] is None:
             away = mx.arange(total)[None] - mx.arange(total - n, total)[:, None]
             bias = mx.where(away <= 0, mx.array(self.slopes)[:, None, None] * away, -mx.inf)
@@ -60,7 +61,7 @@ class DistanceBias:
 
 
 class UngatedMLP(nn.Module):
-    """down(gelu(up(x)))."""
+    """An MLP without a gate: it computes down(gelu(up(x)))."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -81,7 +82,8 @@ class Attention(nn.Module):
         self.n_heads, self.n_kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, config.head_dim
         self.scale = config.head_dim**-0.5
         self.turns = layer not in config.layers_without_rope and config.turned_dims > 0
-        # The kernels of tiered caches turn whole heads. A part of a head is turned before them.
+        # The kernels of tiered caches rotate whole heads. If RoPE rotates only a part of a head, MLX does
+        # this before it runs the kernels.
         self.kernels_turn = self.turns and config.turned_dims == config.head_dim
         dims, q, kv = config.hidden_size, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         self.q_proj = nn.Linear(dims, q, "q_proj" in config.biases)
@@ -106,7 +108,8 @@ class Attention(nn.Module):
         return self.o_proj(out.swapaxes(1, 2).reshape(*x.shape[:2], -1))
 
     def scores_mask(self, mask: Any, q: mx.array, k: mx.array) -> Any:
-        """Return what is added to the scores: mlx-lm's mask, or ALiBi's bias with the mask in it."""
+        """Return the array that is added to the attention scores: mlx-lm's mask, or ALiBi's bias together
+        with the mask."""
         return mask if self.bias is None else self.bias.mask(q.shape[-2], k.shape[-2], q.dtype)
 
     def heads(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
@@ -121,7 +124,9 @@ class Attention(nn.Module):
         return q, k, v
 
     def rows_for_kernels(self, x: mx.array, offsets: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """The same for kernels that turn whole heads; x: [B, 1, D], offsets: [B]."""
+        """Return the result of `rows` for kernels that rotate whole heads. If RoPE rotates only a part of
+        each head, q and k are already rotated in the result. x: [B, 1, D]; offsets: [B], the position of each
+        sequence's token."""
         if self.kernels_turn or not self.turns:
             return self.rows(x)
         q, k, v = (y.swapaxes(1, 2) for y in self.heads(x))
@@ -130,7 +135,8 @@ class Attention(nn.Module):
         return q, k, v
 
     def split(self, q: mx.array, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """Return the products' outputs [..., T, H * d] as heads [..., T, H, d] after their norms."""
+        """Return the outputs q, k and v of the three projections, [..., T, H * d], as heads [..., T, H, d].
+        Apply the norms of q and k if the layer has norms."""
         q, k, v = (y.reshape(*y.shape[:-1], -1, self.head_dim) for y in (q, k, v))
         return (self.q_norm(q), self.k_norm(k), v) if "q_norm" in self else (q, k, v)
 

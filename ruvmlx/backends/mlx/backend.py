@@ -35,7 +35,8 @@ NO_ALIBI = "The KV cache has no tiers: the GPU's kernels do not have ALiBi."
 
 
 class MLXBackend(MLXRunner):
-    """An MLX backend runs one model. `plan` decides how the model's weights are stored."""
+    """An MLX backend runs one model. The function `plan` decides in which form the weights are kept in
+    memory."""
 
     name = "mlx"
     caveat = ""
@@ -49,7 +50,8 @@ class MLXBackend(MLXRunner):
         own_layers: bool = True,
         check: Callable[[Shapes], KernelVerdict] | None = None,
     ):
-        """own_layers: False: use mlx-lm's layers on a CPU too, as on a GPU. This is slower.
+        """own_layers: False: use mlx-lm's layers on a CPU too, as on a GPU; mlx-lm's layers are slower on a
+        CPU
 
         check: a function that is called before any computation and returns which kernels work on the device.
             The constructor raises GPUFailed if not even mlx-lm's own graph works. None: assume that all
@@ -70,11 +72,11 @@ class MLXBackend(MLXRunner):
                 tiered_cpu.install(self._graph)
             else:
                 tiered.install(self._graph, model.config)
-            mx.clear_cache()  # free the temporary arrays of unpacking and joining
+            mx.clear_cache()  # free the temporary arrays that the unpacking and joining of weights made
         self.nbytes = sum(a.nbytes for a in graph.parameters(self._graph).values())
         self._own_layers = how.own_layers
         self._forward = cpu_layers.forward if how.own_layers else _forward
-        # On a CPU, a step ahead would compete with the current step for cores.
+        # On a CPU, a step that runs ahead would compete with the current step for cores.
         self.streams = not how.own_layers
         own = how.own_layers
         self.pool = tiered_cpu.pool(model.config, threads) if own else PagePool(MLXStorage(model.config))
@@ -91,13 +93,13 @@ class MLXBackend(MLXRunner):
         self._head_change: lora_layers.LowRankChange | None = None
 
     def _do_without_kernels(self, caveat: str) -> None:
-        """Use plain KV caches from now on, whatever the policy is. On a GPU, the plain-MLX versions of the
-        kernels would be slow."""
+        """Use plain KV caches from now on, whatever the tier policy is. (The versions of the kernels in plain
+        MLX would be slow on a GPU.) caveat: the reason, one line for people."""
         self.pool, self.caveat, self.kernels = None, caveat, f"{self.kernels}, plain KV cache"
 
     def warm_up(self) -> None:
-        """Compile all parts that a reply needs: run a first token through the graph, then run the kernels.
-        Errors of the graph are raised. Kernels that fail are not used."""
+        """Compile all parts that a reply needs: run a first token through the graph, then run the kernels. If
+        the graph fails, its error is raised. If a kernel fails, the backend uses no kernels."""
         self._run([0], self.new_cache(), self._last)
         if self.pool is not None:
             from .kernels import selfcheck
@@ -116,8 +118,8 @@ class MLXBackend(MLXRunner):
         self.lora = base
 
     def lent_graph(self) -> nn.Module | None:
-        """Return mlx-lm's modules with the frozen weights, for training. Return None if our own layers
-        replace mlx-lm's modules."""
+        """Return mlx-lm's modules with the frozen weights, for training. Return None if ruvmlx's CPU layers
+        (cpu_layers.py) replace mlx-lm's modules."""
         return None if self._forward is cpu_layers.forward else self._graph
 
     def new_cache(self, policy: TierPolicy | None = None) -> MLXCache | PagedCache:
@@ -131,7 +133,7 @@ class MLXBackend(MLXRunner):
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
-        """Decode one token of each cache. All caches of a kind run in one graph."""
+        """Decode one token of each cache. All caches of one kind (paged or plain) run in one graph."""
         check_tokens(tokens, self.shape.vocab_size)
         steps: dict[int, Step] = {}
         for paged in (True, False):
@@ -163,8 +165,8 @@ class MLXBackend(MLXRunner):
         return self._forward(self._graph, tokens, layers)
 
     def running(self, caches: Sequence[KVCache], n: int) -> AbstractContextManager[Any]:
-        """Context of a step of n tokens in each cache. If there are several caches, they must be of one
-        kind, and n must be 1."""
+        """Return the context of a step that appends n tokens to each cache. If there are several caches, they
+        must be of one kind, and n must be 1."""
         if isinstance(caches[0], PagedCache):
             paged = tiered_cpu if self._own_layers else tiered
             return paged.running(cast(Sequence[PagedCache], caches), n, self.config)
@@ -206,7 +208,7 @@ class WeightsPlan(NamedTuple):
 
     dtype: mx.Dtype  # the dtype of all numbers that are not packed
     unpack: bool
-    own_layers: bool  # True: use cpu_layers instead of mlx-lm's layers; float32 only
+    own_layers: bool  # True: use the layers of cpu_layers.py in place of mlx-lm's layers; only for float32
 
 
 def plan(weights: Weights, device: str) -> WeightsPlan:
@@ -214,8 +216,8 @@ def plan(weights: Weights, device: str) -> WeightsPlan:
     float32 if the result fits into a quarter of RAM.
 
     MLX's packed product is slow on a CPU (starter model: 11 against 60 tok/s), and 40 times slower again with
-    16-bit scales. So weights that stay packed get float32 scales. Plain 16-bit weights become float32 if the
-    result fits into half of RAM.
+    16-bit scales. So on a CPU, weights that stay packed get float32 scales. Plain 16-bit weights become
+    float32 if the result fits into half of RAM.
     """
     stored = _stored_dtype(weights)
     if device != "cpu":
@@ -235,17 +237,17 @@ def _stored_dtype(weights: Weights) -> mx.Dtype:
     if any(kind.wide for kind in types.values()):
         return mx.float32
     if (embedding := types.get("model.embed_tokens")) and embedding.mode:
-        return mx.bfloat16  # MLX's dtype for weights in these formats
+        return mx.bfloat16  # MLX computes with this dtype if the weights have these formats
     table = weights.get("model.embed_tokens.scales", weights.get("model.embed_tokens.weight"))
     names = {"float16": mx.float16, "bfloat16": mx.bfloat16}
     return mx.float32 if table is None else names.get(table.dtype.name, mx.float32)
 
 
 def _numbers(weights: Weights, name: str) -> int:
-    """Return the number of numbers in a tensor. Each packed number counts as 4 bits, which gives an upper
-    bound for wider formats."""
+    """Return the number of elements of a tensor. The function assumes that a packed element has 4 bits, which
+    gives too large a number for formats with more bits."""
     module, _, kind = name.rpartition(".")
-    # The format is known without a conversion of the tensor.
+    # The file's header gives the format without a conversion of the tensor.
     if kind != "bias" and (tensor := stored_tensor(weights, module)):
         return tensor.elements if kind == "weight" else 0
     value = weights[name]

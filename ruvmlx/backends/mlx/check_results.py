@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from ...models.config.model import ModelConfig
 from ...text import one_line
 
-GRAPH = "mlx"  # the name of the check of mlx-lm's own graph, without our kernels
+GRAPH = "mlx"  # the name of the check of mlx-lm's own graph, which uses none of ruvmlx's kernels
 SKIPPED = "not checked: the check ended before it"
 GPU_ERRORS = RuntimeError, ValueError, MemoryError  # the errors that MLX raises if a GPU cannot compute
-# The maximum length of a reason, in characters: in a row of `doctor`, and in the chat's line.
+# The maximum length of a reason (the text of an error), in characters: in a row of the command `doctor`, and
+# in the chat.
 MAX_REASON_CHARACTERS, MAX_CHAT_REASON_CHARACTERS = 160, 70
 ERROR_LINES = 3  # the maximum number of a compiler's error lines, each of at most MAX_REASON_CHARACTERS
 WHOLE = 20_000  # the maximum number of characters of a message that is kept for the report
@@ -17,7 +18,7 @@ WHOLE = 20_000  # the maximum number of characters of a message that is kept for
 
 @dataclass(frozen=True)
 class Shapes:
-    """The properties of a model that decide how a kernel is compiled and run.
+    """The sizes and the dtype of a model, which decide how a kernel is compiled and run.
 
     dtype: "float16", "bfloat16" or "float32".
     """
@@ -52,7 +53,8 @@ class CheckResult:
 
     @classmethod
     def of_error(cls, name: str, message: str, otherwise: str = "failed without a message") -> "CheckResult":
-        """Return a failure with this message. otherwise: the reason to use if the message is empty."""
+        """Return the result of a kernel that failed with this message. otherwise: the reason to use if the
+        message is empty."""
         return cls(name, False, reason(message) or otherwise, message=message[:WHOLE])
 
     @property
@@ -64,8 +66,8 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class KernelVerdict:
-    """The results of all kernels. told: True if the check really ran. If the check did not run, the verdict
-    is not kept for later starts."""
+    """The results of all kernels. told: True if the check really ran. A verdict without a check is not stored
+    for later starts."""
 
     results: tuple[CheckResult, ...]
     seconds: float = 0.0
@@ -73,14 +75,14 @@ class KernelVerdict:
 
     @property
     def graph_fails(self) -> str:
-        """Return why mlx-lm's own graph cannot run on the GPU. Return "" if the graph can run, or if this is
-        unknown."""
+        """Return why mlx-lm's own graph cannot run on the GPU. Return "" if the graph can run, or if the
+        check of the graph has no result."""
         return next((r.why for r in self.results if r.name == GRAPH and not r.ok), "")
 
     @property
     def kernels_work(self) -> bool:
-        """Return True if all kernels work, because a tiered cache needs each of them. Return False if no
-        kernel exists for the shapes."""
+        """Return True only if all kernels work, because a tiered cache needs each kernel. Return False if no
+        kernel exists for the model's shapes."""
         kernels = [r for r in self.results if r.name != GRAPH]
         return bool(kernels) and all(r.ok for r in kernels)
 

@@ -1,10 +1,11 @@
-"""This module is the CPU's attention and MLP: mlx-lm's sums in fewer and cheaper MLX operations.
+"""This module has the attention and the MLP for a CPU. They compute the same sums as mlx-lm's layers, with
+fewer and cheaper MLX operations.
 
 On a CPU stream every MLX operation costs 2-5 us, and MLX's exp computes one number at a time (9 ns each). So
 q, k and v are computed as one matrix product, and gate and up as one product. RoPE's angles are computed once
-per step for all layers. The attention scale is multiplied into q's weights. Large arrays use `exp` below,
-which is built from operations that the compiler vectorised. All arrays are float32. The tests compare the
-results with mlx-lm's modules (tests/backends).
+per step for all layers. The attention scale is multiplied into q's weights. For large arrays, the function
+`exp` below computes exponentials with operations that the compiler vectorised. All arrays are float32. The
+tests compare the results with mlx-lm's modules (tests/backends).
 """
 
 import math
@@ -17,14 +18,14 @@ from ...models.config.model import ModelConfig
 from ...models.config.rope import query_scales, rope
 from ...platform.mx import mx, nn
 
-LARGE = 8192  # number of elements from which our exp is faster than MLX's exp
-HAND_OVER = 4  # the number of layers after which the work so far is given to MLX
+LARGE = 8192  # the number of elements of an array from which `exp` below is faster than MLX's exp
+HAND_OVER = 4  # the number of layers after which the work so far is handed over to MLX
 TILE = 1 << 17  # the number of attention scores that are computed at a time: half a megabyte
 
 
 def install(graph: nn.Module, config: ModelConfig) -> None:
-    """Replace the attention and the MLP of every layer, in place. The old weights are freed layer by
-    layer."""
+    """Replace the attention and the MLP of every layer, in place. The weights of a layer are freed before the
+    next layer is replaced."""
     shared = Positions(config)
     for layer in graph.model.layers:
         layer.self_attn = CPUAttention(layer.self_attn, shared)
@@ -35,8 +36,8 @@ def install(graph: nn.Module, config: ModelConfig) -> None:
 def forward(graph: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
     """Return hidden states [1, L, D] after the final norm of tokens [1, L].
 
-    After every few layers the work so far is given to MLX. MLX computes while Python describes the other
-    layers, so a decode step of the starter model is a tenth faster.
+    After every few layers the work so far is handed over to MLX. MLX computes this work while Python
+    describes the next layers, so a decode step of the starter model is a tenth faster.
     """
     h = graph.model.embed_tokens(tokens)
     for i, (layer, cache) in enumerate(zip(graph.model.layers, caches, strict=True), 1):
@@ -87,32 +88,37 @@ class Positions:
         return mx.array(cos), mx.array(np.concatenate([-sin, sin], axis=2))
 
     def turns(self, at: Sequence[int]) -> np.ndarray:
-        """Return float32 [len(at), turned_dims]: the cosines of each position's angles, then their sines."""
+        """Return float32 [len(at), turned_dims]: for each position in `at`, the cosines of RoPE's angles,
+        then the sines."""
         angles = np.asarray(at, np.float32)[:, None] * self.on_cpu
         return np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * np.float32(self.factor)
 
     def still(self, at: Sequence[int]) -> np.ndarray:
-        """Return float32 [len(at), head_dim]: `turns` by no angle, for kernels that must turn nothing."""
+        """Return float32 [len(at), head_dim]: cosines of 1 and sines of 0. With these values, a kernel leaves
+        the heads unrotated."""
         row = np.arange(self.head_dim) < self.head_dim // 2
         return np.tile(row.astype(np.float32), (len(at), 1))
 
     def turn_part(self, heads: np.ndarray, at: Sequence[int]) -> None:
-        """Turn the first turned_dims numbers of each head, in place. heads: float32 [len(at), H, d]."""
+        """Rotate the first turned_dims numbers of each head by RoPE, in place. heads: float32 [len(at), H,
+        d]: H heads of d numbers at each position in `at`."""
         cos, sin = np.split(self.turns(at)[:, None], 2, axis=2)
         n = self.turned_dims // 2
         a, b = heads[..., :n].copy(), heads[..., n : 2 * n].copy()
         heads[..., :n], heads[..., n : 2 * n] = a * cos - b * sin, a * sin + b * cos
 
     def query_scales(self, at: Sequence[int]) -> np.ndarray | None:
-        """Return float32 [len(at)]. Return None if queries are not scaled by position, or only by 1."""
+        """Return the scale of the query at each position in `at`, float32 [len(at)]. Return None if the model
+        does not scale queries by their position, or if all scales are 1."""
         if self.query_scale is None:
             return None
         scales = query_scales(self.query_scale, np.asarray(at))
         return None if (scales == 1).all() else scales
 
     def mask(self, n: int, total: int) -> mx.array:
-        """Return [n, total]: 0 where the last n of `total` tokens see a token, -inf elsewhere. With ALiBi:
-        [K, G, n, total], slope * (key - query) instead of 0."""
+        """Return [n, total]: 0 where the last n of `total` tokens see a token, -inf elsewhere. With ALiBi,
+        return [K, G, n, total] for K key/value heads with G query heads each; the value is slope * (key -
+        query) in place of 0."""
         if self._mask[0] != (n, total):
             t, s = mx.arange(total - n, total)[:, None], mx.arange(total)[None]
             seen = (s <= t) & (t - s < (self.window or total))
@@ -121,7 +127,8 @@ class Positions:
         return self._mask[1]
 
     def mask_of(self, n: int, total: int) -> mx.array | None:
-        """Return `mask`, or None if it would change nothing: a last token sees all."""
+        """Return `mask`, or None if the mask would be all zeros, because a single last token sees all
+        tokens."""
         return self.mask(n, total) if n > 1 or self.slopes is not None else None
 
     def _by_head(self, slopes: np.ndarray) -> mx.array:
@@ -135,7 +142,8 @@ class CPUAttention(nn.Module):
         super().__init__()
         self.n_heads, self.n_kv_heads = attention.n_heads, attention.n_kv_heads
         self.head_dim, self.scale = attention.head_dim, attention.scale
-        norms = "q_norm" in attention  # a norm would undo a scale before the norm
+        # in this case the scale is applied after the norm, because a norm would undo a scale before the norm
+        norms = "q_norm" in attention
         products = [attention.q_proj, attention.k_proj, attention.v_proj]
         self.qkv = Joined(products, [1.0 if norms else attention.scale, 1.0, 1.0])
         self._eps = attention.q_norm.eps if norms else 0.0
@@ -145,8 +153,8 @@ class CPUAttention(nn.Module):
         self._positions = positions
 
     def __call__(self, x: mx.array, mask=None, cache=None) -> mx.array:
-        """Return the attention output [1, L, D] of x [1, L, D]. The mask follows from the cache; mlx-lm's
-        mask is not used."""
+        """Return the attention output [1, L, D] of x [1, L, D]. The method makes its own mask from the
+        cache's length and ignores mlx-lm's `mask`."""
         q, k, v = self._project(x, cache.offset)
         k, v = cache.update_and_fetch(k, v)
         n, total = x.shape[1], k.shape[2]
@@ -154,7 +162,7 @@ class CPUAttention(nn.Module):
         return self.o_proj(out.transpose(0, 3, 1, 2, 4).reshape(1, x.shape[1], -1))
 
     def _project(self, x: mx.array, offset: int) -> tuple[mx.array, mx.array, mx.array]:
-        """Return q [1, K, G, L, d] (scaled), k and v [1, K, L, d] of x [1, L, D]."""
+        """Return q [1, K, G, L, d] (scaled), k and v [1, K, L, d] of x [1, L, D], after RoPE."""
         angles = self._positions.angles(offset, x.shape[1]) if self.turns else None
         return self._project_rotated(x, angles, range(offset, offset + x.shape[1]))
 
@@ -176,7 +184,7 @@ class CPUAttention(nn.Module):
         return q.reshape(1, g, h // g, n, d), qk[None, h:], v[None]
 
     def _turn_first(self, qk: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
-        """qk [n, heads, 2, d/2] -> the same numbers, the first turned_dims of each head turned."""
+        """Return qk [n, heads, 2, d/2] with the first turned_dims numbers of each head rotated by RoPE."""
         dims = self._positions.turned_dims
         if dims == self.head_dim:
             return qk * cos + qk[:, :, ::-1] * sin
@@ -189,8 +197,8 @@ class CPUAttention(nn.Module):
         """Return q (scaled), k and v of x [1, L, D] before RoPE. If the model family has norms, each head has
         gone through its norm.
 
-        The L rows of H + 2 K heads are kept in one or two axes, because every operation costs as much as a
-        small product.
+        The result keeps the L rows of H + 2 K heads in one or two axes, because another operation to split
+        the axes would cost as much as a small product.
         """
         if self._norm is None:
             return self.qkv(x)
@@ -209,9 +217,9 @@ def _joined_norms(attention: nn.Module) -> mx.array:
 def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.array:
     """Return softmax(q k^T + mask) v [1, K, G, L, d]: q [1, K, G, L, d] (scaled), k and v [1, K, 1, T, d].
 
-    Queries are computed in blocks of about TILE scores, each block against the keys before its end. So the
-    scores stay in the CPU cache, and the masked half is never computed (256 queries over 1,100 keys: 37 -> 14
-    ms).
+    Queries are computed in blocks of about TILE scores, each block only with the keys up to the block's last
+    query. So the scores stay in the CPU's cache, and the masked half of the scores is never computed (256
+    queries over 1,100 keys: 37 -> 14 ms).
     """
     n, total = q.shape[3], k.shape[3]
     rows = max(8, TILE // (q.shape[1] * q.shape[2] * total))
@@ -252,9 +260,9 @@ class CPUMLP(nn.Module):
 
 
 class Joined(nn.Module):
-    """Several linear maps of one input, joined into one product. Packed (quantised) maps stay separate.
+    """Several linear maps of one input, joined into one product. Packed (quantised) maps are not joined.
 
-    change: a function that returns the change by a BaseLoRA, [..., in] -> [..., sum of widths]
+    change: a function of x [..., in] that returns the change by a BaseLoRA, [..., sum of widths]
     """
 
     def __init__(self, linears: Sequence[nn.Module], scales: Sequence[float] | None = None):

@@ -1,8 +1,8 @@
 """This module runs the GPU kernels' self-check in a child process and keeps the result.
 
-A bad kernel can hang, and a Metal error can end its process. The user's process must not hang or end. The
-child (kernels/selfcheck.py) writes a line of JSON before and after each kernel, so the parent knows which
-kernel never returned.
+A bad kernel can hang, and an error of Metal can end the process that runs the kernel. So the check runs in a
+child process, because the user's process must not hang or end. The child (kernels/selfcheck.py) writes a line
+of JSON before and after each kernel, so the parent knows which kernel never returned.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ from ...progress import QUIET, TICK, Progress, Watch
 from .check_results import SKIPPED, CheckResult, KernelVerdict, Shapes
 from .verdict import keep, key, stored_verdict
 
-# -P: do not import a file of the user's working folder instead of ours.
+# -P: do not import a file of the user's working folder that has the name of one of ruvmlx's modules.
 COMMAND = [sys.executable or "python3", "-P", "-m", "ruvmlx.backends.mlx.kernels.selfcheck"]
 TIME_LIMIT = 120.0  # seconds for the check, which takes a few seconds; must be less than selfcheck.LIFETIME
-LEAVING = 5.0  # seconds to wait for a killed child, because a hung GPU can delay its end
+LEAVING = 5.0  # seconds to wait for the end of a killed child, because a hung GPU can delay it
 WHAT = "Checking the GPU kernels (once)"
 
 
@@ -41,7 +41,7 @@ def check(shapes: Shapes, watch: Watch = QUIET, fresh: bool = False) -> KernelVe
 
 
 def ask(shapes: Shapes, watch: Watch = QUIET) -> KernelVerdict:
-    """Run the check. The only exceptions are those that the watch raises."""
+    """Run the check. Only the watch can make this function raise an exception."""
     started = time.monotonic()
     try:
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -70,14 +70,14 @@ def verdict(events: list[dict[str, Any]], ended: str, seconds: float) -> KernelV
 
 
 def _run(shapes: Shapes, out: IO[bytes], err: IO[bytes], watch: Watch) -> str:
-    """Wait for the child to end. Return the reason of a failure, or "". The child never runs longer than this
-    call."""
+    """Wait for the child to end. Return the reason of a failure, or "". The child never runs after this call
+    has returned."""
     child = subprocess.Popen(
         [*COMMAND, json.dumps(asdict(shapes))],
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=err,
-        start_new_session=True,  # the parent handles Ctrl-C
+        start_new_session=True,  # a new session, so that Ctrl-C reaches only the parent, which ends the child
     )
     try:
         return _wait_for_child(child, watch)

@@ -2,8 +2,8 @@
 (wired memory), and the memory that MLX can keep for reuse.
 
 Without a wired limit, macOS pages a large model out during a pause and reads it back at the next token.
-mlx-lm sets the limit to the recommended working set. With a higher limit macOS can panic, so we never set
-more. The old limits are restored when the model is closed.
+mlx-lm sets the limit to the recommended working set. With a higher limit macOS can crash (kernel panic), so
+this module never sets a higher limit. The old limits are restored when the model is closed.
 """
 
 import weakref
@@ -12,12 +12,12 @@ from typing import Any
 from ...platform.mx import mx
 from ...text import size
 
-SPARE = 0.05  # the share of the working set that MLX can keep as buffers for reuse
+SPARE = 0.05  # the share of the working set that MLX can keep as unused buffers for later arrays
 LEAST_SPARE = 512 << 20
 
 
 class GPUMemory:
-    """This class sets the limits for the lifetime of its owner.
+    """This class sets the limits and restores the old limits when its owner (`holder`) is freed.
 
     why_not: one line for people if the model's memory is not wired or does not fit; else ""
     """
@@ -47,7 +47,7 @@ class GPUMemory:
             return ""  # the GPU does not report a limit, so there is nothing to set
         try:
             self._set("set_wired_limit", most)
-        except (RuntimeError, ValueError) as e:  # versions before macOS 15 raise this error
+        except (RuntimeError, ValueError) as e:  # on macOS before version 15, MLX raises this error
             return f"the model's memory may be paged out in pauses: {' '.join(str(e).split())}"
         if nbytes > 0.9 * most:
             return (

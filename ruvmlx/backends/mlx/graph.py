@@ -27,10 +27,10 @@ _llama = mlxlm.load("models.llama")
 def build(
     config: ModelConfig, weights: Weights, dtype: mx.Dtype, dequantise: bool, pause: Pause = lambda: None
 ) -> nn.Module:
-    """Return the graph, evaluated.
+    """Return the graph with all its weights evaluated.
 
-    dtype: the dtype of all numbers that are not packed
-    dequantise: True: unpack the packed numbers
+    dtype: the dtype of all weights that are not packed (quantised)
+    dequantise: True: convert the packed weights to plain numbers
     pause: a function that is called after every few million numbers; it can raise an exception to stop
     """
     graph = _llama.Model(_llama.ModelArgs.from_dict(model_args(config)))
@@ -48,7 +48,8 @@ def build(
 
 
 def model_args(config: ModelConfig) -> dict:
-    """Return our ModelConfig as mlx-lm's ModelArgs, without the additions of `adapt`."""
+    """Return a ModelConfig in the form of mlx-lm's ModelArgs. The function `adapt` makes the changes that
+    ModelArgs cannot describe."""
     return {
         "model_type": config.model_type,
         "hidden_size": config.hidden_size,
@@ -66,8 +67,8 @@ def model_args(config: ModelConfig) -> dict:
 
 
 def adapt(model: nn.Module, config: ModelConfig) -> None:
-    """Give every layer our attention, its norms, the MLP's biases and the sliding window, as the
-    configuration says."""
+    """Give every layer ruvmlx's Attention, and the norms, the MLP's biases and the sliding window that the
+    configuration describes."""
     if config.layer_norm:
         model.norm = _layer_norm(config)
     bias = DistanceBias(config) if config.alibi_bias_max else None
@@ -105,14 +106,16 @@ Format = dict[str, Any]  # "bits", "group_size", and "mode" if the format is not
 
 
 def quantised_formats(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Format]:
-    """Return {module path: format} of the packed tensors, computed from their shapes."""
+    """Return {module path: format} of the packed tensors. The formats follow from the shapes of the
+    tensors."""
     paths = [name.removesuffix(".scales") for name in weights if name.endswith(".scales")]
     return {path: _format(path, weights, shapes) for path in paths}
 
 
 def _format(path: str, weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> Format:
     """Return a matrix's format: in = shape[-1];  bits = 32 * packed / in;  group_size = in / n_scales."""
-    if tensor := stored_tensor(weights, path):  # The format is known without a conversion of the tensor.
+    # the file's header gives the format without a conversion of the tensor
+    if tensor := stored_tensor(weights, path):
         if mode := tensor.type.mode:
             group, bits = MODES[mode]
             return {"bits": bits, "group_size": group, "mode": mode}
@@ -130,7 +133,7 @@ def _format(path: str, weights: Weights, shapes: Mapping[str, tuple[int, ...]]) 
 def _convert(
     weights: Weights, shapes: Mapping[str, tuple], dtype: mx.Dtype, dequantise: bool, pause: Pause
 ) -> dict[str, mx.array]:
-    """Return the evaluated MLX arrays under the graph's names."""
+    """Return the weights as evaluated MLX arrays, under the names of the graph's parameters."""
     formats = quantised_formats(weights, shapes)
     out: dict[str, mx.array] = {}
     for name in weights:
@@ -181,7 +184,8 @@ def _whole(value: np.ndarray, dtype: mx.Dtype | None, pause: Pause) -> mx.array:
 def _by_blocks(
     block: Callable[[slice], mx.array], shape: tuple[int, ...], dtype: mx.Dtype, pause: Pause
 ) -> mx.array:
-    """Return an array that is assembled in blocks: `block` returns some rows at a time."""
+    """Return an array that the function assembles from blocks of rows, because a conversion at once would
+    need more memory. block: a function that returns the rows of a slice."""
     step = max(1, BLOCK * shape[0] // max(1, math.prod(shape)))
     if step >= shape[0]:
         whole = block(slice(None))
@@ -199,8 +203,8 @@ def _by_blocks(
 
 
 def _array(value: np.ndarray, dtype: mx.Dtype | None) -> mx.array:
-    """Return a NumPy array as an MLX array. MLX does not know ml_dtypes' bfloat16, so its bits are
-    reinterpreted."""
+    """Return a NumPy array as an MLX array. MLX does not know the bfloat16 of ml_dtypes, so this function
+    passes the bits to MLX as uint16."""
     if value.dtype.name == "bfloat16":
         array = mx.array(value.view(np.uint16)).view(mx.bfloat16)
     else:
@@ -213,7 +217,8 @@ def parameters(graph: nn.Module) -> dict[str, mx.array]:
 
 
 def _check(arrays: Mapping[str, mx.array], wanted: Mapping[str, mx.array]) -> None:
-    """Raise CorruptFile unless every parameter is present with its shape, and there are no other arrays."""
+    """Raise CorruptFile if an array for a parameter is missing or has another shape, or if an array belongs
+    to no parameter."""
     missing, surplus = sorted(wanted.keys() - arrays.keys()), sorted(arrays.keys() - wanted.keys())
     if missing or surplus:
         what = f"{missing[0]} is missing" if missing else f"{surplus[0]} is not part of it"

@@ -1,7 +1,7 @@
 """This module installs a BaseLoRA in the MLX graph. It wraps mlx-lm's modules. On the CPU, where one product
 computes several modules, it sets the attribute `change` of that product to the LoRA's factors.
 
-The factors have the graph's dtype. lora_b includes the scale.
+The factors have the graph's dtype. The scale of the LoRA is multiplied into lora_b.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,8 @@ from .cpu_layers import CPUMLP, CPUAttention
 
 
 class LowRankChange:
-    """Compute scale * (x @ lora_a) @ lora_b [..., out] of x [..., in]."""
+    """A change of a linear layer by a LoRA. A call returns scale * (x @ lora_a) @ lora_b [..., out] of x
+    [..., in]."""
 
     def __init__(self, lora_a: np.ndarray, lora_b: np.ndarray, dtype: mx.Dtype):
         self.lora_a, self.lora_b = mx.array(lora_a).astype(dtype), mx.array(lora_b).astype(dtype)
@@ -25,7 +26,7 @@ class LowRankChange:
 
 
 class ChangedLinear(nn.Module):
-    """A linear layer plus its low-rank change."""
+    """A linear layer whose output is the original output plus a low-rank change."""
 
     def __init__(self, linear: nn.Module, change: LowRankChange):
         super().__init__()

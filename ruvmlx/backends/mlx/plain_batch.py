@@ -1,4 +1,4 @@
-"""This module runs one decode step of B sequences with plain caches.
+"""This module runs one decode step for B sequences whose KV caches are plain (not paged).
 
 The weights are read once for all sequences. Each sequence attends over its own cache.
 """
@@ -73,7 +73,8 @@ class Batch:
 
 @contextmanager
 def running(caches: Sequence[MLXCache]) -> Iterator[Batch]:
-    """Context of a step. If the step fails, all caches go back to their old offsets."""
+    """Return the context of a decode step. If the step fails, all caches go back to their old numbers of
+    tokens."""
     with ExitStack() as stack:
         for cache in caches:
             stack.enter_context(cache.running())

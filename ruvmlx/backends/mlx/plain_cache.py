@@ -21,8 +21,9 @@ class SlidingKVCache:
     """This cache holds the last `window` tokens, in order, in a buffer that is shifted when it is full.
 
     mlx-lm's RotatingKVCache overwrites its oldest token. So after it has wrapped it cannot remove its newest
-    tokens. This cache keeps `slack` older tokens behind the window. Speculation or an edited last message can
-    trim `slack` tokens. A token sees itself and the window - 1 tokens before it.
+    tokens. This cache keeps `slack` older tokens behind the window. So at most `slack` of the newest tokens
+    can be removed, for example wrong guesses, or the last message if the user edits it. A token sees itself
+    and the window - 1 tokens before it.
     """
 
     def __init__(self, window: int, slack: int = 256):
@@ -34,7 +35,7 @@ class SlidingKVCache:
 
     @property
     def state(self) -> tuple[mx.array | None, mx.array | None, int, int]:
-        """Return all values except the sizes, in the form of mlx-lm's caches."""
+        """Return the buffers and the positions. mlx-lm's caches also have a property `state`."""
         return self.keys, self.values, self.offset, self.end
 
     @state.setter
@@ -42,9 +43,10 @@ class SlidingKVCache:
         self.keys, self.values, self.offset, self.end = value
 
     def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None):
-        """Return the mask that mlx-lm's graph applies to n new tokens. None and "causal" need no array.
+        """Return the mask that mlx-lm's graph applies to n new tokens. The results None (no mask) and
+        "causal" need no array.
 
-        window_size: the layer's own window, if it is narrower than the cache's
+        window_size: the layer's own window, if it is narrower than the window of this cache
         """
         past = min(self.end, self.window - 1)
         window = min(window_size or self.window, self.window)
@@ -65,8 +67,8 @@ class SlidingKVCache:
         return all_keys[..., stop - n - past : stop, :], all_values[..., stop - n - past : stop, :]
 
     def _make_room(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Return the buffers. A full buffer is replaced, with its newest window + slack tokens at the
-        front."""
+        """Return the buffers, with room for the new tokens. If a buffer is full, a new buffer replaces it and
+        begins with the newest window + slack tokens of the old buffer."""
         n = keys.shape[2]
         if self.keys is None or self.values is None or self.end + n > self.keys.shape[2]:
             keep, room = min(self.end, self.window + self.slack), max(n, self.slack)
@@ -76,7 +78,7 @@ class SlidingKVCache:
         return self.keys, self.values
 
     def can_trim(self, n: int) -> bool:
-        """Return True if, after n tokens are removed, the window is complete or reaches back to the start."""
+        """Return True if, after n tokens are removed, the buffer still has all tokens of the window."""
         left = self.end - n
         return n <= self.offset and left >= min(self.offset - n, self.window - 1)
 
@@ -147,7 +149,7 @@ class MLXCache:
         return 0 if keys is None else keys.shape[2] - self._stored_tokens
 
     def retract(self, n: int) -> None:
-        """Remove the newest n tokens, as PagedCache.retract does."""
+        """Remove the newest n tokens, like PagedCache.retract."""
         for layer in self.layers:
             layer.trim(n)
 
@@ -168,7 +170,7 @@ class MLXCache:
 
     @contextmanager
     def running(self) -> Iterator["MLXCache"]:
-        """Context of a step. If the step fails, all layers go back to the old offset."""
+        """Return the context of a step. If the step fails, all layers go back to the old number of tokens."""
         start = self.offset
         try:
             yield self

@@ -1,5 +1,5 @@
-"""This module is the shared part of the MLX backends: prompts in chunks, evaluation, the adapter on the
-logits."""
+"""This module is the shared part of the two MLX backends. It reads prompts in chunks, evaluates MLX's arrays,
+and adds the adapter's change to the logits."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -34,12 +34,13 @@ class MLXRunner(ABC):
         self.shape, self.chunk = shape, chunk or CHUNK[kind]
         self.device = mx.Device(mx.cpu) if kind == "cpu" else gpu.device
         self._on_cpu = kind == "cpu"
-        self._load = cpu.OtherLoad()  # the first measurement of the load covers the loading of the weights
+        # the load of other processes; its first measurement covers the time in which the weights are loaded
+        self._load = cpu.OtherLoad()
         self._micro = HeldChange()
         if threads:
             BLAS.set_threads(threads)
 
-    # -- the subclass's ------------------------------------------------------------------------------
+    # -- methods of the subclasses -------------------------------------------------------------------
 
     @abstractmethod
     def new_cache(self) -> Any:
@@ -56,7 +57,7 @@ class MLXRunner(ABC):
 
     @abstractmethod
     def running(self, caches: Sequence[KVCache], n: int) -> AbstractContextManager[Any]:
-        """Context of a step of n tokens in each cache."""
+        """Return the context of a step that appends n tokens to each cache."""
 
     @abstractmethod
     def compute_dtype(self) -> mx.Dtype:
@@ -71,7 +72,7 @@ class MLXRunner(ABC):
         adapter: HeadAdapter | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Step:
-        """Return the Step after the last of the tokens [T]. Only this position goes through the output
+        """Return the Step after the last of the tokens [T]. Only the last token goes through the output
         head."""
         check_tokens(tokens, self.shape.vocab_size)
         for start in range(0, len(tokens), self.chunk):

@@ -1,8 +1,8 @@
-"""This module is the engine's sampler (sampling.py) as MLX operations: the host reads nothing from the
-device.
+"""This module does the work of the engine's sampler (sampling.py) with MLX operations, so that the host reads
+nothing from the device.
 
 The candidates, their order, the uniform numbers of a seed and the inverse CDF equal those of sampling.py. So
-a seed draws the same tokens, up to rounding: here, sums of probabilities are float32.
+a seed draws the same tokens, up to rounding, because this module adds probabilities in float32.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import numpy as np
 from ...platform.mx import mx
 from ...sampling import Distribution, Sampling, check_sampling, filters_of
 
-BLOCK = 64  # the number of uniform numbers that are made at a time
+BLOCK = 64  # the number of uniform random numbers that are made at a time
 ROW = 256  # the number of probabilities that are added one after the other
 BELOW_ONE = 1 - 2.0**-24  # the largest float32 below 1; with u = 1, no sum of probabilities would exceed u
 # below this temperature logits are shifted first, because logits / temperature would lose too many digits
@@ -58,7 +58,8 @@ def _softmax(logits: mx.array) -> mx.array:
 
 
 def _before(p: mx.array) -> mx.array:
-    """Return, for each of the numbers [1, n], the sum of the numbers before it, as a share of the total."""
+    """Return, for each of the probabilities p [1, n], the sum of the probabilities before it, divided by the
+    sum of all."""
     sums = _sums(p)
     return (sums - p) / sums[:, -1:]
 

@@ -1,10 +1,11 @@
 """This module stores KV pages as MLX arrays.
 
-Each tier has one pool for each layer. A page has the same number in the pools of all layers. Slice updates
-change the pools. MLX makes such an update in place if no other reference to the array exists. On a GPU, a
-step holds the arrays that it reads until it ends. So decoding on a GPU never writes to pools: the page that
-is being filled is a separate array (`OpenPages`). When this page is full, it is copied into its pool. Lazy
-operations are evaluated together with the step.
+Each tier has one pool for each layer. A page has the same number in the pools of all layers. New pages are
+written into the pools with slice updates. MLX updates a slice in place if no other reference to the array
+exists. On a GPU, a step holds a reference to the arrays that it reads until the step ends. So decoding on a
+GPU never writes to
+pools: the page that is being filled is a separate array (`OpenPages`). When this page is full, it is copied
+    into its pool. MLX evaluates the operations of this module lazily, together with the step.
 """
 
 import heapq
@@ -23,7 +24,7 @@ from .kernels.demote import demote
 from .kernels.pages import SequencePages
 from .kernels.source import on_gpu
 
-# A pool grows by at least this many pages, by tier.
+# A pool grows by at least this number of pages; one number for each tier.
 MIN_GROWTH_PAGES = tuple(64 // tier.bits for tier in TIERS)
 SPARE = 0.25  # a pool also grows by at least this share of its pages
 
@@ -45,14 +46,15 @@ class OpenPages:
 
 class MLXStorage:
     layout = "shared"  # metal_kernels/README.md
-    # A demotion is a part of the step that needs it. Nothing can run in parallel to the step.
+    # A demotion (a conversion to a lower tier) is a part of the step that needs it. So nothing can run in
+    # parallel to the step.
     background = False
 
     def __init__(self, config: ModelConfig):
         self.n_layers, self.n_kv_heads, self.head_dim = config.n_layers, config.n_kv_heads, config.head_dim
         # uint8 [pages, n_kv_heads, head_page_bytes]; None: no page yet
         self._layers: list[list[mx.array | None]] = [[None] * self.n_layers for _ in MIN_GROWTH_PAGES]
-        # The result of `pools`; cleared when a pool is replaced.
+        # The result of `pools` for each layer; None after a pool was replaced.
         self._as_read: list[list[mx.array] | None] = [None] * self.n_layers
         self._capacity = [0] * len(TIERS)
         # heaps of free page numbers: low numbers are used first
@@ -80,7 +82,7 @@ class MLXStorage:
         return int(max(0, min(wanted, self._room() // self.page_bytes(tier))))
 
     def prepare(self, tier: int, n: int) -> None:
-        """Grow the pools once for n pages, instead of at each `make`."""
+        """Grow the pools once for n pages, so that they need not grow at each call of `make`."""
         if not self.in_use:
             self._drop_pools()
         missing = n - len(self._free[tier])
@@ -88,7 +90,7 @@ class MLXStorage:
             old = self._capacity[tier]
             new = old + max(missing, self._spare(tier, old))
             self._resize(tier, list(range(old)), new)
-            # the new numbers are larger than all others, so the list is still a heap
+            # the new page numbers are larger than all others, so the list stays a heap
             self._free[tier] += range(old, new)
 
     def make(self, tier: int) -> int:
@@ -99,8 +101,8 @@ class MLXStorage:
         heapq.heappush(self._free[tier], page)
 
     def copy(self, page: int) -> int:
-        """Copy one page and return the new number. A view of the page would prevent updates of the pool in
-        place."""
+        """Copy one page and return the new number. The function copies the page through the host, because a
+        view of the page would prevent updates of the pool in place."""
         to = self.make(HOT)
         copies = [mx.array(np.array(pool[page])) for pool in self._pools(HOT)]
         for pool, copied in zip(self._pools(HOT), copies, strict=True):
@@ -108,7 +110,7 @@ class MLXStorage:
         return to
 
     def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
-        """Describe the demotion now. MLX computes the demotion with the next evaluation."""
+        """Add the demotion of these pages to MLX's graph. MLX computes it at the next evaluation."""
         self.prepare(tier - 1, len(pages))
         to = [self.make(tier - 1) for _ in pages]
         for source, target in zip(self._pools(tier), self._pools(tier - 1), strict=True):
@@ -116,12 +118,13 @@ class MLXStorage:
             for start, stop in _runs(to):
                 target[to[start] : to[start] + stop - start] = made[start:stop]
             if len(pages) > 1 and not on_gpu(self.head_dim):
-                # the plain-MLX version unpacks to float32, so one layer at a time saves memory
+                # the twin in plain MLX unpacks pages to float32, so an evaluation of one layer at a time
+                # saves memory
                 mx.eval(target)
         return lambda: to
 
     def dump(self, page: int, tier: int) -> Bytes:
-        """Return the bytes of all layers, one after the other."""
+        """Return the bytes of a page: the parts of all layers, one after the other."""
         return np.array(mx.concatenate([pool[page].reshape(-1) for pool in self._pools(tier)]))
 
     def load(self, data: bytes, tier: int) -> int:
@@ -147,7 +150,7 @@ class MLXStorage:
     # What the attention needs -------------------------------------------------------------------
 
     def write(self, layer: int, pages: Sequence[int], at: int, rows: mx.array) -> None:
-        """Write rows into hot pages. The first page is written from row `at` on.
+        """Write rows into hot pages. The rows begin at row `at` of the first page.
 
         rows: uint8 [n_kv_heads, 2, T, 2 * head_dim], float16 keys and values
         """
@@ -174,7 +177,7 @@ class MLXStorage:
         mx.eval(*self._pools(HOT))
 
     def open_page(self, page: int | None) -> OpenPages:
-        """Return the contents of a hot page that will be filled further, or an empty page."""
+        """Return the contents of a hot page that is not full yet, or an empty page if `page` is None."""
         if page is not None:
             shape = (1, self.n_kv_heads, 2, PAGE, 2 * self.head_dim)
             # The page is copied, because a view of the page would prevent changes of the pool in place.
@@ -221,7 +224,7 @@ class MLXStorage:
         alone = self._room() < (capacity - len(kept)) * self.page_bytes(tier) + self.nbytes
         for layer in range(self.n_layers):
             pools[layer] = _resize_pool(pools[layer], kept, capacity, (self.n_kv_heads, size))
-            if alone:  # near the limit, the old pools and the new pools must not exist together
+            if alone:  # near the memory limit, an old pool is freed before the next new pool is made
                 mx.eval(pools[layer])
                 mx.clear_cache()
         self._as_read = [None] * self.n_layers
@@ -263,8 +266,8 @@ class MLXTable:
         self._tiers = None
 
     def share(self, other: "MLXTable") -> None:
-        """Let a fork continue from the same open page. Arrays are immutable, so each sequence makes its own
-        next page."""
+        """Let this table of a fork continue from the open page of the table `other`. Arrays are immutable, so
+        each of the two sequences makes its own next version of the page."""
         other._open, other._open_at = self._open, self._open_at
 
     def flush(self) -> None:
@@ -275,7 +278,8 @@ class MLXTable:
         self._open, self._open_at = None, -1
 
     def open_page_at(self, position: int) -> tuple[OpenPages, int]:
-        """Return the open page for the token at this position, and the index of this sequence in it."""
+        """Return the open page for the token at this position, and the index of this sequence in the
+        `OpenPages` object."""
         at = position // PAGE
         if self._open is None or self._open_at != at:
             if self._open_at == at - 1:
@@ -303,7 +307,8 @@ class MLXTable:
         return row[0]
 
     def view(self, n_tokens: int, first: int = 0) -> SequencePages:
-        """Return the first n_tokens in the kernels' form. Tokens before `first` are not read."""
+        """Return the pages of the first n_tokens tokens in the form that the kernels read. The kernels do not
+        read tokens before `first`."""
         if self._tiers is None:
             self._tiers = self._by_tier()
         *lower, hot = self._tiers
@@ -311,8 +316,8 @@ class MLXTable:
         return SequencePages([*lower, hot[: pages - sum(map(len, lower))]], n_tokens, first)
 
     def _by_tier(self) -> tuple[list[int], ...]:
-        """Return the page numbers by tier. A dropped page gets the number of the first page that exists. It
-        is never read."""
+        """Return the page numbers by tier. A dropped page gets the number of the first page that exists,
+        because the kernels never read a dropped page."""
         held = [row for row in self._rows if row is not None]
         rows = [row or (0, held[0][1]) for row in self._rows]
         return tuple([number for number, tier in rows if tier == t] for t in range(len(TIERS)))
@@ -326,6 +331,7 @@ def _resize_pool(pool: mx.array | None, kept: list[int], capacity: int, page: tu
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the ranges [start, stop) of a list in which the numbers are consecutive."""
+    """Return (start, stop) of each range of the list in which the numbers are consecutive. `stop` is not
+    included."""
     cuts = [i for i in range(1, len(numbers)) if numbers[i] != numbers[i - 1] + 1]
     return list(zip([0, *cuts], [*cuts, len(numbers)], strict=True)) if len(numbers) else []

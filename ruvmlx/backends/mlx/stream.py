@@ -33,7 +33,8 @@ class HeadChange:
     def __init__(self, adapter: HeadAdapter):
         self.lora_a = mx.array(adapter.lora_a * np.float32(adapter.scale))
         self.lora_b = mx.array(adapter.lora_b)
-        self.idle = not adapter.lora_b.any()  # lora_b of a new adapter is zero, so it changes nothing
+        # True if lora_b is zero, as in a new adapter; this adapter changes nothing
+        self.idle = not adapter.lora_b.any()
         mx.eval(self.lora_a, self.lora_b)
 
     def __call__(self, logits: mx.array, hidden: mx.array) -> mx.array:
@@ -41,14 +42,15 @@ class HeadChange:
 
 
 class HeldChange:
-    """This class keeps the device's copy of the last used adapter, as long as this adapter lives."""
+    """This class keeps a copy of the last used adapter on the device, until Python frees this adapter."""
 
     def __init__(self) -> None:
         self._of: weakref.ref[HeadAdapter] | None = None
         self._change: HeadChange | None = None
 
     def of(self, adapter: HeadAdapter | None) -> HeadChange | None:
-        """Return the device's copy. Adapters are immutable, so the same object has the same numbers."""
+        """Return the copy of the adapter on the device. Adapters are immutable, so a copy stays right as long
+        as the adapter object is the same."""
         if adapter is None:
             return None
         if self._of is None or self._of() is not adapter:
@@ -61,8 +63,8 @@ class HeldChange:
 
 
 class StreamCache(KVCache, Protocol):
-    """The properties of a cache that a stream uses. room: the number of tokens that can be appended and
-    removed one by one."""
+    """The protocol of a cache with which a stream can run. room: the number of tokens that can be appended
+    and removed one by one."""
 
     @property
     def room(self) -> int: ...
@@ -71,7 +73,7 @@ class StreamCache(KVCache, Protocol):
 
 
 class StepRunner(Protocol):
-    """The properties of a backend that a stream uses."""
+    """The protocol of a backend with which a stream can run."""
 
     shape: ModelShape
     chunk: int
@@ -123,7 +125,8 @@ class MLXTokenStream:
             self._prompt = self._run(mx.array([list(part)], mx.uint32), lambda hidden: hidden[-1:])
             if before is not None:
                 mx.eval(before)
-                mx.clear_cache()  # the buffers of a step do not fit a step of another size
+                # free the buffers of the last chunk, because a step of another size cannot use them
+                mx.clear_cache()
             if progress:
                 progress(start + len(part))
 
@@ -154,8 +157,8 @@ class MLXTokenStream:
             self._cache.retract(1)
 
     def _submit_next(self) -> Drawn:
-        """Submit a step that is not submitted yet: the first step, or a step that had to wait for its
-        token."""
+        """Submit the next step if it does not run ahead. This is the first step, or a step that could not
+        start before its token was known."""
         if self._last is not None:
             return self._feed_token(self._last)
         assert self._prompt is not None  # `prefill` comes first
@@ -171,7 +174,7 @@ class MLXTokenStream:
         """Append tokens [1, L] to the cache. Submit the function `then` of their hidden states [L, D]."""
         backend, n = self._backend, tokens.shape[1]
         backend.adapt_threads()
-        more = n > self._cache.room  # in this case pages are made or change their tiers
+        more = n > self._cache.room  # True if pages will be made or will change their tiers in this step
         with mx.stream(backend.device), backend.running([self._cache], n) as held:
             made = then(backend.forward(tokens, held.layers)[0])
             mx.async_eval(made, *(held.arrays() if more else ()))

@@ -1,9 +1,9 @@
-"""This module does attention over the pages of tiered caches, in mlx-lm's graph.
+"""This module computes the attention over the KV pages of tiered caches, in mlx-lm's graph.
 
 The module wraps the attention of every layer. With a plain cache the layer runs unchanged. In a step over
-tiered caches only the layer's projections are used, and our kernels do the other work. RoPE is applied to
-keys in float32. Keys are stored as f16, whatever the dtype of the graph is. tiered_cpu.py does the same for
-the CPU layers.
+tiered caches only the layer's projections are used, and ruvmlx's kernels do the other work. RoPE is applied
+to keys in float32. Keys are stored as f16, whatever the dtype of the graph is. tiered_cpu.py does this work
+for the layers of cpu_layers.py.
 
 A `PromptStep` appends n tokens of one sequence. A `DecodeStep` appends one token to each of B sequences.
 """
@@ -25,7 +25,8 @@ from .storage import MLXStorage, OpenPages
 
 
 class PromptStep:
-    """n > 1 new tokens of a sequence: their positions and the pages that they see, the same in all layers."""
+    """A step that appends n > 1 tokens to one sequence. The positions of the tokens and the pages that they
+    see are the same in all layers."""
 
     def __init__(self, cache: PagedCache, n: int, config: ModelConfig):
         self.storage, self.offset, self.n = _storage([cache]), cache.offset, n
@@ -49,7 +50,7 @@ class PromptStep:
         self.storage.write(layer, self._pages, self.offset % PAGE, rows)
 
     def attend(self, layer: int, own: nn.Module, positions: Positions, x: mx.array) -> mx.array:
-        """Return the attention output [1, n, n_heads * head_dim] of x [1, n, D], with the layer's products
+        """Return the attention output [1, n, n_heads * head_dim] of x [1, n, D], with the layer's projections
         and MLX's fused attention."""
         q, k, v = own.heads(x)
         if not own.kernels_turn:
@@ -68,7 +69,7 @@ class PromptStep:
 
 
 class DecodeStep:
-    """One new token of each of B sequences; the step is the same in all layers."""
+    """A step that appends one token to each of B sequences. The step is the same in all layers."""
 
     def __init__(self, caches: Sequence[PagedCache], config: ModelConfig):
         self.storage, self.offsets = _storage(caches), [cache.offset for cache in caches]
@@ -87,8 +88,8 @@ class DecodeStep:
         return Turns(self.offsets)
 
     def attend(self, layer: int, own: nn.Module, positions: Positions, x: mx.array) -> mx.array:
-        """Return the attention output [B, 1, n_heads * head_dim] of x [B, 1, D], with the layer's products
-        and our kernels."""
+        """Return the attention output [B, 1, n_heads * head_dim] of x [B, 1, D], with the layer's projections
+        and ruvmlx's kernels."""
         q, k, v = own.rows_for_kernels(x, self._turns.offsets)
         scales = self._turns.query_scales(positions)
         if scales is not None:
@@ -109,14 +110,15 @@ class DecodeStep:
 
 
 def _view_of_next(cache: PagedCache) -> SequencePages:
-    """Return the pages that the next token sees, with the page of this token itself."""
+    """Return the pages that the next token of the cache sees. The page of the next token itself is
+    included."""
     end = cache.offset + 1
     return cache.table.view(end, max(0, end - cache.window) if cache.window else 0)
 
 
 def _join_open_pages(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
-    """Return the open pages of all sequences in one object. Return the same object if the same sequences were
-    joined in the last step."""
+    """Return the open pages of all sequences in one object. If the last step joined the same sequences,
+    return its object again."""
     pages = opened[0][0]
     together = all(held is pages and index == i for i, (held, index) in enumerate(opened))
     if together and len(pages.arrays[0]) == len(opened):
@@ -127,10 +129,10 @@ def _join_open_pages(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
 
 
 class Turns:
-    """The numbers that RoPE and the queries' scale need for a step's positions. The first layer makes these
-    numbers for all layers.
+    """The cosines, sines and query scales for the positions of one step. The first layer makes these numbers
+    for all layers.
 
-    The CPU makes these numbers, because a few hundred numbers are not worth a GPU launch.
+    The CPU computes these numbers, because a GPU launch for a few hundred numbers takes longer.
     """
 
     def __init__(self, at: Sequence[int]):
@@ -140,7 +142,7 @@ class Turns:
 
     def of(self, own: nn.Module, positions: Positions) -> mx.array:
         """Return float32 [n, head_dim]: the cosines of the layer's head_dim / 2 angles at each position, then
-        their sines. If the kernels turn nothing, the angles are 0."""
+        their sines. If the kernels must not rotate heads, all angles are 0."""
         if own.kernels_turn not in self._made:
             make = positions.turns if own.kernels_turn else positions.still
             self._made[own.kernels_turn] = mx.array(make(self._at))
@@ -148,11 +150,12 @@ class Turns:
 
     @cached_property
     def offsets(self) -> mx.array:
-        """int32 [n]: the positions."""
+        """Return the positions of the n tokens: int32 [n]."""
         return mx.array(list(self._at), mx.int32)
 
     def query_scales(self, positions: Positions) -> mx.array | None:
-        """Return float32 [n]. Return None if queries are not scaled."""
+        """Return the scales of the queries of the n tokens: float32 [n]. Return None if queries are not
+        scaled."""
         if not self._scales:
             scales = positions.query_scales(self._at)
             self._scales.append(None if scales is None else mx.array(scales))
@@ -160,7 +163,7 @@ class Turns:
 
 
 class LayerPages:
-    """A step and a layer number. The attention module receives this instead of a cache."""
+    """A step and a layer number. The attention module receives this object in place of a cache."""
 
     def __init__(self, step: Any, layer: int):
         """step: a PromptStep or a DecodeStep"""
@@ -171,7 +174,7 @@ class LayerPages:
 
 
 class RunningStep(NamedTuple):
-    """The caches of all layers during a step."""
+    """The object that the graph receives in place of a cache during one step."""
 
     layers: Sequence[LayerPages]
     arrays: Callable[[], Sequence[mx.array]]  # returns the arrays to evaluate with the step
@@ -179,8 +182,8 @@ class RunningStep(NamedTuple):
 
 @contextmanager
 def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterator[RunningStep]:
-    """Reserve room for n more tokens in each cache (n > 1: one cache). When the block succeeds, count the
-    tokens."""
+    """Reserve room for n more tokens in each cache (n > 1: one cache). When the block succeeds, add n to the
+    number of tokens of each cache."""
     storage = _storage(caches)
     try:
         with room_for(caches, n):
@@ -189,8 +192,8 @@ def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterat
             step.finish()
     except BaseException:
         with suppress(Exception):
-            # Evaluate the unfinished work of this thread's stream, because another thread could not evaluate
-            # it.
+            # Evaluate the unfinished work of this thread's stream, because no other thread could evaluate it
+            # later.
             mx.eval(*storage.arrays())
         raise
 
@@ -207,7 +210,8 @@ def install(graph: nn.Module, config: ModelConfig) -> None:
 
 
 class GraphTiered(nn.Module):
-    """mlx-lm's attention over all kinds of caches; x [B, L, D] -> [B, L, D]."""
+    """The attention of mlx-lm's layers, for plain and tiered caches. A call returns the output [B, L, D] of x
+    [B, L, D]."""
 
     def __init__(self, attention: nn.Module, positions: Positions):
         super().__init__()

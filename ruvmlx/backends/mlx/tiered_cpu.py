@@ -1,9 +1,9 @@
 """This module lets the CPU layers use tiered caches. MLX computes the matrix products. The C library computes
 the paged attention between these products (kernels/paged_attention.py).
 
-MLX on a CPU unpacks pages with single operations. For 512 tokens of a layer, the unpacking took 0.7 ms. The C
-library takes 0.1 ms, with the copy of q, k and v to the host. The copy to the host delays no other work,
-because no work is queued.
+MLX on a CPU unpacks pages with single operations. For 512 tokens of a layer, this unpacking took 0.7 ms. The
+C library takes 0.1 ms for the same attention, with the copy of q, k and v to the host. The copy to the host
+delays no other work, because no work is queued.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,8 +34,8 @@ def pool(config: ModelConfig, threads: int | None = None) -> PagePool | None:
 
 
 class CPUStep:
-    """n new tokens of one sequence, or the next token of each of B sequences; the step is the same in all
-    layers."""
+    """A step that appends n tokens to one sequence, or one token to each of B sequences. The step is the same
+    in all layers."""
 
     def __init__(self, caches: Sequence[PagedCache], n: int):
         storage = cast(NativeStorage, caches[0].pool.storage)
@@ -52,7 +52,8 @@ class CPUStep:
         heads = np.array(own.project_normed(x.reshape(1, -1, x.shape[-1]))).reshape(
             len(self._at), -1, own.head_dim
         )
-        heads[:, : own.n_heads] /= own.scale  # the C library scales the queries itself
+        # undo the scale of the queries, because the C library scales them itself
+        heads[:, : own.n_heads] /= own.scale
         if own.turns and not own.kernels_turn:
             own._positions.turn_part(heads[:, : own.n_heads + own.n_kv_heads], self._at)
         scales = own._positions.query_scales(self._at)
@@ -68,8 +69,8 @@ class CPUStep:
         return mx.array(out.reshape(*x.shape[:2], -1))
 
     def _turns(self, own: CPUAttention) -> np.ndarray:
-        """Return the cosines and sines of the angles by which the library turns heads, [n, head_dim]. They
-        are the same for all layers with RoPE."""
+        """Return the cosines and sines of the angles by which the library turns heads, [n, head_dim]. All
+        layers with RoPE use the same array."""
         if not own.kernels_turn:
             return own._positions.still(self._at)
         if self._turn is None:
@@ -82,14 +83,14 @@ class CPUStep:
 
 
 class CPULayerPages:
-    """A step and a layer number. The attention module receives this instead of a cache."""
+    """A step and a layer number. The attention module receives this object in place of a cache."""
 
     def __init__(self, step: CPUStep, layer: int):
         self.step, self.layer = step, layer
 
 
 class CPURunningStep:
-    """The caches of all layers during a step."""
+    """The object that the graph receives in place of a cache during one step."""
 
     def __init__(self, step: CPUStep, n_layers: int):
         self.layers = [CPULayerPages(step, layer) for layer in range(n_layers)]
@@ -101,8 +102,8 @@ class CPURunningStep:
 
 @contextmanager
 def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterator[CPURunningStep]:
-    """Reserve room for n more tokens in each cache (n > 1: one cache). When the block succeeds, count the
-    tokens."""
+    """Reserve room for n more tokens in each cache (n > 1: one cache). When the block succeeds, add n to the
+    number of tokens of each cache."""
     with room_for(caches, n):
         yield CPURunningStep(CPUStep(caches, n), config.n_layers)
 
@@ -114,7 +115,8 @@ def install(graph: nn.Module) -> None:
 
 
 class CPUTiered(nn.Module):
-    """The CPU layers' attention over both kinds of cache; x [B, L, D] -> [B, L, D]."""
+    """The attention of the CPU layers, for plain and tiered caches. A call returns the output [B, L, D] of x
+    [B, L, D]."""
 
     def __init__(self, attention: CPUAttention):
         super().__init__()

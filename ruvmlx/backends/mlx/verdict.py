@@ -1,9 +1,9 @@
 """This module keeps the verdicts of the GPU kernels' self-check, so that the check runs once for each machine
 and model.
 
-A verdict belongs to a key: the GPU, the build of its compiler, the versions of MLX and mlx-lm, our kernels'
-sources, and the model's shapes. The file is optional: if it is damaged, missing or not writable, the check
-runs again. This is the format of DATA/gpu_check.json, with the newest verdict last:
+A verdict belongs to a key: the GPU, the build of its compiler, the versions of MLX and mlx-lm, the sources of
+ruvmlx's kernels, and the model's shapes. The file is optional: if it is damaged, missing or not writable, the
+check runs again. This is the format of DATA/gpu_check.json, with the newest verdict last:
 
     {"format": 1, "verdicts": [
         {"key": {"gpu": "Apple M3", ...}, "seconds": 2.1, "made": "2026-01-31T12:00:00Z",
@@ -26,7 +26,7 @@ from ...platform.gpu import gpu
 from .check_results import CheckResult, KernelVerdict, Shapes
 from .kernels import source
 
-# version of the file; maximum number of verdicts, one for each kind of model that was opened last
+# FORMAT: the version of the file. MAX_VERDICTS: the maximum number of stored verdicts; the newest ones stay.
 FORMAT, MAX_VERDICTS = 1, 16
 
 
@@ -34,7 +34,7 @@ FORMAT, MAX_VERDICTS = 1, 16
 
 
 def key(shapes: Shapes) -> dict[str, Any]:
-    """Return all values that a verdict depends on."""
+    """Return the key of a verdict: all values that can change the result of the check."""
     return {
         "device": gpu.kind,
         "gpu": gpu.name,

@@ -1,7 +1,8 @@
 """The native backend runs the C decoder of neon/ on the CPU's vector units.
 
-The backend packs the weights once. For products with 4-bit and 8-bit weights, activations are quantised; for
-float weights they stay float32. Keys and values are float16. In a tiered cache, old tokens have 8 or 4 bits.
+The backend packs the weights once. For products with 4-bit and 8-bit weights, the decoder quantises
+activations; for products with float weights, activations stay float32. Keys and values are float16. In a
+tiered cache, old tokens have 8 or 4 bits.
 """
 
 import ctypes as C
@@ -31,16 +32,17 @@ from .weights import packed_weights
 CHUNK = 256  # the maximum number of prompt tokens in one call of the decoder
 # The main thread checks for signals at this interval during a long call.
 POLL_SECONDS = 0.05
-# A call with fewer multiply-adds than this ends so soon that it need not be interruptible.
+# A call with fewer multiply-adds than this number is so short that it runs without a way to stop it.
 SHORT_CALL = 8e9
 
 
 class NativeBackend:
-    """A backend that runs one model. Any thread may call it, but only one call may run at a time."""
+    """A backend that runs one model. Any thread can call the backend, but only one call can run at a time."""
 
     name = "native"
     caveat = ""
-    # With at most 8 tokens (7 drafted), a call adds the attention sums in the same order as a single step.
+    # With at most 8 tokens (1 token and 7 drafted tokens), a call adds the sums of attention in the same
+    # order as a single step, so the results are equal bit for bit.
     longest_draft = 7
 
     def __init__(self, model: Model, threads: int | None = None, chunk: int = CHUNK, impl: str | None = None):
@@ -52,7 +54,7 @@ class NativeBackend:
         self.scratch = self.decoder.nbytes
         self.nbytes = weights.nbytes + self.scratch
         self.pool = PagePool(NativeStorage(self.decoder))
-        self._work = float(model.parameters)  # multiply-adds per token
+        self._work = float(model.parameters)  # multiply-adds for one token: one for each parameter
         self._load = None if threads else cpu.OtherLoad()
         self.kernels = describe_kernels(n, self.decoder.matmul_name)
         self.lora: BaseLoRA | None = None
@@ -77,7 +79,8 @@ class NativeBackend:
         adapter: HeadAdapter | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Step:
-        """Append tokens [T]; return the Step after the last one. Only the last token needs the output head.
+        """Append tokens [T]; return the Step after the last one. Only the last token goes through the output
+        head.
 
         While a long chunk runs, the backend also calls `progress` at intervals, with an unchanged number.
         """
@@ -202,7 +205,8 @@ class NativeBackend:
             )
 
     def _step(self, tokens: Sequence[int], caches: Sequence[PagedCache]) -> tuple[np.ndarray, np.ndarray]:
-        """Like `_run`, for the next token of several sequences. Returns hidden [B, D] and logits [B, V]."""
+        """Run the decoder for the next token of each of B sequences. If the call fails, the caches do not
+        change. Returns hidden states [B, D] and logits [B, V]."""
         tables, offsets = [c.table for c in caches], [c.offset for c in caches]
         with room_for(caches, 1):
             return self._call(
@@ -255,8 +259,8 @@ def _parts(items: Sequence[Any], n: int) -> Iterator[Sequence[Any]]:
 
 
 def _interruptible(call: Callable[[C.c_int | None], Any], waiting: Callable[[], None] | None) -> Any:
-    """Run a long call in its own thread, so that signals and `waiting` can stop it. `waiting` may raise an
-    exception.
+    """Run a long call in its own thread, so that signals and `waiting` can stop the call. waiting: a function
+    that is called at intervals and can raise an exception.
 
     Python runs signal handlers only in its main thread, and only between two Python instructions. So a main
     thread inside C code does not notice Ctrl-C.
@@ -290,8 +294,8 @@ def _step(logits: np.ndarray, hidden: np.ndarray, adapter: HeadAdapter | None) -
 
 
 def _adapt(adapter: HeadAdapter | None, logits: np.ndarray, hidden: np.ndarray) -> None:
-    """Add the adapter's change to the logits in place and check that they are finite. Without an adapter the
-    C code has checked the logits."""
+    """Add the adapter's change to the logits in place and check that they are finite. Without an adapter
+    there is nothing to do, because the C code has checked the logits."""
     if adapter is not None:
         adapter.add_to_logits(logits, hidden)
         if not all_finite(logits):
@@ -299,7 +303,7 @@ def _adapt(adapter: HeadAdapter | None, logits: np.ndarray, hidden: np.ndarray) 
 
 
 def _runs(items: Sequence[Any]) -> Iterator[tuple[int, int]]:
-    """Yield (first, end) of each longest range of items that are the same object."""
+    """Yield (first, end) of each range of neighbouring items that are the same object."""
     first = 0
     for end in range(1, len(items) + 1):
         if end == len(items) or items[end] is not items[first]:

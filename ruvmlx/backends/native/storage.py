@@ -13,20 +13,20 @@ from ...tiers import HOT
 
 
 class PageKernels(Protocol):
-    """The functions on pages that Decoder and PagedAttention have. Demotion quantises a page to fewer
-    bits."""
+    """The protocol of the C functions on pages. Decoder and PagedAttention have these functions. A demotion
+    quantises a page to fewer bits."""
 
     def page_bytes(self, tier: int) -> int: ...
 
     def demote(self, source: int, tier: int, target: int, lower: int) -> None:
         """Copy the page at address `source` of `tier` to the page at address `target` of the tier `lower`.
-        The call may run in parallel to attention that reads `source`."""
+        The call can run while attention reads `source`."""
 
 
 class NativeStorage:
     layout = "librvm"
     background = True
-    limit = 0  # the storage keeps no unused pages
+    limit = 0  # 0: the storage keeps no unused pages
 
     def __init__(self, pages: PageKernels):
         self.pages = pages
@@ -38,7 +38,7 @@ class NativeStorage:
         return False
 
     def prepare(self, tier: int, n: int) -> None:
-        """Do nothing: each page is a separate allocation."""
+        """Do nothing, because the storage allocates each page separately."""
 
     def compact(self, tier: int) -> dict[int, int]:
         return {}
@@ -81,7 +81,7 @@ class NativeStorage:
 
 
 class Demotion:
-    """A running conversion. A thread copies pages of `tier` to the pages `to` of the next lower tier."""
+    """A running demotion. A thread converts pages of `tier` to the pages `to` of the next lower tier."""
 
     def __init__(self, kernels: PageKernels, pages: Sequence[int], to: Sequence[int], tier: int):
         self._kernels, self._tier, self._to = kernels, tier, to
@@ -96,8 +96,9 @@ class Demotion:
             del self._todo[0]
 
     def result(self) -> Sequence[int]:
-        """Return the new pages. This method converts the remaining pages itself if the thread failed (then
-        the exception is raised here), or after a fork of the process, which does not copy the thread."""
+        """Wait for the thread and return the new pages. If the thread failed, this method converts the
+        remaining pages and raises the exception. It also converts them after a fork of the process, because a
+        fork does not copy the thread."""
         self._thread.join()
         self._run()
         return self._to

@@ -28,7 +28,7 @@ BLOCKS = {*SUPER_BLOCKS, "Q3_K"}  # the GGUF types whose blocks are packed witho
 
 
 def packed_weights(weights: Weights, config: ModelConfig, threads: int) -> DecoderWeights:
-    """Check every tensor against the configuration and pack it."""
+    """Check the shape of every tensor with the configuration, and return the packed tensors."""
     _check_names(weights, config)
     shapes, found = dict(matrices(config)), {}
     memory = _Memory()
@@ -73,8 +73,8 @@ def _layer(found: Arrays, vector: Arrays, layer: int, config: ModelConfig) -> La
 
 
 class _Memory:
-    """An allocator of aligned pieces of large memory mappings. The system provides memory only for written
-    pieces. The mappings use huge pages if the system has them."""
+    """An allocator of aligned pieces of large memory mappings. The operating system provides memory only for
+    pieces that are written. The mappings use huge pages if the system has them."""
 
     SEGMENT = 64 << 20
 
@@ -97,7 +97,7 @@ def _map_memory(nbytes: int) -> np.ndarray:
             f"no memory for the model's weights ({error.strerror}); close other programs"
         ) from None
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # this Linux kernel has no huge pages
+        with contextlib.suppress(OSError):  # the call fails on a Linux kernel without huge pages
             made.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(made, np.uint8)
 

@@ -1,5 +1,5 @@
-"""This package has the GPU kernels, one module each. A module has a factory for metal_kernels/NAME.metal, a
-twin (the same function in plain MLX), and a function that chooses between them.
+"""This package has the GPU kernels. Each module of a kernel has a function that runs metal_kernels/NAME.metal
+on the GPU, a twin (the same function in plain MLX), and a function that chooses one of the two.
 
 `pages` has the page formats that the kernels share. `source` makes Metal and CUDA code from a kernel's body.
 Only the self-check imports the backend. Start with `append.py`, the shortest kernel.

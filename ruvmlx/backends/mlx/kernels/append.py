@@ -1,5 +1,5 @@
-"""This kernel writes a prompt's new keys, rotated by RoPE, and its values as rows of hot pages. For a single
-token, the kernel of rope_append.py does the same work."""
+"""This kernel writes a prompt's new keys, rotated by RoPE, and its values as rows of hot pages (KV pages in
+float16). For a single token, the kernel of rope_append.py does the same work."""
 
 from functools import lru_cache
 from itertools import product
@@ -21,10 +21,10 @@ APPEND = Kernel(
 
 
 def append(k: mx.array, v: mx.array, turn: mx.array, traditional: bool = False) -> mx.array:
-    """Return rows uint8 [n_kv_heads, 2, T, 2 * D]. k, v: [T, n_kv_heads, D], not yet rotated; turn: float32
-    [T, D].
+    """Return the rows of T tokens as bytes: uint8 [n_kv_heads, 2, T, 2 * D]. k, v: [T, n_kv_heads, D], not
+    yet rotated; turn: float32 [T, D].
 
-    turn: the cosines of a position's D/2 angles, then their sines
+    turn: for each token, the cosines of RoPE's D/2 angles at its position, then the sines
     """
     run = append_gpu if on_gpu(k.shape[-1]) else append_ops
     return run(k, v, turn, traditional)
@@ -39,7 +39,8 @@ def append_gpu(k: mx.array, v: mx.array, turn: mx.array, traditional: bool, run=
 
 @lru_cache(8)
 def _params(n_kv: int, tokens: int) -> mx.array:
-    """Return the parameters, which are made once per step, not once per layer."""
+    """Return the kernel's parameters. They are cached, because all layers of a step use the same
+    parameters."""
     return mx.array(params_of(KV_HEADS=n_kv, N_NEW=tokens), mx.int32)
 
 
@@ -50,7 +51,8 @@ def append_ops(k: mx.array, v: mx.array, turn: mx.array, traditional: bool = Fal
 
 
 def rope(x: mx.array, turn: mx.array, traditional: bool = False) -> mx.array:
-    """Rotate pairs (x_i, x_{i + D/2}), or (x_2i, x_2i+1) if traditional. x: [T, heads, D]; turn: [T, D]."""
+    """Rotate the pairs (x_i, x_{i + D/2}) by RoPE. If `traditional` is True, rotate the pairs (x_2i, x_2i+1).
+    x: [T, heads, D]; turn: [T, D]."""
     dim = x.shape[-1]
     cosine, sine = turn[:, None, : dim // 2], turn[:, None, dim // 2 :]
     x = x.astype(mx.float32)

@@ -1,8 +1,9 @@
-"""This module does attention of one new token per sequence over all tiers: attend_decode, then attend_merge.
+"""This module computes the attention of one new token per sequence over the KV pages of all tiers. Two
+kernels run one after the other: attend_decode, then attend_merge.
 
 q, q_rotated: float32 [B, n_heads, D]. q_rotated = rotate(q), for the keys of tiers that are rotated. opened:
-uint8 [B, n_kv_heads, bytes of a hot page], the last hot page of each sequence. The copy of this page in the
-pool is not read.
+    uint8 [B, n_kv_heads, bytes of a hot page], the last hot page of each sequence. The kernels do not read
+    the copy of this page in the pool.
 """
 
 from dataclasses import replace
@@ -16,9 +17,9 @@ from .pages import GPUPageTable, Pools
 from .rope_append import Turned
 from .source import FLOATS, HEAD_DIMS, Kernel
 
-SHARED = [  # pairs: head size, number of query heads in a threadgroup (pages.shared_heads)
-    (d, g) for d in HEAD_DIMS for g in range(1, pages.MAX_SHARED + 1) if g == pages.shared_heads(g, d)
-]
+# The template values of the kernels, in pairs: head size, number of query heads in a threadgroup
+# (pages.shared_heads).
+SHARED = [(d, g) for d in HEAD_DIMS for g in range(1, pages.MAX_SHARED + 1) if g == pages.shared_heads(g, d)]
 
 ATTEND = Kernel(
     "attend_decode",
@@ -73,7 +74,7 @@ def attend_gpu(
     """Run the attention on the GPU.
 
     run: `run(kernel, inputs, shapes, groups, templates)` runs one kernel; the tests pass a simulator
-    matrix: True: use matrix units (only CUDA has them, and D must be 64 or 128)
+    matrix: True: use the GPU's matrix units (only for CUDA, with D = 64 or 128); None: use them if possible
     """
     if matrix is None:
         matrix = mx.cuda.is_available() and q.shape[-1] in (64, 128)
@@ -81,7 +82,8 @@ def attend_gpu(
     rows = b * heads * table.splits
     groups = (table.splits, heads // table.shared, b)
     inputs = [q, q_rotated, table.params, table.pages, *pools, opened]
-    # MLX passes arrays of fewer than 8 elements to a Metal kernel in another way.
+    # MLX passes an array of fewer than 8 elements to a Metal kernel in another way, so each array has at
+    # least 8.
     shapes = [(rows, dim), (max(2 * rows, 8),)]
     parts = run(MATRIX if matrix else ATTEND, inputs, shapes, groups, (dim, table.shared))
     return run(MERGE, [*parts, table.params], [(b, heads, dim)], (b * heads, 1, 1), (dim, dtype))[0]

@@ -1,7 +1,8 @@
-"""This kernel demotes whole pages to the next lower tier.
+"""This kernel demotes whole KV pages: it converts them to the next lower tier, which has fewer bits.
 
-Every implementation gives the same bytes: float32, divisions, ties to even (metal_kernels/quantise.h). The
-outputs are new pages uint8 [n, n_kv_heads, page_bytes]. The cache copies these pages into its pool.
+Every implementation of this conversion gives the same bytes, because all use float32, true divisions, and
+rounding of ties to even (metal_kernels/quantise.h). The outputs are new pages uint8 [n, n_kv_heads,
+page_bytes]. The cache copies these pages into its pool.
 """
 
 from functools import lru_cache
@@ -25,7 +26,7 @@ DEMOTE = Kernel(
 
 
 def demote(pool: mx.array, ids: list[int], head_dim: int, to: int) -> mx.array:
-    """Return the pages `ids` of the pool of tier `to` + 1 as pages of tier `to`."""
+    """Return pages of tier `to`, converted from the pages `ids` in the pool of tier `to` + 1."""
     if on_gpu(head_dim):
         return demote_gpu(pool, ids, head_dim, to)
     return demote_ops(pool[mx.array(ids)], head_dim, to)
@@ -40,7 +41,8 @@ def demote_gpu(pool: mx.array, ids: list[int], head_dim: int, to: int, run=Kerne
 
 @lru_cache(4)
 def _arguments(ids: tuple[int, ...], n_kv: int) -> tuple[mx.array, mx.array]:
-    """Return page ids and parameters, which are made once for all layers."""
+    """Return the kernel's page ids and parameters. They are cached, because all layers use the same
+    arguments."""
     return mx.array([*ids, *[0] * 8], mx.int32), mx.array(params_of(KV_HEADS=n_kv), mx.int32)
 
 
@@ -60,7 +62,8 @@ def demote_ops(pages: mx.array, head_dim: int, to: int) -> mx.array:
 
 
 def _eight_bits(x: mx.array) -> tuple[mx.array, mx.array]:
-    """q, s of x [..., 64, D]: s = f16(absmax / 127);  q = clamp(rint(x / s), -127, 127), 0 where s is 0."""
+    """Return the codes q and the scales s of x [..., 64, D]: s = f16(absmax / 127);  q = clamp(rint(x / s),
+    -127, 127), 0 where s is 0."""
     scale = (mx.abs(x).max(axis=-1, keepdims=True) / 127).astype(mx.float16)
     s = scale.astype(mx.float32)
     q = mx.clip(mx.round(x / mx.where(s == 0, 1, s)), -127, 127)
@@ -68,8 +71,8 @@ def _eight_bits(x: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def _four_bits(x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-    """Return q, s, b: s = f16((max - min) / 15), b = f16(min);  q = clamp(rint((x - b) / s), 0, 15), 0 where
-    s is 0."""
+    """Return the codes q, the scales s and the biases b of x [..., 64, D]: s = f16((max - min) / 15), b =
+    f16(min);  q = clamp(rint((x - b) / s), 0, 15), 0 where s is 0."""
     low, high = x.min(axis=-1, keepdims=True), x.max(axis=-1, keepdims=True)
     scale, bias = _to_f16((high - low) / 15), _to_f16(low)
     s, b = scale.astype(mx.float32), bias.astype(mx.float32)
@@ -78,8 +81,8 @@ def _four_bits(x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
 
 
 def _to_f16(x: mx.array) -> mx.array:
-    """Return f16, with +0 instead of -0. If both zeros existed, their order would decide which zero is the
-    minimum."""
+    """Return x as float16, with +0 in place of -0. If x had both zeros, the order of the elements would
+    decide which zero is the minimum."""
     half = x.astype(mx.float16)
     return mx.where(half == 0, mx.array(0, mx.float16), half)
 

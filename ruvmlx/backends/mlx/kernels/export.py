@@ -1,5 +1,5 @@
-"""This module writes the Metal source of every kernel, for each of its template values, to files. It needs no
-GPU.
+"""This module writes the Metal source of every kernel to files, one file for each set of the kernel's
+template values. The module needs no GPU.
 
 MLX makes the text when it traces a call: header, signature, body and the template's instantiation. Before
 this text MLX puts a preamble of its own, metal::utils(), which Python cannot see. PREAMBLE replaces that
@@ -16,7 +16,7 @@ from ruvmlx.platform.mx import mx
 from . import append, decode, demote, gather, rope_append
 from .source import Kernel, Template, for_metal
 
-# The kernels that Metal runs. Each declares its template values in Kernel.values.
+# The kernels that run on Metal. The field Kernel.values has the template values of each kernel.
 KERNELS = (
     *(rope_append.ROPE_APPEND, decode.ATTEND, decode.MERGE, append.APPEND, gather.GATHER),
     demote.DEMOTE,
@@ -63,8 +63,8 @@ def title(kernel: Kernel, chosen: tuple[Template, ...]) -> str:
 
 
 def source(kernel: Kernel, chosen: tuple[Template, ...]) -> str:
-    """Return the text that MLX passes to Metal's compiler after its preamble. Array sizes of 8 or more do not
-    change the text."""
+    """Return the text that MLX passes to Metal's compiler after its preamble. The sizes of the arrays do not
+    change the text if they are 8 or more."""
     inputs = [mx.zeros(64, kernel.dtypes(chosen)[c_type]) for _, c_type in kernel.inputs]
     shapes = [(64,)] * len(kernel.outputs)
     found: list[str] = []
@@ -74,7 +74,8 @@ def source(kernel: Kernel, chosen: tuple[Template, ...]) -> str:
 
     def take(part: dict[str, Any]) -> None:
         if part["type"] == "primitive" and part["name"] == "CustomKernel":
-            found.append(part["arguments"][1])  # name, source, ..
+            # the arguments are (name, source, ..), so index 1 is the source
+            found.append(part["arguments"][1])
 
     mx.export_function(take, call, *inputs)
     return found[0]

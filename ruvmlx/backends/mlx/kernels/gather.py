@@ -1,9 +1,9 @@
-"""This module does attention of a prompt's new tokens over older pages and, causally, over the new tokens
-themselves.
+"""This module computes the attention of a prompt's new tokens over the older KV pages and, with a causal
+mask, over the new tokens themselves.
 
 The kernel dequantises older pages into the same array as the new rows, a few KV heads at a time. MLX's own
-fused attention, which uses matrix units, does the remaining work. Without older pages the new rows are used
-directly.
+fused attention, which uses the GPU's matrix units, then computes the attention over this array. If there are
+no older pages, the attention uses the new rows directly.
 """
 
 from dataclasses import dataclass, replace
@@ -33,13 +33,13 @@ GATHER = Kernel(
     headers=("pages.h", "quantise.h"),
     values=tuple(product(HEAD_DIMS)),
 )
-BLOCK = 64 << 20  # the maximum bytes of dequantised keys and values at a time
+BLOCK = 64 << 20  # the maximum number of bytes of keys and values that are dequantised at a time
 
 
 @dataclass(frozen=True)
 class PromptChunk:
-    """n new tokens of one sequence, after the tokens of the only view in `table`. The object is made once per
-    step for all layers."""
+    """The n new tokens of one sequence. They come after the tokens of the only view in `table`. One object
+    serves all layers of a step."""
 
     table: GPUPageTable
     tokens: int
@@ -98,10 +98,10 @@ def chunk(
 
 
 def attend(q: mx.array, pools: Pools, fresh: mx.array, new: PromptChunk) -> mx.array:
-    """Return the attention output, in the shape of q: [1, n_heads, n, D], after RoPE. fresh: rows from
-    `append`, uint8 [n_kv_heads, 2, n, 2 * D].
+    """Return the attention output, in the shape of q. q: [1, n_heads, n, D], the queries after RoPE. fresh:
+    rows from `append`, uint8 [n_kv_heads, 2, n, 2 * D].
 
-    16-bit queries are converted to float16, the cache's type. With bfloat16 every key would lose three bits.
+    16-bit queries are converted to float16, the cache's type. In bfloat16 every key would lose three bits.
     """
     kind = mx.float32 if q.dtype == mx.float32 else mx.float16
     wide, scale = q.astype(kind), new.table.head_dim**-0.5

@@ -1,4 +1,4 @@
-"""This module describes KV pages in the form that the kernels use. metal_kernels/README.md has the bit
+"""This module describes KV pages in the form that the GPU kernels read. metal_kernels/README.md has the bit
 layouts.
 
 A page is 64 tokens of one layer and one KV head. A pool is uint8 [pages, n_kv_heads, bytes of a page].
@@ -26,8 +26,8 @@ POOLS = tuple((tier.name, "uchar") for tier in TIERS)  # the kernels' arguments 
 
 
 class KernelParam(IntEnum):
-    """The index of each kernel parameter, as in pages.h. The parameters before these are the numbers of pages
-    of each tier."""
+    """The index of each kernel parameter, as in pages.h. The parameters before the first index here are the
+    numbers of pages in each tier."""
 
     @staticmethod
     def _generate_next_value_(name: str, start: int, count: int, last_values: list[int]) -> int:
@@ -71,8 +71,8 @@ class SequencePages:
 
     by_tier: the page ids of each tier; the lowest tier holds the oldest tokens
     n_tokens: the number of tokens; all pages except the last are full, and the last is hot
-    first: tokens before this token are not read; pages with only such tokens can be gone (any page id is
-        valid)
+    first: the first token that attention reads; a page with only earlier tokens can be missing, and can have
+        any page id here
     """
 
     by_tier: Sequence[Sequence[int]]
@@ -120,7 +120,7 @@ def check(view: SequencePages) -> SequencePages:
 
 
 class GPUPageTable:
-    """The pages of several sequences (`views`) in the kernels' format, made once per step for all layers.
+    """The pages of several sequences (`views`) in the kernels' format. One table serves all layers of a step.
 
     split: the work of one threadgroup, in cold pages. A larger split leaves fewer parts to merge. A smaller
         split keeps more threadgroups busy. The default makes about THREADGROUPS threadgroups.
@@ -131,7 +131,7 @@ class GPUPageTable:
     ):
         self.views = [check(view) for view in views]
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
-        self.on_gpu = on_gpu(head_dim)  # this value is computed once per step, not three times per layer
+        self.on_gpu = on_gpu(head_dim)  # this attribute saves three calls of on_gpu() in each layer
         self.shared = shared_heads(n_heads // n_kv_heads, head_dim)
         costs = [view.visible_cost for view in self.views]
         split = split or max(LEAST_SPLIT, -(-sum(costs) * n_heads // self.shared // THREADGROUPS))

@@ -1,7 +1,7 @@
 """This module removes unused definitions from a kernel's headers.
 
 MLX builds and hashes the whole text of a kernel at every call, so each unused definition costs time in every
-layer of every token. A definition stays if its name occurs in the body or in another definition that stays.
+layer for every token. A definition stays if its name occurs in the body or in another definition that stays.
 If a name occurs by chance, the text is longer than necessary, but still correct.
 """
 
@@ -14,7 +14,8 @@ _MACRO = re.compile(r"#define\s+(\w+)")
 _FUNCTION = re.compile(r"\b(?:FN|CONST_FN)\b.*?(\w+)\s*(?:<[^<>]*>)?\s*\(", re.S)
 _TYPE = re.compile(r"\bstruct\s+(\w+)")
 _CONSTANT = re.compile(r"\bCONSTANT\s+\w+\s+(\w+)")
-GAP = 20  # the maximum number of empty lines that are written as they are; a #line is shorter than more lines
+# the maximum number of empty lines that are written out; for more lines, a #line directive is shorter
+GAP = 20
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ def _is_whole(piece: str) -> bool:
 
 
 def prune(pieces: Sequence[Definition], body: str) -> list[Definition]:
-    """Return the pieces that a body needs, directly or through other pieces, in their order."""
+    """Return the pieces of the headers that a kernel's body needs, directly or through other pieces. Their
+    order does not change."""
     words, kept = set(_WORD.findall(body)), set[Definition]()
     while fresh := {p for p in pieces if p not in kept and (not p.names or p.names & words)}:
         words |= {word for piece in fresh for word in _WORD.findall(piece.code)}
@@ -65,7 +67,7 @@ def prune(pieces: Sequence[Definition], body: str) -> list[Definition]:
 
 
 def join_definitions(pieces: Sequence[Definition]) -> str:
-    """Return the text of these pieces. Compilers still report the original files and lines."""
+    """Return the text of these pieces. #line directives let compilers report the original files and lines."""
     out, file, line = "", "", 0
     for piece in pieces:
         gap = piece.line - line

@@ -2,8 +2,8 @@
 writes its key and value to the open page.
 
 The open page is the hot page that is being filled. The open page is separate from the pool, because a kernel
-cannot write into an existing array. The kernel makes a new page of 64 rows, 32 KB a head for D = 128. Rows
-after the new row are zeros, because old memory contents must not reach a file.
+cannot write into an existing array. The kernel makes a new page of 64 rows, 32 KB a head for D = 128. The
+rows after the new row are zeros, because pages go to files, and old contents of the memory must not.
 """
 
 from itertools import product
@@ -36,7 +36,7 @@ ROPE_APPEND = Kernel(
 
 
 class Turned(NamedTuple):
-    """The values of the new tokens that decode attention needs."""
+    """The values of the new tokens that the decode kernel needs (decode.py)."""
 
     q: mx.array  # float32 [B, n_heads, D]
     q_rotated: mx.array  # the same queries after `rotate`, for the tiers whose keys are rotated
@@ -46,9 +46,11 @@ class Turned(NamedTuple):
 def rope_append(
     q: mx.array, k: mx.array, v: mx.array, turn: mx.array, opened: mx.array, table: GPUPageTable
 ) -> Turned:
-    """q: [B, n_heads * D]; k, v: [B, n_kv_heads * D], not yet rotated; turn: float32 [B, D], as for `append`.
+    """Return the rotated queries and the new open pages of B sequences. q: [B, n_heads * D]; k, v: [B,
+    n_kv_heads * D], not yet rotated; turn: float32 [B, D], as for `append`.
 
-    opened: uint8 [B, n_kv_heads, 2, 64, 2 * D]; a sequence's new token is the last one that `table` counts
+    opened: the open pages, uint8 [B, n_kv_heads, 2, 64, 2 * D]; the new token of a sequence is the last token
+        of its view in `table`
     """
     run = rope_append_gpu if table.on_gpu else rope_append_ops
     return run(q, k, v, turn, opened, table)

@@ -30,16 +30,16 @@ from . import append, decode, demote, gather, pages, rope_append
 from .pages import SequencePages, unpack
 from .source import HEAD_DIMS
 
-# Attention is one of about 17 dispatches of a layer's step in mlx-lm. If attention takes three times as long,
-# a token takes an eighth longer. Half the memory of a long chat is worth this time. A kernel that spills its
-# registers, or runs on an emulated GPU, is far slower.
+# In mlx-lm, attention is one of about 17 kernel launches of a layer in one decode step. If attention takes
+# three times as long, a token takes an eighth longer. A tiered cache takes half the memory of a long chat,
+# which is worth this time. A kernel that spills its registers, or runs on an emulated GPU, is far slower.
 MAX_SLOWNESS = 3.0
 # the number of timed races, of which the median is taken; the number of calls in one evaluation
 RACES, REPEATS = 5, 16
-RACE_SECONDS = 0.02  # seconds: the maximum time of the calls in a race; a slow kernel is called less often
-LONG, BRIEF = 2048, 256  # the numbers of tokens of the caches on which attention is timed
+RACE_SECONDS = 0.02  # the maximum time (seconds) of the calls in a race; a slow kernel is called less often
+LONG, BRIEF = 2048, 256  # the numbers of tokens of the caches with which the attention kernels are timed
 LIFETIME = 150  # seconds after which the system ends the check, in case no process waits for the check
-MAX_ROUNDED_SHARE = 0.001  # the maximum share of numbers that differ by one rounding
+MAX_ROUNDED_SHARE = 0.001  # the maximum share of numbers that can differ by one rounding step
 
 Arrays = Sequence[mx.array]
 Run = Callable[[], Arrays]
@@ -47,7 +47,8 @@ Run = Callable[[], Arrays]
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel. `run` calls the function that the backend calls. `twin` computes the same in plain MLX.
+    """The check of one kernel. `run` calls the function that the backend calls. `twin` computes the same
+    result in plain MLX.
 
     tolerance: the maximum error, relative to the largest number of the twin's array
     step: the maximum error of one number in a thousand, because a rounding can decide between two codes
@@ -68,9 +69,9 @@ class Case:
 
 
 class Sample:
-    """A random cache made by the twins: two pages in each lower tier, the other pages hot. The last page is
-    partly filled, with NaN after its last token. q: [T, n_heads, D]; k, v: [T, n_kv_heads, D]; turn: [T,
-    D]."""
+    """A random cache made by the twins: two pages in each lower tier, the other pages are hot (float16). The
+    last page is partly filled, with NaN after its last token. q: [T, n_heads, D]; k, v: [T, n_kv_heads, D];
+    turn: [T, D]."""
 
     tokens, fresh = (2 * HOT + 2) * PAGE + 37, 9
 
@@ -100,7 +101,7 @@ class Sample:
     def pools(self) -> list[mx.array]:
         """Return the pools by tier: two pages in each tier except the hot tier."""
         found = [self.hot]
-        # The newest two pages stay in the tier. The other pages go to the next tier.
+        # The newest two pages stay in this tier. The older pages go to the next lower tier.
         for to in reversed(range(HOT)):
             found.append(demote.demote_ops(found[-1][: 2 * to + 2], self.dim, to))
         found = [pool[-2:] for pool in found[:0:-1]] + [self.hot]
@@ -112,8 +113,8 @@ class Sample:
         return SequencePages([[1, 0]] * HOT + [[2 * HOT, 2 * HOT + 1, 2 * HOT + 2]], self.tokens)
 
     def view_of(self, tokens: int) -> SequencePages:
-        """Return a view of this many tokens. The view repeats the full pages, with the same number of pages
-        in each tier. If the pages cannot be divided evenly, the lower tiers get fewer."""
+        """Return a view of this many tokens. The view repeats the sample's full pages. Each tier has the same
+        number of pages; if this is not possible, the lower tiers have fewer pages."""
         pairs = tokens // PAGE // 2
         n = pairs // len(TIERS)
         hot = [2 * HOT, 2 * HOT + 1] * (pairs - n * HOT)
@@ -133,7 +134,8 @@ class Sample:
 
 
 def cases(shapes: Shapes) -> list[Case]:
-    """Return mlx-lm's own graph first, then the kernels, if there are kernels for heads of this size."""
+    """Return the case of mlx-lm's own graph, then the cases of the kernels if there are kernels for heads of
+    this size."""
     if shapes.head_dim not in HEAD_DIMS:
         return [graph_case(shapes)]
     with mx.stream(mx.cpu):
@@ -153,8 +155,8 @@ def append_case(s: Sample) -> Case:
 
 
 def rope_append_case(s: Sample) -> Case:
-    """Return the case. The open page's other rows are zeros, because they hold no token yet and NaN cannot be
-    compared."""
+    """Return the case of the kernel rope_append. The open page's other rows are zeros, because they hold no
+    token yet and NaN cannot be compared."""
     q, k, v = (x[:1].reshape(1, -1) for x in (s.q, s.k, s.v))
     table, turn = pages.GPUPageTable([s.view], *s.heads), s.turn[s.tokens - 1 :]
     opened = mx.zeros((1, s.shapes.n_kv_heads, 2, PAGE, 2 * s.dim), mx.uint8)
@@ -208,8 +210,8 @@ def decode_case(s: Sample) -> Case:
 
 
 def short_decode_case(s: Sample) -> Case:
-    """Return the case of `decode_case` over few tokens, where launches and idle simdgroups matter. This case
-    never fails because of its time."""
+    """Return the case of `decode_case` with few tokens. With few tokens, launches and idle simdgroups take
+    much of the time. This case never fails because of its time."""
     wide, pools, dtype = s.q[:1].astype(mx.float32), s.pools, s.q.dtype
     new = rope_append.Turned(wide, demote.rotate(wide), s.hot[-2:-1])
     table = pages.GPUPageTable([s.view_of(BRIEF)], *s.heads)
@@ -233,8 +235,8 @@ def own_attention(s: Sample, tokens: int) -> Run:
 
 
 def gather_case(s: Sample) -> Case:
-    """Return a case of a prompt after pages of all tiers: one array of keys and values, for MLX's own
-    attention."""
+    """Return the case of the kernel gather: a prompt continues after pages of all tiers. The kernel must give
+    one array of keys and values for MLX's own attention."""
     rows = append.append_ops(s.k[: s.fresh], s.v[: s.fresh], s.turn[: s.fresh])
     new = gather.chunk(s.view, s.fresh, *s.heads)
     return Case(
@@ -250,7 +252,7 @@ CASES = append_case, rope_append_case, *DEMOTIONS, decode_case, short_decode_cas
 
 
 def graph_case(shapes: Shapes) -> Case:
-    """Return a case of one random mlx-lm layer, with its feed-forward part in 4 bits: 5 tokens, then one more
+    """Return a case of one random mlx-lm layer, with a 4-bit MLP. The case runs 5 tokens, then one more
     token."""
     from ruvmlx.backends.mlx import graph
     from ruvmlx.models.config.layout import matrices, vectors
@@ -334,7 +336,7 @@ def difference(got: Sequence[np.ndarray], want: Sequence[np.ndarray], case: Case
 def slowness(ours: Run, rival: Run) -> float:
     """Return the median time of `ours` divided by the time of `rival`, on the GPU, in turns."""
     with mx.stream(gpu.device):
-        # both functions are compiled and warm after this line
+        # the first call of a function compiles its kernel, so it is not a part of the race
         once = max(gpu.seconds(ours), gpu.seconds(rival), 1e-9)
         calls = max(1, min(REPEATS, int(RACE_SECONDS / once)))
         many = [partial(_many, run, calls) for run in (ours, rival)]
@@ -364,7 +366,8 @@ def main(shapes: Shapes) -> None:
     for case in to_check:
         _say(begun=case.name)
         _say(result=asdict(run_case(case)))
-    os._exit(0)  # skip the work of MLX at the end of Python, which is not part of the check
+    # end the process at once, because MLX's own clean-up at the end of Python is not a part of the check
+    os._exit(0)
 
 
 def _say(**event: object) -> None:

@@ -17,7 +17,7 @@ from ruvmlx.platform.mx import mx
 
 from .prune import Definition, definitions, join_definitions, prune
 
-# START is one line, so that the compiler's messages have the right line numbers.
+# START has no line break, so that compilers report the right line numbers.
 START = (
     "const uint3 group_at = threadgroup_position_in_grid; "
     "const uint thread_at = thread_index_in_threadgroup; "
@@ -55,8 +55,8 @@ def without_comments(code: str) -> str:
 
 @cache
 def text(name: str) -> str:
-    """Return the text of a file without comments, because MLX hashes the whole text at every call. Compilers
-    still report the right lines."""
+    """Return the text of a file without comments, because MLX hashes the whole text at every call. Line
+    breaks are kept, so that compilers report the right lines."""
     code = without_comments((folder() / name).read_text())
     first = len(code) - len(code.lstrip("\n"))
     return f'#line {first + 1} "{name}"\n{code.strip()}\n'
@@ -68,7 +68,7 @@ def pieces(name: str) -> tuple[Definition, ...]:
     return tuple(definitions(name, without_comments((folder() / name).read_text())))
 
 
-# kernels are compared by identity, so that a launch need not hash all template values
+# kernels are compared by identity, because a comparison of all their fields would make each launch slower
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """One .metal body and its arguments.
@@ -87,7 +87,8 @@ class Kernel:
     def header(self, dialect: str) -> str:
         """Return the definitions of its headers that the body needs."""
         every = [piece for name in (f"dialect_{dialect}.h", *self.headers) for piece in pieces(name)]
-        # The text starts with a new line, because MLX's text before it can end without one.
+        # The text starts with a line break, because MLX writes text before it that can end without a line
+        # break.
         return "\n" + join_definitions(prune(every, self.body()))
 
     def body(self) -> str:
@@ -108,7 +109,11 @@ class Kernel:
         groups: tuple[int, int, int],
         templates: tuple[Template, ...],
     ) -> list[mx.array]:
-        """Run on the GPU: `groups` threadgroups in x, y, z. Return new outputs of `shapes`."""
+        """Run the kernel on the GPU. Return new output arrays.
+
+        shapes: the shapes of the output arrays
+        groups: the number of threadgroups in x, y and z
+        """
         return gpu.run(self, inputs, shapes, groups, templates)
 
     def launch(
@@ -141,8 +146,8 @@ class Kernel:
         }
 
     def _check(self, inputs: Sequence[mx.array]) -> None:
-        """Raise ValueError if an input is too small. The check runs only at the first launch with some
-        template values, because later launches differ only in the length of a page table."""
+        """Raise ValueError if an input is too small. For each set of template values, the check runs only at
+        the first launch, because later launches differ only in the length of a page table."""
         for (name, _), array in zip(self.inputs, inputs, strict=True):
             if array.size < 8:
                 raise ValueError(f"[{self.name}] {name} has {array.size} elements, must have at least 8")
@@ -191,5 +196,6 @@ FLOATS = mx.float32, mx.float16, mx.bfloat16  # the types in which a graph can c
 
 
 def on_gpu(head_dim: int = 64) -> bool:
-    """Return True if this thread's device can run the kernels, and if there are kernels for the heads."""
+    """Return True if this thread's device can run the kernels, and if there are kernels for this head
+    size."""
     return head_dim in HEAD_DIMS and gpu.kind != "" and mx.default_device() == gpu.device
