@@ -1,4 +1,4 @@
-"""This module stores a reply that the user rewrote as a new reply. The original reply stays."""
+"""This module makes a new reply from a reply whose answer the user rewrote. The original reply stays."""
 
 import uuid
 from dataclasses import replace
@@ -12,13 +12,13 @@ from .user_taste import reply_features
 
 
 def edited_reply(tokenizer: Tokenizer, original: ReplyRow, answer: str) -> ReplyRow:
-    """Return a copy of the original reply with the answer that the user wrote. The thought of the original
-    stays.
+    """Return a copy of the original reply with the answer that the user wrote. The copy keeps the thought
+    (the reasoning text before the answer) of the original.
 
     Raises UsageError if the answer is empty or unchanged, or if the original has no answer.
 
-    The new tokens are the encoded text and an end-of-reply token. The model did not draw them, so logprob is
-    None.
+    The copy's tokens are the thought's tokens, the encoded answer and an end-of-reply token. The model did
+    not sample the answer, so the copy's logprob is None.
     """
     if not answer.strip():
         raise UsageError("the edited reply is empty; give some text.")
@@ -48,8 +48,8 @@ def edited_reply(tokenizer: Tokenizer, original: ReplyRow, answer: str) -> Reply
 
 
 def _as_shown(text: str) -> str:
-    """Return the text in the form in which an input line shows it. If the user changes nothing, the input
-    line returns the reply in this form."""
+    """Return the text in the form in which the chat's input line shows the text. If the user changes nothing,
+    the input line returns the reply in this form."""
     return "\n".join(sanitize(text).splitlines()).strip()
 
 
@@ -62,8 +62,8 @@ def _thought_tokens(tokenizer: Tokenizer, original: ReplyRow) -> list[int]:
 
 
 def _end(tokenizer: Tokenizer, original: ReplyRow) -> list[int]:
-    """Return the token that ends a reply: the token that ended the original, else the end token of the chat
-    template."""
+    """Return a list with the token that ends a reply: the token that ended the original, or else the end
+    token of the chat template. Return an empty list if the model has no end token."""
     asked = [Message("user", "?"), Message("assistant", "!")]
     for tokens in (original.sampled_ids[-1:], tokenizer.encode_chat(asked, add_generation_prompt=False)):
         if ends := [token for token in tokens if token in tokenizer.eos_ids]:

@@ -1,21 +1,23 @@
 """This module computes embeddings: it turns a text into a vector, so that similar texts can be found. It has
 two methods.
 
-`read_question` embeds a question for the memory. Stored vectors are compared with new vectors, so this method
-must not change.
+`read_question` embeds a user's question, so that similar rated questions can be found. The store keeps these
+vectors and compares them with new vectors, so this method must not change.
 
-The user's message is read alone, without template or conversation. So the same question has the same vector
-in every chat. The final hidden states of the message are averaged. Later states weigh more, because only they
-have seen the rest of the message (position weights as in SGPT, Muennighoff 2022). The means of all questions
-share a few large directions that say nothing about the topic. Whitening with everyday questions scales these
-directions down. On 120 questions in 60 pairs with the same meaning (starter model), the paraphrase was the
-nearest for 42% with the plain centred mean, for 63% with position weights, and for 92% with whitening as
-well.
+The model reads the user's message alone, without the chat template and the conversation. So the same question
+has the same vector in every chat. The vector is a mean of the message's final hidden states. Later states
+weigh more, because a later state has seen more of the message (position weights as in SGPT, Muennighoff
+2022). The means of all questions share a few large directions that say nothing about the topic. Whitening
+scales these directions down; everyday questions show which directions these are. A test used 120 questions in
+60 pairs with the same meaning (starter model). The paraphrase was the nearest question for 42% of the
+questions with the plain centred mean, for 63% with position weights, and for 92% with position weights and
+whitening.
 
-`vectors` embeds any text. The model reads the whole text in windows of equal length, at most WINDOW tokens,
-each window in its own context. Each window is pooled like a question. The vector of the text is the mean of
-its windows, weighted by their tokens. An embedding model reads the whole text in one context instead, and the
-vector is the hidden state of the last token (models/config/embedding_model.py).
+`vectors` embeds any text. A chat model reads the whole text in windows of equal length, at most WINDOW
+tokens, each window in its own context. Each window is pooled like a question. The vector of the text is the
+mean of the windows' vectors, weighted by the windows' numbers of tokens. An embedding model reads the whole
+text in one context instead, and the vector is the hidden state of the last token
+(models/config/embedding_model.py).
 """
 
 import io
@@ -37,25 +39,27 @@ from ..models.config.model import Model, Tokenizer
 from ..pausing import Pause
 from ..store import Store
 
-MAX_TOKENS = 128  # tokens that are read of a message; of a longer one, the first and last half of this number
+# The maximum number of tokens that the model reads of a message. Of a longer message, the model reads the
+# first 64 and the last 64 tokens.
+MAX_TOKENS = 128
 MAX_TEXT_TOKENS = 8192  # the maximum number of tokens in a text to embed
 WINDOW = 512  # the maximum number of tokens of a text that are read in one context
-SLICE = 0.05  # after this many seconds of reading, other work can run
-MIN_SLICE_TOKENS = 32  # the minimum number of tokens in a slice
-WHITENED = 32  # the number of leading directions that are scaled down to the next direction
-DIMENSIONS = 576  # the size of a vector; wider states are projected, so 10,000 questions need < 24 MB
+SLICE = 0.05  # seconds; after a slice of this length, the reader lets other work run
+MIN_SLICE_TOKENS = 32  # the minimum number of tokens that the model reads in one slice
+WHITENED = 32  # the number of leading directions that whitening scales to the variance of the next direction
+DIMENSIONS = 576  # the maximum size of a vector; larger states are projected to it (10,000 vectors: < 24 MB)
 
 
 def mean_pool(hidden: np.ndarray) -> np.ndarray:
-    """Return the position-weighted mean of hidden states: [T, D] -> [D] float32, sum_t t h_t / sum_t t with t
-    from 1."""
+    """Return the position-weighted mean of hidden states, sum_t t h_t / sum_t t with t from 1: [T, D] -> [D]
+    float32 (T tokens, D hidden size)."""
     weight = np.arange(1, len(hidden) + 1, dtype=np.float32)
     return (weight @ hidden / weight.sum()).astype(np.float32)
 
 
 def read_question(backend: Backend, tokenizer: Tokenizer, text: str) -> np.ndarray | None:
-    """Return the pooled hidden state [D] of one message; None if the message is empty. This is one prefill of
-    at most MAX_TOKENS tokens."""
+    """Return the pooled hidden state [D] of one message; None if the message is empty. The model reads at
+    most MAX_TOKENS tokens in one prefill."""
     states = _states(backend, tokenizer, text)
     return mean_pool(states) if len(states) else None
 
@@ -63,7 +67,7 @@ def read_question(backend: Backend, tokenizer: Tokenizer, text: str) -> np.ndarr
 def _states(backend: Backend, tokenizer: Tokenizer, text: str) -> np.ndarray:
     """Return the hidden states [T, D] of a message's own tokens. The model reads a beginning-of-text token
     first, but its state is left out."""
-    # at most this many characters of each end are tokenized, because a pasted text can be long
+    # Tokenize at most this many characters of each end of the message, because a pasted text can be long.
     most = 16 * MAX_TOKENS
     ids = tokenizer.encode(text[:most] + text[most:][-most:], add_bos=False)
     if len(ids) > MAX_TOKENS:
@@ -76,15 +80,15 @@ def _states(backend: Backend, tokenizer: Tokenizer, text: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Whitening:
-    """A map from pooled hidden states to unit vectors. The dot product of two vectors is the similarity of
-    two questions.
+    """A map from pooled hidden states of questions to unit vectors. The dot product of two vectors is the
+    similarity of two questions.
 
-    mean: [D], the mean state of everyday questions
+    mean: [D], the mean hidden state of everyday questions (D: hidden size)
     basis: [D, k], the leading directions of everyday questions
     gain: [k], the factor of each direction, which gives the direction the variance of direction k + 1
 
-    With the starter model, the similarity is about 0.57 for two questions with one meaning, 0.27 for one
-    topic, and 0 for other questions.
+    With the starter model, the similarity is about 0.57 for two questions with the same meaning, 0.27 for two
+    questions about one topic, and 0 for other questions.
     """
 
     mean: np.ndarray
@@ -96,8 +100,8 @@ class Whitening:
         return min(len(self.mean), DIMENSIONS)
 
     def __call__(self, states: np.ndarray) -> np.ndarray:
-        """Return the vectors of pooled states: [..., D] -> [..., dimensions] float32. Each vector has length
-        1, or length 0 if the state equals the mean."""
+        """Return the vectors of pooled hidden states: [..., D] -> [..., dimensions] float32. Each vector has
+        length 1, or length 0 if its state equals the mean."""
         x = np.asarray(states, np.float32) - self.mean
         x = x - ((x @ self.basis) * (1 - self.gain)) @ self.basis.T
         if x.shape[-1] > DIMENSIONS:
@@ -111,8 +115,8 @@ class Whitening:
 
     @classmethod
     def from_bytes(cls, data: bytes, hidden_size: int) -> "Whitening | None":
-        """Read a stored whitening. Return None if the data is damaged or has another shape; the caller then
-        measures again."""
+        """Decode a stored whitening. Return None if the data is damaged or has another shape; the caller then
+        measures the whitening again."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 mean, basis, gain = f["mean"], f["basis"], f["gain"]
@@ -134,8 +138,8 @@ class ReadQuestions:
         self._states: list[np.ndarray] = []
 
     def read(self, backend: Backend, tokenizer: Tokenizer, pause: Pause | None = None) -> np.ndarray:
-        """Read the remaining everyday questions and return the hidden states [T, D] of all. `pause` may raise
-        an exception to stop; the next call continues."""
+        """Let the model read the everyday questions that it has not read yet. Return the hidden states [T, D]
+        of all everyday questions. `pause` can raise an exception to stop; the next call continues."""
         text = resources.files(__package__).joinpath("questions.json").read_text(encoding="utf-8")
         for question in json.loads(text)[len(self._states) :]:
             if pause is not None:
@@ -151,8 +155,8 @@ def whitening_of(
     """Return the model's whitening from the store. If the store has none, measure it, which takes seconds,
     and store it.
 
-    read: the questions that were read before
-    pause: a function that may raise an exception to stop
+    read: the everyday questions that the model has already read
+    pause: a function that can raise an exception to stop the measurement
     """
     stored = store.model_data.whitening(model.fingerprint)
     known = Whitening.from_bytes(stored, model.shape.hidden_size) if stored else None
@@ -164,8 +168,8 @@ def whitening_of(
 
 
 def text_ids(model: Model, text: str) -> list[int]:
-    """Return the token ids of a text to embed. Raises UsageError if the text is empty, or longer than
-    MAX_TEXT_TOKENS or than the context of an embedding model."""
+    """Return the token ids of a text to embed. Raises UsageError if the text is empty, if it is longer than
+    MAX_TEXT_TOKENS, or if it is longer than the context of an embedding model."""
     end = [id for token, id in model.tokenizer.special_tokens.items() if model.embeds and token == END]
     most = min(MAX_TEXT_TOKENS, model.context - len(end)) if model.embeds else MAX_TEXT_TOKENS
     ids = model.tokenizer.encode(text, add_bos=False, most=most)
@@ -177,7 +181,7 @@ def text_ids(model: Model, text: str) -> list[int]:
 
 
 def method_of(model: Model) -> str:
-    """Return the name of the method by which this model embeds texts."""
+    """Return words for the method by which this model embeds texts."""
     if model.embeds:
         return f"last token's state, by {model.name}, which is trained for it"
     return f"mean of the states, whitened, by {model.name}, which is a chat model"
@@ -186,10 +190,10 @@ def method_of(model: Model) -> str:
 def vectors(
     store: Store, model: Model, backend: Backend, texts: Sequence[Sequence[int]]
 ) -> Generator[None, None, list[np.ndarray]]:
-    """Return one unit vector [dimensions] per text, from the original model. texts: the token ids that
-    `text_ids` returns.
+    """Return one unit vector [dimensions] per text, computed without any adapter. This generator yields about
+    every SLICE seconds, so that other work can run.
 
-    This generator yields about every SLICE seconds, so that other work can run.
+    texts: the token ids of each text, from `text_ids`
     """
     reader, found = TextReader(backend, model.tokenizer.bos_id), []
     whitened = None if model.embeds else whitening_of(store, model, backend)
@@ -203,15 +207,16 @@ def vectors(
 
 
 class TextReader:
-    """A reader of whole texts. It uses the model without any adapter, and it reads in slices."""
+    """A reader that computes hidden states of whole texts. It uses the model without any adapter. After each
+    slice (SLICE seconds), it lets other work run."""
 
     def __init__(self, backend: Backend, bos: int | None):
         self._backend, self._bos = backend, [] if bos is None else [bos]
-        self._spent, self._pace = 0.0, 0.0  # seconds of this slice so far; tokens per second
+        self._spent, self._pace = 0.0, 0.0  # seconds of this slice so far; the reader's tokens per second
 
     def mean_pool_windows(self, ids: Sequence[int]) -> Generator[None, None, np.ndarray]:
-        """Return the mean of the windows' pooled states, weighted by their numbers of tokens: ids [T] ->
-        [D]."""
+        """Return the mean of the windows' pooled states, weighted by the windows' numbers of tokens: ids [T]
+        -> [D]."""
         count = -(-len(ids) // WINDOW)
         ends = [len(ids) * i // count for i in range(count + 1)]
         total = np.zeros(1, np.float32)
@@ -221,7 +226,7 @@ class TextReader:
         return total / np.float32(len(ids))
 
     def states(self, ids: Sequence[int]) -> Generator[None, None, np.ndarray]:
-        """Return the hidden states [T, D] of tokens that are read in one context."""
+        """Let the model read tokens in one context, and return their hidden states [T, D]."""
         window, states = [*self._bos, *ids], []
         cache, done = self._backend.new_cache(), 0
         while done < len(window):
@@ -237,9 +242,9 @@ class TextReader:
         return np.concatenate(states)[len(self._bos) :]
 
     def _size(self, left: int) -> int:
-        """Return the number of tokens to read in the next call: enough to fill the slice, at least
-        MIN_SLICE_TOKENS. If fewer than MIN_SLICE_TOKENS tokens would be left for another call, this call
-        reads them, too."""
+        """Return the number of tokens to read in the next call of the backend: enough to fill the slice, but
+        at least MIN_SLICE_TOKENS. If fewer than MIN_SLICE_TOKENS tokens would then be left over, the call
+        reads all `left` tokens."""
         size = max(
             MIN_SLICE_TOKENS, int(self._pace * (SLICE - self._spent)) // MIN_SLICE_TOKENS * MIN_SLICE_TOKENS
         )
@@ -251,8 +256,8 @@ class TextReader:
 
 
 def embed(store: Store, model: Model, backend: Backend, texts: Sequence[str]) -> list[np.ndarray]:
-    """Return one unit vector [dimensions] per text, from the original model. Raises UsageError as in
-    `text_ids`."""
+    """Return one unit vector [dimensions] per text, computed without any adapter. Raises UsageError for the
+    texts that `text_ids` refuses."""
     slices = vectors(store, model, backend, [text_ids(model, text) for text in texts])
     while True:
         try:
@@ -262,12 +267,12 @@ def embed(store: Store, model: Model, backend: Backend, texts: Sequence[str]) ->
 
 
 def measure(backend: Backend, tokenizer: Tokenizer) -> Whitening:
-    """Read the everyday questions with the model (about 330 tokens of prefill) and return the whitening."""
+    """Let the model read the everyday questions (a prefill of about 330 tokens) and return the whitening."""
     return whitening(ReadQuestions().read(backend, tokenizer))
 
 
 def whitening(states: np.ndarray) -> Whitening:
-    """Return the whitening from the hidden states [T, D] of everyday questions."""
+    """Compute the whitening from the hidden states [T, D] of everyday questions."""
     if not np.isfinite(states).all():
         raise RuvmlxError(
             "the model computes NaN or Inf on plain text: its weights are damaged. Fetch it again."
@@ -282,7 +287,7 @@ def whitening(states: np.ndarray) -> Whitening:
 
 @cache
 def _projection(width: int) -> np.ndarray:
-    """Return a random projection [width, DIMENSIONS], the same on every machine. The projection changes the
-    cosine of two vectors by about 0.042."""
+    """Return a random projection matrix [width, DIMENSIONS], which is the same on every machine. The
+    projection changes the cosine between two vectors by about 0.042."""
     signs = np.random.Generator(np.random.PCG64(0)).integers(0, 2, (width, DIMENSIONS), dtype=np.int8)
     return (2 * signs.astype(np.float32) - 1) / np.float32(np.sqrt(DIMENSIONS))

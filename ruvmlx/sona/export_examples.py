@@ -1,8 +1,9 @@
 """This module exports rated replies as training examples for other tools, in one of three formats.
 
-kto: a prompt, a completion and a label per rated reply. sft: liked replies as chats.
-dpo: pairs of a better and a worse reply to the same prompt. The pairs are the preferences, and each liked
-    reply with a disliked one.
+kto: each rated reply gives a prompt, a completion and a label (True: liked).
+sft: each liked reply gives a chat of two messages.
+dpo: each pair of a better and a worse reply to the same prompt gives one example. The pairs come from the
+    user's preferences. A prompt without a preference gives each pair of a liked and a disliked reply.
 """
 
 from collections.abc import Iterator
@@ -40,8 +41,8 @@ def _sft(scored: list[tuple[str, str, float]]) -> Iterator[dict]:
 
 
 def _dpo(scored: list[tuple[str, str, float]], pairs: list[tuple[str, str, str]]) -> Iterator[dict]:
-    """Yield the preferences. For prompts without a preference, yield each liked reply with each disliked
-    reply."""
+    """Yield an example for each preference. For a prompt without a preference, yield an example for each pair
+    of a liked and a disliked reply."""
     for prompt, chosen, rejected in pairs:
         yield {"prompt": prompt, "chosen": chosen, "rejected": rejected}
     compared = {prompt for prompt, _, _ in pairs}

@@ -1,5 +1,5 @@
-"""This module counts faults of replies that learning must not add: empty replies, loops, other scripts, no
-end, less variety.
+"""This module counts faults that learning must not add to replies. A reply with a fault is empty, loops, is
+in another script (writing system) or does not end. Less variety over all replies is a fault, too.
 
 The model with the adapter answers questions that no user rated. The faults of its replies are compared with
 the faults of the original model's replies to the same questions.
@@ -24,7 +24,7 @@ from .sampled_replies import BegunReply, SampledReply, sampled_replies
 
 MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
 TEMPERATURE = 0.7
-CHANCE = 2  # this many more endless replies can be chance: one standard deviation in 24 replies
+CHANCE = 2  # this many more endless replies are no fault: one standard deviation in 24 replies by chance
 MIN_VARIETY = 0.92  # the minimum variety, as a share of the original model's variety
 _FOREIGN = 0.2  # a reply is foreign if more than this share of its letters is in other scripts
 _REPEATED = 0.5  # a short reply is a loop if more than this share of its token groups repeat
@@ -57,7 +57,7 @@ class Faults:
     def of(
         cls, replies: Sequence[SampledReply], untouched: Sequence[SampledReply], tokenizer: Tokenizer
     ) -> "Faults":
-        """Count the faults of replies to some questions. untouched: the original model's replies to them."""
+        """Count the faults of replies. untouched: the original model's replies to the same questions."""
         texts = [tokenizer.decode(ids) for ids, _ in replies]
         plain = [tokenizer.decode(ids) for ids, _ in untouched]
         return cls(
@@ -69,7 +69,7 @@ class Faults:
         )
 
     def worse_than(self, untouched: "Faults") -> str:
-        """Return in words which fault has become worse; "" if no fault has."""
+        """Return in words which fault is worse than in the untouched model's replies; "" if no fault is."""
         for name, words in (
             ("empty", "empty replies"), ("loops", "replies that repeat themselves"),
             ("foreign", "replies in another script"),
@@ -87,8 +87,8 @@ class Faults:
 def sample(
     backend: Backend, tokenizer: Tokenizer, adapter: HeadAdapter | None, pause: Pause
 ) -> list[SampledReply]:
-    """Return sampled replies to the questions, with the backend's base LoRA and this adapter. The random seed
-    is always the same."""
+    """Sample one reply to each of `questions()` with the backend's base LoRA and this head adapter, and
+    return the replies. The random seed is always the same."""
     begun = []
     for question in questions():
         pause()
@@ -98,7 +98,8 @@ def sample(
 
 
 def is_loop(ids: Sequence[int]) -> bool:
-    """Return True if the reply ends in a loop, or if more than half of its token groups are repetitions."""
+    """Return True if the reply ends in a loop, or if more than half of its groups of GRAM tokens repeat
+    earlier groups."""
     grams = Counter(tuple(ids[i : i + GRAM]) for i in range(len(ids) - GRAM + 1))
     total = sum(grams.values())
     return Repetition(ids).is_loop or (total > GRAM and 1 - len(grams) / total > _REPEATED)
@@ -119,13 +120,14 @@ def scripts(text: str) -> Counter[str]:
 
 def variety(new: Sequence[Sequence[int]], old: Sequence[Sequence[int]]) -> float:
     """Return the distinct-2 (Li et al. 2016) of the new replies divided by the distinct-2 of the old replies.
-    Longer texts repeat more. So each pair of replies is cut to the length of the shorter one."""
+    Longer texts repeat more token pairs. So the longer reply to a question is cut to the length of the
+    shorter reply."""
     cut = [(a[: len(b)], b[: len(a)]) for a, b in zip(new, old, strict=True)]
     return _distinct_2([a for a, _ in cut]) / _distinct_2([b for _, b in cut])
 
 
 def _distinct_2(replies: Sequence[Sequence[int]]) -> float:
-    """Return the distinct-2 of some replies: the share of different pairs among all pairs of neighbouring
-    tokens; 1 if there are no pairs."""
+    """Return the distinct-2 of replies: the number of different pairs of neighbouring tokens divided by the
+    number of all such pairs; 1 if there are no pairs."""
     pairs = [pair for ids in replies for pair in itertools.pairwise(ids)]
     return len(set(pairs)) / len(pairs) if pairs else 1.0

@@ -1,5 +1,5 @@
-"""This module imports adapters of other tools: it measures the KL of an adapter and stores the adapter as
-version 1 under a new name."""
+"""This module imports LoRA adapters of other tools. It measures the KL divergence of an adapter from the
+model without an adapter, and stores the adapter as version 1 under a new name."""
 
 from dataclasses import dataclass
 
@@ -12,15 +12,16 @@ from .learner import Learner
 
 @dataclass(frozen=True)
 class ImportedAdapter:
-    """An imported adapter. kl: its KL to the frozen model (nats per token on the reference text)."""
+    """An imported adapter. kl: the KL divergence of the model with this adapter from the frozen model (nats
+    per token on the reference text)."""
 
     version: int
     kl: float
 
 
 def import_adapter(store: Store, learner: Learner, change: BaseLoRA, name: str) -> ImportedAdapter:
-    """Store a change of the model's matrices as an adapter under a new name. learner: any learner of the
-    model."""
+    """Store a change of the model's matrices as an adapter under a new name. learner: a learner of this
+    model; its adapter does not matter."""
     active = learner.active
     size = learner.micro.lora_b.shape[1]
     base, micro = divide_adapter(change, MicroLoRA.fresh(active.frozen_probe.directions, size))

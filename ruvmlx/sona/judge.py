@@ -13,7 +13,8 @@ from .user_taste import reply_features
 
 @dataclass(frozen=True)
 class CandidateReply:
-    """A reply that is complete or in progress. finish_reason: "" while the reply is in progress."""
+    """One of the replies between which a judge chooses. The reply is complete or still in progress.
+    finish_reason: "" while the reply is in progress."""
 
     question: str
     text: str
@@ -26,10 +27,10 @@ class Judge(Protocol):
 
 
 class TasteJudge:
-    """A judge that scores by the mean of the taste model, not by a lower bound. Only one reply is shown, so
-    the best choice is the reply with the highest expected stars. If the ratings say little about a reply, its
-    mean is near neutral. A lower bound would prefer replies that are similar to earlier replies, even if the
-    user did not like these."""
+    """A judge that scores a reply by the mean of the stars that the taste model predicts, not by a lower
+    bound of these stars. The user sees only one reply, so the best choice is the reply with the highest
+    expected stars. If the ratings say little about a reply, its mean is near neutral. A lower bound would
+    prefer replies that resemble earlier replies, even if the user did not like the earlier replies."""
 
     def __init__(self, taste: TasteModel):
         self._taste = taste

@@ -1,7 +1,7 @@
-"""This module defines the protocol of the optional part with which ratings change layers below the output
-head.
+"""This module defines the protocol of the layer part: the optional part that lets ratings change layers below
+the output head.
 
-The core knows only this protocol. `wiring.py` passes the implementation (optional/layer_adapter.py).
+The learner knows only this protocol. `wiring.py` passes the implementation (optional/layer_adapter.py).
 """
 
 from collections.abc import Callable
@@ -17,21 +17,24 @@ from .kl_probe import KLProbe
 from .state import LearnerState
 from .trace import Trace
 
-# the guard runs between replies (optional/kl_guard.py)
+# A KL guard is a function that runs between replies and keeps a layer LoRA within the KL cap
+# (optional/kl_guard.py).
 KLGuard = Callable[[ActiveAdapter, Pause | None], None]
 
 
 class LayerPart(Protocol):
-    """The part that computes gradients, updates and the estimated KL of a LayerLoRA. `base`: the base LoRA in
-    use, or its KL probe."""
+    """The layer part computes gradients, updates and the estimated KL of a LayerLoRA. In its functions,
+    `base` is the base LoRA in use or the KL probe of that base LoRA."""
 
     targets: Targets
 
     def prepare(self, state: LearnerState) -> None:
-        """Compute the cached values now, so that the next rating need not wait for them."""
+        """Compute the values that ratings read from a cache, so that the next rating need not wait for
+        them."""
 
     def needs_gradient(self, state: LearnerState) -> bool:
-        """Return True if a rating needs the gradient of its reply by the layers."""
+        """Return True if a rating needs the layer gradient: the gradient of the reply's log-probability by
+        the weights of the layer LoRA."""
 
     def read(
         self,
@@ -42,11 +45,12 @@ class LayerPart(Protocol):
         trace: Trace,
         pause: Pause | None = None,
     ) -> bool:
-        """Add the layer gradient to the trace if the trace has none. Return True if a gradient was added."""
+        """Add the layer gradient to the trace if the trace has no layer gradient. Return True if a gradient
+        was added."""
 
     def logprob_shift(self, trace: Trace, state: LearnerState) -> float:
-        """Return how much the reply's mean log-probability has changed since its trace was recorded (a
-        first-order estimate, nats)."""
+        """Return the change of the reply's mean log-probability (nats) since its trace was recorded. The
+        change is a first-order estimate."""
 
     def update(self, state: LearnerState, trace: Trace, weight: float, base: KLProbe) -> LayerLoRA | None:
         """Return the layer LoRA after a rating."""
@@ -60,4 +64,4 @@ class LayerPart(Protocol):
         """Return the estimated KL that this layer LoRA adds to the last measured KL (nats per token)."""
 
     def release(self) -> None:
-        """Free the training graph."""
+        """Free the graph that computes layer gradients."""

@@ -1,8 +1,8 @@
-"""The learner records traces of replies, applies ratings and takes ratings back. A trace is the gradient of a
-reply's log-probability, recorded while the reply is generated.
+"""This module holds the learner. The learner records traces of replies, applies ratings and takes ratings
+back. A trace is the gradient of a reply's log-probability; the learner records it during the generation.
 
-A change of weights is committed together with the rating that caused it. The new weights are used only after
-the commit.
+The learner commits a change of weights to the store together with the rating that caused the change. The
+model uses the new weights only after the commit.
 """
 
 import time
@@ -39,23 +39,23 @@ from .trace import Trace, adapted_logits
 from .user_taste import UserTaste
 from .weight_anchors import WeightAnchors
 
-_ATTEMPTS = 2  # the number of attempts to commit without the write lock, while other processes rate, too
+_ATTEMPTS = 2  # the number of attempts to commit a rating before the learner takes the store's write lock
 _NEVER_STORED = -1
 
 T = TypeVar("T")
-_Weighed = Sequence[tuple[Trace, float]]  # traces of replies, each with the weight of its push
+_Weighed = Sequence[tuple[Trace, float]]  # (trace of a reply, weight of the reply in the update)
 
 
 class Learner:
-    """The instant loop of one adapter on one model. `wiring.open_learner` makes a learner. Only the backend's
-    thread may use a learner.
+    """A learner runs the instant loop (the loop that updates weights at each rating) for one adapter on one
+    model. `wiring.open_learner` makes a learner. Only the backend's thread can use a learner.
 
     active: the adapter in use
-    layers: the optional part with which ratings change layers below the output head
-    guard: the function that keeps these layers within the KL cap
+    layers: the optional part that lets ratings change layers below the output head
+    guard: the function that keeps the changes of these layers within the KL cap (instant.KL_CAP)
     anchors: the optional part that penalises changes to weights that earlier tasks depend on
     taste: the model of the user's taste, fitted to the ratings in force
-    learns: False if ratings are recorded and indexed, but never change weights
+    learns: False if the learner records and indexes ratings, but never changes weights
     """
 
     def __init__(
@@ -109,31 +109,32 @@ class Learner:
         return self.layers.targets
 
     def sync(self) -> None:
-        """Load and install the version that the store has, if an undo or another process has made another
-        version the current one."""
+        """If an undo or another process has changed the adapter version in use, load that version from the
+        store. Then install its LoRA in the backend."""
         self.active.catch_up()
         self.active.install()
 
     def release(self) -> None:
-        """Free the training graph. The next use builds the graph again."""
+        """Free the graph that computes gradients of layers. The next use builds the graph again."""
         self.layers.release()
 
     # -- traces --------------------------------------------------------------------------------------
 
     def trace(self, untouched: bool = False) -> Trace:
-        """Return an empty trace for the next reply. untouched: True for a reply of the original model, which
-        is version 0."""
+        """Return an empty trace for the next reply. untouched: True if the original model (adapter version 0)
+        writes this reply."""
         if untouched:
             return Trace(self.active.load(0).micro, 0)
         return Trace(self.micro, self.version)
 
     def settle(self, pause: Pause | None = None, watch: Watch | None = None) -> None:
-        """Prepare the newest replies, so that this or another process can rate them at once.
+        """Compute what a rating of the newest replies needs, so that this or another process can rate these
+        replies without a wait. The work takes seconds after many replies, or if ratings change more matrices
+        than the output head.
 
-        This takes seconds after many replies, and if ratings change more than the head. `pause` is called
-        between the steps and may raise an exception to stop. watch: an object that gets the progress if the
-        model or its base must be measured. If `watch` is None, nothing is measured, and nothing that needs a
-        measurement is prepared.
+        pause: a function that is called between the steps; it can raise an exception to stop the work
+        watch: an object that gets the progress if the model or its base LoRA must be measured; None to
+            measure nothing, and to skip the steps that need a measurement
         """
         if watch is not None:
             self.active.measure(pause, watch)
@@ -148,12 +149,13 @@ class Learner:
     # -- ratings -------------------------------------------------------------------------------------
 
     def rate(self, reply_id: str, rating: str, note: str = "", watch: Watch = QUIET) -> RatingResult:
-        """Apply a rating and commit it. An earlier rating of the same reply is taken back first.
+        """Update the weights by a rating, and commit both to the store. First take back an earlier rating of
+        the same reply.
 
-        watch: an object that gets the progress if the model was never measured; the rating then waits for the
-            measurement
+        watch: an object that gets the progress of the model's measurement; a rating of a model that was never
+            measured waits for this measurement
 
-        Nothing is changed after UsageError (an unknown rating), AdapterMismatch (another model's reply) or
+        Change nothing and raise UsageError (an unknown rating), AdapterMismatch (another model's reply) or
         RuvmlxError (an update that is not finite).
         """
         started = time.perf_counter()
@@ -163,9 +165,9 @@ class Learner:
         return self._retry_commit(lambda: self._rate(reply, rating, note, started))
 
     def _retry_commit(self, attempt: Callable[[], T]) -> T:
-        """Call `attempt`, which computes and commits, and return the result. If another process commits
-        first, try again. The last attempt holds the write lock from its start, so no other process can
-        commit. Raises StoreBusy if the attempt cannot get the lock."""
+        """Call `attempt`, which computes and commits an update, and return the result. If another process
+        commits first, try again. The last attempt holds the store's write lock from its start, so no other
+        process can commit. Raises StoreBusy if the last attempt cannot get the lock."""
         for _ in range(_ATTEMPTS):
             with suppress(HeadMoved):
                 return attempt()
@@ -200,11 +202,13 @@ class Learner:
         )  # fmt: skip
 
     def give_reason(self, reply_id: str, reason: str) -> RatingResult:
-        """Store why a reply was rated bad, as the beginning of the rating's note, and learn from the reason.
+        """Store why a user rated a reply bad, as the beginning of the rating's note, and learn from the
+        reason. If the rating is the newest feedback, the rating with its reason replaces the old rating, so
+        one undo takes back both. If the rating is older, the learner gives the rating again, with its reason.
 
-        reason: a key of `REASONS`. If the rating is the newest feedback, the rating with its reason replaces
-            it, so one undo takes back both. If the rating is not the newest feedback, the learner gives the
-            rating again, with its reason. Raises UsageError unless the reply has a bad rating.
+        reason: a key of `REASONS`
+
+        Raises UsageError unless the reply has a bad rating.
         """
         if reason not in REASONS:
             raise UsageError(f"a reason is {', '.join(REASONS)}; got {reason[:20]!r}.")
@@ -222,12 +226,12 @@ class Learner:
             raise
 
     def prefer(self, better_id: str, worse_id: str, kind: str, strength: float = 1.0) -> PreferenceResult:
-        """Apply a preference between two replies to one question and commit it. An earlier preference between
-        these replies is taken back first.
+        """Update the weights by a preference between two replies to one question, and commit both to the
+        store. First take back an earlier preference between these replies.
 
-        kind, strength: see PreferenceRow (store)
+        kind, strength: fields of PreferenceRow (store), which explains them
 
-        Raises UsageError unless the ids name two replies to one question, and the other errors of `rate`.
+        Raises UsageError unless the ids name two replies to one question. Also raises the errors of `rate`.
         """
         started = time.perf_counter()
         better, worse = self.rateable(better_id), self.rateable(worse_id)
@@ -267,8 +271,8 @@ class Learner:
         return praise, blame * worse.importance
 
     def rateable(self, reply_id: str) -> ReplyRow:
-        """Return a reply of this model. Raises AdapterMismatch if another model wrote it, and NotFound if
-        there is no such reply."""
+        """Return the stored reply with this id. Raises AdapterMismatch if another model wrote the reply, and
+        NotFound if the store has no reply with this id."""
         reply = self._store.replies.get(reply_id)
         if reply.fingerprint != self._model.fingerprint:
             raise AdapterMismatch(
@@ -278,22 +282,22 @@ class Learner:
         return reply
 
     def _undo_steps(self, steps: list[tuple[int, int]]) -> LearnerState:
-        """Return the weights in use without some earlier updates. steps: (version before, version after) of
-        each update, oldest first.
+        """Return the weights in use without the effect of some earlier updates. An update stays if a
+        consolidation (a run of the background or style loop) has already trained on its rating.
 
-        An update that a consolidation (a run of the background or style loop) has used for training stays.
+        steps: (adapter version before, adapter version after) of each update, the oldest first
         """
         state = self.state
         if not self._learns:
             return state
-        # to take back the newest update, load the weights before it
+        # To take back the newest update, load the weights of the version before the update.
         while steps and steps[-1][1] == state.version:
-            state = self.active.load(steps.pop()[0])  # the newest ancestors are always in the store
+            state = self.active.load(steps.pop()[0])  # the store always keeps the newest ancestor versions
         for version_before, version_after in steps:
             try:
                 before, after = self.active.load(version_before), self.active.load(version_after)
             except NotFound:
-                continue  # the weights are no longer stored, so this update stays
+                continue  # the store no longer has the weights, so the effect of this update stays
             if before.base != state.base:
                 continue
             taken = instant.without_update(state.micro, before.micro, after.micro, self.probe)
@@ -308,8 +312,8 @@ class Learner:
         return w * trace.importance if w < 0 else w
 
     def _apply(self, base: LearnerState, given: _Weighed, what: str) -> tuple[LearnerState, float]:
-        """Return the state after feedback on one or more replies (the same state if nothing changes), and the
-        time of the update in microseconds. what: the name of the feedback for the error message."""
+        """Return the state after feedback on one or more replies (the same object if no weight changes), and
+        the duration of the update in microseconds. what: the kind of feedback, for the error message."""
         self.probe.prepare()
         pushes = [self._push(trace, weight) for trace, weight in given]
         started = time.perf_counter()
@@ -332,12 +336,12 @@ class Learner:
         return LearnerState(update.adapter, base.base, _NEVER_STORED, kl, layers), apply_us
 
     def _taste_for(self, micro: MicroLoRA) -> np.ndarray | None:
-        """Return the taste's part of the new weights; None if this part stays unchanged."""
+        """Return the part of the new weights that the taste model adds; None if this part stays unchanged."""
         return self.taste_push.of(self.version, self.probe) if self._pushes_taste(micro) else None
 
     def _pushes_taste(self, micro: MicroLoRA) -> bool:
-        """Return True if the taste changes this adapter's weights. An imported adapter is left out, because
-        its first direction may not mean "this is a reply"."""
+        """Return True if the taste model changes this adapter's weights. The taste model changes no imported
+        adapter, because the first column of its lora_a possibly does not tell replies from prose."""
         return self._learns and self.targets.head and self.probe.reads(micro)
 
     def _push(self, trace: Trace, weight: float) -> instant.ReplyPush:
@@ -351,10 +355,10 @@ class Learner:
         return state.layer_lora
 
     def _logprobs(self, trace: Trace, old: LearnerState, new: LearnerState) -> tuple[float, float]:
-        """Return the reply's mean log-probability per token under two states (nats).
+        """Return the reply's mean log-probability per token (nats) with the old and with the new weights.
 
-        The result is exact for changes of the head. For changes of a layer LoRA, it is a first-order estimate
-        from the layer gradient.
+        The result is exact for changes of the output head. For changes of a layer LoRA, the result is a
+        first-order estimate from the layer gradient.
         """
         tokens = np.asarray(trace.tokens, np.int32)
         sums = [0.0, 0.0]
