@@ -1,47 +1,51 @@
-"""The instant loop updates the output head at once after each rating.
+"""The instant loop updates the LoRA of the output head (lora_a, lora_b) at once after each rating.
 
 A rating says that a reply was good or bad, not why. Changes on which several ratings agree show the user's
 taste; all other changes show only the topics of the replies. So lora_b is computed from all ratings so far,
-weighted by their agreement. For the tokens that ratings may move, lora_b is written in coordinates
-(coordinates.py). There is one coordinate for each token, and one for each feature. A feature is a direction
-in which the logits of similar tokens change together:
+weighted by their agreement. A movable token is a token whose logit ratings may change. For the movable
+tokens, lora_b is written in coordinates (coordinates.py): one coordinate for each token, and one for each
+feature. A feature is a direction in which the logits of similar tokens change together:
 
     lora_b = gain * (held_back(theta_tokens + theta_features @ features^T) + taste)
 
-`taste` is the push of the taste model (taste_push.py), which the caller gives. For reply i with weight w_i,
-gradient g_i (E_b of trace.py) and Fisher information f_i in these coordinates,
+`taste` is the part of lora_b that the taste model adds (taste_push.py). For reply i with weight w_i, gradient
+g_i of its log-probability (E_b of trace.py) and Fisher information f_i in these coordinates,
 
     G = sum w_i g_i      S = sum (w_i g_i)^2      L = sum |w_i| f_i
 
     theta = step * G / (1 / sigma^2 + L) * G^2 / (G^2 + agree * S)
 
-The first factors are a natural gradient step with a prior of width sigma. The last factor, Wiener's
-shrinkage, depends on G^2 / S, which is 1 for a coordinate that one reply moved, n where n ratings agree, and
-near 0 where they contradict each other. There are many features, and each moves all tokens, so their noise
-would add up. All features of one row of lora_b are therefore multiplied by James and Stein's factor max(0, 1
-- noise * sum S / sum G^2). lora_a keeps its calibrated values (calibration.py).
+The factors before the last one are a natural gradient step with a prior of standard deviation sigma. The last
+factor is Wiener's shrinkage. It depends on G^2 / S, which is 1 for a coordinate that one reply moved, n if n
+ratings agree on the coordinate, and near 0 if the ratings contradict each other. There are many features, and
+each feature moves all tokens, so the noise of the features would add up. All features of one row of lora_b
+are therefore multiplied by James and Stein's factor max(0, 1 - noise * sum S / sum G^2). lora_a keeps its
+calibrated values (calibration.py).
 
-A rating down must not punish the end of a long reply. The fault is that the reply did not end earlier. So in
+A rating down must not punish the end of a long reply: the fault is that the reply did not end earlier. So in
 a rating down, the end token of a reply of T tokens has the weight end_credit(T), which is 1 for a short reply
 and near 0 for a long reply. The remaining gradient, -sum_t p_t(end) u_t, is the gradient of the probability
-that the reply goes on for T tokens. A push against this gradient makes an end likelier at each position where
-the model considered an end. If earlier ratings have made this end likelier, a rating up takes the push back
-in the same way, because someone who likes half of all long replies does not ask for shorter replies.
+that the reply goes on for T tokens. A step against this gradient makes an end likelier at each position where
+the end had some probability. If earlier ratings have made the end of a long reply likelier, a rating up takes
+that step back in the same way, because a user who likes half of all long replies does not ask for shorter
+ones.
 
 A preference between two replies to one question is one piece of evidence. Its w_i g_i is the sum of both
 replies' terms, so the parts that both replies share cancel.
 
-Each rating multiplies the evidence of all earlier ratings by 1 - FADE. Tastes change. So a trend is kept,
-which is a moving mean over the latest ratings. The trend is below 0 while these ratings punish replies that
-earlier ratings made more likely. The older evidence then fades faster, in proportion to the trend.
+Each rating multiplies the evidence of all earlier ratings by 1 - FADE, because tastes change. The adapter
+also
+keeps a trend: a moving mean over the latest ratings. The trend is below 0 while these ratings punish replies
+that earlier ratings made more likely. While it is below 0, the older evidence fades faster, in proportion.
 
 A change of the end of replies does not reduce the variety of replies, but a change of other tokens does. So
-held_back scales all tokens except the end-of-reply tokens down until they add a KL of about SAID_CAP. This
-factor is computed from the evidence and the frozen model alone, and it is not part of the stored evidence.
+held_back scales all tokens except the end-of-reply tokens down until these other tokens add a KL of about
+SAID_CAP. The scale comes from the evidence and the frozen model alone, and is not part of the stored
+evidence.
 
-The last step is the global cap. If the KL of answers to plain questions exceeds KL_CAP, or the log-perplexity
-of prose has risen by more than RISE_CAP, lora_b is scaled down. `gain` keeps the factor, and the next rating
-starts from this gain.
+The last step is the cap of the whole update. If the KL of answers to plain questions exceeds KL_CAP, or if
+the log-perplexity of prose has risen by more than RISE_CAP, lora_b is scaled down. `gain` keeps the scale,
+and the search of the next rating starts from this gain.
 """
 
 import math
@@ -60,16 +64,16 @@ from .trace import ReplyStats, Trace
 KL_CAP = 0.1  # the maximum KL(learned || frozen) in answers to plain questions, nats per token
 SAID_CAP = KL_CAP / 5  # the maximum KL (nats) of all tokens except end-of-reply; the rest is for the taste
 RISE_CAP = math.log(1.014)  # the maximum rise of the negative log-likelihood of prose, nats/token
-PER_RATING = 0.05  # one rating adds at most this KL, nats per token
-TOKEN = Push(step=1.0, agree=12.0, noise=0.0)  # agree: half of a step is taken after 12 ratings that agree
+PER_RATING = 0.05  # the maximum KL that one rating adds, nats per token
+TOKEN = Push(step=1.0, agree=12.0, noise=0.0)  # agree: 12 ratings that agree give half of the full step
 FEATURE = Push(step=1.5, agree=12.0, noise=1.0)
 RULE = Rule(TOKEN, FEATURE, SAID_CAP)
 FADE = 0.005
-TURNED = 1.0  # at a trend of -1, this share of the older evidence fades
+TURNED = 1.0  # the share of the older evidence that fades at a trend of -1
 TREND_RATINGS = 8  # the number of ratings in the trend's moving mean
-MOVED = 0.15  # from this log-ratio (nats per token) on, ratings have clearly made a reply more likely
-SHORT = 100  # tokens; the end of a reply up to this length has its full weight in a rating down
-MAX_MAGNITUDE = 1e8  # a larger weight or gradient is an error
+MOVED = 0.15  # nats per token; ratings have clearly made a reply more likely if its log-ratio is this large
+SHORT = 100  # tokens; a rating down gives the end token its full weight in a reply of at most this length
+MAX_MAGNITUDE = 1e8  # the maximum size of a weight or gradient; a larger number is an error
 LOOKS = 6  # the number of KL measurements in the search for the gain; if all exceed a cap, the gain is 0
 BROKEN = "a weight or gradient is NaN, infinite or far too large"
 FAR = 3.0  # if a refused gain is this many times an accepted gain, a gain between the two is tried
@@ -78,8 +82,11 @@ SLACK = 1.2  # a gain is accepted if this many times the gain would exceed a cap
 
 @dataclass(frozen=True)
 class ReplyPush:
-    """The part of one reply in an update. weight: a weight above 0 makes the reply likelier. log_ratio: the
-    reply's log-probability minus its log-probability in the frozen model, nats per token."""
+    """One reply's part in an update of the weights.
+
+    weight: the strength of the update; above 0, the reply becomes likelier
+    log_ratio: the reply's log-probability minus its log-probability in the frozen model, nats per token
+    """
 
     stats: ReplyStats
     weight: float
@@ -94,12 +101,12 @@ class Update:
 
 @dataclass(frozen=True)
 class UncappedUpdate:
-    """The update from all ratings, before the global cap.
+    """The update that all ratings give, before it is scaled down to the caps.
 
-    block: [r, A + 1], the part of lora_b for the A movable tokens, and a last column of zeros, at a gain of
-        1. The lora_b of other tokens changes only with the gain.
-    covered: True if lora_b is 0 for all other tokens
-    taste: [A], the part of the block that the taste model adds
+    block: [r, A + 1], the r rows of lora_b at a gain of 1: a column for each of the A movable tokens, and a
+        last column of zeros. The columns of other tokens change only with the gain.
+    covered: True if lora_b is 0 for all tokens that are not movable
+    taste: [A], the part of the block's first row that the taste model adds
     """
 
     adapter: MicroLoRA
@@ -124,13 +131,13 @@ def update_by(
     reserve: float = 0.0,
     taste: np.ndarray | None = None,
 ) -> Update | None:
-    """Return the adapter after one piece of evidence; None if nothing changes. The evidence is the sum of one
-    or more pushes.
+    """Return the adapter after one piece of evidence; None if all pushes have a weight of 0. A piece of
+    evidence is one rated reply or two compared replies.
 
-    pushes: pushes whose statistics come from traces under this adapter
+    pushes: the push of each reply; its statistics come from a trace under this adapter
     kl: the adapter's KL before the update
     reserve: the part of the KL cap that the layer LoRA uses
-    taste: [A], the new push of the taste model; None keeps the adapter's push
+    taste: [A], the taste model's new part of lora_b; None to keep the adapter's part
 
     Raises NotFinite if a weight, the gradients or the update are not finite.
     """
@@ -157,11 +164,9 @@ def update_by(
 def _evidence_of(
     given: Sequence[ReplyPush], before: np.ndarray, probe: KLProbe
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return (gradient, information, weight) of one piece of evidence.
-
-    The parts that two replies to one question share cancel in the sum. So these parts do not count as noise
-    in S.
-    """
+    """Return (gradient, Fisher information, weight) of one piece of evidence: one reply, or two replies to
+    one question. The parts of the gradients that two replies share cancel in the sum, so they add no noise to
+    S."""
     gradients = [gradient_of(push.stats, push.weight, before, probe) for push in given]
     if len(given) == 1:
         return gradients[0], given[0].stats.information, given[0].weight
@@ -171,7 +176,8 @@ def _evidence_of(
 
 
 def update_trend(adapter: MicroLoRA, pushes: Sequence[ReplyPush], kl: float) -> Update | None:
-    """Update the trend alone, for feedback that must not change the head."""
+    """Update only the trend, because this feedback must not change the output head. Return None if all pushes
+    have a weight of 0."""
     given = [push for push in pushes if push.weight != 0]
     trend = adapter.trend
     for push in given:
@@ -186,7 +192,7 @@ def _require_weight(weight: float) -> None:
 
 
 def rescale_to_caps(adapter: MicroLoRA, probe: KLProbe) -> Update:
-    """Return the adapter, scaled down until it is within the caps by a newly measured KL probe."""
+    """Return the adapter, scaled down until it is within both caps. probe: a newly measured KL probe."""
     share = np.float32(1 / adapter.gain if adapter.gain else 0)
     block = probe.coordinates.columns(adapter.lora_b) * share
     _require_finite(block)
@@ -199,8 +205,8 @@ def rescale_to_caps(adapter: MicroLoRA, probe: KLProbe) -> Update:
 
 
 def prepare_stats(trace: Trace, probe: KLProbe) -> ReplyStats:
-    """Compute all statistics that a rating of this reply will need."""
-    with np.errstate(all="ignore"):  # `finite` and the update check for NaN and Inf
+    """Compute all statistics of a reply that a later rating will need."""
+    with np.errstate(all="ignore"):  # `ReplyStats.finite` and the update check for NaN and Inf later
         adapter, scale = trace.adapter, np.float32(trace.adapter.scale)
         gradient = trace.grad_b.take(probe.tokens, axis=1)
         u = trace.hidden @ adapter.lora_a
@@ -230,25 +236,26 @@ def prepare_stats(trace: Trace, probe: KLProbe) -> ReplyStats:
 
 
 def gradient_of(stats: ReplyStats, weight: float, evidence: np.ndarray, probe: KLProbe) -> np.ndarray:
-    """Return the gradient [r, A + k] that a rating of this weight adds to the evidence."""
+    """Return the gradient [r, A + k] that a rating of this weight adds to the evidence (r rows of lora_b, A
+    movable tokens, k features)."""
     tokens = probe.tokens.size
-    # True if earlier ratings have made the end of this reply likelier.
+    # `likelier` is True if earlier ratings have made the end of this reply likelier.
     likelier = np.vdot(stats.praise[:, :tokens], evidence[0, :, :tokens]) > 0
     return stats.gradient - stats.praise if weight < 0 or likelier else stats.gradient
 
 
 def end_credit(tokens: int) -> float:
-    """Return the weight, 0 to 1, of the end token in a rating that must not move the end of a long reply.
-    tokens: the length of the reply.
+    """Return the weight, 0 to 1, of the end token in a rating down. The weight is near 0 for a long reply.
+    tokens: the length of the reply in tokens.
     """
     return min(1.0, (SHORT / tokens) ** 4)
 
 
 def next_trend(trend: float, weight: float, log_ratio: float) -> float:
-    """Return the trend after one more rating, in [-1, 1].
+    """Return the trend after one more rating, in [-1, 1]. The trend is above 0 while the user praises replies
+    that earlier ratings made more likely.
 
-    The trend is above 0 while the user praises replies that earlier ratings made more likely. log_ratio: the
-    reply's log-ratio to the frozen model, nats per token.
+    log_ratio: the reply's log-probability minus its log-probability in the frozen model, nats per token
     """
     agreed = _unit(weight) * _unit(log_ratio / MOVED)
     return trend + (agreed - trend) / TREND_RATINGS
@@ -259,24 +266,25 @@ def _unit(x: float) -> float:
 
 
 def retention_factor(trend: float) -> float:
-    """Return the factor of the older evidence after a rating that leads to this trend."""
+    """Return the factor by which a rating multiplies the older evidence. trend: the trend after this
+    rating."""
     return 1 - FADE - TURNED * max(0.0, -trend)
 
 
 def stored_evidence(adapter: MicroLoRA, probe: KLProbe) -> np.ndarray:
-    """Return the evidence G, S and L of an adapter: [3, r, A + k]; zeros if the adapter has no ratings."""
+    """Return the sums G, S and L of an adapter's ratings: [3, r, A + k]; zeros if the adapter has none."""
     shape = (3, adapter.rank, probe.precision.size)
     return adapter.evidence if adapter.evidence.shape == shape else np.zeros(shape, np.float32)
 
 
 def block_of(adapter: MicroLoRA, evidence: np.ndarray, probe: KLProbe) -> np.ndarray:
-    """Return held_back(theta) of the evidence [3, r, A + k]: the block [r, A + 1] (lora_b's columns of the
-    movable tokens, and a column of zeros) at a gain of 1."""
+    """Return the block [r, A + 1] that the evidence [3, r, A + k] gives at a gain of 1. The block is
+    held_back(theta): lora_b's columns of the A movable tokens, and a column of zeros."""
     return probe.coordinates.solver.block(evidence, RULE, probe.answer_contexts(adapter), adapter.scale)
 
 
 def residual_block(adapter: MicroLoRA, evidence: np.ndarray, probe: KLProbe) -> np.ndarray:
-    """Return the part of lora_b that comes neither from the evidence nor from the taste, at a gain of 1:
+    """Return the part of lora_b, at a gain of 1, that comes neither from ratings nor from the taste model:
     [r, A + 1]."""
     if not adapter.gain:
         return np.zeros((adapter.rank, probe.tokens.size + 1), np.float32)
@@ -285,7 +293,7 @@ def residual_block(adapter: MicroLoRA, evidence: np.ndarray, probe: KLProbe) -> 
 
 
 def _add_taste(block: np.ndarray, taste: np.ndarray) -> np.ndarray:
-    """Return the block [r, A + 1] with the taste [A] added to its first row."""
+    """Return the block [r, A + 1] with the taste model's part [A] added to its first row."""
     if not taste.size:
         return block
     total = block.copy()
@@ -294,7 +302,7 @@ def _add_taste(block: np.ndarray, taste: np.ndarray) -> np.ndarray:
 
 
 def without_update(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, probe: KLProbe) -> Update:
-    """Return the adapter without the effect of one past update, from `before` to `after`."""
+    """Return the adapter without the effect of one past update, which changed `before` into `after`."""
     old = stored_evidence(adapter, probe)
     new = old - (stored_evidence(after, probe) - stored_evidence(before, probe))
     new[1:] = np.maximum(new[1:], 0)
@@ -306,11 +314,10 @@ def without_update(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, prob
 
 
 def cap_update(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> Update:
-    """Scale the update until it is just within both caps, KL and perplexity. The search starts at the last
-    gain.
+    """Search for the largest gain at which the update is within both caps, of KL and of perplexity. Return
+    the update at this gain. The search starts at the gain before the update.
 
-    The floor is the KL of the base alone, and scaling does not lower the floor. If the base is at the limit,
-    the gain is 0.
+    No gain lowers the KL of the base LoRA alone. If the base LoRA alone is at the limit, the gain is 0.
     """
     distance = _distances(whole, probe)
     share, beyond = min(1.0, max(whole.adapter.gain, 1e-3)), 1.0
@@ -321,10 +328,10 @@ def cap_update(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> 
         if room < 1 and good:
             if share < FAR * good[0]:
                 break
-            # Over a large step, the KL is not a parabola. So try a gain between the two.
+            # Over a large step, the KL is not a parabola. So try a gain between the refused and the good one.
             share = math.sqrt(share * good[0])
             continue
-        if room < 1:  # each refusal makes the next step larger, because the KL is not exactly a parabola
+        if room < 1:  # take a larger step after each refusal, because the KL is not exactly a parabola
             share, beyond, refusals = share * 0.97 * room ** (2**refusals), share, refusals + 1
             continue
         grown, good = good, (share, found.kl)
@@ -342,19 +349,20 @@ def _require_finite(numbers: np.ndarray) -> None:
 
 
 def _distances(whole: UncappedUpdate, probe: KLProbe) -> Callable[[float], Distance]:
-    """Return a function: share -> Distance. The fast way needs an adapter that moves only the movable tokens.
-    Other tokens move only if a consolidation (a run of the background or style loop) has left a part of its
-    change in the adapter."""
+    """Return a function of the gain that returns the distance of the update at this gain. The fast function
+    needs an adapter that changes only movable tokens. An adapter changes other tokens only if a consolidation
+    (a run of the background or style loop) has left a part of its change in the adapter."""
     if whole.covered:
         return probe.distances(whole.adapter, whole.block)
     return probe.distances_dense(whole.at(1.0, probe))
 
 
 def _room(found: Distance, share: float, probe: KLProbe, limit: float) -> float:
-    """Return the factor by which the share can grow to the caps if both distances are parabolas. The factor
-    is at least 1 only if the share is within the caps.
+    """Return the factor by which the share (the gain) can grow until a cap is reached. The estimate supposes
+    that KL and rise are parabolas of the share. The factor is at least 1 only if the share is within the
+    caps.
 
-    The distance of the base alone is subtracted, because no share can change it.
+    The KL and the rise of the base LoRA alone are subtracted, because no share can change them.
     """
     kl, allowed = found.kl - probe.floor, max(limit - probe.floor, 1e-5)
     rise, risen = max(RISE_CAP - probe.rise, 1e-5), found.rise - probe.rise

@@ -2,9 +2,9 @@
 adapter) on the reference text. The reference text is a few plain questions with answers, and some prose
 (reference_text.py). Learning must hardly change what the model predicts there.
 
-The reference text is read once per model (calibration.py). Some hidden states of this reading are stored;
-they are called contexts. The distance of an adapter needs only a few matrix products over the contexts. So
-the KL cap can be enforced at every rating.
+A model reads the reference text once (calibration.py). Some hidden states of this reading are stored; they
+are called contexts. The distance of an adapter from the frozen model needs only a few matrix products over
+the contexts. So the learner can check the KL cap at every rating.
 """
 
 import io
@@ -22,8 +22,8 @@ from ..pausing import Pause
 from . import reference_text
 from .coordinates import Coordinates, pack_columns
 
-_ELEMENTS = 1 << 20  # contexts x tokens; the KL kernel reads so many in a quarter of a millisecond
-ROWS = 32  # the number of contexts per call of the output head
+_ELEMENTS = 1 << 20  # contexts x tokens; the KL kernel reads this number in a quarter of a millisecond
+ROWS = 32  # the number of contexts in one call of the output head
 _STORED = (
     "contexts", "rows", "counts", "prose", "following", "directions", "tokens", "precision", "features",
     "drift",
@@ -37,9 +37,9 @@ Head = Callable[[np.ndarray], np.ndarray]  # hidden [T, D] -> logits [T, V]
 class Distance:
     """The distance of an adapter from the frozen model (nats per token).
 
-    kl: the KL to the frozen model in answers
-    rise: the rise of the negative log-likelihood of prose
-    slope: the derivative of the rise by the share of lora_b, at a share of 0; 0 if unknown
+    kl: the mean KL divergence from the frozen model in answers
+    rise: the rise of the mean negative log-likelihood of prose, compared with the frozen model
+    slope: the derivative of the rise by the share (the factor of lora_b), at a share of 0; 0 if unknown
     """
 
     kl: float
@@ -49,12 +49,12 @@ class Distance:
 
 @dataclass(frozen=True)
 class ContextGroups:
-    """The sizes of the three groups of contexts: answers, prose with the largest projections onto lora_a,
-    other prose.
+    """The sizes of the three groups of contexts: contexts in answers, contexts in prose with the largest
+    projections onto lora_a, and other contexts in prose.
 
     counts: [3], the number of contexts in each group
-    prose: [], the number of all states in prose. The contexts of the second group represent only themselves.
-        The contexts of the third group represent all remaining prose.
+    prose: [], the number of all hidden states in prose. The contexts of the second group represent only
+        themselves. The contexts of the third group represent all remaining states in prose.
     """
 
     counts: np.ndarray
@@ -65,8 +65,8 @@ class ContextGroups:
         return int(self.counts[0])
 
     def of(self, rows: np.ndarray) -> list[tuple[int, float]]:
-        """Return (number of contexts, share of the prose) of each group for a selection of contexts. rows:
-        the indices of the selected contexts, ascending."""
+        """Return, for each group, (number of the selected contexts, share of the prose that they represent).
+        rows: the indices of the selected contexts, ascending."""
         ends = np.searchsorted(rows, np.cumsum(self.counts))
         sizes = np.diff(ends, prepend=0).tolist()
         own = float(self.counts[1] / max(1, self.prose))
@@ -76,7 +76,8 @@ class ContextGroups:
 
     @cached_property
     def in_prose(self) -> list[tuple[slice, float]]:
-        """The (indices of the contexts, share of the prose) of each group in prose."""
+        """For each of the two groups in prose, (indices of its contexts, share of the prose that they
+        represent)."""
         (n, _), (most, own), (rest, other) = self.of(np.arange(int(self.counts.sum())))
         parts = (slice(n, n + most), own), (slice(n + most, n + most + rest), other)
         return [(part, share) for part, share in parts if share]
@@ -84,21 +85,22 @@ class ContextGroups:
 
 @dataclass
 class KLProbe:
-    """Hidden states and probabilities of the frozen model. The KL of an adapter is measured on them. Under a
-    base LoRA (base_probe.py), contexts, drift and head belong to the model with the base, and the fields from
-    `frozen` to `rise` compare this model with the frozen model. The letters mean: M contexts, D hidden size,
-    r rank of lora_a, A movable tokens (ratings may change their logits), V vocabulary size.
+    """A KL probe holds the hidden states and probabilities of the frozen model on which an adapter's KL is
+    measured. In a probe under a base LoRA (base_probe.py), contexts, drift and head belong to the model with
+    the base, and the fields from `frozen` to `rise` compare this model with the frozen model. Shapes: M
+    contexts, D hidden size, r rank of lora_a, A movable tokens (ratings may change their logits), V
+    vocabulary.
 
-    contexts: [M, D], hidden states on which distances are measured
-    rows: [M], the indices of the contexts among all states that were read
-    counts, prose: see ContextGroups
+    contexts: [M, D], the hidden states on which distances are measured
+    rows: [M], the indices of the contexts among all hidden states of the reference text
+    counts, prose: fields of ContextGroups
     following: [M], the token after each context
-    directions: [D, r], lora_a
-    tokens, eos, precision, features: see Coordinates
-    drift: [r, A + 1], the `Drift` of all prose
+    directions: [D, r], the calibrated lora_a
+    tokens, eos, precision, features: fields of Coordinates
+    drift: [r, A + 1], the result of `Drift` over all prose
     head: the function from hidden states [T, D] to logits [T, V]
     frozen: the frozen model's log-probabilities [m, V] in the `few` contexts
-    packed_ratio: [M, A + 1], log(p_base / p_frozen) of each movable token, and of all other tokens together
+    packed_ratio: [M, A + 1], log(p_base / p_frozen) of each movable token, and its mean over other tokens
     rise: the rise of the prose's mean negative log-likelihood under the base (nats)
     read_texts: the indices of the reference texts that were read; None if all were read
     """
@@ -133,12 +135,12 @@ class KLProbe:
 
     @property
     def answers(self) -> int:
-        """The number of contexts in answers. These contexts come before the contexts in prose."""
+        """The number of contexts in answers. `contexts` has these contexts first, then those in prose."""
         return self.groups.answers
 
     @cached_property
     def few(self) -> np.ndarray:
-        """The indices [m] of the contexts that are compared over the whole vocabulary."""
+        """The indices [m] of the few contexts in which probabilities of the whole vocabulary are compared."""
         return spread_rows(np.arange(len(self.contexts)), max(4, _ELEMENTS // self.vocab_size))
 
     @cached_property
@@ -152,8 +154,8 @@ class KLProbe:
 
     @cached_property
     def packed(self) -> np.ndarray:
-        """The probabilities of the movable tokens in every context, and the sum of all other probabilities:
-        [M, A + 1]."""
+        """The probability of each movable token in every context, and in the last column the sum of all other
+        tokens' probabilities: [M, A + 1]."""
         return self._packing(lambda: None)
 
     def _packing(self, pause: Callable[[], None]) -> np.ndarray:
@@ -165,8 +167,8 @@ class KLProbe:
         return np.ascontiguousarray(np.concatenate(parts))
 
     def look(self, pause: Callable[[], None] = lambda: None) -> None:
-        """Compute the probabilities that distances need and that are not cached. This calls the head. `pause`
-        may raise an exception to stop."""
+        """Call the output head to compute the probabilities that distances need and that are not cached yet.
+        `pause` can raise an exception to stop."""
         if "packed" not in vars(self):
             self.packed = self._packing(pause)
         self.probabilities  # noqa: B018 - kept once computed
@@ -179,37 +181,37 @@ class KLProbe:
 
     @cached_property
     def log_ratio(self) -> np.ndarray | None:
-        """The values log(p_base / p_frozen) [m, V] in the `few` contexts; None without a base."""
+        """The values log(p_base / p_frozen) [m, V] in the `few` contexts; None without a base LoRA."""
         return None if self.frozen is None else self.log_probabilities - self.frozen
 
     @cached_property
     def floor(self) -> float:
-        """The mean of KL(base || frozen) over answers (nats per token). No scaling of the MicroLoRA can lower
-        this KL."""
+        """The mean of KL(base || frozen) over the contexts in answers (nats per token). No scale of the
+        MicroLoRA can lower this KL."""
         if self.packed_ratio is None:
             return 0.0
         n = self.answers
         return float(np.mean(np.sum(self.packed[:n].astype(np.float64) * self.packed_ratio[:n], axis=1)))
 
     def prepare(self) -> None:
-        """Compute the cached values now, so that the first rating need not wait for them."""
+        """Compute the values that ratings read from a cache, so that the first rating need not wait."""
         self._own, self.answered_contexts, self.coordinates.solver  # noqa: B018 - kept once computed
 
     @cached_property
     def likely(self) -> np.ndarray:
-        """The mean probability of each movable token in answers, [A], scaled so that the sum is 1."""
+        """The mean probability [A] of each movable token over the contexts in answers. The sum is 1."""
         p = self.packed[: self.answers, :-1].mean(axis=0, dtype=np.float64)
         return p / p.sum()
 
     @cached_property
     def reading(self) -> float:
-        """The number of logits that a 1 in the first row of lora_b adds in an answer, on average."""
+        """The mean change of a token's logit in answers if the first row of lora_b is 1 for this token."""
         return float(self._projections[: self.answers, 0].mean() * ALPHA / self.directions.shape[1])
 
     @cached_property
     def answered_contexts(self) -> tuple[np.ndarray, KLContexts]:
-        """The contexts in answers [n, D], and the probabilities in these contexts. Both come from the frozen
-        model, even if this probe is for a base."""
+        """The contexts in answers [n, D], and their probabilities. Both come from the frozen model, even if
+        this probe is under a base LoRA."""
         n = self.answers
         text = KLContexts(
             self.packed[:n], None, self._projections[:n], self._following_indices[:n], [(n, 0.0)]
@@ -217,8 +219,8 @@ class KLProbe:
         return self.contexts[:n], text
 
     def answer_contexts(self, adapter: MicroLoRA) -> KLContexts:
-        """Return the frozen model's contexts in answers, projected onto the adapter's lora_a, even if this
-        probe is for a base."""
+        """Return the frozen model's contexts in answers, projected onto the adapter's lora_a. They come from
+        the frozen model even if this probe is under a base LoRA."""
         contexts, text = self.answered_contexts
         if self.reads(adapter):
             return text
@@ -238,17 +240,16 @@ class KLProbe:
         return self.distance(adapter).kl
 
     def distance(self, adapter: MicroLoRA) -> Distance:
-        """Return the distance of an adapter: over all contexts if the adapter moves only movable tokens, else
-        over the `few` contexts."""
+        """Return an adapter's distance from the frozen model. If the adapter changes only movable tokens, all
+        contexts are compared, or else the `few` contexts."""
         if not self.coordinates.covers(adapter):
             return self.distances_dense(adapter)(1.0)
         return self.distances(adapter, self.coordinates.columns(adapter.lora_b))(1.0)
 
     def distances(self, adapter: MicroLoRA, block: np.ndarray) -> Callable[[float], Distance]:
-        """Return a function: share -> distance of an adapter whose lora_b for the movable tokens is share *
-        block [r, A + 1].
-
-        All other tokens keep their proportions and form one column.
+        """Return a function of the share that returns an adapter's distance. The adapter's lora_b is share *
+        block [r, A + 1] for the movable tokens. All other tokens have one column together, because their
+        probabilities keep their proportions.
         """
         own = self.reads(adapter)
         text = self._own if own else self._read(np.ascontiguousarray(self.contexts @ adapter.lora_a))
@@ -256,7 +257,7 @@ class KLProbe:
 
     @cached_property
     def _own(self) -> KLContexts:
-        """The reference contexts projected onto the calibrated lora_a."""
+        """The contexts and their projections onto the calibrated lora_a."""
         return self._read(self._projections, self._unseen, self.drift)
 
     def _read(self, u: np.ndarray, *known: np.ndarray) -> KLContexts:
@@ -270,10 +271,9 @@ class KLProbe:
 
     @cached_property
     def _unseen(self) -> np.ndarray:
-        """The slope of the rise over all prose minus its estimate from the contexts: [r, A + 1].
-
-        This difference makes the linear part of the rise exact. Only the curved part is estimated from the
-        contexts.
+        """The derivative of the rise by lora_b over all prose, minus its estimate from the contexts: [r,
+        A + 1]. With this difference, the linear part of the rise is exact, and only the curved part is
+        estimated from the contexts.
         """
         said = self.packed.copy()
         said[np.arange(len(said)), self._following_indices] -= 1
@@ -287,8 +287,8 @@ class KLProbe:
         return self.coordinates.indices(self.following)
 
     def distances_dense(self, adapter: MicroLoRA) -> Callable[[float], Distance]:
-        """Return a function: share -> distance with share * lora_b, over the whole vocabulary in a few
-        contexts."""
+        """Return a function of the share that returns the distance of the adapter with share * lora_b. The
+        function compares the whole vocabulary in the `few` contexts."""
         u = np.ascontiguousarray(self.contexts[self.few] @ adapter.lora_a)
         following = self.following[self.few].astype(np.int32)
         text = KLContexts(self.probabilities, self.log_ratio, u, following, self.groups.of(self.few))
@@ -296,7 +296,7 @@ class KLProbe:
 
     @property
     def nbytes(self) -> int:
-        # the array `_same` belongs to the adapter
+        # The array `_same` belongs to the adapter, so its bytes are counted there.
         known = (a for name, a in vars(self).items() if name != "_same")
         return sum(a.nbytes for a in known if isinstance(a, np.ndarray))
 
@@ -310,8 +310,8 @@ class KLProbe:
 
     @classmethod
     def from_bytes(cls, data: bytes, head, eos: np.ndarray) -> "KLProbe | None":
-        """Read a stored probe. Return None if the data is damaged or comes from another reference text; the
-        caller then measures again. eos: the ids of tokens that end a reply."""
+        """Decode a stored probe. Return None if the data is damaged or comes from another reference text; the
+        caller then measures a new probe. eos: the ids of the tokens that end a reply."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 if str(f["text"]) != reference_text.digest():
@@ -324,11 +324,11 @@ class KLProbe:
 
 
 class Drift:
-    """The gradient of a text's mean negative log-likelihood by lora_b: [r, A + 1].
+    """A computation of the gradient of a text's mean negative log-likelihood by lora_b: [r, A + 1].
 
-    The gradient is the mean of u (p - onehot(y))^T over T states [T, D]. u is a state times `reading` (lora_a
-    [D, r]), p is the prediction, and y is the token that follows. The last column is for all tokens that are
-    not in `tokens`.
+    The gradient is the mean of u (p - onehot(y))^T over T hidden states [T, D]. u is a state times `reading`
+    (lora_a [D, r]), p is the model's prediction, and y is the token that follows in the text. The last column
+    is for all tokens that are not in `tokens` together.
     """
 
     def __init__(self, states: np.ndarray, following: np.ndarray, reading: np.ndarray, tokens: np.ndarray):
@@ -337,7 +337,7 @@ class Drift:
         self._at = 0
 
     def run(self, head: Head, pause: Pause) -> np.ndarray:
-        """Return the gradient. `pause` may raise an exception to stop; the next call continues."""
+        """Return the gradient. `pause` can raise an exception to stop; the next call continues the sum."""
         while self._at < len(self._states):
             part = slice(self._at, self._at + ROWS)
             rows = np.exp(log_softmax_rows(head(self._states[part])))
@@ -355,7 +355,8 @@ def log_softmax_rows(z: np.ndarray) -> np.ndarray:
 
 
 def _by_share(text: KLContexts, lora_b: np.ndarray, scale: float, rise: float) -> Callable[[float], Distance]:
-    """Return a function: share -> distance with share * lora_b. rise: the rise under the base alone."""
+    """Return a function of the share that returns the distance with share * lora_b. rise: the rise of prose
+    under the base LoRA alone."""
 
     def distance(share: float) -> Distance:
         kl, risen, slope = text.distance(lora_b, share * scale)
@@ -365,6 +366,6 @@ def _by_share(text: KLContexts, lora_b: np.ndarray, scale: float, rise: float) -
 
 
 def spread_rows(states: np.ndarray, count: int) -> np.ndarray:
-    """Return `count` evenly spread rows, or all rows if there are fewer."""
+    """Return `count` evenly spread rows of `states`, or all rows if `states` has fewer."""
     rows = np.linspace(0, max(0, len(states) - 1), min(count, len(states))).round().astype(int)
     return np.ascontiguousarray(states[rows])

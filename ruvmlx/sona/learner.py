@@ -155,8 +155,8 @@ class Learner:
         watch: an object that gets the progress of the model's measurement; a rating of a model that was never
             measured waits for this measurement
 
-        Change nothing and raise UsageError (an unknown rating), AdapterMismatch (another model's reply) or
-        RuvmlxError (an update that is not finite).
+        The weights and the store stay unchanged after UsageError (an unknown rating), AdapterMismatch
+        (another model's reply) or RuvmlxError (an update that is not finite).
         """
         started = time.perf_counter()
         rating = objective.check_rating(rating)
