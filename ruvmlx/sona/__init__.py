@@ -1,9 +1,11 @@
-"""SONA learns from ratings: this package turns a rating of a reply into changed weights of an adapter.
+"""This package, SONA (Self-Optimizing Neural Architecture), turns a rating of a reply into changed weights of
+a LoRA adapter.
 
-The package decides how a rating moves an adapter, and when the slow loops train. The package may import
-`training`, `backends`, `lora`, `store` and `models`, but nothing of chats, the server or the screen. Parts
-that are off by default are in `optional/`. Read first `learner.py` (applies the rating of a reply), then
-`instant.py` (the arithmetic of a rating) and `wiring.py` (puts the parts together).
+The package decides how a rating changes an adapter, and when the slow loops (the background and the deep
+loop) train. The package can import `training`, `backends`, `lora`, `store` and `models`, but no module of
+chats, the server or the screen. The folder `optional/` holds the parts that are off by default. Read first
+`learner.py`, which applies the rating of a reply, then `instant.py`, which computes the new weights, and
+`wiring.py`, which puts the parts together.
 """
 
 from .learner import Learner

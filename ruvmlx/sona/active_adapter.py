@@ -1,12 +1,14 @@
-"""This module holds the adapter in use: its weights, the base LoRA under them, and the KL probe under that
-base. The KL probe (kl_probe.py) measures how far an adapter is from the model without an adapter.
+"""This module holds the adapter in use. An adapter has a MicroLoRA (the LoRA of the output head, which
+ratings update), often a base LoRA (which the background loop trains), and sometimes a layer LoRA. The module
+also holds the KL probe under the base LoRA. A KL probe (kl_probe.py) measures how far an adapter is from the
+model without an adapter.
 
-After an undo, a rollback or another process's rating, the adapter loads the version that the store has. The
-adapter also keeps the backend's LoRA equal to these weights.
+After an undo, a rollback or another process's rating, the adapter loads the adapter version that the store
+has. The adapter also installs its LoRA in the backend.
 
-Nothing is measured when the adapter is opened. But a rating needs two measurements: of the model (made once,
-then stored), and of the base LoRA if its KL probe is not in memory. The measurements are made while the user
-reads the first reply, or else by the first rating.
+No measurement runs when the adapter is opened. But a rating needs two measurements: of the model (made once,
+then stored), and of the base LoRA if its KL probe is not in memory. Both run while the user reads the first
+reply, or else at the first rating.
 """
 
 from collections import OrderedDict
@@ -31,38 +33,38 @@ from .calibration import Measured, Measurement
 from .kl_probe import KLProbe
 from .state import LearnerState, ProbedBase
 
-_BASES_IN_MEMORY = 3
+_BASES_IN_MEMORY = 3  # the maximum number of base LoRAs that stay in memory
 
 
 class LayerInstaller(Protocol):
-    """The protocol of the part that combines a layer LoRA with the base and keeps the KL probe of the
-    combination (optional/layer_adapter.py)."""
+    """The protocol of the part that combines a layer LoRA with the base LoRA and keeps the KL probe of the
+    combination. optional/layer_adapter.py implements it."""
 
     @property
     def nbytes(self) -> int: ...
 
     @property
     def probe(self) -> KLProbe | None:
-        """The last measured KL probe under base and layer LoRA; None if no probe was measured."""
+        """The last measured KL probe under the base and the layer LoRA; None if no probe was measured."""
 
     def forget_probe(self) -> None:
-        """Discard the probe, because the base or the layer LoRA with which the probe was measured is no
-        longer in use."""
+        """Discard the KL probe, because the adapter no longer uses the base or the layer LoRA under which the
+        probe was measured."""
 
     def combined_lora(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
         """Return the base and the layer LoRA as one LoRA. The same arguments return the same object, because
-        KV caches are tied to the object."""
+        a KV cache is valid only for the LoRA object with which it was computed."""
 
     def combined_once(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
-        """Return the base and the layer LoRA as one LoRA for a single use. The cache of `combined_lora` keeps
-        the combination that is in use."""
+        """Return the base and the layer LoRA as one LoRA for a single use. This combination does not replace
+        the combination in use, which `combined_lora` keeps in its cache."""
 
     def has_base(self, lora: BaseLoRA | None, base: BaseLoRA | None) -> bool:
-        """Return True if `lora` is the base, or the newest combination with the base."""
+        """Return True if `lora` is the base LoRA, or the newest combination of the base and a layer LoRA."""
 
 
 class ActiveAdapter:
-    """The adapter in use. Only the backend's thread may use this object."""
+    """The adapter in use. Only the backend's thread can use this object."""
 
     def __init__(
         self, store: Store, model: Model, backend: Backend, history: AdapterHistory, layers: LayerInstaller
@@ -81,21 +83,21 @@ class ActiveAdapter:
 
     @property
     def knows_model(self) -> bool:
-        """True if the model's own KL probe is known. Before that, replies are traced with a blank adapter,
-        whose lora_a is zero."""
+        """True if the KL probe of the model without any adapter is known. Until then, replies are traced with
+        a blank adapter, whose lora_a is zero."""
         return self._probe is not None
 
     @property
     def is_measured(self) -> bool:
-        """True if the KL probe in use is known: the probe under the base, or the model's own if there is no
-        base."""
+        """True if the KL probe that ratings need is known: the probe under the base LoRA, or the probe of the
+        model without any adapter if there is no base LoRA."""
         return self.knows_model and (self.base is None or self.state.base in self._probed)
 
     def measure(self, pause: Pause | None = None, watch: Watch = QUIET) -> None:
-        """Measure what is not yet measured: the model (measured once, then stored) and the base in use (once
-        per process). The measurement takes seconds.
+        """Measure the KL probes that are still unknown: the model's (measured once, then stored) and the
+        probe under the base LoRA in use (measured once per process). A measurement takes seconds.
 
-        pause: a function that may raise an exception to stop the measurement; the next call continues
+        pause: a function that can raise an exception to stop the measurement; the next call continues
         watch: an object that gets the progress of the model's measurement
         """
         if self._probe is None:
@@ -125,12 +127,12 @@ class ActiveAdapter:
 
     @property
     def probe(self) -> KLProbe:
-        """The KL probe under the base in use and the last measured layer LoRA."""
+        """The KL probe under the base LoRA in use and the last measured layer LoRA."""
         return self._layers.probe or self.probed_base.probe
 
     @property
     def combined_lora(self) -> BaseLoRA | None:
-        """The base and the layer LoRA in use, as one LoRA."""
+        """The base and the layer LoRA in use, combined into one LoRA; None if there is neither."""
         return self._layers.combined_lora(self.base, self.layer_lora)
 
     @property
@@ -151,14 +153,14 @@ class ActiveAdapter:
     # -- in step with the store ----------------------------------------------------------------------
 
     def catch_up(self) -> None:
-        """Load the version that the store has, if an undo or another process has made another version the
-        current one."""
+        """If an undo or another process has changed the adapter version in use, load that version from the
+        store."""
         version = self.history.version()
         if version != self.state.version:
             self._use(self.load(version))
 
     def reload(self) -> None:
-        """Load the stored version, because the version in memory was never committed."""
+        """Load the version in use from the store, because the weights in memory were never committed."""
         self._use(self.load(self.history.version()))
 
     def _use(self, state: LearnerState) -> None:
@@ -171,8 +173,8 @@ class ActiveAdapter:
         self.state = state
 
     def load(self, version: int) -> LearnerState:
-        """Return the weights of a stored version (0: the original model). Raises NotFound if the store no
-        longer has these weights."""
+        """Return the weights of a stored adapter version (0: the original model). Raises NotFound if the
+        store no longer has these weights."""
         config = self._model.shape
         if version == 0:
             blank = np.zeros((config.hidden_size, RANK), np.float32)
@@ -185,20 +187,20 @@ class ActiveAdapter:
     # -- the backend's LoRA --------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Install the current LoRA in the backend. Call this function only between replies, because older KV
-        caches become stale."""
+        """Install the combined LoRA in the backend. Call this function only between replies, because KV
+        caches that were computed with another LoRA become invalid."""
         self._set(self.combined_lora)
 
     def install_base(self) -> None:
-        """Install the current LoRA, unless its base is already installed. An older layer LoRA beside that
-        base stays."""
+        """Install the combined LoRA, unless the backend already has its base LoRA. In that case, the backend
+        keeps its LoRA, even if the layer LoRA in it is older."""
         if not self._layers.has_base(self.backend.lora, self.base):
             self.install()
 
     @contextmanager
     def install_for(self, lora: BaseLoRA | None) -> Iterator[None]:
         """Run the backend with `lora` (None: the original model) inside the with-block. At the end of the
-        with-block, install the current LoRA again."""
+        with-block, install the combined LoRA in use again."""
         self._set(lora)
         try:
             yield
@@ -206,8 +208,8 @@ class ActiveAdapter:
             self.install()
 
     def replay_lora(self, state: LearnerState) -> BaseLoRA | None:
-        """Return the LoRA with which the backend reads a reply again under `state`. The base of `state` must
-        be the base in use."""
+        """Return the LoRA with which the backend reads a reply again to compute its trace under `state`. The
+        base LoRA of `state` must be the base LoRA in use."""
         return self._layers.combined_once(self.base, state.layer_lora)
 
     def _set(self, lora: BaseLoRA | None) -> None:
@@ -217,14 +219,14 @@ class ActiveAdapter:
     # -- the KL probe --------------------------------------------------------------------------------
 
     def probe_base(self, lora: BaseLoRA, pause: Pause | None = None) -> ProbedBase:
-        """Measure the KL probe under `lora`. `lora` stays in the backend. Call this function within
-        `install_for`.
+        """Measure the KL probe under the base LoRA `lora`, and return both. `lora` stays in the backend. Call
+        this function within `install_for`.
 
-        pause: a function that is called every few tokens; it may raise an exception to stop
+        pause: a function that is called every few tokens; it can raise an exception to stop
         """
         if not {"probabilities", "packed"} <= vars(self.frozen_probe).keys():
             self.backend.set_lora(None)
-            self.frozen_probe.look(pause or (lambda: None))  # `look` needs the head of the original model
+            self.frozen_probe.look(pause or (lambda: None))  # `look` needs the original model's output head
         self.backend.set_lora(lora)
         context = self._model.shape.max_context
         return ProbedBase(
@@ -233,19 +235,20 @@ class ActiveAdapter:
 
     @property
     def probed_base(self) -> ProbedBase:
-        """The base in use with its KL probe. An unknown probe is measured now."""
+        """The base LoRA in use with the KL probe under it. An unknown probe is measured now."""
         if self.base is None:
             return ProbedBase(None, self.frozen_probe)
         self.measure()
         return self._probed[self.state.base]
 
     def remember(self, base: int, probed: ProbedBase) -> None:
-        """Keep a base and its probe in memory. The base was measured before the store gave it this id."""
+        """Keep a base LoRA and its KL probe in memory. base: the id that the store has given to the base LoRA
+        after its probe was measured."""
         assert probed.lora is not None
         self._bases[base], self._probed[base] = probed.lora, probed
 
     def _load_base(self, base: int) -> BaseLoRA | None:
-        """Return a base LoRA by its id, from memory or from the store. Id 0 means no base."""
+        """Return the base LoRA with this id, from memory or from the store; None for id 0 (no base LoRA)."""
         if base == 0:
             return None
         known = self._bases.pop(base, None) or self.history.base(base)

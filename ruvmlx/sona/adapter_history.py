@@ -1,8 +1,8 @@
 """This module keeps the history of an adapter: the ratings in force, the versions that they made, undo and
 rollback.
 
-A rating is in force until the user takes it back or replaces it. The history needs only the store and no
-weights. So `learn status` and `learn undo` answer without loading a model.
+A rating is in force until the user takes it back or replaces it. The history reads only the store and no
+model. So the commands `learn status` and `learn undo` need not load a model.
 """
 
 from collections.abc import Callable
@@ -21,17 +21,20 @@ from .unshown import UnshownReplies
 MINIMUM = 10  # the number of ratings that the background loop needs
 DUE = 16  # the number of new ratings after which the background loop starts
 STYLE_MINIMUM, STYLE_DUE = 8, 4  # MINIMUM and DUE of the style loop
-ATTEMPTS = 4  # how often a slow loop tries to commit while new ratings arrive
+ATTEMPTS = 4  # the maximum number of attempts of a slow loop to commit while new ratings arrive
 
 
 @dataclass(frozen=True)
 class LearnStatus:
-    """The status of an adapter.
+    """The status of an adapter. A consolidation is a run of the background or style loop that trains a base
+    LoRA on the ratings.
 
-    updates: ratings and preferences that moved the weights
+    ratings, preferences: the numbers of ratings and preferences in force
+    updates: the number of ratings and preferences that changed the weights
     versions: the adapter versions that `rollback` accepts
-    pending: updates that no consolidation (run of a slow loop) has used for training yet
-    last: the newest attempt to consolidate
+    pending: the number of ratings and preferences that no consolidation has trained on yet
+    consolidations: the number of consolidations that made a new base LoRA
+    last: the newest finished consolidation
     undone: the kind of feedback that `undo` took back: "rating" or "preference"
     kl, kl_cap: the KL divergence from the original model and its limit, nats per token on the reference text
     """
@@ -51,7 +54,8 @@ class LearnStatus:
 
 
 class AdapterHistory:
-    """The ratings and versions of one named adapter on one model. The fingerprint identifies the model."""
+    """The history of one named adapter on one model: its ratings and its versions. The fingerprint identifies
+    the model."""
 
     def __init__(self, store: Store, fingerprint: str, name: str = "default", trains: bool = True):
         """trains: True if the background loop can train this model."""
@@ -62,21 +66,21 @@ class AdapterHistory:
         self.unshown = UnshownReplies(store, fingerprint)
 
     def version(self) -> int:
-        """Return the adapter version in use; 0 is the original model."""
+        """Return the number of the adapter version in use; 0 is the original model."""
         return self._store.versions.head(*self._key)
 
     def adapter(self, version: int) -> VersionRow:
         return self._store.versions.get(*self._key, version)
 
     def base_of(self, version: int) -> int:
-        """Return the id of a version's base LoRA; 0 if the version has no base."""
+        """Return the id of a version's base LoRA; 0 if the version has no base LoRA."""
         return self._store.versions.base_of(*self._key, version)
 
     def base(self, id_: int) -> BaseLoRA:
         return BaseLoRA.from_bytes(self._store.bases.get(*self._key, id_))
 
     def base_report(self, id_: int) -> dict[str, Any]:
-        """Return the report of the consolidation that made a base."""
+        """Return the report of the consolidation (run of a slow loop) that made a base LoRA."""
         return self._store.bases.report(*self._key, id_)
 
     def leads_to(self, version: int, head: int) -> bool:
@@ -88,8 +92,8 @@ class AdapterHistory:
         return self._store.ratings.in_force(*self._key)
 
     def steps_of_reply(self, head: int, reply_id: str) -> list[tuple[int, int]]:
-        """Return (version before, version after) of each rating of the reply. Only ratings on the path to
-        version `head` are included."""
+        """Return (adapter version before, adapter version after) of each rating of the reply. Only ratings
+        whose version is `head` or an ancestor of `head` are included."""
         return self._store.ratings.steps_of_reply(*self._key, head, reply_id)
 
     def examples(self) -> list[tuple[str, str, str]]:
@@ -97,8 +101,8 @@ class AdapterHistory:
         return self._store.ratings.texts(*self._key)
 
     def labels(self) -> list[tuple[str, str, int]]:
-        """Return (reply id, rating, version that the rating made) of every rating in force from which ruvmlx
-        learns, the oldest first."""
+        """Return (reply id, rating, adapter version that the rating made) of every rating in force from which
+        the learner learns, the oldest first."""
         return self._store.ratings.labels(*self._key)
 
     def rated_words(self) -> list[ReplyWords]:
@@ -113,7 +117,8 @@ class AdapterHistory:
         self, parent: int, reply_id: str, rating: str, note: str, weight: float,
         state: bytes, kl: float, norm: float,
     ) -> int:  # fmt: skip
-        """Store a rating and the resulting weights in one transaction. Returns the new version.
+        """Store a rating and the resulting weights in one transaction. Return the number of the new adapter
+        version.
 
         Raises HeadMoved, and writes nothing, if `parent` is no longer the version in use.
         """
@@ -123,8 +128,8 @@ class AdapterHistory:
         return version
 
     def adjust(self, parent: int, state: bytes, kl: float, norm: float) -> int:
-        """Store the adapter in use, scaled down, as a version without a rating. Raises HeadMoved as in
-        `commit`."""
+        """Store the adapter in use, with scaled-down weights, as a new version that belongs to no rating.
+        Raises HeadMoved if `parent` is no longer the version in use."""
         with self._store.transaction():
             return self._store.versions.add(*self._key, parent, state, kl, norm)
 
@@ -138,10 +143,11 @@ class AdapterHistory:
         report: dict[str, Any],
         pause: Callable[[], None] = lambda: None,
     ) -> int:
-        """Store a new base, a version on it and the report in one transaction. Returns the version.
+        """Store a new base LoRA, an adapter version with this base and the report in one transaction. Return
+        the number of the version.
 
-        Raises HeadMoved, and writes nothing, if `parent` is no longer the version in use. `pause` may raise
-        an exception to stop before anything is written.
+        Raises HeadMoved, and writes nothing, if `parent` is no longer the version in use. `pause` can raise
+        an exception to stop before the first write.
         """
         data = base.to_bytes()
         pause()
@@ -152,27 +158,30 @@ class AdapterHistory:
         return version
 
     def refuse(self, parent: int, report: dict[str, Any]) -> None:
-        """Record a consolidation that changed nothing, and the reason for this."""
+        """Store the report of a consolidation that was refused, so that it changed no weights. The report
+        says the reason."""
         with self._store.transaction():
             self._store.bases.add_attempt(*self._key, parent, None, report)
 
     def attempts(self) -> list[Attempt]:
-        """Return the finished consolidations, the oldest first."""
+        """Return the finished consolidations (runs of a slow loop), promoted or refused, the oldest first."""
         return self._store.bases.attempts(*self._key)
 
     def rated_replies(self, limit: int) -> list[RatedReply]:
-        """Return the newest `limit` replies with a rating or preference, for the background loop."""
+        """Return the newest `limit` replies with a rating or a preference. The background loop trains on
+        them."""
         found = self._store.ratings.replies(*self._key, limit) + self.pairs.replies(limit)
         return sorted(found, key=lambda row: row.version)[-limit:]
 
     def last_promotion(self) -> int:
-        """Return the newest promotion among the ancestors of the version in use; 0 if there is no
-        promotion."""
+        """Return the version of the newest promotion (new base LoRA) among the version in use and its
+        ancestors; 0 if there is no promotion."""
         found = self._store.versions.promotions(*self._key, self.version())
         return found[-1] if found else 0
 
     def is_due(self) -> bool:
-        """Return True if the background loop has work: enough new ratings, or a stopped run."""
+        """Return True if the background loop has work: enough new ratings, or a stopped run that it can
+        resume."""
         return self.trains and self.missing() == 0
 
     def missing(self, minimum: int = MINIMUM, due: int = DUE) -> int:
@@ -197,10 +206,10 @@ class AdapterHistory:
     # -- undo and rollback ---------------------------------------------------------------------------
 
     def undo(self) -> LearnStatus:
-        """Take back the last rating or preference. The adapter's weights are then bit for bit the weights
-        before that feedback.
+        """Take back the last rating or preference. Afterwards, the adapter's weights are bit for bit the
+        weights before that feedback.
 
-        If a slow loop trained a new base after that feedback, this base is also taken back. Raises NotFound
+        If a slow loop trained a new base LoRA after that feedback, also take back this base. Raises NotFound
         if there is no rating and no preference.
         """
         with self._store.transaction():
@@ -212,19 +221,20 @@ class AdapterHistory:
         return replace(self.status(), undone="rating" if version == rated else "preference")
 
     def go_back(self, version: int) -> None:
-        """Use an ancestor version again, because later feedback is taken back. Call this function inside a
-        transaction."""
+        """Make an ancestor version the version in use, because the user took back the later feedback. Call
+        this function inside a transaction."""
         self._store.versions.move_head(*self._key, version, "undo")
 
     def rollback(self, version: int) -> LearnStatus:
-        """Use another version; 0 is the original model. Only the feedback that led to this version stays in
-        force."""
+        """Make another adapter version the version in use; 0 is the original model. Only the feedback that
+        led to this version stays in force."""
         with self._store.transaction():
             self._store.versions.move_head(*self._key, version)
         return self.status()
 
     def rollback_before(self, when: float) -> LearnStatus:
-        """Use the newest ancestor of the version in use that existed before `when` (seconds since 1970)."""
+        """Make the newest ancestor version from before the time `when` (seconds since 1970) the version in
+        use."""
         with self._store.transaction():
             version = self._store.versions.newest_before(*self._key, self.version(), when)
             self._store.versions.move_head(*self._key, version)
@@ -257,6 +267,6 @@ def signal_groups(history: AdapterHistory) -> list[SignalGroup]:
 
 
 def other_adapters(history: AdapterHistory) -> dict[str, int]:
-    """Return {name: version in use} of the model's other adapters that have learned something."""
+    """Return {name: version in use} of the model's other adapters. Adapters at version 0 are left out."""
     rows = history._store.adapters.all(history.fingerprint)
     return {row.name: row.version for row in rows if row.name != history.name and row.version}

@@ -1,5 +1,5 @@
-"""This module keeps thoughts out of learning: only tokens of the answer reach the trace. A thought is the
-text that a reasoning model writes before its answer."""
+"""This module keeps thoughts out of learning. A thought is the text that a reasoning model writes before its
+answer. Only tokens of the answer reach the trace, which records a reply's gradient for its rating."""
 
 import numpy as np
 
@@ -11,8 +11,8 @@ _Drawn = tuple[np.ndarray, np.ndarray, int]
 
 
 class AnswerTrace:
-    """A recorder (engine/run.py) that filters tokens before a trace gets them. Tokens that may be the
-    beginning of a tag wait until it is known whether they are a tag."""
+    """A recorder (engine/run.py) that passes only the tokens of the answer to a trace. A token that possibly
+    begins a tag of the thought waits until the next tokens show whether there is a tag."""
 
     def __init__(self, trace: Trace, counter: ThoughtCounter):
         self._trace, self._counter = trace, counter
@@ -24,8 +24,9 @@ class AnswerTrace:
             self._trace.add(*drawn)
 
     def work(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> list[ReplyWork]:
-        """Return the work that records one token, as `Trace.work` does. One trace must not add two tokens at
-        the same time. So this function adds all waiting tokens except the last one."""
+        """Return the work that records one token, as `Trace.work` does. A trace must not add two tokens at
+        the same time. So this function adds all waiting tokens at once, except the last one, and returns the
+        work of the last one."""
         decided = self._pop_answer_tokens(hidden, logits, token)
         for drawn in decided[:-1]:
             self._trace.add(*drawn)

@@ -2,17 +2,17 @@
 
     loss = mean over replies of (-w mean log p - 0.1 [liked] mean log p)
          + 0.5 mean over plain texts of KL(frozen || p)
-         + the EWC penalty on changes to weights that earlier tasks depend on, if it is on (optional/ewc.py)
+         + the EWC penalty on changes to weights that earlier tasks depend on, if EWC is on (optional/ewc.py)
 
-w is the DRO weight (objective.py) at the reply's current log-ratio to the frozen model. w shrinks as the
-reply's probability moves; this is the regulariser of DRO. The MicroLoRA (the small LoRA that each rating
-updates) is active during the training. At the end it is folded into the base's output head. The result is
-used only if it passes the promotion test (promotion.py).
+w is the reply's DRO weight (objective.py) at its current log-ratio to the frozen model. w shrinks as training
+changes the reply's probability; this is the regulariser of DRO. The MicroLoRA (the small LoRA that each
+rating updates) is active during the training. At the end, the MicroLoRA is folded into the base LoRA's output
+head. The adapter uses the new base LoRA only if it passes the promotion test (promotion.py).
 
-A run consists of optimiser steps, a step consists of texts, and a text consists of slices. The run can be
+A run consists of optimiser steps, a step consists of texts, and a text consists of slices. A run can be
 stopped between slices. A slice takes some tens of milliseconds on the starter model. If the same process
-resumes the run, it continues after the last whole text and keeps the promotion test's measurements; another
-process continues after the last saved step. tests/sona/pauses.py measures the time between two pauses.
+resumes the run, the run continues after the last whole text and keeps the promotion test's measurements. In
+another process, the run continues after the last saved step. tests/sona/pauses.py measures the slices' times.
 """
 
 import math
@@ -49,7 +49,7 @@ from .replay import Buffer, RatedExample
 
 SCALE = 2.0  # alpha / rank of the trained base LoRA
 HEAD_RANK = 8
-SAVE_EVERY = 4  # steps
+SAVE_EVERY = 4  # the number of optimiser steps from one save of a run to the next
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class TrainingSettings:
     """The settings of one training run. steps: the number of optimiser steps. lr: the peak learning rate,
     which is reached after `warmup` steps and decays to a tenth.
 
-    A measurement compared settings by the mean stars of 60 held-out replies of the starter model after forty
-    ratings by someone who likes short replies. The mean was 2.7 with the instant loop alone (a weaker one
-    than today's), 3.9 with 8 steps at 5e-4, and 3.5 with 15 steps at 3e-4. With only the upper half of the
-    layers, the mean was 3.1 to 3.2 with 15 to 20 steps at 3e-4 to 6e-4.
+    A measurement compared settings by the mean stars of the starter model's replies to 60 held-out questions,
+    after forty ratings by a user who likes short replies. The mean was 2.7 with the instant loop alone (in a
+    weaker form than today's), 3.9 with 8 steps at 5e-4, and 3.5 with 15 steps at 3e-4. Training of only the
+    upper half of the layers gave 3.1 to 3.2 stars with 15 to 20 steps at 3e-4 to 6e-4.
     """
 
     steps: int = 12
@@ -73,7 +73,7 @@ class TrainingSettings:
     targets: str = BASE_TARGETS  # the matrices to train, in the form of the setting `base_targets`
     depth: float = 1.0  # the share of the layers to train, counted from the last layer
     minimum: int = MINIMUM
-    ewc: float = 0.0  # strength of the EWC penalty; optional/ewc.py says why 0
+    ewc: float = 0.0  # the strength of the EWC penalty; optional/ewc.py says why the strength is 0
 
     def rate(self, step: int) -> float:
         fall = 1 - 0.9 * step / max(1, self.steps)
@@ -84,7 +84,7 @@ Progress = Callable[[int, int, float], None]  # steps done, steps in all, loss (
 
 
 class Background:
-    """The background loop of one learner. Only the backend's thread may use this object."""
+    """The background loop of one learner. Only the backend's thread can use this object."""
 
     def __init__(self, learner: Learner, model: Model, settings: TrainingSettings | None = None):
         self._learner, self._model = learner, model
@@ -95,9 +95,9 @@ class Background:
         self._frozen: dict[TrainingText, np.ndarray] = {}  # the frozen model's hidden states of plain texts
         self._paused: Training | None = None
         self._anchors: Sequence[Any] = []
-        self._standing: dict[Place, Pair] = {}  # pairs of the layers that the run does not train
+        self._standing: dict[Place, Pair] = {}  # LoRA pairs of the matrices that the run does not train
         self._promotion: PromotionTest | None = None
-        self._gradients = GradientAccumulator()  # gradients of the current, perhaps stopped step
+        self._gradients = GradientAccumulator()  # the gradients of the current step, which can be stopped
         self._step_key: tuple[int, int] | None = None  # (step, version) to which `_gradients` belong
 
     @property
@@ -106,7 +106,7 @@ class Background:
         return self._paused is not None
 
     def close(self) -> None:
-        """Free the training graph; save a stopped run in the store."""
+        """Save a stopped run in the store, and free the graph that computes gradients."""
         if self._paused is not None:
             self._learner.history.put_training(self._paused.to_bytes())
         self._free()
@@ -120,8 +120,8 @@ class Background:
         self._sizes = GradientSizes()
 
     def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
-        """Train a base, test it, and promote or refuse it. Return a report. The report of a stopped run says
-        that the run was stopped."""
+        """Train a base LoRA, test it, and promote or refuse it. Return a report. The report of a stopped run
+        says that the run was stopped."""
         learner, shape, pause = self._learner, self._model.shape, stop_when(cancel)
         if not self._model.is_own:
             return _report(False, missing_features(shape))
@@ -164,7 +164,7 @@ class Background:
 
     def _resumable_run(self, pause: Pause = lambda: None) -> Training | None:
         """Return the stopped run if it began from an ancestor of the version in use, with the same settings,
-        base and anchors; else None."""
+        base LoRA and EWC anchors; else None."""
         history, state = self._learner.history, self._learner.state
         if (training := self._paused) is None:
             self._promotion = self._step_key = None
@@ -181,15 +181,15 @@ class Background:
         return None
 
     def _promotion_test(self, buffer: Buffer, pause: Pause) -> PromotionTest:
-        """Return the stopped promotion test if it has the same ratings; else return a new test."""
+        """Return the stopped promotion test if it uses the same ratings; else return a new test."""
         if self._promotion is None or self._promotion.buffer != buffer:
             self._promotion = PromotionTest(self._learner, buffer, pause)
         self._promotion.pause = pause
         return self._promotion
 
     def _fresh(self, buffer: Buffer, pause: Pause = lambda: None) -> Training:
-        """Return a run that starts from the base in use. Matrices that this base does not change start with a
-        change of zero."""
+        """Return a run that starts from the base LoRA in use. The change of a matrix that this base does not
+        change starts at zero."""
         state, places = self._learner.state, self._places(buffer, pause)
         facts = {
             "version": state.version,
@@ -210,8 +210,8 @@ class Background:
         return self._sizes.strongest(trainer, here, examples, self._targets.top, pause)
 
     def _start(self, seed: int, places: Iterable[Place], pause: Pause) -> dict[Place, Pair]:
-        """Return the pairs of these places at step 0. The pairs depend only on the seed and the base in
-        use."""
+        """Return the LoRA pairs of these matrices at step 0. They depend only on the seed and the base LoRA
+        in use."""
         old, rng, pairs = self._learner.base, np.random.default_rng(seed), dict[Place, Pair]()
         root = np.float32(np.sqrt(old.scale / SCALE)) if old else np.float32(1)
         for module, layer in places:
@@ -223,7 +223,7 @@ class Background:
         return pairs
 
     def _untrained_pairs(self, training: Training) -> dict[Place, Pair]:
-        """Return the pairs of the base in use that the run does not train, converted to the run's scale."""
+        """Return the pairs of the base LoRA in use that the run does not train, in the run's scale."""
         old = self._learner.base
         if old is None:
             return {}
@@ -231,14 +231,14 @@ class Background:
         return {p: (a, b * factor) for p, (a, b) in old.pairs.items() if p not in training.pairs}
 
     def _new_pair(self, module: str, layer: int, rng: np.random.Generator) -> Pair:
-        """Return a pair that changes nothing yet: lora_a is random and lora_b is zero."""
+        """Return a LoRA pair that changes nothing yet: lora_a is random and lora_b is zero."""
         shape = place_shape(self._model.config, module, layer)
         assert shape is not None
         a = rng.normal(0, shape[0] ** -0.5, (shape[0], self.settings.rank)).astype(np.float32)
         return a, np.zeros((self.settings.rank, shape[1]), np.float32)
 
     def _anchor_ids(self) -> list[int]:
-        """Return the ids of the EWC anchors in the loss; an empty list if the penalty is off."""
+        """Return the ids of the anchors in the EWC penalty; an empty list if the penalty is off."""
         return self._learner.anchors.ids() if self.settings.ewc else []
 
     # -- training ------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class Background:
                 loss = self._apply(training, pause)
             except NotFinite:
                 self._free()
-                # else the next run would resume from this broken run
+                # Delete the saved run. If it stayed, the next run would resume from these broken weights.
                 self._learner.history.put_training(None)
                 raise RuvmlxError(
                     f"training stopped at step {training.step}: the loss is not finite. Nothing was changed."
@@ -279,7 +279,7 @@ class Background:
                 progress(training.step, self.settings.steps, loss)
 
     def _opened_trainer(self, pause: Pause) -> Trainer:
-        """Return the trainer, opened if necessary, with the output head in use."""
+        """Return the trainer with the output head in use. Make the trainer if there is none."""
         if self._trainer is None:
             self._trainer = Trainer(self._model, backend=self._learner.backend, pause=pause)
         self._trainer.set_head(self._learner.base, self._learner.micro)
@@ -287,7 +287,7 @@ class Background:
         return self._trainer
 
     def _apply(self, training: Training, pause: Pause) -> float:
-        """Make an optimiser step with the accumulated gradients, and return the loss."""
+        """Make an optimiser step with the accumulated gradients, and return the step's loss."""
         given = training, self.settings.rate(training.step), self.settings.clip
         if not self.settings.ewc:
             return self._gradients.apply(*given, pause)
@@ -297,7 +297,7 @@ class Background:
     def _accumulate(
         self, training: Training, buffer: Buffer, promotion: PromotionTest, pause: Callable[[], None]
     ) -> None:
-        """Accumulate one step's gradients. A stopped step resumes after its last finished text."""
+        """Add up one step's gradients over its texts. A stopped step resumes after its last finished text."""
         assert self._trainer is not None
         base, trainer, key = training.base, self._trainer, (training.step, self._learner.version)
         standing = BaseLoRA({**self._standing, **base.pairs}, base.scale)  # untrained pairs stay active
@@ -326,14 +326,14 @@ class Background:
     # -- the end -------------------------------------------------------------------------------------
 
     def _candidate(self, training: Training, pause: Pause) -> Candidate:
-        """Return a function of the share of the training's change to keep. The function returns the base with
-        the MicroLoRA folded in, and the rest of the MicroLoRA."""
+        """Return a function of the share of the trained change to keep. The function returns the base LoRA
+        with the MicroLoRA folded in, and the part of the MicroLoRA that remains."""
         start = self._start(training.facts["version"], training.pairs, pause)
 
         def at(share: float) -> tuple[BaseLoRA, MicroLoRA]:
             pairs = {place: _between(start[place], end, share) for place, end in training.pairs.items()}
             pause()
-            pairs |= self._untrained_pairs(training)  # the head is not trained
+            pairs |= self._untrained_pairs(training)  # among them the output head's pair
             trained, most = BaseLoRA(pairs, training.scale), 2 * self.settings.rank
             base = fold_layers(trained, self._learner.layer_lora, most, pause)
             return fold_micro(base, self._learner.micro, HEAD_RANK)
@@ -341,9 +341,9 @@ class Background:
         return at
 
     def _finish(self, training: Training, promotion: PromotionTest) -> dict[str, Any]:
-        """Fold the MicroLoRA into the base, test the base, and promote or refuse it. A rating that was
-        committed in the meantime is folded in, too. If such ratings keep coming, the run stops after ATTEMPTS
-        attempts, and the next run continues."""
+        """Fold the MicroLoRA into the base LoRA, test the base, and promote or refuse it. If a rating is
+        committed during the test, try again with the new MicroLoRA. After ATTEMPTS attempts, stop the run;
+        the next run continues."""
         learner = self._learner
         for _ in range(ATTEMPTS):
             learner.sync()
@@ -378,14 +378,14 @@ def coefficient(example: RatedExample, frozen: float, nll: float, now: float) ->
     """Return the weight of the reply's mean log-probability in the loss. A weight below 0 makes the reply
     less likely. frozen, now: the mean log-probability in the frozen and current model, nats/token."""
     w = objective.dro_weight(example.rating, example.reward, example.value, now - frozen)
-    if w < 0:  # TOPR's taper (trace.py): a reply that became unlikely needs no push
+    if w < 0:  # TOPR's taper (trace.py) lowers the weight of a disliked reply that became unlikely
         drawn = frozen if example.drawn is None else example.drawn
         w *= float(np.exp(min(0.0, now - drawn)))
     return w + (nll if example.reward > 0 else 0.0)
 
 
 class _Weight:
-    """A function that returns `weigh` times `share` and keeps its last result."""
+    """A function that returns `weigh(value) * share` and keeps its last result in `last`."""
 
     def __init__(self, weigh: Callable[[float], float], share: float):
         self._weigh, self._share, self.last = weigh, share, 0.0

@@ -1,5 +1,6 @@
-"""This module measures the KL probe under a base LoRA: the model reads the reference text again with the
-base, and the result is compared with the frozen model."""
+"""This module measures the KL probe under a base LoRA. The model reads the reference text (reference_text.py)
+again with the base LoRA, and its predictions are compared with the frozen model's (the model without any
+adapter)."""
 
 from dataclasses import replace
 
@@ -16,11 +17,11 @@ from .kl_probe import ROWS, Drift, KLProbe, log_softmax_rows
 def probe_under(
     frozen: KLProbe, backend: Backend, tokenizer: Tokenizer, max_context: int, pause: Pause | None = None
 ) -> KLProbe:
-    """Measure the KL probe under the base LoRA that the backend has now. The base stays installed.
+    """Measure the KL probe under the base LoRA that the backend has now. The base LoRA stays in the backend.
 
-    frozen: the frozen model's probe; its `look`, which reads the backend's head, must have been called before
-        the base was installed
-    pause: a function that may raise an exception to stop
+    frozen: the frozen model's KL probe. The caller must call its function `look`, which calls the backend's
+        output head, before the base LoRA is installed.
+    pause: a function that can raise an exception to stop the measurement
     """
     pause = pause or (lambda: None)
     answers = frozen.answered_contexts
@@ -38,10 +39,8 @@ def probe_under(
 
 
 def _compare(frozen: KLProbe, new: KLProbe, backend: Backend, pause: Pause) -> np.ndarray:
-    """Set the packed probabilities and log-ratios of `new`.
-
-    Returns log(p_frozen / p_base) of each context's following token [M].
-    """
+    """Set `packed` and `packed_ratio` of `new`. Return log(p_frozen / p_base) of the token that follows each
+    context in the text: [M], M contexts."""
     base, probabilities, ratios, lost = backend.lora, [], [], []
     try:
         for i in range(0, len(new.contexts), ROWS):

@@ -1,7 +1,7 @@
 """This module decides which matrices the background loop trains. The setting `base_targets` names the
 matrices, or it asks for the K matrices with the largest gradients. The size of a matrix's gradient is
 
-    size of a matrix = sum over replies i of ||G_i||^2        G_i [in, out]: gradient of reply i's mean log p
+    size = sum over replies i of ||G_i||^2        G_i [in, out]: the matrix's gradient of reply i's mean log p
 
 The sum is over the replies of the first training step. The gradients are taken at the weights in use
 (training/trainer.py: squares).
@@ -20,14 +20,15 @@ from .replay import RatedExample
 
 
 def candidates(targets: Targets, n_layers: int, depth: float) -> list[Place]:
-    """Return the places that the targets name, in the last `depth` (a share) of the layers."""
+    """Return the places (module, layer) of the matrices that the targets name. depth: the share of the layers
+    to train, counted from the last layer."""
     first = n_layers - max(1, round(n_layers * depth))
     return [place for place in targets.places if place[1] >= first]
 
 
 class GradientSizes:
-    """The sizes of the matrices' gradients for each reply. A stopped measurement continues with the next
-    reply."""
+    """A measurement of the size of each matrix's gradient for each reply. A stopped measurement continues
+    with the next reply."""
 
     def __init__(self) -> None:
         self._known: dict[str, dict[Place, float]] = {}
@@ -40,7 +41,8 @@ class GradientSizes:
         count: int,
         pause: Pause,
     ) -> list[Place]:
-        """Return the `count` places of the base with the largest gradients, in the base's order."""
+        """Return the `count` places of `base` whose matrices have the largest gradients, in the order of
+        `base.pairs`."""
         for example in examples:
             if example.reply_id not in self._known:
                 squares = trainer.squares(base, example.text, pause)
@@ -53,8 +55,8 @@ class GradientSizes:
 
 
 def probe_base(config: ModelConfig, base: BaseLoRA | None, places: Sequence[Place]) -> BaseLoRA:
-    """Return the base in use with a pair for each place. A place without a pair gets a pair that changes
-    nothing."""
+    """Return the base LoRA in use, limited to the given places. A place that the base LoRA does not change
+    gets a LoRA pair of zeros."""
     pairs = dict[Place, Pair]()
     for module, layer in places:
         shape = place_shape(config, module, layer)

@@ -1,8 +1,9 @@
-"""Calibration measures each model once: it reads the frozen model's hidden states over the reference text and
-over the model's own replies to a few questions.
+"""This module calibrates a model once. The calibration reads the model's hidden states over the reference
+text (reference_text.py) and over the model's own replies to a few questions, without any adapter.
 
-The calibration computes lora_a, the coordinates in which ratings are added up (coordinates.py), and the
-contexts on which the KL to the frozen model is measured (kl_probe.py).
+The calibration computes lora_a of the MicroLoRA, the coordinates in which ratings are added up
+(coordinates.py),
+and the contexts: hidden states on which the KL to the frozen model is measured (kl_probe.py).
 """
 
 import time
@@ -23,17 +24,17 @@ from .kl_probe import Drift, Head, KLProbe, spread_rows
 from .reference_replies import ReferenceReplies
 from .reference_text import Reading
 
-ACTIVE = 2048  # the number of tokens that ratings may move: the most frequent tokens in plain replies
-FEATURES = 256  # the number of directions in which the logits of similar tokens change together
-PROBES = 1024  # a wider model's head is read by this many random combinations of its dimensions
+ACTIVE = 2048  # the number of movable tokens, whose logits ratings may change: the likeliest tokens
+FEATURES = 256  # the maximum number of directions in which the logits of similar tokens change together
+PROBES = 1024  # the number of random combinations of dimensions that sample the head of a wider model
 # The largest and the smallest standard deviation of the prior of a token's weight.
 MAX_PRIOR_DEVIATION, MIN_PRIOR_DEVIATION = 8.0, 0.003
-RIDGE = 0.1  # ridge of the regression for lora_a, as a share of a state's mean square
-_CONTEXTS = 48, 48, 80  # numbers of contexts: answers, prose with the largest projections, other prose
-_ROWS = 64  # hidden states per call of the head
-# A model with fewer parameters than SMALL reads all texts and writes all replies. A larger model starts no
-# further text after PATIENCE seconds, if it has read MIN_TEXTS_OF_KIND texts of answers and of prose, and it
-# writes for at most PATIENCE seconds more.
+RIDGE = 0.1  # the ridge of the regression for lora_a, as a share of a state's mean square
+_CONTEXTS = 48, 48, 80  # numbers of contexts in answers, in prose with the largest projections, other prose
+_ROWS = 64  # the number of hidden states in one call of the output head
+# A model with fewer parameters than SMALL reads all texts and writes all replies. A larger model reads
+# MIN_TEXTS_OF_KIND texts of answers and as many of prose, and starts no further text after PATIENCE seconds.
+# Then it writes replies for at most PATIENCE seconds.
 SMALL, PATIENCE, MIN_TEXTS_OF_KIND = 1_000_000_000, 20.0, 2
 WHAT = "Getting to know the model, once"
 
@@ -50,14 +51,14 @@ class Measured:
 
     @classmethod
     def of(cls, model: Model, backend: Backend, rank: int) -> "Measured":
-        """Return the description of a model that runs in a backend."""
+        """Return the data of a model, in the backend that runs it, that the measurement needs."""
         return cls(backend, model.tokenizer, rank, model.shape.max_context, model.parameters)
 
 
 class Measurement:
-    """The measurement of one model's KL probe. The model reads about 2,700 tokens and writes 1,900 tokens of
-    replies in batches. The output head then reads all hidden states, and the states of prose once more. The
-    measurement can be stopped at any time and continued."""
+    """The measurement of one model's KL probe. The model reads about 2,700 tokens of text and writes replies
+    of 1,900 tokens in batches. Then the output head reads all hidden states, and the states of prose a second
+    time. The measurement can be stopped at any time and continued."""
 
     def __init__(self, model: Measured):
         self._model, self._reading = model, Reading()
@@ -67,8 +68,8 @@ class Measurement:
         self._rest: Callable[[Pause], KLProbe] | None = None  # the work after the survey
 
     def run(self, pause: Pause | None = None, watch: Watch = QUIET) -> KLProbe:
-        """Make the measurements that are still missing. `pause` may raise an exception to stop. Raises
-        RuvmlxError for damaged weights."""
+        """Run the steps of the measurement that are not done yet, and return the KL probe. `pause` can raise
+        an exception to stop. Raises RuvmlxError if the model's weights are damaged."""
         order = _order([bool(question) for question, _ in reference_text.texts()])
         count = Told(watch, WHAT, len(order) + len(reference_text.questions()), "texts")
         count.add(len(self._reading.states) + self._replies.done)
@@ -78,7 +79,7 @@ class Measurement:
                 pause()
             count.add(0)
 
-        # Without a pause and a watch, the model reads the texts without stops, which is faster.
+        # Without a pause and a watch, the model reads each text without stops, which is faster.
         waits = pause is not None or watch is not QUIET
         for done, index in enumerate(order):
             if self._is_enough(done):
@@ -159,8 +160,8 @@ def measure(backend: Backend, tokenizer: Tokenizer, rank: int, max_context: int)
 
 
 def _order(is_answer: Sequence[bool]) -> list[int]:
-    """Return the indices of the texts: first MIN_TEXTS_OF_KIND texts of each kind (answers, prose), then the
-    kinds in turn."""
+    """Return the order in which the model reads the texts, as indices: first MIN_TEXTS_OF_KIND texts of each
+    kind (answers, prose), then a text of each kind in turn."""
     kinds = [[i for i, answer in enumerate(is_answer) if answer is kind] for kind in (True, False)]
     head = [i for kind in kinds for i in kind[:MIN_TEXTS_OF_KIND]]
     turns = [
@@ -174,7 +175,8 @@ def _order(is_answer: Sequence[bool]) -> list[int]:
 
 @dataclass(frozen=True)
 class Surveyed:
-    """The results of a survey over all hidden states [T, D] (T positions, D dimensions).
+    """The results of a survey, which reads the model's predictions at all hidden states [T, D] (T positions,
+    D hidden size). V is the vocabulary size.
 
     frequency: [V], the mean probability of each token
     cost: [V], the mean p (1 - p) of each token
@@ -187,7 +189,7 @@ class Surveyed:
 
 
 class Survey:
-    """A survey of every token's probability at every hidden state. The survey can be stopped and
+    """A computation of every token's probability at every hidden state. The survey can be stopped and
     continued."""
 
     def __init__(self, states: np.ndarray, ends: list[int]):
@@ -197,7 +199,8 @@ class Survey:
         self._ending: list[np.ndarray] = []
 
     def run(self, head: Head, pause: Pause) -> Surveyed:
-        """Run the survey. `pause` may raise an exception to stop; the next call continues."""
+        """Run the survey and return its results. `pause` can raise an exception to stop; the next call
+        continues."""
         while self._at < len(self.states):
             z = head(self.states[self._at : self._at + _ROWS]).astype(np.float64)
             p = np.exp(z - z.max(axis=1, keepdims=True))
@@ -212,13 +215,13 @@ class Survey:
 
 
 def prior(frequency: np.ndarray, cost: np.ndarray, ends: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (tokens [A], precision [A]): the A tokens that ratings may move, and how firmly the prior holds
-    each token.
+    """Return (tokens [A], precision [A]): the A movable tokens, and the precision of the prior of each
+    token's weight.
 
     precision is 1 / sigma^2; sigma is the standard deviation of the prior of a token's weight. Tokens that
     all replies share carry style; rare tokens carry topics. Every reply has the end-of-reply token. So sigma
-    is smaller for tokens that are rarer than the end-of-reply token, and for tokens with a larger variance in
-    plain text, because to move these tokens costs more KL.
+    is smaller for tokens that are rarer than the end-of-reply token. Sigma is also smaller for tokens with a
+    larger variance in plain text, because a change of these tokens' logits adds more KL.
     """
     tokens = np.sort(np.argsort(-frequency, kind="stable")[:ACTIVE])
     end = max(ends, key=lambda t: frequency[t])
@@ -229,12 +232,12 @@ def prior(frequency: np.ndarray, cost: np.ndarray, ends: list[int]) -> tuple[np.
 
 
 def states_to_measure(readings: np.ndarray, answers: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the states on which KL is measured, and the numbers of these states in answers,
-    in prose with the largest projections, and in other prose.
+    """Return the indices of the hidden states on which KL is measured. Also return the numbers of these
+    states in answers, in prose with the largest projections, and in other prose.
 
-    readings: [T, r], projections of all states; the first `answers` states are in answers. In prose,
-        projections are near zero except in a few places. There an adapter changes the prose most. All these
-        places are chosen.
+    readings: [T, r], the projections of all states onto lora_a; the first `answers` states are in answers. In
+        prose, most projections are near zero. At the few states with large projections, an adapter changes
+        the prose most, so all these states are chosen.
     """
     most_read, prose = answers + np.argsort(-np.sum(readings[answers:] ** 2, axis=1)), len(readings) - answers
     loud = np.sort(most_read[: min(_CONTEXTS[1], prose)])
@@ -244,12 +247,12 @@ def states_to_measure(readings: np.ndarray, answers: int) -> tuple[np.ndarray, n
 
 
 def directions(states: np.ndarray, in_reply: np.ndarray, ending: np.ndarray) -> np.ndarray:
-    """Return lora_a [D, 2] from states [T, D]. The two columns read two facts from a state: whether the state
-    is in a reply, and how near the end of that reply is.
+    """Return lora_a [D, 2], computed from hidden states [T, D]. The two columns read two facts from a state:
+    whether the state is in a reply, and how near the end of that reply is.
 
     The columns are ridge regressions of in_reply [T] and, inside replies, of ending [T]. Both targets are 0
-    in plain prose, because ratings say nothing about plain prose. Over replies, the projection onto the first
-    column has mean 1, and the projection onto the second has standard deviation 1.
+    in plain prose, because ratings say nothing about plain prose. Over the states in replies, the projection
+    onto the first column has mean 1, and the projection onto the second column has standard deviation 1.
     """
     states, replies = states.astype(np.float64), np.flatnonzero(in_reply)
     weight = np.where(in_reply, 1 / in_reply.sum(), 1 / max(1, (~in_reply).sum()))
@@ -262,11 +265,11 @@ def directions(states: np.ndarray, in_reply: np.ndarray, ending: np.ndarray) -> 
 
 
 def features(head, width: int, tokens: np.ndarray, frequency: np.ndarray) -> np.ndarray:
-    """Return the directions [A, k] float32 in which the logits of tokens [A] change together.
+    """Return the k directions [A, k] float32 in which the logits of the A movable tokens change together.
 
     The directions are the principal directions of these tokens' rows in the output head, weighted by
     frequency, because words of one kind have similar rows. Each direction has variance 1 over tokens drawn by
-    `frequency` [A], so equal steps along all directions add the same KL.
+    `frequency` [A], so a step along any direction adds the same KL.
     """
     unit = np.eye(width, dtype=np.float32) if width <= PROBES else _combinations(width)
     parts = (unit[i : i + _ROWS] for i in range(0, len(unit), _ROWS))
@@ -279,7 +282,8 @@ def features(head, width: int, tokens: np.ndarray, frequency: np.ndarray) -> np.
 
 
 def _combinations(width: int) -> np.ndarray:
-    """Return PROBES random directions [PROBES, width], the same on every machine. The combinations change the
-    product of two rows of the head by about 3% of the rows' lengths."""
+    """Return PROBES random directions [PROBES, width], which are the same on every machine. If two rows of
+    the output head are projected onto these directions, their product changes by about 3% of the rows'
+    lengths."""
     signs = np.random.Generator(np.random.PCG64(1)).integers(0, 2, (PROBES, width), dtype=np.int8)
     return (2 * signs.astype(np.float32) - 1) / np.float32(np.sqrt(PROBES))

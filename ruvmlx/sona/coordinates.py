@@ -17,7 +17,7 @@ class Coordinates:
     """The coordinates of one model, with A movable tokens and k features.
 
     tokens: [A], the ids of the movable tokens, ascending
-    eos: [E], the ids that end a reply
+    eos: [E], the ids of the E tokens that end a reply
     precision: [A + k], 1 / sigma^2 of the prior of each token's and each feature's weight
     features: [A, k], the directions in which the logits of tokens change together
     rank: the rank r of the MicroLoRA
@@ -40,8 +40,8 @@ class Coordinates:
 
     @cached_property
     def solver(self) -> EvidenceSolver:
-        """The solver that turns evidence [3, r, A + k] into the columns of lora_b [r, A + 1], in the form of
-        `columns`."""
+        """The solver that computes lora_b's columns [r, A + 1] from the evidence [3, r, A + k] of all
+        ratings. The result has the form of `columns`."""
         features = matmul.Matrix(self.features.astype(np.float16))
         return EvidenceSolver(self.precision, features, self.rank, self.ends)
 
@@ -58,13 +58,15 @@ class Coordinates:
         return np.count_nonzero(b) == np.count_nonzero(b.take(self.tokens, axis=1))
 
     def indices(self, following: np.ndarray) -> np.ndarray:
-        """Return the indices in `tokens` of token ids [M], [M] int32; A for all other ids."""
+        """Return the index in `tokens` of each of M token ids: [M] -> [M] int32. An id that is not in
+        `tokens` gets the index A."""
         at = np.minimum(np.searchsorted(self.tokens, following), self.tokens.size - 1)
         return np.where(self.tokens[at] == following, at, self.tokens.size).astype(np.int32)
 
 
 def pack_columns(values: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Return the columns of `tokens` and the sum of all other columns: [T, V] -> [T, A + 1] float32."""
+    """Return the columns of the A `tokens`, and as the last column the sum of all other columns: [T, V] ->
+    [T, A + 1] float32."""
     others = np.ones(values.shape[1], bool)
     others[tokens] = False
     return np.column_stack(

@@ -1,10 +1,11 @@
-"""After a task, or after a week, the deep loop stores an EWC anchor and tidies the reasoning bank.
+"""After a task (ratings about similar things), or after a week, the deep loop stores an EWC anchor and tidies
+the reasoning bank.
 
 An anchor says how important each weight of the base LoRA is for the task's liked replies (optional/ewc.py).
 The deep loop measures this importance with one gradient per reply. With an anchor, the background loop
-penalises changes of important weights. The deep loop also clusters the reasoning bank (rated questions, found
-by similarity) again: it merges similar patterns, and lookups skip poor patterns (reasoning_bank.py). All
-ratings stay.
+penalises changes of important weights. The deep loop also clusters the rated questions of the reasoning bank
+(reasoning_bank.py) again into patterns. It merges similar patterns, and it prunes poor patterns, so that
+lookups skip them. All ratings stay.
 
 The loop can be stopped between slices of a reply. The same process resumes after the last complete reply;
 another process resumes after the last saved reply.
@@ -34,19 +35,20 @@ from .task_boundary import boundaries
 from .weight_anchors import Importance
 
 WEEK = 7 * 86400.0  # seconds
-REPLIES = 64  # the maximum number of liked replies to measure; only the newest are measured
-MIN_LIKED_REPLIES = 3  # the number of liked replies that an anchor needs
-SAVE_EVERY = 8  # replies
+REPLIES = 64  # the maximum number of liked replies to measure; only the newest liked replies are measured
+MIN_LIKED_REPLIES = 3  # the minimum number of liked replies for an anchor
+SAVE_EVERY = 8  # the number of measured replies from one save of a run to the next
 
 Progress = Callable[[int, int], None]  # replies measured so far, replies in all
 
 
 @dataclass(frozen=True)
 class Task:
-    """The replies of one task. A task is a stretch of ratings about similar things (task_boundary.py).
+    """The liked replies of one task. A task is a series of ratings about similar things (task_boundary.py).
 
     examples: liked replies, the oldest first
-    boundary: the version that began the next task; None if no task has begun since the last anchor
+    boundary: the adapter version whose rating began the next task; None if no task has begun since the last
+        anchor
     """
 
     examples: list[RatedExample]
@@ -55,8 +57,11 @@ class Task:
 
 @dataclass
 class FisherRun:
-    """A measurement of importance that is in progress. facts: the base and the replies that it measures; the
-    run is resumed only if both are the same."""
+    """A measurement, in progress, of the importance of the base LoRA's weights (Fisher information).
+
+    facts: the base LoRA and the replies of the measurement; it is resumed only if both are the same
+    fisher: the importance so far
+    """
 
     facts: dict[str, Any]
     fisher: Importance
@@ -66,7 +71,8 @@ class FisherRun:
 
     @classmethod
     def from_bytes(cls, data: bytes, read: Callable[[bytes], Importance]) -> "FisherRun | None":
-        """Read a stored run. Return None if the data is damaged; the caller then measures again."""
+        """Decode a stored measurement. Return None if the data is damaged; the caller then starts a new
+        one."""
         try:
             facts, _, fisher = data.partition(b"\n")
             return cls(json.loads(facts), read(fisher))
@@ -75,7 +81,7 @@ class FisherRun:
 
 
 class Deep:
-    """The deep loop of one learner. Only the backend's thread may use this object."""
+    """The deep loop of one learner. Only the backend's thread can use this object."""
 
     def __init__(self, learner: Learner, model: Model):
         self._learner, self._model = learner, model
@@ -97,7 +103,7 @@ class Deep:
         self._free()
 
     def _free(self) -> None:
-        """Free the training graph."""
+        """Free the graph that computes gradients."""
         if self._trainer is not None:
             self._trainer.close()
         self._trainer = None
@@ -105,7 +111,8 @@ class Deep:
     # -- when ----------------------------------------------------------------------------------------
 
     def why_due(self, now: float | None = None) -> str:
-        """Return why the deep loop should run now; "" if it need not run. now: seconds since 1970."""
+        """Return the reason why the deep loop should run now; "" if it need not run. now: the time in seconds
+        since 1970."""
         history = self._learner.history
         ratings, last = history.ratings(), history.deep.last_run()
         version = last.version if last else 0
@@ -119,8 +126,8 @@ class Deep:
         return "a week has passed" if (now or time.time()) - since >= WEEK else ""
 
     def task_starts(self) -> list[int]:
-        """Return the versions whose ratings began a new task, the oldest first. The versions are computed
-        once per rating."""
+        """Return the adapter versions whose ratings began a new task, the oldest first. The result is cached
+        until the next rating."""
         history, index = self._learner.history, self._learner.rating_index
         if self._seen[0] != (version := history.version()):
             ratings = history.ratings()[-replay.LIMIT :]
@@ -143,10 +150,10 @@ class Deep:
     def run(
         self, progress: Progress | None = None, cancel: threading.Event | None = None, anchor: bool = True
     ) -> dict[str, Any]:
-        """Measure the task, store its anchor and tidy the bank. Return a report. The report of a stopped run
-        says that the run was stopped.
+        """Measure the importance of the weights for the task, store an anchor and tidy the reasoning bank.
+        Return a report. The report of a stopped run says that the run was stopped.
 
-        anchor: False to tidy the bank only
+        anchor: False to tidy the reasoning bank without an anchor
         """
         learner, started = self._learner, time.perf_counter()
         pause = stop_when(cancel)
@@ -174,7 +181,8 @@ class Deep:
         return report | {"seconds": time.perf_counter() - started}
 
     def _task(self, buffer: Buffer) -> Task:
-        """Return the liked replies since the last anchor, up to the newest task boundary."""
+        """Return the task to measure: the liked replies since the last anchor, up to the newest task
+        boundary."""
         since = self._learner.anchors.last_version()
         boundary = max((v for v in self.task_starts() if v > since + 1), default=None)
         mine = [e for e in buffer.train if e.version > since and (boundary is None or e.version < boundary)]
@@ -191,7 +199,7 @@ class Deep:
         return ""
 
     def _measuring(self, task: Task) -> FisherRun:
-        """Return the stopped run if it has the same base and replies, else return a new run."""
+        """Return the stopped measurement if it has the same base LoRA and replies, else a new measurement."""
         state, history = self._learner.state, self._learner.history
         facts = {"base": state.base, "replies": [e.reply_id for e in task.examples]}
         known, self._paused = self._paused, None
@@ -206,7 +214,7 @@ class Deep:
     def _measure(
         self, measuring: FisherRun, task: Task, base: BaseLoRA, progress: Progress | None, pause: Pause
     ) -> None:
-        """Measure the replies that were not measured yet, and add them to the run."""
+        """Measure the importance for the replies that were not measured yet, and add it to `measuring`."""
         todo, total = task.examples[measuring.fisher.examples :], len(task.examples)
         if not todo:
             return
@@ -226,7 +234,8 @@ class Deep:
                 progress(done, total)
 
     def _finish(self, measuring: FisherRun, task: Task, why: str, pause: Pause) -> dict[str, Any]:
-        """Tidy the bank and store everything in one transaction."""
+        """Tidy the reasoning bank. Store the anchor, the pruned ratings and the report in one transaction,
+        and return the report."""
         learner = self._learner
         if not why and not measuring.fisher.finite:
             why = "the measured importance is not finite"
@@ -243,7 +252,8 @@ class Deep:
 
 
 def _without_head(base: BaseLoRA | None) -> BaseLoRA | None:
-    """Return the base without its change of the output head, because training does not change the head."""
+    """Return the base LoRA without its change of the output head, because training does not change the
+    head."""
     if base is None:
         return None
     return BaseLoRA({place: pair for place, pair in base.pairs.items() if place != HEAD}, base.scale)

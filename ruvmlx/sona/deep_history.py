@@ -1,5 +1,5 @@
-"""This module reads and writes the deep loop's rows in the store for one adapter: runs, anchors, pruned
-ratings, and a stopped measurement."""
+"""This module reads and writes the rows that the deep loop (deep.py) keeps in the store for one adapter:
+runs, EWC anchors, pruned ratings, and a stopped measurement."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +15,12 @@ class DeepHistory:
         self._store, self._key = store, key
 
     def anchors(self) -> list[AnchorRow]:
-        """Return the anchors on the path to the version in use, the oldest first."""
+        """Return the anchors that belong to the adapter version in use or to its ancestors, the oldest
+        first."""
         return self._store.anchors.in_use(*self._key)
 
     def last_run(self) -> DeepRun | None:
-        """Return the newest finished run."""
+        """Return the newest finished run of the deep loop; None if there is none."""
         return self._store.deep_runs.newest(*self._key)
 
     def end_run(
@@ -32,9 +33,11 @@ class DeepHistory:
         limit: int,
         merge: Callable[[bytes, bytes], bytes],
     ) -> bool:
-        """Store a run and, unless `importance` is None, its anchor in one transaction. Returns False, and
-        writes nothing, if the base in use is no longer `base`, which was measured.
+        """Store a run of the deep loop, and its anchor unless `importance` is None, in one transaction.
+        Return False, and write nothing, if the base LoRA in use is no longer `base`.
 
+        base: the id of the base LoRA that the run measured
+        importance: the importance of each weight of that base LoRA, encoded
         limit: the maximum number of anchors
         merge: a function that joins the importances of two anchors (earlier, later) into one
         """
@@ -47,11 +50,12 @@ class DeepHistory:
         return True
 
     def pruned_ratings(self) -> dict[str, str]:
-        """Return {reply id: rating} of the entries that the reasoning bank has pruned."""
+        """Return {reply id: rating} of the rated replies that the deep loop has pruned from the reasoning
+        bank."""
         return self._store.deep_runs.pruned_ratings(*self._key)
 
     def measurement(self) -> bytes | None:
-        """Return the stopped measurement; None if there is no stopped measurement."""
+        """Return the stopped measurement of importance, encoded; None if there is none."""
         return self._store.checkpoints.measurement(*self._key)
 
     def put_measurement(self, state: bytes) -> None:

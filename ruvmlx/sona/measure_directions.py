@@ -1,16 +1,17 @@
-"""This module learns which tokens raise each measure of a reply. It needs no rating.
+"""This module finds which tokens raise each measure of a reply, without any rating.
 
-A measure is a number of a reply's text, such as its number of lists (taste_measures.py). The effect of a
-token on lists, headings or paragraphs depends on the token's place. So the token alone says little about
-these measures. But the replies of a model to one question differ. The gradient of a reply's log-probability
-by lora_b's first row says which tokens the reply has more often than expected. The regression of each measure
-on these gradients gives a direction in lora_b that raises the measure. For N replies, A tokens and M
-measures, X [N, A] are the gradients and Y [N, M] the measures, both minus their means over the question:
+A measure is a number that describes a reply's text, such as its number of lists (taste_measures.py). The
+effect of a token on lists, headings or paragraphs depends on the token's place in the reply. So the token
+alone says little about these measures. But the replies of a model to one question differ. The gradient of a
+reply's log-probability by lora_b's first row says which tokens the reply has more often than expected. The
+regression of each measure on these gradients gives a direction in lora_b that raises the measure. For N
+replies, A tokens and M measures, X [N, A] are the gradients and Y [N, M] the measures, both minus their means
+over the question:
 
     directions = Y^T (X X^T + RIDGE I mean(diag(X X^T)))^-1 X
 
-Without ratings, the directions can be computed once per model. Ratings choose the weights of the measures
-(taste_push.py).
+The directions are computed once per model, because they need no ratings. Ratings choose how much each measure
+weighs (taste_push.py).
 """
 
 import io
@@ -30,27 +31,31 @@ from .kl_probe import KLProbe
 from .sampled_replies import BegunReply, SampledReply, sampled_replies
 from .taste_measures import MEASURES, measure_text
 
-# the number of replies to each question, and in one batch (a step of a batch cannot be interrupted)
+# The number of replies to each question, and the number of replies in one batch. The batch is small, because
+# one step of a batch cannot be interrupted.
 REPLIES, TOGETHER = 16, 4
 MAX_REPLY_TOKENS, TEMPERATURE = 96, 0.7
 RIDGE = 3.0
-MIN_QUESTIONS = 16  # the number of questions with replies that the directions need
-SAVE_AFTER = 8  # questions
-# The names of the stored data. No adapter can have these names.
+MIN_QUESTIONS = 16  # the minimum number of answered questions from which directions are computed
+SAVE_AFTER = 8  # the number of answered questions from one save of the bank to the next
+# The names of the stored directions and of the stored bank. No adapter can have these names.
 FINISHED, _UNFINISHED = "replies/directions", "replies/direction-bank"
 
 
 @dataclass(frozen=True)
 class MeasureDirections:
-    """The directions of M measures. tokens: [A], token ids. directions: [M, A] float32, the logits that a
-    reply's tokens need to raise each measure by 1."""
+    """The directions of M measures: the changes of logits that raise each measure.
+
+    tokens: [A], the ids of the A tokens whose logits change, ascending
+    directions: [M, A] float32, the change of each token's logit that raises each measure by 1
+    """
 
     tokens: np.ndarray
     directions: np.ndarray
 
     def logits(self, weights: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return the logits [B] of `tokens` [B] for the weights [M] of the measures; 0 for a token without a
-        direction."""
+        """Return the change [B] of the logits of B tokens. weights: [M], how much to raise each measure. A
+        token without a direction gets 0."""
         at = np.searchsorted(self.tokens, tokens).clip(max=len(self.tokens) - 1)
         return np.where(self.tokens[at] == tokens, (weights @ self.directions)[at], 0)
 
@@ -62,7 +67,7 @@ class MeasureDirections:
 
     @classmethod
     def from_bytes(cls, data: bytes | None) -> "MeasureDirections | None":
-        """Read stored directions. Return None if there is no data, or if the data is damaged or belongs to
+        """Decode stored directions. Return None if there is no data, or if the data is damaged or belongs to
         other measures."""
         try:
             with np.load(io.BytesIO(data or b""), allow_pickle=False) as f:
@@ -75,10 +80,11 @@ class MeasureDirections:
 
 @dataclass
 class DirectionBank:
-    """The gradients and measures of the replies that a model has written so far.
+    """The gradients and measures of the replies that a model has written so far to find the directions.
 
-    tokens: [A], ascending
-    gradients: [REPLIES, A] float16 for each question; measures: [REPLIES, M] float32 for each question
+    tokens: [A], the ids of the movable tokens (ratings may change their logits), ascending
+    gradients: for each question, [REPLIES, A] float16, the gradients of its replies
+    measures: for each question, [REPLIES, M] float32, the measures of its replies
     """
 
     tokens: np.ndarray
@@ -88,7 +94,8 @@ class DirectionBank:
     def add(
         self, model: Model, backend: Backend, question: str, lora_a: np.ndarray, seed: int, pause: Pause
     ) -> None:
-        """Write the replies to one question with the original model. lora_a: [D], the first direction."""
+        """Let the original model write replies to one question, and add their gradients and measures. lora_a:
+        [D], the first column of the calibrated lora_a (D: hidden size)."""
         tokenizer, rng = model.tokenizer, np.random.default_rng([41, seed])
         sums, found = np.zeros((REPLIES, self.tokens.size), np.float32), list[SampledReply]()
 
@@ -121,8 +128,8 @@ class DirectionBank:
 
     @classmethod
     def from_bytes(cls, data: bytes | None, tokens: np.ndarray) -> "DirectionBank":
-        """Return the stored bank. Return an empty bank if the data is missing or damaged, or if its tokens or
-        measures are not the current tokens and measures."""
+        """Decode a stored bank. Return an empty bank if the data is missing or damaged, or if the bank
+        belongs to other tokens, measures or reference texts."""
         try:
             with np.load(io.BytesIO(data or b""), allow_pickle=False) as f:
                 found = cls(f["tokens"], [*f["gradients"]], [*f["measures"]])
@@ -138,15 +145,15 @@ def centre(rows: np.ndarray) -> np.ndarray:
 
 
 def regress(gradients: np.ndarray, measures: np.ndarray) -> np.ndarray:
-    """Return the ridge regression [M, A] of measures [N, M] on gradients [N, A]."""
+    """Return the coefficients [M, A] of the ridge regression of measures [N, M] on gradients [N, A]."""
     gram = gradients @ gradients.T
     gram += RIDGE * max(np.trace(gram) / len(gram), 1e-12) * np.eye(len(gram))
     return (np.linalg.solve(gram, measures).T @ gradients).astype(np.float32)
 
 
 class StoredDirections:
-    """The directions of one model. They come with the package or from the store. Only the backend's thread
-    may use this object."""
+    """The source of one model's directions: a file in this package, or else the store. Only the backend's
+    thread can use this object."""
 
     def __init__(self, store: Store, fingerprint: str):
         self._store, self._fingerprint = store, fingerprint
@@ -159,7 +166,8 @@ class StoredDirections:
         return _shipped_bytes(self._fingerprint) is not None
 
     def of(self, tokens: np.ndarray) -> MeasureDirections | None:
-        """Return the directions of the tokens that ratings may move; None if too few replies are written."""
+        """Return the directions for the movable tokens. Return None if the model has not yet answered
+        MIN_QUESTIONS questions."""
         if self._found is None:
             data = _shipped_bytes(self._fingerprint) or self._load(FINISHED)
             self._found = MeasureDirections.from_bytes(data)
@@ -169,9 +177,9 @@ class StoredDirections:
         return self._found
 
     def complete(self, model: Model, backend: Backend, probe: KLProbe, pause: Pause) -> None:
-        """Write the missing replies with the model. This is done once per model and takes minutes, so call
-        this function in idle time. `pause` may raise an exception to stop the work. The finished part is
-        stored."""
+        """Let the model write the replies that the bank does not have yet, and store the directions. A model
+        needs this work once. The work takes minutes, so call this function in idle time. `pause` can raise an
+        exception to stop; the replies so far are then stored."""
         self.of(probe.tokens)
         if self._complete:
             return
@@ -206,7 +214,8 @@ class StoredDirections:
 
 
 def shipped_path(fingerprint: str) -> Path:
-    """Return the path of the file in this package that has the model's directions."""
+    """Return the path of the file in this package that holds the model's directions. Only a few models have
+    this file."""
     return Path(__file__).parent / "directions" / f"{fingerprint[:16]}.npz"
 
 

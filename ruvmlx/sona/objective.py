@@ -4,11 +4,11 @@ weight says how strongly a reply is made likelier (above 0) or less likely (belo
     w = clip(r - V(x) - tau * rho, -1, 1)
 
 r: the rating as a reward, -1 to 1
-V(x): the user's mean reward for similar questions (reasoning_bank.py)
-rho: the log-ratio of the reply to the frozen model (nats per token)
+V(x): the user's mean reward for replies to questions similar to the question x (reasoning_bank.py)
+rho: the reply's log-ratio: its log-probability minus its log-probability in the frozen model (nats per token)
 
-Because of the last term, the weight becomes 0 at a finite log-ratio. So no reply is made likelier, or less
-likely, without limit.
+Because of the term tau * rho, the weight becomes 0 at a finite log-ratio. So learning makes no reply
+likelier, or less likely, without limit.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ def check_rating(rating: str) -> str:
 
 
 def reward(rating: str, history: Sequence[str]) -> float:
-    """Return r in [-1, 1]: 1 for up and -1 for down. The r of a star rating is its mid-rank among the user's
-    earlier stars, scaled.
+    """Return the reward r of a rating, in [-1, 1]: 1 for up and -1 for down. The r of a star rating is its
+    mid-rank among the user's earlier star ratings, scaled.
 
-    The ranking starts with one imaginary rating of each star. So the first 5 has r = 1, and the first 4 has r
-    = 0.5. If a user always gives 5, r of a 5 is smaller.
+    The ranking starts with one imaginary rating of each number of stars. So the first rating of 5 stars has r
+    = 1, and the first rating of 4 stars has r = 0.5. If a user always gives 5 stars, r of 5 stars is smaller.
     """
     if rating in ("up", "down"):
         return 1.0 if rating == "up" else -1.0
@@ -50,18 +50,18 @@ def pair_weights(
     """Return the weights of a preference: (w of the better reply, in [0, 1]; w of the worse reply, in [-1,
     0]). V(x) cancels, because both replies answer the same question.
 
-    strength: r; 1 for a clear preference
-    better_ratio, worse_ratio: rho of the two replies
+    strength: the reward r of the preference; 1 for a clear preference
+    better_ratio, worse_ratio: the log-ratios rho of the two replies
     """
     better, worse = strength - tau * better_ratio, -strength - tau * worse_ratio
     return float(np.clip(better, 0, 1)), float(np.clip(worse, -1, 0))
 
 
 def dro_weight(rating: str, r: float, value: float, log_ratio: float, tau: float = TAU) -> float:
-    """Return w in [-1, 1]. w never contradicts the rating: w is at least 0 for up, 4 and 5, and at most 0 for
-    down, 1 and 2."""
+    """Return the weight w of a rating, in [-1, 1]. w never contradicts the rating: w is at least 0 for up, 4
+    and 5, and at most 0 for down, 1 and 2."""
     w = float(np.clip(r - value - tau * log_ratio, -1, 1))
-    if w != w:  # NaN has no sign; the update refuses NaN
+    if w != w:  # w is NaN, which has no sign; the update of the weights refuses NaN later
         return w
     if rating in ("up", "4", "5"):
         return max(0.0, w)

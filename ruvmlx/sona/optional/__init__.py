@@ -1,6 +1,6 @@
-"""This package holds the parts of learning that are off by default: changes of layers below the head, the
-router, EWC, and the style loop.
+"""This package holds the parts of learning that are off by default. These parts are the changes of layers
+below the output head, the router, EWC (elastic weight consolidation), and the style loop.
 
-Each part implements a protocol of the core (layer_part.py, weight_anchors.py), or a setting turns it on. In
-the core, only `wiring.py` and `slow_loops.py` import this package.
+Some parts implement a protocol of the package `sona` (layer_part.py, weight_anchors.py). A setting turns on
+the others. In `sona`, only `wiring.py` and `slow_loops.py` import this package.
 """

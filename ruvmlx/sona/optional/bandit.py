@@ -1,14 +1,15 @@
 """This module chooses between a few arms by neural-linear Thompson sampling (Riquelme, Tucker & Snoek 2018).
 An arm is a way to generate a reply (router.py).
 
-Each arm has a Bayesian linear regression of the reward on its features phi, with known noise:
+Each arm has a Bayesian linear regression of the reward r on the arm's features phi, with noise of a known
+standard deviation sigma. P is the precision matrix, and c is P times the mean. A rating updates them:
 
     P <- P + phi phi^T / sigma^2        c <- c + phi r / sigma^2        mean = P^-1 c
 
 For each arm, a reward is drawn from the posterior, and the arm with the largest reward is chosen. The updates
 are exact and of rank one. P is stored instead of its inverse, so that rounding errors do not grow. To take
-back a rating, the arm is fitted again to the other ratings. The result is bit for bit the same as if the user
-had never given the rating.
+back a rating, the router fits the arm again to the other ratings. The result is bit for bit the same as if
+the user had never given the rating.
 """
 
 from dataclasses import dataclass
@@ -19,16 +20,19 @@ from ...errors import RuvmlxError
 
 NOISE = 0.5  # sigma: the standard deviation of rewards that are equally often 0 and 1
 BIAS_SD, WEIGHT_SD = 0.2, 0.15  # prior standard deviations of an arm's bias and of each feature's weight
-# The prior mean rewards of the arm that is used without a router, and of the other arms.
+# The prior mean rewards: of the arm that the runtime uses without a router, and of the other arms.
 DEFAULT_MEAN, OTHER_MEAN = 0.6, 0.4
 MAX_REWARD = 2.0  # the largest reward: quality (0 to 1) * max(0, 2 - latency_ratio)
-DRAWS = 2000
+DRAWS = 2000  # the number of draws that estimate each arm's probability of being the best arm
 
 
 @dataclass
 class Regression:
-    """The regression of one arm. precision: [d, d]. moment: [d] = precision @ mean. count, total: the number
-    and the sum of the rewards so far."""
+    """The Bayesian linear regression of one arm with d features.
+
+    precision: [d, d], P of the module; moment: [d], c of the module (precision @ mean)
+    count, total: the number and the sum of the arm's rewards so far
+    """
 
     precision: np.ndarray
     moment: np.ndarray
@@ -37,8 +41,8 @@ class Regression:
 
     @classmethod
     def prior(cls, dimensions: int, mean: float) -> "Regression":
-        """Return the prior of an arm with features [1, state]. Its expected reward is `mean` for every
-        state."""
+        """Return the prior of an arm with the features [1, state of the conversation]. The expected reward of
+        the prior is `mean` for every state."""
         diagonal = np.full(dimensions, WEIGHT_SD**-2)
         diagonal[0] = BIAS_SD**-2
         moment = np.zeros(dimensions)
@@ -46,8 +50,8 @@ class Regression:
         return cls(np.diag(diagonal), moment)
 
     def observe(self, phi: np.ndarray, reward: float) -> None:
-        """Add one rating. phi: [d], the features. Raises RuvmlxError, and changes nothing, if the reward or
-        the state is invalid."""
+        """Add the reward of one rating. phi: [d], the features of the rated reply's conversation. Raises
+        RuvmlxError, and changes nothing, if the reward or a feature is invalid."""
         if not 0 <= reward <= MAX_REWARD:  # NaN is refused here, too
             raise RuvmlxError(f"a reward is from 0 to {MAX_REWARD:g}; got {reward}. The router is unchanged.")
         if phi.shape != self.moment.shape or not np.isfinite(phi).all():
@@ -61,7 +65,7 @@ class Regression:
 
     @property
     def mean(self) -> np.ndarray:
-        """The posterior mean of the weights: [d]."""
+        """The posterior mean of the regression's weights: [d]."""
         return np.linalg.solve(self.precision, self.moment)
 
     @property
@@ -69,24 +73,26 @@ class Regression:
         return self.total / self.count if self.count else None
 
     def expects(self, phi: np.ndarray) -> tuple[float, float]:
-        """Return the posterior mean and standard deviation of the reward. phi: the features of the state."""
+        """Return the posterior mean and standard deviation of the reward. phi: [d], the features of the
+        conversation."""
         solved = np.linalg.solve(self.precision, np.stack([self.moment, phi], axis=1))
         return float(phi @ solved[:, 0]), float(np.sqrt(max(0.0, float(phi @ solved[:, 1]))))
 
 
 def draws(beliefs: list[tuple[float, float]], rng: np.random.Generator, n: int = DRAWS) -> np.ndarray:
-    """Return the index of the best arm in each of n draws: [n].
+    """Draw a reward for each arm, n times. Return the index of the arm with the largest reward in each draw:
+    [n].
 
     beliefs: (mean, standard deviation) of the reward per arm. The weights have normal distributions, so the
-        rewards have normal distributions, too. The arms are independent. So to draw rewards is the same as to
-        draw weights, as the slow reference in the tests does.
+        rewards have normal distributions, too. The arms are independent. So a draw of rewards is the same as
+        a draw of weights; the slow reference in the tests draws weights.
     """
     mean, sd = np.array(beliefs).T
     return np.argmax(mean + sd * rng.standard_normal((n, len(beliefs))), axis=1)
 
 
 def choose(beliefs: list[tuple[float, float]], rng: np.random.Generator) -> tuple[int, np.ndarray]:
-    """Return the best arm in the first draw, and for each arm the share of all draws in which it is best,
-    which estimates its probability of being the best arm."""
+    """Return the arm that is best in the first draw. Also return, for each arm, the share of draws in which
+    the arm is best; this share estimates the probability that the arm is the best arm."""
     best = draws(beliefs, rng)
     return int(best[0]), np.bincount(best, minlength=len(beliefs)) / len(best)

@@ -2,27 +2,29 @@
 
     penalty = strength / 2 * sum over anchors, matrices, i, j of F[i, j] (dW - dW*)[i, j]^2
 
-dW = scale * lora_a lora_b is the base's change of a matrix [in, out], dW* its value at an anchor, the end of
-a task (Kirkpatrick et al. 2017). The factors (A Q, Q^-1 B) are the same change for any invertible Q, but the
-Fisher information of the elements of A and B depends on Q. So F is the diagonal Fisher information of dW. The
-matrix F is never formed:
+dW = scale * lora_a lora_b is the base LoRA's change of a matrix [in, out]. dW* is the value of dW at an
+anchor: the base LoRA at the end of a task (Kirkpatrick et al. 2017). With A for lora_a and B for lora_b, the
+    factors
+(A Q, Q^-1 B) give the same change for any invertible Q, but the Fisher information of the elements of A and B
+depends on Q. So F is the diagonal Fisher information of dW. The matrix F is never computed as a whole:
 
     F[i, j] = rows[i] columns[j] / sum(rows),    rows[i] = mean sum_j G[i, j]^2,  columns[j] = mean sum_i ...
 
-G = sum_t x_t g_t^T is one liked reply's gradient of its mean log-probability. A product of an input and an
+G = sum_t x_t g_t^T is the gradient of one liked reply's mean log-probability. A product of an input and an
 output side is K-FAC's factorisation (Martens & Grosse 2015; as a penalty between tasks, Ritter et al. 2018),
-here with diagonal sides; of all such products, the product with the right row and column sums is the nearest
-to F in I-divergence (Shazeer & Stern 2018). "mean" is an exponential mean over replies. Let P = [A | -A*] and
-Q = [B; B*], both with their scales. Then
+here with diagonal sides. Of all products of this form, the product with the row and column sums of F is the
+nearest to F in I-divergence (Shazeer & Stern 2018). "mean" is an exponential mean over replies. Let P =
+[A | -A*] and Q = [B; B*], both with their scales. Then the sum in the penalty is
 
     sum_ij F (dW - dW*)^2 = trace((P^T diag(rows) P) (Q diag(columns) Q^T)) / sum(rows)
 
-at a cost of rank^2 per input and output. tests/sona/test_ewc.py compares this with full matrices.
+at a cost of rank^2 per input and output. tests/sona/test_ewc.py compares this formula with full matrices.
 
-The table was measured by tests/sona/ewc_sweep.py --seeds 1 --steps 8. It shows the negative log-likelihood
-(nll) of two tasks and the KL on plain text, in nats, for the starter model after it has learned a second task
-whose style contradicts the first. Before the second task, the nll was 3.228 and 3.710, and the KL 0.129.
-"Replay" trains on the ratings of the first task, too.
+The test tests/sona/ewc_sweep.py --seeds 1 --steps 8 measured the table below. The starter model learned two
+tasks; the style of the second task contradicts the style of the first. The table shows the negative
+log-likelihood (nll) of both tasks and the KL on plain text, in nats, after the second task. Before the second
+task, the nll was 3.228 (first) and 3.710 (second), and the KL 0.129. With replay, the second training uses
+the ratings of the first task, too.
 
               without replay            with replay
     strength  first  second   KL        first  second   KL
@@ -31,9 +33,10 @@ whose style contradicts the first. Before the second task, the nll was 3.228 and
     1e5       3.364   2.985  0.239      3.195   3.058  0.163
     1e7       3.254   3.357  0.172      3.222   3.448  0.108
 
-EWC works, but replay alone keeps more of the first task and loses less of the second task. With replay, the
-penalty loses more than it keeps. So EWC is off unless the user asks for it (`learn consolidate --ewc`). The
-table has one seed. With another seed and slightly different texts, no nll differed by more than 0.04.
+EWC works, but replay alone keeps more of the first task and learns more of the second task. With replay, the
+penalty costs more of the second task than it keeps of the first. So EWC is off unless the user asks for it
+(`learn consolidate --ewc`). The table has one seed. With another seed and slightly different texts, no nll
+differed by more than 0.04.
 """
 
 import io
@@ -50,15 +53,20 @@ from ...lora.base_lora import BaseLoRA, Pair, Place, Squares
 from ...pausing import Pause
 from ..adapter_history import AdapterHistory
 
-DECAY = 0.999  # the factor of the exponential mean of the Fisher information, per reply
-FADE = 0.95  # the weight of the earlier of two merged anchors, which is gamma of online EWC
+DECAY = 0.999  # the factor by which each reply lowers the weights of earlier replies in the exponential mean
+FADE = 0.95  # the weight of the earlier of two merged anchors (gamma of online EWC)
 TASKS = 10  # the maximum number of anchors
 
 
 @dataclass
 class Fisher:
-    """An estimate of the Fisher information F. squares: for each matrix, exponential sums of (rows [in],
-    columns [out]). mass: the sum of the weights of the replies."""
+    """An estimate of the Fisher information F.
+
+    squares: for each matrix, the exponential sums over replies of (rows [in], columns [out]) of the squared
+        gradients
+    mass: the sum of the replies' weights in these sums
+    examples: the number of replies
+    """
 
     squares: dict[Place, Squares]
     mass: float = 0.0
@@ -79,14 +87,14 @@ class Fisher:
         return all(np.isfinite(x).all() for sides in self.squares.values() for x in sides)
 
     def mean(self, place: Place) -> Squares:
-        """Return the mean (rows [in], columns [out]) of the replies so far. At least one reply must have been
-        added."""
+        """Return the mean (rows [in], columns [out]) of one matrix over the replies so far. Call this
+        function only after at least one reply was added."""
         rows, columns = self.squares[place]
         return rows / self.mass, columns / self.mass
 
     def then(self, later: "Fisher") -> "Fisher":
-        """Return the estimate of two tasks together (online EWC, Schwarz et al. 2018): FADE * earlier +
-        later."""
+        """Return the estimate for two tasks together (online EWC, Schwarz et al. 2018): FADE * this estimate
+        + the later estimate."""
         out: dict[Place, Squares] = {}
         for place in self.squares.keys() | later.squares.keys():
             parts = [
@@ -109,7 +117,7 @@ class Fisher:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Fisher":
-        """Read a stored estimate. Raises CorruptFile if the data is damaged."""
+        """Decode a stored estimate of the Fisher information. Raises CorruptFile if the data is damaged."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 arrays = {k: f[k] for k in f.files}
@@ -126,17 +134,15 @@ class Fisher:
 
 @dataclass(frozen=True)
 class Anchor:
-    """The base LoRA at the end of a task, and the importance of its weights for that task.
-
-    dW* = 0 for a matrix that the base does not change.
-    """
+    """The base LoRA at the end of a task, and the importance of its weights for that task. If the base LoRA
+    does not change a matrix, dW* of this matrix is 0."""
 
     base: BaseLoRA
     fisher: Fisher
 
 
 class EWC:
-    """The anchors of one adapter. This class implements sona/weight_anchors.py."""
+    """The EWC anchors of one adapter. This class implements the protocol of sona/weight_anchors.py."""
 
     limit = TASKS
 
@@ -144,11 +150,12 @@ class EWC:
         self._history = history
 
     def ids(self) -> list[int]:
-        """Return the ids of the anchors on the path to the version in use, the oldest first."""
+        """Return the ids of the anchors that belong to the adapter version in use or to its ancestors, the
+        oldest first."""
         return [row.id for row in self._history.deep.anchors()]
 
     def load(self) -> list[Anchor]:
-        """Return the anchors whose ids `ids` returns."""
+        """Load the anchors whose ids `ids` returns from the store."""
         rows = self._history.deep.anchors()
         return [Anchor(self._history.base(row.base), Fisher.from_bytes(row.fisher)) for row in rows]
 
@@ -161,7 +168,7 @@ class EWC:
         return Fisher({})
 
     def read_importance(self, data: bytes) -> Fisher:
-        """Read a stored estimate. Raises CorruptFile if the data is damaged."""
+        """Decode a stored estimate of the Fisher information. Raises CorruptFile if the data is damaged."""
         return Fisher.from_bytes(data)
 
     def end_run(
@@ -172,9 +179,10 @@ class EWC:
         report: dict[str, Any],
         pruned: dict[str, str],
     ) -> bool:
-        """Store a run of the deep loop and, unless `importance` is None, its anchor in one transaction.
+        """Store a run of the deep loop, and its anchor unless `importance` is None, in one transaction.
+        Return False, and write nothing, if the base LoRA in use is no longer the measured base LoRA.
 
-        Returns False, and writes nothing, if the base in use is no longer `base`, which was measured.
+        base: the id of the measured base LoRA
         """
         data = importance.to_bytes() if importance is not None else None
         return self._history.deep.end_run(version, base, data, report, pruned, TASKS, merge_estimates)
@@ -182,13 +190,13 @@ class EWC:
     def penalty(
         self, base: BaseLoRA, anchors: Sequence[Anchor], strength: float, pause: Pause | None = None
     ) -> tuple[float, dict[Place, Pair]]:
-        """Return the penalty on the base's distance to the anchors, and the gradient of the penalty (see
-        `penalty` below)."""
+        """Return the penalty on the base LoRA's distance to the anchors, and its gradient, from the function
+        `penalty` below."""
         return penalty(base, anchors, strength, pause)
 
 
 def merge_estimates(earlier: bytes, later: bytes) -> bytes:
-    """Merge two stored estimates, as in `Fisher.then`."""
+    """Merge two stored estimates of the Fisher information by `Fisher.then`."""
     return Fisher.from_bytes(earlier).then(Fisher.from_bytes(later)).to_bytes()
 
 
@@ -198,10 +206,10 @@ def penalty(
     strength: float,
     pause: Pause | None = None,
 ) -> tuple[float, dict[Place, Pair]]:
-    """Return the penalty and its gradient by the base's lora_a and lora_b.
+    """Return the EWC penalty and its gradient by the base LoRA's lora_a and lora_b.
 
-    The gradient by dW is strength * F (dW - dW*); the chain rule gives the rest. Matrices without an estimate
-    of F, such as the head, are not penalised.
+    The gradient by dW is strength * F (dW - dW*). The chain rule gives the gradients by lora_a and lora_b. A
+    matrix without an estimate of F, such as the output head, gets no penalty.
     """
     total, grads = 0.0, dict[Place, Pair]()
     for anchor in anchors:
@@ -216,8 +224,8 @@ def penalty(
 
 
 def _of_place(base: BaseLoRA, anchor: Anchor, place: Place, strength: float) -> tuple[float, Pair]:
-    """Return the penalty and the gradient of one matrix. The computation is in float64, because near the
-    anchor the two halves of P Q almost cancel."""
+    """Return the EWC penalty of one matrix, and its gradient. The computation is in float64, because dW and
+    dW* almost cancel near the anchor."""
     rows, columns = (x.astype(np.float64) for x in anchor.fisher.mean(place))
     weight = strength / rows.sum() if rows.sum() > 0 else 0.0
     a, b = (x.astype(np.float64) for x in base.pairs[place])

@@ -1,15 +1,16 @@
-"""FastGRNN is a small recurrent cell (Kusupati et al. 2018, NeurIPS), which reads the turns of a
-conversation.
+"""This module is FastGRNN, a small recurrent cell (Kusupati et al. 2018, NeurIPS). The router (router.py)
+uses the cell to read the turns of a conversation.
 
-    s = x W + h U                              the gate and the candidate both use s
+    s = x W + h U                              the gate z and the candidate k both use s
     z = sigmoid(s + [x, h] G + b_z)            gate; the low-rank update G is not in the paper
-    k = tanh(s + b_h)                          candidate
+    k = tanh(s + b_h)                          candidate for the next state
     h <- (zeta (1 - z) + nu) * k + z * h       zeta = sigmoid(zeta0), nu = sigmoid(nu0)
 
-x is one turn, h the state. The cell's weights are drawn from a fixed seed and never change; training changes
-only low-rank updates of U and G (router_lora.py). `backward` computes the gradients of all parameters by
-backpropagation through time, in float64, because a conversation has few turns and a state has 24 numbers.
-`step` is the slow reference of `forward` for one turn of one conversation.
+x is the vector of one turn, and h is the state. The cell's weights are drawn from a fixed seed and never
+change; training changes only low-rank updates of U and G (router_lora.py). `backward` computes the gradients
+of all parameters by backpropagation through time. It uses float64, which is fast enough, because a
+conversation has few turns and a state has 24 numbers. `step` is the slow reference of `forward` for one turn
+of one conversation.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -17,15 +18,16 @@ from functools import cache
 
 import numpy as np
 
-HIDDEN = 24
-ZETA0, NU0 = 1.0, -4.0  # initial values of zeta0 and nu0, as in the paper
-GATE_BIAS = -1.0  # z is about 1/4, so the newest turn weighs most
+HIDDEN = 24  # the size of a state
+ZETA0, NU0 = 1.0, -4.0  # the initial values of zeta0 and nu0, which are the paper's values
+GATE_BIAS = -1.0  # the initial value of b_z; the gate z is then about 1/4, so the newest turn weighs most
 
 
 @dataclass(frozen=True)
 class FastGRNNCell:
-    """The parameters of a cell, float64: w [I, H], u [H, H], gate_w [I, H] and gate_u [H, H] (the two halves
-    of G), bias_z [H], bias_h [H], zeta0 [], nu0 []."""
+    """The parameters of a cell in float64, for turns of size I and states of size H. The shapes are w [I, H],
+    u [H, H], gate_w [I, H] and gate_u [H, H] (the two halves of G), bias_z [H], bias_h [H], zeta0 [], nu0
+    []."""
 
     w: np.ndarray
     u: np.ndarray
@@ -43,8 +45,10 @@ class FastGRNNCell:
 
 @dataclass(frozen=True)
 class Tape:
-    """The values that `forward` stores for `backward`. Each list has one item per turn: inputs, previous
-    states, gates, candidates, masks."""
+    """The values that `forward` stores for `backward`. Each list has one item per turn.
+
+    x: inputs; before: the states before the turn; z: gates; k: candidates; mask: 0 for padding, else 1
+    """
 
     x: list[np.ndarray]
     before: list[np.ndarray]
@@ -55,8 +59,8 @@ class Tape:
 
 @cache
 def fresh(inputs: int, hidden: int = HIDDEN, seed: int = 0) -> FastGRNNCell:
-    """Return a cell with random weights, the same on every machine. U is 0.9 * orthogonal, so states neither
-    vanish nor explode."""
+    """Return a cell with random weights, which are the same on every machine. U is 0.9 times an orthogonal
+    matrix, so states neither vanish nor explode."""
     rng = np.random.Generator(np.random.PCG64(seed))
     w = rng.standard_normal((inputs, hidden)) / np.sqrt(inputs)
     u, _ = np.linalg.qr(rng.standard_normal((hidden, hidden)))
@@ -73,7 +77,8 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def step(cell: FastGRNNCell, x: np.ndarray, h: np.ndarray) -> np.ndarray:
-    """Return the state after one turn x [I] of one conversation, from the state h [H] before it."""
+    """Return the state [H] after one turn of one conversation. x: [I], the turn; h: [H], the state before the
+    turn."""
     s = x @ cell.w + h @ cell.u
     z = sigmoid(s + x @ cell.gate_w + h @ cell.gate_u + cell.bias_z)
     k = np.tanh(s + cell.bias_h)
@@ -81,8 +86,8 @@ def step(cell: FastGRNNCell, x: np.ndarray, h: np.ndarray) -> np.ndarray:
 
 
 def pad_conversations(turns: list[np.ndarray], inputs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pad conversations [T_n, I] at the front to one array [N, T, I]. Also return a mask [N, T], which is 0
-    for padding."""
+    """Pad N conversations [T_n, I] at the front to one array [N, T, I] of T turns. Return the array and a
+    mask [N, T], which is 0 for padding and 1 for turns."""
     longest = max((len(t) for t in turns), default=0)
     x, mask = np.zeros((len(turns), longest, inputs)), np.zeros((len(turns), longest))
     for row, t in enumerate(turns):
@@ -92,8 +97,8 @@ def pad_conversations(turns: list[np.ndarray], inputs: int) -> tuple[np.ndarray,
 
 
 def forward(cell: FastGRNNCell, x: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, Tape]:
-    """Return the states after the last turn: x [N, T, I], mask [N, T] -> [N, H]. A turn with mask 0 does not
-    change the state."""
+    """Return the states after the last turn, and the tape for `backward`: x [N, T, I], mask [N, T] -> [N, H].
+    A turn with mask 0 does not change the state."""
     h = np.zeros((len(x), cell.hidden))
     tape = Tape([], [], [], [], [])
     zeta, nu = sigmoid(cell.zeta0), sigmoid(cell.nu0)
@@ -109,8 +114,8 @@ def forward(cell: FastGRNNCell, x: np.ndarray, mask: np.ndarray) -> tuple[np.nda
 
 
 def backward(cell: FastGRNNCell, tape: Tape, grad: np.ndarray) -> FastGRNNCell:
-    """Return the gradient of a scalar by every parameter. grad [N, H]: the scalar's gradient by the last
-    states."""
+    """Return the gradient of a loss by every parameter of the cell. grad: [N, H], the gradient of the loss by
+    the states after the last turn."""
     zeta, nu = sigmoid(cell.zeta0), sigmoid(cell.nu0)
     sums = {f.name: np.zeros_like(getattr(cell, f.name)) for f in fields(cell)}
     for x, h, z, k, m in zip(*(reversed(getattr(tape, f.name)) for f in fields(tape)), strict=True):

@@ -1,8 +1,9 @@
-"""After each reply, the KL guard measures the KL again, and it scales the layer LoRA down if the KL exceeds
-the cap. A layer LoRA is the part of the adapter that changes layers below the output head.
+"""This module is the KL guard. After each reply, the guard measures the KL divergence of the adapter from the
+frozen model, and it scales the layer LoRA down if the KL exceeds the KL cap. A layer LoRA is the part of the
+adapter that changes layers below the output head.
 
-At a rating, the KL of these layers is only estimated (layer_update.py). The guard measures the KL: the model
-reads the reference text with the layer LoRA.
+At a rating, the learner only estimates the KL of a layer LoRA (layer_update.py). The guard measures the KL:
+the model reads the reference text (reference_text.py) with the layer LoRA.
 """
 
 from contextlib import suppress
@@ -14,14 +15,16 @@ from .. import instant
 from ..active_adapter import ActiveAdapter
 from .layer_adapter import LayerAdapter
 
-LOOKS = 3  # the number of measurements per call; after the last, the layer LoRA is scaled to 0
+LOOKS = 3  # the maximum number of measurements; if the last is over the cap, the layer LoRA is scaled to 0
 SLACK = 1.05  # the layer LoRA is scaled down when it uses more than this many times its limit
 
 
 def enforce_kl_cap(layers: LayerAdapter, active: ActiveAdapter, pause: Pause | None = None) -> None:
-    """Measure KL under a layer LoRA that has changed. Scale the layer LoRA down until it is within its limit.
+    """Measure the KL under the layer LoRA in use if it has changed since the last measurement. Scale the
+    layer LoRA down until its KL is within its limit.
 
-    Each scaling is stored as a version without a rating. `pause` may raise an exception to stop.
+    Each smaller layer LoRA is stored as a new adapter version that belongs to no rating. `pause` can raise an
+    exception to stop.
     """
     for refusals in range(LOOKS):
         layer_lora = active.layer_lora
@@ -38,11 +41,12 @@ def enforce_kl_cap(layers: LayerAdapter, active: ActiveAdapter, pause: Pause | N
 
 
 def _commit_scaled(active: ActiveAdapter, layers: LayerAdapter, layer_lora: LayerLoRA) -> None:
-    """Commit a smaller layer LoRA, and a MicroLoRA that keeps both within the caps."""
+    """Commit a smaller layer LoRA as a new adapter version. The version's MicroLoRA is scaled so that both
+    are within the caps."""
     state, probe = active.state, active.probe
     micro = instant.rescale_to_caps(state.micro, probe).adapter if layers.targets.head else state.micro
     kl = max(0.0, probe.kl(micro) + layers.added_kl(layer_lora))
-    # another process committed first; the next step measures the version of that process
+    # If another process commits first, the next measurement uses the version of that process.
     with suppress(HeadMoved):
         active.history.adjust(state.version, pack_adapter(micro, layer_lora), kl, micro.norm)
     active.catch_up()

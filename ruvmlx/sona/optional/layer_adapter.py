@@ -1,5 +1,5 @@
-"""This module is the optional part with which ratings change layers below the output head: it has their
-targets, gradients, updates and measured KL."""
+"""This module is the optional layer part, which lets ratings change layers below the output head. The part
+holds the target matrices, the gradients, the updates and the measured KL of the layer LoRA."""
 
 from dataclasses import dataclass
 
@@ -22,20 +22,21 @@ from .layer_gradients import LayerGradients
 
 @dataclass(frozen=True)
 class ProbedLayers:
-    """A layer LoRA with its measured curvature (measured KL divided by estimated KL), and the KL probe under
-    base and layer LoRA."""
+    """A layer LoRA with its measured curvature (measured KL divided by estimated KL). probe: the KL probe
+    that was measured under the base LoRA and this layer LoRA."""
 
     layer_lora: LayerLoRA
     probe: KLProbe
 
 
 class LayerAdapter:
-    """The implementation of LayerPart and LayerInstaller. It does nothing if ratings change only the head."""
+    """The implementation of the protocols LayerPart and LayerInstaller. It does nothing if ratings change
+    only the output head."""
 
     def __init__(self, store: Store, model: Model, backend: Backend, targets: str):
         self.targets = parse(targets, model.shape)
         if self.targets.places:
-            _ = model.config  # raises UnsupportedModel if this project has no decoder for the model
+            _ = model.config  # raises UnsupportedModel if ruvmlx has no decoder of its own for the model
         self.gradients = LayerGradients(store, model, backend)
         self.measured: ProbedLayers | None = None
         self._fresh: LayerLoRA | None = None
@@ -43,7 +44,7 @@ class LayerAdapter:
         self._combined: tuple[BaseLoRA | None, LayerLoRA | None, BaseLoRA | None] = (None, None, None)
 
     def release(self) -> None:
-        """Free the training graph."""
+        """Free the graph that computes gradients."""
         self.gradients.close()
 
     # -- what the backend runs -----------------------------------------------------------------------
@@ -54,7 +55,7 @@ class LayerAdapter:
 
     @property
     def probe(self) -> KLProbe | None:
-        """The last measured KL probe under base and layer LoRA; None if no probe was measured."""
+        """The last measured KL probe under the base and the layer LoRA; None if no probe was measured."""
         return self.measured.probe if self.measured else None
 
     def forget_probe(self) -> None:
@@ -62,31 +63,33 @@ class LayerAdapter:
 
     def combined_lora(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
         """Return the base and the layer LoRA as one LoRA. The same arguments return the same object, because
-        KV caches are tied to the object."""
+        a KV cache is valid only for the LoRA object with which it was computed."""
         if self._combined[0] is not base or self._combined[1] is not layer_lora:
             self._combined = base, layer_lora, combine_loras(base, layer_lora)
         return self._combined[2]
 
     def combined_once(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
-        """Return the base and the layer LoRA as one LoRA for a single use. The cache of `combined_lora` keeps
-        the combination that is in use."""
+        """Return the base and the layer LoRA as one LoRA for a single use. This combination does not replace
+        the combination in use, which `combined_lora` keeps in its cache."""
         known = self._combined[0] is base and self._combined[1] is layer_lora
         return self._combined[2] if known else combine_loras(base, layer_lora)
 
     def has_base(self, lora: BaseLoRA | None, base: BaseLoRA | None) -> bool:
-        """Return True if `lora` is the base, or the newest combination with the base."""
+        """Return True if `lora` is the base LoRA, or the newest combination of the base and a layer LoRA."""
         return lora is base or (self._combined[0] is base and self._combined[2] is lora)
 
     # -- before a rating -----------------------------------------------------------------------------
 
     def prepare(self, state: LearnerState) -> None:
-        """Compute the cached values now, so that the next rating need not wait for them."""
+        """Compute the values that ratings read from a cache, so that the next rating need not wait for
+        them."""
         layer_lora = state.layer_lora
         if layer_lora is not None and self.targets.places and self._unasked[0] is not layer_lora:
             self._unasked = layer_lora, layer_update.residual_b(layer_lora, self.targets)
 
     def needs_gradient(self, state: LearnerState) -> bool:
-        """Return True if a rating needs the gradient of its reply by the layers."""
+        """Return True if a rating needs the layer gradient: the gradient of the reply's log-probability by
+        the weights of the layer LoRA."""
         return bool(self.targets.places) or state.layer_lora is not None
 
     def read(
@@ -98,7 +101,8 @@ class LayerAdapter:
         trace: Trace,
         pause: Pause | None = None,
     ) -> bool:
-        """Add the layer gradient to the trace if the trace has none. Return True if a gradient was added.
+        """Add the layer gradient, and the log-probability under the base LoRA alone, to the trace if the
+        trace needs them and has none. Return True if a value was added.
 
         drawn: the layer LoRA that was in use when the trace was recorded
         """
@@ -114,15 +118,15 @@ class LayerAdapter:
         return added
 
     def logprob_shift(self, trace: Trace, state: LearnerState) -> float:
-        """Return how much the reply's mean log-probability has changed since its trace was recorded (a
-        first-order estimate, nats)."""
+        """Return the change of the reply's mean log-probability (nats) since its trace was recorded. The
+        change is a first-order estimate."""
         if trace.layer_gradient is None:
             return 0.0
         layers = self.extend_layers(state) if self.targets.places else state.layer_lora
         return mean_logprob_change(trace.layer_gradient, layers) - trace.carried
 
     def extend_layers(self, state: LearnerState, pause: Pause | None = None) -> LayerLoRA:
-        """Return the state's layer LoRA, extended by the target places that no rating has changed yet."""
+        """Return the state's layer LoRA, extended by the target matrices that no rating has changed yet."""
         layers = state.layer_lora
         missing = [p for p in self.targets.places if layers is None or p not in layers.places]
         if not missing:
@@ -135,8 +139,8 @@ class LayerAdapter:
     # -- a rating ------------------------------------------------------------------------------------
 
     def limit(self, base: KLProbe) -> layer_update.LayerLimit:
-        """Return the maximum KL and the maximum rise that the layer LoRA may add. base: the KL probe under
-        the base alone."""
+        """Return the maximum KL, and the maximum rise of the prose's negative log-likelihood, that the layer
+        LoRA can add. base: the KL probe under the base LoRA alone."""
         return layer_update.LayerLimit.above(base, self.targets)
 
     def update(self, state: LearnerState, trace: Trace, weight: float, base: KLProbe) -> LayerLoRA | None:
@@ -164,16 +168,17 @@ class LayerAdapter:
     # -- the KL guard --------------------------------------------------------------------------------
 
     def knows(self, layer_lora: LayerLoRA) -> bool:
-        """Return True if the last measurement was made with these weights, or if the weights change
-        nothing."""
+        """Return True if the KL under this layer LoRA is known: from the last measurement, or because the
+        layer LoRA changes nothing."""
         known = self.measured is not None and self.measured.layer_lora.lora_b is layer_lora.lora_b
         return known or not layer_lora.moves
 
     def note(self, layer_lora: LayerLoRA, base: KLProbe, under: KLProbe) -> tuple[LayerLoRA, float]:
-        """Keep the KL probe `under`, which was measured with the layer LoRA. base: the probe under the base
-        alone.
+        """Keep a newly measured KL probe. Return the layer LoRA with its measured curvature, and its KL as a
+        multiple of its limit.
 
-        Returns the layer LoRA with its measured curvature, and its KL as a multiple of its limit.
+        base: the KL probe under the base LoRA alone
+        under: the KL probe under the base LoRA and the layer LoRA
         """
         limit = self.limit(base)
         known = layer_update.recalibrate(layer_lora, base, under, limit)
@@ -187,8 +192,8 @@ class LayerAdapter:
 
 
 def mean_logprob_change(gradient: LayerGradient, layer_lora: LayerLoRA | None) -> float:
-    """Return the first-order change of the reply's mean log-probability by the layer LoRA (nats per
-    token)."""
+    """Return a first-order estimate of the change that the layer LoRA makes to the reply's mean
+    log-probability (nats per token)."""
     if layer_lora is None or gradient.frame != layer_lora.frame:
         return 0.0
     return float(np.dot(gradient.values, layer_lora.lora_b)) / gradient.tokens

@@ -1,5 +1,5 @@
-"""This module computes the gradients of replies by the weights of a LayerLoRA, and calibrates a LayerLoRA. A
-LayerLoRA is the part of the adapter that changes layers below the output head.
+"""This module computes the gradients of replies' log-probabilities by the weights of a LayerLoRA. It also
+calibrates a LayerLoRA. A LayerLoRA is the part of the adapter that changes layers below the output head.
 
 Each reply's gradient is computed while the user reads the reply. The calibration runs once per model. Both
 need the training graph (training/trainer.py), which is built at the first use.
@@ -29,20 +29,21 @@ if TYPE_CHECKING:
     from ...training.slices import TrainingText
     from ...training.trainer import Trainer
 
-MIN_FISHER_SHARE = 0.1  # this share of a matrix's mean Fisher information is added to each output's
+# Each output's Fisher information is raised by this share of the mean over its matrix.
+MIN_FISHER_SHARE = 0.1
 
 
 class LayerGradients:
-    """The gradients of replies and of the reference text by a LayerLoRA. Only the backend's thread may use
-    this object."""
+    """An object that computes gradients by a LayerLoRA: of replies for ratings, and of the reference text for
+    the calibration. Only the backend's thread can use this object."""
 
     def __init__(self, store: Store, model: Model, backend: Backend):
         self._store, self._model, self._backend = store, model, backend
         self._trainer: Trainer | None = None
-        self._done: dict[Any, Any] = {}  # the results of an unfinished calibration, by text
+        self._done: dict[Any, Any] = {}  # the results of an unfinished calibration for each text
 
     def close(self) -> None:
-        """Free the training graph."""
+        """Free the graph that computes gradients."""
         if self._trainer is not None:
             self._trainer.close()
         self._trainer = None
@@ -62,8 +63,8 @@ class LayerGradients:
         reply: ReplyRow,
         pause: Pause | None = None,
     ) -> LayerGradient:
-        """Return the gradient of a reply's log-probability under base, layer LoRA and MicroLoRA. This takes
-        about 10 ms per token."""
+        """Return the gradient of a reply's log-probability by the layer LoRA. The base LoRA, the layer LoRA
+        and the MicroLoRA are active. The computation takes about 10 ms per token."""
         from ...training.slices import TrainingText
 
         trainer, text = self._graph(pause), TrainingText.cut(reply.context_ids, reply.rated_ids)
@@ -75,8 +76,8 @@ class LayerGradients:
         return LayerGradient(layer_lora.frame, values, text.answer_tokens)
 
     def logprob(self, base: BaseLoRA | None, reply: ReplyRow, pause: Pause | None = None) -> float:
-        """Return the log-probability of a reply, summed over its tokens, under the base alone (nats). This
-        needs one prefill."""
+        """Return the log-probability (nats) of a reply under the base LoRA alone, summed over the reply's
+        tokens. The computation needs one prefill."""
         tokens, at, total = np.asarray(reply.rated_ids, np.int32), 0, 0.0
         with with_lora(self._backend, base):
             states = self._backend.hidden_states(reply.context_ids + reply.rated_ids[:-1], pause)
@@ -88,8 +89,8 @@ class LayerGradients:
         return total
 
     def fresh(self, places: Sequence[Place], pause: Pause | None = None) -> LayerLoRA:
-        """Return a calibrated layer LoRA of these places with lora_b = 0. The calibration is measured once
-        per model, then stored."""
+        """Return a calibrated layer LoRA for the matrices at these places (module, layer), with lora_b = 0.
+        The calibration is measured once per model, then stored."""
         name = zlib.crc32(json.dumps(places).encode())
         key = f"{self._model.fingerprint}/body-{name:08x}"
         stored = self._store.model_data.reference_text(key)
@@ -102,8 +103,8 @@ class LayerGradients:
         return known
 
     def _calibrate(self, places: Sequence[Place], pause: Pause | None) -> LayerLoRA:
-        """Calibrate lora_a and the Fisher information. If `pause` raises an exception, the next call
-        continues."""
+        """Measure lora_a and the Fisher information of a layer LoRA for these places. If `pause` raises an
+        exception, the next call continues the measurement."""
         trainer = self._graph(pause)
         trainer.set_head(None, None)
         answers, prose = self._texts()
@@ -129,7 +130,7 @@ class LayerGradients:
     def _means(
         self, places: Sequence[Place], texts: Sequence["TrainingText"], pause: Pause | None
     ) -> dict[Place, np.ndarray]:
-        """Return the mean input [in] of each matrix over the predicted tokens of all texts."""
+        """Return the mean input [in] of each matrix at the positions that predict tokens of the texts."""
         sums, tokens = dict[Place, np.ndarray](), sum(text.answer_tokens for text in texts)
         for text in texts:
             found = self._done.get((tuple(places), text))
@@ -140,7 +141,8 @@ class LayerGradients:
         return sums
 
     def _texts(self) -> tuple[list["TrainingText"], list["TrainingText"]]:
-        """Return the answers and the prose of the reference text, truncated for training."""
+        """Return the answers and the prose of the reference text, each text truncated to the maximum length
+        of a training text."""
         from ...training.slices import MAX_TOKENS, TrainingText
 
         found: tuple[list[TrainingText], list[TrainingText]] = [], []
@@ -152,11 +154,11 @@ class LayerGradients:
 
 
 def answer_direction(answers: np.ndarray, prose: np.ndarray) -> np.ndarray:
-    """Return lora_a [in] from mean inputs [in], so that x . lora_a is on average 1 in answers and 0 in
-    prose."""
+    """Return lora_a [in] of a matrix, so that x . lora_a is on average 1 for inputs x in answers and 0 for
+    inputs x in prose. answers, prose: [in], the mean inputs of the matrix."""
     answers, prose = answers.astype(np.float64), prose.astype(np.float64)
     apart = answers - prose * (answers @ prose) / max(prose @ prose, 1e-12)
-    if apart @ apart < 1e-4 * (answers @ answers):  # answers and prose hardly differ in this matrix
+    if apart @ apart < 1e-4 * (answers @ answers):  # this matrix's inputs hardly differ in answers and prose
         apart = answers
     return (apart / max(apart @ answers, 1e-12)).astype(np.float32)
 
@@ -168,7 +170,7 @@ def _width(model: Model, place: Place) -> int:
 
 
 def _read_calibration(data: bytes, model: Model) -> LayerLoRA | None:
-    """Read a stored calibration. Return None if the data is damaged; the caller then measures again."""
+    """Decode a stored calibration. Return None if the data is damaged; the caller then calibrates again."""
     try:
         return unpack_layers(data, model.config)
     except RuvmlxError:

@@ -1,5 +1,5 @@
-"""This module is the instant loop for layers below the output head. It computes lora_b of a LayerLoRA from
-all ratings, in the same way as instant.py computes lora_b of the head.
+"""This module is the instant loop for layers below the output head. At each rating, it computes lora_b of the
+LayerLoRA from all ratings so far, in the same way as instant.py computes lora_b of the output head.
 
 For reply i of n_i tokens with weight w_i and gradient g_i of its log-probability with respect to lora_b,
 
@@ -8,13 +8,15 @@ For reply i of n_i tokens with weight w_i and gradient g_i of its log-probabilit
     theta = STEP * G / (F (TOKENS + N)) * G^2 / (G^2 + AGREE * S) * J        lora_b = gain * theta
 
 F is the Fisher information per token of the original model's answers, so G / F is a natural gradient. Earlier
-ratings fade as they do in the head (instant.py). J is James and Stein's factor for each matrix, max(0, 1 -
-NOISE sum S / sum G^2): a change that only one reply needs is mostly the topic of this reply.
+ratings fade at the same rate as in the output head (instant.py). J is James and Stein's factor for each
+matrix, max(0, 1 - NOISE sum S / sum G^2). J is small for a change that only one reply needs, because this
+change is mostly the topic of that reply.
 
-The KL is capped twice. At the rating, the KL is estimated as curvature * 1/2 sum F lora_b^2. `gain` keeps
-this estimate within the layer LoRA's share of the KL cap, and the rise of the estimate within the share of
-one rating. While the user reads, the KL and the perplexity are measured under the layer LoRA. This gives the
-curvature, and the layer LoRA is scaled down if it is over its limit (kl_guard.py).
+The KL divergence from the frozen model is capped twice. At a rating, the KL that the layer LoRA adds is
+estimated as curvature * 1/2 sum F lora_b^2. `gain` keeps this estimate within the layer LoRA's share of the
+KL cap, and it keeps the rise of the estimate within PER_RATING. While the user reads a reply, the KL guard
+(kl_guard.py) measures KL and perplexity under the layer LoRA. This measurement gives the curvature. The guard
+scales the layer LoRA down if its KL is over its limit.
 """
 
 import math
@@ -30,13 +32,14 @@ from ..kl_probe import KLProbe
 from ..trace import LayerGradient
 
 STEP = 1.0
-TOKENS = 300.0  # the weight of the prior, in tokens of replies
-AGREE = 12.0  # after this many ratings that agree, half of a step is taken
+TOKENS = 300.0  # the weight of the prior, as a number of reply tokens
+AGREE = 12.0  # the number of ratings that agree which gives half of the full step
 NOISE = 0.5
-# The layer LoRA's share of the room that the base leaves in the caps, if ratings change the head and if not.
+# The layer LoRA's share of the KL and the rise that the base LoRA leaves free under the caps: if ratings
+# change the output head, too, and if they do not.
 BESIDE_HEAD, ALONE = 0.5, 0.9
-CAREFUL = 0.8  # the share of the limit that is used while the KL is only estimated
-HOPELESS = 1e12  # the curvature if the KL is not finite; it scales lora_b to about 0
+CAREFUL = 0.8  # the share of the limit that a rating can use, because the KL is only estimated
+HOPELESS = 1e12  # the curvature if the measured KL is not finite; it scales lora_b to about 0
 TINY = 1e-7  # nats; the curvature is not measured below this energy (LayerLoRA.energy)
 
 
@@ -50,7 +53,8 @@ class LayerLimit:
 
     @classmethod
     def above(cls, probe: KLProbe, targets: Targets) -> "LayerLimit":
-        """Return the limit on top of a base. probe: the KL probe under the base alone."""
+        """Return the limits of a layer LoRA beside a base LoRA. probe: the KL probe under the base LoRA
+        alone."""
         share = BESIDE_HEAD if targets.head else ALONE
         return cls(share * max(KL_CAP - probe.floor, 1e-5), share * max(RISE_CAP - probe.rise, 1e-5))
 
@@ -67,8 +71,8 @@ def update(
     """Return the layer LoRA after a rating. Raises NotFinite if the weight, the gradient or the KL is not
     finite.
 
-    kept: the factor of the older evidence
-    unasked_b: the result of `residual_b` for the layer LoRA, if the caller has it
+    kept: the factor that multiplies the evidence of earlier ratings
+    unasked_b: the result of `residual_b` for the layer LoRA; None if the caller has not computed it
     """
     if weight == 0:
         return layer_lora
@@ -80,7 +84,7 @@ def update(
         evidence[0] += step
         step *= step
         evidence[1] += step
-    # The comparison is False for NaN. If the squares are finite, all other numbers are finite, too.
+    # The comparison is False for NaN. If the squares S are finite, the gradients G are finite, too.
     if not evidence[1].max() < MAX_MAGNITUDE**2:
         raise NotFinite("a gradient is NaN, infinite or far too large")
     tokens = kept * layer_lora.tokens + abs(weight) * gradient.tokens
@@ -91,9 +95,9 @@ def update(
 def without_rating(
     layer_lora: LayerLoRA, before: LayerLoRA | None, after: LayerLoRA, targets: Targets, limit: LayerLimit
 ) -> LayerLoRA:
-    """Return the layer LoRA without the effect of one past rating, from `before` to `after`."""
+    """Return the layer LoRA without the effect of one past rating, which changed `before` into `after`."""
     if layer_lora.frame != after.frame or (before and before.frame != after.frame):
-        return layer_lora  # the places differ, so the update stays
+        return layer_lora  # the LoRAs change different matrices, so the effect of the rating stays
     evidence = layer_lora.evidence - (after.evidence - (before.evidence if before else 0))
     evidence[1] = np.maximum(evidence[1], 0)
     tokens = max(0.0, layer_lora.tokens - after.tokens + (before.tokens if before else 0.0))
@@ -107,7 +111,8 @@ def _uncapped_layers(
     targets: Targets,
     unasked_b: np.ndarray | None = None,
 ) -> LayerLoRA:
-    """Return the layer LoRA that follows from this evidence before any cap, at a gain of 1."""
+    """Return the layer LoRA that follows from this evidence at a gain of 1, before it is scaled down to the
+    caps."""
     new = layer_lora.replace_fields(evidence=evidence, tokens=tokens, gain=1.0)
     lora_b = evidence_theta(new, targets)
     lora_b += residual_b(layer_lora, targets) if unasked_b is None else unasked_b
@@ -115,8 +120,8 @@ def _uncapped_layers(
 
 
 def residual_b(layer_lora: LayerLoRA, targets: Targets) -> np.ndarray:
-    """Return lora_b [n] - theta at a gain of 1. This is the part that a consolidation (a run of the
-    background or style loop) leaves in the layer LoRA. Ratings do not change it."""
+    """Return lora_b [n] - theta at a gain of 1. This difference is the part of lora_b that a consolidation (a
+    run of the background or style loop) leaves in the layer LoRA. Ratings do not change this part."""
     if not layer_lora.gain:
         return np.zeros_like(layer_lora.lora_b)
     return layer_lora.lora_b * np.float32(1 / layer_lora.gain) - evidence_theta(layer_lora, targets)
@@ -131,7 +136,7 @@ def cap_kl(layer_lora: LayerLoRA, kl: float) -> LayerLoRA:
 
 
 def evidence_theta(layer_lora: LayerLoRA, targets: Targets) -> np.ndarray:
-    """Return theta [n] of the layer LoRA's evidence; 0 outside the targets."""
+    """Compute theta [n] from the layer LoRA's evidence. theta is 0 for matrices that are not targets."""
     g, s = layer_lora.evidence
     square = g * g
     signal, noise = (np.add.reduceat(x, layer_lora.starts) for x in (square, s))
@@ -149,7 +154,8 @@ def evidence_theta(layer_lora: LayerLoRA, targets: Targets) -> np.ndarray:
 
 
 def places_mask(layer_lora: LayerLoRA, signal: np.ndarray, targets: Targets) -> np.ndarray:
-    """Return a mask of the places to change. signal: the squared length of each place's gradient so far."""
+    """Return a mask of the layer LoRA's matrices that ratings change. signal: the squared length of G for
+    each matrix; with `targets.top`, only the matrices with the largest signals change."""
     wanted = set(targets.places)
     mask = np.array([place in wanted for place in layer_lora.places], bool)
     if 0 < targets.top < mask.sum():
@@ -159,18 +165,20 @@ def places_mask(layer_lora: LayerLoRA, signal: np.ndarray, targets: Targets) -> 
 
 
 def estimated_kl(layer_lora: LayerLoRA | None) -> float:
-    """Return the estimated KL to the base, nats per token."""
+    """Return the estimated KL (nats per token) that the layer LoRA adds to the base LoRA's."""
     if layer_lora is None:
         return 0.0
     return layer_lora.curvature * layer_lora.energy
 
 
 def recalibrate(layer_lora: LayerLoRA, base: KLProbe, under: KLProbe, limit: LayerLimit) -> LayerLoRA:
-    """Return the layer LoRA with its measured curvature.
+    """Return the layer LoRA with its measured curvature (measured KL divided by estimated KL).
 
-    base, under: the KL probe under the base alone, and under base and layer LoRA. The curvature follows from
-        the KL or from the rise of the prose's negative log-likelihood, whichever uses more of its limit. The
-        rise is squared, because the rise is linear in lora_b and the KL is quadratic.
+    The curvature follows from the KL or from the rise of the prose's negative log-likelihood: from the value
+    that uses more of its limit. The rise is squared, because the rise is linear in lora_b and the KL is
+    quadratic.
+
+    base, under: the KL probe under the base LoRA alone, and the KL probe under the base and the layer LoRA
     """
     flat = layer_lora.energy
     if flat < TINY:

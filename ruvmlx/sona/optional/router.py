@@ -1,18 +1,18 @@
 """The router chooses how each reply is generated. It learns from the ratings and latencies of earlier
 replies.
 
-There are up to four ways to generate a reply, which are called arms. An arm uses the learned adapter or the
+An arm is a way to generate a reply. There are up to four arms. An arm uses the learned adapter or the
 original model, with or without liked replies as examples in the prompt (if the user allows examples). A
-FastGRNN (fastgrnn.py) reads the newest turns of the conversation. One Bayesian regression per arm predicts
-the reward and its uncertainty (bandit.py). A reward is drawn for each arm, and the arm with the largest
-reward is chosen.
+recurrent cell, FastGRNN (fastgrnn.py), reads the newest turns of the conversation. One Bayesian regression
+per arm predicts the reward and its uncertainty (bandit.py). A reward is drawn for each arm, and the arm with
+the largest reward is chosen.
 
-    reward = quality * max(0, 2 - latency_ratio)        (signal.py)
+    reward = quality of the reply * max(0, 2 - latency_ratio)        (signal.py)
 
-The state depends only on the ratings in force and on the trained cell. So the state is bit for bit the same
-after an undo, a restart or another process's rating. Only the newest WINDOW ratings are used, because the
-adapter, which is part of an arm, keeps changing. The precision of the KV cache is not an arm, because
-measurements choose it (kv_tuning/tier_choice.py).
+The router's state depends only on the ratings in force and on the trained cell. So the state is bit for bit
+the same after an undo, a restart or another process's rating. The router uses only the newest WINDOW ratings,
+because the adapter, which is part of an arm, keeps changing. The precision of the KV cache is not an arm,
+because measurements choose this precision (kv_tuning/tier_choice.py).
 """
 
 import threading
@@ -33,19 +33,22 @@ from .bandit import Regression
 from .router_lora import Evidence, RouterLoRA, errors, fit, train
 
 ARMS = ("adapter", "plain", "adapter+examples", "plain+examples")
-WINDOW = 512  # the number of newest rated choices that are used
-TURNS = 8  # the maximum number of newest turns that the cell reads
-TOPIC = 32  # the number of dimensions of a question's vector after projection
-INPUTS = TOPIC + 2
-MINIMUM = 64  # the number of rated choices that a training needs; a quarter of them is held out
+WINDOW = 512  # the maximum number of rated replies that the router uses; it uses the newest
+TURNS = 8  # the maximum number of turns of a conversation that the cell reads; it reads the newest
+TOPIC = 32  # the size of a question's vector after its projection
+INPUTS = TOPIC + 2  # the size of the cell's input for one turn
+MINIMUM = 64  # the minimum number of rated choices for a training; a quarter of them is held out
 _LENGTH = 4.0  # the norm of a question's vector: the gates' inputs then have a standard deviation near 0.7
-_REPORT_CONVERSATIONS = 64  # a report averages over this many newest conversations
+_REPORT_CONVERSATIONS = 64  # the number of newest conversations over which the status averages
 
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """The choice of an arm for one reply. probability: the probability with which this arm is chosen. best:
-    {arm: the probability that it is the best arm}."""
+    """The choice of an arm for one reply.
+
+    probability: the probability with which the router chose this arm
+    best: {arm: the probability that this arm is the best arm}
+    """
 
     arm: str
     probability: float
@@ -62,8 +65,8 @@ class Route:
         return self.arm.endswith("+examples")
 
     def without_examples(self) -> "Route":
-        """Return the choice for a conversation for which there are no liked replies. Arms with and without
-        examples are then the same."""
+        """Return the choice if the user has no liked replies that can be examples. An arm with examples is
+        then the same as the arm without examples."""
         best: dict[str, float] = {}
         for arm, share in self.best.items():
             plain = arm.removesuffix("+examples")
@@ -79,9 +82,10 @@ class Route:
 class ArmStatus:
     """The status of one arm.
 
-    chosen, rated: the number of replies with this arm, and of these replies with a rating
-    mean_reward: the mean reward of the rated replies; None if there are no ratings
-    best: the probability of being the best arm, averaged over the newest conversations
+    chosen, rated: the number of replies that this arm generated, and the number of these replies with a
+        rating
+    mean_reward: the mean reward of the rated replies; None if no reply has a rating
+    best: the probability that this is the best arm, averaged over the newest conversations
     """
 
     arm: str
@@ -93,8 +97,8 @@ class ArmStatus:
 
 @dataclass(frozen=True)
 class RouterStatus:
-    """The router's status. default: the arm that is used without a router. training: the report of the newest
-    training; {} if there was no training."""
+    """The router's status. default: the arm that the runtime uses if the router is off. training: the report
+    of the cell's newest training; {} if there was no training."""
 
     arms: list[ArmStatus]
     default: str
@@ -106,15 +110,16 @@ class RouterStatus:
 
 
 def offered_arms(examples: bool) -> tuple[str, ...]:
-    """Return the arms to choose from. The first arm is the arm that is used without a router."""
+    """Return the arms to choose from. The first arm is the arm that the runtime uses if the router is off.
+    examples: True if the user allows examples in the prompt."""
     return ("adapter+examples", "plain+examples", "adapter", "plain") if examples else ("adapter", "plain")
 
 
 def turns_of(messages: Sequence[Message], vector_of: Callable[[str], np.ndarray | None]) -> np.ndarray:
-    """Return the cell's input for a conversation: [T, INPUTS] float32, the newest TURNS turns.
+    """Return the cell's input for the newest TURNS turns of a conversation: [T, INPUTS] float32.
 
-    vector_of: a function that returns a question's whitened vector; if it returns None, the topic is a vector
-        of zeros
+    vector_of: a function that returns a question's whitened vector (embedding.py); if it returns None, zeros
+        take the place of the vector
     """
     said = [m for m in messages if m.role in ("user", "assistant")][-TURNS:]
     rows = np.zeros((len(said), INPUTS), np.float32)
@@ -129,17 +134,17 @@ def turns_of(messages: Sequence[Message], vector_of: Callable[[str], np.ndarray 
 
 @cache
 def _projection(width: int) -> np.ndarray:
-    """Return a random projection [width, TOPIC] of signs, the same on every machine. The projection keeps the
-    mean squared norm of vectors."""
+    """Return a projection matrix [width, TOPIC] of random signs, which is the same on every machine. The
+    projection keeps the mean squared norm of vectors."""
     signs = np.random.Generator(np.random.PCG64(2)).integers(0, 2, (width, TOPIC), dtype=np.int8)
     return (2 * signs.astype(np.float32) - 1) / np.float32(np.sqrt(TOPIC))
 
 
 class Router:
-    """The router of one adapter on one model. The router needs only the store and no weights."""
+    """The router of one adapter on one model. The router reads only the store and not the model's weights."""
 
     def __init__(self, store: Store, history: AdapterHistory, fingerprint: str, examples: bool = False):
-        """examples: True if the user allows examples."""
+        """examples: True if the user allows examples in the prompt."""
         self._store, self._history, self._mine = store, history, (fingerprint, history.name)
         self.offered = offered_arms(examples)
         self._known: Any = None  # the versions of the store's data from which the arms were fitted
@@ -151,8 +156,8 @@ class Router:
         return [Regression.prior(1 + fastgrnn.HIDDEN, mean) for mean in means]
 
     def sync(self) -> None:
-        """Fit the arms to the ratings in force, unless nothing in the store has changed. This takes
-        milliseconds."""
+        """Fit the arms' regressions to the ratings in force, if the ratings or the cell in the store have
+        changed. The fit takes milliseconds."""
         state, _ = self._store.routes.cell(*self._mine)
         known = (self._history.version(), self._store.routes.rated_mark(*self._mine), state)
         if known == self._known:
@@ -163,7 +168,7 @@ class Router:
         self._known = known
 
     def _rated_choices(self) -> list[RatedRoute]:
-        """Return the newest rated choices that are stored in the current format."""
+        """Return the newest rated choices. A choice in an older format is left out."""
         return [
             row
             for row in self._store.routes.rated_routes(*self._mine, WINDOW)
@@ -171,7 +176,7 @@ class Router:
         ]
 
     def _evidence(self, rows: list[RatedRoute]) -> Evidence:
-        """Return the choices with their rewards, computed from all ratings in force."""
+        """Return the choices with their rewards. The reward of a rating depends on all ratings in force."""
         labels = [signal.INDEX[rating] for _, rating, _ in self._store.ratings.labels(*self._mine)]
         counts = np.bincount(labels, minlength=len(signal.LABELS))
         rewards = [_reward(row.reply_id, row.rating, counts, row.latency_ratio) for row in rows]
@@ -184,10 +189,10 @@ class Router:
     def choose(
         self, turns: np.ndarray, seed: int | None = None, arms: tuple[str, ...] | None = None
     ) -> Route:
-        """Choose an arm for a conversation [T, INPUTS]. arms: the arms from which to choose; None for all
-        offered arms.
+        """Choose an arm for a conversation. The same seed, conversation and ratings give the same choice.
 
-        The choice is deterministic for a seed, a conversation and the ratings.
+        turns: [T, INPUTS], the conversation's turns from `turns_of`
+        arms: the arms from which to choose; None for all offered arms
         """
         self.sync()
         arms = arms or self.offered
@@ -204,10 +209,11 @@ class Router:
     # -- training ----------------------------------------------------------------------------------------
 
     def train(self, cancel: threading.Event | None = None) -> dict[str, Any]:
-        """Train a new cell, and use this cell if it predicts held-out ratings better.
+        """Train a new cell. Replace the cell in use if the new cell predicts held-out ratings better. Return
+        a report.
 
         A quarter of the replies is held out, always the same replies. The squared error of the new cell must
-        be smaller than the error of the cell in use, by more than twice the standard error of the difference.
+        be smaller than the error of the cell in use by more than twice the standard error of the difference.
         """
         self.sync()
         rows, priors = self._rated_choices(), self._priors()
@@ -253,7 +259,8 @@ class Router:
 
 
 def _reward(reply_id: str, rating: str, counts: np.ndarray, latency_ratio: float) -> float:
-    """Return the reward of a rating, ranked among the user's other ratings."""
+    """Return the reward of a rating: its rank among the user's other ratings, lowered for a slow reply.
+    counts: the number of ratings with each label of `signal.LABELS`, with this rating."""
     others = counts.copy()
     others[signal.INDEX[rating]] -= 1
     return signal.extract(reply_id, rating, others, latency_ratio=latency_ratio).reward

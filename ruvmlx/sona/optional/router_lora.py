@@ -3,19 +3,20 @@ cell.
 
     U + A_s B_s                        rank 8: the recurrence from turn to turn
     G = A_g B_g                        rank 2: the gate
-    phi_k = [1, h + h A_k B_k]         rank 4, one per arm k: the arm's features of the state h
+    phi_k = [1, h + h A_k B_k]         rank 4, one per arm k: the arm's features, computed from the state h
 
-B starts at zero, so a new router uses the untrained cell. The loss is the error of the bandit's regressions
-on these features, with their weights v at the optimum:
+An arm is a way to generate a reply (router.py). B starts at zero, so a new router uses the untrained cell.
+The loss is the error of the arms' regressions of rewards r_i on these features (bandit.py). Its weights v are
+at the optimum; v0 and P0 are the mean and the precision of their prior:
 
     loss = min_v  sum_i (r_i - v_k . phi_k(i))^2 / 2 sigma^2 + (v - v0)^T P0 (v - v0) / 2
 
 divided by the number of ratings. At the optimum, the loss has the same gradient by the features as with a
 constant v.
 
-Ratings are few, so training takes few steps. The table was measured with 16 simulated users of each kind, who
-follow their taste in four ratings of five. It shows the squared error on held-out ratings before and after 10
-steps, and the number of users whose trained cell was better by two standard errors:
+Ratings are few, so training takes few steps. The table was measured with 16 simulated users of each taste,
+who follow their taste in four ratings of five. The table shows the squared error on held-out ratings before
+and after 10 steps, and the number of users whose trained cell was better by two standard errors:
 
     taste depends on                 ratings      error          better
     the turn before the newest         160    0.224 -> 0.187       6
@@ -40,15 +41,19 @@ from . import fastgrnn
 from .bandit import NOISE, Regression
 from .fastgrnn import FastGRNNCell
 
-STATE_RANK, GATE_RANK, HEAD_RANK = 8, 2, 4
-STEPS, RATE, DECAY = 10, 0.01, 0.1
+STATE_RANK, GATE_RANK, HEAD_RANK = 8, 2, 4  # the ranks of the updates of U, of G and of each arm's features
+STEPS, RATE, DECAY = 10, 0.01, 0.1  # of AdamW: the number of steps, the learning rate, the weight decay
 Pair = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The rated choices of N replies. x: [N, T, I] and mask: [N, T], from `fastgrnn.pad_conversations`. arm:
-    [N], the indices of the chosen arms. reward: [N]."""
+    """The choices of arms for N rated replies.
+
+    x, mask: [N, T, I] and [N, T], the replies' conversations, from `fastgrnn.pad_conversations`
+    arm: [N], the index of the chosen arm of each reply
+    reward: [N], the reward of each reply
+    """
 
     x: np.ndarray
     mask: np.ndarray
@@ -64,8 +69,12 @@ class Evidence:
 
 @dataclass(frozen=True)
 class RouterLoRA:
-    """The trained weights of a router. state: (A [H, 8], B [8, H]). gate: (A [I + H, 2], B [2, H]). heads: (A
-    [H, 4], B [4, H]) per arm."""
+    """The trained weights of a router: low-rank pairs (A, B), for turns of size I and states of size H.
+
+    state: (A_s [H, 8], B_s [8, H]), the update of U
+    gate: (A_g [I + H, 2], B_g [2, H]), whose product is G
+    heads: for each arm k, (A_k [H, 4], B_k [4, H])
+    """
 
     state: Pair
     gate: Pair
@@ -90,7 +99,7 @@ class RouterLoRA:
         return cls(pairs[0], pairs[1], tuple(pairs[2:]))
 
     def cell(self) -> FastGRNNCell:
-        """Return the fixed cell with the updates added."""
+        """Return the fixed FastGRNN cell with the trained updates of U and G added."""
         hidden = self.state[0].shape[0]
         inputs = self.gate[0].shape[0] - hidden
         base = fastgrnn.fresh(inputs, hidden)
@@ -100,7 +109,7 @@ class RouterLoRA:
         )
 
     def phi(self, h: np.ndarray, arm: int) -> np.ndarray:
-        """Return an arm's features for some states: [N, H] -> [N, 1 + H]."""
+        """Return an arm's features for N states of the cell: [N, H] -> [N, 1 + H]."""
         a, b = self.heads[arm]
         return np.concatenate([np.ones((len(h), 1)), h + (h @ a) @ b], axis=1)
 
@@ -118,8 +127,8 @@ class RouterLoRA:
 
     @classmethod
     def from_bytes(cls, data: bytes, inputs: int, arms: int) -> "RouterLoRA | None":
-        """Read stored weights. Return None if the data is damaged or has another shape; the router then uses
-        the untrained cell until the next training."""
+        """Decode stored weights. Return None if the data is damaged or has another shape; the router then
+        uses the untrained cell until the next training."""
         wanted = cls.fresh(inputs, arms)
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
@@ -133,7 +142,9 @@ class RouterLoRA:
 
 
 def fit(lora: RouterLoRA, evidence: Evidence, priors: list[Regression]) -> list[Regression]:
-    """Return each arm's posterior, computed by rank-one updates in the order of the evidence."""
+    """Return each arm's regression after all rewards of the evidence, computed by rank-one updates in the
+    order
+    of the evidence. priors: each arm's regression before any reward."""
     arms = [replace(p, precision=p.precision.copy(), moment=p.moment.copy()) for p in priors]
     h, _ = fastgrnn.forward(lora.cell(), evidence.x, evidence.mask)
     features = [lora.phi(h, arm) for arm in range(len(arms))]
@@ -145,7 +156,8 @@ def fit(lora: RouterLoRA, evidence: Evidence, priors: list[Regression]) -> list[
 def loss(
     lora: RouterLoRA, evidence: Evidence, priors: list[Regression]
 ) -> tuple[float, RouterLoRA, list[np.ndarray]]:
-    """Return the loss (see the module), its gradient by every A and B, and the arms' optimal weights."""
+    """Return the loss of the module's docstring, its gradient by every A and B, and each arm's optimal
+    weights v."""
     cell, n = lora.cell(), len(evidence)
     h, tape = fastgrnn.forward(cell, evidence.x, evidence.mask)
     at_h, total, heads, weights = np.zeros_like(h), 0.0, [], []
@@ -176,8 +188,8 @@ def train(
     lora: RouterLoRA, evidence: Evidence, priors: list[Regression], steps: int = STEPS,
     cancel: threading.Event | None = None, progress: Callable[[int, int], None] | None = None,
 ) -> RouterLoRA | None:  # fmt: skip
-    """Train all A and B with AdamW. Return None if the training was cancelled. The training with hundreds of
-    ratings takes a fraction of a second."""
+    """Train all A and B with AdamW, and return the trained weights; None if `cancel` was set. A training with
+    hundreds of ratings takes a fraction of a second."""
     arrays = [m.copy() for pair in lora.pairs for m in pair]
     mean, square = [np.zeros_like(m) for m in arrays], [np.zeros_like(m) for m in arrays]
     for t in range(1, steps + 1):
@@ -199,7 +211,8 @@ def _pair_arrays(arrays: list[np.ndarray]) -> RouterLoRA:
 
 
 def errors(lora: RouterLoRA, known: Evidence, unseen: Evidence, priors: list[Regression]) -> np.ndarray:
-    """Return the squared errors [N] on the unseen ratings of arms that were fitted to the known ratings."""
+    """Fit the arms to the known rewards, and return the squared errors [N] of their predictions of the N
+    unseen rewards."""
     arms = fit(lora, known, priors)
     h, _ = fastgrnn.forward(lora.cell(), unseen.x, unseen.mask)
     expected = np.stack([lora.phi(h, k) @ arm.mean for k, arm in enumerate(arms)])
