@@ -16,21 +16,21 @@ class PairHistory:
         return self._store.preferences.in_force(*self._key)
 
     def evidence_weights(self) -> list[tuple[int, float]]:
-        """Return (version, weight) of the feedback in force: the ratings, oldest first, then the
-        preferences."""
+        """Return (adapter version, weight) of each rating and preference in force: first the ratings, the
+        oldest first, then the preferences. The version is the version that the feedback made."""
         pairs = [(preference.version, preference.weight) for preference in self.in_force()]
         return self._store.ratings.weights(*self._key) + pairs
 
     def kind(self, version: int) -> str:
-        """Return the kind of the preference that made this version."""
+        """Return the kind (PreferenceRow.kind) of the preference that made this adapter version."""
         return self._store.preferences.kind(*self._key, version)
 
     def between(self, one: str, other: str) -> bool:
-        """Return True if there is a preference in force between two replies."""
+        """Return True if there is a preference in force between two replies. one, other: the replies' ids."""
         return any({one, other} == {row.better, row.worse} for row in self.in_force())
 
     def texts(self) -> list[tuple[str, str, str]]:
-        """Return (prompt, better text, worse text) of every preference in force."""
+        """Return (prompt, better reply, worse reply) of every preference in force, as texts."""
         return self._store.preferences.texts(*self._key)
 
     def words(self) -> list[ReplyWords]:
@@ -38,21 +38,23 @@ class PairHistory:
         return self._store.preferences.words(*self._key)
 
     def replies(self, limit: int) -> list[RatedReply]:
-        """Return the newest `limit` replies that are in preferences and have no rating, as rated replies."""
+        """Return the newest `limit` replies that are in preferences and have no rating. They have the form of
+        rated replies."""
         return self._store.preferences.replies(*self._key, limit)
 
     def steps(self, head: int, one: str, other: str) -> list[tuple[int, int]]:
-        """Return (version before, version after) of each preference between two replies on the path to
-        `head`."""
+        """Return (adapter version before, adapter version after) of each preference between two replies. Only
+        preferences whose version is `head` or an ancestor of `head` are included."""
         return self._store.preferences.steps_of_pair(*self._key, head, one, other)
 
     def last_version(self) -> int:
-        """Return the newest version that a preference made, on the path to the version in use; 0 if no
-        preference made a version."""
+        """Return the newest version that a preference made, among the version in use and its ancestors; 0 if
+        there is none."""
         return self._store.preferences.last_version(*self._key, self._store.versions.head(*self._key))
 
     def commit(self, parent: int, row: PreferenceRow, state: bytes, kl: float, norm: float) -> int:
-        """Store a preference and the resulting weights in one transaction. Returns the new version.
+        """Store a preference and the resulting weights in one transaction. Return the number of the new
+        version.
 
         Raises HeadMoved, and writes nothing, if `parent` is no longer the version in use.
         """

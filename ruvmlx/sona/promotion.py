@@ -1,7 +1,8 @@
-"""The promotion test decides whether a trained base LoRA replaces the base in use.
+"""The promotion test decides whether a newly trained base LoRA replaces the base LoRA in use.
 
-A base is promoted only if held-out ratings prefer it and it changes plain text no more than the limits allow.
-All measurements use the backend that will run the base.
+A base LoRA is promoted only if two conditions are true. Held-out ratings (ratings that the training did not
+use) prefer the base LoRA, and it changes plain text no more than the limits allow. All measurements use the
+backend that will run the base LoRA.
 """
 
 import math
@@ -23,16 +24,19 @@ from .trace import adapted_logits
 
 PPL_RISE = 0.02  # the allowed rise of perplexity on plain text, compared with the original model
 ROUNDED = 1e-4  # the allowed rise of the held-out loss if the MicroLoRA is only merged into the base
-ROOM = 0.8  # the maximum share of the KL cap that a base uses; the rest is for later ratings
-SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # shares of the way from the adapter in use to the trained adapter
+ROOM = 0.8  # the maximum share of the KL cap that a base LoRA uses; the rest is for later ratings
+SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # the shares of the trained change of weights that the test tries
 
-Candidate = Callable[[float], tuple[BaseLoRA, MicroLoRA]]  # a function: share -> (base, MicroLoRA)
+# A candidate is a function of the share of the trained change to keep. It returns (base LoRA, MicroLoRA).
+Candidate = Callable[[float], tuple[BaseLoRA, MicroLoRA]]
 
 
 @dataclass(frozen=True)
 class ModelDrift:
-    """The distance of an adapter from the original model. kl: the KL to the original model, nats per token.
-    rise: the rise of the reference text's mean negative log-likelihood (nats).
+    """The distance of an adapter from the original model on the reference text (reference_text.py).
+
+    kl: the KL divergence from the original model, nats per token
+    rise: the rise of the reference text's mean negative log-likelihood (nats)
     """
 
     kl: float
@@ -44,10 +48,8 @@ class ModelDrift:
 
     @property
     def limit(self) -> float:
-        """The maximum rise that a candidate may have. This object must be the drift of the adapter in use.
-
-        If the adapter in use already exceeds PPL_RISE, a candidate may have the same rise.
-        """
+        """The maximum rise of a candidate that can replace this adapter, which is the adapter in use. If the
+        adapter in use already exceeds PPL_RISE, a candidate is allowed the same rise."""
         return max(math.log1p(PPL_RISE), self.rise)
 
     def is_within(self, now: "ModelDrift") -> bool:
@@ -60,11 +62,12 @@ class ModelDrift:
 
 @dataclass(frozen=True)
 class TriedCandidate:
-    """A candidate that was measured.
+    """An adapter that the promotion test has measured.
 
-    name: the key of its measurements
-    share: the share of the training
-    ground: the candidate's base and the KL probe under this base
+    name: the name under which the test caches the adapter's measurements
+    share: the share of the trained change of weights in this adapter
+    ground: the adapter's base LoRA with the KL probe under it
+    found: the measured distance from the original model
     """
 
     name: str
@@ -81,7 +84,8 @@ class TriedCandidate:
 
 @dataclass(frozen=True)
 class PromotionResult:
-    """The result of a promotion test. ground: the measured base, and the KL probe under this base."""
+    """The result of a promotion test. ground: the tested base LoRA with the KL probe under it. micro: the
+    MicroLoRA that was tested with this base LoRA."""
 
     promoted: bool
     ground: ProbedBase
@@ -91,8 +95,8 @@ class PromotionResult:
 
 
 class PromotionTest:
-    """A test that measures adapters on held-out ratings and the reference text. The last measured base stays
-    in the backend.
+    """A test that measures adapters on held-out ratings and on the reference text. The base LoRA that was
+    measured last stays in the backend.
 
     If `pause` raises an exception, the next call reuses all finished measurements.
     """
@@ -101,12 +105,13 @@ class PromotionTest:
         self._learner, self.buffer, self.pause = learner, buffer, pause
         self._backend = learner.backend
         self._frozen: dict[str, float] = {}
-        self._known: dict[tuple[str, TrainingText], float] = {}  # log-probabilities by (name, text)
-        self._ground: tuple[str, ProbedBase] | None = None  # the name and the base that were measured last
-        self._version = -1  # the version in use when `_known` and `_ground` were measured
+        self._known: dict[tuple[str, TrainingText], float] = {}  # log-probabilities by (adapter's name, text)
+        self._ground: tuple[str, ProbedBase] | None = None  # the base LoRA that was measured last, its name
+        self._version = -1  # the adapter version in use when `_known` and `_ground` were measured
 
     def frozen_logprobs(self, examples: Sequence[RatedExample], known: dict[str, float]) -> None:
-        """Add each reply's mean log-probability in the original model to `known`, by reply id."""
+        """Add the mean log-probability of each example's reply in the original model to `known`, which maps
+        reply ids to log-probabilities."""
         missing = [e for e in examples if e.reply_id not in known]
         if missing:
             with self._learner.active.install_for(None):
@@ -115,10 +120,10 @@ class PromotionTest:
                     known[example.reply_id] = self._logprob(example.text, None)
 
     def judge(self, candidate: Candidate, trained: bool = True) -> PromotionResult:
-        """Find the largest share of the training within the limits, then measure the held-out ratings.
+        """Find the largest share of the trained change within the limits, then test it on held-out ratings.
 
-        trained: False if the MicroLoRA was only merged into the base; then the ratings need not prefer the
-        result
+        trained: False if the MicroLoRA was only merged into the base LoRA without training; the held-out
+            ratings then need not prefer the result
         """
         learner = self._learner
         if learner.version != self._version:
@@ -147,9 +152,10 @@ class PromotionTest:
         return PromotionResult(not reason, last.ground, last.micro, last.found.kl, facts)
 
     def _try_shares(self, candidate: Candidate, before: ModelDrift, plain: float) -> list[TriedCandidate]:
-        """Try smaller and smaller shares of the training, until one is within the limits.
+        """Measure smaller and smaller shares of the trained change until an adapter is within the limits.
+        Return all measured adapters.
 
-        If the KL of the last candidate to the original model is still too large, the whole base is scaled
+        If the KL of the last adapter to the original model is still too large, scale its whole base LoRA
         down.
         """
         tries: list[TriedCandidate] = []
@@ -161,7 +167,7 @@ class PromotionTest:
                 break
         for _ in range(2):
             last = tries[-1]
-            if not last.found.kl > ROOM * KL_CAP:  # this is true for NaN, which `objection` refuses
+            if not last.found.kl > ROOM * KL_CAP:  # also true for NaN, which `objection` refuses later
                 break
             base = last.base.shrunk(0.97 * math.sqrt(ROOM * KL_CAP / last.found.kl))
             tries.append(self._try(f"try {len(tries)}", last.share, base, last.micro, plain))
@@ -173,7 +179,8 @@ class PromotionTest:
         return TriedCandidate(name, share, ground, micro, found)
 
     def _probed_base(self, name: str, base: BaseLoRA) -> ProbedBase:
-        """Return the base with its KL probe, measured once per name. The base stays in the backend."""
+        """Return a base LoRA with its KL probe, which is measured only if the base LoRA with this name was
+        not measured last. The base LoRA stays in the backend."""
         if self._ground is None or self._ground[0] != name:
             self._ground = name, self._learner.active.probe_base(base, self.pause)
         ground = self._ground[1]
@@ -183,11 +190,11 @@ class PromotionTest:
         return ground
 
     def _loss(self, name: str, micro: MicroLoRA) -> float:
-        """Return DRO's loss on the held-out ratings: the mean of (r - V - tau * rho)^2 / 2, where a constant
-        is added to V that makes the loss minimal.
+        """Return DRO's loss on the held-out ratings: the mean of (r - V - c - tau * rho)^2 / 2
+        (objective.py). The constant c is the constant that makes the loss minimal.
 
-        DRO fits V, too. Training makes all old replies equally less likely, which is not a matter of taste.
-        The fitted constant removes this effect.
+        Training makes all old replies less likely by about the same log-ratio, which says nothing about the
+        taste. The constant removes this effect. DRO fits V in the same way.
         """
         held = self.buffer.held_out
         rho = [self._cached_logprob(name, e.text, micro) - self._frozen[e.reply_id] for e in held]
@@ -195,20 +202,22 @@ class PromotionTest:
         return float(0.5 * np.var(missed))
 
     def _nll(self, name: str, micro: MicroLoRA | None) -> float:
-        """Return the mean negative log-likelihood of the reference text, answers and prose (nats per
-        token)."""
+        """Return the mean negative log-likelihood (nats per token) of the reference text: its answers and its
+        prose."""
         texts = self.buffer.reference
         total = sum(self._cached_logprob(name, t, micro) * t.answer_tokens for t in texts)
         return -total / sum(t.answer_tokens for t in texts)
 
     def _cached_logprob(self, name: str, text: TrainingText, micro: MicroLoRA | None) -> float:
-        """Return the result of `_logprob`, cached by name and text."""
+        """Return the result of `_logprob` for an adapter and a text, from the cache if possible. name: the
+        adapter's name in the cache."""
         if (name, text) not in self._known:
             self._known[name, text] = self._logprob(text, micro)
         return self._known[name, text]
 
     def _logprob(self, text: TrainingText, micro: MicroLoRA | None) -> float:
-        """Return the mean log-probability per token of the text's answer, under the backend's base."""
+        """Return the mean log-probability per token of the text's answer, under the backend's base LoRA and
+        this MicroLoRA."""
         hidden = self._backend.hidden_states(text.tokens[:-1], self.pause)[text.first - 1 :]
         said, total, at = np.asarray(text.tokens[text.first :], np.int32), 0.0, 0
         for part, logits in adapted_logits(micro, hidden, self._backend.head):
@@ -219,8 +228,12 @@ class PromotionTest:
 
 
 def objection(before: float, after: float, found: ModelDrift, now: ModelDrift, rounded: float = 0.0) -> str:
-    """Apply the rule of promotion. Return why a candidate is refused; "" if it is promoted. rounded: a rise
-    of the loss that can be rounding alone; if 0, the loss must fall."""
+    """Return why the promotion test refuses an adapter; "" if it promotes the adapter.
+
+    before, after: the held-out loss of the adapter in use, and of the tested adapter
+    found, now: the distance from the original model of the tested adapter, and of the adapter in use
+    rounded: the rise of the loss that is allowed, because it can come from rounding; if 0, the loss must fall
+    """
     if not all(math.isfinite(x) for x in (before, after, found.kl, found.rise)):
         return "its measurements are not finite"
     if found.kl > KL_CAP:

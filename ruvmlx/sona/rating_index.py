@@ -1,9 +1,9 @@
-"""The rating index keeps the reasoning bank (rated questions, found by similarity) in step with the store,
-and answers queries about the bank.
+"""The rating index keeps the reasoning bank in step with the store, and answers queries about the bank. The
+reasoning bank holds rated questions and finds similar questions (reasoning_bank.py).
 
 The bank has the ratings that are in force in the store, also after an undo, a rollback or another process's
-rating. Questions are embedded while the user reads (`settle`). Before a reply, a question is embedded only if
-the reply needs examples.
+rating. Questions are embedded while the user reads a reply (`settle`). Before a reply, its question is
+embedded only if the prompt needs liked replies as examples.
 """
 
 import re
@@ -26,18 +26,19 @@ from .signal import LearningSignal
 MAX_PENDING_REPLIES = (
     64  # the number of replies that `settle` prepares; an earlier reply's question is embedded at its rating
 )
-_UNKNOWN = -1  # the version of a bank that must be compared with the store again
+_UNKNOWN = -1  # a version that no adapter has; the next `sync` then compares the bank with the store again
 
 
 @dataclass(frozen=True)
 class MemoryStatus:
-    """The status of the memory of rated questions.
+    """The status of the reasoning bank, the memory of rated questions.
 
-    entries: replies in the bank
-    patterns: kinds of question that the bank has found
-    poor: patterns with mostly disliked replies
-    hits: how often an entry was used for a new question
-    dropped: signals that were lost because the buffer was full
+    entries: the number of rated replies in the bank
+    patterns: the number of kinds of question (clusters) that the bank has found
+    poor: the number of patterns with mostly disliked replies
+    hits: the number of times that an entry was used for a new question
+    signals: the number of stored learning signals (signal.py)
+    dropped: the number of learning signals that were lost because a buffer was full
     """
 
     entries: int
@@ -50,7 +51,7 @@ class MemoryStatus:
 
 @dataclass(frozen=True)
 class LikedExample:
-    """A liked reply to a similar question."""
+    """A liked reply to a similar question, as an example in a prompt."""
 
     reply_id: str
     question: str
@@ -62,19 +63,20 @@ class LikedExample:
 
 
 class RatingIndex:
-    """The index of the rated questions of one adapter on one model. Only the backend's thread may use the
+    """The index of the rated questions of one adapter on one model. Only the backend's thread can use the
     index."""
 
     def __init__(
         self, store: Store, model: Model, backend: Backend, history: AdapterHistory, implicit: bool = False
     ):
-        """implicit: True to use implicit feedback on unrated replies, too."""
+        """implicit: True to use implicit feedback (actions of the user, signal.py) on unrated replies,
+        too."""
         self._store, self._model, self._backend, self._history = store, model, backend, history
         self._implicit = implicit
         self._version: int | None = None  # the adapter version whose ratings the bank has
-        # pooled states by text, of texts that this process has read
+        # The pooled hidden state of each question that this process has embedded recently.
         self._questions: dict[str, np.ndarray] = {}
-        # replies that `settle` has not prepared yet
+        # The replies whose questions `settle` has not embedded yet.
         self._new: deque[ReplyRow] = deque(maxlen=MAX_PENDING_REPLIES)
         self._pending: list[LearningSignal] = []
         self._read = embedding.ReadQuestions()
@@ -95,7 +97,7 @@ class RatingIndex:
         prefill; None if the text is empty."""
         if (
             text not in self._questions
-        ):  # without the base LoRA, because vectors must stay comparable if the base changes
+        ):  # embed without the base LoRA, because vectors must stay comparable if the base LoRA changes
             with original_model(self._backend):
                 state = embedding.read_question(self._backend, self._model.tokenizer, text)
             if state is None:
@@ -115,9 +117,9 @@ class RatingIndex:
         self._new.append(reply)
 
     def settle(self, pause: Pause | None = None) -> None:
-        """Embed the newest questions, cluster the bank and store the signals. The runtime calls this while
-        the user reads. pause: a function that is called between two questions and may raise an exception to
-        stop; the next call continues."""
+        """Embed the newest questions, cluster the bank and store the learning signals. The runtime calls this
+        function while the user reads. pause: a function that is called between two questions and can raise an
+        exception to stop; the next call continues."""
         if "whitening" not in vars(self):
             self.whitening = embedding.whitening_of(
                 self._store, self._model, self._backend, self._read, pause
@@ -134,7 +136,7 @@ class RatingIndex:
         self.flush()
 
     def query(self, reply: ReplyRow) -> np.ndarray | None:
-        """Return the unit vector of a reply's question. If there is no vector, embed the question now."""
+        """Return the unit vector of a reply's question. If the question was never embedded, embed it now."""
         state = reply.query if reply.query is not None else self._store.replies.query(reply.id)
         if state is None and reply.prompt:
             state = self.state_of(reply.prompt)
@@ -145,7 +147,7 @@ class RatingIndex:
     # -- in step with the store ----------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Update the bank to the ratings in force, if the version in use has changed."""
+        """Update the bank to the ratings in force, if the adapter version in use has changed."""
         version = self._history.version()
         if version == self._version:
             return
@@ -163,11 +165,11 @@ class RatingIndex:
         self._version = version
 
     def _labels(self) -> dict[str, str]:
-        """Return {reply id: label}. The label is the rating. If implicit feedback is on, the label of an
-        unrated reply is its strongest implicit feedback."""
+        """Return {reply id: label}. The label of a rated reply is its rating. If implicit feedback is on, the
+        label of an unrated reply is its strongest implicit feedback."""
         mine = self._model.fingerprint
         signs = self._store.signals.all(mine, "implicit") if self._implicit else []
-        # of equally strong feedback, the newest stays last
+        # The sort is stable, so among equally strong feedback the newest stays last and wins.
         signs.sort(key=lambda s: signal.IMPLICIT[s.label][1])
         rated = {reply_id: rating for reply_id, rating, _ in self._history.labels()}
         return {s.reply_id: s.label for s in signs} | rated
@@ -183,10 +185,10 @@ class RatingIndex:
         return self.whitening(state)
 
     def tidy(self, pause: Callable[[], None]) -> tuple[Tidied, dict[str, str]]:
-        """Merge and prune the bank's patterns. Return the result, and the labels of all pruned entries by
-        reply id.
+        """Merge and prune the bank's patterns. Return the result, and {reply id: label} of all pruned
+        entries.
 
-        The caller must store these labels, because without them a restart brings the entries back.
+        The caller must store these labels. If they are not stored, a restart brings the entries back.
         """
         self.sync()
         held = self.bank.labels()
@@ -199,17 +201,17 @@ class RatingIndex:
         return tidied, before | tidied.entries
 
     def vector(self, reply_id: str) -> np.ndarray | None:
-        """Return the unit vector of a reply's question, also for a pruned entry; None if the question was
-        never embedded."""
+        """Return the unit vector of a reply's question, also if the reply's entry was pruned; None if the
+        question was never embedded."""
         known = self.bank.vector(reply_id)
         return self._unit(self._store.replies.query(reply_id)) if known is None else known
 
     def add_rating(self, reply: ReplyRow, rating: str, version: int) -> None:
-        """Add a rating to the bank. The rating was committed as `version`, the version after the bank's
-        version."""
+        """Add a committed rating to the bank. version: the adapter version that the rating made; the bank
+        must be in step with the version before it."""
         signal_ = self._signal(reply, rating)
         self._pending.append(signal_)
-        if len(self._pending) >= MAX_PENDING_REPLIES:  # store now, because a server may never be idle
+        if len(self._pending) >= MAX_PENDING_REPLIES:  # store now, because a busy server is never idle
             self.flush()
         self.bank.put(reply.id, rating, signal_.query)
         self._version = version
@@ -230,7 +232,7 @@ class RatingIndex:
         )  # fmt: skip
 
     def flush(self) -> None:
-        """Store the pending signals. The ratings themselves are already committed."""
+        """Store the pending learning signals. The ratings themselves are already committed."""
         rows, self._pending = [s.row() for s in self._pending], []
         if rows:
             self._store.signals.add(rows)
@@ -238,19 +240,19 @@ class RatingIndex:
     # -- queries ------------------------------------------------------------------------------------
 
     def weigh(self, reply: ReplyRow, rating: str) -> tuple[float, float]:
-        """Return (r, V(x)) of a new rating, computed from the other ratings in force. r is the rating's
-        reward, V(x) the mean reward for similar questions (objective.py)."""
+        """Return (r, V(x)) of a new rating, computed from the other ratings in force. r is the reward of the
+        rating, and V(x) is the mean reward for similar questions (objective.py)."""
         self.sync()
         r = signal.reward_of(rating, self.bank.counts_without(reply.id))
         return r, self.bank.value(self.query(reply), without=reply.id)
 
     def standing(self, reply_id: str, rating: str) -> tuple[float, float]:
-        """Return (r, V(x)) of a rating in force, computed from the other ratings."""
+        """Return (r, V(x)) of a rating in force, as `weigh` does, computed from the other ratings."""
         r = self.reward(reply_id, rating)
         return r, self.bank.value(self.bank.vector(reply_id), without=reply_id)
 
     def reward(self, reply_id: str, rating: str) -> float:
-        """Return r of a rating in force, computed from the other ratings."""
+        """Return the reward r of a rating in force, computed from the other ratings."""
         self.sync()
         return signal.reward_of(rating, self.bank.counts_without(reply_id))
 
@@ -262,11 +264,11 @@ class RatingIndex:
         size: Callable[[LikedExample], int],
         known: Collection[str] = (),
     ) -> list[LikedExample]:
-        """Return up to n liked replies to similar questions, together at most `room` tokens, the most similar
-        last.
+        """Return at most n liked replies to questions similar to `question`, the most similar last.
 
+        room: the maximum number of tokens of all examples together
         size: a function that returns the number of tokens of an example
-        known: texts that are already in the conversation; examples with these texts are left out
+        known: texts that are already in the conversation; examples with these questions are left out
         """
         anything = self._implicit or self._history.version() > 0
         state = self.state_of(question) if n and anything else None
@@ -288,8 +290,8 @@ class RatingIndex:
         return chosen[::-1]
 
     def _example(self, reply_id: str) -> LikedExample | None:
-        """Return a stored reply as an example; None if ruvmlx must not learn from the reply, if its chat was
-        deleted, or if the reply has no complete sentence."""
+        """Return a stored reply as an example. Return None if ruvmlx must not learn from the reply, if its
+        chat was deleted, or if the reply has no complete sentence."""
         reply = self._store.replies.get(reply_id)
         text = reply.text if reply.finish_reason == "stop" else whole_sentences(reply.text)
         usable = reply.teaches and reply.prompt.strip() and text.strip()
@@ -309,7 +311,8 @@ class RatingIndex:
 
 
 def whole_sentences(text: str) -> str:
-    """Return the text up to its last complete line or sentence, because an example must be complete."""
+    """Return the text up to the end of its last complete line or sentence, because an example must not break
+    off in a sentence."""
     ends = [m.end() for m in re.finditer(r"(?<!\d)[.!?…][\"'”’)]*(?=\s|$)|[。！？]|\n", text)]
     return text[: ends[-1]].rstrip() if ends else ""
 

@@ -1,4 +1,5 @@
-"""This module applies the router to a request: it builds the router's input and chooses an arm."""
+"""This module applies the router (router.py) to a request. It builds the router's input and chooses an arm: a
+way to generate the reply."""
 
 from collections.abc import Callable
 
@@ -13,7 +14,8 @@ from .router import Route, Router, turns_of
 
 
 class Routing:
-    """The routers of one runtime, one per adapter. Only the backend's thread may use this object."""
+    """The routers of one runtime: one router for each adapter. Only the backend's thread can use this
+    object."""
 
     def __init__(self, store: Store, fingerprint: str, examples: bool):
         self._store, self._fingerprint, self._examples = store, fingerprint, examples
@@ -26,7 +28,7 @@ class Routing:
         return self._routers[name]
 
     def choose(self, learner: Learner, request: GenerationRequest) -> Route | None:
-        """Choose an arm for a request. Returns None for an empty question, or if only one arm is
+        """Choose an arm for a request. Return None if the question is empty, or if only one arm is
         available."""
         learner.sync()
         router, question = self.of(learner), question_of(request)
@@ -40,8 +42,8 @@ class Routing:
     def _vectors(
         self, learner: Learner, question: str, session_id: str | None
     ) -> Callable[[str], np.ndarray | None]:
-        """Return a function: question -> vector. The newest question is embedded now. The vectors of earlier
-        questions come from the store."""
+        """Return a function that returns a question's vector; None if there is no vector. The function embeds
+        the newest question, and it takes earlier questions' hidden states from the store or a cache."""
         index = learner.rating_index
         known = dict(self._store.replies.questions(session_id)) if session_id is not None else {}
 

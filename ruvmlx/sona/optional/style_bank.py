@@ -1,10 +1,10 @@
-"""This module computes a model's style basis (style_basis.py): it samples a bank of replies, then computes
-the gradient of each reply.
+"""This module computes a model's style basis: directions in the weights that change the style of replies
+(style_basis.py). The model writes a bank of replies, and the module computes the gradient of each reply.
 
     questions (style_questions.json) -> REPLIES replies to each -> gradients -> StyleBasis
 
-This takes minutes for a small model, so the work can be stopped at any pause. A StyleBank keeps the finished
-part, and a later run continues with it.
+The computation takes minutes for a small model, so it can be stopped at any pause. A StyleBank keeps the
+finished part, and a later run continues with this part.
 """
 
 import io
@@ -32,26 +32,26 @@ if TYPE_CHECKING:
 REPLIES = 8  # the number of replies to each question
 MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
 TEMPERATURE = 0.7
-_INPUT_TEXTS, _INPUT_ROWS = 60, 16  # lora_a comes from the inputs in 60 texts, at 16 positions in each
+_INPUT_TEXTS, _INPUT_ROWS = 60, 16  # lora_a comes from a layer's inputs in 60 replies, at 16 positions each
 _PROSE_RIDGE = 1.0  # the ridge of the second moment of prose inputs, as a share of its mean eigenvalue
-_PROSE_TOKENS = 160  # the maximum number of tokens of each plain text
+_PROSE_TOKENS = 160  # the maximum number of tokens that are used of each plain text
 
 Progress = Callable[[str, int, int], None]  # (name of the step, finished items, items in all)
 
 
 def texts(name: str) -> list[str]:
-    """Return the neutral questions ("style_questions"), or the plain texts on which the basis must change
-    nothing ("style_prose")."""
+    """Return the texts of a file: "style_questions" for neutral questions, or "style_prose" for plain prose
+    whose probability the basis must not change."""
     text = resources.files(__package__).joinpath(f"{name}.json").read_text(encoding="utf-8")
     return json.loads(text)
 
 
 @dataclass
 class StyleBank:
-    """The finished part of the computation. P is the number of elements of all lora_b.
+    """The finished part of a style basis's computation. P is the number of elements of all lora_b.
 
-    replies: (index of the question, token ids, True if the reply ended by itself)
-    lora_a: [L, in, r], for L layers and rank r
+    replies: (index of the question, token ids, True if the reply ended by itself) of each reply
+    lora_a: [L, in, r], for L layers with inputs of size `in`, and rank r; None before its computation
     gradients: a gradient [P] float16 for each reply, in the order of the replies
     prose: a gradient [P] for each plain text
     """
@@ -71,7 +71,7 @@ class StyleBank:
 
     @classmethod
     def from_bytes(cls, data: bytes | None) -> "StyleBank":
-        """Read a stored bank. Return an empty bank if there is no data, or if the data is damaged."""
+        """Decode a stored bank. Return an empty bank if there is no data, or if the data is damaged."""
         try:
             with np.load(io.BytesIO(data or b""), allow_pickle=False) as f:
                 replies = [(int(q), ids, bool(ended)) for q, ids, ended in json.loads(str(f["replies"]))]
@@ -86,20 +86,21 @@ def _stack_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class BasisBuilder:
-    """The builder that completes a bank. Only the backend's thread may use this object. The backend's LoRA
-    does not change."""
+    """A builder that completes a bank and computes the style basis. Only the backend's thread can use a
+    builder. After the work, the backend has the same LoRA as before."""
 
     def __init__(
         self, model: Model, backend: Backend, bank: StyleBank, questions: Sequence[str], prose: Sequence[str]
     ):
-        """prose: plain texts whose probability the basis must not change."""
+        """questions: neutral questions for the model; prose: plain texts whose probability the basis must not
+        change."""
         self._model, self._backend, self.bank = model, backend, bank
         self._questions, self._prose = questions, prose
         self._layers = tuple(range(model.config.n_layers))
 
     def run(self, progress: Progress, pause: Pause) -> StyleBasis:
-        """Compute the basis. `pause` may raise an exception to stop; the bank then holds the finished
-        part."""
+        """Compute and return the style basis. `pause` can raise an exception to stop; the bank then holds the
+        finished part."""
         from ...training.trainer import Trainer  # this import starts MLX
 
         self._sample(progress, pause)
@@ -125,15 +126,15 @@ class BasisBuilder:
     def _sample_question(
         self, prompt: Sequence[int], rng: np.random.Generator, pause: Pause
     ) -> list[SampledReply]:
-        """Sample REPLIES replies to one prompt. The model reads the prompt only once."""
+        """Sample REPLIES replies to one prompt, and return them. The model reads the prompt only once."""
         first = BegunReply.of(self._backend, prompt)
         begun = [first, *(first.fork() for _ in range(REPLIES - 1))]
         tokenizer = self._model.tokenizer
         return sampled_replies(self._backend, tokenizer, begun, rng, MAX_REPLY_TOKENS, TEMPERATURE, pause)
 
     def _text(self, reply: tuple[int, list[int], bool]) -> "TrainingText":
-        """Return the text to train on. The end token is a part of the reply, because a direction can change
-        the length."""
+        """Return a reply as a text whose gradient can be computed. The text includes the end token of the
+        reply, because a direction can change the length of replies."""
         from ...training.slices import TrainingText
 
         question, ids, ended = reply
@@ -147,8 +148,8 @@ class BasisBuilder:
         return [(MODULE, layer) for layer in self._layers]
 
     def _directions(self, trainer: "Trainer", pause: Pause) -> np.ndarray:
-        """Return lora_a [L, in, RANK]: directions along which a layer's inputs are large in replies and small
-        in plain prose. So a change along these directions hardly changes other text."""
+        """Return lora_a [L, in, RANK]: for each layer, directions along which its inputs are large in replies
+        and small in plain prose. So a change along these directions hardly changes prose."""
         rng = np.random.default_rng(0)
         chosen = rng.permutation(len(self.bank.replies))[:_INPUT_TEXTS]
         replies = self._inputs(trainer, [self._text(self.bank.replies[at]) for at in chosen], rng, pause)
@@ -158,7 +159,8 @@ class BasisBuilder:
     def _inputs(
         self, trainer: "Trainer", some: "Sequence[TrainingText]", rng: np.random.Generator, pause: Pause
     ) -> dict[Place, np.ndarray]:
-        """Return the inputs [n, in] of each place at _INPUT_ROWS random positions of each text."""
+        """Return the inputs [n, in] of each place (module, layer) at _INPUT_ROWS random positions of each
+        text."""
         rows = dict[Place, list[np.ndarray]]()
         for text in some:
             picks = np.sort(rng.permutation(text.answer_tokens)[:_INPUT_ROWS])
@@ -196,7 +198,7 @@ class BasisBuilder:
     # -- the basis -----------------------------------------------------------------------------------
 
     def gradients(self) -> BankGradients:
-        """Return the gradients of the finished replies."""
+        """Return the gradients and measures of the replies whose gradients are computed."""
         bank, decode = self.bank, self._model.tokenizer.decode
         rows, known = np.stack(bank.gradients).astype(np.float32), bank.replies[: len(bank.gradients)]
         return BankGradients(
@@ -214,9 +216,13 @@ class BasisBuilder:
 
 def leading(rows: np.ndarray, prose: np.ndarray, rank: int) -> np.ndarray:
     """Return the vectors a [in, rank] with the largest ratio of the mean of (a . x)^2 over `rows` to the mean
-    over `prose` (generalised eigenvectors). Each vector is scaled, so that its mean over `rows` is 1. rows: n
-    inputs x of replies [n, in]. prose: m inputs of prose [m, in]."""
-    # The computation is in the span of the rows, whose dimension can be much smaller than `in`.
+    of (a . x)^2 over `prose` (generalised eigenvectors). Each vector is scaled so that the mean over `rows`
+    is 1.
+
+    rows: [n, in], n inputs x of a layer in replies
+    prose: [m, in], m inputs x of the layer in prose
+    """
+    # The computation is in the span of all inputs, whose dimension can be much smaller than `in`.
     axes = np.linalg.qr(np.concatenate([rows, prose]).T.astype(np.float64))[0]
     inner, outer = rows @ axes, prose @ axes
     moment = outer.T @ outer / len(outer)

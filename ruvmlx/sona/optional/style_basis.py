@@ -1,14 +1,15 @@
-"""The style basis has, for each measure of a text (taste_measures.py), a direction in the weights that raises
-the measure in replies.
+"""This module computes the style basis. A measure is a number that describes a reply's text, such as its
+number of lists (taste_measures.py). For each measure, the style basis has a direction in the weights that
+raises the measure in replies.
 
-The basis is computed once for each model, from a bank of unrated replies to neutral questions. Ratings then
-choose one coefficient for each direction. These are 39 numbers and not thousands, so thirty ratings are
-enough.
+The basis is computed once for each model, from a bank of unrated replies to neutral questions. A user's
+ratings choose one coefficient for each direction. There are 39 coefficients and not thousands, so thirty
+ratings are enough.
 
 For reply i with text y_i, g_i is the gradient of log p(y_i) by lora_b at lora_b = 0. A small change d of
 lora_b changes log p(y_i) by g_i . d, so the expectation of any function f of replies changes by Cov(f, g .
 d). The direction that raises f most for a given KL is proportional to W sum_i f_i g_i, where W = 1 / E[g^2]
-stands for the inverse Fisher information. There are far fewer replies (n) than weights, so this sum is
+stands for the inverse Fisher information. There are far fewer replies (n) than weights, so the sum over i is
 computed as a ridge regression over replies (kernel form):
 
     K = G W G^T      alpha = C (C K C + lambda tr(C K C) / n)^-1 C f      d = W G^T alpha
@@ -17,8 +18,8 @@ The rows of G are the gradients g_i. C subtracts the mean over the replies to on
 direction must tell styles apart, not topics. The direction of a weighted sum of measures is the weighted sum
 of their directions.
 
-The probability of plain prose must not change. So each direction is projected: d -= W P^T (P W P^T)^-1 P d,
-where the rows of P are gradients of log p of prose.
+The probability of plain prose must not change. So each direction is projected: d -= W P^T (P W P^T)^-1 P d.
+The rows of P are the gradients of the log-probabilities of prose texts.
 """
 
 import io
@@ -31,20 +32,20 @@ import numpy as np
 from ...lora.base_lora import BaseLoRA, Pair, Place
 
 RIDGE = 0.5  # lambda, the strength of the ridge
-MODULE, RANK = "down_proj", 2
+MODULE, RANK = "down_proj", 2  # the matrix of each layer that the basis changes, and the rank of the change
 FOLDS = 4  # the number of parts of the questions in the cross-validation of `response`
 _VERSION = 3  # the version of the stored form and of the order of the measures
 
 
 @dataclass(frozen=True)
 class BankGradients:
-    """The gradients of the bank's replies.
+    """The gradients and measures of n replies of the bank. P is the number of elements of all lora_b.
 
     gradients: G [n, P] float32, one row for each reply
-    measures: [n, M], the measures of each reply
+    measures: [n, M], the M measures of each reply
     question: [n], the index of the reply's question
     tokens: [n], the number of tokens of each reply
-    prose: [m, P], gradients of the log-probability of plain texts
+    prose: [m, P], the gradients of the log-probabilities of m plain texts
     """
 
     gradients: np.ndarray
@@ -54,7 +55,7 @@ class BankGradients:
     prose: np.ndarray
 
     def __getitem__(self, rows: np.ndarray) -> "BankGradients":
-        """Return the data of some of the replies."""
+        """Return the data of the replies with these row indices, and of all plain texts."""
         chosen = {name: getattr(self, name)[rows] for name in ("gradients", "measures", "question", "tokens")}
         return replace(self, **chosen)
 
@@ -63,12 +64,12 @@ class BankGradients:
 class StyleBasis:
     """A style basis of M directions in L layers.
 
-    lora_a: [L, in, r] float32, the same for all directions, for down_proj of each layer
-    directions: [M, L, r, out] float32, lora_b of each measure
+    lora_a: [L, in, r] float32, lora_a of each layer's down_proj; all directions share it
+    directions: [M, L, r, out] float32, the direction of each measure: lora_b of each layer's down_proj
     information: [M, M], the Fisher information per token along the directions; a change with coefficients
         beta has a KL of about beta^T information beta / 2 (nats per token)
-    response: [M, M], the rise of each measure per unit of each direction's coefficient, for small changes, on
-        questions that were not used for the direction
+    response: [M, M], the rise of each measure (row) for a coefficient of 1 of each direction (column). The
+        rise is for small changes, on questions from which the direction was not computed.
     layers: the indices of the L layers
     """
 
@@ -94,7 +95,7 @@ class StyleBasis:
         )
 
     def lora(self, coefficients: np.ndarray) -> BaseLoRA:
-        """Return the change of weights with these coefficients [M]."""
+        """Return the change of weights with these coefficients [M] of the directions, as a base LoRA."""
         b = np.tensordot(coefficients.astype(np.float32), self.directions, axes=1)
         pairs: Mapping[Place, Pair] = {
             (MODULE, layer): (np.ascontiguousarray(self.lora_a[i]), np.ascontiguousarray(b[i]))
@@ -103,7 +104,8 @@ class StyleBasis:
         return BaseLoRA(pairs)
 
     def kl(self, coefficients: np.ndarray) -> float:
-        """Return the expected KL of `lora(coefficients)` for small changes (nats per token)."""
+        """Estimate the KL (nats per token) that `lora(coefficients)` causes. The estimate holds for small
+        changes."""
         return 0.5 * float(coefficients @ self.information @ coefficients)
 
     def to_bytes(self) -> bytes:
@@ -118,8 +120,8 @@ class StyleBasis:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "StyleBasis | None":
-        """Read a stored basis. Return None if the data is damaged or of another version; the caller must then
-        compute the basis again."""
+        """Decode a stored basis. Return None if the data is damaged or in another version's form; the caller
+        must then compute the basis again."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 if int(f["version"]) != _VERSION:
@@ -133,7 +135,8 @@ class StyleBasis:
 
 
 def centre_by_question(values: np.ndarray, question: np.ndarray) -> np.ndarray:
-    """Return values [n, M] minus the mean over the replies to the same question."""
+    """Return values [n, M] of n replies, minus their mean over the replies to the same question. question:
+    [n], the index of each reply's question."""
     out = values.copy()
     for one in np.unique(question):
         rows = question == one
@@ -143,7 +146,7 @@ def centre_by_question(values: np.ndarray, question: np.ndarray) -> np.ndarray:
 
 def inverse_information(gradients: np.ndarray, rows: int) -> np.ndarray:
     """Return W [P], which is 1 / mean g^2. All weights in one of the `rows` rows of lora_b get the same
-    value, because a value for each weight would be noise: there are more weights than replies."""
+    value. A separate value for each weight would be noise, because there are more weights than replies."""
     square = np.einsum("np,np->p", gradients, gradients, dtype=np.float64) / len(gradients)
     mean = square.reshape(rows, -1).mean(axis=1)
     return np.repeat(1 / np.maximum(mean, 1e-12), square.size // rows).astype(np.float32)
@@ -151,16 +154,16 @@ def inverse_information(gradients: np.ndarray, rows: int) -> np.ndarray:
 
 def directions(bank: BankGradients, rows: int, ridge: float = RIDGE) -> np.ndarray:
     """Return the direction of each measure: [M, P]. The probability of prose does not change along a
-    direction. rows: the rows of lora_b in all layers."""
+    direction. rows: the number of rows of lora_b in all layers together."""
     weight = inverse_information(bank.gradients, rows)
     measures = centre_by_question(bank.measures.astype(np.float64), bank.question)
     return without_prose(ridge_directions(bank, weight, measures, ridge), bank.prose, weight)
 
 
 def left_out(bank: BankGradients, rows: int, ridge: float = RIDGE) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield two arrays for each of FOLDS parts of the questions: the predicted rise [n, M] of the
-    log-probability of the part's replies along each direction, and the measures [n, M] of these replies. The
-    directions are computed from the other parts. Both arrays are centred."""
+    """Divide the questions into FOLDS parts. For each part, yield two arrays about its n replies: the
+    predicted rise [n, M] of their log-probability along each direction, and their measures [n, M]. The
+    directions are computed from the other parts. Both arrays are centred by question."""
     for fold in range(FOLDS):
         out = bank.question % FOLDS == fold
         if out.any() and not out.all():
@@ -171,8 +174,8 @@ def left_out(bank: BankGradients, rows: int, ridge: float = RIDGE) -> Iterator[t
 
 
 def response(bank: BankGradients, rows: int, ridge: float = RIDGE) -> np.ndarray:
-    """Return the covariance of each measure with the rise of the log-probability along each direction: [M,
-    M]."""
+    """Return the covariance of each measure (row) with the rise of the log-probability along each direction
+    (column): [M, M]."""
     total, count = np.zeros((bank.measures.shape[1],) * 2), 0
     for moved, measures in left_out(bank, rows, ridge):
         total, count = total + measures.T @ moved, count + len(moved)
@@ -182,7 +185,7 @@ def response(bank: BankGradients, rows: int, ridge: float = RIDGE) -> np.ndarray
 def ridge_directions(
     bank: BankGradients, weight: np.ndarray, measures: np.ndarray, ridge: float
 ) -> np.ndarray:
-    """Return the direction d for each column of measures [n, M], which are centred: [M, P]."""
+    """Return the direction d of each measure: [M, P]. measures: [n, M], centred by question."""
     count = len(bank.gradients)
     kernel = (bank.gradients * weight) @ bank.gradients.T
     kernel = centre_by_question(centre_by_question(kernel.astype(np.float64), bank.question).T, bank.question)
@@ -192,8 +195,8 @@ def ridge_directions(
 
 
 def without_prose(directions: np.ndarray, prose: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Return the directions [M, P] after a projection, which keeps the log-probability of each prose text the
-    same."""
+    """Project the directions [M, P], so that a change along a direction keeps the log-probability of each
+    prose text. Return the projected directions."""
     if not len(prose):
         return directions
     changes = (prose * weight) @ prose.T

@@ -1,9 +1,10 @@
-"""This module chooses the coefficients of the style basis (style_basis.py) from a user's ratings, and how far
-the weights move.
+"""This module chooses the coefficients of the style basis (style_basis.py) from a user's ratings. It also
+chooses the size of the change of weights.
 
-The coefficients are the taste model's weights w of the measures. A small change along them raises measure j
-by (R w)_j, where R is the basis's response, and stars by w^T R w. The taste is uncertain, so the size of the
-step follows the lower bound of the gain in stars. If a user's ratings say little, the model hardly changes.
+The coefficients are the weights w that the taste model gives to the measures of a reply. A small change with
+these coefficients raises measure j by (R w)_j, where R is the basis's response, and the predicted stars by
+w^T R w. The taste is uncertain, so the size of the change follows the lower bound of the gain in stars. If a
+user's ratings say little, the weights hardly change.
 """
 
 from collections.abc import Sequence
@@ -16,14 +17,16 @@ from ..taste_fit import M
 from .style_basis import StyleBasis
 
 DOUBT = 0.5  # the lower bound is this many standard deviations below the expected gain
-FOLDS = 5  # the number of parts of the ratings; each part is predicted by a taste fitted to the others
+FOLDS = 5  # the number of parts of the ratings; a taste model fitted to the other parts predicts each part
 
 
 @dataclass(frozen=True)
 class StyleChoice:
-    """The choice for one user. coefficients: [M], the coefficients of the directions, up to a common factor.
-    confidence: 0 if the ratings may show no taste at all, 1 if the taste is certain; the change of weights is
-    proportional to the confidence.
+    """The choice of a style for one user.
+
+    coefficients: [M], the coefficients of the directions, up to a common factor
+    confidence: from 0 (the ratings possibly show no taste at all) to 1 (the taste is certain). The change of
+        weights is proportional to the confidence.
     """
 
     coefficients: np.ndarray
@@ -39,9 +42,12 @@ class StyleChoice:
 
 
 def agreement(given: Sequence[Given], background: Sequence[RatedFeatures]) -> float:
-    """Return the covariance of ratings and their predictions (squared stars). The covariance is above 0 if
-    the taste model can predict ratings to which it was not fitted. background: unrated replies, for a user
-    who rates only with up or only with down."""
+    """Return the covariance (squared stars) of ratings and their predictions. The covariance is above 0 if
+    the taste model can predict ratings to which it was not fitted.
+
+    given: the ratings and preferences
+    background: unrated replies, for a user who rates only with up or only with down; else empty
+    """
     predicted, stars = np.zeros(len(given)), np.array([_stars(one) for one in given])
     usual = list[float]()
     for fold in range(FOLDS):

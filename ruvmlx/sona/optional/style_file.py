@@ -1,7 +1,8 @@
-"""This module reads and writes the files of style bases. A basis comes with the package, or it is computed on
-the user's machine and stored in the data folder.
+"""This module reads and writes the files of style bases (style_basis.py). The package contains the basis of a
+few models. The basis of another model is computed on the user's machine and stored in the data folder.
 
-A basis belongs to a model, not to an adapter. So all adapters and stores of a user share it.
+A basis belongs to a model, not to an adapter. So all adapters and stores of a user share the basis of a
+model.
 """
 
 from contextlib import suppress
@@ -14,24 +15,24 @@ from .style_bank import StyleBank
 from .style_basis import StyleBasis
 
 _FOLDER, _SHIPPED = "style", "style_bases"  # the folder in the data folder, and the folder in this package
-_NAMED = 16  # the number of characters of the model's fingerprint in a file name
+_NAMED = 16  # the number of characters of the model's fingerprint that form a file name
 
 
 class StyleFiles:
     """The style basis of one model, and the unfinished bank from which it will be computed."""
 
     def __init__(self, fingerprint: str, folder: Path | None = None):
-        """folder: the folder of the files; None for the data folder."""
+        """folder: the folder of the files; None for the folder `style` in the data folder."""
         self._name = fingerprint[:_NAMED]
         self._folder = home() / _FOLDER if folder is None else folder
 
     def basis(self) -> StyleBasis | None:
-        """Return the basis; None if there is no basis yet."""
+        """Return the model's style basis; None if there is no basis yet."""
         data = self._shipped_bytes() or self._read(self._basis)
         return StyleBasis.from_bytes(data) if data else None
 
     def bank(self) -> StyleBank:
-        """Return the finished part of the computation; an empty bank if there is no finished part."""
+        """Return the finished part of the basis's computation; an empty bank if there is no finished part."""
         return StyleBank.from_bytes(self._read(self._bank))
 
     def put_bank(self, bank: StyleBank) -> None:
@@ -44,8 +45,8 @@ class StyleFiles:
         self._bank.unlink(missing_ok=True)
 
     def ship(self, basis: StyleBasis) -> None:
-        """Write the basis into the package itself, so that users need not compute it. Raises OSError if the
-        file cannot be written."""
+        """Write the basis into the package's own folder, so that users need not compute it. Raises OSError if
+        the file cannot be written."""
         folder = Path(__file__).parent / _SHIPPED
         folder.mkdir(exist_ok=True)
         (folder / f"{self._name}.npz").write_bytes(basis.to_bytes())

@@ -1,15 +1,15 @@
-"""After new ratings, the style loop sets the base LoRA to a combination of the directions d_k of the style
-basis (style_basis.py).
+"""This module is the style loop. After new ratings, the style loop sets the base LoRA to a combination of the
+directions d_k of the style basis (style_basis.py).
 
     base = s sum_k beta_k d_k
 
-The coefficients beta_k follow from the ratings in force (style_choice.py). So nothing is trained, and an
+The coefficients beta_k follow from the ratings in force (style_choice.py). So the loop trains nothing, and an
 undo restores the earlier coefficients. The scale s is as large as the confidence in the taste allows, within
-three limits. All three are measured in the running backend: the KL to the original model, the perplexity of
-prose, and faults in replies to questions that no user rated (faults.py). The MicroLoRA (the changes of the
-instant loop) stays on top. It is scaled to the rest of the KL cap.
+three limits. The limits are for the KL to the original model, for the perplexity of prose, and for faults in
+replies to questions that no user rated (faults.py). The running backend measures all three. The MicroLoRA
+(the LoRA that the instant loop updates at each rating) stays active. It is scaled to the rest of the KL cap.
 
-A base that was trained before (background.py) stays under the style.
+If the background loop (background.py) has trained a base LoRA before, the style is added to this base LoRA.
 """
 
 import math
@@ -39,14 +39,14 @@ from .style_basis import MODULE, RANK, StyleBasis
 from .style_choice import StyleChoice, agreement
 from .style_file import StyleFiles
 
-KL = ROOM * KL_CAP  # the maximum KL for a certain taste, nats per token; the rest is for the MicroLoRA
+KL = ROOM * KL_CAP  # the base's maximum KL at a confidence of 1, nats per token; the MicroLoRA has the rest
 RISE = ROOM * RISE_CAP  # the maximum rise of the mean negative log-likelihood of prose, nats/token
 TRIES = 4  # the maximum number of measurements in the search for s
-MIN_SHRINK = 0.05  # the factor of s after a measurement that shows a broken model
-CLOSE_ENOUGH = 0.8  # the search for s ends at this share of the allowed s
-STEPS = (1.0, 0.7, 0.5)  # if replies have more faults, the next smaller share of s is tried
+MIN_SHRINK = 0.05  # the factor of s after a measurement whose KL or perplexity is not finite
+CLOSE_ENOUGH = 0.8  # the search for s ends at this share of the largest s that the limits allow
+STEPS = (1.0, 0.7, 0.5)  # shares of s; if replies have more faults, the loop tries the next smaller share
 CURVATURE = 1.0  # the initial estimate of (measured KL) / (KL that the basis predicts)
-SAVE_EVERY = 60.0  # seconds
+SAVE_EVERY = 60.0  # seconds from one save of the bank to the next
 NAME = "style"  # the name of this loop in reports
 
 Progress = Callable[[int, int, float], None]
@@ -54,7 +54,8 @@ Progress = Callable[[int, int, float], None]
 
 @dataclass(frozen=True)
 class _MeasuredBase:
-    """A base LoRA that was measured. scale: s. ground: the base, and the KL probe under this base."""
+    """A base LoRA that was measured. scale: the scale s of its style. ground: the base LoRA with the KL probe
+    under it."""
 
     scale: float
     ground: ProbedBase
@@ -68,8 +69,8 @@ class _MeasuredBase:
         return self.ground.probe.rise
 
     def room(self, kl: float) -> float:
-        """Return the factor by which s can grow to the limits; 0 if the model is broken. The KL and the rise
-        are about parabolas in s."""
+        """Return the factor by which s can grow to the limits; 0 if a measurement is not finite. As functions
+        of s, the KL and the rise of prose are about parabolas. kl: the limit of the KL, nats per token."""
         if not (math.isfinite(self.kl) and math.isfinite(self.rise)):
             return 0.0
         shares = [kl / self.kl if self.kl > 0 else math.inf, RISE / self.rise if self.rise > 0 else math.inf]
@@ -77,8 +78,8 @@ class _MeasuredBase:
 
 
 class StyleLoop:
-    """The style loop of one learner. Only the backend's thread may use this object. files: the files of the
-    basis."""
+    """The style loop of one learner. Only the backend's thread can use this object. files: the files of the
+    style basis; None for the files of the learner's model."""
 
     def __init__(self, learner: Learner, model: Model, files: StyleFiles | None = None):
         self._learner, self._model = learner, model
@@ -88,8 +89,8 @@ class StyleLoop:
         self._untouched: list[SampledReply] | None = None
 
     def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
-        """Compute a base LoRA from the ratings in force, test the base, and use it if it passes. Return a
-        report."""
+        """Compute a base LoRA from the ratings in force, test it, and use it if it is within the limits.
+        Return a report."""
         learner, started = self._learner, time.perf_counter()
         if not self._model.is_own:
             return _report(False, missing_features(self._model.shape))
@@ -120,8 +121,8 @@ class StyleLoop:
     # -- the basis -----------------------------------------------------------------------------------
 
     def basis(self, progress: Progress, pause: Pause) -> StyleBasis:
-        """Return the model's basis. If there is no basis, compute it now. This takes minutes, once for each
-        model."""
+        """Return the model's style basis. If there is no basis, compute it now. The computation takes
+        minutes, once for each model."""
         self._basis = self._basis or self._files.basis()
         if self._basis is None:
             self._basis = self._compute(progress, pause)
@@ -184,8 +185,8 @@ class StyleLoop:
         return self._promote(learner.version, ground, update, facts | {"kl": update.kl}, reason)
 
     def _within_limits(self, basis: StyleBasis, choice: StyleChoice, pause: Pause) -> _MeasuredBase | None:
-        """Return the base with the largest s that is within the limits; None if every s that was tried
-        exceeds the limits."""
+        """Return the measured base LoRA with the largest s within the limits of KL and perplexity. Return
+        None if every s that was tried exceeds a limit."""
         wanted, found = KL * choice.confidence**2, list[_MeasuredBase]()
         predicted = basis.kl(choice.coefficients) * self._curvature
         scale, least = math.sqrt(wanted / max(predicted, 1e-12)), math.inf
@@ -219,15 +220,15 @@ class StyleLoop:
 
     @property
     def _trained_base(self) -> BaseLoRA | None:
-        """Return the trained base under the style; without a style, the base in use."""
+        """Return the base LoRA in use without the style of earlier ratings; None if nothing remains."""
         base = self._learner.base
         return trained_part(base) if base is not None and self._has_style else base
 
     # -- faults --------------------------------------------------------------------------------------
 
     def _worse(self, found: _MeasuredBase, micro: Any, pause: Pause) -> str:
-        """Return in words which fault is worse in replies to questions that no user rated; "" if no fault is
-        worse."""
+        """Return in words which fault is worse than in the original model's replies to the same questions; ""
+        if no fault is worse. No user rated these questions."""
         backend, tokenizer = self._learner.backend, self._model.tokenizer
         if self._untouched is None:
             with self._learner.active.install_for(None):
@@ -258,8 +259,8 @@ class StyleLoop:
 
 
 def sum_of_bases(trained: BaseLoRA | None, style: BaseLoRA) -> BaseLoRA:
-    """Return a trained base and a style as one LoRA of scale 1. In each pair, the last RANK columns of lora_a
-    belong to the style."""
+    """Return a trained base LoRA and a style as one LoRA of scale 1. In each pair of a matrix that the style
+    changes, the last RANK columns of lora_a belong to the style."""
     if trained is None:
         return style
     pairs: dict[Place, Pair] = {
@@ -273,7 +274,7 @@ def sum_of_bases(trained: BaseLoRA | None, style: BaseLoRA) -> BaseLoRA:
 
 
 def trained_part(base: BaseLoRA) -> BaseLoRA | None:
-    """Return the trained base in a `sum_of_bases`; None if the sum has no trained base."""
+    """Return the trained base LoRA from a result of `sum_of_bases`; None if the sum has only a style."""
     pairs: dict[Place, Pair] = {}
     for place, (a, b) in base.pairs.items():
         if place[0] == MODULE:
