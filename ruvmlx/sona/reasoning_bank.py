@@ -1,13 +1,12 @@
-"""The reasoning bank holds rated questions, which are found again by similarity, and the patterns that the
-questions form.
+"""The reasoning bank holds rated questions, finds the questions that are similar to a new question, and
+groups the rated questions into patterns.
 
-Entries are unit vectors with a label (a rating, or implicit feedback). k-means divides the entries into
-cells. Cells with nearly the same centre form one pattern. A lookup compares the query with the cells'
-centres, then with the entries of the nearest cells, up to SCAN entries. The rows of a cell are contiguous, so
-each cell takes one matrix product. New rows come after all cells. Every lookup compares the query with the
-new rows, until `tend` sorts them into cells. Up to SCAN entries, a lookup is exact.
-
-The bank is rebuilt from the store at start (rating_index.py).
+An entry is a question's unit vector with a label (a rating, or implicit feedback). k-means divides the
+entries into cells. Cells with nearly the same centre form one pattern. A lookup compares the new question
+(the query) with the cells' centres, then with the entries of the nearest cells, up to SCAN entries. The rows
+of a cell are contiguous, so each cell takes one matrix product. The rows of new entries come after all cells.
+Every lookup compares the query with them, until `tend` sorts them into cells. Up to SCAN entries, a lookup is
+exact. At the start of the program, the bank is filled from the store (rating_index.py).
 """
 
 from collections.abc import Callable
@@ -17,17 +16,17 @@ import numpy as np
 
 from .signal import INDEX, LABELS, WEIGHTS, rewards
 
-# The maximum number of entries in lookups. First entries of poor patterns are pruned, then the oldest.
+# The maximum number of entries in lookups. Entries of poor patterns are removed first, then the oldest.
 CAPACITY = 10_000
-CELLS = 100
-SAMPLE = 4096  # the maximum number of entries used by k-means
+CELLS = 100  # the maximum number of cells
+SAMPLE = 4096  # the maximum number of entries from which k-means computes the cells
 SCAN = 1024  # the maximum number of entries that a lookup compares, besides new entries
-TAIL = 128  # this many new entries can wait before they are sorted into cells
-NEIGHBOURS = 32
+TAIL = 128  # the maximum number of new entries that wait before `tend` sorts them into cells
+NEIGHBOURS = 32  # the number of similar entries from which V(x) is computed
 PRIOR = 4.0  # the weight of the prior of V(x) (`value`), as a number of ratings
-ALIKE = 0.5  # from this similarity on, a question has the full weight in V(x)
-SIMILAR = 0.1  # the minimum similarity of an example; 84% of pairs of one topic have it, 19% of other pairs
-MERGE = 0.9  # from this similarity of two centres on, their cells are one pattern
+ALIKE = 0.5  # the minimum similarity at which a question has its full weight in V(x)
+SIMILAR = 0.1  # the minimum similarity of an example: true for 84% of pairs on one topic, 19% of other pairs
+MERGE = 0.9  # the minimum similarity of the centres of two cells that form one pattern
 PRUNE = 0.3  # a pattern with a lower quality is poor
 _ITERATIONS = 8
 _DEAD = -1
@@ -37,7 +36,7 @@ _GOOD = np.isin(LABELS, ("up", "4", "5"))
 
 @dataclass(frozen=True)
 class Pattern:
-    """A kind of question. quality: 0 to 1. hits: how often its entries were used for new questions."""
+    """A kind of question. quality: the mean reward, 0 to 1. hits: the number of uses of its entries."""
 
     size: int
     quality: float
@@ -45,7 +44,7 @@ class Pattern:
 
     @property
     def poor(self) -> bool:
-        """True if the quality is so low that the pattern's entries are pruned first."""
+        """True if the quality is below PRUNE. Entries of poor patterns are pruned first."""
         return self.quality < PRUNE
 
 
@@ -53,9 +52,9 @@ class Pattern:
 class Tidied:
     """The result of `tidy`.
 
-    patterns: patterns that are left
-    merged: cells that joined another cell's pattern
-    pruned: patterns that were removed
+    patterns: the number of patterns that are left
+    merged: the number of cells that joined another cell's pattern
+    pruned: the number of patterns that were removed
     entries: {reply id: label} of the removed patterns' entries
     """
 
@@ -67,14 +66,14 @@ class Tidied:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The entries near a query, the nearest first."""
+    """The entries that are most similar to a query, the most similar first: their rows and similarities."""
 
     rows: np.ndarray
     similarity: np.ndarray
 
 
 class ReasoningBank:
-    """The bank of entries by reply id. Vectors are float32 [dimensions], of length 1."""
+    """The bank. The key of an entry is the reply's id. Vectors are float32 [dimensions] of length 1."""
 
     def __init__(self, dimensions: int):
         self._vectors = np.zeros((64, dimensions), np.float32)
@@ -82,11 +81,11 @@ class ReasoningBank:
         self._pattern = np.zeros(64, np.int16)
         self._numbers = np.arange(64)
         self._hits = np.zeros(64, np.int64)
-        self._order = np.zeros(64, np.int64)  # the serial number of each row's arrival
+        self._order = np.zeros(64, np.int64)  # serial numbers of entries, in the order of arrival
         self._came = 0
         self._ids: list[str] = []
         self._at: dict[str, int] = {}
-        # Labels of entries that lookups do not find (pruned, or without a vector). Rewards use these labels.
+        # Labels of entries that lookups do not find (pruned, or without a vector). `counts` includes them.
         self._unplaced: dict[str, int] = {}
         self.counts = np.zeros(len(LABELS), np.int64)
         self._centres = np.zeros((0, dimensions), np.float32)
@@ -114,7 +113,7 @@ class ReasoningBank:
     # -- entries -------------------------------------------------------------------------------------
 
     def put(self, reply_id: str, label: str, vector: np.ndarray | None) -> None:
-        """Add an entry, or change its label."""
+        """Add an entry, or change the label of an entry that the bank has."""
         if reply_id in self._at:
             self._relabel(self._at[reply_id], INDEX[label])
             return
@@ -126,7 +125,7 @@ class ReasoningBank:
             self._append(reply_id, INDEX[label], vector)
 
     def _relabel(self, row: int, label: int) -> None:
-        """Change a row's label and the counts. The label _DEAD removes the row."""
+        """Change the label of a row, and the counts of labels. The label _DEAD marks the row as removed."""
         for old_or_new, change in ((int(self._labels[row]), -1), (label, 1)):
             if old_or_new != _DEAD:
                 self.counts[old_or_new] += change
@@ -164,10 +163,10 @@ class ReasoningBank:
     # -- lookup --------------------------------------------------------------------------------------
 
     def lookup(self, query: np.ndarray, k: int = NEIGHBOURS, among: np.ndarray = _ANY) -> Neighbours:
-        """Return the k entries that are most similar to a query [dimensions]. The result is exact up to SCAN
-        entries, and approximate for more.
+        """Return the k entries that are most similar to a query [dimensions]. The result is exact if the bank
+        has at most SCAN entries; else it is approximate.
 
-        among [len(LABELS) + 1]: a mask of the labels to look for; the last item is for removed entries
+        among: [len(LABELS) + 1], a mask of the labels to look for; its last item is for removed entries
         """
         rows, similarity = self._similarities(query)
         similarity[~among[self._labels[rows]]] = -2.0
@@ -177,11 +176,11 @@ class ReasoningBank:
         return Neighbours(rows[best], similarity[best])
 
     def _similarities(self, query: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows of the candidates and their similarities to the query."""
+        """Return the rows of the entries that a lookup compares, and their similarities to the query."""
         n, starts = len(self._ids), self._starts
         if n <= SCAN:
             return self._numbers[:n], np.vecdot(self._vectors[:n], query)
-        spans, left = [(int(starts[-1]), n)], SCAN  # new entries are always compared
+        spans, left = [(int(starts[-1]), n)], SCAN  # the first span is the new entries
         for c in np.argsort(-np.vecdot(self._centres, query)):
             first, last = int(starts[c]), int(starts[c + 1])
             spans.append((first, min(last, first + left)))
@@ -202,8 +201,8 @@ class ReasoningBank:
             V0 = sum_i w_i r_i / (sum_i w_i + PRIOR)
             V  = (sum_near a_i r_i + PRIOR V0) / (sum_near a_i + PRIOR),   a_i = w_i clip(s_i / ALIKE, 0, 1)^2
 
-        w: 1 for a rating, less for implicit feedback; r: reward; s: similarity; near: the NEIGHBOURS nearest
-            entries. without: the reply that is being rated; it is left out.
+        For entry i, w is 1 for a rating and less for implicit feedback; r is the reward; s is the similarity
+        to the query. "near" is the NEIGHBOURS nearest entries. without: the id of an entry that is left out.
         """
         counts = self.counts_without(without)
         r = rewards(counts)
@@ -218,7 +217,7 @@ class ReasoningBank:
         return float((a @ r[labels] + PRIOR * overall) / (a.sum() + PRIOR))
 
     def counts_without(self, reply_id: str | None) -> np.ndarray:
-        """Return the number of entries with each label [len(LABELS)], without one reply."""
+        """Return the number of entries with each label [len(LABELS)], without one reply's entry."""
         row = self._at.get(reply_id or "")
         label = int(self._labels[row]) if row is not None else self._unplaced.get(reply_id or "")
         counts = self.counts.copy()
@@ -229,8 +228,8 @@ class ReasoningBank:
     def liked_replies(self, query: np.ndarray, k: int = NEIGHBOURS, similar: float = SIMILAR) -> list[str]:
         """Return the ids of liked replies to similar questions, the most similar first.
 
-        A reply is liked if its reward is at least 0.5 (at least 0 if the user rates nearly everything 4 or
-        5). Implicit feedback is not used.
+        A reply is liked if its reward is at least 0.5. A reply with up, 4 or 5 stars is also liked if its
+        reward is at least 0. Implicit feedback is not used.
         """
         r = rewards(self.counts)
         liked = (WEIGHTS == 1) & ((r >= 0.5) | (_GOOD & (r >= 0)))
@@ -249,7 +248,7 @@ class ReasoningBank:
         return int(self._hits[: len(self._ids)].sum())
 
     def patterns(self) -> list[Pattern]:
-        """Return the current patterns. The quality is the weighted mean reward, mapped to 0..1."""
+        """Return the current patterns. Their quality is the weighted mean reward, scaled to 0..1."""
         every = np.arange(len(self._tally))
         live = np.fromiter(self._at.values(), np.int64, len(self._at))
         hits = np.bincount(self._pattern[live], self._hits[live], len(every))
@@ -263,10 +262,8 @@ class ReasoningBank:
         return (mean + 1) / 2
 
     def tend(self) -> bool:
-        """Sort new entries into cells. Cluster again when the bank has grown by a quarter. Call this while no
-        user waits.
-
-        Returns True if anything changed.
+        """Sort new entries into cells if many wait. Make new cells if the bank has grown by a quarter or
+        shrunk by half. Return True if the cells changed. Call this function while no user waits.
         """
         live, n = len(self._at), len(self._ids)
         waiting = n - int(self._starts[-1]) > TAIL or n - live > max(TAIL, live // 4)
@@ -281,10 +278,11 @@ class ReasoningBank:
         return True
 
     def tidy(self, pause: Callable[[], None] | None = None) -> Tidied:
-        """Cluster again, merge similar patterns and prune poor ones. The deep loop calls this.
+        """Make new cells, merge similar cells into patterns, and prune the entries of poor patterns. The deep
+        loop calls this function.
 
-        Pruned entries still influence rewards, but lookups skip them. If `pause` raises an exception, nothing
-        is changed.
+        Pruned entries still influence rewards, but lookups skip them. If `pause` raises an exception, the
+        bank stays unchanged.
         """
         rows = np.fromiter(self._at.values(), np.int64, len(self._at))
         if len(rows) == 0:
@@ -301,7 +299,8 @@ class ReasoningBank:
         return Tidied(len(self.patterns()), len(self._centres) - len(every), int(poor.sum()), entries)
 
     def _cluster(self, rows: np.ndarray, pause: Callable[[], None] | None = None) -> None:
-        """Make new cells and patterns from some rows. The caller must call `_sort` next."""
+        """Compute new cells and patterns from the entries in these rows. Then the caller must call
+        `_sort`."""
         live = len(rows)
         sample = rows[:: -(-live // SAMPLE)]
         k = min(CELLS, max(int(np.ceil(np.sqrt(min(live, SCAN)))), live // CELLS))
@@ -314,15 +313,15 @@ class ReasoningBank:
         return reply_id in self._at
 
     def _unplace(self, row: int) -> None:
-        """Keep an entry in the counts, but not in lookups."""
+        """Remove an entry from lookups, but keep its label in the counts."""
         reply_id, label = self._ids[row], int(self._labels[row])
         self.remove(reply_id)
         self._unplaced[reply_id] = label
         self.counts[label] += 1
 
     def _prune_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Return at most CAPACITY of the rows. Entries of poor patterns are dropped first, then the
-        oldest."""
+        """Return at most CAPACITY of the rows, and remove the other rows from lookups: first the rows of poor
+        patterns, then the oldest rows."""
         poor = self._quality(self._pattern[rows]) < PRUNE
         order = np.lexsort((self._order[rows], ~poor))
         excess = max(0, len(rows) - CAPACITY)
@@ -331,7 +330,7 @@ class ReasoningBank:
         return rows[np.sort(order[excess:])]
 
     def _sort(self, rows: np.ndarray) -> None:
-        """Write the rows that were not removed in the order of their cells."""
+        """Arrange the entries of these rows in the order of their cells, and forget all other rows."""
         some = len(self._centres) > 0
         cell = nearest(self._vectors[rows], self._centres) if some else np.zeros(len(rows), np.int64)
         order = np.argsort(cell, kind="stable")
@@ -347,7 +346,7 @@ class ReasoningBank:
 
 
 def nearest(vectors: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    """Return the index of each vector's nearest centre: [n, E], [k, E] -> [n]."""
+    """Return the index of the centre that is nearest to each vector: [n, E], [k, E] -> [n]."""
     return np.concatenate(
         [np.argmax(vectors[i : i + 1024] @ centres.T, axis=1) for i in range(0, len(vectors), 1024)]
         or [np.zeros(0, np.int64)]
@@ -355,8 +354,8 @@ def nearest(vectors: np.ndarray, centres: np.ndarray) -> np.ndarray:
 
 
 def clusters(vectors: np.ndarray, k: int, pause: Callable[[], None] | None = None) -> np.ndarray:
-    """Run spherical k-means: [n, E] -> centres [at most k, E] of length 1. The seed is fixed, so the result
-    is deterministic."""
+    """Return the centres [at most k, E] of a spherical k-means of n vectors [n, E]. The centres have length
+    1. The seed is fixed, so the result is deterministic."""
     pause = pause or (lambda: None)
     centres = _initial_centres(vectors, k, pause)
     for _ in range(_ITERATIONS):
@@ -380,7 +379,7 @@ def _initial_centres(vectors: np.ndarray, k: int, pause: Callable[[], None]) -> 
 
 
 def _means(vectors: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Return the mean of each cell, scaled to length 1; empty cells are left out."""
+    """Return each cell's mean vector, scaled to length 1, without empty cells. at: each vector's cell."""
     order = np.argsort(at, kind="stable")
     _, starts = np.unique(at[order], return_index=True)
     sums = np.add.reduceat(vectors[order], starts, axis=0)
@@ -388,8 +387,8 @@ def _means(vectors: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 
 def join_cells(centres: np.ndarray) -> np.ndarray:
-    """Return each cell's pattern: [k] int16. Cells that are connected by centres more similar than MERGE
-    share one pattern."""
+    """Return the pattern of each cell: [k] int16. Two cells share a pattern if the similarity of their
+    centres exceeds MERGE, or if other cells connect them in this way."""
     pattern = np.arange(len(centres))
     for a, b in np.argwhere(np.triu(centres @ centres.T > MERGE, 1)):
         pattern[pattern == pattern[b]] = pattern[a]

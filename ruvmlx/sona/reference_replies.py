@@ -1,7 +1,9 @@
-"""This module writes the model's own replies to everyday questions (reference_questions.json).
+"""This module lets the model write replies to everyday questions (reference_questions.json). The calibration
+(calibration.py) reads their hidden states.
 
 The replies show how the hidden states of replies differ from the hidden states of other prose. The answers of
-the reference text (reference_text.py) show this difference badly, because the model did not write them.
+the reference text (reference_text.py) show this difference badly, because the model did not write these
+answers.
 """
 
 from collections.abc import Callable
@@ -20,8 +22,8 @@ TOGETHER = 8  # the number of replies in one batch
 
 @dataclass
 class _Reply:
-    """A reply that is being written. last: the model's output after its newest token. left: the number of
-    tokens that may still be added."""
+    """A reply in progress. last: the model's output after the reply's newest token. left: the maximum number
+    of tokens that the reply can still get."""
 
     cache: KVCache
     last: Step
@@ -30,9 +32,10 @@ class _Reply:
 
 @dataclass
 class ReferenceReplies:
-    """The writer of the replies. Decoding is greedy. The work can be stopped at any time and continued.
+    """A writer of the replies to the everyday questions. Decoding is greedy. The work can be stopped at any
+    time and continued.
 
-    states: the hidden states that predict the tokens of the replies, [D] each
+    states: the hidden states that predict the tokens of the replies, [D] each (D: hidden size)
     done: the number of questions with a finished reply
     """
 
@@ -45,11 +48,11 @@ class ReferenceReplies:
     _writing: list[_Reply] = field(default_factory=list)
 
     def write(self, pause: Pause, note: Callable[[int], object], is_enough: Callable[[], bool]) -> None:
-        """Write the missing replies. The backend's model writes them with its current LoRA.
+        """Let the backend's model, with its current LoRA, write the replies that are still missing.
 
-        pause: a function that is called before each step; it may raise an exception to stop
-        note: a function that gets the number of replies that a step has ended
-        is_enough: a function that is called before each step; if it returns True, the writing ends
+        pause: a function that is called before each step; it can raise an exception to stop
+        note: a function that gets the number of replies that ended in a step
+        is_enough: a function that is called before each step; if it returns True, the work ends
         """
         asked = reference_text.questions()
         while (self._writing or self._begun < len(asked)) and not is_enough():
@@ -71,7 +74,7 @@ class ReferenceReplies:
             self._writing.append(_Reply(cache, self.backend.prefill(prompt, cache), left))
 
     def _step(self) -> None:
-        """Append one token to each reply that is being written."""
+        """Append one token to each reply in progress."""
         self.states += [reply.last.hidden for reply in self._writing]
         tokens = [int(reply.last.logits.argmax()) for reply in self._writing]
         for reply, token in zip(self._writing, tokens, strict=True):

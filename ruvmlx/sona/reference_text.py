@@ -1,6 +1,6 @@
-"""The reference text is a few everyday questions with plain answers, and some prose (reference_text.json).
-Learning must hardly change a model's predictions on this text. reference_questions.json has more questions,
-which the model answers itself (reference_replies.py)."""
+"""This module reads the reference text: a few everyday questions with plain answers, and some prose
+(reference_text.json). Learning must hardly change a model's predictions on the reference text.
+reference_questions.json has more questions, which the model answers itself (reference_replies.py)."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ def texts() -> list[tuple[str, str]]:
 
 
 def questions() -> list[str]:
-    """Return the questions for reference_replies.py."""
+    """Return the everyday questions that the model answers in reference_replies.py."""
     return _load("reference_questions.json")
 
 
@@ -31,16 +31,17 @@ def _load(name: str) -> list[Any]:
 
 
 def digest() -> str:
-    """Return a hash of the text, so that a calibration with another text is not used."""
+    """Return a hash of the reference text. A stored calibration with another hash is not used."""
     return hashlib.sha256(json.dumps(texts()).encode()).hexdigest()[:16]
 
 
 @dataclass
 class Reading:
-    """The texts that a model has read so far, by their indices in `texts()`.
+    """The texts of the reference text that a model has read so far. A text's index in `texts()` is its key.
 
-    states: the hidden states that predict a text's tokens, and the state at the end of the text: [T + 1, D]
-    tokens: the predicted tokens [T]
+    states: for each text of T tokens, [T + 1, D], the hidden states that predict the tokens, and the state at
+        the end of the text
+    tokens: for each text, its T tokens
     """
 
     states: dict[int, np.ndarray] = field(default_factory=dict)
@@ -49,8 +50,8 @@ class Reading:
     def read(
         self, index: int, backend: Backend, tokenizer: Tokenizer, max_context: int, pause: Pause | None
     ) -> None:
-        """Read one text with the backend's model and current LoRA, unless the text was read before. `pause`
-        may raise an exception to stop; the next call then reads the text from its beginning."""
+        """Let the backend's model, with its current LoRA, read one text that it has not read before. `pause`
+        can raise an exception to stop; the next call then reads the text from its beginning."""
         if index in self.states:
             return
         ids, first = encode_pair(tokenizer, *texts()[index], max_context)
@@ -63,7 +64,7 @@ class Reading:
         return np.array(sorted(self.states), np.int32)
 
     def concatenate(self) -> "ReadTexts":
-        """Return everything that was read, in the order of the texts."""
+        """Return all texts that were read as one object, in the order of `texts()`."""
         parts = [(i, bool(texts()[i][0]), self.states[i], self.tokens[i]) for i in sorted(self.states)]
         return ReadTexts(
             np.concatenate([states[:-1] for _, _, states, _ in parts]),
@@ -76,16 +77,16 @@ class Reading:
 
 @dataclass(frozen=True)
 class ReadTexts:
-    """The texts that were read.
+    """The hidden states of E texts of the reference text, which have T tokens together.
 
     states: [T, D], the hidden states that predict the tokens `following`
-    following: [T], the token after each state
+    following: [T], the token that follows each state in its text
     ends: [E, D], the state at each text's end
     is_answer: [E], True if the text is an answer, False if it is prose
     answers: the number of states in answers; these states come first, and the states in prose follow
 
-    The ends are separate, because the length of a reply is a matter of taste, so the KL is not measured at
-    the ends.
+    The ends are separate, because the KL is not measured at the ends: the length of a reply is a matter of
+    taste.
     """
 
     states: np.ndarray
@@ -102,7 +103,9 @@ def read(
     pause: Pause | None = None,
     which: Sequence[int] | np.ndarray | None = None,
 ) -> ReadTexts:
-    """Read the texts (which: their indices; None: all) with the backend's model and current LoRA."""
+    """Let the backend's model, with its current LoRA, read texts of the reference text, and return their
+    hidden
+    states. which: the indices of the texts in `texts()`; None for all texts."""
     reading = Reading()
     for index in range(len(texts())) if which is None else which:
         reading.read(int(index), backend, tokenizer, max_context, pause)
@@ -110,8 +113,8 @@ def read(
 
 
 def encode_pair(tokenizer: Tokenizer, question: str, answer: str, limit: int) -> tuple[list[int], int]:
-    """Return the tokens of a question with its answer, and the index where the answer begins. For prose, this
-    index is 1."""
+    """Return the tokens of a question with its answer, at most `limit` tokens, and the index of the answer's
+    first token. For prose, which has no question, this index is 1."""
     if not question:
         return tokenizer.encode(answer)[:limit], 1
     prompt = tokenizer.encode_chat([Message("user", question)])

@@ -1,8 +1,8 @@
 """This module reads the training data of the background loop: the ratings and preferences in force, and plain
 text. Training should not change what the model predicts on the plain text.
 
-The plain text differs from the reference text, with which the result is tested. The data is read from the
-store at each run, so it contains no rating that was taken back.
+The plain text differs from the reference text (reference_text.py), which tests the result. The ratings are
+read from the store at each run, so the data contains no rating that was taken back.
 """
 
 import hashlib
@@ -20,37 +20,41 @@ from . import reference_text
 from .adapter_history import AdapterHistory
 from .rating_index import RatingIndex
 
-LIMIT = 10_000  # the maximum number of ratings; the newest are used
-HELD_OUT = 5  # one of this many ratings is held out: it tests the result and is never used for training
-BATCH = (4, 2, 2)  # texts in one step: replies rated since the last training, older replies, plain texts
+LIMIT = 10_000  # the maximum number of ratings; only the newest ratings are used
+HELD_OUT = 5  # one of 5 ratings is held out: it tests the result and is never used for training
+BATCH = (4, 2, 2)  # numbers of texts in one step: newly rated replies, replies rated earlier, plain texts
 
 
 @dataclass(frozen=True)
 class RatedExample:
-    """One rated reply, or one reply of a preference. reward, value: r and V(x) (objective.py). drawn: the
-    reply's mean log p when the reply was generated."""
+    """A rated reply, or a reply of a preference.
+
+    reward, value: r and V(x) of objective.py
+    drawn: the reply's mean log-probability per token when the reply was generated; None if it is unknown
+    """
 
     reply_id: str
     rating: str
     text: TrainingText
     reward: float
     value: float
-    version: int  # the version that the rating made
+    version: int  # the adapter version that the rating made
     drawn: float | None
 
     @property
     def held_out(self) -> bool:
-        """True if the reply is never used for training. A hash of the id decides, so every run gets the same
-        result."""
+        """True if the reply is never used for training. A hash of the reply's id decides this, so the value
+        is the same in every run."""
         return hashlib.sha256(self.reply_id.encode()).digest()[0] % HELD_OUT == 0
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """The data of one run. train and held_out are disjoint. plain and reference (the text of the promotion
-    test) are disjoint too.
+    """The data of one run of the background loop.
 
-    since: the version of the newest promotion; ratings with a later version are new
+    train, held_out: the ratings to train on, and the ratings that only test the result; no rating is in both
+    plain, reference: plain texts to train on, and the reference text for the test; no text is in both
+    since: the adapter version of the newest promotion (promotion.py); ratings with a later version are new
     """
 
     train: Sequence[RatedExample]
@@ -60,8 +64,8 @@ class Buffer:
     since: int
 
     def batch(self, seed: int, step: int) -> tuple[list[RatedExample], list[TrainingText]]:
-        """Return one step's replies and plain texts. The choice depends only on seed and step, so that a run
-        can be resumed."""
+        """Choose the rated replies and the plain texts of one training step. The choice depends only on seed
+        and step, so that a stopped run can be resumed."""
         rng = np.random.default_rng([seed, step])
         new = [e for e in self.train if e.version > self.since] or list(self.train)
         old = [e for e in self.train if e.version <= self.since] or list(self.train)
@@ -85,13 +89,13 @@ def load(
     context: int,
     pause: Callable[[], None] = lambda: None,
 ) -> Buffer:
-    """Read the training data of a run from the store. `pause` is called after every reply and text; it may
-    raise an exception to stop."""
+    """Read the data of a run of the background loop from the store. `pause` is called after every reply and
+    text; it can raise an exception to stop."""
     rows = history.rated_replies(LIMIT)
     pause()
     examples = _examples(rows, index, pause)
     held = [e for e in examples if e.held_out]
-    if len(held) < 2:  # this can happen by chance with few ratings
+    if len(held) < 2:  # with few ratings, the hash can hold out fewer than two replies by chance
         held = sorted(examples, key=lambda e: hashlib.sha256(e.reply_id.encode()).digest())[:2]
     kept = {e.reply_id for e in held}
     plain, judged = (_texts(pairs, tokenizer, context, pause) for pairs in (_plain(), reference_text.texts()))
@@ -120,7 +124,7 @@ def _examples(
 ) -> list[RatedExample]:
     out = []
     for row in rows:
-        # V(x) is 0 for a preference, because V(x) of two replies to the same question would cancel.
+        # V(x) is set to 0 for a preference, because V(x) of two replies to the same question cancels.
         reward, value = (
             (row.reward, 0.0) if row.reward is not None else index.standing(row.reply_id, row.rating)
         )

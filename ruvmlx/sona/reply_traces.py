@@ -1,5 +1,6 @@
-"""This module finds the trace of a reply: in memory for the newest replies, else in the store, else by a
-second prefill. A trace (trace.py) is the gradient of the reply's log-probability, which a rating needs."""
+"""This module finds the trace of a reply. A trace (trace.py) is the gradient of the reply's log-probability,
+which a rating needs. The newest traces are in memory, and others are in the store. If a trace is in neither,
+the model reads the reply again in a prefill."""
 
 from collections import OrderedDict
 
@@ -18,13 +19,13 @@ _TRACES_IN_MEMORY = 4
 
 
 class ReplyTraces:
-    """The traces of one learner's replies. Only the backend's thread may use this object."""
+    """The traces of one learner's replies. Only the backend's thread can use this object."""
 
     def __init__(self, store: Store, active: ActiveAdapter, layers: LayerPart, guard: KLGuard, learns: bool):
         self._store, self._active, self._layers, self._guard = store, active, layers, guard
         self._learns = learns
         self.held: OrderedDict[str, Trace] = OrderedDict()  # traces by reply id, the newest last
-        self._stored: set[str] = set()  # reply ids in `held` whose traces are in the store, too
+        self._stored: set[str] = set()  # the ids of replies in `held` whose traces are in the store, too
 
     @property
     def nbytes(self) -> int:
@@ -32,24 +33,24 @@ class ReplyTraces:
         return sum(trace.nbytes for trace in self.held.values())
 
     def keep(self, reply_id: str, trace: Trace) -> None:
-        """Keep a reply's trace in memory, among the newest few. A blank adapter is an adapter that was made
-        before the model was measured. Its trace under a base is not kept, because the hidden states do not
-        come from the original model."""
+        """Keep a reply's trace in memory, and drop the oldest trace if there are too many. A blank adapter is
+        an adapter that was made before the model was measured. A blank adapter's trace under a base LoRA is
+        not kept, because the hidden states do not come from the original model."""
         if trace.tokens and not (is_blank(trace.adapter) and self._active.base is not None):
             self.held[reply_id] = trace
             while len(self.held) > _TRACES_IN_MEMORY:
                 self._stored.discard(self.held.popitem(last=False)[0])
 
     def settle(self) -> None:
-        """Prepare the newest replies, so that this or another process can rate them at once."""
+        """Compute what a rating of the newest replies needs, so that this or another process can rate these
+        replies without a wait."""
         for reply_id in self.held:
             self._settle(reply_id)
 
     def settle_layers(self, pause: Pause | None = None) -> None:
-        """Enforce the KL cap, then compute the layer gradients of the newest replies. This takes seconds.
-
-        `pause` may raise an exception to stop.
-        """
+        """Scale the layer LoRA down to the KL cap, then compute the layer gradients of the newest replies.
+        The layer gradient is the gradient by the weights of the layer LoRA. The work takes seconds. `pause`
+        can raise an exception to stop."""
         if not (self._learns and self._layers.needs_gradient(self._active.state)):
             return
         self._guard(self._active, pause)
@@ -72,8 +73,8 @@ class ReplyTraces:
 
     def _trace_with_directions(self, reply_id: str) -> Trace:
         """Return a trace that is in memory. If a blank adapter recorded the trace, compute the trace again
-        with the directions that are known now. For this, the original model's head reads the stored hidden
-        states."""
+        with the calibrated lora_a, which is known now. The original model's output head reads the trace's
+        hidden states again."""
         trace = self.held[reply_id]
         if is_blank(trace.adapter):
             with original_model(self._active.backend):
@@ -87,7 +88,7 @@ class ReplyTraces:
             self._settle(reply.id)
         trace = self.held.get(reply.id) or self._read(reply, state)
         if trace is None or self._active.history.base_of(max(0, trace.version)) != state.base:
-            trace = self.replay(reply, state)  # the hidden states of the trace come from another base
+            trace = self.replay(reply, state)  # the old trace's hidden states come from another base LoRA
         self._read_layers(reply, trace, state)
         if trace.version != state.version:
             trace = trace.replay(state.micro, state.version, self._active.backend.head)
@@ -106,23 +107,24 @@ class ReplyTraces:
             self._store.traces.put(reply.id, trace.to_bytes())
 
     def layer_lora_of(self, version: int, state: LearnerState) -> LayerLoRA | None:
-        """Return the layer LoRA of a version; the layer LoRA of `state` if that version is no longer
-        stored."""
+        """Return the layer LoRA of an adapter version. If the store no longer has the version, return the
+        layer LoRA of `state`."""
         try:
             return state.layer_lora if version == state.version else self._active.load(version).layer_lora
         except NotFound:
             return state.layer_lora
 
     def _read(self, reply: ReplyRow, state: LearnerState) -> Trace | None:
-        """Return the stored trace if it comes from this adapter, or from version 0, which all adapters share;
-        else None."""
+        """Return the stored trace of a reply. Return None if there is no stored trace, or if another adapter
+        wrote the reply. Version 0 belongs to all adapters."""
         data = self._store.traces.get(reply.id)
         if data is None or not (reply.adapter == self._active.history.name or reply.adapter_version == 0):
             return None
         return Trace.from_bytes(data, state.micro)
 
     def replay(self, reply: ReplyRow, state: LearnerState) -> Trace:
-        """Compute the trace again with one prefill over the reply's prompt and tokens."""
+        """Compute the trace of a reply again under `state`, with one prefill over the prompt and the
+        reply."""
         if not reply.rated_ids or not reply.prompt_ids:
             raise NotFound(f"reply {reply.id} is empty: it was stopped at once, or its chat was deleted.")
         backend = self._active.backend

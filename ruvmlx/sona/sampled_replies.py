@@ -1,4 +1,5 @@
-"""This module samples replies that no user sees, in one batch, to measure what a model writes."""
+"""This module samples replies in one batch. No user sees these replies; they only show what a model
+writes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,14 +12,15 @@ from ..pausing import Pause
 
 # A sampled reply is (token ids without the end token, True if the reply ended by itself).
 SampledReply = tuple[list[int], bool]
-# A function that gets each token before the token is added: (index of the reply, token, logits [V], hidden
-# state [D]). The token was drawn from these logits.
+# A function that gets each token before the token is added to its reply. The arguments are (index of the
+# reply, token, logits [V] from which the token was drawn, hidden state [D]).
 NoteToken = Callable[[int, int, np.ndarray, np.ndarray], None]
 
 
 @dataclass(frozen=True)
 class BegunReply:
-    """A prompt that the model has read. last: the model's output after the prompt."""
+    """The beginning of a reply: a prompt that the model has read. last: the model's output after the
+    prompt."""
 
     cache: KVCache
     last: Step
@@ -29,7 +31,8 @@ class BegunReply:
         return cls(cache, backend.prefill(list(prompt), cache, adapter))
 
     def fork(self) -> "BegunReply":
-        """Return the beginning of another reply to the same prompt."""
+        """Return the beginning of another reply to the same prompt. The model need not read the prompt
+        again."""
         return BegunReply(self.cache.fork(), self.last)
 
 
@@ -38,8 +41,11 @@ def sampled_replies(
     longest: int, temperature: float, pause: Pause, adapter: HeadAdapter | None = None,
     note: NoteToken | None = None,
 ) -> list[SampledReply]:  # fmt: skip
-    """Return one reply to each prompt, of at most `longest` tokens. `pause` is called before each token and
-    may raise an exception to stop."""
+    """Sample one reply of at most `longest` tokens to each prompt in `begun`, and return the replies.
+
+    pause: a function that is called before each step of the batch; it can raise an exception to stop
+    note: a function that gets each token; None for no function
+    """
     last, ids = [one.last for one in begun], [list[int]() for _ in begun]
     going, ended = list(range(len(begun))), [False] * len(begun)
     while going:
@@ -61,6 +67,6 @@ def sampled_replies(
 
 
 def _sample_token(logits: np.ndarray, temperature: float, rng: np.random.Generator) -> int:
-    """Return a token drawn at a temperature, which is the index of the largest logit after Gumbel noise is
-    added."""
+    """Sample a token at a temperature. The token is the index of the largest logit after Gumbel noise is
+    added to the logits."""
     return int(np.argmax(logits / temperature + rng.gumbel(size=logits.shape)))

@@ -3,15 +3,15 @@ feedback.
 
     reward = quality * max(0, 2 - latency_ratio)
 
-quality is 0 to 1. latency_ratio is 1 at the usual speed and 2 at half of the usual speed. This reward
-includes speed, so it is used for statistics (`learn status --details`) and the router. It does not train the
-adapter, because no change of weights makes a reply faster. The DRO weight (objective.py), which uses quality
-alone, trains the adapter.
+quality is the quality of the reply, 0 to 1, from the rating. latency_ratio is 1 at the usual speed and 2 at
+half of the usual speed. This reward includes speed, so only statistics (`learn status --details`) and the
+router use this reward. It does not train the adapter, because no change of weights makes a reply faster. The
+DRO weight (objective.py), which depends on the rating and not on the speed, trains the adapter.
 
 Implicit feedback is an action of the user that hints at a rating, for example to copy a reply or to ask for
-another. The action can also have another reason. So implicit feedback is recorded only if the setting
-`implicit_feedback` is on. Its weight is a small part of the weight of a rating, and it is used only until the
-user rates the reply.
+another reply. The action can also have another reason. So implicit feedback is recorded only if the setting
+`implicit_feedback` is on. The weight of implicit feedback is a small part of the weight of a rating, and
+implicit feedback has no effect after the user rates the reply.
 """
 
 from collections import deque
@@ -36,25 +36,25 @@ IMPLICIT = {
 LABELS = (*RATINGS, *IMPLICIT)
 INDEX = {label: i for i, label in enumerate(LABELS)}
 WEIGHTS = np.array([1.0] * len(RATINGS) + [weight for _, weight in IMPLICIT.values()])
-_TIERS = (0.5e9, 2e9, 5e9, 10e9)  # the numbers of parameters at which a size class ends
+_TIERS = (0.5e9, 2e9, 5e9, 10e9)  # numbers of parameters: the limits between the size classes of models
 
 
 @dataclass(frozen=True, slots=True)
 class LearningSignal:
-    """A signal about one reply."""
+    """A learning signal about one reply."""
 
     reply_id: str
     query: np.ndarray | None  # the question's vector [E] float32, length 1
     kind: str  # "explicit" | "implicit"
-    label: str  # a rating, or one of IMPLICIT
-    quality: float  # 0 to 1
-    latency_ratio: float  # time per token, divided by the usual time
+    label: str  # a rating, or a key of IMPLICIT
+    quality: float  # the quality of the reply by the label, 0 to 1
+    latency_ratio: float  # the reply's time per token, divided by the usual time per token
     tier: int  # the size class of the model: 0 (below 0.5e9 parameters) to 4
-    context_tokens: int  # tokens of prompt and reply
+    context_tokens: int  # the number of tokens of prompt and reply together
 
     @property
     def reward(self) -> float:
-        """The reward, 0 to 2. A perfect reply without any delay would have 2."""
+        """The reward of the reply, 0 to 2. A perfect reply without any delay would have the reward 2."""
         return self.quality * max(0.0, 2.0 - self.latency_ratio)
 
     @property
@@ -78,8 +78,10 @@ def extract(
     tier: int = 0,
     context_tokens: int = 0,
 ) -> LearningSignal:
-    """Return the signal of a label. counts [len(LABELS)]: how often the user has given each label so far. A
-    star rating is ranked among these labels."""
+    """Return the learning signal of a label. A star rating is ranked among the user's other ratings.
+
+    counts: [len(LABELS)], the number of times that the user has given each label so far
+    """
     quality = (reward_of(label, counts) + 1) / 2
     kind = "implicit" if label in IMPLICIT else "explicit"
     return LearningSignal(reply_id, query, kind, label, quality, latency_ratio, tier, context_tokens)
@@ -92,38 +94,38 @@ def check_implicit(label: str) -> str:
 
 
 def reward_of(label: str, counts: Sequence[int] | np.ndarray) -> float:
-    """Return r in [-1, 1] of one label: `objective.reward` computed from counts instead of the whole
-    history."""
+    """Return the reward r of one label, in [-1, 1]. The result is that of `objective.reward`, computed from
+    the counts of labels instead of the list of ratings."""
     if label in ("up", "down"):
         return 1.0 if label == "up" else -1.0
     if label in IMPLICIT:
         return IMPLICIT[label][0]
-    stars = [1 + int(counts[i]) for i in range(2, 7)]  # the counts start with one rating of each star
+    stars = [1 + int(counts[i]) for i in range(2, 7)]  # with one imaginary rating of each number of stars
     at = int(label) - 1
     rank = (sum(stars[:at]) + 0.5 * stars[at]) / sum(stars)
-    # with no history, the mid-ranks of 1 and 5 are 0.1 and 0.9
+    # Without any ratings, the mid-ranks of 1 and 5 stars are 0.1 and 0.9.
     return min(1.0, max(-1.0, 2.5 * (rank - 0.1) - 1))
 
 
 def rewards(counts: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return r of every label: [len(LABELS)]."""
+    """Return the reward r of every label: [len(LABELS)]. counts: the number of entries with each label."""
     return np.array([reward_of(label, counts) for label in LABELS])
 
 
 def tier(parameters: int) -> int:
-    """Return the model's size class, 0 to 4."""
+    """Return the size class, 0 to 4, of a model with this number of parameters."""
     return sum(parameters >= limit for limit in _TIERS)
 
 
 class Pace:
-    """The usual time per token, which is the median over the newest replies."""
+    """A record of the usual time per token: the median over the newest `keep` replies."""
 
     def __init__(self, keep: int = 65):
         self._ms: deque[float] = deque(maxlen=keep)
 
     def ratio(self, latency_ms: float, tokens: int) -> float:
-        """Return this reply's time per token divided by the median of earlier replies. Then record this
-        reply's time."""
+        """Record a reply's time per token. Return this time divided by the median of the earlier replies'
+        times per token."""
         if tokens < 1 or not latency_ms > 0:
             return 1.0
         mine = latency_ms / tokens

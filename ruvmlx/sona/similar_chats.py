@@ -1,8 +1,8 @@
-"""This module finds chats whose questions are similar to a text, even if the words differ.
+"""This module finds chats with questions that have a similar meaning to a text, even if the words differ.
 
-Each question is compared by its vector, as in the rating index (embedding.py). The questions of this model's
-replies are stored with their vectors. Messages of imported chats or of another model have no stored vector,
-so the model reads them when they are compared.
+The module compares vectors of questions (embedding.py), as the rating index does. The store has the vectors
+of questions that this model has answered. Messages of imported chats or of chats with another model have no
+stored vector, so the model reads these messages during the search.
 """
 
 from collections.abc import Callable
@@ -18,13 +18,17 @@ from ..store.chats import SessionRow
 from ..store.messages import Question
 from .embedding import Whitening, read_question, whitening_of
 
-LEAST_LIKE = 0.15  # two texts below this similarity have nothing in common; unrelated texts are near 0
-MOST_READ = 1000  # one search reads at most this many messages without a stored vector, newest chats first
+LEAST_LIKE = 0.15  # the minimum similarity of a chat in the result; unrelated texts have a similarity near 0
+MOST_READ = 1000  # the maximum number of messages that the model reads in one search; newest chats come first
 
 
 @dataclass(frozen=True)
 class LikeChat:
-    """A chat, and the message in the chat that is most similar to the text. similarity: at most 1."""
+    """A chat that was found, and its message that is most similar to the text.
+
+    message_id, content: the id and the text of that message
+    similarity: the similarity of that message and the text, at most 1
+    """
 
     session: SessionRow
     message_id: int
@@ -35,7 +39,7 @@ class LikeChat:
 @dataclass(frozen=True)
 class LikeChats:
     """The chats that were found, the most similar first. unread: the number of messages that were not
-    compared."""
+    compared, because the model had already read MOST_READ messages."""
 
     found: list[LikeChat]
     unread: int = 0
@@ -49,10 +53,10 @@ def chats_like(
     limit: int = 10,
     progress: Callable[[int], None] = lambda _: None,
 ) -> LikeChats:
-    """Return the chats that are most similar to a text, by the most similar message of the user. Raises
-    UsageError for an empty text.
+    """Return at most `limit` chats that are most similar to a text. A chat is as similar as its most similar
+    message of the user. Raises UsageError if the text is empty.
 
-    progress: a function that receives the number of messages that were read
+    progress: a function that gets the number of messages that the model has read
     """
     reader = _Reader(store, model, backend)
     wanted = reader.vector(text)
@@ -77,8 +81,8 @@ def chats_like(
 
 
 class _Reader:
-    """A reader that reads texts with the original model, each text only once. count: the number of texts
-    read."""
+    """A reader that computes vectors of texts with the original model. `count` is the number of messages that
+    the model has read."""
 
     def __init__(self, store: Store, model: Model, backend: Backend):
         self._model, self._backend = model, backend
@@ -90,13 +94,14 @@ class _Reader:
         return len(self._known) - 1  # the search text is not counted
 
     def stored_vector(self, question: Question) -> np.ndarray | None:
-        """Return the stored unit vector of a question; None if the model has not read the question before."""
+        """Return the unit vector of a question from the store, or from this search if the model has read the
+        question in it; else None."""
         if question.state is not None and len(question.state) == self._model.shape.hidden_size:
             return self._whitening(question.state)
         return self._known.get(question.content)
 
     def vector(self, text: str) -> np.ndarray | None:
-        """Return the unit vector of a text; None if the text is empty."""
+        """Let the model read a text, and return its unit vector; None if the text is empty."""
         with original_model(self._backend):
             state = read_question(self._backend, self._model.tokenizer, text)
         self._known[text] = None if state is None else self._whitening(state)

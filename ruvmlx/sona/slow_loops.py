@@ -1,8 +1,8 @@
 """This module runs the slow loops of one learner: the background loop (background.py) or the style loop
 (optional/style_loop.py), and the deep loop (deep.py).
 
-A loop is imported only at its first use, because the import starts MLX. One loop closes before another one
-begins, so the memory holds only one training graph.
+A loop's module is imported only at its first use, because the import starts MLX. One loop closes before
+another loop begins, so the memory holds only one training graph (the graph that computes gradients).
 """
 
 import threading
@@ -26,8 +26,11 @@ class Loops:
     def __init__(
         self, learner: Learner, model: Model, slow_loop: str = TRAINING, base_targets: str = BASE_TARGETS
     ):
-        """slow_loop: the loop that `consolidate` runs, TRAINING (the background loop) or STYLE (the style
-        loop). base_targets: the matrices that the background loop trains."""
+        """Make the object that runs the slow loops of `learner`.
+
+        slow_loop: the loop that `consolidate` runs: TRAINING (the background loop) or STYLE (the style loop)
+        base_targets: the matrices that the background loop trains, in the form of the setting
+        """
         self._learner, self._model, self._slow_loop = learner, model, slow_loop
         self._base_targets = base_targets
         self._style: StyleLoop | None = None
@@ -40,18 +43,19 @@ class Loops:
         cancel: threading.Event | None = None,
         settings: "TrainingSettings | None" = None,
     ) -> dict[str, Any]:
-        """Run the slow loop and return a report. If the deep loop is due, run the deep loop first.
+        """Run the background or the style loop, and return a report. Before the background loop, run the deep
+        loop if it is due.
 
-        settings: the settings of a training that the user asked for; None to run the usual slow loop
+        settings: the settings of a training that the user asked for; None to run the usual loop
         """
         if self._slow_loop == STYLE and settings is None:
             return self.style().run(progress, cancel)
         loop, held = self.background(settings), None
-        # First the deep loop, because the background loop can replace the weights that the deep loop
+        # The deep loop runs first, because the background loop can replace the weights that the deep loop
         # measures.
         if self._model.is_own and self.deep().why_due():
             held = self.deepen(None, cancel, anchor=loop.settings.ewc > 0)
-            if cancel is not None and cancel.is_set():  # after a cancel, do not build a training graph
+            if cancel is not None and cancel.is_set():  # after a cancel, do not begin the background loop
                 return {"promoted": False, "reason": held["reason"], "deep": held}
         report = loop.run(progress, cancel)
         return report | {"deep": held} if held else report
@@ -68,7 +72,7 @@ class Loops:
         return self.deep().run(progress, cancel, anchor)
 
     def is_due(self) -> bool:
-        """Return True if there is work for `consolidate`."""
+        """Return True if there is work for `consolidate`: enough new ratings, or a stopped run."""
         if not self._model.is_own:
             return False
         if self._background is not None and self._background.is_paused:
@@ -80,12 +84,12 @@ class Loops:
         return history.is_due() or (len(history.ratings()) >= MINIMUM and bool(self.deep().why_due()))
 
     def missing(self) -> int:
-        """Return the number of ratings or preferences that the slow loop still waits for."""
+        """Return how many more ratings or preferences the background or style loop waits for."""
         style = self._slow_loop == STYLE
         return self._learner.history.missing(*((STYLE_MINIMUM, STYLE_DUE) if style else (MINIMUM, DUE)))
 
     def close(self) -> None:
-        """Save a stopped run in the store and free the training graphs."""
+        """Save stopped runs in the store, and free the training graphs."""
         for loop in (self._background, self._deep):
             if loop is not None:
                 loop.close()

@@ -1,5 +1,5 @@
-"""This module defines the state of a learner (weights with their version, and the base under them) and the
-result of a rating."""
+"""This module defines the state of a learner (learner.py): its weights, their version, and the base LoRA
+under them. It also defines the result of a rating."""
 
 from dataclasses import dataclass
 
@@ -13,11 +13,13 @@ from .kl_probe import KLProbe
 class RatingResult:
     """The effect of a rating.
 
+    applied: True if the rating changed weights
     logprob_before, logprob_after: the rated reply's mean log-probability per token before and after the
         rating (nats)
-    kl, kl_cap: the KL to the frozen model and its maximum, nats per token
-    apply_us, total_us: the time of the update alone and of the whole rating, microseconds
-    reason: a key of `REASONS`, or "".
+    kl, kl_cap: the KL to the frozen model after the rating, and its maximum, nats per token
+    micro_norm: the norm of the MicroLoRA's change of weights
+    apply_us, total_us: the duration of the update alone and of the whole rating, microseconds
+    reason: why the rating is bad, a key of `REASONS`; "" without a reason
     """
 
     reply_id: str
@@ -38,12 +40,12 @@ class RatingResult:
 class PreferenceResult:
     """The effect of a preference.
 
-    better, worse: the ids of the replies
-    kind, strength: see PreferenceRow (store)
-    margin_before, margin_after: the better reply's mean log-probability per token minus the worse reply's
-        (nats)
-    kl, kl_cap: the KL to the frozen model and its maximum, nats per token
-    apply_us, total_us: the time of the update alone and of the whole preference, microseconds
+    better, worse: the ids of the two replies
+    kind, strength: fields of PreferenceRow (store), which explains them
+    margin_before, margin_after: the better reply's mean log-probability per token minus the worse reply's,
+        before and after the preference (nats)
+    kl, kl_cap: the KL to the frozen model after the preference, and its maximum, nats per token
+    apply_us, total_us: the duration of the update alone and of the whole preference, microseconds
     """
 
     better: str
@@ -63,10 +65,11 @@ class PreferenceResult:
 
 @dataclass(frozen=True)
 class LearnerState:
-    """Weights, their version and their KL to the frozen model (nats per token).
+    """The weights of an adapter, their adapter version, and their KL to the frozen model (nats per token).
 
-    base: the id of the BaseLoRA under the MicroLoRA; 0 if there is no BaseLoRA
-    layer_lora: the changes below the head that ratings made
+    micro: the MicroLoRA, which changes the output head
+    base: the id of the BaseLoRA (trained by the slow loops) under the MicroLoRA; 0 if there is no BaseLoRA
+    layer_lora: the changes that ratings made to layers below the output head; None if there are none
     """
 
     micro: MicroLoRA
@@ -78,7 +81,7 @@ class LearnerState:
 
 @dataclass(frozen=True)
 class ProbedBase:
-    """A base LoRA (None: the frozen model), and the KL probe under this base."""
+    """A base LoRA (None: the frozen model), and the KL probe that was measured under this base LoRA."""
 
     lora: BaseLoRA | None
     probe: KLProbe

@@ -1,16 +1,16 @@
 """This module finds task boundaries: the ratings at which the user begins to ask about other things, or to
 judge replies differently.
 
-There are two streams of values. Each rating adds its reward to one stream. It adds the question's
-dissimilarity to the task so far (1 - cosine with the mean of the task's questions) to the other stream. Both
-streams are tested in blocks of BLOCK values, because one unusual question is not a new task. After WARM
-values, a block begins a new task if it deviates from the task's mean by more than Z standard errors,
+Each rating gives two values: its reward, and the dissimilarity of its question to the task so far (1 - cosine
+with the mean of the task's questions). The module tests the rewards and the dissimilarities separately, in
+blocks of BLOCK values, because one unusual question is not a new task. After WARM values of a task, a block
+begins a new task if it deviates from the task's mean by more than Z standard errors,
 
     z = mean over block of clip((value - mean) / deviation, -CLIP, CLIP) * sqrt(BLOCK) > Z
 
-Mean and deviation are computed by Welford's method (1962). A reward can deviate upwards or downwards, a
-dissimilarity only upwards. By chance, one block in forty exceeds Z = 2 on each side. Such a false boundary
-costs at most one anchor.
+The task's mean and standard deviation are computed by Welford's method (1962). A reward can deviate upwards
+or downwards, a dissimilarity only upwards. By chance, one block in forty exceeds Z = 2 on each side. A
+boundary that was found by chance costs at most one EWC anchor (deep.py).
 """
 
 import math
@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 
 Z = 2.0
-WARM = 50  # the number of values before the first test
-BLOCK = 16
-CLIP = 3.0  # the maximum deviation of one value, in standard deviations
-_MIN_DEVIATION = 1e-3  # the minimum deviation to divide by; a smaller deviation is a rounding error
+WARM = 50  # the number of values of a task before the first test
+BLOCK = 16  # the number of values in one test
+CLIP = 3.0  # the maximum deviation of one value, in standard deviations; larger deviations are clipped
+_MIN_DEVIATION = 1e-3  # the minimum standard deviation to divide by; a smaller one is a rounding error
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Moments:
 
     count: int = 0
     mean: float = 0.0
-    square: float = 0.0  # sum of squared deviations
+    square: float = 0.0  # the sum of the squared deviations from the mean
 
     def add(self, value: float) -> None:
         self.count += 1
@@ -45,8 +45,8 @@ class Moments:
         return math.sqrt(self.square / (self.count - 1)) if self.count > 1 else 0.0
 
     def z(self, values: Sequence[float]) -> float:
-        """Return by how many standard errors new values exceed the stream's mean; 0 if the stream has fewer
-        than WARM values."""
+        """Return by how many standard errors the mean of new values exceeds this mean; 0 if there are fewer
+        than WARM values so far."""
         if self.count < WARM:
             return 0.0
         off = (np.asarray(values) - self.mean) / max(self.deviation, _MIN_DEVIATION)
@@ -54,11 +54,11 @@ class Moments:
 
 
 def boundaries(rewards: Sequence[float], questions: np.ndarray) -> list[int]:
-    """Return the indices at which a new task begins. questions [n, E]: unit vectors; zeros for an unknown
-    question.
+    """Return the indices of the ratings at which a new task begins. The same ratings always give the same
+    boundaries, even if the user has undone other ratings in the meantime.
 
-    The same ratings always give the same boundaries, even if the user has undone other ratings in the
-    meantime.
+    rewards: the rewards of n ratings
+    questions: [n, E], the unit vectors of the ratings' questions; zeros for an unknown question
     """
     found: list[int] = []
     first = 0
@@ -69,7 +69,8 @@ def boundaries(rewards: Sequence[float], questions: np.ndarray) -> list[int]:
 
 
 def _find_task_end(rewards: Sequence[float], questions: np.ndarray, first: int) -> int | None:
-    """Return the index at which the task that begins at `first` ends; None if the task does not end."""
+    """Return the index at which the task that begins at index `first` ends; None if this task does not
+    end."""
     reward, unlike = Moments(), Moments()
     total = np.zeros(questions.shape[1])
     for start in range(first, len(rewards) - BLOCK + 1, BLOCK):

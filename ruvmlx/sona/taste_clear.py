@@ -1,12 +1,12 @@
-"""This module decides which likings the ratings show clearly enough to tell the user. Each liking is about
-one column of the taste model.
+"""This module decides which likings of a user the ratings show clearly enough to tell the user. Each liking
+is about one column of the taste model (taste.py): a measure of the text, or a word.
 
-The model's own uncertainty is no good test. It is small after ten ratings that fit by chance, and the model
-divides one taste among all columns that vary together. So each column's correlation with the ratings is
-compared with the correlations of the same ratings after random shuffling. The threshold comes from the
+The taste model's own uncertainty is no good test. It is small after ten ratings that fit by chance, and the
+model divides one taste among all columns that vary together. So the module compares each column's correlation
+with the ratings with the correlations after the same ratings are shuffled. The threshold comes from the
 largest correlation of all columns, so that many columns do not give more findings by chance (Westfall & Young
-1993). A clear column is then removed from the ratings and from the other columns, so that one taste is found
-only once.
+1993). A clear column is then projected out of the ratings and of the other columns, so that one taste is
+found only once.
 """
 
 from dataclasses import dataclass
@@ -16,27 +16,28 @@ import numpy as np
 from .taste_columns import Column, Scale
 from .taste_fit import Rows
 
-# The share of users with random ratings for whom nothing is found. At 0.95, most findings after ten ratings
-# were wrong, because so few ratings show a real taste for fewer users than chance shows a false taste.
+# The share of users with random ratings for whom the module finds nothing. At 0.95, most findings after ten
+# ratings were wrong: with ten ratings, a real taste was found for fewer users than a false taste by chance.
 LEVEL = 0.99
-_DEALS = 1000  # the number of shuffles; 10 of them are beyond the level
+_DEALS = 1000  # the number of shuffles of the ratings; 1 - LEVEL of them is 10
 _FAMILIES = 2  # measures, and other columns (words, kinds of questions); each has half of 1 - LEVEL
-# A column says the same as the clear columns if less than this share of its square remains without them.
+# A column repeats the clear columns if less than this share of its square remains after these are projected
+# out.
 _ALIKE = 0.1
 
 
 @dataclass(frozen=True)
 class ClearColumn:
-    """A clear column. correlation: its correlation with the ratings after the clearer columns are removed; -1
-    to 1."""
+    """A column whose relation to the ratings is clear. correlation: its correlation with the ratings, -1 to
+    1, after the clearer columns are projected out."""
 
     column: Column
     correlation: float
 
 
 def clear_columns(rows: Rows, scale: Scale, most: int) -> list[ClearColumn]:
-    """Return up to `most` clear columns, the clearest first. A column must be clear on its own, and also
-    after the columns found before it are removed."""
+    """Return at most `most` clear columns, the clearest first. A column must be clear on its own, and also
+    after the columns that were found before are projected out."""
     if not len(rows.y):
         return []
     pool = rows.candidates(scale)
@@ -55,13 +56,13 @@ def clear_columns(rows: Rows, scale: Scale, most: int) -> list[ClearColumn]:
 
 @dataclass(frozen=True)
 class _Evidence:
-    """The columns and the ratings.
+    """The columns and the ratings, in R rows (ratings and preferences) with C columns.
 
-    x: [R, C], the C columns of the R rows
-    signal: [R], the weighted stars
-    dealt: [R, _DEALS], the same stars, shuffled
-    whole: [C], the squares of the columns at the start
-    family: [C], the family of each column, 0 or 1 (_FAMILIES)
+    x: [R, C], the values of the columns
+    signal: [R], the weighted stars of each row
+    dealt: [R, _DEALS], the same stars after each of the shuffles
+    whole: [C], the sum of squares of each column before any column is projected out
+    family: [C], the family of each column: 0 for measures, 1 for others
     """
 
     x: np.ndarray
@@ -72,14 +73,14 @@ class _Evidence:
 
     @classmethod
     def of(cls, rows: Rows, x: np.ndarray, family: np.ndarray) -> "_Evidence":
-        """Return the evidence, centred on the means. The row of a pair is a difference, so no mean is
-        subtracted from it."""
+        """Return the columns and the ratings of these rows, minus their means. The row of a preference is a
+        difference of two replies, so no mean is subtracted from this row."""
         pairs = rows.pairs
         rated, y = np.delete(np.arange(len(rows.y)), pairs), rows.y.copy()
         if rated.size:
             y[rated] -= np.average(y[rated], weights=rows.weight[rated])
             x[rated] -= x[rated].mean(axis=0)
-        # The fixed seed gives the same words for the same ratings.
+        # The seed is fixed, so that the same ratings always give the same result.
         signal, rng = y * rows.weight, np.random.default_rng(0)
         dealt = np.repeat(signal[:, None], _DEALS, axis=1)
         dealt[rated] = rng.permuted(dealt[rated], axis=0)
@@ -87,7 +88,7 @@ class _Evidence:
         return cls(x, signal, dealt, np.square(x).sum(axis=0), family)
 
     def without_column(self, column: int) -> "_Evidence":
-        """Return the evidence after a column is removed from the ratings and from the other columns."""
+        """Return the evidence after a column is projected out of the ratings and of all columns."""
         unit = self.x[:, column] / np.linalg.norm(self.x[:, column])
         x, signal, dealt = (
             values - np.multiply.outer(unit, unit @ values) for values in (self.x, self.signal, self.dealt)
@@ -107,7 +108,7 @@ class _Evidence:
 
     def _correlations(self, signals: np.ndarray) -> np.ndarray:
         """Return the correlations [C, S] of the columns with S signals [R, S]; 0 for a column that is nearly
-        zero after the removals."""
+        zero after clear columns were projected out."""
         left = np.square(self.x).sum(axis=0)
         scale = np.where(left > _ALIKE * self.whole + 1e-9, 1 / np.sqrt(left + 1e-12), 0)
         return (self.x.T @ signals) * scale[:, None] / np.maximum(np.linalg.norm(signals, axis=0), 1e-12)
