@@ -28,11 +28,12 @@ Work = Callable[[AttachedDriver], None]
 
 
 class AttachedChat:
-    """The chat app of one attached terminal. Only the app's thread calls `run`. Other threads call the other
+    """The chat app of one attached terminal. The app's thread calls `run`, and other threads call the other
     methods."""
 
     def __init__(self, guest: Guest, hello: Hello, outbox: Outbox, local: bool, max_tokens: int) -> None:
-        """outbox: the queue for the app's output. local: True if only users of this machine can connect."""
+        """outbox: the queue for the app's output. local: True if only users of this machine can connect to
+        the server. max_tokens: the maximum number of tokens of a reply."""
         self._guest, self._outbox, self._size = guest, outbox, clamp_size(hello.size)
         same = local and place_of(hello.folder) == hello.place != (0, 0)
         options = ChatOptions(
@@ -51,13 +52,13 @@ class AttachedChat:
         self._app = ChatApp(guest, options)
         _draw_for(self._app, hello.environment)
         self._app.driver_class = self._make_driver  # type: ignore[assignment]
-        self._driver: AttachedDriver | None = None  # None until the app runs
-        self._early: list[Work] = []  # functions that run once the driver exists
+        self._driver: AttachedDriver | None = None  # the Textual driver; None until the app runs
+        self._early: list[Work] = []  # functions that wait until the driver exists
         self._loop = asyncio.new_event_loop()
-        self._sent = self._fed = 0  # bytes from the terminal: received by `feed`; parsed by the keyboard
+        self._sent = self._fed = 0  # bytes of the terminal: `feed` received; the keyboard parsed
 
     def run(self) -> None:
-        """Run the app until the user leaves or the terminal's connection ends."""
+        """Run the app until the user leaves the app, or until the connection to the terminal ends."""
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._run())
@@ -75,7 +76,7 @@ class AttachedChat:
                 await self._guest.close()
 
     def feed(self, data: bytes) -> None:
-        """Pass bytes from the terminal to the app."""
+        """Pass bytes that the user typed in the terminal to the app."""
         self._sent += len(data)
 
         def feed(driver: AttachedDriver) -> None:
@@ -86,17 +87,17 @@ class AttachedChat:
 
     @property
     def unread(self) -> int:
-        """The number of bytes and characters from the terminal that the app has not read yet."""
+        """The number of bytes and characters from the terminal that wait for the app."""
         waiting = self._driver.keyboard.unread if self._driver else 0
         return self._sent - self._fed + waiting
 
     def resize(self, size: Size) -> None:
-        """Set the terminal's size and draw the whole screen again, also if the size is the same."""
+        """Set the terminal's size and draw the whole screen, even if the size is the same as before."""
         self._drive(lambda driver: driver.resize(clamp_size(size)))
 
     def hang_up(self) -> None:
-        """End the reply and the app, because the terminal's connection has ended. The reply's text is
-        kept."""
+        """End the reply and the app, because the connection to the terminal has ended. The store keeps the
+        text of the reply."""
         self._app.hang_up()
 
     def _drive(self, work: Work) -> None:
@@ -122,8 +123,8 @@ class AttachedChat:
 
 
 def _draw_for(app: App[Any], environment: dict[str, str]) -> None:
-    """Let the app draw for a terminal with this environment. Textual itself would read the environment of the
-    server's process."""
+    """Let the app draw for a terminal with these environment variables. Textual itself would read the
+    environment of the server's process."""
     rest = {name: value for name, value in environment.items() if name != "NO_COLOR"}
     app.no_color = len(rest) < len(environment)
     app._filters = [kept for kept in app._filters if not isinstance(kept, NoColor | Monochrome)]
@@ -141,6 +142,7 @@ def _draw_for(app: App[Any], environment: dict[str, str]) -> None:
         soft_wrap=False,
         _environ=rest,
     )
-    # While an app runs, Textual redirects the process's stdout and stderr, which the server uses.
+    # While an app runs, Textual redirects the stdout and stderr of the process. The server needs both, so
+    # this code sends them to where they were.
     app._capture_stdout = sys.stdout  # type: ignore[assignment]
     app._capture_stderr = sys.stderr  # type: ignore[assignment]

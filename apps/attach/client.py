@@ -1,5 +1,5 @@
-"""This module is the client of `ruvmlx chat --server`. It connects the terminal with a chat app that runs in
-the server."""
+"""This module is the client of `ruvmlx chat --server`. The client connects the user's terminal with a chat
+app that runs in the server."""
 
 import contextlib
 import json
@@ -20,13 +20,13 @@ from ruvmlx.errors import RuvmlxError, UsageError
 from .terminal import Terminal
 from .wire import PATH, STOPPED, Hello
 
-PIECE = 1 << 16  # the maximum number of bytes of one read
-CONNECT_SECONDS = 10.0  # the time limit of the connection
+PIECE = 1 << 16  # the maximum number of bytes that one call reads
+CONNECT_SECONDS = 10.0  # seconds in which the server must accept the connection
 START = "start one with `ruvmlx serve`, or name another: `ruvmlx chat --server URL`"
 
 
 class Ended(BaseException):
-    """A signal ended the client."""
+    """The exception that a signal raises to end the client."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -34,15 +34,16 @@ class Ended(BaseException):
 
 
 class Link:
-    """A WebSocket to a server. `arrived` yields the events that the server has sent."""
+    """A WebSocket connection to a server. The method `arrived` yields the events that the server has sent."""
 
     def __init__(self, url: str, key: str | None) -> None:
-        """Connect to a server. Raise a RuvmlxError of one line if the server does not answer or refuses.
+        """Connect to a server. Raise a RuvmlxError with one line of text if the server does not answer or
+        refuses the connection.
 
         key: the API key of the server, or None.
         """
         self.url = url
-        self._refusal = bytearray()  # the body of the answer of a server that refuses the connection
+        self._refusal = bytearray()  # the body of the server's answer if the server refuses the connection
         self._status = 0
         parts = _split(url)
         self._ws = WSConnection(ConnectionType.CLIENT)
@@ -77,7 +78,7 @@ class Link:
         self._socket.settimeout(None)
 
     def _until_answered(self) -> Iterator[events.Event]:
-        """Yield the server's answer to the request, when the whole answer has arrived."""
+        """Yield the server's answer to the request for a WebSocket, once the whole answer has arrived."""
         while data := self._socket.recv(PIECE):
             self._ws.receive_data(data)
             for event in self._ws.events():
@@ -110,8 +111,8 @@ class Link:
         return self._socket.fileno()
 
     def send(self, data: bytes | str) -> None:
-        """Send bytes or a text. If the server has closed the connection, send nothing; `arrived` then yields
-        the end."""
+        """Send bytes or a text to the server. If the server has closed the connection, send nothing;
+        `arrived` yields the end of the connection."""
         message = events.TextMessage(data) if isinstance(data, str) else events.BytesMessage(data)
         with contextlib.suppress(OSError, ProtocolError):
             self._send(message)
@@ -123,11 +124,11 @@ class Link:
         self._socket.sendall(self._ws.send(event))
 
     def arrived(self) -> Iterator[events.Event]:
-        """Yield the events since the last call. Call this method if `select` says that the socket has data.
-        The last event of the connection is a CloseConnection."""
+        """Yield the events that have arrived since the last call. Call this method if `select` says that the
+        socket has data. The last event of the connection is a CloseConnection."""
         try:
             data = self._socket.recv(PIECE)
-            while getattr(self._socket, "pending", lambda: 0)():  # decrypted bytes, which select does not see
+            while getattr(self._socket, "pending", lambda: 0)():  # select does not see decrypted bytes
                 data += self._socket.recv(PIECE)
             self._ws.receive_data(data or None)
             for event in self._ws.events():
@@ -144,7 +145,8 @@ class Link:
 
 
 def _split(url: str) -> Any:
-    """Return the parts of a server's address. The address can end in /v1, which other clients need."""
+    """Return the parts of a server's address. The path of the address can be /v1, because other clients need
+    it."""
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.path in ("", "/", "/v1", "/v1/"):
@@ -156,18 +158,18 @@ def _split(url: str) -> Any:
 
 
 class Client:
-    """Forwards bytes between the terminal and the link to the server."""
+    """The client: it forwards bytes between the user's terminal and the link to the server."""
 
     def __init__(self, link: Link, terminal: Terminal) -> None:
         self._link, self._terminal = link, terminal
-        self._text: list[str] = []  # the pieces of a text message whose end has not arrived
+        self._text: list[str] = []  # the first pieces of a text message whose end has not arrived
         self._wake, self._woken = os.pipe()
         os.set_blocking(self._woken, False)
         self._resized = False
         self.code, self.error = 1, f"the connection to {link.url} broke; the chat is saved."
 
     def run(self) -> None:
-        """Forward bytes until the terminal or the link ends."""
+        """Forward bytes until the terminal is gone or the link to the server ends."""
         with self._signals(), self._terminal:
             while True:
                 ready, _, _ = select.select([self._terminal.keys, self._link, self._wake], [], [])
@@ -187,7 +189,7 @@ class Client:
         return bool(typed)
 
     def _show(self) -> bool:
-        """Handle the events from the server. Return False if the connection has ended."""
+        """Show on the terminal what the server has sent. Return False if the connection has ended."""
         for event in self._link.arrived():
             if isinstance(event, events.BytesMessage):
                 self._terminal.write(bytes(event.data))
@@ -211,13 +213,13 @@ class Client:
     def _copy(self, text: str) -> None:
         from ..chat import clipboard
 
-        with contextlib.suppress(RuvmlxError):  # no error is shown, because the app has said "Copied"
+        with contextlib.suppress(RuvmlxError):  # the app has told the user "Copied" already
             clipboard.copy(text)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """In the block, SIGTERM and SIGHUP raise `Ended`. While SIGTSTP stops the client, the terminal is
-        restored for the shell."""
+        """In the `with` block, let SIGTERM and SIGHUP raise `Ended`. When SIGTSTP (Ctrl+Z) stops the client,
+        restore the terminal for the shell."""
 
         def ended(number: int, _: object) -> None:
             raise Ended(number)
@@ -231,7 +233,7 @@ class Client:
 
         def continued(*_: object) -> None:
             self._terminal.enter()
-            self._resized = True  # a new size lets the app draw the whole screen again
+            self._resized = True  # so that the client sends the size and the app draws the whole screen
 
         handlers: dict[signal.Signals, Callable[[int, Any], Any]] = {
             signal.SIGTERM: ended,
@@ -251,17 +253,17 @@ class Client:
 
 
 def is_here(url: str) -> bool:
-    """Return True if the URL has a loopback address of this machine. The client sends the API key that this
-    machine keeps only to such a server."""
+    """Return True if the URL has a loopback address, which means a server on this machine. The client sends
+    the API key that this machine keeps only to such a server."""
     name = _split(url).hostname
     return name in ("localhost", "::1") or name.startswith("127.")
 
 
 def attach(url: str, key: str | None, **chat: Any) -> int:
-    """Show the chat of a server until the user leaves, and return the exit code. Raise RuvmlxError if no
+    """Show the chat app of a server until the user leaves, and return the exit code. Raise RuvmlxError if no
     server answers, or if the server ends the chat with an error.
 
-    chat: the fields of `Hello` that the user's options set, for example `session`.
+    chat: fields of `Hello` that the user's options set, for example `session`.
     """
     terminal = Terminal()
     link = Link(url, key)

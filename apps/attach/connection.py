@@ -1,5 +1,5 @@
-"""This module has the queue of an app's output. The app's thread puts items into the queue, and the server's
-event loop takes them and sends them to the terminal."""
+"""This module has the queue of an app's output. The app's thread puts items into the queue. The server's
+event loop takes the items from the queue and sends them to the terminal."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ import json
 import threading
 from collections import deque
 
-MAX_WAITING_BYTES = 1 << 20  # bytes; while so many bytes wait for a slow terminal, `put` blocks
+MAX_WAITING_BYTES = 1 << 20  # bytes; while a slow terminal has this many to read, `put` blocks
 
 
 class Outbox:
@@ -21,8 +21,8 @@ class Outbox:
         self._closed = self._finished = False
 
     def put(self, item: bytes | str) -> None:
-        """Add bytes or a text. While the queue is full, the call blocks, like a write to a terminal. After
-        `close`, the call does nothing."""
+        """Add bytes or a text to the queue. While the queue is full, the call blocks, as a write to a slow
+        terminal does. After `close`, the call does nothing."""
         with self._room:
             self._room.wait_for(lambda: self._waiting < MAX_WAITING_BYTES or self._closed)
             if self._closed:
@@ -35,17 +35,17 @@ class Outbox:
         self.put(json.dumps(facts))
 
     def finish(self) -> None:
-        """Mark the end of the output."""
+        """Mark the end of the app's output."""
         self._finished = True
         self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # raised if the server's loop is closed
+        with contextlib.suppress(RuntimeError):  # raised if the server's event loop is closed
             self._loop.call_soon_threadsafe(self._news.set)
 
     async def taken(self) -> list[bytes | str]:
-        """Wait for items and return all of them in order, with adjacent bytes joined. Return an empty list at
-        the end of the output."""
+        """Wait for items of the queue and return all of them in order, with adjacent bytes joined. At the end
+        of the output, return an empty list."""
         while not (self._items or self._finished):
             await self._news.wait()
             self._news.clear()
@@ -59,13 +59,13 @@ class Outbox:
         return found
 
     def release_room(self, item: bytes | str) -> None:
-        """Release the room of an item that the connection has sent."""
+        """Release the bytes that `item` took in the queue, because the connection has sent the item."""
         with self._room:
             self._waiting -= len(item)
             self._room.notify_all()
 
     def close(self) -> None:
-        """Drop all later items, because the connection has ended."""
+        """Drop all later items of the app's output, because the connection has ended."""
         with self._room:
             self._closed = True
             self._room.notify_all()

@@ -1,5 +1,5 @@
-"""This module is a Textual driver that uses a connection as the terminal: keys arrive from the connection,
-and frames go to it.
+"""This module is a Textual driver for a terminal at the other end of a connection. Keys arrive from the
+connection, and the app's frames go to the connection.
 
 The client sets the terminal's modes (terminal.py), so this driver writes only the frames of the app.
 """
@@ -17,7 +17,7 @@ from .connection import Outbox
 
 
 class AttachedDriver(Driver):
-    """A driver for a terminal at the other end of a connection. Only the app's thread uses the driver."""
+    """A driver that uses a connection as its terminal. Only the app's thread uses the driver."""
 
     def __init__(self, app: App[Any], outbox: Outbox, **settings: Any) -> None:
         super().__init__(app, **settings)
@@ -36,7 +36,7 @@ class AttachedDriver(Driver):
 
     def write(self, data: str) -> None:
         if not self._drawn:
-            self._loop.call_soon(self.flush)  # Textual does not flush after a bell, for example
+            self._loop.call_soon(self.flush)  # some writes, for example a bell, have no flush by Textual
         self._drawn.append(data)
 
     def flush(self) -> None:
@@ -54,4 +54,4 @@ class AttachedDriver(Driver):
         self._app.call_later(self._app.refresh, layout=True)
 
     def open_url(self, url: str, new_tab: bool = True) -> None:
-        """Do nothing, because a browser would open on the server's screen."""
+        """Do nothing. A browser would open on the server's screen, and not on the user's."""

@@ -1,4 +1,4 @@
-"""This module is the server's side of attached terminals: a WebSocket endpoint that runs a chat app for each
+"""This module is the server's side of attached terminals. Its WebSocket endpoint runs a chat app for each
 connection."""
 
 import asyncio
@@ -27,19 +27,19 @@ from .wire import PATH, Hello, Size, last_text
 if TYPE_CHECKING:
     from .attached import AttachedChat
 
-HELLO_SECONDS = 10.0  # the time limit for a client's first message
-MOST_UNREAD = 1 << 16  # bytes; while more bytes of a terminal are unread, the server receives none from it
+HELLO_SECONDS = 10.0  # seconds in which a client must send its first message
+MOST_UNREAD = 1 << 16  # bytes; while the app has this many to read, the server receives no more
 
 
 class Resized(msgspec.Struct):
-    """A text message that a client sends when its terminal's size changes."""
+    """The text message that a client sends when the size of its terminal changes."""
 
     size: Size
 
 
 @dataclass
 class Terminals:
-    """An ASGI application that serves the terminals that are attached to one server.
+    """An ASGI application that serves the terminals of the users who chat with this server.
 
     local: True if only users of this machine can connect. max_tokens: the maximum number of tokens of a
     reply. attached: the guests (users of the shared host), one for each terminal.
@@ -83,13 +83,13 @@ class Terminals:
 
     async def _switch(self, model: str, session: str, watch: Watch) -> None:
         """Switch to another model for all users of the server. Raise UsageError if other terminals use the
-        model."""
+        present model."""
         others = len(self.attached) - 1
         if others:
             raise UsageError(f"terminals that use this model, too: {others}; close them, then change it.")
         async with self.models.changing_first():
             await self.serving.host.switch(model, session, watch)
-            self.serving.alias = None  # the alias was a name of the first model
+            self.serving.alias = None  # the alias named only the first model
 
     async def _serve(self, websocket: WebSocket, guest: Guest) -> None:
         await websocket.accept()
@@ -104,7 +104,7 @@ class Terminals:
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="terminal") as thread:
             try:
                 chat = await loop.run_in_executor(thread, self._make_chat, guest, hello, outbox)
-            except RuvmlxError as error:  # for example, the setting `keys` has an unknown key
+            except RuvmlxError as error:  # for example, an unknown key in the user's setting `keys`
                 await websocket.send_text(last_text(error.exit_code, error_line(error)))
                 await websocket.close()
                 return
@@ -113,7 +113,7 @@ class Terminals:
             receiving = asyncio.ensure_future(self._receive(websocket, chat))
             try:
                 await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
-            finally:  # the app has ended, or its terminal is gone
+            finally:  # the app has ended, or the connection to its terminal has ended
                 gone = receiving.done()
                 outbox.close()
                 chat.hang_up()
@@ -124,9 +124,9 @@ class Terminals:
             await websocket.close()
 
     async def _receive(self, websocket: WebSocket, chat: "AttachedChat") -> None:
-        """Pass the client's messages to the app until the connection ends. An invalid message also ends the
-        loop. A server that is stopping reads without a limit, because the end of the connection arrives after
-        the typed bytes."""
+        """Pass the client's messages to the app until the connection ends or a message is invalid. While the
+        server stops, this method reads without waiting for the app, because the end of the connection arrives
+        after the typed bytes."""
         while (message := await websocket.receive())["type"] == "websocket.receive":
             if (typed := message.get("bytes")) is not None:
                 chat.feed(typed)
@@ -139,15 +139,15 @@ class Terminals:
                 await asyncio.sleep(0.05)
 
     def _make_chat(self, guest: Guest, hello: Hello, outbox: Outbox) -> "AttachedChat":
-        """Make the chat app. The app's thread calls this method, because the first import of Textual takes a
-        second."""
+        """Make the chat app of a terminal. The app's thread calls this method, because the first import of
+        Textual takes a second."""
         from .attached import AttachedChat
 
         return AttachedChat(guest, hello, outbox, self.local, self.max_tokens)
 
 
 async def _send(websocket: WebSocket, outbox: Outbox) -> None:
-    """Send the app's output to the terminal until the app or the connection has ended."""
+    """Send the app's output to the terminal until the app ends or the connection ends."""
     with contextlib.suppress(WebSocketDisconnect, RuntimeError):
         while items := await outbox.taken():
             for item in items:
@@ -156,7 +156,8 @@ async def _send(websocket: WebSocket, outbox: Outbox) -> None:
 
 
 def _notice_the_dead(websocket: WebSocket) -> None:
-    """Turn TCP keepalive on, so that the server notices within minutes that a client's machine is gone."""
+    """Turn on TCP keepalive for this connection, so that the server notices within minutes if the client's
+    machine is gone."""
     transport = websocket.scope["state"]["connection"].transport
     found = transport.get_extra_info("socket")
     found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,8 +1,8 @@
-"""This module sets the modes of the client's terminal for the app: raw input, reports of the mouse and of
-pastes, and the alternate screen.
+"""This module sets the modes that the app needs on the client's terminal: raw input, reports of the mouse and
+of pastes, and the alternate screen.
 
-The app in the server never changes these modes. So the client can restore them alone, also if the server
-fails.
+The app in the server never changes these modes. So the client can restore them without the server, even if
+the server fails.
 """
 
 import contextlib
@@ -16,21 +16,21 @@ from typing import Any, Self
 
 from .wire import Size
 
-_MODES = (1000, 1003, 1015, 1006, 1004, 2004)  # four modes of the mouse, focus reports, bracketed paste
-_KITTY_KEYS = 1 | 8 | 16  # flags of the kitty protocol: distinguish all keys, and report the text of a key
-# Alternate screen, the modes above, no cursor, no line wrap. `enter` adds the question whether the terminal
-# knows synchronised updates (mode 2026).
+_MODES = (1000, 1003, 1015, 1006, 1004, 2004)  # four mouse modes, focus reports, bracketed paste
+_KITTY_KEYS = 1 | 8 | 16  # flags of the kitty protocol: report every key as its own code, with its text
+# This text turns on the alternate screen and the modes above, hides the cursor, and turns off line wrap.
+# `enter` also asks the terminal whether it knows synchronised updates (mode 2026).
 _ENTER = "\x1b[?1049h" + "".join(f"\x1b[?{mode}h" for mode in _MODES) + "\x1b[?25l\x1b[?7l"
 _LEAVE = (
-    "\x1b[?2026l"  # ends a synchronised update, because the last frame can be incomplete
+    "\x1b[?2026l"  # ends a synchronised update, because the app's last frame can be incomplete
     + "".join(f"\x1b[?{mode}l" for mode in reversed(_MODES))
     + "\x1b[?7h\x1b[<u\x1b[?1049l\x1b[?25h\x1b[0m"
 )
 
 
 def _raw(attributes: list[Any]) -> list[Any]:
-    """Return the terminal's attributes without echo, line mode, signal keys and flow control, so that each
-    byte goes to the app."""
+    """Return the terminal's attributes without echo, line mode, signal keys and flow control, so that every
+    typed byte goes to the app."""
     raw = [*attributes[: tty.CC], [*attributes[tty.CC]]]
     raw[tty.LFLAG] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN | termios.ISIG)
     raw[tty.IFLAG] &= ~(termios.IXON | termios.IXOFF | termios.ICRNL | termios.INLCR | termios.IGNCR)
@@ -39,8 +39,8 @@ def _raw(attributes: list[Any]) -> list[Any]:
 
 
 class Terminal:
-    """The terminal at standard input and output. In a `with` block, the terminal has the modes for the
-    app."""
+    """The terminal at standard input and output. In a `with` block, the terminal has the modes that the app
+    needs."""
 
     def __init__(self) -> None:
         self.keys, self._screen = sys.stdin.fileno(), sys.stdout.fileno()
@@ -55,18 +55,18 @@ class Terminal:
         self.leave()
 
     def enter(self) -> None:
-        """Set the terminal's modes for the app."""
+        """Set the modes of the terminal that the app needs."""
         self._entered = True
         termios.tcsetattr(self.keys, termios.TCSANOW, _raw(self._before))
         sequences = _ENTER
         if os.environ.get("TEXTUAL_DISABLE_KITTY_KEY") != "1":
             sequences += f"\x1b[>{_KITTY_KEYS}u"
-        if os.environ.get("TERM_PROGRAM") != "Apple_Terminal":  # this terminal would show a "p"
+        if os.environ.get("TERM_PROGRAM") != "Apple_Terminal":  # it would show the question as a "p"
             sequences += "\x1b[?2026$p"
         self.write(sequences.encode())
 
     def leave(self) -> None:
-        """Restore the terminal's modes, and drop unread keys that the user typed for the app. If the terminal
+        """Restore the modes of the terminal, and drop keys that the user typed for the app. If the terminal
         is gone, do nothing."""
         if not self._entered:
             return
@@ -82,7 +82,8 @@ class Terminal:
 
     @property
     def size(self) -> Size:
-        """The terminal's size as (columns, rows). It is (80, 24) if the terminal does not report a size."""
+        """The terminal's size as (columns, rows). If the terminal does not report its size, the size is (80,
+        24)."""
         try:
             found = fcntl.ioctl(self._screen, termios.TIOCGWINSZ, b"\0" * 8)
             rows, columns, _, _ = struct.unpack("HHHH", found)

@@ -1,5 +1,5 @@
-"""This module decides which clients may use the server. The module checks the Host header, the Origin header
-and the API key of each request before all other work."""
+"""This module decides which clients can use the server. It checks the Host header, the Origin header and the
+API key of each request before all other work."""
 
 import ipaddress
 import re
@@ -21,11 +21,11 @@ METHODS = "GET, POST, DELETE, OPTIONS"
 class Access:
     """The access rules of one server.
 
-    keys: the valid API keys; if empty, no key is needed. chat_keys: the valid keys for the chat app, which
-    always needs a key because it shows all chats and writes files. hosts: further names that the Host header
-    may have. localhost and IP addresses are always allowed, because an attacker's name server cannot assign
-    them. origins: further web pages that may use the server, such as https://chat.example. Pages of this
-    machine are always allowed.
+    keys: the valid API keys; if empty, clients need no key. chat_keys: the valid keys for the chat app, which
+    always needs a key because it shows all chats and writes files. hosts: further names that a Host header
+    can have. localhost and IP addresses are always allowed, because an attacker's name server cannot assign
+    these names. origins: further web pages that can use the server, for example https://chat.example. Web
+    pages of this machine are always allowed.
     """
 
     keys: Sequence[str] = ()
@@ -34,20 +34,20 @@ class Access:
     chat_keys: Sequence[str] = ()
 
     def check_key(self, headers: Headers, endpoint: Endpoint | None) -> str:
-        """Return the salt for the KV caches of the client. Raise ApiError, 401, if the API key is
-        not valid."""
+        """Check the client's API key, and return the salt for the client's KV caches. Clients share a KV
+        cache only if their salts are equal. Raise ApiError, 401, if the key is not valid."""
         if not self.keys or (endpoint is not None and endpoint.is_open):
             return ""
         return salt_digest(_key(headers, self.keys))
 
     def check_chat(self, headers: Headers) -> None:
-        """Raise ApiError for every web page, and for a client without a key of the chat app."""
+        """Raise ApiError if the client is a web page or has no key of the chat app."""
         if "origin" in headers:
             raise ApiError(403, "no web page may use the chat app.", code="origin_not_allowed")
         _key(headers, self.chat_keys)
 
     def check_private(self, headers: Headers) -> None:
-        """Raise ApiError for every web page except the server's own, and for a client without a key of the
+        """Raise ApiError if the client is a web page other than the server's own page, or has no key of the
         chat app."""
         origin = headers.get("origin")
         if origin is not None and not _is_own(origin, headers.get("host", "")):
@@ -55,8 +55,8 @@ class Access:
         _key(headers, self.chat_keys)
 
     def check_host(self, headers: Headers) -> None:
-        """Raise ApiError if the Host header has a name that is not this server's. An attacker's web page may
-        resolve its own name to this server's address (DNS rebinding)."""
+        """Raise ApiError if the Host header has a name that is not a name of this server. An attacker's web
+        page can let its own name point to this server's address (DNS rebinding)."""
         found = _HOST.fullmatch(headers.get("host", ""))
         name = found["name"].lower().rstrip(".") if found else ""
         if not (_is_local(name) or _is_address(name) or name in self.hosts):
@@ -64,8 +64,9 @@ class Access:
             raise ApiError(403, message, code="host_not_allowed")
 
     def check_origin(self, headers: Headers) -> None:
-        """Raise ApiError for web pages that are neither of this machine nor the server's own. Call
-        `check_host` first: it excludes a Host header with the name of a foreign page."""
+        """Raise ApiError if the client is a web page that is neither a page of this machine nor the
+        server's own page. Call `check_host` first, because it refuses a Host header with the name of a
+        foreign page."""
         origin = headers.get("origin")
         if origin is not None and not self._allows(origin) and not _is_own(origin, headers.get("host", "")):
             message = "this web page may not ask; `serve --allow-origin ORIGIN` allows one."
@@ -82,7 +83,7 @@ class Access:
 
     @staticmethod
     def cors(headers: Headers) -> list[tuple[str, str]]:
-        """Return the headers that let an allowed web page read the answer."""
+        """Return the CORS headers that let an allowed web page read the server's answer."""
         origin = headers.get("origin")
         if origin is None:
             return []
@@ -94,7 +95,7 @@ class Access:
 
     @staticmethod
     def preflight(headers: Headers) -> list[tuple[str, str]]:
-        """Return the headers that let an allowed web page send a request."""
+        """Return the CORS headers that let an allowed web page send a request to the server."""
         asked = headers.get("access-control-request-headers", "authorization, content-type")
         return [
             ("access-control-allow-methods", METHODS),
@@ -104,7 +105,7 @@ class Access:
 
 
 def _key(headers: Headers, keys: Sequence[str]) -> str:
-    """Return the client's key if it is one of these keys. Raise ApiError, 401, if not."""
+    """Return the client's API key if the key is in `keys`. If not, raise ApiError, 401."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         given = headers.get("x-api-key", "")
@@ -118,12 +119,12 @@ def _key(headers: Headers, keys: Sequence[str]) -> str:
 
 
 def _is_own(origin: str, host: str) -> bool:
-    """Return True if this server serves the pages of this origin."""
+    """Return True if the web pages of this origin come from this server."""
     return origin.lower() in (f"http://{host.lower()}", f"https://{host.lower()}")
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if only this machine can reach a server that listens on this address."""
+    """Return True if only programs on this machine can reach a server that listens on this address."""
     return _is_local_host(host)
 
 
@@ -149,7 +150,8 @@ def _is_address(name: str) -> bool:
 
 
 def headers_of(scope: Mapping[str, Any]) -> dict[str, str]:
-    """Return header values by lower-case name. If a header occurs several times, return its first value."""
+    """Return a mapping from the lower-case names of headers to their values. If a header occurs several
+    times, the mapping has its first value."""
     found: dict[str, str] = {}
     for name, value in scope["headers"]:
         found.setdefault(name.decode("latin-1"), value.decode("latin-1"))

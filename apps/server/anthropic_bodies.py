@@ -1,5 +1,5 @@
-"""This module defines the request bodies of Anthropic's endpoints. As in bodies.py, an unknown field is an
-error."""
+"""This module defines the request bodies of Anthropic's endpoints. As in bodies.py, a field that the server
+does not know is an error."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -19,8 +19,8 @@ from .turns import add_turn
 
 
 class CacheMark(Struct, forbid_unknown_fields=True):
-    """The server accepts this mark, but the mark changes nothing, because the server caches every prompt's
-    prefix."""
+    """A mark that asks the server to cache the prompt up to this place. The mark changes nothing, because the
+    server caches the prefix of every prompt."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -28,7 +28,7 @@ class CacheMark(Struct, forbid_unknown_fields=True):
 
 
 class TextBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """A piece of text. The server puts an empty line between two pieces."""
+    """A piece of text of a message. The server puts an empty line between two pieces."""
 
     text: str
     cache_control: CacheMark | None = None
@@ -36,15 +36,15 @@ class TextBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"
 
 
 class ThoughtBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="thinking"):
-    """The model's thought in an earlier reply. The chat template decides whether the model reads this thought
-    again."""
+    """The thought of the model (its reasoning before the answer) in an earlier reply. The chat template
+    decides whether the model reads this thought again."""
 
     thinking: str
     signature: str = ""
 
 
 class CallBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="tool_use"):
-    """A tool call in an earlier reply."""
+    """A tool call of the model in an earlier reply."""
 
     id: Text
     name: FunctionName
@@ -53,7 +53,8 @@ class CallBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="tool_
 
 
 class ResultBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="tool_result"):
-    """The result of a tool call. is_error: if true, the model reads "Error: " before the result."""
+    """The result of a tool call. is_error: if true, the call failed, and the model reads "Error: " before the
+    result."""
 
     tool_use_id: str
     content: str | list[TextBlock] | None = None
@@ -62,8 +63,8 @@ class ResultBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="too
 
 
 class ClientTool(Struct, forbid_unknown_fields=True):
-    """A tool that the client runs. strict: as in OpenAI's form: if true and a call is required, a keyword of
-    the schema that the server does not support is an error."""
+    """A tool that the client runs. strict: as in OpenAI's form: if strict is true and the model must call a
+    tool, a keyword of the schema that the server does not support is an error."""
 
     name: FunctionName
     input_schema: JsonSchema
@@ -74,71 +75,72 @@ class ClientTool(Struct, forbid_unknown_fields=True):
 
 
 class CallsAuto(Struct, forbid_unknown_fields=True, tag_field="type", tag="auto"):
-    """The model decides whether it calls a tool. disable_parallel_tool_use: if true, the model makes at most
-    one call."""
+    """With this choice, the model decides whether it calls a tool. disable_parallel_tool_use: if true, the
+    model makes at most one call."""
 
     disable_parallel_tool_use: bool | None = None
 
 
 class CallsAny(Struct, forbid_unknown_fields=True, tag_field="type", tag="any"):
-    """The model must call one of the tools."""
+    """With this choice, the model must call one of the tools."""
 
     disable_parallel_tool_use: bool | None = None
 
 
 class CallsOne(Struct, forbid_unknown_fields=True, tag_field="type", tag="tool"):
-    """The model must call this tool."""
+    """With this choice, the model must call the tool `name`."""
 
     name: str
     disable_parallel_tool_use: bool | None = None
 
 
 class CallsNone(Struct, forbid_unknown_fields=True, tag_field="type", tag="none"):
-    """The model calls no tool."""
+    """With this choice, the model calls no tool."""
 
 
 class AskedTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="user"):
-    """A message of the user, or the results of tool calls."""
+    """A turn of the conversation with a message of the user, or with the results of tool calls."""
 
     content: str | Annotated[list[TextBlock | ResultBlock], Meta(min_length=1)]
 
 
 class InstructedTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="system"):
     """Instructions between two messages. If the chat template allows system text only at the beginning, the
-    server adds them to the message before them."""
+    server adds the instructions to the message before them."""
 
     content: str | Annotated[list[TextBlock], Meta(min_length=1)]
 
 
 class AnsweredTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
-    """An earlier reply of the model."""
+    """A turn of the conversation with an earlier reply of the model."""
 
     content: str | Annotated[list[TextBlock | ThoughtBlock | CallBlock], Meta(min_length=1)]
 
 
 class ThinkingOn(Struct, forbid_unknown_fields=True, tag_field="type", tag="enabled"):
-    """The model thinks before its answer. budget_tokens: must be less than max_tokens, which limits thought
-    and answer together. The server does not limit the thought alone."""
+    """With this field, the model thinks before its answer. budget_tokens: must be less than max_tokens, which
+    limits the thought and the answer together. The server does not limit the thought alone."""
 
     budget_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class ThinkingAdaptive(Struct, forbid_unknown_fields=True, tag_field="type", tag="adaptive"):
-    """The model thinks before its answer if its chat template says so."""
+    """With this field, the model thinks before its answer if its chat template says so."""
 
 
 class ThinkingOff(Struct, forbid_unknown_fields=True, tag_field="type", tag="disabled"):
-    """The model answers without a thought, if its chat template has this choice."""
+    """With this field, the model answers without a thought, if its chat template offers this choice."""
 
 
 class SchemaOutput(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
-    """The answer is JSON that fits the schema. A keyword that the server does not support is an error."""
+    """With this field, the answer must be JSON that fits the schema. A keyword of the schema that the server
+    does not support is an error."""
 
     schema: JsonSchema
 
 
 class OutputConfig(Struct, forbid_unknown_fields=True):
-    """format: the form that the answer must fit."""
+    """The options for the form of the answer. format: the JSON schema that the answer must fit."""
 
     format: SchemaOutput | None = None
 
@@ -171,7 +173,7 @@ class MessagesBody(CountBody, forbid_unknown_fields=True, kw_only=True):
 
 
 def reply_body(body: MessagesBody) -> ReplyBody:
-    """Return the options of the reply, in the fields that all endpoints share."""
+    """Return the options for the reply as a ReplyBody, with the fields that all endpoints share."""
     return ReplyBody(
         model=body.model,
         adapter=body.adapter,
@@ -183,11 +185,11 @@ def reply_body(body: MessagesBody) -> ReplyBody:
 
 
 def conversation(body: CountBody, tag: str | None) -> list[Message]:
-    """Return the conversation in the engine's form. tag: the tag that begins a thought; None: the model does
-    not think before its answer. Several turns of one role in a row become one turn."""
+    """Return the conversation in the engine's form. Turns of the same role that follow each other become one
+    turn. tag: the tag that begins a thought; None: the model does not think before its answer."""
     system = _instructions(body.system or "")
     found = [Message("system", system)] if system else []
-    names: dict[str, str] = {}  # names of the tools called so far, by the id of the call
+    names: dict[str, str] = {}  # id of a tool call -> name of the tool, for the calls so far
     for i, turn in enumerate(body.messages):
         blocks: Sequence[Any] = (
             turn.content if not isinstance(turn.content, str) else [TextBlock(turn.content)]
@@ -212,7 +214,8 @@ def _instructions(system: str | Sequence[TextBlock]) -> str:
 
 
 def _add_asked(turns: list[Message], blocks: Sequence[Any], where: str, names: Mapping[str, str]) -> None:
-    """Append the content of a user's message: first each tool result as a turn of its own, then the text."""
+    """Append the content of a user's message to the turns. Each tool result becomes a turn of its own, and
+    the text follows."""
     for i, block in enumerate(blocks):
         if isinstance(block, ResultBlock):
             if block.tool_use_id not in names:
@@ -236,7 +239,7 @@ def _call(block: CallBlock) -> dict[str, Any]:
 
 
 def tools_of_body(body: CountBody) -> ToolUse:
-    """Return the tools, and whether the model must call one."""
+    """Return the tools of the request, and whether the model must call one of them."""
     choice = body.tool_choice
     if choice is not None and not body.tools:
         raise ApiError(400, "tool_choice: needs tools.", "tool_choice", "invalid_combination")
@@ -256,7 +259,8 @@ def tools_of_body(body: CountBody) -> ToolUse:
 
 
 def form_of(body: CountBody) -> ReplyForm | None:
-    """Return the form that a reply without calls must fit; None: any text."""
+    """Return the JSON schema that a reply without tool calls must fit. Return None if the reply can be any
+    text."""
     if body.output_config is None or body.output_config.format is None:
         return None
     named = NamedSchema("answer", body.output_config.format.schema, strict=True)
@@ -270,8 +274,9 @@ def _text(blocks: Sequence[TextBlock | ThoughtBlock | CallBlock], tag: str | Non
 
 
 def wants_thought(body: CountBody, tag: str | None, ignored: list[str]) -> bool | None:
-    """Return True if the model must think before its answer, False if it must not, None if the chat template
-    decides. If the model cannot think first, `thinking` changes nothing, and its name is added to `ignored`.
+    """Return True if the model must think before its answer, False if it must not, and None if the chat
+    template decides. If the model cannot think before its answer, the field `thinking` changes nothing, and
+    its name is added to `ignored`.
     """
     match body.thinking:
         case ThinkingOn(budget_tokens=budget):

@@ -1,4 +1,5 @@
-"""This module builds the application: all endpoints, behind the checks of host, origin and API key."""
+"""This module builds the server's application. It has all endpoints, and it checks the host, the origin and
+the API key before each endpoint."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,7 +39,7 @@ from .ollama_chat import ollama_error
 from .sending import Receive, Send, Sender
 from .serving import Serving
 
-# For a new endpoint, add a row to the list of its module. The routes and the OpenAPI document are made from
+# To add an endpoint, add a row to the list in its module. The routes and the OpenAPI document are made from
 # these lists.
 ENDPOINTS: list[Endpoint] = [
     *chat.ENDPOINTS,
@@ -63,8 +64,8 @@ ENDPOINTS: list[Endpoint] = [
 
 
 def make_app(models: ModelPool, access: Access, sockets: Sequence[WebSocketRoute] = ()) -> Gate:
-    """Build the ASGI application. sockets: WebSocket routes of the chat app, which carry terminals
-    (apps/attach/)."""
+    """Build the ASGI application of the server. sockets: the WebSocket routes through which the chat app uses
+    terminals (apps/attach/)."""
     endpoints, serving = [*ENDPOINTS, openapi.endpoint(ENDPOINTS)], models.first.serving
     by_path: dict[str, dict[str, Dispatcher]] = {}
     for e in endpoints:
@@ -78,7 +79,7 @@ def make_app(models: ModelPool, access: Access, sockets: Sequence[WebSocketRoute
 
 
 class _Methods:
-    """The endpoints of one path, by HTTP method."""
+    """The endpoints of one path, one for each HTTP method."""
 
     def __init__(self, apps: Mapping[str, Dispatcher]):
         self._apps = apps
@@ -89,7 +90,7 @@ class _Methods:
 
 
 def _not_routed(serving: Serving, endpoints: Sequence[Endpoint]) -> Any:
-    """Return a handler that answers requests with an unknown path or method."""
+    """Return a handler for requests whose path or method is unknown. The handler answers with an error."""
 
     async def answer(request: Any, error: HTTPException) -> Any:
         message = {404: "there is no such path; GET /openapi.json lists all."}.get(
@@ -102,7 +103,8 @@ def _not_routed(serving: Serving, endpoints: Sequence[Endpoint]) -> Any:
 
 
 def _shape(path: str, endpoints: Sequence[Endpoint]) -> ErrorShape:
-    """Return the error form for a path: the form of the endpoint at this path or above it."""
+    """Return the form of errors for a path. This is the form of the endpoint at this path, or at the path
+    above."""
     if path.startswith("/api/"):
         return ollama_error
     found = (e.errors for e in endpoints if path == e.path or path.startswith(f"{e.path}/"))
@@ -110,7 +112,7 @@ def _shape(path: str, endpoints: Sequence[Endpoint]) -> ErrorShape:
 
 
 class _Failure:
-    """This class sends an error as an ASGI application."""
+    """An ASGI application that answers a request with an error."""
 
     def __init__(self, serving: Serving, error: ApiError, headers: Mapping[str, str], shape: ErrorShape):
         self._serving, self._error, self._headers, self._shape = serving, error, headers, shape

@@ -1,7 +1,7 @@
 """This module defines the request bodies of OpenAI's endpoints as typed structs. A field that is neither in a
 struct nor in request_fields.py is an error, and the error names the field.
 
-A field that is null has the same meaning as a missing field.
+A field with the value null has the same meaning as a missing field.
 """
 
 from typing import Annotated, Any, Literal
@@ -35,27 +35,27 @@ Content = str | Annotated[list[TextPart], Meta(min_length=1)]
 
 
 class SystemTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="system"):
-    """Instructions for the whole conversation."""
+    """A turn with instructions for the whole conversation."""
 
     content: Content
 
 
 class DeveloperTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="developer"):
-    """The newer name of a system message."""
+    """A turn with instructions. "developer" is OpenAI's newer name of the role "system"."""
 
     content: Content
 
 
 class UserTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="user"):
-    """A message of the user."""
+    """A turn with a message of the user."""
 
     content: Content
 
 
 class AssistantTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
-    """An earlier reply of the model: its text, its tool calls, or both. reasoning_content: its thought; the
-    chat template decides whether the model reads the thought again. The server accepts and ignores all other
-    fields, because clients send them back as parts of a reply."""
+    """A turn with an earlier reply of the model: its text, its tool calls, or both. reasoning_content: the
+    thought of the reply; the chat template decides whether the model reads the thought again. The server
+    accepts and ignores all other fields, because clients send them back as parts of a reply."""
 
     content: Content | None = None
     tool_calls: Annotated[list[EarlierCall], Meta(min_length=1)] | None = None
@@ -64,11 +64,11 @@ class AssistantTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="a
     function_call: None = None
     audio: None = None
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
-    provider_specific_fields: dict[str, Any] | None = None  # litellm sends this field
+    provider_specific_fields: dict[str, Any] | None = None  # the program litellm sends this field
 
 
 class ToolTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="tool"):
-    """The result of a tool call. tool_call_id: the id of a call in an earlier message."""
+    """A turn with the result of a tool call. tool_call_id: the id of the tool call in an earlier turn."""
 
     content: Content
     tool_call_id: str
@@ -78,13 +78,14 @@ ChatMessage = SystemTurn | DeveloperTurn | UserTurn | AssistantTurn | ToolTurn
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """include_usage: if true, the last chunk of the stream has the usage and no choices."""
+    """The options of a stream. include_usage: if true, the last chunk of the stream has the token counts
+    (usage) and no choices."""
 
     include_usage: bool | None = None
 
 
 class ReplyBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The fields of both chat and text completions."""
+    """The fields that the bodies of chat completions and text completions share."""
 
     model: Annotated[str, Meta(description="NAME or NAME@ADAPTER, as GET /v1/models lists them.")]
     adapter: Annotated[
@@ -127,7 +128,7 @@ class ReplyBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Prediction(Struct, forbid_unknown_fields=True, tag_field="type", tag="content"):
-    """A text that the client expects in the reply, such as the file that the model edits."""
+    """A text that the client expects in the reply, for example the file that the model edits."""
 
     content: Content
 
@@ -162,8 +163,8 @@ class ChatBody(ReplyBody, forbid_unknown_fields=True, kw_only=True):
 
 
 class CompletionBody(ReplyBody, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /v1/completions. The model reads the prompt without its chat template. suffix: the
-    text after the reply, for a model that has tokens for infilling."""
+    """The body of POST /v1/completions. The model reads the prompt without a chat template. suffix: the text
+    after the reply, for a model that has tokens for infilling."""
 
     prompt: Annotated[
         str | list[str | int | list[int]],
@@ -186,13 +187,13 @@ class EmbeddingBody(Struct, forbid_unknown_fields=True):
 
 
 class RankedDocument(Struct, forbid_unknown_fields=True):
-    """A text to rank."""
+    """A text that the server ranks by its similarity to the query."""
 
     text: Words
 
 
 class RerankBody(Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/rerank. return_documents: if true, the answer repeats the texts."""
+    """The body of POST /v1/rerank. return_documents: if true, the answer repeats the ranked texts."""
 
     model: str
     query: Words
@@ -205,7 +206,7 @@ class RerankBody(Struct, forbid_unknown_fields=True):
 
 
 class RatingBody(Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/ratings: a rating, or the text that the reply should have been."""
+    """The body of POST /v1/ratings: a rating of a reply, or a text that the user prefers to the reply."""
 
     id: Annotated[str, Meta(description="The completion's id; of n completions, the choice's reply_id.")]
     rating: (
@@ -219,7 +220,7 @@ class RatingBody(Struct, forbid_unknown_fields=True):
     note: Annotated[str | None, Meta(description="Why; kept with the rating.")] = None
 
 
-# Rules that the structs cannot express, for the OpenAPI document. The endpoints check these rules.
+# The OpenAPI document has these rules, which the structs cannot express. The endpoints check the rules.
 SEVERAL = {"type": "array", "minItems": 1, "maxItems": MOST_PROMPTS}
 PROMPTS = [_TEXT, _IDS, {**SEVERAL, "items": _TEXT}, {**SEVERAL, "items": _IDS}]
 ONE_OF_TWO = [
@@ -239,11 +240,11 @@ EXACT: dict[str, dict[str, Any]] = {
 
 
 def refuse_true(value: bool | None, field: str) -> None:
-    """Raise ApiError if a switch is true that may only be false."""
+    """Raise ApiError if the field `field` is true, because the server supports only false."""
     if value:
         raise ApiError(400, f"{field}: this server supports only false.", field, "unsupported_value")
 
 
 def text_of(content: Content) -> str:
-    """Return the text of a message. Join its parts."""
+    """Return the text of a message. If the message has several parts, join their texts."""
     return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -1,4 +1,4 @@
-"""This module limits the memory that the bodies of all requests take together."""
+"""This module limits the memory that the bodies of all HTTP requests take together."""
 
 from dataclasses import dataclass
 
@@ -7,22 +7,23 @@ from .errors import ApiError
 
 @dataclass
 class HeldBodies:
-    """limit: the maximum of `held`, in bytes. held: the bytes of all bodies whose requests are not answered
-    yet."""
+    """The memory of all bodies that the server holds. limit: the maximum of `held`, in bytes. held: the
+    number of bytes of all bodies whose requests are not answered yet."""
 
     limit: int
     held: int = 0
 
 
 class HeldBody:
-    """The part of one body that the server has read. Call `release` when the request is answered."""
+    """The body of one request, as far as the server has read it. Call `release` when the request is
+    answered."""
 
     def __init__(self, bodies: HeldBodies):
         self._bodies, self._pieces, self._size = bodies, list[bytes](), 0
         self._refused: ApiError | None = None
 
     def add(self, piece: bytes) -> None:
-        """Keep a piece of the body. If there is no room for the piece, drop the whole body."""
+        """Keep one more piece of the body. If the limit leaves no room for the piece, drop the whole body."""
         bodies, count = self._bodies, len(piece)
         if self._refused is None and bodies.held + count > bodies.limit:
             self._refused = ApiError(
@@ -37,7 +38,7 @@ class HeldBody:
             bodies.held += count
 
     def whole(self) -> bytes:
-        """Return the body. Raise ApiError if the body was dropped."""
+        """Return the whole body. Raise ApiError if the body was dropped because there was no room."""
         if self._refused is not None:
             raise self._refused
         return b"".join(self._pieces)

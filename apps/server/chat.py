@@ -1,4 +1,4 @@
-"""This module answers POST /v1/chat/completions, OpenAI's form of a conversation."""
+"""This module answers POST /v1/chat/completions, which is OpenAI's form of a conversation."""
 
 import asyncio
 import time
@@ -35,14 +35,15 @@ from .writing import ReplyPart, Requests, WrittenReply, reply_parts, requests_fo
 
 
 class WrittenFunction(Struct):
-    """The function of a tool call. arguments: JSON text; in a chunk, a piece of this text."""
+    """The function of a tool call that the model wrote. arguments: the arguments as JSON text. In a chunk of
+    a stream, `arguments` is a piece of this text."""
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
 class WrittenCall(Struct):
-    """A tool call."""
+    """A tool call that the model wrote."""
 
     id: str
     type: Literal["function"]
@@ -50,8 +51,8 @@ class WrittenCall(Struct):
 
 
 class CallDelta(Struct):
-    """The addition of a chunk to tool call number `index`. Only the first addition to a call has id, type and
-    name."""
+    """The text that a chunk of the stream adds to tool call number `index`. Only the first such chunk of a
+    call has the id, the type and the name."""
 
     index: int
     function: WrittenFunction
@@ -60,8 +61,8 @@ class CallDelta(Struct):
 
 
 class AssistantReply(Struct):
-    """content: null if the reply has only tool calls. reasoning_content: the thought of a model that thinks
-    before its answer."""
+    """The model's reply. content: null if the reply has only tool calls. reasoning_content: the thought of a
+    model that thinks before its answer."""
 
     role: Literal["assistant"]
     content: str | None
@@ -71,7 +72,7 @@ class AssistantReply(Struct):
 
 
 class ChatChoice(Struct):
-    """One of the n replies."""
+    """One of the `n` replies that the request asked for."""
 
     index: int
     message: AssistantReply
@@ -81,7 +82,7 @@ class ChatChoice(Struct):
 
 
 class ChatCompletion(Struct):
-    """All replies. id: the id of the first reply."""
+    """The answer with all replies. id: the id of the first reply."""
 
     id: ReplyId
     object: Literal["chat.completion"]
@@ -92,7 +93,7 @@ class ChatCompletion(Struct):
 
 
 class Delta(Struct):
-    """The addition of a chunk to the message."""
+    """The text that a chunk of the stream adds to the message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -101,7 +102,7 @@ class Delta(Struct):
 
 
 class ChunkChoice(Struct):
-    """A piece of one of the n replies."""
+    """A piece of one of the `n` replies that the request asked for."""
 
     index: int
     delta: Delta
@@ -111,7 +112,8 @@ class ChunkChoice(Struct):
 
 
 class ChatChunk(Struct):
-    """An event of the stream. usage: only the last event has it, and only if the request asks for it."""
+    """An event of the stream. usage: the token counts; only the last event has them, and only if the request
+    asks for them."""
 
     id: ReplyId
     object: Literal["chat.completion.chunk"]
@@ -122,7 +124,7 @@ class ChatChunk(Struct):
 
 
 async def chat_completions(call: Call) -> Answer:
-    """Answer one conversation. The answer is whole or a stream."""
+    """Answer a conversation, with the whole answer at once or as a stream."""
     body: ChatBody = call.body
     refuse_true(body.store, "store")
     if body.stream_options is not None and not body.stream:
@@ -196,8 +198,8 @@ def _logprobs(call: Call, body: ChatBody, logprobs: Sequence[Any]) -> ChoiceLogp
 async def _chunks(
     call: Call, body: ChatBody, requests: Requests, new_calls: NewCalls
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a streamed reply, in order: the role, pieces of text and of tool calls, the finish
-    reason, the usage and [DONE]."""
+    """Yield the events of a streamed answer, in this order: the role, pieces of text and of tool calls, the
+    finish reason, the usage and [DONE]."""
     id, created = requests[0].request_id, int(time.time())
     wants_usage = bool(body.stream_options and body.stream_options.include_usage)
     begun: set[int] = set()
@@ -231,7 +233,7 @@ async def _chunks(
 
 
 def _delta(part: ReplyPart) -> Delta | None:
-    """Return the addition of a part to the message. Return None if the part is empty."""
+    """Return the text that a part of the reply adds to the message. Return None if the part is empty."""
     if not (part.text or part.thought or part.logprobs or part.calls):
         return None
     calls = _call_deltas(part.calls)
@@ -239,7 +241,8 @@ def _delta(part: ReplyPart) -> Delta | None:
 
 
 def _call_deltas(pieces: Sequence[CallPiece]) -> list[CallDelta]:
-    """Return one CallDelta for each tool call to which the pieces belong."""
+    """Return one CallDelta for each tool call to which the pieces belong. A piece is a part of a tool call's
+    text."""
     found: dict[int, CallDelta] = {}
     for piece in pieces:
         if isinstance(piece, CallBegun):

@@ -1,5 +1,5 @@
-"""This module turns a body of POST /v1/chat/completions into the engine's form: the conversation, its tools,
-and the form of the reply."""
+"""This module turns a body of POST /v1/chat/completions into the engine's form: the conversation, the tools,
+and the form that the reply must have."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,16 +17,16 @@ from .errors import ApiError, api_error
 from .prompts import ReplyForm, ToolUse
 from .tool_bodies import AnyObject, ChosenTool, EarlierCall, NamedSchema, SchemaFormat
 
-MOST_TEMPLATE_BYTES, MOST_TEMPLATE_LEVELS = 16_384, 16  # limits of the chat template's variables, as JSON
+MOST_TEMPLATE_BYTES, MOST_TEMPLATE_LEVELS = 16_384, 16  # limits of the chat template's variables
 TEMPLATE_NAMES = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 )
 
 
 def messages_of(messages: Sequence[ChatMessage], tag: str | None) -> list[Message]:
-    """Return the conversation. tag: the tag that begins a thought; None: the model does not think before its
-    answer. Raise ApiError if a tool result does not belong to an earlier call."""
-    names: dict[str, str] = {}  # names of the functions called so far, by the id of the call
+    """Return the conversation in the engine's form. tag: the tag that begins a thought; None: the model does
+    not think before its answer. Raise ApiError if a tool result does not belong to an earlier tool call."""
+    names: dict[str, str] = {}  # id of a tool call -> name of its function
     return [_message(turn, f"messages[{i}]", names, tag) for i, turn in enumerate(messages)]
 
 
@@ -59,8 +59,9 @@ def _call(made: EarlierCall) -> dict[str, Any]:
 
 
 def earlier_call(id: str, name: str, arguments: str) -> dict[str, Any]:
-    """Return a tool call in the form that chat templates read. A model may write arguments that are not a
-    JSON object, and clients send this text back. The model then reads the same text again."""
+    """Return an earlier tool call in the form that chat templates read. If the arguments are not a JSON
+    object, return them as text. A model can write such arguments, and clients send this text back, so the
+    model reads the same text again."""
     try:
         found = msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -70,7 +71,7 @@ def earlier_call(id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def tools_of(body: ChatBody) -> ToolUse:
-    """Return the tools, and whether the model must call one."""
+    """Return the tools of the request, and whether the model must call one of them."""
     for field in ("tool_choice", "parallel_tool_calls"):
         if getattr(body, field) is not None and not body.tools:
             raise ApiError(400, f"{field}: needs tools.", field, "invalid_combination")
@@ -82,9 +83,9 @@ def tools_of(body: ChatBody) -> ToolUse:
 
 
 def thought_of(effort: str | None, tag: str | None, field: str, ignored: list[str]) -> bool | None:
-    """Return True if the model must think before its answer, False if it must not, None if the chat template
-    decides. If the model cannot think first, an effort changes nothing, and the field's name is added to
-    `ignored`."""
+    """Return True if the model must think before its answer, False if it must not, and None if the chat
+    template decides. If the model cannot think before its answer, the effort changes nothing, and the name of
+    the field is added to `ignored`."""
     if effort is None or effort == "none":
         return None if effort is None else False
     if tag is None:
@@ -94,8 +95,9 @@ def thought_of(effort: str | None, tag: str | None, field: str, ignored: list[st
 
 
 def thinking_of(body: ChatBody, tag: str | None, ignored: list[str]) -> bool | None:
-    """Return True if the model must think before its answer, False if it must not, None if the chat template
-    decides. The request says so in `reasoning_effort` or in the template's own variable `enable_thinking`."""
+    """Return True if the model must think before its answer, False if it must not, and None if the chat
+    template decides. The request sets this in the field `reasoning_effort`, or in the chat template's own
+    variable `enable_thinking`."""
     thinking = thought_of(body.reasoning_effort, tag, "reasoning_effort", ignored)
     switch = (body.chat_template_kwargs or {}).get("enable_thinking")
     if switch is None:
@@ -110,10 +112,10 @@ def thinking_of(body: ChatBody, tag: str | None, ignored: list[str]) -> bool | N
 
 
 def template_values(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the client's variables for the chat template. Raise ApiError if they are too large, or if the
-    server sets one of these names itself."""
+    """Return the client's variables for the chat template. Raise ApiError if the variables are too large, or
+    if the server itself sets a variable of this name."""
     values = dict(given or {})
-    values.pop("enable_thinking", None)  # `thinking_of` handles this name
+    values.pop("enable_thinking", None)  # `thinking_of` handles this variable
     taken = next((name for name in values if name in TEMPLATE_NAMES), None)
     if taken is not None:
         where = f"chat_template_kwargs.{taken}"
@@ -125,7 +127,7 @@ def template_values(given: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _is_flat(value: Any, levels: int) -> bool:
-    """Return True if lists and objects are nested in at most `levels` levels."""
+    """Return True if lists and objects in the value are nested at most `levels` levels deep."""
     if not isinstance(value, dict | list):
         return True
     parts = value.values() if isinstance(value, dict) else value
@@ -133,7 +135,7 @@ def _is_flat(value: Any, levels: int) -> bool:
 
 
 def form_of(body: ChatBody) -> ReplyForm | None:
-    """Return the form that the reply must fit; None: any text."""
+    """Return the JSON schema that the reply must fit. Return None if the reply can be any text."""
     match body.response_format:
         case AnyObject():
             return any_object("response_format")
@@ -143,13 +145,13 @@ def form_of(body: ChatBody) -> ReplyForm | None:
 
 
 def any_object(where: str) -> ReplyForm:
-    """Return the form of any JSON object."""
+    """Return a form that any JSON object fits. where: the request's field that asks for this form."""
     return ReplyForm(Constraint.json_object(), where)
 
 
 def schema_form(named: NamedSchema, where: str) -> ReplyForm:
-    """Return the form of a JSON schema. If `strict` is true, an unknown keyword is an error; else the keyword
-    does not restrict the reply."""
+    """Return the form for a JSON schema. If `strict` is true, a keyword of the schema that the server does
+    not know is an error. If not, this keyword does not restrict the reply."""
     try:
         return ReplyForm(Constraint.json_schema(named.schema, loose=not named.strict), where)
     except (UsageError, RecursionError) as error:

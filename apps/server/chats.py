@@ -1,7 +1,7 @@
-"""This module lets the server's web page read and continue the user's chats. The terminal app shows the same
-chats.
+"""This module lets the server's web page read and continue the user's chats. The chat app in the terminal
+shows the same chats.
 
-A request needs a key of the chat app. Of all web pages, only the server's own page may ask
+A request needs a key of the chat app. No web page except the server's own page can send such a request
 (`Endpoint.is_private`).
 """
 
@@ -23,12 +23,13 @@ from .errors import ApiError
 from .openai_answers import DONE, ReplyId, event, failed_event
 from .writing import reply_parts, requests_for
 
-SHOWN = 200  # maximum number of chats in a list, and of search results
-MOST_LETTERS = 262_144  # maximum number of characters of one message
+SHOWN = 200  # the maximum number of chats in a list, and of results of a search
+MOST_LETTERS = 262_144  # the maximum number of characters of one message
 
 
 class ChatCard(Struct):
-    """A chat in the list. updated: the Unix time of the last change. turns: the number of messages."""
+    """A chat in the list of chats. updated: the Unix time of the last change. turns: the number of
+    messages."""
 
     id: str
     title: str
@@ -38,14 +39,14 @@ class ChatCard(Struct):
 
 
 class ChatList(Struct):
-    """The newest chats, the newest first."""
+    """The list of the newest chats, the newest first."""
 
     chats: list[ChatCard]
 
 
 class ChatMessageShown(Struct):
-    """A message. thought: the model's thought before its answer. reply_id, rating: null if the message is not
-    a reply."""
+    """A message of a chat. thought: the model's thought before its answer. reply_id, rating: null if the
+    message is not a reply."""
 
     id: int
     role: str
@@ -65,14 +66,14 @@ class ChatShown(Struct):
 
 
 class ChatDeleted(Struct):
-    """The chat is hidden; `ruvmlx sessions restore` shows it again for a day."""
+    """The answer after a chat was deleted. For a day, `ruvmlx sessions restore` can show the chat again."""
 
     id: str
     deleted: Literal[True] = True
 
 
 class ChatHitShown(Struct):
-    """A message that contains the words. message_id: null if the chat's title contains the words."""
+    """A message that a search found. message_id: null if the title of the chat has the words."""
 
     chat: str
     title: str
@@ -82,21 +83,21 @@ class ChatHitShown(Struct):
 
 
 class ChatHits(Struct):
-    """The messages that were found, the newest first."""
+    """The messages that a search found, the newest first."""
 
     hits: list[ChatHitShown]
 
 
 class SearchBody(Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/chats/search. A message is found if it contains every word."""
+    """The body of POST /v1/chats/search. The search finds messages that contain every word."""
 
     words: Annotated[str, Meta(pattern=r"\S", max_length=200)]
     limit: Annotated[int, Meta(ge=1, le=SHOWN)] | None = None
 
 
 class SayBody(Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/chats. chat: the id of a chat; null begins a new chat. system: the chat's system
-    prompt from now on."""
+    """The body of POST /v1/chats. chat: the id of the chat to continue; null begins a new chat. system: the
+    chat's system prompt from now on."""
 
     model: Annotated[str, Meta(description="NAME or NAME@ADAPTER, as GET /v1/models lists them.")]
     content: Annotated[Words, Meta(max_length=MOST_LETTERS)]
@@ -109,7 +110,7 @@ class SayBody(Struct, forbid_unknown_fields=True):
 
 
 class ChatEvent(Struct):
-    """A piece of a reply. chat: the id of the chat. done: true if the reply is complete."""
+    """A piece of a streamed reply. chat: the id of the chat. done: true if the reply is complete."""
 
     chat: str
     reply_id: ReplyId
@@ -126,7 +127,7 @@ async def list_chats(call: Call) -> Answer:
 
 
 async def show_chat(call: Call) -> Answer:
-    """Return one chat with its messages."""
+    """Return one chat with the messages of the branch in use."""
     async with call.models.using_any() as serving:
         return await serving.host.call_between(lambda runtime: _chat_answer(runtime, call.names["id"]))
 
@@ -141,7 +142,7 @@ def _chat_answer(runtime: Runtime, chat: str) -> ChatShown:
 
 
 def _existing_chat(runtime: Runtime, chat: str) -> str:
-    """Return the id if a chat has this id. Raise ApiError, 404, if there is no such chat."""
+    """Return `chat` if it is the id of a chat. If no chat has this id, raise ApiError, 404."""
     try:
         if chat and runtime.store.chats.find(chat) == chat:
             return chat
@@ -153,7 +154,7 @@ def _existing_chat(runtime: Runtime, chat: str) -> str:
 
 
 async def delete_chat(call: Call) -> Answer:
-    """Hide a chat. The store erases its messages a day later."""
+    """Hide a chat from all lists. The store erases the chat's messages a day later."""
     chat = call.names["id"]
 
     def delete(runtime: Runtime) -> ChatDeleted:
@@ -165,7 +166,7 @@ async def delete_chat(call: Call) -> Answer:
 
 
 async def search_chats(call: Call) -> Answer:
-    """Return the messages and titles that contain all of these words."""
+    """Return the messages and titles that contain all words of the search."""
     body: SearchBody = call.body
     async with call.models.using_any() as serving:
         found = await serving.host.call_between(
@@ -177,17 +178,19 @@ async def search_chats(call: Call) -> Answer:
 
 
 async def say(call: Call) -> Answer:
-    """Add a message to a chat, and stream the reply. The store keeps both."""
+    """Add a message to a chat, and stream the reply. The store keeps the message and the reply."""
     body: SayBody = call.body
     asked = ReplyBody(model=body.model, adapter=body.adapter, temperature=body.temperature, top_p=body.top_p)
-    # `_question` copies the sampling, the adapter, the limit and the patience of this request.
+    # `_question` copies the sampling, the adapter, the limit and the patience (maximum waiting time) of this
+    # request.
     [like] = await requests_for(call, asked, body.max_tokens, 0, [{"prompt": body.content}])
     request = await call.serving.host.call_between(lambda runtime: _question(runtime, body, like))
     return EventStream(_events(call, request), Waiting(failed_event))
 
 
 def _question(runtime: Runtime, body: SayBody, like: GenerationRequest) -> GenerationRequest:
-    """Save the message, and return the request for its reply."""
+    """Save the user's message in the chat, and return the request for the reply to it. like: a request whose
+    options the new request copies."""
     chats = runtime.chats
     chat = _existing_chat(runtime, body.chat) if body.chat is not None else chats.new_chat(body.system)
     if body.chat is not None and body.system is not None:

@@ -1,4 +1,5 @@
-"""This module answers POST /v1/completions. The model continues a text without its chat template."""
+"""This module answers POST /v1/completions. The model continues a text, which it reads without a chat
+template."""
 
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -29,8 +30,8 @@ from .writing import Requests, reply_parts, requests_for, written
 
 
 class TextLogprobs(Struct):
-    """Each list has one entry for each token. text_offset: the number of characters of the reply before the
-    token."""
+    """The log-probabilities of a reply. Each list has one entry for each token. text_offset: the number of
+    characters of the reply before the token."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -39,7 +40,7 @@ class TextLogprobs(Struct):
 
 
 class TextChoice(Struct):
-    """One reply, or a piece of a reply. A thought is part of the text."""
+    """One reply, or a piece of a streamed reply. If the model thinks, the thought is part of the text."""
 
     index: int
     text: str
@@ -49,7 +50,7 @@ class TextChoice(Struct):
 
 
 class TextCompletion(Struct):
-    """All replies, or one event of a stream. id: the id of the first reply."""
+    """The answer with all replies, or one event of a stream. id: the id of the first reply."""
 
     id: ReplyId
     object: Literal["text_completion"]
@@ -60,7 +61,7 @@ class TextCompletion(Struct):
 
 
 async def completions(call: Call) -> Answer:
-    """Continue each prompt n times. The answer is whole or a stream."""
+    """Let the model continue each prompt `n` times. The answer comes at once or as a stream."""
     body: CompletionBody = call.body
     refuse_true(body.echo, "echo")
     if body.stream_options is not None and not body.stream:
@@ -85,7 +86,7 @@ async def completions(call: Call) -> Answer:
 
 
 def _prompts(prompt: str | list[Any]) -> list[dict[str, Any]]:
-    """Return fields of a GenerationRequest for each prompt."""
+    """Return for each prompt the fields of a GenerationRequest."""
     if isinstance(prompt, list) and prompt and all(isinstance(item, int) for item in prompt):
         return [{"input_ids": prompt}]
     items = prompt if isinstance(prompt, list) else [prompt]
@@ -104,15 +105,15 @@ async def _gap(call: Call, prompt: str | list[Any], suffix: str) -> dict[str, An
 
 
 class TokenTally:
-    """This class collects the log-probabilities of one reply, piece by piece."""
+    """An object of this class collects the log-probabilities of one reply, piece by piece."""
 
     def __init__(self, call: Call, body: CompletionBody):
         self._tokenizer, self._top = call.serving.runtime.model.tokenizer, body.logprobs
         self._characters = 0
 
     def entries(self, logprobs: Sequence[TokenLogprob]) -> TextLogprobs | None:
-        """Return the entries of the next tokens. Return None if there are no tokens, or if the client did not
-        ask for log-probabilities."""
+        """Return the log-probabilities of the next tokens of the reply. Return None if there are no tokens,
+        or if the client did not ask for log-probabilities."""
         if self._top is None or not logprobs:
             return None
         infos, offsets = token_infos(self._tokenizer, logprobs, self._top), []

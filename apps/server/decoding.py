@@ -1,5 +1,5 @@
-"""This module decodes request bodies from JSON into structs. If a body is wrong, the error names the first
-wrong field."""
+"""This module decodes request bodies from JSON into structs. If a body has an error, the message names the
+first wrong field."""
 
 import re
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
@@ -19,16 +19,17 @@ _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 class Decoded(NamedTuple, Generic[B]):
-    """A body as its struct. ignored: the paths of fields that the client sent and that change nothing."""
+    """A request body as its struct. ignored: the paths of fields that the client sent but that change
+    nothing."""
 
     body: B
     ignored: list[str]
 
 
 def decode(data: bytes, kind: type[B]) -> Decoded[B]:
-    """Return a body as its struct. Raise ApiError, 400, which names the first wrong field.
+    """Decode a request body into its struct. Raise ApiError, 400, with the name of the first wrong field.
 
-    Most bodies have no ignored fields, so the function first tries to decode the body directly.
+    Most bodies have no ignored fields, so the function first tries to decode the whole body at once.
     """
     decoder = _DECODERS.setdefault(kind, msgspec.json.Decoder(kind))
     try:
@@ -55,7 +56,8 @@ def _decoded_in_steps(data: bytes, kind: type[B]) -> Decoded[B]:
 
 
 def decode_query(data: bytes, kind: type[B]) -> B:
-    """Return the query string of a URL as a struct. Raise ApiError, 400, as `decode` does."""
+    """Return the query string of a URL as a struct. As in `decode`, raise ApiError, 400, with the name of a
+    wrong field."""
     pairs = parse_qsl(data.decode("latin-1"), keep_blank_values=True)
     fields = dict(pairs)
     if len(fields) < len(pairs):
@@ -67,7 +69,8 @@ def decode_query(data: bytes, kind: type[B]) -> B:
 
 
 def _whole(value: Any) -> Any:
-    """Change floats such as 2.0 into integers, because JSON does not tell them apart."""
+    """Change floats without a fraction, for example 2.0, into integers, because JSON does not distinguish the
+    two types."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
@@ -95,7 +98,7 @@ def _refuse(message: str, kind: type) -> NoReturn:
 def _unknown(kind: type, param: str) -> ApiError:
     reason = reason_of(kind, param)
     why = f": {reason}" if reason else ""
-    if is_unused(kind, param):  # the field is known, but its value is wrong
+    if is_unused(kind, param):  # the server knows the field, but the value has a wrong type
         return ApiError(400, f"{param}: this value is not supported{why}.", param, "invalid_value")
     message = f"{param}: this server does not support this field{why}."
     return ApiError(400, message, param, "unsupported_parameter")
@@ -106,6 +109,7 @@ def _join(path: str, field: str) -> str:
 
 
 def _short(text: str) -> str:
-    """Return the text in a short and printable form, because a body may have any text as a name."""
+    """Return the text in a short and printable form for the error, because a client can send any text as a
+    field's name."""
     text = "".join(c if c.isprintable() else "?" for c in text.rstrip("."))
     return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,5 +1,5 @@
-"""This module runs one endpoint for one HTTP request. The module reads and checks the body, sends the answer,
-updates the metrics and writes the log."""
+"""This module runs one endpoint for one HTTP request. It reads and checks the body, sends the answer, updates
+the metrics and writes the log."""
 
 import asyncio
 import time
@@ -23,11 +23,12 @@ from .serving import RecentRequest
 
 Scope = Mapping[str, Any]
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
-MOST_CALLS = 256  # maximum number of requests at once; requests that still send their body are included
+MOST_CALLS = 256  # the maximum number of requests at once, also requests whose body is arriving
 
 
 class Dispatcher:
-    """This class runs an endpoint as an ASGI application. `Gate` (gate.py) has checked the request before."""
+    """An ASGI application that runs one endpoint. `Gate` (gate.py) has already checked the host, the origin
+    and the API key of the request."""
 
     def __init__(self, models: ModelPool, endpoint: Endpoint):
         self._models, self._serving, self._endpoint = models, models.first.serving, endpoint
@@ -104,7 +105,7 @@ class Dispatcher:
                 await sender.answer(await self._endpoint.handle(replace(call, serving=serving)))
 
     async def _events(self, call: Call, model: PooledModel) -> AsyncGenerator[bytes, None]:
-        """Yield the events of a stream. Open its model first."""
+        """Yield the events of a streamed answer. Before the first event, open the model of the request."""
         async with self._models.using(model) as serving:
             answer = await self._endpoint.handle(replace(call, serving=serving))
             assert isinstance(answer, EventStream), "`waiting` says that it streams"
@@ -134,8 +135,9 @@ async def _send_error(sender: Sender, error: ApiError, endpoint: Endpoint) -> No
 
 
 def _check_media_type(headers: Mapping[str, str]) -> None:
-    """Raise ApiError, 415, if the body is not JSON. `curl -d` always says that it sends a form, so a form is
-    accepted. A form from a web page is refused: the browser sends `Origin` or `Sec-Fetch-Site` with it."""
+    """Raise ApiError, 415, if the request says that its body is not JSON. The program `curl -d` always says
+    that the body is a form, so the server accepts a form. But it refuses a form from a web page, which the
+    headers `Origin` or `Sec-Fetch-Site` of the browser show."""
     media = headers.get("content-type", JSON).partition(";")[0].strip().lower()
     is_curl = media == FORM and not {"origin", "sec-fetch-site"} & {*headers}
     if media != JSON and not is_curl:
@@ -143,7 +145,7 @@ def _check_media_type(headers: Mapping[str, str]) -> None:
 
 
 def _abort(scope: Scope) -> None:
-    """Close the connection at once, although the client has not read all the data."""
+    """Close the client's connection at once, although the client has not read all the data."""
     connection = scope["state"].get("connection")
     if connection is not None:
         connection.transport.abort()

@@ -16,7 +16,7 @@ from .model_pool import EMBEDDING
 
 
 class EmbeddingRow(Struct):
-    """embedding: a unit vector. In base64 the vector is little-endian float32."""
+    """The vector of one text. embedding: a unit vector. In base64, the vector is little-endian float32."""
 
     object: Literal["embedding"]
     index: int
@@ -24,15 +24,15 @@ class EmbeddingRow(Struct):
 
 
 class EmbeddingUsage(Struct):
-    """The number of tokens of all texts."""
+    """The number of tokens of all texts together."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class Embeddings(Struct):
-    """One vector for each text. model: the model that computed the vectors. method: the way in which it
-    computed them."""
+    """The answer with one vector for each text. model: the name of the model that computed the vectors.
+    method: how the model computed the vectors."""
 
     object: Literal["list"]
     data: list[EmbeddingRow]
@@ -42,8 +42,8 @@ class Embeddings(Struct):
 
 
 async def embeddings(call: Call) -> Answer:
-    """Return one vector for each text. The model computes them without its adapter. Replies in progress
-    continue meanwhile."""
+    """Return one vector for each text. The model computes the vectors without its adapter. Replies in
+    progress continue in the meantime."""
     body: EmbeddingBody = call.body
     name = await embedder_name(call)
     texts = [body.input] if isinstance(body.input, str) else body.input
@@ -55,7 +55,8 @@ async def embeddings(call: Call) -> Answer:
 
 
 async def embedder_name(call: Call) -> str:
-    """Return the model name for the answer. Raise ApiError, 404, if the named adapter does not exist."""
+    """Return the model's name for the answer. Raise ApiError, 404, if the request names an adapter that does
+    not exist."""
     name: str = call.body.model
     if name == EMBEDDING:
         return call.serving.model_name
@@ -65,7 +66,7 @@ async def embedder_name(call: Call) -> str:
 
 async def vectors_of(call: Call, texts: Sequence[str]) -> tuple[list[np.ndarray], int]:
     """Return one unit vector [dimensions] for each text, and the number of tokens of all texts. Replies in
-    progress continue meanwhile."""
+    progress continue in the meantime."""
     host, letters = call.serving.host, sum(map(len, texts))
     ids = await host.encode(lambda runtime: _encode_texts(runtime, texts), letters)
     vectors = await host.call_in_slices(

@@ -1,5 +1,5 @@
-"""This module defines an endpoint as a row of a table. The server makes its routes and the OpenAPI document
-from this table."""
+"""This module defines the row of a table that describes an endpoint of the server. The server makes its
+routes and the OpenAPI document from this table."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +19,9 @@ EVENTS = "text/event-stream"
 
 @dataclass(frozen=True)
 class Waiting:
-    """The parts of a stream besides its events. failed: makes events of an error that occurs after the first
-    event. keep_alive: the bytes that the server sends after a time of silence."""
+    """The parts of a streamed answer besides its events. failed: a function that makes events of an error
+    that occurs after the first event. keep_alive: the bytes that the server sends to the client after some
+    seconds without an event."""
 
     failed: Callable[[ApiError], bytes]
     keep_alive: bytes = b": the reply is being prepared\n\n"
@@ -29,7 +30,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class EventStream:
-    """An answer that is a stream of server-sent events or of JSON lines."""
+    """A streamed answer: server-sent events or lines of JSON."""
 
     events: AsyncGenerator[bytes, None]
     waiting: Waiting
@@ -37,7 +38,8 @@ class EventStream:
 
 @dataclass(frozen=True)
 class PlainText:
-    """An answer that is not JSON. headers: further headers; Content-Type and Content-Length need no entry."""
+    """An answer that is not JSON. headers: further headers of the answer. Content-Type and Content-Length
+    need no entry."""
 
     text: str
     media_type: str = "text/plain; charset=utf-8"
@@ -46,15 +48,15 @@ class PlainText:
 
 @dataclass(frozen=True)
 class Call:
-    """One request to an endpoint, checked and decoded.
+    """One request to an endpoint. The server has checked and decoded the request.
 
     serving: the open model that the body names. If the body has `model: null`, it is the server's first
-    model. If the body has no field `model`, it is also the first model, which may be closed. models: all
+    model. If the body has no field `model`, it is also the first model, which can be closed. models: all
     models of the server. body: a struct of the endpoint's type, or None. names: the values of the path's
     variables. salt: two requests share KV caches only if their salts are equal. facts: numbers for the log
     and the metrics; they have no words of users. is_anthropic: True if the client expects Anthropic's form.
     query: a struct of the endpoint's type, or None. ignored: fields of the body that change nothing; a header
-    of the answer names them.
+    of the answer names these fields.
     """
 
     serving: "Serving"
@@ -68,7 +70,8 @@ class Call:
     ignored: list[str] = field(default_factory=list)
 
     def salt_for(self, user: str | None) -> str:
-        """Return the salt for one user of this API key."""
+        """Return the salt of the KV caches for one user of this API key. user: the name of the user that the
+        client sent."""
         return salt_digest(self.salt, user) if user else self.salt
 
 
@@ -78,18 +81,21 @@ Handler = Callable[[Call], Awaitable[Answer]]
 
 @dataclass(frozen=True)
 class Endpoint:
-    """path: the path in Starlette's notation. body, answer: the structs of the request and the answer. query:
+    """An endpoint of the server.
+
+    path: the path in Starlette's notation. body, answer: the structs of the request and the answer. query:
     the struct of the URL's query string; None: the server ignores the query string. event: the struct of a
-    streamed event. is_open: True if no API key is needed. errors: makes the body of an error in the form that
-    the endpoint's clients read; error_body: the struct of this body. statuses: the error statuses besides
-    those of all endpoints. media_type: the type of a PlainText; event_type: the type of a stream. links:
+    streamed event. is_open: True if a client needs no API key. errors: makes the body of an error in the form
+    that the endpoint's clients read; error_body: the struct of this body. statuses: the error statuses that
+    only this endpoint has. media_type: the type of a PlainText; event_type: the type of a stream. links:
     OpenAPI's Link Objects, which name requests that can follow the answer. anthropic_answer: the struct of
     the answer to a request with the header `anthropic-version`, if it differs. opens: returns True if the
     server opens the model that a body names. waiting: returns the `Waiting` of a streamed answer, which the
-    client gets while the model opens; None: no stream. is_control: True if web pages may not use the endpoint
-    and a key of the chat app is needed. is_private: True if such a key is needed and only the server's own
-    web page may ask. embeds: True if the body's `model` may be `embedding`, which names the machine's
-    embedding model. is_look: True if a request does not end the idle work."""
+    client gets while the model opens; None: no stream. is_control: True if the endpoint refuses web pages and
+    needs a key of the chat app. is_private: True if the endpoint needs this key and refuses all web pages but
+    the server's own. embeds: True if the body's `model` can be `embedding`, the name of the machine's
+    embedding model. is_look: True if a request does not end the idle work.
+    """
 
     method: str
     path: str

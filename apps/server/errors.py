@@ -1,5 +1,5 @@
-"""This module defines errors for clients. An error has a status, a line of text, and the name of the wrong
-field."""
+"""This module defines errors that the server sends to clients. An error has an HTTP status, a line of text,
+and the name of the wrong field."""
 
 import traceback
 import uuid
@@ -32,13 +32,13 @@ TYPES = {
     429: "rate_limit_error",
 }
 ANTHROPIC_TYPES = {**TYPES, 408: "timeout_error", 413: "request_too_large", 503: "overloaded_error"}
-RETRY_SECONDS = 1  # default of Retry-After, for temporary errors
+RETRY_SECONDS = 1  # seconds: the default of the header Retry-After, for errors that pass with time
 
 
 class ApiError(RuvmlxError):
-    """An error that the server sends to the client. param: the field that is wrong. code: a fixed word that
-    programs can test. anthropic: the message in the words that Anthropic's clients look for, if these words
-    differ."""
+    """An error that the server sends to the client. param: the name of the field that is wrong. code: a fixed
+    word that programs can test. anthropic: the message with words that Anthropic's clients look for, if these
+    words differ."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class ApiError(RuvmlxError):
         super().__init__(message)
         self.status, self.param, self.code = status, param, code
         self.anthropic = anthropic or message
-        self.seconds = RETRY_SECONDS  # seconds until a new try may succeed, for 429 and 503
+        self.seconds = RETRY_SECONDS  # seconds after which the client can try again, for 429 and 503
 
     @property
     def type(self) -> str:
@@ -59,7 +59,8 @@ class ApiError(RuvmlxError):
 
     @property
     def retry_after(self) -> int | None:
-        """The seconds after which the same request may succeed. None: the status does not pass with time."""
+        """The seconds after which the client can send the same request again. None: time does not remove the
+        cause of this error."""
         return self.seconds if self.status in (429, 503) else None
 
 
@@ -84,14 +85,16 @@ _CODES: list[tuple[type[RuvmlxError], str]] = [
 
 
 def busy(message: str, seconds: int) -> ApiError:
-    """Return the error for too many requests. seconds: the time until the server may accept the request."""
+    """Return the error for too many requests at once. seconds: the estimated time until the server can accept
+    the request."""
     error = ApiError(429, message, code="busy")
     error.seconds = seconds
     return error
 
 
 def api_error(error: RuvmlxError, param: str | None = None) -> ApiError:
-    """Return one of ruvmlx's own errors as an ApiError. param: the request's field that caused the error."""
+    """Return the ApiError for an error of ruvmlx. param: the name of the request's field that caused the
+    error."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, PromptTooLong):
@@ -104,8 +107,8 @@ def api_error(error: RuvmlxError, param: str | None = None) -> ApiError:
 
 
 def _too_long(error: PromptTooLong) -> ApiError:
-    """Return the error for a prompt that is too long. Coding agents shorten the conversation if they find
-    these words, and they read the numbers in Anthropic's message."""
+    """Return the error for a prompt that is too long. Coding agents look for the words of this error and then
+    shorten the conversation. They read the numbers of tokens in Anthropic's message."""
     return ApiError(
         400,
         f"This model's maximum context length is {error.limit + 1} tokens: {error}",
@@ -117,10 +120,10 @@ def _too_long(error: PromptTooLong) -> ApiError:
 
 @dataclass(frozen=True)
 class InternalError:
-    """A failure that the client did not cause. The client gets `id`; the log gets `id` and `where`.
+    """A failure that the client did not cause. The client gets only `id`. The log gets `id` and `where`.
 
-    where: the class of the error and the functions that it passed. The text of the error is left out, because
-    it may contain text of the user.
+    where: the class of the error, and the functions through which the error passed. The text of the error is
+    left out, because it can contain text of the user.
     """
 
     id: str
@@ -150,7 +153,7 @@ def openai_error(error: ApiError) -> dict[str, Any]:
 
 
 def anthropic_error(error: ApiError) -> dict[str, Any]:
-    """Return the body of an error in Anthropic's form. The message names the field that is wrong."""
+    """Return the body of an error in Anthropic's form. The message has the name of the wrong field."""
     kind = ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else TYPES[400])
     facts = {"type": kind, "message": error.anthropic, "param": error.param, "code": error.code}
     return {"type": "error", "error": facts}

@@ -1,5 +1,5 @@
-"""This module makes prompts for infilling (FIM, fill in the middle): the model writes the text between two
-texts."""
+"""This module makes prompts for infilling (FIM, fill in the middle). In infilling, the model writes the text
+between two given texts."""
 
 from collections.abc import Sequence
 
@@ -8,27 +8,29 @@ from ruvmlx.models.config.model import Model, Tokenizer
 from .endpoint import Call
 from .errors import ApiError
 
-# The special tokens before the first text, before the second text, and before the text that the model writes.
+# These special tokens stand before the first text, before the second text, and before the text that the model
+# writes.
 GAP_TOKENS = (
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # for Qwen-Coder
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # for StarCoder and Granite
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # for SantaCoder
-    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # for DeepSeek-Coder
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # the tokens of Qwen-Coder
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # the tokens of StarCoder and Granite
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # the tokens of SantaCoder
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # the tokens of DeepSeek-Coder
 )
-FILE_TOKENS = ("<|file_sep|>", "<file_sep>")  # a token that begins a further file
+FILE_TOKENS = ("<|file_sep|>", "<file_sep>")  # the special tokens that begin a further file
 
 
 async def gap_prompt(call: Call, before: str, after: str) -> list[int]:
-    """Like `gap_ids`, for the model of a request."""
+    """Return the token ids of an infilling prompt (see `gap_ids`) for the model that the request names."""
     letters = len(before) + len(after)
     return await call.serving.host.encode(lambda runtime: gap_ids(runtime.model, before, after), letters)
 
 
 def gap_ids(model: Model, before: str, after: str, files: Sequence[str] = ()) -> list[int]:
-    """Return the token ids of an infilling prompt. Special tokens in the texts are read as plain text. Raise
-    ApiError, 400, if the model has no infilling tokens.
+    """Return the token ids of an infilling prompt. The names of special tokens in the texts are read as plain
+    text. Raise ApiError, 400, if the model has no infilling tokens.
 
-    files: texts that the model reads before the two texts.
+    before, after: the text before and after the text that the model writes. files: texts of further files,
+    which the model reads first.
     """
     tokenizer, most = model.tokenizer, model.context
     special = tokenizer.special_tokens
@@ -42,8 +44,8 @@ def gap_ids(model: Model, before: str, after: str, files: Sequence[str] = ()) ->
 
 
 def _file_ids(tokenizer: Tokenizer, files: Sequence[str], most: int) -> list[int]:
-    """Return the token ids of further files. Each file begins with the model's file token, if the model has
-    one. most: the maximum number of tokens."""
+    """Return the token ids of further files. If the model has a token that begins a file, each file begins
+    with this token. most: the number of tokens from which further files are left out."""
     special, ids = tokenizer.special_tokens, list[int]()
     mark = [special[name] for name in FILE_TOKENS if name in special][:1]
     for text in files:

@@ -1,5 +1,5 @@
-"""This module is the outermost layer of the application. The module checks the host, the origin and the API
-key, answers CORS preflight requests, and sends the errors of these checks."""
+"""This module is the outermost layer of the server's application. It checks the host, the origin and the API
+key of each request, answers CORS preflight requests, and sends the errors of these checks."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -16,14 +16,15 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class Gate:
-    """An ASGI application around the router. Only allowed requests reach the router."""
+    """An ASGI application around the router of the endpoints. Only allowed requests reach the router."""
 
     def __init__(self, app: App, serving: Serving, access: Access, endpoints: Sequence[Endpoint]):
         self._app, self._serving, self._access = app, serving, access
         self._by_path: dict[str, list[Endpoint]] = {}
         for endpoint in endpoints:
             self._by_path.setdefault(endpoint.path, []).append(endpoint)
-        # These paths have variables in them. All methods of such a path have the same rules of access.
+        # Paths with variables, for example /v1/models/NAME. All HTTP methods of such a path have the same
+        # rules of access.
         self._named = [
             (compile_path(path)[0], found[0]) for path, found in self._by_path.items() if "{" in path
         ]
@@ -54,15 +55,16 @@ class Gate:
             await self._sender(send, cors).error(error, shape)
 
     def _check_size(self, scope: dict[str, Any]) -> None:
-        """Raise ApiError, 431, if the header is too large. h11 limits only a header that arrives in several
-        parts."""
+        """Raise ApiError, 431, if the request's header is too large. The library h11 limits the header only
+        if it arrives in several parts."""
         fields = [(scope.get("raw_path", b""), scope.get("query_string", b"")), *scope["headers"]]
         if sum(len(name) + len(value) for name, value in fields) > self._serving.limits.header:
             message = f"the header is larger than {self._serving.limits.header} bytes."
             raise ApiError(431, message, code="header_too_large")
 
     async def _attach(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        """Pass on a WebSocket of the chat app. The checks are stricter than the checks of other paths."""
+        """Pass a WebSocket of the chat app to the router. The checks are stricter than the checks of other
+        paths, because the chat app shows all chats."""
         headers = headers_of(scope)
         try:
             self._check_size(scope)
@@ -77,8 +79,8 @@ class Gate:
         return Sender(send, self._serving.limits, headers)
 
     def _find(self, scope: dict[str, Any]) -> Endpoint | None:
-        """Return the endpoint for the path and the method. If no endpoint has this method, return the first
-        endpoint of the path."""
+        """Return the endpoint for the path and the method of the request. If the path has no endpoint with
+        this method, return the first endpoint of the path."""
         here = self._by_path.get(scope["path"]) or next(
             ([endpoint] for rule, endpoint in self._named if rule.match(scope["path"])), []
         )

@@ -14,18 +14,18 @@ MEMORY = "Memory by purpose: planned when the model was opened, in use, and the 
 
 
 class Health(Struct):
-    """status: "ok" if the server answers."""
+    """The answer of GET /health. status: "ok" if the server answers."""
 
     status: Literal["ok"]
 
 
 async def health(call: Call) -> Answer:
-    """Return "ok" if the server answers. This request needs no API key."""
+    """Return "ok", because the server answers. This request needs no API key."""
     return Health("ok")
 
 
 async def metrics(call: Call) -> Answer:
-    """Return counters since the start and the memory in use, for Prometheus."""
+    """Return counters since the server's start and the memory in use, in the format of Prometheus."""
     serving = call.serving
     models = call.models
     held, purposes, queued, _ = await look_at(models)

@@ -1,6 +1,5 @@
-"""This module does work while no request runs. The module prepares replies for their ratings, which means
-that it computes the data that a rating of the reply needs. After this preparation, the module trains on the
-ratings."""
+"""This module does work while no request runs. First it prepares replies for their ratings: it computes the
+data that a rating of the reply needs. Then it trains the model on the ratings."""
 
 import asyncio
 import contextlib
@@ -18,18 +17,19 @@ from ruvmlx.runtime import Runtime
 from .memory_look import look_between
 from .serving import Serving
 
-LOOK_EVERY = 0.1  # seconds between two checks whether the server is idle
-IDLE_AFTER = 20.0  # seconds without a request before the server learns
-LONGEST_WAIT = 10  # maximum number of doublings of IDLE_AFTER while the work keeps failing: six hours
+LOOK_EVERY = 0.1  # seconds between two checks whether a request runs
+IDLE_AFTER = 20.0  # seconds without a request, after which the server starts to train
+LONGEST_WAIT = 10  # IDLE_AFTER doubles at most this often after failed work, up to six hours
 
 
 def learn(
     runtime: Runtime, cancel: threading.Event, begins: Callable[[str], None], courtesy: Courtesy
 ) -> tuple[dict[str, Any], bool]:
-    """Do the work that is due until `cancel` is set, unless `courtesy` says to wait. Only the runtime's
-    thread may call this function. begins: this function is called with the name of the work.
+    """Do the work that is due, until the event `cancel` is set. If `courtesy` says that the machine is not
+    free, do nothing. Only the runtime's thread can call this function. begins: a function that is called with
+    the name of the work.
 
-    Return facts for the log, which are empty if no work was due. Return also True if the work ran to its end
+    Return facts for the log; they are empty if no work was due. Also return True if the work ran to its end
     but is still due.
     """
     is_due = runtime.learning.is_due()
@@ -52,20 +52,20 @@ def learn(
 
 @dataclass
 class IdleWork:
-    """This class works between the requests of a server. A request, or a key in an attached chat, ends the
-    work within tens of milliseconds."""
+    """The work of a server between its requests. A request, or a key in an attached chat, stops the work
+    within tens of milliseconds."""
 
     serving: Serving
     learns: bool = True
     idle_after: float = IDLE_AFTER
-    _settled: int = 0  # value of `serving.written` when the replies were last prepared
-    _stuck: int = 0  # number of failures of the work in a row
+    _settled: int = 0  # the number `serving.written` when the replies were last prepared
+    _stuck: int = 0  # the number of failures of the work in a row
     _courtesy: Courtesy = field(default_factory=Courtesy)
     _busy_at: float = field(default_factory=time.monotonic)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """In the `with` block, a task does the idle work."""
+        """In the `with` block, let a task do the idle work."""
         task = asyncio.ensure_future(self._run())
         try:
             yield
@@ -96,7 +96,7 @@ class IdleWork:
             self.serving.last_look = await look_between(self.serving.host)
             with self._name_work("preparing"):
                 if not await self.serving.host.settle():
-                    self._settled = -1  # a request ended the work; prepare the other replies later
+                    self._settled = -1  # a request stopped the work, so the other replies are prepared later
         wait = self.idle_after * 2 ** min(self._stuck, LONGEST_WAIT)
         if self.learns and time.monotonic() - max(self._busy_at, self.serving.host.used_at) > wait:
             with self._name_work("") as begins:
@@ -110,8 +110,8 @@ class IdleWork:
 
     @contextlib.contextmanager
     def _name_work(self, work: str) -> Iterator[Callable[[str], None]]:
-        """In the `with` block, status and metrics show `work` as the idle work. A call of the yielded
-        function changes the name."""
+        """In the `with` block, let the status and the metrics show `work` as the idle work. The block gets a
+        function that changes this name."""
 
         def begins(work: str) -> None:
             self.serving.idle_work = work

@@ -1,5 +1,5 @@
-"""This module answers POST /infill, in the form of llama.cpp's server. A model with infilling tokens writes
-the text between two other texts."""
+"""This module answers POST /infill, in the form of llama.cpp's server. A model that has infilling tokens
+writes the text between two given texts."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -30,9 +30,10 @@ class InfillTimings(Struct):
 
 
 class InfillAnswer(Struct):
-    """The text, or a piece of it. If `stop` is false, the answer is a piece, and only `content` has a
-    meaning. id: POST /v1/ratings takes this id. stop_type: "eos" if the model ended the text, "limit" if the
-    limit ended it, "word" if a text of the request's `stop` ended it; stopping_word is this text."""
+    """The text that the model writes, or a piece of it. If `stop` is false, the answer is a piece, and only
+    `content` has a meaning. id: the id that POST /v1/ratings takes. stop_type: "eos" if the model ended the
+    text, "limit" if the limit of tokens ended it, "word" if a text of the request's `stop` ended it; then
+    stopping_word is this text."""
 
     content: str
     stop: bool
@@ -48,7 +49,7 @@ class InfillAnswer(Struct):
 
 
 async def infill(call: Call) -> Answer:
-    """Write the text between two texts. The answer is whole or a stream."""
+    """Let the model write the text between two given texts. The answer comes at once or as a stream."""
     body: InfillBody = call.body
     texts = [body.input_prefix, body.input_suffix, body.prompt or ""]
     letters = sum(map(len, texts)) + sum(len(extra.text) for extra in body.input_extra or ())

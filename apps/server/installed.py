@@ -1,4 +1,4 @@
-"""This module lists the models on this machine that a request may name, and the memory that each of them
+"""This module lists the models on this machine that a request can name, and the memory that each model
 needs."""
 
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from .memory_share import MemoryShare
 
 
 class InstalledModels:
-    """This class reads only the header of each file, and only once. Its methods take milliseconds to a
-    second, so call them in a thread."""
+    """The models on this machine. The object reads only the header of each model file, and only once. Its
+    methods take milliseconds to a second, so call them in a thread."""
 
     def __init__(self, settings: Settings):
         self._settings = settings
@@ -24,26 +24,28 @@ class InstalledModels:
         self._known: dict[tuple[Path, int], Facts | None] = {}
 
     def all(self) -> Mapping[str, Facts]:
-        """Return the models that the server can open, by name. Files that cannot be read are left out."""
+        """Return the models that the server can open, by name. Model files that cannot be read are left
+        out."""
         found = {name: self._facts(name, path) for name, path in local_paths().items()}
         return {name: facts for name, facts in found.items() if facts is not None}
 
     def need(self, facts: Facts) -> Need:
-        """Return the planned memory of the model in bytes."""
+        """Return how much memory the model will take when it is open, as planned, in bytes."""
         settings = self._settings
         backend = for_model(self._choice, settings.backend, facts.shape)
         return Need.of(facts, backend, settings.max_context)
 
     def share(self) -> MemoryShare:
-        """Return the memory limit of all models together: the setting, or else the free memory of the
-        machine."""
+        """Return the memory limit of all open models together. The limit is the user's setting, or else the
+        free memory of the machine."""
         settings = self._settings
         fixed = (settings.server_memory or 0) << 20
         limit = fixed or MachineMemory.now(self._choice).limit
         return MemoryShare(limit, bool(fixed), (settings.kv_budget or 0) << 20)
 
     def context(self, facts: Facts) -> int:
-        """Return the maximum of prompt and reply together, in tokens."""
+        """Return the context length of the model: the maximum number of tokens of the prompt and the reply
+        together."""
         most = facts.shape.max_context
         return min(most, self._settings.max_context or most)
 

@@ -1,4 +1,4 @@
-"""This module checks API keys and stores them in a file."""
+"""This module checks API keys, and stores the server's own keys in a file."""
 
 import hashlib
 import hmac
@@ -11,27 +11,27 @@ from ruvmlx import settings
 from ruvmlx.errors import StoreError, UsageError
 from ruvmlx.platform.files import read_ordinary
 
-MAX_FILE_BYTES = 1 << 20  # maximum size of the key file in bytes
+MAX_FILE_BYTES = 1 << 20  # the maximum size of the key file in bytes
 
-_MIN_KEY_CHARACTERS = 16  # minimum length of a key that a user chose
+_MIN_KEY_CHARACTERS = 16  # the minimum length of a key that a user chose
 
 
 def key_file() -> Path:
-    """Return the path of the key file. Each line has one key: KEY, or KEY ADAPTER if the key has an adapter
-    of its own. Only the owner can read the file."""
+    """Return the path of the key file. Each line of the file has one key: KEY, or KEY ADAPTER if only this
+    key uses the adapter. Only the owner can read the file."""
     return settings.home() / "api_keys"
 
 
 def salt_digest(*parts: str) -> str:
-    """Return a digest that differs for different keys and users. The key cannot be computed from the
-    digest."""
+    """Return a digest of the key and the user's name. Different keys and users have different digests. Nobody
+    can compute the key from the digest."""
     lengths = [f"{len(part)}:{part}" for part in ("ruvmlx cache", *parts)]
     return hashlib.sha256("".join(lengths).encode()).hexdigest()[:32]
 
 
 def matching(given: str, keys: Sequence[str]) -> str | None:
-    """Return the given key if it is one of these keys. The check takes as long for a wrong key as for a right
-    key."""
+    """Return the given key if it is in `keys`. The check of a wrong key takes as long as the check of a right
+    key, so an attacker learns nothing from the time."""
     found = None
     for key in keys:
         if hmac.compare_digest(key.encode(), given.encode()):
@@ -40,7 +40,8 @@ def matching(given: str, keys: Sequence[str]) -> str | None:
 
 
 def check_key(key: str) -> str:
-    """Return the key. Raise UsageError if a header cannot carry the key, or if the key is easy to guess."""
+    """Return the key if it is valid. Raise UsageError if an HTTP header cannot carry the key, or if the key
+    is easy to guess."""
     if len(key) < _MIN_KEY_CHARACTERS or not key.isascii() or not key.isprintable() or " " in key:
         raise UsageError(
             f"an API key needs {_MIN_KEY_CHARACTERS} or more printable ASCII characters without spaces; "
@@ -50,18 +51,18 @@ def check_key(key: str) -> str:
 
 
 def saved_keys() -> list[str]:
-    """Return the keys in the file, or no keys if there is no file. Raise StoreError if other users can read
-    the file."""
+    """Return the keys in the key file, or no keys if there is no file. Raise StoreError if other users of the
+    machine can read the file."""
     return [key for key, _ in _read_keys()]
 
 
 def own_adapters() -> dict[str, str]:
-    """Return, by key, the adapters that belong to one key alone."""
+    """Return a mapping from a key to the adapter that only this key uses."""
     return {key: adapter for key, adapter in _read_keys() if adapter is not None}
 
 
 def _read_keys() -> list[tuple[str, str | None]]:
-    """Return each key in the file with its adapter; None: the key has no adapter."""
+    """Return each key of the key file with its adapter, or with None if the key has no adapter of its own."""
     path = key_file()
     try:
         if path.stat().st_mode & 0o077:
@@ -75,7 +76,7 @@ def _read_keys() -> list[tuple[str, str | None]]:
 
 
 def _parse_key(line: str) -> tuple[str, str | None]:
-    """Return the key and the adapter of a line: KEY or KEY ADAPTER."""
+    """Split a line of the key file, KEY or KEY ADAPTER, into the key and the adapter."""
     key, *rest = line.split()
     if len(rest) > 1:
         raise UsageError(f"a line of {key_file()} has {1 + len(rest)} words; expected KEY or KEY ADAPTER.")

@@ -1,18 +1,22 @@
-"""This module defines the limits for clients: limits of time, of memory and of requests."""
+"""This module defines limits for the clients of the server: limits of time, of memory and of requests."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """body, header: maximum bytes of a request's body and header. header_seconds, body_seconds: the time in
-    which the header and the body must arrive. reply_seconds: the maximum time of one answer. stall_seconds:
-    the time for which a client may leave a stream unread. replies: the maximum number of replies that are in
-    progress or wait. connections, terminals: the maximum number of open connections, and of those with a chat
-    app. message: maximum bytes of one message of a terminal. keep_alive: seconds of silence after which a
-    stream gets a comment. memory_seconds: the time for which a request may wait for KV cache memory.
-    memory_waits: the maximum number of requests that wait for it. bodies: maximum bytes of all bodies whose
-    requests are not answered yet."""
+    """The limits for clients.
+
+    body, header: the maximum number of bytes of a request's body and header. header_seconds, body_seconds:
+    the time in which the header and the body must arrive. reply_seconds: the maximum time of one answer.
+    stall_seconds: the time after which a client that does not read its stream is disconnected. replies: the
+    maximum number of replies in progress or waiting. connections, terminals: the maximum number of open
+    connections, and of connections with a chat app. message: the maximum number of bytes of a terminal's
+    message. keep_alive: seconds without an event after which a stream gets a comment. memory_seconds: the
+    time for which a request can wait for KV cache memory. memory_waits: the maximum number of requests that
+    wait for this memory. bodies: the maximum number of bytes of all bodies whose requests are not answered
+    yet.
+    """
 
     body: int = 4 << 20
     header: int = 32 << 10

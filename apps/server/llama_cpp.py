@@ -17,27 +17,29 @@ from .serving import Serving
 
 
 class TokenPiece(Struct):
-    """A token. piece: the text of the token; its bytes if the token is only a part of a character."""
+    """A token of a text. piece: the text of the token, or the token's bytes if it is only a part of a
+    character."""
 
     id: int
     piece: str | list[int]
 
 
 class TokenizedText(Struct):
-    """The tokens of a text. tokens: ids, or, with `with_pieces`, ids and texts."""
+    """The answer with the tokens of a text. tokens: a list of ids, or with `with_pieces` a list of ids and
+    texts."""
 
     tokens: list[int | TokenPiece]
 
 
 class DetokenizedText(Struct):
-    """content: the text of the tokens, with special tokens."""
+    """The answer with the text of tokens. content: the text, with the names of special tokens."""
 
     content: str
 
 
 class SamplingInForce(Struct):
-    """The sampling settings for requests that do not give their own. n_predict: the longest reply in tokens;
-    -1: all free tokens of the context."""
+    """The sampling settings for requests that do not have their own settings. n_predict: the maximum number
+    of tokens of a reply; -1: all free tokens of the context."""
 
     temperature: float
     top_k: int
@@ -51,14 +53,15 @@ class SamplingInForce(Struct):
 
 
 class GenerationSettings(Struct):
-    """n_ctx: the maximum of prompt and reply together, in tokens. params: null while the model is closed."""
+    """The settings of the first model. n_ctx: the maximum number of tokens of the prompt and the reply
+    together. params: null while the model is closed."""
 
     n_ctx: int
     params: SamplingInForce | None
 
 
 class Modalities(Struct):
-    """The kinds of content besides text that a message may have. This server supports none."""
+    """The kinds of content besides text that a message can have. This server supports no other kind."""
 
     vision: Literal[False] = False
     audio: Literal[False] = False
@@ -66,8 +69,8 @@ class Modalities(Struct):
 
 class ServerProps(Struct):
     """The facts about the server's first model. model_path: the name of the model, because the server shows
-    no paths. total_slots: the number of replies at once. is_sleeping: true if the model is closed; the answer
-    then has no chat template and no tokens."""
+    no paths. total_slots: the maximum number of replies at once. is_sleeping: true if the model is closed;
+    then the answer has no chat template and no special tokens."""
 
     default_generation_settings: GenerationSettings
     total_slots: int
@@ -82,8 +85,8 @@ class ServerProps(Struct):
 
 
 class Slot(Struct):
-    """A place for a reply. n_ctx: the maximum of prompt and reply together, in tokens. is_processing: true if
-    a reply uses the place."""
+    """A slot is a place in which the server can write a reply. n_ctx: the maximum number of tokens of the
+    prompt and the reply together. is_processing: true if the server writes a reply in this slot."""
 
     id: int
     n_ctx: int
@@ -92,7 +95,7 @@ class Slot(Struct):
 
 
 async def tokenize(call: Call) -> Answer:
-    """Return the tokens of a text. Replies in progress continue meanwhile."""
+    """Return the tokens of a text. Replies in progress continue in the meantime."""
     body: TokenizeBody = call.body
 
     def encode(runtime: Runtime) -> TokenizedText:
@@ -121,7 +124,7 @@ def _piece(tokenizer: Tokenizer, names: Mapping[int, str], token_id: int) -> str
 
 
 async def detokenize(call: Call) -> Answer:
-    """Return the text of tokens."""
+    """Return the text of a list of tokens."""
     tokens = call.body.tokens
     vocab = call.serving.runtime.model.shape.vocab_size
     unknown = next((token for token in tokens if token >= vocab), None)
@@ -136,8 +139,8 @@ async def detokenize(call: Call) -> Answer:
 
 
 async def props(call: Call) -> Answer:
-    """Return the facts about the first model and the default sampling settings. This request opens
-    no model."""
+    """Return the facts about the first model and the default sampling settings. This request does not open
+    the model."""
     serving = call.models.first.serving
     runtime = None if serving.unloaded else serving.host.holder.runtime
     about = serving.about
@@ -168,8 +171,8 @@ def _in_force(serving: Serving, runtime: Runtime) -> SamplingInForce:
 
 
 async def slots(call: Call) -> Answer:
-    """Return the places for replies of the first model, the places in use first. The answer has no text of
-    users."""
+    """Return the slots (places for replies) of the first model, with the slots in use first. The answer has
+    no text of users."""
     serving = call.models.first.serving
     taken = [i < serving.writing for i in range(max(serving.limits.replies, serving.writing))]
     return [Slot(i, serving.about.context, is_taken) for i, is_taken in enumerate(taken)]

@@ -1,5 +1,5 @@
-"""This module defines the request bodies of llama.cpp's endpoints. As in bodies.py, an unknown field is an
-error."""
+"""This module defines the request bodies of llama.cpp's endpoints. As in bodies.py, a field that the server
+does not know is an error."""
 
 from typing import Annotated
 
@@ -10,14 +10,14 @@ from .bodies import Text
 Model = Annotated[
     str | None, Meta(description="NAME, as GET /v1/models lists it; null: the server's first model.")
 ]
-MOST_CHARACTERS = 2**18  # limit of a text to tokenize: other requests wait for the tokenizer
+MOST_CHARACTERS = 2**18  # characters of a text to tokenize; other requests wait for the tokenizer
 MOST_TOKENS = 2**18
 
 
 class TokenizeBody(Struct, forbid_unknown_fields=True):
-    """The body of POST /tokenize. add_special: begin with the BOS token, if the model has one. parse_special:
-    read the names of special tokens in the text as these tokens. with_pieces: return the text of each token,
-    too."""
+    """The body of POST /tokenize. add_special: if true, begin with the BOS token, if the model has one.
+    parse_special: if true, read the names of special tokens in the text as these tokens. with_pieces: if
+    true, also return the text of each token."""
 
     content: Annotated[str, Meta(max_length=MOST_CHARACTERS)]
     add_special: bool | None = None
@@ -34,15 +34,15 @@ class DetokenizeBody(Struct, forbid_unknown_fields=True):
 
 
 class ExtraFile(Struct, forbid_unknown_fields=True):
-    """A file that the model reads before the two texts."""
+    """A file that the model reads before the text to be filled in."""
 
     text: str
     filename: str | None = None
 
 
 class InfillBody(Struct, forbid_unknown_fields=True):
-    """The body of POST /infill. prompt: further text before the gap. n_predict: the longest reply in tokens;
-    -1: all free tokens of the context."""
+    """The body of POST /infill. prompt: further text before the gap, which is the text that the model writes.
+    n_predict: the maximum number of tokens of the reply; -1: all free tokens of the context."""
 
     input_prefix: str
     input_suffix: str

@@ -1,4 +1,4 @@
-"""This module asks one open model for its memory use and for the number of replies that wait."""
+"""This module asks one open model for its memory use and for the number of its waiting replies."""
 
 from typing import NamedTuple
 
@@ -9,9 +9,9 @@ from ruvmlx.runtime import Runtime
 
 
 class MemoryLook(NamedTuple):
-    """held: the memory use of all models together. waiting: the number of replies that wait for a place or
-    for memory. adapter: the adapter version that the first of the models uses, as NAME@VERSION; None: no
-    adapter."""
+    """The answer of an open model. held: the memory use of all models together. waiting: the number of
+    replies that wait for a place or for memory. adapter: the adapter version that the first of the models
+    uses, as NAME@VERSION; None: no adapter."""
 
     held: MemoryUse
     purposes: list[Purpose]
@@ -20,11 +20,12 @@ class MemoryLook(NamedTuple):
 
 
 async def look_between(host: Host) -> MemoryLook:
-    """Ask an open model between two steps of its replies. The call ends the model's idle work."""
+    """Ask an open model for its memory use, between two steps of its replies. The call ends the model's idle
+    work."""
     return await host.call_between(look_at_runtime)
 
 
 def look_at_runtime(runtime: Runtime) -> MemoryLook:
-    """Return the memory use. Only the runtime's thread may call this function."""
+    """Return the memory use of a runtime. Only the runtime's thread can call this function."""
     waiting = runtime.writer.scheduler.counts[1]
     return MemoryLook(runtime.held(), runtime.memory_purposes(), waiting, runtime.learning.label)

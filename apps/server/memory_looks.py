@@ -1,5 +1,5 @@
-"""This module sums the memory of all open models and names their idle work, for the status, the page and the
-metrics."""
+"""This module adds up the memory of all open models and names their idle work. The status, the web page and
+the metrics show these facts."""
 
 from ruvmlx.memory.memory_plan import sum_purposes
 from ruvmlx.platform.cpu import total_memory
@@ -10,13 +10,13 @@ from .model_pool import ModelPool, PooledModel
 
 
 def idle_work_of(models: ModelPool) -> str:
-    """Return the name of the idle work of an open model, or "" if there is no idle work. All models share one
-    thread, so at most one of them works."""
+    """Return the name of the idle work of the open models, or "" if no model works. All models share one
+    thread, so at most one model works at a time."""
     return next((model.serving.idle_work for model in models.open_models if model.serving.idle_work), "")
 
 
 async def look_at(models: ModelPool) -> MemoryLook:
-    """Ask all open models with `look_at_model`, and return the sums."""
+    """Ask each open model with `look_at_model`, and return the sums of the answers."""
     found = [await look_at_model(models, model) for model in models.open_models]
     looks = [look for look in found if look is not None]
     if len(looks) == 1:
@@ -30,8 +30,9 @@ async def look_at(models: ModelPool) -> MemoryLook:
 
 
 async def look_at_model(models: ModelPool, model: PooledModel) -> MemoryLook | None:
-    """Ask an open model between two steps of its replies. Return None if the model is closed. During idle
-    work, return the numbers from before the work, because a question would end the work."""
+    """Ask an open model for its memory use, between two steps of its replies. Return None if the model is
+    closed. During idle work, return the numbers from before this work, because a question to the model would
+    end the work."""
     serving = model.serving
     if idle_work_of(models) and serving.last_look is not None:
         return serving.last_look

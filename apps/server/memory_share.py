@@ -1,5 +1,5 @@
-"""This module decides which models of a server fit into its memory together, and how much memory their KV
-caches may take."""
+"""This module decides which models of a server fit into the memory together, and how much memory their KV
+caches can take."""
 
 import time
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from .serving import Serving
 
 @dataclass
 class PooledModel:
-    """A model that the server has opened at least once. The model may be closed now.
+    """A model that the server has opened at least once. The model can be closed now.
 
-    name: the name in the request; "" for the server's first model. need: the memory of its plan; None before
-    there is a plan. scratch: bytes of working memory that the plan leaves out. users: the number of requests
-    that use the model now. used_at: the `monotonic` time at which the last request ended. is_tended: True if
-    an `IdleWork` runs for the model.
+    name: the name in the request; "" for the server's first model. need: the planned memory; None before
+    there is a plan. scratch: bytes of working memory that the plan does not include. users: the number of
+    requests that use the model now. used_at: the `time.monotonic` time at which the last request ended.
+    is_tended: True if an `IdleWork` runs for the model.
     """
 
     name: str
@@ -40,16 +40,16 @@ class PooledModel:
         return not (self.users or self.serving.is_writing)
 
     def is_unused(self, seconds: float) -> bool:
-        """Return True if no request has used the model for more than so many seconds."""
+        """Return True if no request has used the model for more than `seconds` seconds."""
         return self.is_idle and time.monotonic() - self.used_at > seconds
 
     @property
     def bytes(self) -> int:
-        """The planned memory in bytes, without the memory that all models share."""
+        """The planned memory of the model in bytes, without the memory that all models share."""
         return self.need.total - PROGRAM + self.scratch if self.need else 0
 
     def note_plan(self) -> None:
-        """Copy the memory plan with which the model was opened."""
+        """Copy the memory plan with which the runtime has opened the model."""
         plan = self.serving.host.holder.plan
         if plan is not None:
             self.need = plan.need
@@ -58,16 +58,17 @@ class PooledModel:
 
 @dataclass
 class MemoryShare:
-    """limit: the maximum memory of all models together in bytes; 0: no limit is known. is_fixed: True if the
-    user chose the limit. kv_budget: bytes for the KV caches of each model, if the user chose this number;
-    else 0."""
+    """The memory of a server for its models. limit: the maximum memory of all models together in bytes; 0: no
+    limit is known. is_fixed: True if the user chose the limit. kv_budget: the bytes for the KV caches of each
+    model, if the user chose this number; else 0."""
 
     limit: int = 0
     is_fixed: bool = False
     kv_budget: int = 0
 
     async def begin(self, first: PooledModel) -> None:
-        """Raise NotEnoughMemory if the open first model takes more memory than the limit."""
+        """Raise NotEnoughMemory if the server's first model, which is open, takes more memory than the
+        limit."""
         if not self.limit:
             return
         if plan_bytes([first]) > self.limit:
@@ -79,7 +80,7 @@ class MemoryShare:
             await self.divide([first])
 
     def check(self, model: PooledModel) -> None:
-        """Raise ApiError if the model alone takes more memory than the limit."""
+        """Raise ApiError if the model takes more memory than the limit even without other models."""
         if self.limit and plan_bytes([model]) > self.limit:
             need, name = plan_bytes([model]), model.serving.model_name
             raise ApiError(
@@ -91,16 +92,16 @@ class MemoryShare:
             )
 
     async def has_room(self, opened: Sequence[PooledModel], model: PooledModel) -> bool:
-        """Return True if the model fits beside the open models. In this case, the KV caches of the open
-        models were made smaller to leave room for it."""
+        """Return True if the model fits into the memory beside the open models. If it fits, the function has
+        made the KV caches of the open models smaller, to leave room for it."""
         if not self.limit:
             return True
         together = [*opened, model]
         return plan_bytes(together) <= self.limit and await self.divide(together)
 
     async def divide(self, models: Sequence[PooledModel]) -> bool:
-        """Set the limit of each model's KV caches: the planned size, and an equal part of the memory that is
-        left. Return False if the replies in progress need more than their part."""
+        """Set the memory limit of each model's KV caches: the planned size, and an equal part of the memory
+        that is left. Return False if the replies in progress need more memory than their part."""
         if not (self.limit and models):
             return True
         left = (self.limit - plan_bytes(models)) // len(models)
@@ -118,5 +119,5 @@ class MemoryShare:
 
 
 def plan_bytes(models: Sequence[PooledModel]) -> int:
-    """Return the planned memory in bytes of the program and of these models."""
+    """Return the planned memory of the program and of these models together, in bytes."""
     return PROGRAM + sum(model.bytes for model in models)

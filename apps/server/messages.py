@@ -33,8 +33,8 @@ PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 
 class AnthropicErrorFacts(Struct):
-    """message: the error in one line. param, code: these two fields are as in OpenAI's form; Anthropic's own
-    errors do not have them."""
+    """The facts of an error. message: the error in one line. param, code: the wrong field and a fixed word,
+    as in OpenAI's form; errors of Anthropic's own server do not have these fields."""
 
     type: str
     message: str
@@ -43,27 +43,27 @@ class AnthropicErrorFacts(Struct):
 
 
 class AnthropicErrorAnswer(Struct, tag_field="type", tag="error"):
-    """The body of every error."""
+    """The body of every answer with an error."""
 
     error: AnthropicErrorFacts
 
 
 class WrittenText(Struct, tag_field="type", tag="text"):
-    """The text of the answer."""
+    """A content block with the text of the answer."""
 
     text: str
 
 
 class WrittenThought(Struct, tag_field="type", tag="thinking"):
-    """The thought of a model that thinks before its answer. signature: always empty; the server checks no
-    signature."""
+    """A content block with the thought of a model that thinks before its answer. signature: always empty,
+    because the server checks no signature."""
 
     thinking: str
     signature: str
 
 
 class WrittenToolUse(Struct, tag_field="type", tag="tool_use"):
-    """A tool call."""
+    """A content block with a tool call that the model wrote."""
 
     id: str
     name: str
@@ -74,7 +74,7 @@ WrittenBlock = WrittenThought | WrittenText | WrittenToolUse
 
 
 class MessageUsage(Struct):
-    """The numbers of tokens. input_tokens: prompt tokens that were not read from a KV cache.
+    """The numbers of tokens. input_tokens: the prompt tokens that were not in a KV cache.
     cache_creation_input_tokens: always 0, because caching costs nothing. max_tokens: the longest reply that
     the context had room for; this field is present only if the request allowed a longer reply."""
 
@@ -86,7 +86,7 @@ class MessageUsage(Struct):
 
 
 class AnthropicMessage(Struct, tag_field="type", tag="message"):
-    """A reply. id: POST /v1/ratings takes this id."""
+    """A reply of the model. id: the id that POST /v1/ratings takes."""
 
     id: ReplyId
     role: Literal["assistant"]
@@ -98,33 +98,34 @@ class AnthropicMessage(Struct, tag_field="type", tag="message"):
 
 
 class TokenCount(Struct):
-    """input_tokens: the number of prompt tokens, with the chat template."""
+    """The answer of count_tokens. input_tokens: the number of prompt tokens, with the tokens of the chat
+    template."""
 
     input_tokens: int
 
 
 class MessageStart(Struct, tag_field="type", tag="message_start"):
-    """The first event. message: the reply without content; its usage is provisional, and the last
-    message_delta corrects it."""
+    """The first event of the stream. message: the reply without content; its token counts are provisional,
+    and the last message_delta corrects them."""
 
     message: AnthropicMessage
 
 
 class BlockStart(Struct, tag_field="type", tag="content_block_start"):
-    """A content block begins."""
+    """The event at the beginning of a content block."""
 
     index: int
     content_block: WrittenBlock
 
 
 class TextDelta(Struct, tag_field="type", tag="text_delta"):
-    """A further piece of the answer."""
+    """A further piece of the answer's text."""
 
     text: str
 
 
 class ThoughtDelta(Struct, tag_field="type", tag="thinking_delta"):
-    """A further piece of the thought."""
+    """A further piece of the thought's text."""
 
     thinking: str
 
@@ -136,14 +137,14 @@ class InputDelta(Struct, tag_field="type", tag="input_json_delta"):
 
 
 class BlockDelta(Struct, tag_field="type", tag="content_block_delta"):
-    """A further piece of a content block."""
+    """The event with a further piece of a content block."""
 
     index: int
     delta: TextDelta | ThoughtDelta | InputDelta
 
 
 class BlockStop(Struct, tag_field="type", tag="content_block_stop"):
-    """A content block is complete."""
+    """The event at the end of a content block."""
 
     index: int
 
@@ -156,7 +157,7 @@ class StopFacts(Struct):
 
 
 class MessageDelta(Struct, tag_field="type", tag="message_delta"):
-    """The reply has ended. usage: the tokens of the whole reply."""
+    """The event at the end of the reply. usage: the numbers of tokens of the whole reply."""
 
     delta: StopFacts
     usage: MessageUsage
@@ -170,7 +171,7 @@ MessageEvent = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta
 
 
 async def messages(call: Call) -> Answer:
-    """Answer a conversation, whole or as a stream."""
+    """Answer a conversation, with the whole answer at once or as a stream."""
     body: MessagesBody = call.body
     prompt = await _prompt(call, body)
     requests = await requests_for(call, reply_body(body), body.max_tokens, 0, [prompt.fields])
@@ -181,7 +182,7 @@ async def messages(call: Call) -> Answer:
 
 
 async def count_tokens(call: Call) -> Answer:
-    """Count a conversation's tokens without answering it."""
+    """Count the prompt tokens of a conversation, without a reply to it."""
     body: CountBody = call.body
     adapter = await call.serving.adapter_of(body.model, body.adapter, call.salt)
     prompt = await _prompt(call, body)
@@ -217,7 +218,8 @@ def _message(body: MessagesBody, reply: WrittenReply) -> AnthropicMessage:
 
 
 def _calls(reply: WrittenReply) -> list[WrittenToolUse]:
-    """Return the tool calls whose input is a JSON object. The input of the last call may be incomplete."""
+    """Return the tool calls whose input is a JSON object. The input of the last call is possibly incomplete,
+    because a limit can cut the reply."""
     found = []
     for made in reply.calls:
         try:
@@ -245,7 +247,7 @@ async def _events(
     call: Call, body: MessagesBody, requests: Requests, new_calls: NewCalls
 ) -> AsyncGenerator[bytes, None]:
     """Yield the reply as events: message_start, the events of each content block, message_delta with the
-    usage, and message_stop."""
+    numbers of tokens, and message_stop."""
     blocks, begun = BlockEvents(), False
     async with aclosing(reply_parts(call, requests, new_calls=new_calls)) as parts:
         async for part in parts:
@@ -264,15 +266,15 @@ async def _events(
 
 @dataclass
 class BlockEvents:
-    """This class makes events from the parts of a reply. index: the number of the newest content block. kind:
-    the type of the open block; None: no block is open. called: True if a tool call has begun."""
+    """An object of this class makes events from the parts of a reply. index: the number of the newest content
+    block. kind: the type of the open block; None: no block is open. called: True if a tool call has begun."""
 
     index: int = -1
     kind: type[WrittenBlock] | None = None
     called: bool = False
 
     def of(self, part: ReplyPart) -> Iterator[MessageEvent]:
-        """Yield the events of one part. The last part closes the open block."""
+        """Yield the events of one part of the reply. The last part closes the open content block."""
         if part.thought:
             yield from self._open_block(WrittenThought("", ""))
             yield BlockDelta(self.index, ThoughtDelta(part.thought))
@@ -302,7 +304,7 @@ class BlockEvents:
 
 
 def named_event(data: Struct) -> bytes:
-    """Return one server-sent event whose name is the struct's `type`."""
+    """Return a server-sent event. The event's name is the field `type` of the struct."""
     name = str(data.__struct_config__.tag)
     return f"event: {name}\ndata: ".encode() + msgspec.json.encode(data) + b"\n\n"
 

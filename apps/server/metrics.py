@@ -1,4 +1,5 @@
-"""This module counts events for `/metrics`, in the text format of Prometheus. No label has text of a user."""
+"""This module counts events for the endpoint `/metrics`, in the text format of Prometheus. No label of a
+counter has text of a user."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -23,17 +24,18 @@ COUNTERS = {
 
 
 HISTOGRAMS = {"ruvmlx_first_token_seconds": "Time from a request to its first token, waits included."}
-BOUNDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # upper bounds of a histogram, in seconds
+BOUNDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # upper bounds of the bins, in seconds
 
 
 @dataclass
 class Metrics:
-    """Counters and histograms since the start of the server. Only one thread may use this class."""
+    """Counters and histograms since the start of the server. Only one thread can use an object of this
+    class."""
 
     counts: Counter[tuple[str, Labels]] = field(default_factory=Counter)
     observed: dict[str, list[float]] = field(
         default_factory=dict
-        # By name: [sum, number of values up to each bound, number of all values].
+        # Histograms by name: [sum of the values, number of values up to each bound, number of all values].
     )
 
     def add(self, name: str, amount: float = 1, **labels: str) -> None:
@@ -41,7 +43,7 @@ class Metrics:
         self.counts[name, tuple(sorted(labels.items()))] += amount  # type: ignore[assignment]
 
     def observe(self, name: str, seconds: float) -> None:
-        """Add a value to a histogram."""
+        """Add a time in seconds to the histogram `name`."""
         assert name in HISTOGRAMS, name
         row = self.observed.setdefault(name, [0.0] * (len(BOUNDS) + 2))
         row[0] += seconds
@@ -62,7 +64,8 @@ class Metrics:
 
 
 def family(name: str, meaning: str, values: Mapping[Labels, float]) -> str:
-    """Return the text of a gauge with labels."""
+    """Return the text of a gauge (a value that can go up and down) with labels. values: a value for each set
+    of labels."""
     return "\n".join(_family(name, "gauge", meaning, sorted(values.items()))) + "\n"
 
 

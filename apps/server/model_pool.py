@@ -1,5 +1,5 @@
-"""This module keeps the open models of one server. A request may name any model on this machine. The server
-opens the model when the request needs it.
+"""This module keeps the open models of one server. A request can name any model on this machine, and the
+server opens the model when the request needs it.
 
 The server never closes a model that a request uses. If a request needs another model and the memory is full,
 the request waits until a model is idle. Later requests wait behind this request. The module memory_share.py
@@ -31,12 +31,13 @@ from .serving import ModelFacts, Serving
 
 T = TypeVar("T")
 LOOK_EVERY = 0.02  # seconds between two checks whether a model can be closed to free memory
-UNLOAD_EVERY = 1.0  # seconds between two checks for models that no request uses
-EMBEDDING = "embedding"  # a request with this model name asks for a model that is trained to embed texts
+UNLOAD_EVERY = 1.0  # seconds between two checks for models that no request has used for long
+EMBEDDING = "embedding"  # this model name in a request means a model that is trained to embed texts
 
 
 class ModelPool:
-    """This class keeps one `Serving` for each model. Only the event loop's thread may call its methods."""
+    """The models of one server. The pool keeps one `Serving` for each model. Only the event loop's thread can
+    call the pool's methods."""
 
     def __init__(
         self,
@@ -47,12 +48,13 @@ class ModelPool:
         unload_after: float = 0.0,
         learns: bool = False,
     ):
-        """first: the state of the model with which the server starts. opener, installed: they open and list
-        further models; without them the server has only the first model. unload_after: the server closes any
-        further model after so many seconds without use; 0: never. learns: see `IdleWork`."""
+        """first: the state of the model with which the server starts. opener, installed: these objects
+        open and list further models; if None, the server has only the first model. unload_after: the
+        number of seconds without use after which the server closes a further model; 0: never. learns: see
+        `IdleWork`."""
         self.first = PooledModel("", first)
         self.share = share or MemoryShare()
-        self.end: Callable[[], None] = lambda: None  # stops the server
+        self.end: Callable[[], None] = lambda: None  # a function that stops the server
         self._models = [self.first]
         self._opener, self._installed = opener, installed
         self._unload_after, self._learns = unload_after, learns
@@ -65,8 +67,8 @@ class ModelPool:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """In the `with` block, the pool opens and closes models. The first model must be open before the
-        `with` block."""
+        """In the `with` block, let the pool open and close models. The first model must be open before the
+        block."""
         self.first.note_plan()
         await self.share.begin(self.first)
         self.first.serving.last_look = await look_between(self.first.serving.host)
@@ -81,7 +83,7 @@ class ModelPool:
                 await model.serving.host.close()
 
     def stop(self) -> None:
-        """End all replies, stop the opening of a model, and refuse later requests."""
+        """End all replies, stop the opening of a model, and refuse requests from now on."""
         for model in self._models:
             model.serving.stop()
             model.serving.host.stop()
@@ -90,11 +92,11 @@ class ModelPool:
 
     @property
     def open_models(self) -> list[PooledModel]:
-        """The open models. If the first model is open, it comes first."""
+        """The open models, with the server's first model before the others."""
         return [model for model in self._models if model.is_open]
 
     async def installed_models(self) -> Mapping[str, Facts]:
-        """Return the models on this machine that this server has not opened so far, by name."""
+        """Return the models on this machine that the server has never opened, by name."""
         if self._installed is None:
             return {}
         found = await asyncio.to_thread(self._installed.all)
@@ -103,7 +105,7 @@ class ModelPool:
         return {n: facts for n, facts in found.items() if n not in names and facts.path not in paths}
 
     async def names(self, salt: str) -> list[str]:
-        """Return all values that a request may give as `model`. The list has the adapters of open models
+        """Return all names that a request can give as `model`. The list has the adapters of open models
         only."""
         found: list[str] = []
         for model in list(self._models):
@@ -112,15 +114,16 @@ class ModelPool:
         return list(dict.fromkeys([*found, *await self.installed_models()]))
 
     async def adapters(self, salt: str) -> list[str]:
-        """Return the names of the adapters of the first open model that a request with this salt may use."""
+        """Return the names of the adapters that a request with this salt can use. The adapters belong to the
+        first open model."""
         for model in self.open_models[:1]:
             with self._holding(model):
                 return await model.serving.adapters(salt)
         return []
 
     async def find(self, name: str, embeds: bool = False) -> PooledModel:
-        """Return the model that a request names, as NAME or NAME@ADAPTER. Raise ApiError, 404, if there is no
-        such model. embeds: True if the name may also be EMBEDDING."""
+        """Return the model that a request names as NAME or NAME@ADAPTER. Raise ApiError, 404, if there is no
+        model of this name. embeds: True if the name can also be EMBEDDING."""
         found: Mapping[str, Facts] = {}
         if embeds and name.removesuffix(":latest") == EMBEDDING:
             name = _embedder_name(self._models, await self.installed_models())
@@ -164,13 +167,13 @@ class ModelPool:
 
     @contextlib.asynccontextmanager
     async def using(self, model: PooledModel) -> AsyncIterator[Serving]:
-        """In the `with` block, the model is open and stays open. Raise RuvmlxError if the model cannot be
-        opened."""
+        """In the `with` block, keep the model open. If the model is closed, open it first. Raise RuvmlxError
+        if the model cannot be opened."""
         async with self._turn:
             await self._until_opening_ends()
             if not model.is_open:
                 await self._open_with_room(model)
-        with self._holding(model):  # no await came between: no task has closed the model
+        with self._holding(model):  # no task has run since the check, so the model is open
             try:
                 yield model.serving
             finally:
@@ -179,14 +182,14 @@ class ModelPool:
     @contextlib.asynccontextmanager
     async def using_any(self) -> AsyncIterator[Serving]:
         """Like `using`, for work that any model can do: use the first open model. If no model is open, open
-        the first model of the server."""
+        the server's first model."""
         async with self.using(next(iter(self.open_models), self.first)) as serving:
             yield serving
 
     @contextlib.asynccontextmanager
     async def using_writer(self, reply_id: str) -> AsyncIterator[Serving]:
-        """Like `using`, for the model that wrote this reply. If that model is not on this machine, use any
-        model."""
+        """Like `using`, for the model that wrote the reply `reply_id`. If this model is not on the machine
+        any more, use any model."""
         async with self.using_any() as serving:
             writer = await serving.host.call_between(lambda runtime: _writer(runtime, reply_id))
             if writer in (None, serving.model_name):
@@ -200,7 +203,7 @@ class ModelPool:
 
     @contextlib.contextmanager
     def _holding(self, model: PooledModel) -> Iterator[None]:
-        """In the `with` block, no task closes the model if the model is open."""
+        """In the `with` block, let no task close the model."""
         model.users += 1
         try:
             yield
@@ -209,21 +212,21 @@ class ModelPool:
 
     async def look(self, model: PooledModel, work: Callable[[Runtime], T]) -> T | None:
         """Call work(runtime) of an open model between two steps of its replies, and return the result. Return
-        None if the model is closed. The call does not delay the time at which the server closes an unused
-        model."""
+        None if the model is closed. The call does not count as a use, so the server closes an unused model as
+        early as without the call."""
         with self._holding(model):
             return await model.serving.host.call_between(work) if model.is_open else None
 
     async def check_adapter(self, model: PooledModel, name: str, salt: str) -> None:
         """Raise ApiError, 404, if `name` has an adapter that the open model does not have. A closed model
-        passes, because its adapters are not known."""
+        passes the check, because the server does not know its adapters."""
         with self._holding(model):
             if model.is_open:
                 await model.serving.adapter_of(name, None, salt)
 
     def ends_at(self, model: PooledModel) -> float | None:
-        """Return the Unix time at which the server closes an idle model. Return None if the server keeps it
-        open."""
+        """Return the Unix time at which the server will close an idle model. Return None if the server keeps
+        the model open."""
         if model is self.first or not self._unload_after:
             return None
         unused = time.monotonic() - model.used_at if model.is_idle else 0.0
@@ -236,8 +239,8 @@ class ModelPool:
 
     @contextlib.asynccontextmanager
     async def changing_first(self) -> AsyncIterator[None]:
-        """In the `with` block, the chat app opens another model in place of the first model. Before the
-        `with` block, the pool closes all other idle models to make room."""
+        """In the `with` block, the chat app opens another model in place of the server's first model. Before
+        the block, the pool closes all other idle models, so that there is memory."""
         async with self._turn:
             await self._until_opening_ends()
             for model in self._idle_ones():
@@ -261,7 +264,7 @@ class ModelPool:
                 await self._close(model, "asked")
 
     def close_later(self, model: PooledModel) -> None:
-        """Like `close`, but return at once."""
+        """Close a model as `close` does, but return at once."""
         task = asyncio.ensure_future(self.close(model))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -278,12 +281,12 @@ class ModelPool:
                             await self._close(model, "idle")
 
     async def _close(self, model: PooledModel, why: str) -> None:
-        """Close a model. The caller holds the lock `_turn`."""
+        """Close a model. why: the reason, for the log. The caller must hold the lock `_turn`."""
         serving = model.serving
         serving.unloaded = True
         try:
             await serving.host.release()
-        except RuvmlxError as error:  # for example, the store is busy; the model is closed nevertheless
+        except RuvmlxError as error:  # for example, the store is busy; the model is closed even so
             serving.log.write("closing", {"model": serving.model_name, "failed": error_line(error)})
         serving.metrics.add("ruvmlx_model_unloads_total", model=serving.model_name, reason=why)
         serving.log.write("closed", {"model": serving.model_name, "reason": why})
@@ -292,14 +295,14 @@ class ModelPool:
     # -- opening; the caller holds the lock `_turn` -------------------------------------------------
 
     async def _until_opening_ends(self) -> None:
-        """Wait until the opening of a model ends. An opening goes on although the request that began it has
-        left."""
+        """Wait until no model is being opened. An opening continues even if the client of the request that
+        began it has left."""
         if self._opening is not None and not self._opening.done():
             await asyncio.wait([self._opening])
 
     async def _open_with_room(self, model: PooledModel) -> None:
-        """Close idle models until the new model fits by the plan, then open the model. If the machine still
-        has too little memory, close idle models one by one and try again."""
+        """Close idle models until the new model fits into the memory by the plan, then open the new model. If
+        the machine still has too little memory, close idle models one by one and try again."""
         self.share.check(model)
         while not await self.share.has_room(self.open_models, model):
             await self._make_room()
@@ -322,8 +325,8 @@ class ModelPool:
             await asyncio.sleep(LOOK_EVERY)
 
     def _idle_ones(self) -> list[PooledModel]:
-        """Return the idle models in the order in which the pool closes them: the longest unused first, the
-        first model of the server last."""
+        """Return the idle models in the order in which the pool closes them. The model that was unused for
+        the longest time is first, and the server's first model is last."""
         idle = [model for model in self.open_models if model.is_idle]
         return sorted(idle, key=lambda model: (model is self.first, model.used_at))
 
@@ -350,8 +353,8 @@ class ModelPool:
 
 
 def _spellings(name: str) -> list[str]:
-    """Return all model names that a request's `model` may mean: the text itself, the text without ollama's
-    tag `:latest`, and the text without `@ADAPTER`."""
+    """Return all model names that the text in a request's field `model` can mean: the text itself, the text
+    without ollama's tag `:latest`, and the text without `@ADAPTER`."""
     plain = name.removesuffix(":latest")
     return list(
         dict.fromkeys([name, plain, *(text.rpartition("@")[0] for text in (name, plain) if "@" in text)])
@@ -359,15 +362,16 @@ def _spellings(name: str) -> list[str]:
 
 
 def _embedder_name(models: Sequence[PooledModel], installed: Mapping[str, Facts]) -> str:
-    """Return the name of a model that is trained to embed texts. If there is no such model, return the first
-    model's name."""
+    """Return the name of a model that is trained to embed texts. If no model is trained for it, return the
+    first model's name."""
     known = [(model.serving.model_name, model.serving.about.embeds) for model in models]
     known += [(name, facts.embeds) for name, facts in installed.items()]
     return next((name for name, embeds in known if embeds), known[0][0])
 
 
 def _writer(runtime: Runtime, reply_id: str) -> str | None:
-    """Return the name of the model that wrote a reply. Return None if there is no such reply."""
+    """Return the name of the model that wrote the reply `reply_id`. Return None if there is no reply with
+    this id."""
     try:
         return runtime.store.replies.get(reply_id).model
     except NotFound:

@@ -1,5 +1,5 @@
-"""This module answers GET /v1/models, in OpenAI's form. If the request has the header `anthropic-version`,
-the answer has Anthropic's form."""
+"""This module answers GET /v1/models in OpenAI's form. If the request has the header `anthropic-version`, the
+answer has Anthropic's form."""
 
 from datetime import UTC, datetime
 from typing import Literal
@@ -11,7 +11,7 @@ from .errors import ApiError
 
 
 class ModelCard(Struct):
-    """A name that a request may give as `model`."""
+    """A name that a request can give as its field `model`."""
 
     id: str
     object: Literal["model"]
@@ -20,16 +20,16 @@ class ModelCard(Struct):
 
 
 class ModelList(Struct):
-    """All names of models. NAME is the model with the adapter in use, NAME@ADAPTER the model with this
-    adapter, and NAME@none the model without an adapter."""
+    """All names that a request can give as `model`. NAME means the model with the adapter in use.
+    NAME@ADAPTER means the model with this adapter. NAME@none means the model without an adapter."""
 
     object: Literal["list"]
     data: list[ModelCard]
 
 
 class AnthropicModel(Struct, tag_field="type", tag="model"):
-    """A name that a request may give as `model`. max_input_tokens: the context, which prompt and
-    reply share."""
+    """A name that a request can give as its field `model`. max_input_tokens: the context length in tokens,
+    which the prompt and the reply share."""
 
     id: str
     display_name: str
@@ -40,7 +40,7 @@ class AnthropicModel(Struct, tag_field="type", tag="model"):
 
 
 class AnthropicModelList(Struct):
-    """All names of models, on one page."""
+    """All names that a request can give as `model`, on one page."""
 
     data: list[AnthropicModel]
     first_id: str
@@ -49,7 +49,7 @@ class AnthropicModelList(Struct):
 
 
 async def list_models(call: Call) -> Answer:
-    """Return all names that a request may give as `model`."""
+    """Return all names that a request can give as its field `model`."""
     names = await call.models.names(call.salt)
     if call.is_anthropic:
         cards = [await _anthropic_card(call, name) for name in names]
@@ -58,7 +58,7 @@ async def list_models(call: Call) -> Answer:
 
 
 async def show_model(call: Call) -> Answer:
-    """Return one name that a request may give as `model`."""
+    """Return one of the names that a request can give as its field `model`."""
     name = call.names["id"]
     if name not in await call.models.names(call.salt):
         raise ApiError(404, "there is no such model; GET /v1/models lists them.", "id", "model_not_found")

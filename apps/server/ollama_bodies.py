@@ -1,5 +1,5 @@
-"""This module defines the request bodies of ollama's endpoints. As in bodies.py, an unknown field is an
-error."""
+"""This module defines the request bodies of ollama's endpoints. As in bodies.py, a field that the server does
+not know is an error."""
 
 import re
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from .prompts import ReplyForm, ToolUse, function_tool
 from .tool_bodies import FunctionName, JsonSchema, NamedSchema
 
 Name = Annotated[str, Meta(description="NAME, NAME:latest or NAME@ADAPTER, as GET /api/tags lists them.")]
-LAST_N = 64  # number of tokens to which ollama's repeat_penalty applies by default
+LAST_N = 64  # ollama's repeat_penalty applies to this number of tokens by default
 NoImages = Annotated[list[str], Meta(max_length=0)]
 Format = Literal["", "json"] | JsonSchema
 
 
 class OllamaFunction(Struct, forbid_unknown_fields=True):
-    """A function that the model may call."""
+    """A function that the model can call."""
 
     name: FunctionName
     description: str | None = None
@@ -40,7 +40,7 @@ class OllamaTool(Struct, forbid_unknown_fields=True):
 
 
 class OllamaCalled(Struct, forbid_unknown_fields=True):
-    """The function of an earlier tool call. index: the server ignores this field."""
+    """The function of an earlier tool call. index: the number of the call, which the server ignores."""
 
     name: FunctionName
     arguments: dict[str, Any] = {}
@@ -48,15 +48,15 @@ class OllamaCalled(Struct, forbid_unknown_fields=True):
 
 
 class OllamaCall(Struct, forbid_unknown_fields=True):
-    """A tool call in an earlier reply."""
+    """A tool call of the model in an earlier reply."""
 
     function: OllamaCalled
     id: str | None = None
 
 
 class OllamaMessage(Struct, forbid_unknown_fields=True):
-    """A message. tool_name: for a tool result, the name of the function that returned it. thinking: the
-    model's thought in an earlier reply."""
+    """A message of the conversation. tool_name: the name of the function whose result the message is.
+    thinking: the model's thought in an earlier reply."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
@@ -68,8 +68,9 @@ class OllamaMessage(Struct, forbid_unknown_fields=True):
 
 
 class OllamaOptions(Struct, forbid_unknown_fields=True):
-    """num_predict: the maximum of tokens of the reply; below 1: all free tokens of the context.
-    repeat_last_n: the number of last reply tokens to which repeat_penalty applies; 0: none, -1: all."""
+    """The options of a reply. num_predict: the maximum number of tokens of the reply; below 1: all free
+    tokens of the context. repeat_last_n: the number of last reply tokens to which repeat_penalty applies; 0:
+    no tokens, -1: all tokens."""
 
     seed: Annotated[int, Meta(ge=0, le=2**53)] | None = None
     num_predict: Annotated[int, Meta(ge=-2, le=2**31 - 1)] | None = None
@@ -91,14 +92,15 @@ KeepAlive = Annotated[
 
 
 def is_last_use(keep_alive: str | float | None) -> bool:
-    """Return True if the client asks to close the model: `keep_alive` is 0, as a number, text or duration."""
+    """Return True if the client asks the server to close the model after this request. In this case,
+    `keep_alive` is 0, as a number, a text or a duration."""
     return keep_alive is not None and re.fullmatch(r"0+(\.0*)?(ns|us|ms|s|m|h)?", str(keep_alive)) is not None
 
 
 class OllamaReplyBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The fields of both chat and generate. stream: true if it is not given. format: "json" for any JSON
-    object, or a schema that the answer must fit. think: true if the model must think before its answer; null:
-    the chat template decides."""
+    """The fields that the bodies of chat and generate share. stream: if the field is missing, the answer is a
+    stream. format: "json" for any JSON object, or a schema that the answer must fit. think: true if the model
+    must think before its answer; null: the chat template decides."""
 
     model: Name
     stream: bool | None = None
@@ -118,7 +120,7 @@ class OllamaChatBody(OllamaReplyBody, forbid_unknown_fields=True, kw_only=True):
 
 
 class OllamaGenerateBody(OllamaReplyBody, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /api/generate. raw: if true, the model reads the prompt without its chat template.
+    """The body of POST /api/generate. raw: if true, the model reads the prompt without the chat template.
     suffix: the text after the reply, for a model that has tokens for infilling."""
 
     prompt: str | None = None
@@ -145,8 +147,8 @@ class OllamaEmbeddingsBody(Struct, forbid_unknown_fields=True):
 
 
 class OllamaShowBody(Struct, forbid_unknown_fields=True):
-    """The body of POST /api/show. name: older clients send this field in place of `model`. verbose: changes
-    nothing."""
+    """The body of POST /api/show. name: the name of the model; older clients send it in place of `model`.
+    verbose: this field changes nothing."""
 
     model: Name | None = None
     name: Name | None = None
@@ -154,12 +156,12 @@ class OllamaShowBody(Struct, forbid_unknown_fields=True):
 
 
 def plain_name(model: str) -> str:
-    """Return the model's name without ollama's tag for the newest version (`:latest`)."""
+    """Return the name of the model without `:latest`, which is ollama's tag for the newest version."""
     return model.removesuffix(":latest")
 
 
 def reply_body(body: OllamaReplyBody) -> ReplyBody:
-    """Return the options of the reply, in the fields that all endpoints share."""
+    """Return the options for the reply as a ReplyBody, with the fields that all endpoints share."""
     options = body.options or OllamaOptions()
     return ReplyBody(
         model=plain_name(body.model),
@@ -177,8 +179,8 @@ def reply_body(body: OllamaReplyBody) -> ReplyBody:
 
 
 def _window(options: OllamaOptions) -> int | None:
-    """Return the number of tokens to which repeat_penalty applies; 0: all tokens. Return None if the body has
-    no repeat_penalty: the server's settings decide."""
+    """Return the number of tokens to which repeat_penalty applies; 0 means all tokens. Return None if the
+    body has no repeat_penalty, so that the server's settings decide."""
     if options.repeat_penalty is None:
         return None
     asked = LAST_N if options.repeat_last_n is None else options.repeat_last_n
@@ -186,13 +188,13 @@ def _window(options: OllamaOptions) -> int | None:
 
 
 def limit_of(body: OllamaReplyBody) -> int | None:
-    """Return the maximum number of tokens of the reply. Return None if the body has no maximum."""
+    """Return the maximum number of tokens of the reply. Return None if the body sets no maximum."""
     asked = body.options.num_predict if body.options else None
     return asked if asked is not None and asked > 0 else None
 
 
 def form_of(body: OllamaReplyBody) -> ReplyForm | None:
-    """Return the form that the answer must fit; None: any text."""
+    """Return the JSON schema that the answer must fit. Return None if the answer can be any text."""
     if not body.format:
         return None
     if body.format == "json" or isinstance(body.format, str):
@@ -201,8 +203,9 @@ def form_of(body: OllamaReplyBody) -> ReplyForm | None:
 
 
 def thought_of(body: OllamaReplyBody, tag: str | None) -> bool | None:
-    """Return True if the model must think before its answer, False if it must not, None if the chat template
-    decides. Raise ApiError if the model must think first but cannot."""
+    """Return True if the model must think before its answer, False if it must not, and None if the chat
+    template decides. Raise ApiError if the body asks for a thought but the model cannot think before its
+    answer."""
     if body.think is None or body.think is False:
         return body.think
     if tag is None:
@@ -212,17 +215,17 @@ def thought_of(body: OllamaReplyBody, tag: str | None) -> bool | None:
 
 
 def tools_of(body: OllamaChatBody) -> ToolUse:
-    """Return the tools. The model decides whether it calls a tool."""
+    """Return the tools of the request. In ollama's form, the model decides whether it calls a tool."""
     functions = [tool.function for tool in body.tools or ()]
     return ToolUse([function_tool(f.name, f.description, f.parameters, None) for f in functions])
 
 
 def conversation(messages: Sequence[OllamaMessage], tag: str | None) -> list[Message]:
-    """Return the conversation in the engine's form. tag: the tag that begins a thought; None: the model does
-    not think before its answer. Tool calls have no ids in ollama's form, so the results must come in the
-    order of the calls."""
+    """Return the conversation in the engine's form. Tool calls have no ids in ollama's form, so the results
+    must come in the order of the calls. tag: the tag that begins a thought; None: the model does not think
+    before its answer."""
     found: list[Message] = []
-    open_calls: list[tuple[str, str]] = []  # (id, name) of each tool call without a result
+    open_calls: list[tuple[str, str]] = []  # (id, function name) of each call without a result
     for at, message in enumerate(messages):
         text = message.content or ""
         if message.role == "tool":
@@ -246,8 +249,8 @@ def _call(made: OllamaCall, call_id: str) -> dict[str, Any]:
 
 
 def _answered_call(message: OllamaMessage, open_calls: list[tuple[str, str]], where: str) -> tuple[str, str]:
-    """Return the call to which a result belongs. Look for the call by its id or its name; without both, take
-    the first call that has no result."""
+    """Return the id and the function name of the tool call to which a result belongs. Find the call by the id
+    or the name in the message. If the message has neither, take the first call that has no result."""
     for call in open_calls:
         if (message.tool_call_id or call[0]) == call[0] and (message.tool_name or call[1]) == call[1]:
             open_calls.remove(call)

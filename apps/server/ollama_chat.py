@@ -38,8 +38,8 @@ NDJSON = "application/x-ndjson"
 
 
 class OllamaError(Struct):
-    """The body of every error. error: the error in one line. param, code: these two fields are as in OpenAI's
-    form; ollama's own errors do not have them."""
+    """The body of every answer with an error. error: the error in one line. param, code: the wrong field and
+    a fixed word, as in OpenAI's form; errors of ollama's own server do not have these fields."""
 
     error: str
     param: str | None = None
@@ -47,21 +47,21 @@ class OllamaError(Struct):
 
 
 class CalledFunction(Struct):
-    """The function of a tool call."""
+    """The function of a tool call that the model wrote."""
 
     name: str
     arguments: dict[str, Any]
 
 
 class WrittenToolCall(Struct):
-    """A tool call."""
+    """A tool call that the model wrote."""
 
     function: CalledFunction
     id: str
 
 
 class WrittenMessage(Struct):
-    """The message of the model, or a piece of it. thinking: the model's thought before the answer."""
+    """The message that the model wrote, or a piece of it. thinking: the model's thought before the answer."""
 
     role: Literal["assistant"]
     content: str
@@ -70,8 +70,8 @@ class WrittenMessage(Struct):
 
 
 class OllamaAnswer(Struct, kw_only=True):
-    """A reply or, in a stream, a piece of a reply. Only the last piece has done_reason, id, the token counts
-    and the durations, which are in nanoseconds. id: POST /v1/ratings takes this id."""
+    """A reply, or in a stream a piece of a reply. Only the last piece has done_reason, id, the token counts
+    and the durations in nanoseconds. id: the id that POST /v1/ratings takes."""
 
     model: str
     created_at: str
@@ -96,17 +96,17 @@ def ollama_error(error: ApiError) -> dict[str, Any]:
 
 
 def failed_line(error: ApiError) -> bytes:
-    """Return the line that ends a stream with an error."""
+    """Return the line of JSON that ends a stream with an error."""
     return msgspec.json.encode(ollama_error(error)) + b"\n"
 
 
 def now() -> str:
-    """Return the present time in ollama's notation."""
+    """Return the present time in the notation of ollama's answers."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
 async def chat(call: Call) -> Answer:
-    """Answer a conversation. The answer is a stream of lines unless `stream` is false."""
+    """Answer a conversation. The answer is a stream of JSON lines, unless the body has `stream: false`."""
     body: OllamaChatBody = call.body
     await _close_after(call, body)
     if not body.messages:
@@ -118,8 +118,8 @@ async def chat(call: Call) -> Answer:
 
 
 async def generate(call: Call) -> Answer:
-    """Answer one prompt. With `raw`, the model continues the prompt without the chat template. With `suffix`,
-    the model writes the text between the prompt and the suffix."""
+    """Answer one prompt. If the body has `raw`, the model continues the prompt without the chat template. If
+    the body has `suffix`, the model writes the text between the prompt and the suffix."""
     body: OllamaGenerateBody = call.body
     await _close_after(call, body)
     if not body.prompt and not body.suffix:
@@ -140,7 +140,8 @@ async def generate(call: Call) -> Answer:
 
 Words = Callable[
     [Sequence[ReplyPart]], dict[str, Any]
-    # A function of this type returns the text of a reply's parts as fields of an OllamaAnswer.
+    # A function of this type takes the thought and the text of a reply's parts, and returns them as fields of
+    # an OllamaAnswer.
 ]
 
 
@@ -156,8 +157,8 @@ def _plain_words(parts: Sequence[ReplyPart]) -> dict[str, Any]:
 
 
 def _calls(parts: Sequence[ReplyPart]) -> list[WrittenToolCall]:
-    """Return the tool calls whose arguments are a JSON object. The arguments of the last call may be
-    incomplete."""
+    """Return the tool calls whose arguments are a JSON object. The arguments of the last call are possibly
+    incomplete, because a limit can cut the reply."""
     found = []
     for made in joined_calls([piece for part in parts for piece in part.calls]):
         try:
@@ -187,8 +188,8 @@ async def _answers(
     words: Words,
     begun: int,
 ) -> AsyncGenerator[OllamaAnswer, None]:
-    """Yield an answer for each part that is not empty, and a last answer. Only the last answer has the tool
-    calls."""
+    """Yield an answer for each part of the reply that is not empty, and then the last answer. Only the last
+    answer has the tool calls."""
     held: list[ReplyPart] = []
     async with aclosing(arriving) as parts:
         async for part in parts:
@@ -240,7 +241,7 @@ def _last(
 
 
 def _join_answers(parts: Sequence[OllamaAnswer]) -> OllamaAnswer:
-    """Join the pieces of a stream into one answer."""
+    """Join the pieces of a streamed reply into one answer."""
     last = parts[-1]
     infos = [info for part in parts for info in part.logprobs or ()]
     last = msgspec.structs.replace(last, logprobs=infos or UNSET)
@@ -264,13 +265,13 @@ def _waiting_for(words: Words) -> Callable[[Any], Waiting | None]:
 
 
 async def _close_after(call: Call, body: OllamaReplyBody) -> None:
-    """Close the model after this request if the request says so (`keep_alive: 0`)."""
+    """Close the model after this request if the body asks for it with `keep_alive: 0`."""
     if is_last_use(body.keep_alive):
         call.models.close_later(await call.models.find(body.model))
 
 
 async def _load_answer(call: Call, body: OllamaReplyBody, words: Words) -> Answer:
-    """Answer a request without a prompt. Such a request only loads or closes the model."""
+    """Answer a request without a prompt. Clients send such a request only to load or to close the model."""
     closes = is_last_use(body.keep_alive)
     if not closes:
         await call.serving.adapter_of(plain_name(body.model), None, call.salt)

@@ -25,7 +25,7 @@ from .serving import ModelFacts
 
 
 class OllamaDetails(Struct):
-    """The kind of a model. A field whose value is not known is empty."""
+    """The kind of a model. A field is empty if the server does not know its value."""
 
     parent_model: str
     format: str
@@ -36,9 +36,9 @@ class OllamaDetails(Struct):
 
 
 class OllamaModel(Struct):
-    """A name that a request may give as `model`. digest: the model's fingerprint; empty until the server has
-    opened the model once. size: the bytes of the weights in the file; in /api/ps, the bytes that the open
-    model takes in memory."""
+    """A name that a request can give as its field `model`. digest: the model's fingerprint; empty until the
+    server has opened the model once. size: the number of bytes of the weights in the file. In /api/ps, size
+    is the number of bytes that the open model takes in memory."""
 
     name: str
     model: str
@@ -49,15 +49,15 @@ class OllamaModel(Struct):
 
 
 class OllamaModels(Struct):
-    """All names of models."""
+    """The names of all models."""
 
     models: list[OllamaModel]
 
 
 class OllamaRunning(OllamaModel):
     """An open model. expires_at: the time at which the server closes the model if no request uses it; a time
-    in the far future means never. size_vram: always 0, because no part of the model is in separate GPU
-    memory."""
+    in the far future means that the server keeps it open. size_vram: always 0, because no part of the model
+    is in separate GPU memory."""
 
     expires_at: str
     size_vram: int
@@ -71,8 +71,8 @@ class OllamaRunningModels(Struct):
 
 
 class OllamaFacts(Struct):
-    """The facts about a model. model_info: its shape. capabilities: the kinds of requests that it
-    can answer."""
+    """The facts about a model. model_info: the model's shape, for example its number of layers. capabilities:
+    the kinds of requests that the model can answer."""
 
     template: str
     modified_at: str
@@ -85,7 +85,7 @@ class OllamaFacts(Struct):
 
 
 class OllamaVector(Struct):
-    """The vector of a text."""
+    """The vector (embedding) of a text."""
 
     embedding: list[float]
 
@@ -97,7 +97,7 @@ class OllamaVersion(Struct):
 
 
 class OllamaVectors(Struct):
-    """One vector for each text."""
+    """The vectors (embeddings) of several texts, one for each text."""
 
     model: str
     embeddings: list[list[float]]
@@ -110,19 +110,20 @@ _NEVER = "9999-12-31T23:59:59Z"
 
 
 async def tags(call: Call) -> Answer:
-    """List the models, and the adapters of the open models."""
+    """Return the names of all models, and of the adapters of the open models."""
     found = [(name, await call.models.find(name)) for name in await call.models.names(call.salt)]
     return OllamaModels([_model(call, name, m.serving.about, m.serving.about.bytes) for name, m in found])
 
 
 async def ps(call: Call) -> Answer:
-    """List the open models."""
+    """Return the open models and their memory."""
     found = [await _running(call, model) for model in call.models.open_models]
     return OllamaRunningModels([model for model in found if model is not None])
 
 
 async def _running(call: Call, model: PooledModel) -> OllamaRunning | None:
-    """Return the row of an open model. Return None if the model was closed meanwhile."""
+    """Return the row of an open model for /api/ps. Return None if the server has closed the model in the
+    meantime."""
     look = await look_at_model(call.models, model)
     if look is None:
         return None
@@ -136,7 +137,7 @@ async def _running(call: Call, model: PooledModel) -> OllamaRunning | None:
 
 
 async def show(call: Call) -> Answer:
-    """Show a model."""
+    """Return the facts about one model."""
     body: OllamaShowBody = call.body
     name = body.model or body.name
     if name is None:
@@ -167,7 +168,7 @@ async def version(call: Call) -> Answer:
 
 
 async def embed(call: Call) -> Answer:
-    """Turn texts into vectors with the model without its adapter."""
+    """Turn texts into vectors (embeddings). The model computes the vectors without its adapter."""
     body: OllamaEmbedBody = call.body
     if is_last_use(body.keep_alive):
         call.models.close_later(await call.models.find(body.model, embeds=True))
@@ -179,7 +180,7 @@ async def embed(call: Call) -> Answer:
 
 
 async def embed_one(call: Call) -> Answer:
-    """Turn one text into a vector. Older clients use this endpoint."""
+    """Turn one text into a vector (embedding). Older clients use this endpoint."""
     body: OllamaEmbeddingsBody = call.body
     asked = OllamaEmbedBody(body.model, body.prompt, body.keep_alive)
     found: OllamaVectors = await embed(replace(call, body=asked))

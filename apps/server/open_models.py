@@ -15,9 +15,9 @@ from .memory_share import PooledModel
 
 class OpenModel(Struct):
     """An open model. need_bytes: the planned memory; null if the model was opened without a plan.
-    model_bytes, kv_bytes: the memory in use. kv_limit_bytes: the limit of its KV caches; 0: no limit.
-    idle_seconds: the time since its last request; 0 while a request uses it. requests: the number of its
-    requests; replies: the number of its replies in progress."""
+    model_bytes, kv_bytes: the memory that the weights and the KV caches use now. kv_limit_bytes: the limit of
+    the model's KV caches; 0: no limit. idle_seconds: the time since the model's last request; 0 while a
+    request uses the model. requests, replies: the number of the model's requests and replies in progress."""
 
     model: str
     is_first: bool
@@ -32,8 +32,8 @@ class OpenModel(Struct):
 
 
 class OpenModels(Struct):
-    """planned_bytes: the planned memory of the program and all open models. limit_bytes: the maximum of
-    planned_bytes; 0: not known. resident_bytes: the memory of the process."""
+    """All open models. planned_bytes: the planned memory of the program and all open models. limit_bytes: the
+    maximum of planned_bytes; 0: not known. resident_bytes: the memory of the server's process."""
 
     models: list[OpenModel]
     planned_bytes: int
@@ -48,7 +48,8 @@ class StopBody(Struct, forbid_unknown_fields=True):
 
 
 class StopAnswer(Struct):
-    """model: the name of the closed model; null: the server ends. was_open: true if the model was open."""
+    """The answer of POST /v1/stop. model: the name of the closed model; null: the server ends. was_open: true
+    if the model was open before."""
 
     model: str | None
     was_open: bool
@@ -64,7 +65,8 @@ async def ps(call: Call) -> Answer:
 
 
 async def _row(call: Call, model: PooledModel) -> OpenModel | None:
-    """Return the row of an open model. Return None if the model was closed meanwhile."""
+    """Return the row of an open model for GET /v1/ps. Return None if the server has closed the model in the
+    meantime."""
     look = await look_at_model(call.models, model)
     if look is None:
         return None
@@ -79,7 +81,7 @@ async def _row(call: Call, model: PooledModel) -> OpenModel | None:
 
 
 async def stop(call: Call) -> Answer:
-    """Close a model as soon as no request uses it, or end the server."""
+    """Close a model as soon as no request uses it. If the request names no model, end the server."""
     name = call.body.model
     if name is None:
         call.models.end()

@@ -1,4 +1,4 @@
-"""This module defines the answers of OpenAI's endpoints, as structs."""
+"""This module defines the answers of OpenAI's endpoints as structs."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -17,24 +17,24 @@ DONE = b"data: [DONE]\n\n"
 
 
 class PromptDetails(Struct):
-    """cached_tokens: the number of prompt tokens that were in a KV cache."""
+    """Details about the prompt tokens. cached_tokens: the number of prompt tokens that were in a KV cache."""
 
     cached_tokens: int
 
 
 class CompletionDetails(Struct):
-    """The numbers of drafted tokens, which the server guessed from the prediction or the prompt.
-    accepted_prediction_tokens: the drafted tokens that the reply has. rejected_prediction_tokens: all other
-    drafted tokens."""
+    """The numbers of drafted tokens. The server drafted (guessed) these tokens from the prediction or the
+    prompt. accepted_prediction_tokens: the drafted tokens that are in the reply. rejected_prediction_tokens:
+    the drafted tokens that are not."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
 
 class Usage(Struct):
-    """The numbers of tokens of a request. The prompt of several replies counts once. max_tokens: the longest
-    reply that the context had room for; present only if the request allowed a longer reply.
-    completion_tokens_details: present only if the request has a prediction."""
+    """The numbers of tokens of a request. If a prompt has several replies, its tokens count once. max_tokens:
+    the longest reply that the context had room for; this field is present only if the request allowed a
+    longer reply. completion_tokens_details: this field is present only if the request has a prediction."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -45,7 +45,7 @@ class Usage(Struct):
 
 
 class TopLogprob(Struct):
-    """A token that the model could have chosen at this position."""
+    """One of the most likely tokens at a position of the reply."""
 
     token: str
     logprob: float
@@ -53,7 +53,8 @@ class TopLogprob(Struct):
 
 
 class TokenInfo(Struct):
-    """A token of the reply. logprob: its log-probability at temperature 1, with the adapter."""
+    """A token of the reply. logprob: the token's log-probability at temperature 1, by the model with its
+    adapter."""
 
     token: str
     logprob: float
@@ -62,15 +63,15 @@ class TokenInfo(Struct):
 
 
 class ChoiceLogprobs(Struct):
-    """content: one entry for each token of the reply."""
+    """The log-probabilities of a reply. content: one entry for each token of the reply."""
 
     content: list[TokenInfo] | None
     refusal: None = None
 
 
 class ErrorFacts(Struct):
-    """message: the error in one line. param: the field that is wrong. code: a fixed word that programs can
-    test."""
+    """The facts of an error. message: the error in one line. param: the name of the wrong field. code: a
+    fixed word that programs can test."""
 
     message: str
     type: str
@@ -79,7 +80,7 @@ class ErrorFacts(Struct):
 
 
 class ErrorAnswer(Struct):
-    """The body of every error."""
+    """The body of every answer with an error."""
 
     error: ErrorFacts
 
@@ -90,9 +91,9 @@ ReplyId = Annotated[str, Meta(description="What POST /v1/ratings and `ruvmlx rat
 def usage_of(
     responses: Sequence[GenerationResponse], per_prompt: int, allowed: int | None, is_predicted: bool = False
 ) -> Usage:
-    """Return the numbers of tokens of a request. responses: the replies in the order of the prompts,
-    `per_prompt` replies for each prompt. allowed: the request's limit of a reply in tokens. is_predicted:
-    True if the request has a prediction."""
+    """Return the numbers of tokens of a request. responses: the replies in the order of the prompts.
+    per_prompt: the number of replies to each prompt. allowed: the maximum number of tokens of a reply that
+    the request allows. is_predicted: True if the request has a prediction."""
     first = responses[::per_prompt]
     prompt = sum(response.prompt_tokens for response in first)
     cached = sum(response.cached_tokens for response in first)
@@ -106,21 +107,22 @@ def usage_of(
 
 
 def room_of(responses: Sequence[GenerationResponse], allowed: int | None) -> int | UnsetType:
-    """Return the tokens of the longest reply that the context had room for, if the request allowed a longer
-    reply. If the request allowed no longer reply, return UNSET."""
+    """Return the number of tokens of the longest reply that the context had room for. Return UNSET if the
+    request did not allow a longer reply."""
     limits = [response.limit for response in responses if response.limit is not None]
     return UNSET if allowed is None or min(limits, default=allowed) >= allowed else min(limits)
 
 
 def finish_reason(response: GenerationResponse, called: bool = False) -> FinishReason:
-    """Return OpenAI's word for the end of a reply. called: True if the reply has tool calls."""
+    """Return OpenAI's word for the reason why a reply ended. called: True if the reply has tool calls."""
     if response.finish_reason == "length":
         return "length"
     return "tool_calls" if called else "stop"
 
 
 def token_infos(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], top: int) -> list[TokenInfo]:
-    """Return an entry for each token, with the `top` most likely tokens at its position."""
+    """Return an entry for each token of the reply. Each entry has the `top` most likely tokens at the token's
+    position."""
     return [
         TokenInfo(
             *_token(tokenizer, entry.token_id, entry.logprob),
@@ -136,11 +138,11 @@ def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> tuple[str, fl
 
 
 def event(data: Struct) -> bytes:
-    """Return one server-sent event."""
+    """Return a server-sent event with the struct as JSON."""
     return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
 def failed_event(error: ApiError) -> bytes:
-    """Return the event of an error that occurs after the stream has begun. OpenAI's clients raise
-    this error."""
+    """Return the event for an error that occurs after the stream has begun. OpenAI's clients raise this error
+    as an exception."""
     return b"data: " + msgspec.json.encode(openai_error(error)) + b"\n\n"

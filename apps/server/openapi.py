@@ -1,4 +1,4 @@
-"""This module answers GET /openapi.json. The module makes the document from the endpoint table and the
+"""This module answers GET /openapi.json. It makes the OpenAPI document from the endpoint table and the
 structs, so the document always agrees with the server."""
 
 import re
@@ -33,7 +33,7 @@ _WITH_BODY = (400, 408, 413, 415)
 
 
 def endpoint(endpoints: Sequence[Endpoint]) -> Endpoint:
-    """Return the endpoint that describes these endpoints."""
+    """Return the endpoint GET /openapi.json, whose document describes `endpoints`."""
 
     async def openapi(call: Call) -> Answer:
         names = await call.models.names(call.salt)
@@ -44,8 +44,8 @@ def endpoint(endpoints: Sequence[Endpoint]) -> Endpoint:
 
 
 def document(endpoints: Sequence[Endpoint], models: Sequence[str], adapters: Sequence[str]) -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document of these endpoints. models, adapters: the names that a body may have
-    now."""
+    """Return the OpenAPI 3.1 document of these endpoints. models, adapters: the names that the fields `model`
+    and `adapter` of a body can have now."""
     kinds: dict[Any, None] = {}
     for e in endpoints:
         kinds |= dict.fromkeys(
@@ -84,7 +84,7 @@ def _add_unused(
     of: str | None = None,
 ) -> None:
     """Add to the schema a field that the server accepts and ignores. The field goes into every object at the
-    end of the path `steps`. of: the `type` of the objects at this step; None: all objects."""
+    end of the path `steps`. of: only objects with this `type` get the field; None: all objects."""
     (name, tag), *rest = steps
     for found in _objects(components, schema):
         fields = found["properties"]
@@ -100,7 +100,8 @@ def _add_unused(
 
 
 def _objects(components: dict[str, Any], schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the schemas of all structs that a value of this schema, or an item of this value, may be."""
+    """Yield the schemas of all structs that a value of this schema can be, or that an item of such a value
+    can be."""
     if "$ref" in schema:
         yield from _objects(components, components[schema["$ref"].rpartition("/")[2]])
     elif "properties" in schema:
@@ -121,8 +122,8 @@ def _add_item(schema: dict[str, Any], tag: str, field: Unused) -> None:
 def _name(
     components: dict[str, Any], models: Sequence[str], adapters: Sequence[str], embedders: Set[str]
 ) -> None:
-    """List the names that `model` and `adapter` of a body may have, and add the rules that structs cannot
-    express. embedders: the names of bodies whose `model` may also be EMBEDDING."""
+    """List in the document the names that the fields `model` and `adapter` of a body can have. Also add the
+    rules that structs cannot express. embedders: the names of bodies whose `model` can also be EMBEDDING."""
     for name, schema in components.items():
         if name.endswith("Body"):
             fields = schema["properties"]
@@ -191,7 +192,7 @@ def _success(e: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _event(e: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
-    """Return the schema of a server-sent event."""
+    """Return the schema of a server-sent event of the endpoint `e`."""
     known = {"anyOf": [schemas[e.event], schemas[e.error_body]]}
     payload = {"type": "string", "contentMediaType": "application/json", "contentSchema": known}
     data = {"anyOf": [{"const": "[DONE]"}, payload]}

@@ -1,5 +1,5 @@
-"""This module answers GET / with the web page, which has a chat and the server's status, and GET /v1/status
-with the status alone."""
+"""This module answers GET / with the web page, which has a chat and the server's status. It also answers GET
+/v1/status with the status alone."""
 
 import base64
 import hashlib
@@ -19,8 +19,8 @@ from .serving import NO_ADAPTER, RecentRequest
 
 
 class MemoryPurpose(Struct):
-    """The bytes of memory for one purpose. planned: the plan from when the model was opened. limit: 0 if
-    there is no limit."""
+    """The bytes of memory for one purpose. planned: the number of bytes in the plan from when the model was
+    opened. limit: the maximum number of bytes; 0: no limit."""
 
     name: str
     planned: int
@@ -29,7 +29,7 @@ class MemoryPurpose(Struct):
 
 
 class MemoryInUse(Struct):
-    """Numbers of bytes. total_bytes: the memory of this machine."""
+    """The memory in use, as numbers of bytes. total_bytes: the memory of this machine."""
 
     model_bytes: int
     kv_bytes: int
@@ -40,10 +40,11 @@ class MemoryInUse(Struct):
 
 
 class ServerStatus(Struct):
-    """adapter: the adapter version in use, as NAME@VERSION, or none. tokens_per_second: the decode speed of
-    the newest reply; null before the first reply. requests: the last requests with the same API key, the
-    newest first. idle_work: the work that the server does while no request runs: preparing (replies for their
-    ratings), training, or measuring (the KV cache); null if there is no such work."""
+    """The server's status. adapter: the adapter version in use, as NAME@VERSION, or none. tokens_per_second:
+    the decode speed of the newest reply; null before the first reply. requests: the last requests with the
+    same API key, the newest first. idle_work: the work that the server does while no request runs: preparing
+    (replies for their ratings), training, or measuring (the KV cache); null if the server does none of this
+    work."""
 
     version: str
     model: str
@@ -57,8 +58,8 @@ class ServerStatus(Struct):
 
 
 async def status(call: Call) -> Answer:
-    """Return the status: the model, its memory, and the last requests of this API key with their speed. The
-    answer has no text of users."""
+    """Return the server's status: the model, the memory, and the last requests of this API key with their
+    speed. The answer has no text of users."""
     serving = call.serving
     look = await look_at(call.models)
     recent = [request for salt, request in reversed(serving.recent) if salt == call.salt]
@@ -84,14 +85,15 @@ def _in_use(look: MemoryLook) -> MemoryInUse:
 
 
 async def page(call: Call) -> Answer:
-    """Return the web page: a chat with rating buttons, a list of what was learned, and the status."""
+    """Return the web page, which has a chat with rating buttons, a list of what the model learned, and the
+    server's status."""
     return _page()
 
 
 @cache
 def _page() -> PlainText:
-    """Join the HTML, CSS and JavaScript files to one page. The page's Content-Security-Policy allows only the
-    page's own script and style and requests to this server."""
+    """Join the HTML, CSS and JavaScript files into one page. The page's Content-Security-Policy allows only
+    the page's own script and style, and requests to this server."""
     text, style, script = (
         (Path(__file__).parent / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")
     )
@@ -116,8 +118,8 @@ def _page() -> PlainText:
 
 
 def _digest(text: str, tag: str) -> str:
-    """Return the digest of the content of the only element with this tag, as a Content-Security-Policy
-    source."""
+    """Return the digest of the content of the only element with this tag, in the form of a
+    Content-Security-Policy source. The browser runs a script only if its digest is in the policy."""
     [inside] = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'"
 

@@ -1,4 +1,5 @@
-"""This module prepares text for the web page: it turns Markdown into HTML and describes what was learned."""
+"""This module prepares text for the web page: it turns Markdown into HTML, and describes what the model
+learned."""
 
 import asyncio
 from functools import cache
@@ -14,7 +15,7 @@ from ..learning_words import status_facts, status_lines
 from .endpoint import Answer, Call, Endpoint
 from .errors import ApiError
 
-MOST_LETTERS = 262_144  # maximum characters of all texts together; they take tenths of a second
+MOST_LETTERS = 262_144  # the maximum number of characters of all texts; they take tenths of a second
 
 
 class MarkdownBody(Struct, forbid_unknown_fields=True):
@@ -24,14 +25,14 @@ class MarkdownBody(Struct, forbid_unknown_fields=True):
 
 
 class MarkdownAnswer(Struct):
-    """The texts as HTML. HTML in a text is shown as plain text. Pictures are left out."""
+    """The texts as HTML. HTML tags in a text are shown as plain text, and pictures are left out."""
 
     html: list[str]
 
 
 class LearnedAnswer(Struct):
-    """Sentences for people about what the adapter in use has learned. adapter: null if no adapter
-    is in use."""
+    """Sentences for the user about what the adapter in use has learned. adapter: the adapter's name; null if
+    no adapter is in use."""
 
     adapter: str | None
     sentences: list[str]
@@ -43,7 +44,8 @@ def _parser() -> MarkdownIt:
 
 
 async def markdown(call: Call) -> Answer:
-    """Return the texts as HTML. The work runs in a thread, so the server answers other requests meanwhile."""
+    """Return the texts as HTML. The work runs in a separate thread, so the server answers other requests in
+    the meantime."""
     texts = call.body.texts
     if sum(map(len, texts)) > MOST_LETTERS:
         raise ApiError(400, f"texts: more than {MOST_LETTERS} characters.", "texts")
@@ -51,7 +53,7 @@ async def markdown(call: Call) -> Answer:
 
 
 async def show_learned(call: Call) -> Answer:
-    """Return what the first model's adapter in use has learned."""
+    """Return what the first model has learned with the adapter in use."""
     async with call.models.using(call.models.first) as serving:
         return await serving.host.call_between(_learned_answer)
 

@@ -1,5 +1,5 @@
 """This module turns a conversation, its tools and the required form of the reply into fields of a
-GenerationRequest. The endpoints of all APIs (OpenAI, Anthropic, ollama) use it."""
+GenerationRequest. The endpoints in the forms of OpenAI, Anthropic and ollama use this module."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,11 @@ from .splitting import Calls, NewCalls
 
 @dataclass(frozen=True)
 class ToolUse:
-    """The rules of a request for its tools, as `ruvmlx.engine.tools.prepare` takes them.
+    """The tools of a request and the rules for their calls, in the form that `ruvmlx.engine.tools.prepare`
+    takes.
 
-    function: the name of the function that the reply must call; "": no fixed function. parallel: True if a
-    reply may have several tool calls. tools_field, choice_field: the names of these fields in the request,
+    function: the name of the function that the reply must call; "": the model chooses. parallel: True if a
+    reply can have several tool calls. tools_field, choice_field: the names of these fields in the request,
     for error messages.
     """
 
@@ -38,7 +39,7 @@ class ToolUse:
 def function_tool(
     name: str, description: str | None, parameters: Mapping[str, Any] | None, strict: bool | None
 ) -> dict[str, Any]:
-    """Return a tool in the form that the engine takes. Fields that are None are left out."""
+    """Return a tool in the form that the engine takes, without the fields that are None."""
     facts = {"name": name, "description": description, "parameters": parameters, "strict": strict}
     return {
         "type": "function",
@@ -48,8 +49,8 @@ def function_tool(
 
 @dataclass(frozen=True)
 class ReplyForm:
-    """The JSON schema that a reply without tool calls must fit. where: the request's field that has the
-    schema, for error messages."""
+    """The form of a reply: the JSON schema that a reply without tool calls must fit. where: the name of the
+    request's field that has the schema, for error messages."""
 
     constraint: Constraint
     where: str
@@ -57,16 +58,16 @@ class ReplyForm:
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """fields: fields of a GenerationRequest. new_calls: makes the parser that finds the tool calls in the
-    reply."""
+    """The prompt of a conversation. fields: fields of a GenerationRequest. new_calls: a function that makes
+    the parser of the reply's tool calls."""
 
     fields: dict[str, Any] = field(default_factory=dict)
     new_calls: NewCalls = None
 
     def fields_with(self, thinking: bool | None, thinking_field: str) -> dict[str, Any]:
-        """Return the fields with the switch `thinking`: True if the model must think before its answer; None
-        if the chat template decides. thinking_field: the request's field for the switch. Raise ApiError, 400,
-        if the model must think but the client has begun the reply without a thought."""
+        """Return the fields, with the field `thinking`: True if the model must think before its answer; None
+        if the chat template decides. thinking_field: the name of the request's field for this choice. Raise
+        ApiError, 400, if the model must think but the client has begun the reply without a thought."""
         opening = self.fields.get("opening", "")
         if opening and not split(opening).thought:
             if thinking:
@@ -79,8 +80,8 @@ class ChatPrompt:
 async def begun_prompt(
     call: Call, messages: Sequence[Message], use: ToolUse, form: ReplyForm | None = None
 ) -> ChatPrompt:
-    """Like `chat_prompt`. If the last message is the assistant's, the client has begun the reply, and the
-    model continues this message. Raise ApiError, 400, if the model cannot continue it."""
+    """Like `chat_prompt`, but the last message can be the beginning of the reply. If the last message is the
+    assistant's, the model continues this message. Raise ApiError, 400, if the model cannot continue it."""
     last = messages[-1]
     if last.role != "assistant" or last.tool_calls:
         return await chat_prompt(call, messages, use, form)
@@ -101,7 +102,7 @@ async def begun_prompt(
 async def chat_prompt(
     call: Call, messages: Sequence[Message], use: ToolUse, form: ReplyForm | None = None
 ) -> ChatPrompt:
-    """Return the prompt of a conversation, its tools and the form of a reply without tool calls. Raise
+    """Return the prompt of a conversation with its tools. form: the form of a reply without tool calls. Raise
     ApiError, 400, with the name of the wrong field, also if a schema cannot be compiled."""
     model = call.serving.runtime.model
     messages = [call.serving.written_calls.restored(message) for message in messages]
@@ -115,11 +116,11 @@ async def chat_prompt(
 
 async def formed_fields(call: Call, fields: Mapping[str, Any], form: ReplyForm | None) -> dict[str, Any]:
     """Return the fields of a GenerationRequest whose reply must fit the form. Raise ApiError, 400, if the
-    form cannot be compiled."""
+    form's schema cannot be compiled."""
     if form is None:
         return {**fields}
-    # The work runs in a thread, because a large schema or vocabulary takes up to a second. Other replies go
-    # on meanwhile.
+    # The compilation runs in a separate thread, because a large schema or vocabulary takes up to a second.
+    # Other replies continue in the meantime.
     await asyncio.to_thread(_compile, call.serving.runtime.model, form.constraint, form.where)
     return {**fields, "constraint": form.constraint}
 

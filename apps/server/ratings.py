@@ -1,5 +1,5 @@
-"""This module answers POST and DELETE /v1/ratings. A rating changes the adapter's weights at once, and DELETE
-takes a rating back."""
+"""This module answers POST and DELETE /v1/ratings. A rating changes the weights of the adapter at once.
+DELETE undoes a rating."""
 
 from msgspec import Struct
 
@@ -15,10 +15,10 @@ from .openai_answers import ReplyId
 
 
 class RatingAnswer(Struct, tag_field="object", tag="rating"):
-    """The effect of a rating. applied: whether the weights changed. logprob_before, logprob_after: the mean
-    log-probability per token of the reply in nats, before and after the update. kl: the distance of the
-    adapter to the frozen model on reference text, in nats per token; it is never more than kl_cap.
-    adapter_version: the version that the rating made."""
+    """The effect of a rating. applied: true if the weights changed. logprob_before, logprob_after: the mean
+    log-probability per token of the reply in nats, before and after the update. kl: the distance between the
+    model with the adapter and the frozen model on reference text, in nats per token; it is never more than
+    kl_cap. adapter_version: the adapter version that the rating made."""
 
     id: ReplyId
     rating: str
@@ -33,9 +33,9 @@ class RatingAnswer(Struct, tag_field="object", tag="rating"):
 
 
 class PreferenceAnswer(Struct, tag_field="object", tag="preference"):
-    """The effect of a preferred text. preferred_id: the id of the preferred text, which is stored as a reply.
-    margin_before, margin_after: the mean log-probability per token of the preferred text minus that of the
-    reply, in nats. All other fields are as in RatingAnswer."""
+    """The effect of a preferred text. preferred_id: the id of the preferred text, which the store keeps as a
+    reply. margin_before, margin_after: the mean log-probability per token of the preferred text minus that of
+    the reply, in nats. All other fields are as in RatingAnswer."""
 
     id: ReplyId
     preferred_id: ReplyId
@@ -50,8 +50,8 @@ class PreferenceAnswer(Struct, tag_field="object", tag="preference"):
 
 
 class RatingDeleted(Struct, tag_field="object", tag="rating.deleted"):
-    """The rating or preference was taken back. adapter_version: the version now in use; its weights are bit
-    for bit the weights from before the rating."""
+    """The answer after a rating or a preference was undone. adapter_version: the version in use now; its
+    weights are bit for bit the weights from before the rating."""
 
     id: ReplyId
     deleted: bool
@@ -60,7 +60,7 @@ class RatingDeleted(Struct, tag_field="object", tag="rating.deleted"):
 
 
 async def rate(call: Call) -> Answer:
-    """Rate a reply, or give the text that the reply should have been."""
+    """Rate a reply, or store a text that the user prefers to the reply."""
     body: RatingBody = call.body
     if (body.rating is None) == (body.preferred is None):
         raise ApiError(400, "rating: give either rating or preferred.", "rating", "invalid_combination")
@@ -92,8 +92,8 @@ def _prefer(runtime: Runtime, body: RatingBody, tenant: str) -> RatingAnswer | P
 
 
 def _teachable_reply(runtime: Runtime, id: str, tenant: str) -> ReplyRow:
-    """Return the reply with this id. Raise ApiError, 409, if no adapter wrote the reply: only the adapter
-    that wrote a reply can learn from it."""
+    """Return the reply with this id. Raise ApiError, 409, if the model wrote the reply without an adapter,
+    because only the adapter that wrote a reply can learn from it."""
     reply = _reply(runtime, id, tenant)
     if reply.adapter is None and runtime.learner is not None:
         message = "id: the untouched model wrote this reply, so no adapter can learn from its rating."
@@ -102,14 +102,14 @@ def _teachable_reply(runtime: Runtime, id: str, tenant: str) -> ReplyRow:
 
 
 def _learner(runtime: Runtime, reply: ReplyRow) -> str:
-    """Return the name of the adapter that learns from this reply: the adapter that wrote it, or else the
-    adapter in use."""
+    """Return the name of the adapter that learns from a rating of this reply: the adapter that wrote the
+    reply, or else the adapter in use."""
     return reply.adapter or runtime.learning.require_learner().history.name
 
 
 async def take_back(call: Call) -> Answer:
-    """Take a reply's rating back, as if nobody had given it. Of preferences, only the newest can be taken
-    back."""
+    """Undo the rating of a reply, as if the user had not rated the reply. Of preferences, only the newest can
+    be undone."""
     id = call.names["id"]
     async with call.models.using_writer(id) as serving:
         return await serving.host.call_between(lambda runtime: _take_back(runtime, id, call.salt))
@@ -136,8 +136,8 @@ def _without_preference(history: AdapterHistory, reply: ReplyRow) -> LearnStatus
 
 
 def _reply(runtime: Runtime, id: str, tenant: str) -> ReplyRow:
-    """Return the reply with exactly this id, so that a client cannot rate another reply by mistake. Raise
-    ApiError, 404, if there is no such reply or if it was written for another API key."""
+    """Return the reply whose id is exactly `id`, so that a client cannot rate another reply by mistake. Raise
+    ApiError, 404, if there is no reply with this id, or if it was written for another API key."""
     missing = ApiError(404, "id: there is no such reply; give the id of a completion.", "id", "not_found")
     try:
         reply = runtime.store.replies.get(id)
@@ -152,7 +152,8 @@ SHOWN_REPLIES, SHOWN_LETTERS = 50, 300
 
 
 class ReplyCard(Struct):
-    """A reply. question, text: the first characters of the prompt and of the reply. created: a Unix time."""
+    """A reply in the list of replies. question, text: the first characters of the prompt and of the reply.
+    created: the Unix time of the reply."""
 
     id: ReplyId
     question: str
@@ -162,13 +163,13 @@ class ReplyCard(Struct):
 
 
 class ReplyCards(Struct):
-    """The newest replies of this API key, the newest first."""
+    """The newest replies that were written for this API key, the newest first."""
 
     replies: list[ReplyCard]
 
 
 async def list_replies(call: Call) -> Answer:
-    """Return the newest replies that can be rated."""
+    """Return the newest replies that the client can rate."""
 
     def cards(runtime: Runtime) -> ReplyCards:
         rows = runtime.store.replies.newest(call.salt, SHOWN_REPLIES)

@@ -1,5 +1,5 @@
-"""This module measures how long replies take. From these times it estimates when a place or memory for
-another reply is free."""
+"""This module measures how long replies take. From these times it estimates when the server will have a place
+or memory for another reply."""
 
 import contextlib
 import math
@@ -8,13 +8,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-LAST = 32  # number of last replies whose times are used
-MAX_WAIT_SECONDS = 60  # the longest wait in seconds that a client is told
+LAST = 32  # the number of last replies whose times the estimate uses
+MAX_WAIT_SECONDS = 60  # the longest wait in seconds that the server tells a client
 
 
 @dataclass
 class ReplyTimes:
-    """The times of the last replies and of the replies in progress. Only one thread may use this class."""
+    """The times of the last replies and of the replies in progress. Only one thread can use an object of this
+    class."""
 
     clock: Callable[[], float] = time.monotonic
     _last: deque[float] = field(default_factory=lambda: deque(maxlen=LAST))
@@ -23,8 +24,8 @@ class ReplyTimes:
 
     @contextlib.contextmanager
     def reply(self) -> Iterator[None]:
-        """In the `with` block, a reply is written. If the block ends without an error, the time of the reply
-        is remembered."""
+        """In the `with` block, the caller writes a reply. If the block ends without an error, keep the time
+        that the reply took."""
         self._count += 1
         number, begun = self._count, self.clock()
         self._begun[number] = begun
@@ -35,11 +36,11 @@ class ReplyTimes:
             del self._begun[number]
 
     def until_free(self, share: float) -> int:
-        """Return whole seconds, 1 to MAX_WAIT_SECONDS, until this share (0 to 1) of the places or memory in
-        use is free.
+        """Return the estimated time until the share `share` (0 to 1) of the places or memory in use is free,
+        in whole seconds from 1 to MAX_WAIT_SECONDS.
 
         The estimate assumes that replies which began at different times end evenly over the mean time of a
-        reply. A reply in progress counts with the time that it has taken so far.
+        reply. For a reply in progress, the estimate uses the time that the reply has taken so far.
         """
         known = [*self._last, *(self.clock() - begun for begun in self._begun.values())]
         mean = sum(known) / len(known) if known else 0.0

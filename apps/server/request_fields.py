@@ -3,7 +3,8 @@
 A body's struct lists the fields that the server uses. UNUSED lists further fields that clients send and that
 cannot change the answer. The server accepts these fields, and the answer's header `x-ruvmlx-ignored` names
 them. WOULD_CHANGE lists fields that would change the answer. The server refuses these fields, and the error
-gives the name of the field and the reason. A field that is in no list is refused with its name.
+gives the name of the field and the reason. If a field is in no list, the server refuses it, and the error
+gives its name.
 
 A path is written as in an error, without numbers: `tools[].strict`. `tools[web_search]` means the items of
 `tools` whose `type` is web_search.
@@ -26,8 +27,8 @@ from .responses_bodies import ResponsesBody
 
 @dataclass(frozen=True)
 class Unused:
-    """A field that changes nothing. kind: the type of its values; null is always allowed. why: the reason,
-    for the OpenAPI document."""
+    """A field that the server accepts and that changes nothing. kind: the type of the field's values; null is
+    always allowed. why: the reason why it changes nothing, for the OpenAPI document."""
 
     kind: Any
     why: str
@@ -49,7 +50,7 @@ _OPENAI_HINTS = {
 _OBFUSCATION = Unused(bool, "Nothing is added to a stream.")
 _ObfuscationOnly = Annotated[
     dict[Literal["include_obfuscation"], bool],
-    # msgspec does not write this rule itself.
+    # msgspec does not write the names of the keys into the schema, so this line adds them.
     Meta(extra_json_schema={"propertyNames": {"enum": ["include_obfuscation"]}}),
 ]
 _ANTHROPIC_HINTS = {
@@ -203,7 +204,7 @@ WOULD_CHANGE: dict[type, dict[str, str]] = {
     },
 }
 
-# Anthropic's betas whose fields and blocks this server supports, or which add no fields.
+# These are Anthropic's betas whose fields and blocks this server supports, or which add no fields.
 _BETAS_IN_FORCE = (
     "claude-code",
     "fine-grained-tool-streaming",
@@ -221,33 +222,34 @@ _STEP = re.compile(r"(?P<name>\w+)(\[(?P<tag>\w*)\])?")
 
 
 def ignored_betas(header: str) -> list[str]:
-    """Return the betas in a header `anthropic-beta` that change nothing here. Words that cannot be the name
-    of a beta are left out."""
+    """Return the betas in a header `anthropic-beta` that change nothing in this server. A word that cannot be
+    the name of a beta is left out."""
     names = [name.strip() for name in header.split(",")[:MOST_BETAS]]
     return [n for n in names if _BETA.fullmatch(n) and not n.startswith(_BETAS_IN_FORCE)]
 
 
 def take_unused(body: Any, kind: type) -> list[str]:
-    """Remove the unused fields from a decoded body, and return their paths. A field whose value has a wrong
-    type stays in the body, so the decoder refuses it."""
+    """Remove the unused fields from a decoded body, and return their paths. If the value of such a field has
+    a wrong type, the field stays in the body, so that the decoder refuses it."""
     return [path for path, field in UNUSED.get(kind, {}).items() if _take(body, steps_of(path), field)]
 
 
 def steps_of(path: str) -> list[tuple[str, str | None]]:
-    """Return (field, item) for each step of a path. item: None for the field itself, "" for all its items,
-    else for the items with this `type`."""
+    """Split a path into steps, and return (field, item) for each step. item: None for the field itself, ""
+    for all items of the field, or the `type` of the items that are meant."""
     return [(found["name"], found["tag"]) for found in _STEP.finditer(path)]
 
 
 def is_unused(kind: type, path: str) -> bool:
-    """Return True if the field changes nothing. path: the path with or without numbers."""
+    """Return True if the field changes nothing. path: the path of the field, with or without the numbers of
+    items."""
     plain = re.sub(r"\[\d+\]", "[]", path)
     return any(re.sub(r"\[\w+\]", "[]", name) == plain for name in UNUSED.get(kind, {}))
 
 
 def reason_of(kind: type, path: str) -> str | None:
-    """Return the reason why the server refuses a field, if the table has one. path: the path with or without
-    numbers."""
+    """Return the reason why the server refuses a field, or None if WOULD_CHANGE does not have the field.
+    path: the path of the field, with or without the numbers of items."""
     return WOULD_CHANGE.get(kind, {}).get(re.sub(r"\[\d+\]", "[]", path))
 
 

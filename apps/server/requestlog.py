@@ -1,5 +1,5 @@
-"""This module writes one line to stderr for each answer, for people or as JSON. The lines have no text of
-users and no secrets."""
+"""This module writes one line to stderr for each answer of the server, as text or as JSON. The lines have no
+text of users and no secrets."""
 
 import json
 import sys
@@ -11,15 +11,15 @@ from typing import TextIO
 
 @dataclass
 class RequestLog:
-    """as_json: True for one JSON object per line. sink: the stream for the lines; None: nothing
-    is written."""
+    """The log of the server's answers. as_json: True if each line is a JSON object. sink: the stream for the
+    lines; None: the log writes nothing."""
 
     as_json: bool = False
     sink: TextIO | None = field(default_factory=lambda: sys.stderr)
 
     def write(self, event: str, facts: Mapping[str, object]) -> None:
-        """Write a line. event: "request", "error" or another word. facts: values by name; none has text of a
-        user."""
+        """Write a line to the log. event: "request", "error" or another word. facts: values by name, without
+        text of a user."""
         if self.sink is None:
             return
         now = time.time()

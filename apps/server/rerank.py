@@ -10,8 +10,8 @@ from .endpoint import Answer, Call, Endpoint
 
 
 class RankedText(Struct):
-    """index: the position of the text in the request. relevance_score: from 0 (another subject) to 1 (the
-    same text)."""
+    """A text and its relevance. index: the position of the text in the request. relevance_score: from 0
+    (another subject) to 1 (the same text)."""
 
     index: int
     relevance_score: float
@@ -19,7 +19,8 @@ class RankedText(Struct):
 
 
 class Ranking(Struct):
-    """The texts, the most relevant first. method: the way in which the server compared them."""
+    """The ranked texts, with the most relevant text first. method: how the server compared the texts with the
+    query."""
 
     model: str
     results: list[RankedText]
@@ -28,8 +29,8 @@ class Ranking(Struct):
 
 
 async def rerank(call: Call) -> Answer:
-    """Sort texts by the similarity of their embeddings to the query's embedding. Replies in progress continue
-    meanwhile."""
+    """Sort texts by the similarity of their embeddings to the embedding of the query. Replies in progress
+    continue in the meantime."""
     body: RerankBody = call.body
     name = await embedder_name(call)
     texts = [document if isinstance(document, str) else document.text for document in body.documents]

@@ -1,4 +1,5 @@
-"""This module answers POST /v1/responses, OpenAI's newer form, which the coding agent Codex uses."""
+"""This module answers POST /v1/responses. This is OpenAI's newer form of a conversation, which the coding
+agent Codex uses."""
 
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -31,7 +32,7 @@ _LAST = {"completed": answers.ResponseCompleted, "incomplete": answers.ResponseI
 
 
 async def responses(call: Call) -> Answer:
-    """Answer a conversation, whole or as a stream."""
+    """Answer a conversation, with the whole answer at once or as a stream."""
     body: ResponsesBody = call.body
     tokenizer = call.serving.runtime.model.tokenizer
     tag = tag_of(tokenizer.chat_template)
@@ -66,7 +67,8 @@ async def _events(
                 for event in writing.begin():
                     yield named_event(event)
             events = list(writing.add(part))
-            # Store the response before the client gets the last event: the client may continue it at once.
+            # Store the response before the client gets the last event, because the client can continue the
+            # response at once.
             if part.response is not None:
                 await keep_response(call, body, writing.answer)
             for event in events:
@@ -74,7 +76,8 @@ async def _events(
 
 
 class ResponseWriter:
-    """This class builds one response and the events that describe it. answer: the response so far."""
+    """An object of this class builds one response, and the events that describe it. answer: the response so
+    far."""
 
     def __init__(self, body: ResponsesBody, request: GenerationRequest, tokenizer: Tokenizer):
         self._tokenizer, self._events = tokenizer, 0
@@ -101,12 +104,12 @@ class ResponseWriter:
         )
 
     def begin(self) -> Iterator[Struct]:
-        """Yield the events before the first item."""
+        """Yield the events that come before the first item of the response."""
         yield self._number_event(answers.ResponseCreated, self.answer)
         yield self._number_event(answers.ResponseInProgress, self.answer)
 
     def add(self, part: ReplyPart) -> Iterator[Struct]:
-        """Yield the events of one part. The last part ends the response."""
+        """Yield the events for one part of the reply. The last part ends the response."""
         if part.thought:
             yield from self._more_text(True, part.thought)
         if part.text:
@@ -117,7 +120,7 @@ class ResponseWriter:
             yield from self._finish_answer(part.response)
 
     def failed(self, error: ApiError) -> bytes:
-        """Return the event of an error."""
+        """Return the event for an error that ends the response."""
         failure = answers.ResponseFailure(error.code or error.type, str(error))
         self._replace(status="failed", error=failure)
         return named_event(self._number_event(answers.ResponseFailed, self.answer))
@@ -138,7 +141,8 @@ class ResponseWriter:
 
     @property
     def _index(self) -> int:
-        """The number of the next item. If an item is open, it comes before the next item."""
+        """The number of the item that begins next. If an item is open, the open item has the number
+        before."""
         return len(self.answer.output) + (self._open is not None)
 
     def _open_item(self, item: OpenText | OpenCall) -> Iterator[Struct]:
@@ -175,7 +179,8 @@ class ResponseWriter:
 def usage_of(
     tokenizer: Tokenizer, response: GenerationResponse, allowed: int | None
 ) -> answers.ResponseUsage:
-    """Return the numbers of tokens of a reply. allowed: the request's limit of the reply in tokens."""
+    """Return the numbers of tokens of a reply. allowed: the maximum number of tokens of the reply that the
+    request allows."""
     prompt, cached, count = response.prompt_tokens, response.cached_tokens, response.generation_tokens
     thought = answers.ThoughtTokens(thought_tokens(tokenizer, response))
     total, room = prompt + count, room_of([response], allowed)
@@ -183,8 +188,8 @@ def usage_of(
 
 
 def thought_tokens(tokenizer: Tokenizer, response: GenerationResponse) -> int:
-    """Return the number of tokens of a reply's thought. The thought may begin with a tag that is the end of
-    the prompt, and these tokens are not counted."""
+    """Return the number of tokens of a reply's thought. If the prompt ends with the tag that begins the
+    thought, the tokens of this tag are not counted."""
     text, drawn = response.text.lstrip(), tokenizer.decode(response.token_ids).lstrip()
     begun = next((tag for tag in TAGS if text.startswith(tag) and not drawn.startswith(tag)), "")
     counter = ThoughtCounter(tokenizer, begun)
@@ -194,7 +199,8 @@ def thought_tokens(tokenizer: Tokenizer, response: GenerationResponse) -> int:
 
 
 def _failed_early(error: ApiError) -> bytes:
-    """Return the event of an error that occurs before there is a response, after keep-alive comments."""
+    """Return the event for an error that occurs before the response begins. The client has only got
+    keep-alive comments so far."""
     return named_event(answers.StreamError(error.code, str(error), error.param))
 
 

@@ -1,4 +1,4 @@
-"""This module defines the answers of POST /v1/responses, as structs."""
+"""This module defines the answers of POST /v1/responses as structs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -14,7 +14,7 @@ Nothing = Annotated[list[Any], Meta(max_length=0)]
 
 
 class AnswerText(Struct, tag_field="type", tag="output_text"):
-    """The text of the answer."""
+    """A part of an output item, with the text of the answer."""
 
     text: str
     annotations: Nothing = []
@@ -22,13 +22,13 @@ class AnswerText(Struct, tag_field="type", tag="output_text"):
 
 
 class ThoughtText(Struct, tag_field="type", tag="reasoning_text"):
-    """The text of the thought."""
+    """A part of an output item, with the text of the thought."""
 
     text: str
 
 
 class AnswerItem(Struct, tag_field="type", tag="message"):
-    """An output item that has the answer."""
+    """An output item with the answer of the model."""
 
     id: str
     status: Status
@@ -37,7 +37,7 @@ class AnswerItem(Struct, tag_field="type", tag="message"):
 
 
 class ThoughtItem(Struct, tag_field="type", tag="reasoning"):
-    """An output item that has the whole thought of a model that thinks before its answer. summary: always
+    """An output item with the whole thought of a model that thinks before its answer. summary: always
     empty."""
 
     id: str
@@ -47,7 +47,7 @@ class ThoughtItem(Struct, tag_field="type", tag="reasoning"):
 
 
 class CallItem(Struct, tag_field="type", tag="function_call"):
-    """An output item that has a tool call. call_id: the client repeats this id in its `function_call_output`.
+    """An output item with a tool call. call_id: the id that the client repeats in its `function_call_output`.
     arguments: the arguments as JSON text. namespace: the name of the function's group, if the function
     belongs to a group."""
 
@@ -63,14 +63,15 @@ OutputItem = ThoughtItem | AnswerItem | CallItem
 
 
 class CachedTokens(Struct):
-    """cached_tokens: the number of input tokens that were in a KV cache."""
+    """Details about the input tokens. cached_tokens: the number of input tokens that were in a KV cache."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class ThoughtTokens(Struct):
-    """reasoning_tokens: the number of output tokens of the thought, with its tags."""
+    """Details about the output tokens. reasoning_tokens: the number of output tokens of the thought, with its
+    tags."""
 
     reasoning_tokens: int
 
@@ -95,14 +96,15 @@ class ResponseFailure(Struct):
 
 
 class WhyIncomplete(Struct):
-    """reason: the response reached max_output_tokens or the end of the context."""
+    """The reason why a response is incomplete. reason: the response reached max_output_tokens or the end of
+    the context."""
 
     reason: Literal["max_output_tokens"]
 
 
 class ResponseAnswer(Struct, kw_only=True):
-    """A response. id: POST /v1/ratings takes this id. Fields with the names of request fields have the values
-    that the server used."""
+    """A response. id: the id that POST /v1/ratings takes. A field with the name of a request field has the
+    value that the server used."""
 
     id: ReplyId
     object: Literal["response"] = "response"
@@ -175,7 +177,7 @@ class StreamError(Struct, tag_field="type", tag="error"):
 
 
 class ItemAdded(Struct, tag_field="type", tag="response.output_item.added"):
-    """An output item begins."""
+    """The event at the beginning of an output item."""
 
     sequence_number: int
     output_index: int
@@ -183,7 +185,7 @@ class ItemAdded(Struct, tag_field="type", tag="response.output_item.added"):
 
 
 class ItemDone(Struct, tag_field="type", tag="response.output_item.done"):
-    """An output item is complete."""
+    """The event at the end of an output item."""
 
     sequence_number: int
     output_index: int
@@ -191,7 +193,7 @@ class ItemDone(Struct, tag_field="type", tag="response.output_item.done"):
 
 
 class PartAdded(Struct, tag_field="type", tag="response.content_part.added"):
-    """The text of an output item begins."""
+    """The event at the beginning of the text of an output item."""
 
     sequence_number: int
     item_id: str
@@ -201,7 +203,7 @@ class PartAdded(Struct, tag_field="type", tag="response.content_part.added"):
 
 
 class PartDone(Struct, tag_field="type", tag="response.content_part.done"):
-    """The text of an output item is complete."""
+    """The event at the end of the text of an output item."""
 
     sequence_number: int
     item_id: str
@@ -211,7 +213,7 @@ class PartDone(Struct, tag_field="type", tag="response.content_part.done"):
 
 
 class AnswerDelta(Struct, tag_field="type", tag="response.output_text.delta"):
-    """A further piece of the answer."""
+    """The event with a further piece of the answer's text."""
 
     sequence_number: int
     item_id: str
@@ -222,7 +224,7 @@ class AnswerDelta(Struct, tag_field="type", tag="response.output_text.delta"):
 
 
 class AnswerDone(Struct, tag_field="type", tag="response.output_text.done"):
-    """The whole text of the answer."""
+    """The event with the whole text of the answer."""
 
     sequence_number: int
     item_id: str
@@ -233,7 +235,7 @@ class AnswerDone(Struct, tag_field="type", tag="response.output_text.done"):
 
 
 class ReasoningDelta(Struct, tag_field="type", tag="response.reasoning_text.delta"):
-    """A further piece of the thought."""
+    """The event with a further piece of the thought's text."""
 
     sequence_number: int
     item_id: str
@@ -243,7 +245,7 @@ class ReasoningDelta(Struct, tag_field="type", tag="response.reasoning_text.delt
 
 
 class ReasoningDone(Struct, tag_field="type", tag="response.reasoning_text.done"):
-    """The whole text of the thought."""
+    """The event with the whole text of the thought."""
 
     sequence_number: int
     item_id: str
@@ -253,7 +255,7 @@ class ReasoningDone(Struct, tag_field="type", tag="response.reasoning_text.done"
 
 
 class ArgumentsDelta(Struct, tag_field="type", tag="response.function_call_arguments.delta"):
-    """A further piece of a tool call's arguments."""
+    """The event with a further piece of a tool call's arguments."""
 
     sequence_number: int
     item_id: str
@@ -262,7 +264,7 @@ class ArgumentsDelta(Struct, tag_field="type", tag="response.function_call_argum
 
 
 class ArgumentsDone(Struct, tag_field="type", tag="response.function_call_arguments.done"):
-    """All arguments of a tool call."""
+    """The event with the whole arguments of a tool call."""
 
     sequence_number: int
     item_id: str

@@ -1,4 +1,5 @@
-"""This module defines the body of POST /v1/responses. As in bodies.py, an unknown field is an error."""
+"""This module defines the body of POST /v1/responses. As in bodies.py, a field that the server does not know
+is an error."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -19,13 +20,13 @@ from .turns import add_turn
 
 
 class InputText(Struct, forbid_unknown_fields=True, tag_field="type", tag="input_text"):
-    """A piece of text of a message."""
+    """A piece of the text of a message."""
 
     text: str
 
 
 class OutputText(Struct, forbid_unknown_fields=True, tag_field="type", tag="output_text"):
-    """A piece of text of an earlier reply of this server."""
+    """A piece of the text of an earlier reply that this server wrote."""
 
     text: str
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
@@ -42,10 +43,10 @@ Parts = Annotated[list[InputText | OutputText | ReasoningText], Meta(min_length=
 
 
 class InputItem(Struct, forbid_unknown_fields=True):
-    """An item has one of four types: a message (role, content), the thought of an earlier reply (content), an
-    earlier tool call (call_id, name, namespace, arguments), or the result of a tool call (call_id, output).
-    The chat template decides whether the model reads a thought again. id, status, phase: the server accepts
-    and ignores these fields."""
+    """An item of the conversation. An item has one of four types: a message (role, content), the thought of
+    an earlier reply (content), an earlier tool call (call_id, name, namespace, arguments), or the result of a
+    tool call (call_id, output). The chat template decides whether the model reads a thought again. id,
+    status, phase: the server accepts and ignores these fields."""
 
     type: Literal["message", "reasoning", "function_call", "function_call_output"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -62,7 +63,7 @@ class InputItem(Struct, forbid_unknown_fields=True):
     phase: Literal["commentary", "final_answer"] | None = None
 
 
-# The fields that an item of each type must have, and the fields that it may have besides `_ANY`.
+# These are the fields that an item of each type must have, and the fields that it can have besides `_ANY`.
 _NEEDED = {
     "message": ("role", "content"),
     "reasoning": (),
@@ -74,8 +75,8 @@ _ANY = ("type", "id", "status")
 
 
 class ReasoningOptions(Struct, forbid_unknown_fields=True):
-    """effort: with "none", the model answers without a thought; with any other value, it thinks before its
-    answer."""
+    """The options for the thought. effort: with "none", the model answers without a thought; with another
+    value, the model thinks before its answer."""
 
     effort: Effort | None = None
 
@@ -111,7 +112,7 @@ class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def reply_body(body: ResponsesBody) -> ReplyBody:
-    """Return the options of the reply, in the fields that all endpoints share."""
+    """Return the options for the reply as a ReplyBody, with the fields that all endpoints share."""
     refuse_true(body.background, "background")
     return ReplyBody(
         model=body.model,
@@ -123,17 +124,18 @@ def reply_body(body: ResponsesBody) -> ReplyBody:
 
 
 def items_of(body: ResponsesBody) -> list[InputItem]:
-    """Return the input as a list of items. A plain text becomes one message of the user."""
+    """Return the input of the body as a list of items. If the input is a plain text, it becomes one message
+    of the user."""
     return [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
 
 
 def conversation(body: ResponsesBody, tag: str | None, before: Sequence[InputItem] = ()) -> list[Message]:
-    """Return the conversation in the engine's form. tag: the tag that begins a thought; None: the model does
-    not think before its answer. before: the items of the earlier responses that this one continues. Several
-    turns of one role in a row become one turn."""
+    """Return the conversation in the engine's form. Turns of the same role that follow each other become one
+    turn. tag: the tag that begins a thought; None: the model does not think before its answer. before: the
+    items of the earlier responses that this response continues."""
     instructions = without_agent_headers(body.instructions or "")
     found = [Message("system", instructions)] if instructions else []
-    names: dict[str, str] = {}  # names of the functions called so far, by the id of the call
+    names: dict[str, str] = {}  # id of a tool call -> name of its function
     thought = ""
     for at, item in enumerate([*before, *items_of(body)], -len(before)):
         _check(item, f"input[{at}]")
@@ -149,7 +151,8 @@ def conversation(body: ResponsesBody, tag: str | None, before: Sequence[InputIte
 
 
 def _add_said(turns: list[Message], item: InputItem, thought: str, tag: str, names: dict[str, str]) -> None:
-    """Append a message or a tool call. thought: the model's thought before it."""
+    """Append a message or a tool call to the turns. thought: the model's thought before the message or the
+    call."""
     role = "system" if item.role in ("system", "developer") else item.role or "assistant"
     content, calls = _joined_parts(item.content), []
     if item.type == "function_call":
@@ -170,8 +173,8 @@ def _result(item: InputItem, place: str, names: dict[str, str]) -> Message:
 
 
 def _check(item: InputItem, place: str) -> None:
-    """Raise ApiError if the item has a field that does not belong to its type, or lacks a field that its type
-    needs."""
+    """Raise ApiError if the item has a field that its type cannot have, or if a field is missing that its
+    type needs."""
     needed = _NEEDED[item.type]
     for name in item.__struct_fields__:
         given = getattr(item, name) is not None
@@ -188,5 +191,6 @@ def _joined_parts(content: str | Sequence[InputText | OutputText | ReasoningText
 
 
 def wants_thought(body: ResponsesBody, tag: str | None, ignored: list[str]) -> bool | None:
-    """Return the value of `thought_of` for `reasoning.effort`."""
+    """Return the result of `thought_of` for the field `reasoning.effort`: whether the model must think before
+    its answer."""
     return thought_of(body.reasoning.effort if body.reasoning else None, tag, "reasoning.effort", ignored)

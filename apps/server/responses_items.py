@@ -1,6 +1,7 @@
-"""This module builds the items of a response while the model writes them, and makes their events.
+"""This module builds the items of a response while the model writes them, and makes the events for these
+items.
 
-Each event is a function that takes the event's number in the stream.
+Each event is a function that takes the number of the event in the stream.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ NumberedEvent = Callable[[int], Struct]
 
 @dataclass
 class OpenText:
-    """An item in progress that has the thought or the answer."""
+    """An item in progress, with the text of the thought or of the answer."""
 
     is_thought: bool
     reply_id: str
@@ -53,8 +54,8 @@ class OpenText:
 
 @dataclass
 class OpenCall:
-    """An item in progress that has a tool call. group: the function's namespace, or "". text: the arguments
-    so far."""
+    """An item in progress, with a tool call. group: the namespace of the function, or "". text: the arguments
+    so far, as JSON text."""
 
     call_id: str
     group: str

@@ -1,5 +1,5 @@
 """This module defines the tools and the form of the answer in the body of POST /v1/responses. The module also
-turns tools and form into the engine's types."""
+turns the tools and the form into the engine's types."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
@@ -16,12 +16,13 @@ ShortName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,63}$")]
 class ResponseFunction(
     OfferedFunction, forbid_unknown_fields=True, omit_defaults=False, tag_field="type", tag="function"
 ):
-    """A function that the model may call."""
+    """A function that the model can call."""
 
 
 class FunctionGroup(Struct, forbid_unknown_fields=True, tag_field="type", tag="namespace"):
-    """Functions for one purpose. The model reads and writes GROUP.FUNCTION. In an item, `namespace` is the
-    name of the group and `name` is the name of the function. description: the server ignores this field."""
+    """A group of functions for one purpose. The model reads and writes the name of such a function as
+    GROUP.FUNCTION. In an item, `namespace` is the name of the group and `name` is the name of the function.
+    description: the server ignores this field."""
 
     name: ShortName
     description: str
@@ -29,18 +30,19 @@ class FunctionGroup(Struct, forbid_unknown_fields=True, tag_field="type", tag="n
 
 
 class ChosenFunction(Struct, forbid_unknown_fields=True):
-    """The function that the model must call. name: GROUP.FUNCTION if the function belongs to a group."""
+    """The function that the model must call. name: the name of the function; GROUP.FUNCTION if the function
+    belongs to a group."""
 
     type: Literal["function"]
     name: str
 
 
 class ResponseSchema(NamedSchema, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
-    """The answer must be JSON that fits the schema."""
+    """The JSON schema that the answer must fit."""
 
 
 class TextOptions(Struct, forbid_unknown_fields=True):
-    """format: the form that the answer must fit."""
+    """The options for the form of the answer. format: the form that the answer must fit."""
 
     format: FreeText | AnyObject | ResponseSchema | None = None
 
@@ -50,17 +52,19 @@ FunctionChoice = Literal["none", "auto", "required"] | ChosenFunction
 
 
 def full_name(group: str | None, name: str) -> str:
-    """Return the function name that the model reads and writes."""
+    """Return the name of a function that the model reads and writes: GROUP.FUNCTION, or the name alone if the
+    function has no group."""
     return f"{group}.{name}" if group else name
 
 
 def grouped_names(tools: Sequence[ResponseTool]) -> dict[str, tuple[str, str]]:
-    """Return (group, function) for each function of a group, by the name that the model writes."""
+    """Return a mapping from the name that the model writes to (group, function), for each function of a
+    group."""
     return {full_name(group, f.name): (group, f.name) for group, f in _functions(tools) if group}
 
 
 def tool_use(tools: Sequence[ResponseTool], choice: FunctionChoice | None, parallel: bool | None) -> ToolUse:
-    """Return the tools, and whether the model must call one."""
+    """Return the tools of the request, and whether the model must call one of them."""
     offered = [
         function_tool(full_name(group, f.name), f.description, f.parameters, f.strict)
         for group, f in _functions(tools)
@@ -79,7 +83,7 @@ def _functions(tools: Sequence[ResponseTool]) -> Iterator[tuple[str, ResponseFun
 
 
 def form_of(options: TextOptions | None) -> ReplyForm | None:
-    """Return the form that the answer must fit; None: any text."""
+    """Return the JSON schema that the answer must fit. Return None if the answer can be any text."""
     match options and options.format:
         case AnyObject():
             return any_object("text.format")

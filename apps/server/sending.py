@@ -1,5 +1,5 @@
-"""This module sends answers as JSON, text or server-sent events. The module detects clients that leave or do
-not read."""
+"""This module sends answers to clients as JSON, text or server-sent events. It notices a client that leaves
+or does not read its answer."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -19,11 +19,12 @@ IGNORED = "x-ruvmlx-ignored"
 
 
 class ClientGone(Exception):
-    """The client has left, so the answer has no reader."""
+    """The exception for a client that has left, so that nobody reads the answer."""
 
 
 class Sender:
-    """This class sends one answer. status: the HTTP status that was sent; 0: nothing was sent yet."""
+    """An object of this class sends one answer. status: the HTTP status that was sent; 0: nothing was sent
+    yet."""
 
     def __init__(self, send: Send, limits: ServerLimits, headers: Sequence[tuple[str, str]] = ()):
         self._send, self._limits, self._headers = send, limits, [*headers]
@@ -33,12 +34,12 @@ class Sender:
         self._ended = False
 
     def name_ignored(self, names: Sequence[str]) -> None:
-        """Name in a header the parts of the request that do not change the answer. The caller may add names
-        to the list until the answer begins."""
+        """Name in a header of the answer the parts of the request that do not change the answer. The caller
+        can add names to the list until the answer begins."""
         self._ignored = names
 
     async def answer(self, answer: Answer) -> None:
-        """Send an endpoint's answer."""
+        """Send the answer of an endpoint."""
         if isinstance(answer, EventStream):
             await self._stream(answer)
         elif isinstance(answer, PlainText):
@@ -48,7 +49,8 @@ class Sender:
             await self._whole(200, msgspec.json.encode(answer), "application/json")
 
     async def error(self, error: ApiError, shape: ErrorShape) -> None:
-        """Send an error. If a stream has begun, send the error as its last event."""
+        """Send an error as the answer. If a streamed answer has begun, send the error as the last event of
+        the stream."""
         if self.status:
             if self._failed is not None and not self._ended:
                 await self._put(self._failed(error), more=True)
@@ -63,7 +65,7 @@ class Sender:
         await self._whole(error.status, msgspec.json.encode(shape(error)), "application/json")
 
     async def empty(self, headers: Sequence[tuple[str, str]]) -> None:
-        """Send status 204 with these headers and no body."""
+        """Send an answer with the status 204, these headers, and no body."""
         await self._begin(204, [*self._headers, *headers])
         await self._put(b"", more=False)
 
@@ -106,8 +108,8 @@ class Sender:
 async def _kept_alive(
     events: AsyncGenerator[bytes, None], silence: float, sign: bytes
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events. After each time of silence, yield `sign`, so that the client does not take the
-    connection for dead."""
+    """Yield the events of a stream. If no event comes for `silence` seconds, yield `sign`, so that the client
+    does not think that the connection is dead."""
     following: asyncio.Task[bytes] | None = None
     try:
         while True:
@@ -122,7 +124,7 @@ async def _kept_alive(
             except StopAsyncIteration:
                 return
             finally:
-                following = None  # free the task, which would keep its error and this frame alive
+                following = None  # free the task: it would keep its error and this frame alive
             del done
             yield event
     finally:
@@ -137,7 +139,7 @@ async def _next_event(events: AsyncGenerator[bytes, None]) -> bytes:
 
 
 async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
-    """Wait for the work. If the client leaves, cancel the work and raise ClientGone."""
+    """Wait for the work to end. If the client leaves, cancel the work and raise ClientGone."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_left(receive))
     try:
@@ -150,9 +152,9 @@ async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
             task.cancel()
         await asyncio.wait([working, leaving])
         if not working.cancelled():
-            working.exception()  # mark the error as read; asyncio would print it
-        # An error refers to this frame, and the task refers to the error. Without this line, only the garbage
-        # collector would free the request.
+            working.exception()  # mark the error as read, because asyncio would print it
+        # An error refers to this frame, the frame refers to the task, and the task refers to the error. This
+        # line breaks the circle, so that Python frees the request without the garbage collector.
         del working, leaving, task
 
 
@@ -162,11 +164,12 @@ async def _left(receive: Receive) -> None:
 
 
 async def read_body(receive: Receive, length: str | None, limits: ServerLimits, held: HeldBody) -> bytes:
-    """Return the body of a request. Raise ApiError: 413 if the body is too large, 408 if it does not arrive
-    in time, 503 if the bodies of all requests are too large together.
+    """Return the body of a request. Raise ApiError: 413 if the body is too large, 408 if the body does not
+    arrive in time, 503 if the bodies of all requests together are too large.
 
-    The server reads a body that is too large and drops it. Most clients look for an answer only after they
-    have sent the whole body, and they would lose the answer if the server closed the connection earlier.
+    If a body is too large, the server still reads it and drops it. Most clients look for an answer only after
+    they have sent the whole body. If the server closed the connection earlier, these clients would lose the
+    answer.
     """
     told = int(length) if length is not None and length.isdigit() else 0
     size = told if told > limits.body else 0
@@ -198,7 +201,7 @@ async def _pieces(receive: Receive) -> AsyncGenerator[bytes, None]:
 
 
 async def refuse_websocket(send: Send, error: ApiError) -> None:
-    """Answer a WebSocket request with an error in place of a connection."""
+    """Answer a request for a WebSocket connection with an error."""
     body = msgspec.json.encode(openai_error(error))
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})

@@ -1,5 +1,5 @@
-"""This module keeps the state of a model that the server serves: its names, its adapters, and the replies
-that it writes."""
+"""This module keeps the state of a model that the server serves: the model's names, its adapters, and the
+replies that it writes."""
 
 import asyncio
 import contextlib
@@ -29,15 +29,15 @@ from .written_calls import WrittenCalls
 
 NO_ADAPTER = "none"
 MAX_RECENT_REQUESTS = 50
-# The server's idle work, while no request runs: it prepares replies for their ratings (computes the data that
-# a rating needs), trains, and measures the KV cache.
+# These are the kinds of the server's idle work, which runs while no request runs. The server prepares replies
+# for their ratings (computes the data that a rating needs), trains, and measures the KV cache.
 IDLE_WORK = ("preparing", "training", "measuring")
 
 
 class RecentRequest(Struct):
-    """A request that was answered, without any text of the user. time: the Unix time of the answer. status:
-    the HTTP status, or "gone" if the client left. tokens_per_second: the decode speed of the reply, without
-    the prompt."""
+    """A request that the server has answered, without the user's text. time: the Unix time of the answer.
+    status: the HTTP status, or "gone" if the client left. tokens_per_second: the decode speed of the reply,
+    without the time for the prompt."""
 
     time: float
     method: str
@@ -52,9 +52,9 @@ class RecentRequest(Struct):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The facts that answers show about a model. context: the maximum of prompt and reply together, in
-    tokens. bytes: the size of its weights in the file. fingerprint: "" until the model was opened once.
-    embeds: True if the model is trained to embed texts."""
+    """The facts that answers show about a model. context: the maximum number of tokens of the prompt and the
+    reply together. bytes: the size of the model's weights in the file. fingerprint: a digest of the model; ""
+    until the model was opened once. embeds: True if the model is trained to embed texts."""
 
     name: str
     path: Path | None = None
@@ -78,12 +78,12 @@ class Serving:
     """The state of one model of a server. `for_model` makes the state of a further model, which shares the
     fields that belong to the whole server.
 
-    host: runs the model. alias: another name of the model, as the user wrote it. max_tokens: the longest
-    reply for a request without a limit; None: all free tokens of the context. calls: the number of HTTP
-    requests in progress. recent: the last requests with a method other than GET, each with the salt of its
-    API key, the newest last. own_adapters: maps the salt of an API key to the adapter that only this key
-    uses. unloaded: True if the model is closed now. last_look: the memory before the present idle work began.
-    family: the states of all models.
+    host: the object that runs the model. alias: another name of the model, as the user wrote it. max_tokens:
+    the longest reply for a request without a limit, in tokens; None: all free tokens of the context. calls:
+    the number of HTTP requests in progress. recent: the last requests with a method other than GET, each with
+    the salt of its API key, the newest last. own_adapters: maps the salt of an API key to the adapter that
+    only this key uses. unloaded: True if the model is closed now. last_look: the memory use from before the
+    present idle work. family: the states of all models.
     """
 
     host: Host
@@ -93,9 +93,9 @@ class Serving:
     metrics: Metrics = field(default_factory=Metrics)
     log: RequestLog = field(default_factory=RequestLog)
     stopping: bool = False
-    idle_work: str = ""  # a word of IDLE_WORK; "": no work
+    idle_work: str = ""  # the idle work that runs now, a word of IDLE_WORK; "": no work
     calls: int = 0
-    written: int = 0  # number of replies that have ended
+    written: int = 0  # the number of replies that have ended
     started: int = field(default_factory=lambda: int(time.time()))
     written_calls: WrittenCalls = field(default_factory=WrittenCalls)
     times: ReplyTimes = field(default_factory=ReplyTimes)
@@ -116,7 +116,7 @@ class Serving:
         self.family.append(self)
 
     def for_model(self, host: Host, name: str, about: ModelFacts) -> "Serving":
-        """Return the state of a further model of this server. The model is not open yet."""
+        """Return the state of a further model of this server. This model is not open yet."""
         shared = {
             name: getattr(self, name)
             for name in ("max_tokens", "limits", "metrics", "log", "started", "written_calls", "times",
@@ -128,8 +128,8 @@ class Serving:
 
     @property
     def runtime(self) -> Runtime:
-        """The runtime, for facts that never change: all other work belongs into the runtime's own thread.
-        Raise ApiError, 503, while the chat app opens another model."""
+        """The runtime of the model. Read only facts from it that never change, because all other work must
+        run in the runtime's own thread. Raise ApiError, 503, while the chat app opens another model."""
         runtime = self.host.holder.runtime
         if runtime is None:
             raise ApiError(503, "another model is being opened; ask again.", code="opening")
@@ -141,7 +141,7 @@ class Serving:
 
     @property
     def about(self) -> ModelFacts:
-        """The facts about the model, also while the model is closed."""
+        """The facts about the model. They are known even while the model is closed."""
         runtime = self.host.holder.runtime
         if runtime is not None:
             self._about = ModelFacts.of(runtime.model, runtime.model.context)
@@ -149,8 +149,8 @@ class Serving:
 
     @contextlib.contextmanager
     def answering(self, requests: Sequence[GenerationRequest]) -> Iterator[None]:
-        """In the `with` block, `stop` cancels these requests. The end of the `with` block cancels
-        them, too."""
+        """In the `with` block, let `stop` cancel these requests. The end of the block cancels the requests,
+        too."""
         self._requests |= {request.request_id: request for request in requests}
         try:
             yield
@@ -160,14 +160,13 @@ class Serving:
                 del self._requests[request.request_id]
 
     def stop(self) -> None:
-        """End all replies and refuse later requests."""
+        """End all replies, and refuse requests from now on."""
         self.stopping = True
         for request in self._requests.values():
             request.cancel.set()
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine that writes a reply. The task of the coroutine runs to the end, also if the client
-        leaves."""
+        """Run a coroutine that writes a reply. Its task runs to the end, even if the client leaves."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._finish_task)
@@ -183,7 +182,7 @@ class Serving:
 
     @property
     def writing(self) -> int:
-        """The number of replies of this model that are in progress or wait for their turn."""
+        """The number of this model's replies that are in progress or wait for their turn."""
         return len(self._tasks)
 
     @property
@@ -192,12 +191,12 @@ class Serving:
 
     @property
     def is_busy(self) -> bool:
-        """True if any model of the server has a request or writes a reply."""
+        """True if a request uses any model of the server, or if any model writes a reply."""
         return any(serving.calls or serving.is_writing for serving in self.family)
 
     async def adapters(self, salt: str) -> list[str]:
-        """Return the names of the adapters that a request with this salt may use. If an API key has an
-        adapter of its own, only requests with this key may use the adapter, and they may use no other
+        """Return the names of the adapters that a request with this salt can use. If an API key has an
+        adapter of its own, only requests with this key can use the adapter, and they cannot use another
         adapter."""
         if salt in self.own_adapters:
             return [self.own_adapters[salt]]
@@ -205,27 +204,28 @@ class Serving:
         return [name for name in await self.host.call_between(adapter_names) if name not in taken]
 
     async def names(self, salt: str) -> list[str]:
-        """Return all values that a request may give as `model`. While the model is closed, the list has no
-        adapters."""
+        """Return all names that a request can give as its field `model`. While the model is closed, the list
+        has no names of adapters."""
         adapters = [] if self.unloaded else await self.adapters(salt)
         own = self.own_names
         return [*own, *(f"{name}@{adapter}" for name in own for adapter in adapters)]
 
     @property
     def own_names(self) -> list[str]:
-        """The model's name and its alias, if the alias may be shown."""
+        """The name of the model, and its alias if the server can show the alias to clients."""
         return list(dict.fromkeys([self.model_name, *self._shown_alias()]))
 
     def _shown_alias(self) -> Iterator[str]:
-        """Yield the alias, unless the alias is a path of this machine."""
+        """Yield the alias of the model, unless the alias is a path of this machine."""
         if self.alias is not None and not Path(self.alias).expanduser().exists():
             yield self.alias
 
     async def adapter_of(self, model: str, adapter: str | None, salt: str) -> str | None:
-        """Return the adapter that a request's `model` and `adapter` name, as `GenerationRequest.adapter_id`.
+        """Return the adapter that the fields `model` and `adapter` of a request name, in the form of
+        `GenerationRequest.adapter_id`.
 
-        Raise ApiError, 404, for another model or adapter, and ApiError, 400, if the two fields name different
-        adapters.
+        Raise ApiError, 404, if there is no such model or adapter, and ApiError, 400, if the two fields name
+        different adapters.
         """
         name, at, named = (model, "", "") if self.has_name(model) else model.rpartition("@")
         if not self.has_name(name):
@@ -243,13 +243,13 @@ class Serving:
         return "" if wanted == NO_ADAPTER else wanted
 
     def has_name(self, name: str) -> bool:
-        """Return True if this is a name of the model."""
+        """Return True if `name` is the model's name or its alias."""
         return name == self.model_name or (name != "" and name == self.alias)
 
 
 def adapter_names(runtime: Runtime) -> list[str]:
-    """Return the names of the adapters of this model that learned something and of the adapter in use,
-    sorted. The last name is "none", which stands for the model without an adapter."""
+    """Return the sorted names of this model's adapters: the adapters that have learned something, and the
+    adapter in use. The last name is "none", which means the model without an adapter."""
     names = {row.name for row in runtime.adapters()}
     if runtime.learner is not None:
         names.add(runtime.learner.history.name)

@@ -1,5 +1,5 @@
-"""This module splits the text of a reply into the thought, the answer and the tool calls, whole or as a
-stream."""
+"""This module splits the text of a reply into the thought (the reasoning before the answer), the answer and
+the tool calls. It takes the whole text or a stream of pieces."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,19 +12,20 @@ CallPiece = CallBegun | ArgumentsPiece
 
 
 class Calls:
-    """This class splits the answer of one reply into text and tool calls."""
+    """An object of this class splits the answer of one reply into text and tool calls."""
 
     def __init__(self, parser: CallParser, most: int | None = None):
-        """most: the maximum number of tool calls; later calls, and the text after them, are dropped."""
+        """most: the maximum number of tool calls of the reply; later calls, and the text after them, are
+        dropped."""
         self._parser, self._most = parser, most
         self._over = False
 
     def add(self, text: str) -> list[Piece]:
-        """Add text of the answer. Return the pieces of text and tool calls that are certain so far."""
+        """Add text of the answer. Return the pieces of text and tool calls that no later text can change."""
         return self._keep_allowed(self._parser.add(text))
 
     def end(self) -> list[Piece]:
-        """End the reply. Return the pieces that were held back."""
+        """End the reply. Return the pieces that were held back because later text could have changed them."""
         return self._keep_allowed(self._parser.end())
 
     def _keep_allowed(self, pieces: Sequence[Piece]) -> list[Piece]:
@@ -36,12 +37,12 @@ class Calls:
         return kept
 
 
-NewCalls = Callable[[], Calls] | None  # makes one parser for each reply; None: replies have no tool calls
+NewCalls = Callable[[], Calls] | None  # makes a parser for each reply; None: no tool calls
 
 
 @dataclass
 class SplitPart:
-    """A piece of a reply. Its thought comes first, then its text, then its tool calls."""
+    """A piece of a reply. The piece's thought comes first, then its text, then its tool calls."""
 
     thought: str = ""
     text: str = ""
@@ -49,15 +50,17 @@ class SplitPart:
 
 
 class SplitText:
-    """This class splits the text of one reply as it arrives."""
+    """An object of this class splits the text of one reply while the text arrives."""
 
     def __init__(self, raw: bool, new_calls: NewCalls):
-        """raw: True if the thought is part of the answer."""
+        """raw: True if the thought stays in the answer's text. new_calls: a function that makes the parser of
+        tool calls, or None."""
         self._thoughts = ThoughtStream(split=not raw)
         self._calls = new_calls() if new_calls is not None else None
 
     def feed(self, text: str, ends: bool) -> list[SplitPart]:
-        """Add text. Return the new parts, at least one. ends: True if this is the last text."""
+        """Add text of the reply. Return the new parts, at least one part. ends: True if this is the last
+        text."""
         thought, answer = self._thoughts.feed(text)
         if ends:
             held = self._thoughts.flush()

@@ -1,7 +1,8 @@
 """This module stores responses, so that later requests can continue them.
 
 The module answers GET and DELETE /v1/responses/ID, and GET /v1/responses/ID/input_items. The responses are in
-the same store as the chats. DELETE removes the text from all files of the store and from the KV caches.
+the same store as the chats. DELETE removes the text of a response from all files of the store and from the KV
+caches.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ ITEMS_LINK = {**SHOW_LINK, "operationId": "list_input_items"}
 
 
 class ResponseDeleted(Struct):
-    """The response and its text are deleted."""
+    """The answer after a response and its text were deleted."""
 
     id: str
     object: Literal["response"] = "response"
@@ -36,15 +37,15 @@ class ResponseDeleted(Struct):
 
 
 class ListedItem(InputItem, omit_defaults=True, kw_only=True):
-    """One item of the input to a response. The content of a message is a list of text parts."""
+    """One item of the input to a response. If the item is a message, its content is a list of text parts."""
 
     id: str
     type: Literal["message", "reasoning", "function_call", "function_call_output"]
 
 
 class InputItemList(Struct, kw_only=True):
-    """A page of input items. first_id, last_id: null if the page is empty. has_more: true if a request with
-    `after` = last_id returns more items."""
+    """A page of input items. first_id, last_id: the ids of the page's first and last item; null if the page
+    is empty. has_more: true if a request with `after` = last_id returns more items."""
 
     object: Literal["list"] = "list"
     data: Sequence[ListedItem]
@@ -54,7 +55,7 @@ class InputItemList(Struct, kw_only=True):
 
 
 class PageQuery(Struct, forbid_unknown_fields=True):
-    """The choice and the order of the items of a page."""
+    """The query of a request for input items: which items the page has, and their order."""
 
     order: Annotated[Literal["asc", "desc"], Meta(description="asc: the oldest item first.")] = "desc"
     limit: Annotated[int, Meta(ge=1, le=100, description="Items of a page.")] = 20
@@ -62,13 +63,13 @@ class PageQuery(Struct, forbid_unknown_fields=True):
 
 
 class _StoredOutput(Struct):
-    """The part of a stored answer that a later request needs."""
+    """The part of a stored response that a later request needs."""
 
     output: list[InputItem]
 
 
 async def keep_response(call: Call, body: ResponsesBody, answer: answers.ResponseAnswer) -> None:
-    """Store the request's input and its answer, unless the request has `store: false`."""
+    """Store the input of the request and the response to it, unless the request has `store: false`."""
     if not answer.store:
         return
     sent = msgspec.json.encode(items_of(body))
@@ -78,7 +79,7 @@ async def keep_response(call: Call, body: ResponsesBody, answer: answers.Respons
 
 async def stored_items(call: Call, response_id: str | None) -> list[InputItem]:
     """Return the items of a response and of all earlier responses that it continues. Raise ApiError, 404, if
-    one of them is deleted."""
+    one of these responses is deleted."""
     if response_id is None:
         return []
     field, most = "previous_response_id", call.serving.limits.body
@@ -100,13 +101,13 @@ async def stored_items(call: Call, response_id: str | None) -> list[InputItem]:
 
 
 async def show_response(call: Call) -> Answer:
-    """Return a stored response in its original form."""
+    """Return a stored response as the client got it at first."""
     return msgspec.Raw((await _stored_row(call)).answer)
 
 
 async def _stored_row(call: Call) -> ResponseRow:
-    """Return the row of the response. Raise ApiError, 404, if there is no such row or if it belongs to
-    another API key."""
+    """Return the response's row in the store. Raise ApiError, 404, if there is no such row, or if it belongs
+    to another API key."""
     id = call.names["id"]
     try:
         async with call.models.using_any() as serving:
@@ -116,8 +117,8 @@ async def _stored_row(call: Call) -> ResponseRow:
 
 
 async def list_input_items(call: Call) -> Answer:
-    """Return a page of the items that the model read for a response: the input of its request, and the items
-    of all earlier responses that this request continued."""
+    """Return a page of the items that the model read for a response: the input of the request, and the items
+    of all earlier responses that the request continued."""
     row, query = await _stored_row(call), call.query
     async with call.models.using_any() as serving:
         before = await stored_items(replace(call, serving=serving), row.previous)
@@ -135,7 +136,8 @@ async def list_input_items(call: Call) -> Answer:
 
 
 def _items_with_ids(response_id: str, items: Sequence[InputItem]) -> list[ListedItem]:
-    """Give each item an id. An item keeps its own id unless an earlier item has the same id."""
+    """Give each item an id. If an item has an id and no earlier item has the same id, the item keeps its
+    id."""
     found, ids = list[ListedItem](), set[str]()
     for at, item in enumerate(items):
         fields = msgspec.structs.asdict(item)
@@ -149,7 +151,8 @@ def _items_with_ids(response_id: str, items: Sequence[InputItem]) -> list[Listed
 
 
 async def delete_response(call: Call) -> Answer:
-    """Delete a response and its text. Responses that continue it cannot be continued any more."""
+    """Delete a response and its text. If later responses continue it, no request can continue these responses
+    any more."""
     row = await _stored_row(call)
     for model in call.models.open_models:
         await call.models.look(model, lambda runtime: runtime.engine.sessions.drop(REQUESTS))

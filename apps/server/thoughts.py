@@ -1,21 +1,24 @@
-"""This module splits a stream of text into the thought and the answer, piece by piece."""
+"""This module splits a stream of text, piece by piece, into the thought (the model's reasoning) and the
+answer."""
 
 from ruvmlx.models.text.thinking import TAGS
 
 
 class ThoughtStream:
-    """The streaming twin of `ruvmlx.models.text.thinking.split`: the joined pieces are equal to the result of
-    `split`."""
+    """The streaming twin of `ruvmlx.models.text.thinking.split`: the pieces of a stream, joined, are equal to
+    the result of `split` for the whole text."""
 
     def __init__(self, split: bool = True):
-        """split: False if all text is the answer."""
-        self._held = ""  # text that may belong to the thought or to the answer
-        # The tag that ends the thought. "": the stream has not decided yet. None: the answer has begun.
+        """split: False if the whole text is the answer."""
+        self._held = ""  # text that can still belong to the thought or to the answer
+        # The tag that ends the thought. "": the stream has not decided yet whether the reply has a thought.
+        # None: the answer has begun.
         self._end: str | None = "" if split else None
-        self._begun = not split  # True: the leading space of this part is cut already
+        self._begun = not split  # True if the spaces before the thought or the answer are cut
 
     def feed(self, text: str) -> tuple[str, str]:
-        """Add a piece of the reply. Return the new text of the thought and the new text of the answer."""
+        """Add a piece of the reply's text. Return the new text of the thought and the new text of the
+        answer."""
         self._held += text
         if self._end == "":
             self._decide()
@@ -23,7 +26,7 @@ class ThoughtStream:
         return thought, self._answer() if self._end is None else ""
 
     def flush(self) -> tuple[str, str]:
-        """End the stream. Return the text that was held back."""
+        """End the stream. Return the text that was held back, as text of the thought and of the answer."""
         held, self._held = self._held, ""
         return (held.strip(), "") if self._end else ("", held)
 
@@ -36,8 +39,8 @@ class ThoughtStream:
             self._end, self._begun = None, True
 
     def _take_thought(self) -> str:
-        """Return the thought so far. Hold back spaces at its end, and text that may be a part of
-        the end tag."""
+        """Return the new text of the thought. Hold back spaces at its end, and text that can be the beginning
+        of the tag that ends the thought."""
         end = self._end or ""
         thought, ended, rest = self._held.partition(end)
         if not self._begun:
@@ -57,5 +60,5 @@ class ThoughtStream:
 
 
 def _overlap(text: str, tag: str) -> int:
-    """Return the length of the longest end of the text that is a beginning of the tag."""
+    """Return the length of the longest end of `text` that is a beginning of `tag`."""
     return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-n:])), 0)

@@ -11,8 +11,8 @@ TokenId = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 
 
 class OfferedFunction(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A function that the model may call. strict: if true and a call is required, a keyword of `parameters`
-    that the server does not support is an error. Without strict, such a keyword does not restrict the
+    """A function that the model can call. strict: if true and the model must call a tool, a keyword of
+    `parameters` that the server does not support is an error. If false, this keyword does not restrict the
     arguments."""
 
     name: FunctionName
@@ -22,14 +22,14 @@ class OfferedFunction(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class OfferedTool(Struct, forbid_unknown_fields=True):
-    """A tool that the model may use."""
+    """A tool that the model can call."""
 
     type: Literal["function"]
     function: OfferedFunction
 
 
 class ChosenName(Struct, forbid_unknown_fields=True):
-    """The name of one of the tools."""
+    """The name of a function of one of the tools."""
 
     name: str
 
@@ -42,14 +42,14 @@ class ChosenTool(Struct, forbid_unknown_fields=True):
 
 
 class CalledBefore(Struct, forbid_unknown_fields=True):
-    """The function of an earlier tool call. arguments: the text that the model wrote."""
+    """The function of an earlier tool call. arguments: the text of the arguments that the model wrote."""
 
     name: FunctionName
     arguments: str
 
 
 class EarlierCall(Struct, forbid_unknown_fields=True):
-    """A tool call in an earlier reply."""
+    """A tool call of the model in an earlier reply."""
 
     id: Annotated[str, Meta(min_length=1)]
     type: Literal["function"]
@@ -57,16 +57,17 @@ class EarlierCall(Struct, forbid_unknown_fields=True):
 
 
 class FreeText(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """The reply may be any text."""
+    """With this format, the reply can be any text."""
 
 
 class AnyObject(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
-    """The reply must be a JSON object."""
+    """With this format, the reply must be a JSON object."""
 
 
 class NamedSchema(Struct, forbid_unknown_fields=True):
-    """name, description: the server ignores these fields. strict: if true, a keyword of the schema that the
-    server does not support is an error. Without strict, such a keyword does not restrict the reply."""
+    """A JSON schema. name, description: the server ignores these fields. strict: if true, a keyword of the
+    schema that the server does not support is an error. If false, this keyword does not restrict the
+    reply."""
 
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     schema: JsonSchema
@@ -75,7 +76,7 @@ class NamedSchema(Struct, forbid_unknown_fields=True):
 
 
 class SchemaFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
-    """The reply must be JSON that fits the schema."""
+    """With this format, the reply must be JSON that fits the schema."""
 
     json_schema: NamedSchema
 

@@ -1,5 +1,5 @@
-"""This module runs the web server uvicorn. The module adds limits on headers and connections, which uvicorn
-does not have."""
+"""This module runs the web server uvicorn. It adds limits of headers and connections, which uvicorn does not
+have."""
 
 import asyncio
 import contextlib
@@ -22,12 +22,12 @@ from .limits import ServerLimits
 from .requestlog import RequestLog
 
 _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
-_GRACE = 10  # seconds that replies in progress have when the server stops
+_GRACE = 10  # seconds that replies in progress get to end when the server stops
 
 
 def connection_class(limits: ServerLimits) -> type[H11Protocol]:
-    """Return a class of connections with these limits. The state of a request has its connection as
-    "connection"."""
+    """Return a class of HTTP connections with these limits. The state of a request has the request's
+    connection under the name "connection"."""
 
     class LimitedConnection(H11Protocol):
         """A connection that closes itself if the header of a request does not arrive in time."""
@@ -56,13 +56,13 @@ def connection_class(limits: ServerLimits) -> type[H11Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             self._forget_deadline()
             super().connection_lost(exc)
-            # These fields refer to this object. Without them, Python frees the object now and needs no
-            # garbage collector.
+            # These fields refer back to this connection. Once they are empty, Python frees the connection at
+            # once, without the garbage collector.
             self.app_state, self.scope, self.cycle = {}, None, None  # type: ignore[assignment]
 
         def send_400_response(self, msg: str) -> None:
-            """Answer a request that is not valid HTTP. uvicorn calls this method while it handles h11's
-            error, and this error has the status."""
+            """Answer a request that is not valid HTTP. uvicorn calls this method while it handles an error of
+            the library h11, and this error has the HTTP status."""
             status = getattr(sys.exception(), "error_status_hint", 400)
             self._refuse(
                 status if status in _REASONS else 400, "this is not an HTTP request that can be read."
@@ -85,13 +85,14 @@ def connection_class(limits: ServerLimits) -> type[H11Protocol]:
             retry = "Retry-After: 1\r\n" if status == 503 else ""
             self.transport.write(f"{head}{retry}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             self.transport.close()
-            self.loop.call_later(1.0, self.transport.abort)  # also close if the client does not read
+            self.loop.call_later(1.0, self.transport.abort)  # a client that does not read is cut off, too
 
     return LimitedConnection
 
 
 class WebServer(uvicorn.Server):
-    """A uvicorn server that does not handle signals. The program that runs the server handles signals."""
+    """A uvicorn server that does not handle signals, because the program that runs the server handles
+    them."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -99,9 +100,9 @@ class WebServer(uvicorn.Server):
 
 
 def web_server(app: Gate, limits: ServerLimits, log: RequestLog) -> WebServer:
-    """Return a server of the application. `await serve(sockets=[...])` runs it until `should_exit` is set.
-    Call this function in the event loop that will run the server: it also sends failures of the event loop to
-    the log."""
+    """Return a web server for the application. `await serve(sockets=[...])` runs the server until
+    `should_exit` is set. Call this function in the event loop that will run the server, because the function
+    also sends failures of the event loop to the log."""
 
     def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         InternalError.of(context.get("exception") or RuntimeError()).write_to(log)
@@ -114,7 +115,7 @@ def web_server(app: Gate, limits: ServerLimits, log: RequestLog) -> WebServer:
             http=connection_class(limits),
             ws="wsproto",
             ws_max_size=limits.message,
-            ws_ping_interval=None,  # a suspended client answers no ping; TCP detects a dead client
+            ws_ping_interval=None,  # a suspended client answers no ping; TCP notices a dead client
             ws_per_message_deflate=False,
             lifespan="off",
             log_config=None,
@@ -128,13 +129,15 @@ def web_server(app: Gate, limits: ServerLimits, log: RequestLog) -> WebServer:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on this address. Raise RuvmlxError if the address is not available."""
+    """Return a socket that listens on the address and the port. Raise RuvmlxError if the address is not
+    available."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        # With the protocol, asyncio knows that this is TCP and sends each piece at once (TCP_NODELAY).
-        # Without it, an answer of two pieces waits 40 ms for the client's acknowledgement.
+        # Because the protocol is named, asyncio knows that this is a TCP socket and sends each piece at once
+        # (TCP_NODELAY). Without the name, an answer of two pieces waits 40 ms for the client's
+        # acknowledgement.
         found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except OSError as error:
         raise RuvmlxError(f"cannot listen on {host}: {error.strerror or error}.") from None

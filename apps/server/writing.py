@@ -1,4 +1,5 @@
-"""This module writes the replies to requests. The module returns parts as they arrive, or whole replies."""
+"""This module lets the model write the replies to requests. It yields parts of the replies as they arrive, or
+returns whole replies."""
 
 import asyncio
 import time
@@ -18,7 +19,7 @@ from .serving import Serving
 from .splitting import CallPiece, NewCalls, SplitText, joined_calls
 
 Requests = Sequence[GenerationRequest]
-LONG_SYSTEM = 1000  # minimum length in characters of a system prompt whose KV pages are kept after a restart
+LONG_SYSTEM = 1000  # characters; KV pages of a longer system prompt are kept for a restart
 _OPTIONS = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "repetition_window",
@@ -30,7 +31,8 @@ class ReplyPart:
     """A piece of reply number `index`. If all other fields are empty, the model still reads the prompt.
 
     thought, text: pieces of the thought and of the answer. calls: pieces of tool calls, which come after the
-    text. prompt_tokens: 0 if the number is not known yet. response: only the last part has it.
+    text. prompt_tokens: the number of prompt tokens; 0 if it is not known yet. response: the figures of the
+    whole reply; only the last part has them.
     """
 
     index: int
@@ -44,7 +46,7 @@ class ReplyPart:
 
 @dataclass
 class WrittenReply:
-    """A whole reply."""
+    """A whole reply: its thought, its text and its tool calls."""
 
     response: GenerationResponse
     thought: str = ""
@@ -56,10 +58,10 @@ class WrittenReply:
 async def requests_for(
     call: Call, body: ReplyBody, limit: int | None, logprobs: int, prompts: Sequence[dict[str, Any]]
 ) -> list[GenerationRequest]:
-    """Return the requests for body.n replies to each prompt. limit: the longest reply in tokens; None: the
-    client gave no limit.
+    """Return the requests for body.n replies to each prompt. limit: the maximum number of tokens of a reply;
+    None: the client set no limit.
 
-    prompts: for each prompt, fields of a GenerationRequest: messages, prompt or input_ids, and related
+    prompts: for each prompt, the fields of a GenerationRequest: messages, prompt or input_ids, and related
     fields.
     """
     serving, runtime = call.serving, call.serving.runtime
@@ -80,8 +82,8 @@ async def requests_for(
             cache_salt=call.salt_for(body.user),
             tenant=call.salt,
             resumable=i == 0 and is_likely_to_go_on(prompt),  # the other replies share its KV pages
-            # When the first reply runs, the other replies wait without a time limit. So the work on the first
-            # is not lost.
+            # Once the first reply has begun, the other replies wait without a time limit, so that the work on
+            # the first reply is not lost.
             patience=Patience() if i or k else patience,
         )
         for k, prompt in enumerate(prompts)
@@ -91,7 +93,7 @@ async def requests_for(
 
 def is_likely_to_go_on(prompt: Mapping[str, Any]) -> bool:
     """Return True if later requests probably begin with this prompt, so that its KV cache is worth keeping
-    for a restart. Such prompts have more than one turn, a long system prompt, or tools."""
+    for a restart. Such a prompt has more than one turn, a long system prompt, or tools."""
     messages = prompt.get("messages") or ()
     turns = [message for message in messages if message.role != "system"]
     before = sum(len(message.content) for message in messages if message.role == "system")
@@ -112,9 +114,10 @@ def _biases(body: ReplyBody, vocab: int) -> tuple[tuple[int, float], ...] | None
 async def reply_parts(
     call: Call, requests: Requests, raw: bool = False, new_calls: NewCalls = None
 ) -> AsyncGenerator[ReplyPart, None]:
-    """Yield the parts of all replies as they arrive. If the caller stops the iteration, the replies end.
+    """Yield the parts of all replies as they arrive. If the caller stops the iteration, all replies end.
 
-    raw: True if the thought is part of the text.
+    raw: True if the thought stays in the text of the answer. new_calls: a function that makes the parser of
+    tool calls, or None.
     """
     serving, arrived = call.serving, asyncio.Queue[ReplyPart | Exception]()
     over = serving.waiting + len(requests) - serving.limits.replies
@@ -132,14 +135,14 @@ async def reply_parts(
                 try:
                     raise part
                 finally:
-                    del part  # the error refers to this frame
+                    del part  # the error refers to this frame, which refers to the part
             if part.response is not None:
                 unfinished -= 1
             yield part
 
 
 async def written(call: Call, requests: Requests, new_calls: NewCalls = None) -> list[WrittenReply]:
-    """Return all replies, whole."""
+    """Return all replies, each as a whole."""
     parts: list[list[ReplyPart]] = [[] for _ in requests]
     async with aclosing(reply_parts(call, requests, new_calls=new_calls)) as arriving:
         async for part in arriving:
@@ -166,7 +169,8 @@ async def _pump(
     arrived: "asyncio.Queue[ReplyPart | Exception]",
     text: SplitText,
 ) -> None:
-    """Read one reply to its end. If the client leaves, `request.cancel` is set, and the reply ends early."""
+    """Read the chunks of one reply to its end, and put its parts into the queue `arrived`. If the client
+    leaves, `request.cancel` is set, and the reply ends early."""
     try:
         with call.serving.times.reply():
             async for part in _parts(call, index, request, text):
@@ -207,8 +211,8 @@ async def _parts(
 
 
 def _client_error(serving: Serving, error: RuvmlxError) -> ApiError:
-    """Return the error in the form for clients. If memory is short, the error has the time after which memory
-    may be free."""
+    """Return an error of the runtime as an ApiError for the client. If the cause is a lack of memory, the
+    ApiError has the time after which memory can be free."""
     found = api_error(error)
     if isinstance(error, MemoryBusy):
         taken = max(1, error.budget - error.free)
@@ -217,7 +221,7 @@ def _client_error(serving: Serving, error: RuvmlxError) -> ApiError:
 
 
 def _count(call: Call, response: GenerationResponse) -> None:
-    """Add the token counts of a reply to the request's log line and to the metrics."""
+    """Add the numbers of tokens of a reply to the request's line in the log and to the metrics."""
     counts = {
         "prompt": response.prompt_tokens,
         "cached": response.cached_tokens,

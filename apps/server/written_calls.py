@@ -1,8 +1,8 @@
 """This module remembers tool calls as the model wrote them, and restores them when a client sends them back.
 
-A client may send the arguments of an earlier call in another order. For example, Claude Code puts arguments
-with a default first. The prompt would then differ from the prompt in the KV cache, although it means the
-same.
+A client can send the arguments of an earlier tool call in another order. For example, Claude Code puts
+arguments with a default first. Then the prompt would differ from the prompt in the KV cache, although both
+mean the same.
 """
 
 from collections import OrderedDict
@@ -15,12 +15,13 @@ import msgspec
 from ruvmlx.models.config.model import Message
 from ruvmlx.models.text.tool_calls import ParsedCall
 
-MAX_CALLS = 4096  # maximum number of remembered calls; the oldest are dropped
+MAX_CALLS = 4096  # the maximum number of remembered calls; the oldest calls are dropped
 
 
 @dataclass
 class WrittenCalls:
-    """This class maps the id of a call to its arguments. Only one thread may use the class."""
+    """A mapping from the id of a tool call to its arguments. Only one thread can use an object of this
+    class."""
 
     _arguments: OrderedDict[str, str] = field(default_factory=OrderedDict)
 
@@ -30,7 +31,8 @@ class WrittenCalls:
             self._arguments.popitem(last=False)
 
     def restored(self, message: Message) -> Message:
-        """Return the message with the arguments of its calls in the order in which the model wrote them."""
+        """Return the message with the arguments of its tool calls in the order in which the model wrote
+        them."""
         if not message.tool_calls:
             return message
         return replace(message, tool_calls=tuple(map(self._restore_call, message.tool_calls)))
