@@ -70,9 +70,9 @@ class KVCache(Protocol):
         """Return the number of bytes of memory that the cache takes now."""
 
     def trim(self, n: int) -> bool:
-        """Remove the newest n tokens. If the cut is inside a page of 8 or 4 bits, the whole page is removed,
-        so read `offset` after the call. If the cache cannot remove tokens (a sliding window has dropped the
-        tokens before), return False and change nothing; in this case start a new cache."""
+        """Remove the newest n tokens. If the cut is inside a page of 8 or 4 bits, the method removes a few
+        more tokens, so read `offset` after the call. If the cache cannot remove tokens (a sliding window has
+        dropped the tokens before), return False and change nothing; in this case start a new cache."""
 
     def stats(self) -> KVStats: ...
 

@@ -1,5 +1,5 @@
-"""This package runs chats: it builds the prompt of a turn, writes and saves a reply, and learns from its
-rating.
+"""This package runs chats: it builds the prompt of a turn, writes and saves the reply, and learns from the
+reply's rating.
 
 All words of a chat pass through this package on their way to the store. The package does not use threads,
 HTTP or screens. Start with `conversations.py`, then read `reply_writer.py` and `learning.py`.

@@ -1,9 +1,11 @@
-"""This module writes and reads chats as files: JSON with every branch, and Markdown of the current branch.
+"""This module writes chats to files and reads chats from files. A JSON file has every branch of a chat; a
+Markdown file has only the current branch.
 
 JSON: {"format": "ruvmlx-chat", "title", "system", "model", "created", "updated", "head", "messages": [{"id",
-"parent", "role", "content", "rating", "finish_reason", "created", "calls"}], "preferences": [{"better",
-"worse", "kind"}]}; better and worse are ids of messages; tool_turns.py describes calls. `parse` reads such
-files, and any object or list of {"role", "content"} messages, as other programs write them. `parse` imports
+    "parent", "role", "content", "rating", "finish_reason", "created", "calls"}], "preferences": [{"better",
+    "worse", "kind"}]}; better and worse are the ids of two messages, of which the user prefers the first;
+    tool_turns.py describes "calls". `parse` reads such files, and any object or list of {"role", "content"}
+    messages, as other programs write them. `parse` imports
 only words: imported replies cannot be rated or continued.
 """
 
@@ -27,12 +29,12 @@ FORMAT = "ruvmlx-chat"
 ROLES = ("user", "assistant", "tool")
 NAMES = {"user": "You", "assistant": "Assistant", "tool": "Tool"}
 ENDINGS = {"", ".md", ".markdown", ".txt", ".json"}  # the endings of files to which chats are written
-MAX_FILE_BYTES = 64 << 20  # bytes: larger files are not imported
+MAX_FILE_BYTES = 64 << 20  # bytes: the program does not import larger files
 MAX_TIMESTAMP = 253_402_300_800.0  # the end of the year 9999, in seconds since 1970
 
 
 def as_json(store: Store, session_id: str) -> dict[str, Any]:
-    """Return a chat with all its branches."""
+    """Return a chat with all its branches, in the format that this module describes."""
     session = store.chats.get(session_id)
     path, messages = store.messages.branch(session_id), store.messages.all(session_id)
     return {
@@ -62,15 +64,16 @@ def as_json(store: Store, session_id: str) -> dict[str, Any]:
 
 
 def _preferences(store: Store, session_id: str, messages: list[MessageRow]) -> list[dict[str, Any]]:
-    """Return the current preferences between the chat's replies, with the ids of their messages."""
+    """Return the current preferences between the chat's replies, with the ids of the messages that show the
+    replies."""
     ids = {m.reply_id: m.id for m in messages if m.reply_id}
     given = store.preferences.of_chat(session_id)
     return [{"better": ids[better], "worse": ids[worse], "kind": kind} for better, worse, kind in given]
 
 
 def writes_json(path: Path) -> bool:
-    """Return True if a file of this name gets all branches as JSON, False if it gets the conversation as
-    Markdown. Raises UsageError if the ending means another format."""
+    """Return True if a file of this name is written as JSON with all branches, and False if it is written as
+    Markdown. Raises UsageError if the file name's ending belongs to another format."""
     ending = path.suffix.lower()
     if ending not in ENDINGS:
         known = ", ".join(sorted(ENDINGS - {""}))
@@ -95,7 +98,8 @@ def as_markdown(store: Store, session_id: str) -> str:
 
 
 def _body(message: MessageRow) -> list[str]:
-    """Return the text of a message. For the result of a tool, the call comes before the text."""
+    """Return the text of a message. If the message is the result of a tool, the text of the tool call comes
+    first."""
     calls = calls_of_json(message.calls) if message.role == "tool" else ()
     return [*(sanitize(f"{call.name} {call.arguments}") for call in calls), sanitize(message.content)]
 
@@ -125,8 +129,8 @@ class ImportResult:
 
 
 def import_once(store: Store, data: bytes, name: str) -> ImportResult:
-    """Create a chat from a file's bytes, unless a chat in the store begins with the same messages. Raises
-    CorruptFile, and creates no chat, if the bytes are not a chat."""
+    """Create a chat from a file's bytes, unless a chat in the store begins with the same messages. If the
+    bytes are not a chat, raise CorruptFile and create no chat."""
     chat = parse(data, name)
     known = store.chats.beginning_with(chat.messages)
     return ImportResult(known, False) if known else ImportResult(_add(store, chat), True)
@@ -150,8 +154,8 @@ def chat_files(path: Path) -> list[Path]:
 
 
 def parse(data: bytes, name: str) -> Imported:
-    """Return the chat in a file's bytes. Raises CorruptFile if there is no chat. name: the file's name, for
-    the error."""
+    """Return the chat in a file's bytes. Raises CorruptFile if the file has no chat. name: the file's name,
+    for the error."""
     try:
         found = json.loads(data, parse_constant=_no_number)
     except (ValueError, RecursionError) as e:
@@ -176,8 +180,8 @@ def parse(data: bytes, name: str) -> Imported:
 
 
 def _messages(raw: list[Any], name: str) -> list[MessageRow]:
-    """Return checked messages. Each parent comes before its children. Messages without ids form one
-    branch."""
+    """Return the messages of a file after a check of their fields. Each parent comes before its children.
+    Messages without ids form one branch."""
     rows: list[MessageRow] = []
     known: set[int] = set()
     for n, item in enumerate(raw, 1):
@@ -210,8 +214,8 @@ def _content(item: Any) -> str | None:
 
 
 def _calls(item: Any) -> str:
-    """Return the calls of a message as the store has them. Return "" if there are no calls, or if they are
-    malformed."""
+    """Return the tool calls of a message in the form of the store. Return "" if there are no calls, or if
+    they are malformed."""
     with suppress(AttributeError, KeyError, TypeError, ValueError):
         calls = calls_of_json(json.dumps(item["calls"]))
         if all(isinstance(json.loads(call.arguments), dict) for call in calls):
@@ -222,13 +226,14 @@ def _calls(item: Any) -> str:
 
 
 def _no_number(name: str) -> None:
-    """Refuse NaN and Infinity, which Python's reader accepts, but which JSON does not have and a chat cannot
-    keep."""
+    """Raise ValueError for NaN and Infinity. Python's JSON reader accepts these numbers, but JSON does not
+    have them, and a chat cannot keep them."""
     raise ValueError(f"{name} is no number of JSON")
 
 
 def _moment(value: Any) -> float:
-    """Return a time in seconds since 1970. Return 0 for other values and for times that no calendar shows."""
+    """Return a time in seconds since 1970. Return 0 for values that are no times, and for times after the
+    year 9999."""
     return value if isinstance(value, float) and abs(value) < MAX_TIMESTAMP else 0.0
 
 
@@ -280,8 +285,8 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_new(path: Path, text: str | Iterable[str]) -> int:
-    """Write a new file as `new_file` does. text: the whole text, or its lines. Returns the number of given
-    lines."""
+    """Write a new text file, as `new_file` does. text: the whole text, or its lines. Returns the number of
+    lines in `text` (1 for a whole text)."""
     lines = 0
     with new_file(path) as file:
         for line in [text] if isinstance(text, str) else text:

@@ -13,14 +13,15 @@ from ..sona.state import PreferenceResult, RatingResult
 from ..store import MessageRow, ReplyRow, Store
 from .learning import Learning
 
-REGENERATED = 0.3  # the strength of a preference for the reply from which the user continued the chat
+# the strength (1: a full preference) of the preference for the reply from which the user continued the chat
+REGENERATED = 0.3
 
 
 @dataclass(frozen=True)
 class EditedReply:
-    """A reply that the user rewrote. message: the id of the new message; None: the reply is in no
-    chat. preference: the result of learning; None: no adapter is in use, or learning failed. failure: the
-    reason why learning failed."""
+    """A saved new version of a reply that the user edited. message: the id of the new message; None: the
+    reply is in no chat. preference: the result of learning from the edit; None: no adapter is in use, or
+    learning failed. failure: the reason why learning failed."""
 
     reply_id: str
     message: int | None
@@ -29,8 +30,8 @@ class EditedReply:
 
 
 class Choices:
-    """This class keeps preferences between replies of one model, and reasons for bad ratings. The adapter in
-    use learns from each of them at once."""
+    """This class receives preferences between replies of one model, and reasons for bad ratings. The adapter
+    in use learns from each preference and each reason immediately."""
 
     def __init__(self, store: Store, model: Model, learning: Learning):
         self._store, self._model, self._learning = store, model, learning
@@ -42,13 +43,14 @@ class Choices:
             return learner.prefer(better, worse, "compare")
 
     def give_reason(self, reply_id: str, reason: str) -> RatingResult:
-        """Record why a reply (its id, or "last") was rated bad: "long", "short", "tone" or "facts". A rating
-        with the reason "facts" (wrong facts) teaches nothing."""
+        """Record why a reply (its id, or "last") was rated bad: "long", "short", "tone" or "facts". The
+        adapter does not learn from a rating with the reason "facts" (wrong facts)."""
         return self._learning.require_learner().give_reason(reply_id, reason)
 
     def rewrite(self, reply_id: str, text: str, adapter: str | None = None) -> PreferenceResult:
-        """Do the work of `edit` outside a given chat. adapter: the adapter that learns; None: the adapter in
-        use. Raises NotFound, and saves nothing, if no adapter is in use."""
+        """Do the work of `edit` for a reply whose chat is not known. Return the result of learning. adapter:
+        the adapter that learns; None: the adapter in use. If no adapter is in use, raise NotFound and save
+        nothing."""
         with self._learning.using(adapter) as learner:
             edited = self._saved_edit(reply_id, text, None, learner)
         if edited.preference is None:
@@ -56,7 +58,8 @@ class Choices:
         return edited.preference
 
     def edit(self, reply_id: str, text: str, place: tuple[str, int] | None = None) -> EditedReply:
-        """Save the user's version of a reply beside it, on a branch of its own, and learn that it is better.
+        """Save the user's version of a reply beside the reply, on a branch of its own. Learn that the user's
+        version is better.
 
         text: the new answer; the reply's thinking is kept. place: (chat, message) of the reply; None: the
             place where the reply was shown last. Raises UsageError for an empty, unchanged or too long text,
@@ -81,7 +84,7 @@ class Choices:
             return saved
         try:
             return replace(saved, preference=learner.prefer(edited.id, original.id, "edit"))
-        # the new version is saved, and an error would make the user save the version again
+        # The new version is saved already. An error here would make the user save the version again.
         except RuvmlxError as e:
             return replace(saved, failure=f"your version is saved, but nothing was learned from it: {e}")
 
@@ -105,8 +108,8 @@ class Choices:
         reply to the newest alternative.
 
         Returns None and learns nothing in these cases: no other reply was shown complete, a preference
-        between the two is known, both have ratings, or no adapter is in use. Errors are suppressed, because
-        they must not stop the user's message.
+        between the two replies is known, both replies have ratings, or no adapter is in use. Errors are
+        suppressed, because they must not stop the user's message.
         """
         learner, mine = self._learning.learner, turn.reply_id
         if learner is None or mine is None or turn.branches < 2:
@@ -118,15 +121,16 @@ class Choices:
         return None
 
     def _other(self, session_id: str, turn: Turn) -> str | None:
-        """Return the newest other reply to the same question. Return None if a preference would say nothing
-        or is known."""
+        """Return the newest other reply to the same question. Return None if a preference between the two
+        would say nothing about the user's taste, or if it is known already."""
         rows = self._store.messages.all(session_id)
         mine = next(row for row in rows if row.id == turn.id)
         here = [row for row in rows if row.parent == mine.parent and self._counts(row)]
         others = [row for row in here if row.id != mine.id]
         if mine not in here or not others:
             return None
-        other = others[-1]  # a continued reply and its longer version begin with the same text
+        # the newest one, because a continued reply and its longer version begin with the same text
+        other = others[-1]
         same = mine.content.startswith(other.content) or other.content.startswith(mine.content)
         # Only /compare writes one of the replies with the untouched model. If the user leaves such a pair
         # without a choice, this says nothing about the user's taste.
@@ -134,7 +138,7 @@ class Choices:
         return None if same or compared or (mine.rating and other.rating) else other.reply_id
 
     def _is_untouched(self, row: MessageRow) -> bool:
-        """Return True if the model wrote the reply without anything learned."""
+        """Return True if the model wrote the reply without an adapter."""
         assert row.reply_id is not None
         return self._store.replies.get(row.reply_id).adapter_version == 0
 

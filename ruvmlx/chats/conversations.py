@@ -1,4 +1,4 @@
-"""This module holds chats on one model: answer a message, edit it, answer it again, continue a reply."""
+"""This module writes chats with one model: it answers or edits a message, and continues a reply."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -22,13 +22,13 @@ from .reply_writer import ReplyWriter
 from .summaries import Summaries
 from .tool_turns import NO_TOOLS, ToolOffer, ToolResult
 
-TAIL = 8  # a number of tokens that is larger than the tokens of any character
+TAIL = 8  # a number of tokens that is larger than the number of tokens of any single character
 
 
 @dataclass(frozen=True)
 class ChatRoom:
-    """left_out: ids of the oldest messages, which the model does not read itself. summed_up: the number of
-    left-out messages that the summary covers."""
+    """The messages that the model does not read. left_out: the ids of these messages, the oldest of the chat.
+    summed_up: the number of left-out messages that the summary covers."""
 
     left_out: frozenset[int]
     summed_up: int
@@ -60,7 +60,7 @@ class Conversations:
         return self._store.chats.find(beginning)
 
     def find_message(self, words: str, session_id: str | None = None) -> tuple[str, int]:
-        """Return (chat, message) of the newest message with all these words, in one chat or in all chats.
+        """Return the ids (chat, message) of the newest message with all these words, in one or all chats.
         Raises NotFound if there is no such message."""
         hit = self._store.search.newest(words, session_id)
         if hit is None or hit.message_id is None:
@@ -115,8 +115,8 @@ class Conversations:
         return self.room(session_id, self.turns(session_id), max_new_tokens).left_out
 
     def room(self, session_id: str, turns: list[Turn], max_new_tokens: int) -> ChatRoom:
-        """Return the messages that the model does not read of these turns (a chat's current branch). The
-        first call for a long chat takes a second."""
+        """Return which of these turns (a chat's current branch) the model does not read. The first call for a
+        long chat takes a second."""
         known = (
             session_id,
             [turn.id for turn in turns],
@@ -134,7 +134,7 @@ class Conversations:
     def _read(
         self, session_id: str, turns: list[Turn], max_new_tokens: int, offer: ToolOffer = NO_TOOLS
     ) -> tuple[Sequence[Message], dict[str, Any]]:
-        """Return the messages that the model reads of these turns, and the other fields of a request."""
+        """Return (the messages of these turns that the model reads, other fields of the request, by name)."""
         summary, read = self.summaries.read_turns(session_id, turns)
         reserved = self.count_tokens(tool_turns.offered_text(offer)) if offer.tools else 0
         messages = self._writer.window.fitting(alternating(read), max_new_tokens, summary, reserved)
@@ -145,7 +145,7 @@ class Conversations:
         return fields.pop("messages"), fields
 
     def template_system(self) -> str:
-        """Return the system prompt that is sent if the user has none (`system_prompt`); "": none is sent."""
+        """Return the system prompt that the model gets if the user has chosen none; "": it gets none."""
         return system_prompt(self._model).text
 
     def check_chat(self, session_id: str) -> None:
@@ -211,13 +211,13 @@ class Conversations:
         turns = self.turns(session_id)
         before = turns if instead_of is None else turns[: self._place(turns, instead_of, "user")]
         asked = [*before, Turn("user", text)]
-        # An empty or too long message is refused here, before it is saved.
+        # An empty or too long message raises an error here, before it is saved.
         request = self._request(
             session_id, asked, sampling, max_new_tokens, cancel or threading.Event(), untouched, best_of,
             adapter_id, tools,
         )  # fmt: skip
         self._implicit.notice_next(turns, before)
-        if before and instead_of is None:  # an edited question is not a new choice of the reply before it
+        if before and instead_of is None:  # an edited question does not choose the reply before it again
             self._choices.continued(session_id, before[-1])
         last = before[-1].id if before else None
         request.question_id = self._store.messages.add_user(session_id, text, after=last)
@@ -255,8 +255,8 @@ class Conversations:
         yield from self._write(request, session_id)
 
     def add_results(self, session_id: str, results: Sequence[ToolResult]) -> list[Turn]:
-        """Save the results of the calls of the last reply. Return the saved turns. A result that would take
-        too much of the context is replaced by one line of explanation."""
+        """Save the results of the tool calls of the last reply. Return the saved turns. A result that would
+        take too much of the context is replaced by one line of explanation."""
         begun = len(self.turns(session_id))
         for result in results:
             text = tool_turns.readable_result(result.text, self._model.context, self.count_tokens)
@@ -272,8 +272,8 @@ class Conversations:
         cancel: threading.Event,
         tools: ToolOffer = NO_TOOLS,
     ) -> Iterator[Chunk]:
-        """Write the next reply, after the results of tools. A rating of this reply teaches nothing, because
-        its words can be the words of the tool."""
+        """Write the next reply, after the results of tools. The adapter does not learn from a rating of this
+        reply, because the reply can repeat the words of a tool's result."""
         turns = self.turns(session_id)
         if not turns or turns[-1].role != "tool":
             raise NotFound("there is no result of a tool to go on from.")
@@ -295,7 +295,8 @@ class Conversations:
         message: int | None = None,
         adapter_id: str | None = None,
     ) -> Iterator[Chunk]:
-        """Continue a reply (None: the last message) that was cut off or stopped, from its last token.
+        """Continue a reply that was cut off or stopped, from its last token. message: the reply's message id;
+        None: the last message.
 
         The longer reply is stored beside the unfinished reply. Raises UsageError if the reply is complete, or
         if another model wrote it.
@@ -325,7 +326,7 @@ class Conversations:
             adapter_id=adapter_id,
         )
         with self._writer.archive.noting_failure(request):
-            self._writer.engine.prompt_ids(request)  # this raises an error if the context is full
+            self._writer.engine.prompt_ids(request)  # this call raises an error if the context is full
         request.question_id = turns[at - 1].id
         yield from self._writer.generate(request, session_id)
 
@@ -367,7 +368,7 @@ class Conversations:
         adapter_id: str | None = None,
         tools: ToolOffer = NO_TOOLS,
     ) -> GenerationRequest:
-        """Return the request for a reply to the last of these turns. Raises UsageError if a value is
+        """Return the request for a reply to the last of these turns. Raises UsageError if a sampling value is
         invalid."""
         sampling = sampling or self._writer.sampling()
         check_sampling(sampling)

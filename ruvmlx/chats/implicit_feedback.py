@@ -9,7 +9,8 @@ class ImplicitFeedback:
         self._learning, self._is_on = learning, is_on
 
     def notice_next(self, turns: list[Turn], before: list[Turn]) -> None:
-        """Record feedback on the last reply: "edited" if its question is replaced, else "continued"."""
+        """Record feedback on the last reply: "edited" if the user replaces its question, "continued" if the
+        user sends the next message. before: the turns that stay before the user's new message."""
         if len(before) < len(turns):
             self.notice_of(next((t for t in turns[len(before) :] if t.reply_id), None), "edited")
         elif turns:

@@ -1,5 +1,5 @@
-"""This module joins all parts of learning: the adapter in use, the loops that train it, the router that
-chooses it."""
+"""This module joins all parts of learning: the adapter in use, the loops that train the adapter, and the
+router, which chooses whether a reply uses the adapter."""
 
 import contextlib
 import threading
@@ -47,9 +47,9 @@ class Rated:
 
 @dataclass(frozen=True)
 class LearningState:
-    """The state of the learning of one adapter. missing: the number of ratings until the background loop is
-    due; None: this loop cannot train the model. recent: the newest ratings, the newest first. likes: what the
-    user likes according to the ratings, the strongest first."""
+    """The state of the learning of one adapter. missing: the number of ratings until the background loop
+    trains again; None: this loop cannot train the model. recent: the newest ratings, the newest first. likes:
+    what the user likes according to the ratings, the strongest first."""
 
     adapter: str
     status: LearnStatus
@@ -61,7 +61,8 @@ class LearningState:
 
 @dataclass(frozen=True)
 class FirstSummary:
-    """likes: a sentence about what the ratings show clearly; "": nothing is clear. guess: what the ratings
+    """A summary of the first ratings for the user. likes: a sentence about the user's taste that the ratings
+    show clearly; "": the ratings show nothing clearly. guess: a sentence about a taste that the ratings only
     suggest."""
 
     count: int  # the number of ratings and preferences
@@ -73,7 +74,8 @@ class Learning:
     """The adapters of one model. learner: the learner of the adapter in use; None: no adapter is in use."""
 
     def __init__(self, store: Store, model: Model, backend: Backend, settings: Settings, learn: bool):
-        """learn: False: record ratings, for examples and for later use, but never change weights."""
+        """learn: False: record ratings, as examples for prompts and for later use, but never change
+        weights."""
         self._store, self._model, self._backend, self._settings = store, model, backend, settings
         self._learns = learn
         self._summed_up: set[str] = set()  # the adapters whose `first_summary` was shown
@@ -128,8 +130,8 @@ class Learning:
             self._store.witness.note("use", facts)
 
     def of(self, name: str | None) -> Learner | None:
-        """Return the learner of an adapter, in step with the store. name: None: the adapter in use; "": no
-        adapter. The adapter in use does not change."""
+        """Return the learner of an adapter, with the adapter version that the store has now. name: None: the
+        adapter in use; "": no adapter. The adapter in use does not change."""
         if not name:
             learner = self.learner if name is None else None
         elif self.learner is not None and self.learner.history.name == name:
@@ -145,7 +147,8 @@ class Learning:
 
     @contextlib.contextmanager
     def using(self, name: str | None) -> Iterator[Learner]:
-        """Yield the learner of this adapter (None: of the adapter in use), which can be rated in the block.
+        """Yield the learner of this adapter (None: of the adapter in use), with which the block can rate
+        replies.
         Raises NotFound if there is no such learner. The adapter in use does not change."""
         learner = self.of(name) if name else self.require_learner()
         assert learner is not None
@@ -158,8 +161,8 @@ class Learning:
         return contextlib.nullcontext() if learner is self.learner else preserve_lora(self._backend)
 
     def settle(self, cancel: threading.Event | None = None, watch: Watch | None = None) -> None:
-        """Prepare the newest replies for a rating. The apps call this while the user reads. watch: as in
-        Learner.settle. With `cancel`, the model then writes replies that nobody sees. Rated replies are
+        """Prepare the newest replies for a rating. The apps call this method while the user reads. watch: as
+        in Learner.settle. With `cancel`, the model then writes replies that nobody sees. Rated replies are
         compared with these replies (unshown.py), and these replies show how to change the measured features
         of replies (measure_directions.py).
 
@@ -186,8 +189,8 @@ class Learning:
     def notice(self, reply_id: str, what: str) -> bool:
         """Record that the user "copied", "regenerated", "edited" ... a reply (sona/signal.py).
 
-        Return True if the action was recorded: only if `implicit_feedback` is on, and for replies of this
-        model.
+        Return True if the action was recorded. It is recorded only if the setting `implicit_feedback` is on
+        and this model wrote the reply.
         """
         if self.learner is None:
             return False
@@ -253,7 +256,7 @@ class Learning:
         return self._loops
 
     def is_due(self) -> bool:
-        """Return True if there is work for `consolidate`."""
+        """Return True if there are enough new ratings for `consolidate`."""
         return self.learner is not None and self.loops.is_due()
 
     def consolidate(
@@ -274,7 +277,8 @@ class Learning:
         return report
 
     def close(self) -> None:
-        """Save stopped runs and pending signals in the store."""
+        """Save in the store the training runs that are stopped now, and the signals (user actions) that are
+        not yet written."""
         self._close_loops()
         for learner in self.residency.loaded_adapters():
             learner.rating_index.flush()

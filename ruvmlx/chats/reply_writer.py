@@ -57,7 +57,7 @@ class ReplyWriter:
 
     def sampling(self, **given: Any) -> Sampling:
         """Return the sampling values. Given values override the settings, the settings override the model's
-        values, and these override the defaults. None means that a value is not given."""
+        values, and the model's values override the defaults. A value None is treated as not given."""
         own = {k: v for k, v in self._model.default_sampling.items() if k in Sampling.__dataclass_fields__}
         if "top_k" in own:
             own["top_k"] = int(own["top_k"])
@@ -65,10 +65,11 @@ class ReplyWriter:
         return Sampling(**(own | asked))
 
     def generate(self, request: GenerationRequest, session_id: str | None = None) -> Iterator[Chunk]:
-        """Stream one reply and commit it, so that it can be rated. Submitted requests continue meanwhile.
+        """Stream one reply and commit it, so that it can be rated. Requests that `submit` queued continue at
+        the same time.
 
         session_id: the chat that the reply belongs to. The text of a stopped reply is kept. With best of n,
-            the reply that fits the user's taste streams, and the other replies are committed beside it.
+            the user sees the reply that fits the user's taste, and the other replies are committed beside it.
         """
         request = self.prepare_request(request, routed=True)
         with self.archive.noting_failure(request):
@@ -78,8 +79,8 @@ class ReplyWriter:
 
     def submit(self, request: GenerationRequest, sink: Sink, session_id: str | None = None) -> None:
         """Queue a request. Each call of `scheduler.step` continues the request, and the sink gets the chunks.
-        The reply is committed as `generate` does. Raises UsageError at once if the request is empty or too
-        long."""
+        The reply is committed as `generate` does. Raises UsageError in this call if the request is empty or
+        too long."""
         request = self.prepare_request(request, routed=True)
         with self.archive.noting_failure(request):
             count = self._count(request, self._learning.of(request.adapter_id))
@@ -91,7 +92,8 @@ class ReplyWriter:
             yield from chunks
 
     def _begin(self, request: GenerationRequest, session_id: str | None, count: int) -> StoredReplies:
-        """Return the job of a request whose turn has come. The job uses the adapter's present weights."""
+        """Return the job of a request whose turn has come. The job uses the weights that the adapter has
+        now."""
         learner = self._learning.of(request.adapter_id)
         untouched = request.untouched or (request.route is not None and not request.route.adapter)
         requests = requests_for(request, count)
@@ -109,8 +111,8 @@ class ReplyWriter:
         return StoredReplies(self.archive, replies, learner, traces, session_id)
 
     def _recorder(self, request: GenerationRequest, trace: Trace | None) -> Trace | AnswerTrace | None:
-        """Return the recorder of the tokens that ratings teach: all tokens of the reply, or the tokens of its
-        answer."""
+        """Return the recorder of the tokens to which ratings apply: all tokens of the reply (setting
+        `rate_thoughts`), or only the tokens of its answer."""
         if trace is None or self._settings.rate_thoughts:
             return trace
         tokenizer, prompt = self._model.tokenizer, request.input_ids or ()
@@ -118,8 +120,8 @@ class ReplyWriter:
         return AnswerTrace(trace, ThoughtCounter(tokenizer, begun))
 
     def _count(self, request: GenerationRequest, learner: Learner | None) -> int:
-        """Return the number of replies to write: one if all replies would be equal, or if a reply is
-        continued."""
+        """Return the number of replies to write: one if all replies would be equal, or if the request
+        continues a reply."""
         alone = request.begun is not None or request.untouched or request.sampling.temperature == 0
         count = 1 if alone else request.best_of or self._settings.best_of
         if count != AUTO:
@@ -158,8 +160,8 @@ class ReplyWriter:
         return generate_many(self.engine, prepared, learner.micro if learner else None)
 
     def prepare_request(self, request: GenerationRequest, routed: bool = False) -> GenerationRequest:
-        """Return the request as token ids, with its examples. Raises UsageError if the text is empty or too
-        long.
+        """Return the request with its token ids; examples (liked replies) are added to the prompt if the
+        settings ask for them. Raises UsageError if the text is empty or too long.
 
         routed: True: the router, if it is on, chooses adapter and examples
         """
@@ -200,8 +202,8 @@ class ReplyWriter:
 
     def _with_examples(self, request: GenerationRequest, learner: Learner) -> GenerationRequest:
         """Insert liked replies to similar questions as turns directly before the question, so that the KV
-        cache of the earlier turns stays valid. The examples take at most a quarter of the context, and no
-        room of the reply."""
+        cache of the earlier turns stays valid. The examples take at most a quarter of the context, and leave
+        free the room of the reply."""
         assert request.messages is not None
         messages, context = list(request.messages), self.window.size
         free = context - len(request.input_ids or ()) - min(request.max_new_tokens, context // 4)

@@ -1,5 +1,5 @@
-"""This module deletes chats in two steps: it hides them at once, and erases them DAYS later when a program
-starts or ends."""
+"""This module deletes chats in two steps: it hides a chat at once, and erases the hidden chat DAYS days
+later, when a program starts or ends."""
 
 import contextlib
 import math
@@ -12,15 +12,15 @@ from ..platform import files
 from ..store import Store
 
 DAYS = 1.0
-AT_START = 0.2  # seconds: the time for the search index at each start and end
+AT_START = 0.2  # seconds: the maximum time that each start and end takes to clean the search index
 
 
 def delete(store: Store, *session_ids: str, seconds: float = math.inf) -> bool:
     """Erase chats, all or none of them, and their KV caches on disk.
 
-    Returns False if some files still hold the words. Either another process still reads the store, and its
-    log keeps the words until that process ends. Or the search index needs longer than `seconds`, and the next
-    start continues.
+    Returns False if some files still hold the words of the chats. There are two possible reasons: another
+    process reads the store, so the store's log keeps the words until that process ends; or the search index
+    needs longer than `seconds`, so the next start continues to remove the words.
     """
     gone = store.chats.delete(*session_ids, seconds=seconds)
     for session_id in session_ids:
@@ -29,8 +29,8 @@ def delete(store: Store, *session_ids: str, seconds: float = math.inf) -> bool:
 
 
 def forget(store: Store, reply_ids: list[str]) -> bool:
-    """Erase the words of replies outside chats, and all KV caches of these replies. Returns as `delete`
-    does."""
+    """Erase the words of replies outside chats, and all KV caches of these replies. Returns False in the same
+    cases as `delete`."""
     gone = store.replies.forget(reply_ids)
     CacheFolder.of_store(store.path).remove(REQUESTS)
     return gone
@@ -47,7 +47,7 @@ def delete_older(store: Store) -> list[str]:
     for session_id in old:
         try:
             delete(store, session_id, seconds=0)
-        except NotFound:  # another process deleted it first
+        except NotFound:  # another process deleted this chat first
             continue
         except StoreBusy:
             raise
@@ -58,8 +58,8 @@ def delete_older(store: Store) -> list[str]:
 
 
 def clean_index(store: Store, seconds: float) -> bool:
-    """Remove deleted words from the search index for about `seconds` seconds. Returns True if no word is
-    left.
+    """Remove deleted words from the search index for about `seconds` seconds. Returns True if no deleted word
+    is left.
 
     A later call continues the work, also if another process has locked the store.
     """

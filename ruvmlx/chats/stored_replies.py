@@ -1,4 +1,4 @@
-"""This module commits finished replies, so that they can be rated, and saves unfinished ones as drafts.
+"""This module commits finished replies, so that they can be rated, and saves unfinished replies as drafts.
 Requests that end without a reply become rows of the witness log (store/audit_log.py)."""
 
 import contextlib
@@ -25,7 +25,7 @@ from ..sona.user_taste import reply_features
 from ..store import ReplyRow, Store
 from .tool_turns import calls_to_json, split_calls
 
-SAVE_EVERY = 1.0  # seconds: the maximum part of a reply that is lost if the process is killed
+SAVE_EVERY = 1.0  # seconds: if the process is killed, at most this much of a reply's text is lost
 
 Traced = Mapping[str, Trace | None]  # reply id -> trace of the reply
 
@@ -46,9 +46,9 @@ class ReplyArchive:
         response: GenerationResponse | None = None,
         **values: Any,
     ) -> ReplyRow:
-        """Return the stored row of a reply. The columns that are not named here come, by their names, from
-        the response (None before the reply is complete), the request, its sampling, the trace or the
-        model."""
+        """Return the stored row of a reply. The fields that this method does not name come from other objects
+        with a field of the same name: the response (None before the reply is complete), the request, its
+        sampling, the trace or the model."""
         request, question = run.request, question_of(run.request)
         return ReplyRow.of(
             response,
@@ -59,7 +59,7 @@ class ReplyArchive:
             id=request.request_id,
             model=self._model.name,
             adapter=learner.history.name if learner else None,
-            # a rating can have changed the version since the reply began
+            # a rating during the reply can have made a newer version
             adapter_version=trace.version if trace else 0,
             prompt_ids=list(request.input_ids or []),
             sampled_ids=list(run.drawn),
@@ -82,7 +82,7 @@ class ReplyArchive:
         reply = self.row(run, learner, trace, response, **values)
         teaching = reply_features(reply.prompt, reply.text, reply.finish_reason).to_bytes()
         text, calls = split_calls(self._model.tokenizer, run.request, reply.text) if session_id else ("", [])
-        # The words of a tool must not change the weights.
+        # The words of a tool's result must not change the weights, so these replies have no features.
         features = b"" if response.repeats or run.request.asked or calls else teaching
         kv = self._tiers.observation(response.session_id, response)
         routed = route.row(reply.id, reply.fingerprint, reply.adapter) if route else None
@@ -127,7 +127,7 @@ class ReplyArchive:
 
 
 class WitnessedSink:
-    """A sink of the scheduler that also records the failure of its request."""
+    """A sink of the scheduler. If the request fails, the sink also records the failure in the witness log."""
 
     def __init__(self, sink: Sink, archive: ReplyArchive, request: GenerationRequest):
         self._archive, self._request, self._sink = archive, request, sink
@@ -139,9 +139,9 @@ class WitnessedSink:
 
 
 class StoredReplies:
-    """A job of the scheduler: the replies to one request, which it commits at their end. learner: the learner
-    of the adapter that writes them; None: no adapter. traces: the traces of all replies. session_id: the
-    chat."""
+    """A job of the scheduler. It writes the replies to one request and commits them at their end. learner:
+    the learner of the adapter that writes the replies; None: no adapter. traces: {reply id: trace}.
+    session_id: the chat's id; None: no chat."""
 
     def __init__(
         self,
@@ -186,7 +186,8 @@ class StoredReplies:
         assert chunk.response is not None
         chunk = replace(chunk, response=self._with_adapter(chunk.response))
         assert chunk.response is not None
-        # The learner can install its LoRA.
+        # The commit lets the learner install its LoRA. After this block the backend has its earlier LoRA
+        # again.
         with preserve_lora(self._learner.backend) if self._learner else contextlib.nullcontext():
             self._commit_all(chunk.response)
         return chunk
@@ -200,7 +201,8 @@ class StoredReplies:
         return replace(response, adapter=self._learner.history.name, adapter_version=version)
 
     def _save_draft(self, session_id: str, run: Run) -> None:
-        """Save the reply so far, in case the process is killed. If the store is busy, save nothing."""
+        """Save the text of the reply so far as a draft, because the process could be killed. If the store is
+        busy, save nothing."""
         run.record()
         begun: dict[str, Any] = {"text": "".join(run.text), "finish_reason": "cancelled"}
         reply = self._archive.row(run, self._learner, self._traces[run.request.request_id], **begun)
@@ -208,11 +210,11 @@ class StoredReplies:
             self._archive.store.drafts.put(session_id, reply, run.request.question_id)
 
     def _commit_all(self, best: GenerationResponse) -> None:
-        """Commit the replies to one question. The best reply comes last: it is shown, and ratings of "last"
-        mean this reply."""
+        """Commit the replies to one question. The best reply is committed last, because the user sees this
+        reply, and a rating of the reply "last" must mean it."""
         for run, response in zip(self._replies.others, best.others, strict=True):
             self._commit(run, response, beside=best.request_id)
-        # In a batch, the time for a token does not depend on this reply alone.
+        # In a batch, the time for a token also depends on the other replies, so it is not recorded.
         shared, pace = self._replies.leader.shared, self._archive.pace
         ratio = 1.0 if shared else pace.ratio(best.latency_ms, best.generation_tokens)
         reply = self._commit(self._replies.leader, best, latency_ratio=ratio)

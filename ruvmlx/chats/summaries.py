@@ -22,9 +22,9 @@ from ..models.config.model import Message
 from ..models.text.thinking import split
 from ..store import Store
 
-KEPT_MESSAGES = 4  # the number of newest messages that are never summed up
-KEPT_SHARE = 4  # the newest messages can take 1 / KEPT_SHARE of the context
-READ_SHARE = 2  # one request reads at most 1 / READ_SHARE of the context
+KEPT_MESSAGES = 4  # the number of newest messages that a summary never replaces
+KEPT_SHARE = 4  # the newest messages, which no summary replaces, can take 1 / KEPT_SHARE of the context
+READ_SHARE = 2  # one request for a summary reads at most 1 / READ_SHARE of the context
 MAX_TOKENS = 300  # the maximum number of tokens of the notes
 TASK = (
     "Below is the beginning of a conversation. Write down in at most 150 words what one must know to "
@@ -53,12 +53,13 @@ class Summaries:
         self._store, self._engine, self._window, self._turns = store, engine, window, turns
 
     def read_turns(self, session_id: str, turns: list[Turn]) -> tuple[str, list[Turn]]:
-        """Return the summary (or ""), and the turns that the model reads besides the summary."""
+        """Return the summary (or ""), and the turns that the model reads in addition to the summary."""
         text, rest = self._split(session_id, turns)
         return text, [*(turn for turn in turns if turn.role == "system"), *rest]
 
     def of(self, session_id: str, turns: list[Turn] | None = None) -> ChatSummary:
-        """Return the summary that is used for these turns. turns: None: the turns of the current branch."""
+        """Return the summary that replaces the oldest of these turns for the model. turns: None: the turns of
+        the current branch."""
         turns = self._turns(session_id) if turns is None else turns
         text, rest = self._split(session_id, turns)
         return ChatSummary(text, len(_spoken_turns(turns)) - len(rest)) if text else ChatSummary()
@@ -76,7 +77,8 @@ class Summaries:
         self._store.chats.set_summary(session_id, None, None)
 
     def write(self, session_id: str, cancel: threading.Event) -> Iterator[Chunk]:
-        """Sum up all messages except the newest, for the next replies. Yield the chunks of the notes.
+        """Write a summary of all messages except the newest. The next replies read this summary. Yield the
+        chunks of the notes.
 
         Nothing changes if `cancel` is set before the end. Raises NotFound if the chat is too short.
         """
@@ -107,7 +109,8 @@ class Summaries:
         self._store.chats.set_summary(session_id, text, old[-1].id)
 
     def _first_kept(self, turns: list[Turn]) -> int:
-        """Return the index of the first message that is not summed up; this message is always a question."""
+        """Return the index of the first message that the summary does not replace. This message is always a
+        question."""
         first, room = len(turns), self._window.size // KEPT_SHARE
         while first and (len(turns) - first < KEPT_MESSAGES or room > 0):
             first -= 1

@@ -1,5 +1,5 @@
-"""This module handles tools in a chat: the tools that a reply can call, the calls in its text, and how both
-are stored.
+"""This module handles tools in a chat: the tools that a reply can call, the tool calls in the reply's text,
+and the form in which the store keeps them.
 
 If a reply calls tools, its message has the text without the calls. The `calls` of the message are JSON:
 
@@ -25,9 +25,9 @@ MOST_CHARACTERS = 16  # about the maximum number of characters of a token
 
 @dataclass(frozen=True)
 class ToolOffer:
-    """The tools that a reply can call. tools: as the engine takes them. function: the function that the reply
-    must call; "": the reply can call any tool, or none. is_over: True: the reply cannot call tools any more,
-    but the prompt still has the tools."""
+    """The tools that a reply can call. tools: the definitions of the tools, in the form that the engine
+    takes. function: the function that the reply must call; "": the reply can call any tool, or none. is_over:
+    True: the reply cannot call tools any more, but the prompt still has the tools."""
 
     tools: Tools = ()
     function: str = ""
@@ -47,7 +47,7 @@ NO_TOOLS = ToolOffer()
 
 def tool_prompt(model: Model, messages: Sequence[Message], offer: ToolOffer) -> Prepared | None:
     """Return the conversation in the form in which the model takes tools. Return None if the conversation has
-    no tools."""
+    neither tools nor tool calls."""
     if not offer.tools and not any(message.tool_calls or message.role == "tool" for message in messages):
         return None
     return prepare(model, messages, offer.tools, "none" if offer.is_over else "auto", offer.function)
@@ -70,7 +70,7 @@ def split_calls(tokenizer: Tokenizer, request: GenerationRequest, text: str) -> 
 
 
 def _id_of(request: GenerationRequest, place: int) -> str:
-    """Return the id of a call in a reply. The id stays the same if the reply is parsed again."""
+    """Return the id of a call in a reply. If the reply is parsed again, the call gets the same id."""
     return hashlib.sha256(f"{request.request_id} {place}".encode()).hexdigest()[:9]
 
 
@@ -117,14 +117,15 @@ def calls_of_json(text: str) -> tuple[ParsedCall, ...]:
 
 
 def _as_json(arguments: object) -> str:
-    """Return JSON without lone surrogates, which no tokenizer accepts."""
+    """Return the arguments as JSON. Lone surrogates are removed, because no tokenizer accepts them."""
     return json.dumps(arguments, ensure_ascii=False).encode("utf-8", "ignore").decode()
 
 
 def readable_result(text: str, context: int, count_tokens: Callable[[str], int]) -> str:
-    """Return the result. If the result would take too much of the context, return one line of explanation."""
+    """Return the result of a tool. If it would take too much of the context, return one line that says so to
+    the model."""
     room = context // RESULT_SHARE
-    is_huge = len(text) > MOST_CHARACTERS * room  # the count of the tokens of such a text would take seconds
+    is_huge = len(text) > MOST_CHARACTERS * room  # in this case a count of the tokens would take seconds
     if not is_huge and count_tokens(text) <= room:
         return text
     return f"(The result is too long: {len(text):,} characters. At most {room:,} tokens are read.)"

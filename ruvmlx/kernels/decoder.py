@@ -1,4 +1,5 @@
-"""This module wraps the C decoder (neon/include/rvm.h): one call runs a whole step, without the GIL.
+"""This module wraps the C decoder (neon/include/rvm.h): one call runs a whole step of a model and does not
+hold Python's global lock (GIL).
 
 Arrays are float32 and C-contiguous. T: tokens; V: vocabulary; D: hidden size. The packed matrices and norms
 stay alive as long as the Decoder that reads them. Keys and values belong to the caller (ruvmlx/kv): pages of
@@ -26,14 +27,15 @@ CANCELLED, NO_MEMORY, BUSY = 3, 4, 5
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LM_HEAD = len(MODULES)
 
-# struct rvm_row
+# the fields of struct rvm_row
 ROW = np.dtype([("pages", np.uint64), ("offset", np.uint64), ("token", np.int32)], align=True)
 
 _P, _N, _F, _I, _U = C.c_void_p, C.c_size_t, C.c_float, C.c_int, C.c_uint32
 
 
 class Cancelled(Exception):
-    """The cancel flag was set. The tokens from before the call have not changed."""
+    """This error means that the cancel flag was set during a call. The keys and values of the tokens before
+    the call have not changed."""
 
 
 class _Config(C.Structure):
@@ -124,8 +126,8 @@ def _lib() -> C.CDLL:
 
 @functools.cache
 def matmul_implementations() -> tuple[str, ...]:
-    """Return the implementations that can run the matrices on this machine, fastest first: ("avx512vnni",
-    ..., "scalar")."""
+    """Return the names of the implementations of matrix products that run on this machine, fastest first:
+    ("avx512vnni", ..., "scalar")."""
     names: list[str] = []
     while name := _lib().rvm_matmul_impl_name(len(names)):
         names.append(name.decode())
@@ -204,7 +206,8 @@ class Decoder:
         return _lib().rvm_decoder_page_bytes(self.handle, tier)
 
     def demote(self, page: int, tier: int, to: int, to_tier: int) -> None:
-        """Copy a full page to another address, in a lower tier. Any thread can call `demote` at any time.
+        """Convert a full page to a lower tier, and write the result to another address. Any thread can call
+        `demote` at any time.
 
         page, to: the addresses of the two pages
         """
@@ -275,14 +278,16 @@ class Decoder:
         return hidden, logits
 
     def together(self, some: Sequence[ReplyWork]) -> None:
-        """Run the kernel calls of several replies on this decoder's threads, then call their `done`."""
+        """Run the kernel calls of several replies on this decoder's threads, then call the function `done` of
+        each call."""
         structs = (ReplyStruct * len(some))(*(work.fields for work in some))
         _done("replies", _lib().rvm_decoder_replies(self.handle, C.addressof(structs), len(some)))
         for work, fields in zip(some, structs, strict=True):
             work.done(fields)
 
     def head(self, hidden: Array, lora: bool = False) -> Array:
-        """Run the output head: [T, D] -> [T, V]. lora: True: add the LoRA of lm_head."""
+        """Return the logits [T, V] of hidden states [T, D], from the output head. lora: True: add the LoRA of
+        lm_head."""
         if hidden.shape[1:] != (self.shape.hidden_size,) or not len(hidden):
             raise ValueError(f"hidden has shape {hidden.shape}, expected [T, {self.shape.hidden_size}]")
         logits: Array = np.empty((len(hidden), self.shape.vocab_size), np.float32)
@@ -319,7 +324,7 @@ class Decoder:
         return sizes[module]
 
     def use_threads(self, n: int) -> None:
-        """Use n of the threads from the next call on."""
+        """Use only n of the decoder's threads from the next call on."""
         _done("use_threads", _lib().rvm_decoder_use_threads(self.handle, n))
 
 

@@ -1,4 +1,4 @@
-"""This module describes what a C decoder is made from: the sizes of a model and its packed weights."""
+"""This module describes the two inputs of a C decoder: the sizes of a model and its packed weights."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,9 @@ class DecoderShape:
     """The sizes of a model. The fields equal the fields of rvm_decoder_config.
 
     rope_frequencies: radians per position, [n]; RoPE turns the first 2 n numbers of each head
-    layer_norm: whether the norms are LayerNorms
-    alibi_slopes: float32 [n_heads]; None: scores do not depend on the distance
+    layer_norm: True if the norms are LayerNorms; False: they are RMS norms
+    alibi_slopes: float32 [n_heads]; None: the model has no ALiBi, so attention scores do not depend on the
+        distance
     """
 
     n_layers: int
@@ -42,7 +43,7 @@ class LayerWeights:
     matrices: packed matrices by module; without gate_proj, the MLP is down(gelu(up(x)))
     biases: the biases that the model has, by module
     input_norm, post_norm: [D], the weights of the norms before attention and MLP
-    input_norm_bias, post_norm_bias: [D], the biases of these norms; None: they have no bias
+    input_norm_bias, post_norm_bias: [D], the biases of these norms; None: the norms have no bias
     q_norm, k_norm: [head_dim], the weights of the norms of each head
     no_rope: True if the layer has no rotary embedding
     """
@@ -61,14 +62,15 @@ class LayerWeights:
 @dataclass(frozen=True)
 class DecoderWeights:
     embedding: np.ndarray
-    lm_head: np.ndarray  # this can be the same array as the embedding
+    lm_head: np.ndarray  # the output head; it can be the same array as the embedding
     norm: Array
     layers: Sequence[LayerWeights]
     norm_bias: Array | None = None
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all weights. A head that is the same array as the embedding counts once."""
+        """Return the bytes of all weights. If the output head is the same array as the embedding, it is
+        counted only once."""
         held = [self.embedding, self.lm_head, self.norm, *_there(self.norm_bias)]
         for layer in self.layers:
             held += [*layer.matrices.values(), *layer.biases.values(), layer.input_norm, layer.post_norm]

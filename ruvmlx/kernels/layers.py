@@ -1,5 +1,5 @@
-"""This module has the kernels between a decoder's matrix products, over NumPy arrays. Beside each kernel
-stands its twin (`..._ref`), a simple version for tests.
+"""This module has the kernels between a decoder's matrix products, over NumPy arrays. Each kernel has a twin
+(`..._ref`), a simple version for tests.
 
 Arrays are float32 and C-contiguous. The formulas are in neon/include/rvm.h, "Layers". `impl` names an
 implementation ("scalar", "avx2", ...); None is the fastest one on this machine. A twin has the same
@@ -25,7 +25,7 @@ Half = NDArray[np.uint16]  # the bits of float16
 
 _P, _N, _F, _I = C.c_void_p, C.c_size_t, C.c_float, C.c_int
 
-# This is the field order of struct rvm_layers, with the argument types.
+# The order of the fields of struct rvm_layers, with the types of their arguments.
 _SIGNATURES: dict[str, list[Any]] = {
     "rms_norm": [_P, _P, _F, _N, _N, _P],
     "layer_norm": [_P, _P, _P, _F, _N, _N, _P],
@@ -78,8 +78,8 @@ class _Attention(C.Structure):
 
 @functools.cache
 def functions(impl: str | None = None) -> SimpleNamespace:
-    """Return all kernels of one implementation (None: the fastest) as ctypes functions that release the
-    GIL."""
+    """Return all kernels of one implementation (None: the fastest) as ctypes functions that release Python's
+    global lock (GIL)."""
     lib = _load()
     lib.rvm_layers_impl.restype, lib.rvm_layers_impl.argtypes = C.POINTER(_LayerTable), [C.c_char_p]
     lib.rvm_attention_scratch.restype, lib.rvm_attention_scratch.argtypes = _N, [_N, _N]
@@ -130,8 +130,8 @@ def turns(positions: NDArray[np.int64], frequencies: NDArray[np.float64]) -> Arr
 
 
 def rope(x: Array, turn: Array, traditional: bool = False, impl: str | None = None) -> Array:
-    """Rotate pairs of numbers: (i, i + d/2), or (2i, 2i + 1) with `traditional`. x: [T, heads, d]; turn: [T,
-    d]."""
+    """Rotate pairs of numbers of each head by RoPE: the numbers i and i + d/2, or 2i and 2i + 1 if
+    `traditional` is True. x: [T, heads, d]; turn: [T, d]."""
     tokens, heads, head_dim = x.shape
     _shape("turn", turn, (tokens, head_dim))
     y = np.empty_like(x)
@@ -145,14 +145,14 @@ def rope_ref(x: Array, turn: Array, traditional: bool = False) -> Array:
     c, s = turn[:, None, :half], turn[:, None, half:]
     a, b = (x[..., ::2], x[..., 1::2]) if traditional else (x[..., :half], x[..., half:])
     y = np.empty_like(x)
-    # first and second are views of y.
+    # `first` and `second` are views of y, so a write to them changes y.
     first, second = (y[..., ::2], y[..., 1::2]) if traditional else (y[..., :half], y[..., half:])
     first[...], second[...] = a * c - b * s, a * s + b * c
     return y
 
 
 def swiglu(gate: Array, up: Array, impl: str | None = None) -> Array:
-    """Return gate / (1 + e^-gate) * up."""
+    """Return gate / (1 + e^-gate) * up (SwiGLU)."""
     _shape("up", up, gate.shape)
     y = np.empty_like(gate)
     _done("swiglu", functions(impl).swiglu(_in(gate), _in(up), gate.size, _inout(y)))
@@ -233,8 +233,8 @@ class PagedKV:
         """Return softmax(q . k / sqrt(d) + slope * (key's position - query's)) v: [T, group, d].
 
         q: [T, group, d], the queries at `position`, position + 1, ...
-        matmul: the implementation of matmul.py whose kernels read quantised pages
-        slopes: [group], ALiBi's slopes; None: the distance changes nothing
+        matmul: the name of the implementation of matmul.py whose kernels read quantised pages
+        slopes: [group], ALiBi's slopes; None: no ALiBi, so all slopes are 0
         """
         queries, group, head_dim = q.shape
         f, out = functions(impl), np.empty_like(q)

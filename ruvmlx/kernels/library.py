@@ -17,7 +17,7 @@ MAX_RANK = 64
 _SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
 _P, _N, _F = C.c_void_p, C.c_size_t, C.c_float
 
-# This is the field order of struct rvm_kernels, with the argument types. All pointers are passed as
+# The order of the fields of struct rvm_kernels, with the types of their arguments. All pointers are passed as
 # addresses.
 _SIGNATURES: dict[str, list[Any]] = {
     "dot": [_P, _P, _N, _P],
@@ -63,8 +63,8 @@ def find(name: str) -> Path:
 
 
 def _folders() -> list[Path]:
-    """Return the folders to search. Editable installs have sources in the checkout and built files in
-    site-packages."""
+    """Return the folders to search. In an editable install, the sources are in the checkout and the built
+    library is in site-packages, so both are searched."""
     packages = [Path(p) for p in ruvmlx.__path__] + [Path(p) / "ruvmlx" for p in sys.path]
     return [p / "_lib" for p in packages]
 
@@ -89,8 +89,8 @@ def _load() -> C.CDLL:
 
 @functools.cache
 def implementations() -> tuple[str, ...]:
-    """Return the implementations that run on this machine, fastest first: ("avx512", "avx2", "scalar") or
-    ("neon", "scalar")."""
+    """Return the names of the implementations (instruction sets) that run on this machine, fastest first:
+    ("avx512", "avx2", "scalar") or ("neon", "scalar")."""
     lib = _load()
     names: list[str] = []
     while name := lib.rvm_impl_name(len(names)):
@@ -99,7 +99,7 @@ def implementations() -> tuple[str, ...]:
 
 
 def available(kernel: str) -> tuple[str, ...]:
-    """Return the implementations of one kernel, for `pytest.mark.parametrize("impl",
+    """Return the names of the implementations of one kernel, for `pytest.mark.parametrize("impl",
     available("head_add"))`."""
     if kernel not in _SIGNATURES:
         raise KeyError(f"no kernel {kernel!r}; there are {', '.join(KERNELS)}")
@@ -108,8 +108,8 @@ def available(kernel: str) -> tuple[str, ...]:
 
 @functools.cache
 def functions(impl: str | None = None) -> SimpleNamespace:
-    """Return all kernels of one implementation (None: the fastest) as ctypes functions that release the
-    GIL."""
+    """Return all kernels of one implementation (None: the fastest) as ctypes functions that release Python's
+    global lock (GIL)."""
     table = _load().rvm_impl(impl.encode() if impl else None)
     if not table:
         raise LibraryError(f"no implementation {impl!r} here; there are {', '.join(implementations())}.")

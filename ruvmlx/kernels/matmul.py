@@ -21,12 +21,13 @@ from ruvmlx.kernels.library import BAD_ARGUMENT, OK, LibraryError, _load
 from ruvmlx.kernels.packing import ALIGNMENT, PackedMatrix
 
 Array = NDArray[np.float32]
-# number of activations that share one scale: in normal quantised weights; in super-blocks
+# the number of activations that share one scale: BLOCK for most quantised weights, SUPER_BLOCK for
+# super-blocks
 BLOCK, SUPER_BLOCK = 32, 256
-MAX_CODE = {8: 127, 16: 32385}  # by number of bits: the code of the largest activation
+MAX_CODE = {8: 127, 16: 32385}  # {number of bits of an activation: the code of the largest activation}
 _P, _N, _I = C.c_void_p, C.c_size_t, C.c_int
 
-# This is the field order of struct rvm_matmul, with the argument types.
+# The order of the fields of struct rvm_matmul, with the types of their arguments.
 SIGNATURES: dict[str, list[Any]] = {
     "acts": [_I, _P, _N, _N, _N, _N, _N, _P],
     "matmul": [_P, _I, _P, _N, _N, _N, _P, _N],
@@ -54,7 +55,7 @@ def _lib() -> C.CDLL:
 
 @functools.cache
 def implementations() -> tuple[str, ...]:
-    """Return the implementations that run on this machine, fastest first."""
+    """Return the names of the implementations of matrix products that run on this machine, fastest first."""
     names: list[str] = []
     while name := _lib().rvm_matmul_impl_name(len(names)):
         names.append(name.decode())
@@ -63,7 +64,8 @@ def implementations() -> tuple[str, ...]:
 
 @functools.cache
 def functions(impl: str | None = None) -> SimpleNamespace:
-    """Return the functions of one implementation (None: the fastest). These functions run without the GIL."""
+    """Return the functions of one implementation (None: the fastest). These functions release Python's global
+    lock (GIL)."""
     table = _lib().rvm_matmul_impl(impl.encode() if impl else None)
     if not table:
         raise LibraryError(f"no implementation {impl!r} here; there are {', '.join(implementations())}.")
@@ -75,8 +77,8 @@ def functions(impl: str | None = None) -> SimpleNamespace:
 
 
 def peak(rounds: int, impl: str | None = None) -> int:
-    """Run the innermost loop `rounds` times without reading memory. Returns the number of products of two
-    numbers that the loop formed."""
+    """Run the innermost loop of a matrix product `rounds` times without reading memory, to measure the peak
+    speed. Returns the number of multiplications that the loop did."""
     return functions(impl).peak(rounds, C.byref(C.c_int32()))
 
 
@@ -88,7 +90,8 @@ def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
 
 
 class Matrix:
-    """W [rows, cols] in packed form. weight: as in PackedMatrix.plan; with `blocks`, as in plan_blocks."""
+    """W [rows, cols] in packed form. weight, scales, biases: as in PackedMatrix.plan. If `blocks` is given,
+    weight is as in PackedMatrix.plan_blocks."""
 
     def __init__(
         self,
@@ -117,8 +120,8 @@ class Matrix:
         return out
 
     def acts_kind(self, bits: int) -> int:
-        """Return the kind of activations that this matrix needs. Float weights need float activations. `bits`
-        applies to all other weights."""
+        """Return the number of the form of activations that this matrix needs. Float weights need float
+        activations. For other weights, `bits` is the number of bits of an activation."""
         return _lib().rvm_matrix_acts(self.memory.ctypes.data, bits)
 
 
@@ -171,7 +174,8 @@ def quantise_ref(x: Array, bits: int, block: int = BLOCK) -> np.ndarray:
 
 
 def matmul_ref(w: np.ndarray, x: Array, bits: int | None = None, block: int = BLOCK) -> np.ndarray:
-    """Return x @ w^T in float64, with w dequantised. With `bits`, x is first rounded as in quantise_ref."""
+    """Return x @ w^T in float64, with w dequantised. If `bits` is given, x is first rounded as in
+    quantise_ref."""
     return (quantise_ref(x, bits, block) if bits else x.astype(np.float64)) @ w.astype(np.float64).T
 
 

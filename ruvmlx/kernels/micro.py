@@ -1,13 +1,14 @@
-"""This module has the MicroLoRA kernels over NumPy arrays. Beside each kernel stands its twin (`..._ref`), a
-simple version for tests.
+"""This module has the MicroLoRA kernels over NumPy arrays. Each kernel has a twin (`..._ref`), a simple
+version for tests.
 
-Arrays are float32 and C-contiguous, with any alignment. Nothing is copied, and the GIL is released. Shapes: T
-tokens, D hidden, V vocabulary, R rank; lora_a [D, R], lora_b [R, V]. A twin has the same parameters as its
-kernel, without `impl`, and computes in float64. The formulas are in neon/include/rvm.h.
+Arrays are float32 and C-contiguous, with any alignment. The kernels copy no array and release Python's global
+lock (GIL). In shapes, T is the number of tokens, D the hidden size, V the vocabulary size, R the rank of the
+LoRA; lora_a [D, R], lora_b [R, V]. A twin has the same parameters as its kernel, without `impl`, and computes
+in float64. The formulas are in neon/include/rvm.h.
 
 `impl` names an implementation ("scalar", "avx2", ...); None is the fastest one on this machine. Wrong shapes
-or types raise ValueError. NaN or Inf raises NotFinite, and then weights and accumulators do not change. Only
-head_add and the two evidence kernels return NaN and Inf instead of raising an error.
+or types raise ValueError. NaN or Inf raises NotFinite; in this case weights and accumulators do not change.
+Only head_add and the two evidence kernels return NaN and Inf instead of raising an error.
 """
 
 import ctypes as C
@@ -32,7 +33,8 @@ class NotFinite(ArithmeticError):
 
 
 def all_within(x: Array, most: float, impl: str | None = None) -> bool:
-    """Return True if every |x| <= most. `most` is finite. Return False if x has NaN."""
+    """Return True if no number in x has a magnitude above `most`. Return False if x has NaN. most: a finite
+    number."""
     rc = functions(impl).all_within(_in(x), x.size, most)
     if rc != NOT_FINITE:
         _done("all_within", rc)
@@ -47,13 +49,13 @@ def all_finite(x: Array, impl: str | None = None) -> bool:
 def micro_update(
     w: Array, velocity: Array | None, grad: Array, eta: float, mu: float = 0.0, impl: str | None = None
 ) -> None:
-    """Update in place: velocity = mu * velocity + eta * grad; w += velocity. velocity None: w += eta *
-    grad."""
+    """Update weights in place by one gradient step with momentum: velocity = mu * velocity + eta * grad; w +=
+    velocity. If velocity is None: w += eta * grad."""
     micro_step([(w, velocity, grad)], eta, mu, impl)
 
 
 def micro_step(steps: Sequence[Step], eta: float, mu: float = 0.0, impl: str | None = None) -> None:
-    """Run micro_update for several arrays as one step: all of them change, or none."""
+    """Run micro_update for several arrays as one step: either all arrays change, or none of them."""
     params = (Param * len(steps))()
     for param, (w, velocity, grad) in zip(params, steps, strict=True):
         _shape("grad", grad, w.shape)
@@ -137,8 +139,9 @@ def trace_work(
     e_b: Array,
     traced: Callable[[float, float], None],
 ) -> ReplyWork:
-    """Return a trace_accumulate as a ReplyWork, to run with the calls of other replies. The function `traced`
-    then receives both logprobs. This function does not check shapes."""
+    """Return the call of trace_accumulate as a ReplyWork, which can run together with the calls of other
+    replies. After the call, the function `traced` receives both logprobs. This function does not check
+    shapes."""
     dim, rank = lora_a.shape
     fields = ReplyStruct(what=TRACE, token=y, scale=s, dim=dim, vocab=logits.size, rank=rank)
     fields.hidden, fields.logits, fields.lora_a, fields.lora_b = _in(h), _in(logits), _in(lora_a), _in(lora_b)
@@ -169,9 +172,10 @@ def trace_accumulate_ref(
 def kl_to_frozen(
     p0: Array, u: Array, lora_b: Array, s: float, log_ratio: Array | None = None, impl: str | None = None
 ) -> tuple[float, float]:
-    """Return two means over M contexts, where new ~ p0 * exp(d) and d = s * u @ lora_b. The first mean is
-    KL(new || frozen) in nats. The second mean is log sum_v p0 exp(d); each log-probability gains its own d
-    and loses this number. The absolute error is about 1e-6 nats.
+    """Return two means over M contexts. `new` is the distribution with the adapter: new ~ p0 * exp(d) with d
+    = s * u @ lora_b; `frozen` is the distribution of the model without adapters. The first mean is KL(new ||
+    frozen) in nats. The second mean is log sum_v p0 exp(d); each log-probability gains its own d and loses
+    this number. The absolute error is about 1e-6 nats.
 
     p0: [M, V], probabilities without this adapter
     u: [M, R] = hidden @ lora_a
@@ -205,8 +209,8 @@ def kl_to_frozen_ref(
 def evidence_add(
     held: Array, gradient: Array, information: Array, w: float, kept: float, impl: str | None = None
 ) -> Array:
-    """Return the evidence of all ratings with one more rating: kept * held + (w g, (w g)^2, |w| f), [3, R,
-    N]. g: gradient; f: information; w: the rating's weight. NaN stays NaN.
+    """Return the evidence (sums over all ratings) with one more rating: kept * held + (w g, (w g)^2, |w| f),
+    [3, R, N]. g: gradient; f: information; w: the rating's weight. NaN stays NaN.
 
     held: [3, R, N]: the sums G, S and L of (w g, (w g)^2, |w| f) over the earlier ratings
     gradient, information: [R, N] of the new rating
@@ -235,7 +239,8 @@ def evidence_push(
     impl: str | None = None,
 ) -> None:
     """Set theta[:, part] to the weights that follow from the evidence: step * G / (precision + L), times G^2
-    / (G^2 + agree * S), times `beyond_noise` of each row. All other columns do not change. NaN stays NaN.
+    / (G^2 + agree * S), times `beyond_noise` of each row. All other columns of theta do not change. NaN stays
+    NaN.
 
     evidence: [3, R, N]: G, S and L
     precision: [N]
@@ -257,8 +262,8 @@ def evidence_push_ref(
 
 
 def beyond_noise(g: Array, s: Array, noise: float) -> NDArray[np.float64]:
-    """Return, for each row of [R, N], the share that chance does not explain: [R, 1]. (James and Stein
-    1961)"""
+    """Return, for each row of g [R, N], the share of the row's sum of squares that chance does not explain:
+    [R, 1]. (James and Stein 1961)"""
     signal, chance = np.sum(np.square(g), axis=1, keepdims=True), np.sum(s, axis=1, keepdims=True)
     return np.maximum(0, 1 - noise * chance / np.maximum(signal, 1e-12))
 
@@ -273,7 +278,8 @@ def micro_place(
     impl: str | None = None,
 ) -> Array:
     """Return c * lora_b [R, V], in which the columns `at` [n] are s times the first n columns of block. If c
-    is 0, lora_b is not read. Raises NotFinite unless all of c * lora_b and of s * block is within `most`."""
+    is 0, the function does not read lora_b. Raises NotFinite if a number in c * lora_b or in s * block has a
+    magnitude above `most`."""
     rank, vocab = lora_b.shape
     _shape("block", block, (rank, block.shape[1]))
     if block.shape[1] < at.size:

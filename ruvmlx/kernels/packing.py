@@ -17,7 +17,7 @@ from ruvmlx.kernels.library import OK, _load
 
 ALIGNMENT = 64
 Q4, Q8, F16, BF16, F32 = range(5)
-# These GGUF types have blocks of 256 columns. Their blocks are packed without a change.
+# {GGUF type with blocks of 256 columns: its number in C}. Blocks of these types are packed without a change.
 SUPER_BLOCKS = {"Q4_K": 5, "Q5_K": 6, "Q6_K": 7}
 _KINDS = {"float16": F16, "bfloat16": BF16, "float32": F32}
 _P, _N, _I, _U = C.c_void_p, C.c_size_t, C.c_int, C.c_uint32
@@ -47,7 +47,7 @@ def _lib() -> C.CDLL:
 
 @dataclass
 class PackedMatrix:
-    """One matrix [out, in] before packing. The object holds the source arrays."""
+    """A plan to pack one matrix [out, in]. The object keeps the source arrays alive."""
 
     spec: Any
     weight: np.ndarray
@@ -65,7 +65,8 @@ class PackedMatrix:
     ) -> "PackedMatrix":
         """Plan the packing of a matrix.
 
-        weight: [out, in] of a float type, or uint32 [out, in * bits / 32] with scales, biases and cols
+        weight: [out, in] of a float type; or, with scales, biases and cols, codes in uint32 [out, in * bits /
+            32]
         """
         weight = np.ascontiguousarray(weight)
         if scales is None or biases is None:
@@ -79,7 +80,7 @@ class PackedMatrix:
     @classmethod
     def plan_blocks(cls, kind: str, raw: np.ndarray, cols: int) -> "PackedMatrix":
         """Plan the packing of GGUF blocks. kind: a type in SUPER_BLOCKS. raw: uint8 [out, bytes of a row];
-        all numbers are finite."""
+        the caller has checked that all numbers are finite."""
         bytes_of = {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}[kind]
         if raw.dtype != np.uint8 or raw.shape[1] * 256 != cols * bytes_of:
             raise ValueError(f"rows of {raw.shape[1]} bytes are not {cols} weights of {kind}")

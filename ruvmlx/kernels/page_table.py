@@ -64,10 +64,10 @@ def _lib() -> C.CDLL:
 
 
 class PageMemory(int):
-    """The address of a page's memory. The memory goes back to the system at `free`, or when the last
-    reference to this object goes."""
+    """The address of a page's memory. The memory goes back to the system when the caller calls `free`, or
+    when Python deletes this object."""
 
-    nbytes = 0  # 0: the memory is free
+    nbytes = 0  # the number of bytes of the memory; 0 after `free`
 
     @classmethod
     def make(cls, nbytes: int) -> "PageMemory":

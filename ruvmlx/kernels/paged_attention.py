@@ -1,8 +1,9 @@
-"""This module has the C library's pages and attention, for a model whose matrix products are computed
-elsewhere.
+"""This module wraps the C library's KV pages and attention, for a backend that computes a model's matrix
+products in another library.
 
-`turn` gives the positions: float32 [n, head_dim], the cosines of each token's head_dim / 2 angles, then their
-sines (layers.turns). The simple version for tests is layers.attend_ref.
+The parameter `turn` gives the rotations of RoPE for the tokens' positions: float32 [n, head_dim], the cosines
+of each token's head_dim / 2 angles, then their sines (layers.turns). The simple version for tests is
+layers.attend_ref.
 """
 
 import ctypes as C
@@ -18,7 +19,7 @@ from .layers import Array, _Attention, functions
 from .library import OK, _load
 from .page_table import NativePageTable
 
-SHARED = 1 << 15  # number of queries times tokens from which threads share the heads
+SHARED = 1 << 15  # the number of queries times tokens from which several threads share the heads
 F32 = np.dtype(np.float32)
 
 
@@ -35,7 +36,7 @@ class PagedAttention:
     """The attention of all layers of one shape: H query heads, K key/value heads, D numbers per head.
 
     A page holds 64 tokens of all layers and key/value heads, in the form of neon/include/rvm.h. Raises
-    ValueError for a head_dim that the library refuses: odd numbers, and numbers over 512.
+    ValueError for a head_dim that the library does not support: odd numbers, and numbers over 512.
 
     threads: the number of threads that share the heads of a long prompt; None: the number of physical cores
         that this process can use
@@ -74,7 +75,7 @@ class PagedAttention:
 
         qkv: float32 [n, (H + 2 K) D], contiguous, not rotated; the pages of the new tokens are hot
         window: the number of tokens that a token sees, itself included; 0: all tokens
-        slopes: float32 [H], ALiBi's slopes; None: the distance changes nothing
+        slopes: float32 [H], ALiBi's slopes; None: no ALiBi, so all slopes are 0
         """
         n, total = len(qkv), offset + len(qkv)
         pages = table.pointer(total)
@@ -115,7 +116,7 @@ class PagedAttention:
         out: Array,
         head: int,
     ) -> None:
-        """Run one key/value head with its queries."""
+        """Compute the attention of one key/value head for the query heads of its group."""
         n, d, group = len(qkv), self.head_dim, self.n_heads // self.n_kv_heads
         scratch = np.empty(self._functions.scratch(n * group, d), F32)
         place = 4 * head * group * d

@@ -1,10 +1,11 @@
-"""This module computes the weights that follow from ratings, and how far these weights move the model. Beside
-each kernel stands its twin (`..._ref`), a simple version for tests.
+"""This module computes the weights that follow from ratings, and how far these weights move the model. Each
+kernel has a twin (`..._ref`), a simple version for tests.
 
-One call runs several kernels of micro.py. After a reply no CPU cache holds the kernels' data or the
-interpreter's code, so separate calls from Python would take longer. Evidence is the sums over all ratings
-(micro.evidence_add). Shapes: A tokens that ratings can move, k features of each token, R rank, M contexts, V
-columns. Twins compute in float64. The formulas are in neon/include/rvm.h, "A rating".
+One call runs several kernels of micro.py, because separate calls from Python would take longer: after a
+reply, no CPU cache holds the kernels' data or the interpreter's code. Evidence is a set of sums over all
+ratings (micro.evidence_add). In shapes, A is the number of tokens that ratings can move, k the number of
+features of each token, R the rank, M the number of contexts, V the number of columns. Twins compute in
+float64. The formulas are in neon/include/rvm.h, "A rating".
 
 `impl` is as in micro.py. Wrong shapes or types raise ValueError. NaN or Inf raises NotFinite.
 """
@@ -98,7 +99,7 @@ def _lib() -> C.CDLL:
 
 @functools.cache
 def _tables(impl: str | None) -> tuple[int, int]:
-    """Return the addresses of an implementation's kernels and of its matrix kernels."""
+    """Return two addresses: the table of an implementation's kernels, and the table of its matrix kernels."""
     functions(impl)  # raises an error for an unknown implementation
     kernels = _lib().rvm_impl(impl.encode() if impl else None)
     matrices = matmul._lib().rvm_matmul_impl(impl.encode() if impl == "scalar" else None)
@@ -106,7 +107,8 @@ def _tables(impl: str | None) -> tuple[int, int]:
 
 
 class KLContexts:
-    """Contexts of neutral text, in groups: the first group is in answers, all other groups are in prose."""
+    """Contexts (positions in neutral text) at which the effect of an adapter is measured. The first group of
+    contexts is in answers, and all other groups are in prose."""
 
     def __init__(
         self,
@@ -126,7 +128,8 @@ class KLContexts:
         following: [M], the column of the next token
         groups: for each group, the number of its contexts and the share of the prose that they represent; the
             share of answers is 0
-        rest: [R, V]; the rise of prose also increases by the dot product of `rest` and the change
+        rest: [R, V]; the dot product of `rest` and the adapter's change is added to the rise of the negative
+            log-likelihood of prose
         slope: [R, V]; the dot product of `slope` and lora_b is the slope of the rise
         """
         contexts, vocab = p0.shape
@@ -154,7 +157,8 @@ class KLContexts:
         )  # fmt: skip
 
     def read_as(self, u: Array) -> "KLContexts":
-        """Return the same contexts with another u, without `rest` and `slope`."""
+        """Return the same contexts with another `u` (hidden states times another lora_a), without `rest` and
+        `slope`."""
         return KLContexts(self.p0, self.log_ratio, u, self.following, self.groups)
 
     def distance(self, lora_b: Array, s: float, impl: str | None = None) -> tuple[float, float, float]:
@@ -187,7 +191,7 @@ class KLContexts:
 
 class EvidenceSolver:
     """This class turns evidence [3, R, A + k] into a block of weights [R, A + 1], for A tokens and k features
-    of each token. The last column, for all other tokens together, is 0."""
+    of each token. The last column of the block belongs to all other tokens and is 0."""
 
     def __init__(
         self, precision: Array, features: matmul.Matrix, rank: int, ends: NDArray[np.int32] | None = None
@@ -243,8 +247,8 @@ class EvidenceSolver:
         impl: str | None = None,
     ) -> tuple[Array, Array]:
         """Return the evidence with one more rating, and the block of weights that follows from all ratings,
-        plus `rest`. Raises NotFinite unless all of the block is within `most` and all of the evidence is
-        within the square of `most`.
+        plus `rest`. Raises NotFinite if a number of the block has a magnitude above `most`, or a number of
+        the evidence above the square of `most`.
 
         gradient, information: [R, A + k], the arrays of the new rating at weight 1
         kept: the factor of the older evidence (micro.evidence_add)
@@ -286,7 +290,7 @@ class EvidenceSolverRef:
             others = np.setdiff1d(np.arange(a), self.ends)
             said, share = np.zeros(block.shape, np.float32), 1.0
             said[:, others] = block[:, others]
-            # The KL is nearly a parabola in `share`; the second step corrects the difference.
+            # The KL depends on `share` almost as a parabola. The second step corrects the difference.
             for _ in range(2):
                 if (kl := answers.distance_ref(said, share * scale)[0]) <= rule.cap:
                     break

@@ -1,5 +1,5 @@
-"""This module describes kernel calls for several replies, one token each, on the threads of a decoder
-(neon/src/replies.c)."""
+"""This module describes kernel calls that run for several replies in parallel, one token of each reply, on
+the threads of a decoder (neon/src/replies.c)."""
 
 import ctypes as C
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class ReplyStruct(C.Structure):
 
 
 class ReplyWork:
-    """One kernel call.
+    """One kernel call for one reply.
 
     fields: the arguments of the call
     done: a function that is called with the fields after the call; it raises an exception if the call failed

@@ -1,4 +1,5 @@
-"""This package is the key-value (KV) cache: pages of 64 tokens whose precision falls with age.
+"""This package is the key-value (KV) cache: it holds keys and values in pages of 64 tokens, and lowers the
+precision of a page when the page gets old.
 
 The package decides which tier (precision) a page has, which pages share memory, and which pages go to disk. A
 backend owns the bytes. The package imports `tiers` and `platform`, but no backend, no engine and no model.

@@ -1,9 +1,9 @@
 """This module finds the files on disk that hold the longest prefix of a prompt, and fills a cache from them.
 
 A page can be on disk in several tiers (precisions), because it was stored by chats of different lengths. In
-one cache the tier never falls from the oldest page to the newest. Of the files of one page, this module takes
-the tier that the policy asks for. If that tier would break the order, the module takes the nearest tier that
-keeps the order.
+one cache, no page has a lower tier than an older page. Of the files of one page, this module takes the file
+with the tier that the policy asks for. If this tier would be higher than the tier of a newer page, the module
+takes the nearest tier that is not higher.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class Damaged(Exception):
 class Found(NamedTuple):
     """The files that restore one cache.
 
-    facts: the values that `restore` needs besides the bytes
+    facts: the values that `PagedCache.restore` needs in addition to the bytes
     wanted: (file, name, tier) of each file, in the order in which `restore` reads them
     tail: the tokens of the last file if this file holds a partly filled page
     """
@@ -77,7 +77,7 @@ def _body(path: Path, name: bytes, tier: int, cache: Any) -> memoryview:
 def pages(
     folder: Path, there: Sequence[str], names: Chain, prompt: Sequence[int], cache: PagedCache
 ) -> Found | None:
-    """Return the longest run of pages that one cache can hold, as files.
+    """Return the files of the longest run of pages that can be together in one cache.
 
     there: the names of all files in the folder
     names: the page names of the prompt (chain.py)
@@ -91,15 +91,15 @@ def pages(
         offset = PAGE * end + (len(tail[0]) if tail else 0)
         tiers = _tiers(held[first:end], first, offset, cache)
         if len(tiers) < end - first:
-            held[end - len(tiers) - 1] = []  # no file of this page fits the later pages
+            held[end - len(tiers) - 1] = []  # no file of this page has a tier that fits the later pages
             continue
         return _sound(folder, names, first, tiers, tail, cache)
     return None
 
 
 def _run(held: Sequence[Sequence[int]], window: int) -> tuple[int, int] | None:
-    """Return (first, end) of the last run of pages that is complete for a cache: all pages, or, with a
-    sliding window, the pages in the window."""
+    """Return (first, end) of the longest run of pages on disk that is complete for a cache. Without a sliding
+    window, the run begins with the first page. With a sliding window, the run has all pages in the window."""
     for end in range(len(held), 0, -1):
         needed = max(0, PAGE * end - window) // PAGE if window else 0
         if all(held[needed:end]):
@@ -111,8 +111,8 @@ def _run(held: Sequence[Sequence[int]], window: int) -> tuple[int, int] | None:
 
 
 def _tiers(held: Sequence[Sequence[int]], first: int, offset: int, cache: PagedCache) -> list[int]:
-    """Choose the tier of each page, from the newest page to the oldest. If a page has no file of a low enough
-    tier, the list ends there and holds only the newer pages."""
+    """Choose the tier of each page, from the newest page to the oldest. If a page has no file with a tier
+    that is low enough, the list ends before this page and holds only the newer pages."""
     wanted, cap = cache.policy.counts(offset), HOT
     tiers: list[int] = []
     for i in range(len(held) - 1, -1, -1):
@@ -134,8 +134,9 @@ def _sound(
     tail: tuple[list[int], Path, bytes] | None,
     cache: PagedCache,
 ) -> Found | None:
-    """Return the files. If a page of the lowest tier would be among the newest tokens, leave out the newest
-    pages; the caller computes the tokens of these pages again, as after `PagedCache.trim`."""
+    """Return the files with the chosen tiers. The newest tokens must be in hot pages. If a page of the lowest
+    tier is among these tokens, leave out the newest pages; the caller computes their tokens again, as after
+    `PagedCache.trim`."""
     end, wanted = first + len(tiers), []
     offset = PAGE * end + (len(tail[0]) if tail else 0)
     newest = max(0, offset - cache.policy.lengths[0]) // PAGE
@@ -175,7 +176,8 @@ def _tail(
 def sequence(
     folder: Path, there: Sequence[str], names: Chain, prompt: Sequence[int], cache: Any
 ) -> Found | None:
-    """Return the stored whole cache that has the longest common prefix with the prompt: at least one page."""
+    """Return the file with the whole cache that has the longest common prefix with the prompt. Return None if
+    no common prefix is as long as a page."""
     best, most = None, PAGE - 1
     for file in there:
         if file.endswith(SEQUENCE) and file.startswith(names[0].hex() + "-"):

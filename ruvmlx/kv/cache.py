@@ -1,4 +1,4 @@
-"""This module is the KV cache of one sequence, in pages: append, demote by age, trim, fork.
+"""This module is the KV cache of one sequence, in pages that it appends, demotes by age, trims and forks.
 
 A page has a tier, its precision (ruvmlx/tiers.py). From the oldest page to the newest the tiers rise: cold,
 warm, hot. To demote a page is to lower its tier. Only the last page can be partly filled. The tier of a page
@@ -19,7 +19,7 @@ from .storage import Bytes
 
 # number of tokens kept behind a sliding window, so that a trim of up to SLACK tokens leaves it complete
 SLACK = 256
-AHEAD = 32  # a demotion starts this number of tokens before its page is due
+AHEAD = 32  # a demotion starts this number of tokens before its page must have the lower tier
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class KVStats:
         return cls(policy, (*lower, tokens), nbytes, f16_bytes, (*lower, nbytes))
 
     def facts(self) -> dict[str, Any]:
-        """Return {"policy", "hot_tokens", "warm_tokens", .., "bytes", "f16_bytes"}: the JSON fields of the
-        commands."""
+        """Return {"policy", "hot_tokens", "warm_tokens", .., "bytes", "f16_bytes"}: fields in the JSON output
+        of commands."""
         tokens = _by_name("tokens", self.tokens)
         return {"policy": self.policy, **tokens, "bytes": self.bytes, "f16_bytes": self.f16_bytes}
 
@@ -63,7 +63,7 @@ def _by_name(unit: str, values: tuple[int, ...]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Dump:
-    """A cache in the form that is written to disk.
+    """The content of a cache in the form that is written to disk.
 
     facts: values that JSON can hold
     nbytes: bytes of all parts
@@ -76,11 +76,11 @@ class Dump:
 
 
 def facts_of(layout: str, offset: int, first: int, ends: Sequence[int]) -> dict[str, Any]:
-    """Return the values that `PagedCache.restore` needs besides the pages. ends: `PagedCache.ends`."""
+    """Return the values that `PagedCache.restore` needs in addition to the pages. ends: `PagedCache.ends`."""
     return {"offset": offset, "first": first, **dict(zip(_ENDS, ends, strict=True)), "layout": layout}
 
 
-# `PagedCache.ends` in a dump: {"cold": pages in 4 bits, "low": pages below f16}.
+# The names of the numbers of `PagedCache.ends` in a dump: "cold": pages in 4 bits; "low": pages below f16.
 _ENDS = (*(tier.name for tier in TIERS[: HOT - 1]), "low")
 
 
@@ -124,9 +124,9 @@ class PagedCache:
         self._schedule()
 
     def advance(self, n: int) -> None:
-        """Count n tokens that were appended. After a prompt (n > 1) demote the pages that are due at once,
-        because this costs little beside a prefill. After single tokens start the next demotion early, in the
-        background."""
+        """Add n appended tokens to `offset`. After a prompt (n > 1), demote in this call the pages that are
+        due, because this takes little time compared with a prefill. After single tokens start the next
+        demotion early, in the background."""
         self.offset += n
         if n > 1:
             self._demote_due()
@@ -151,7 +151,7 @@ class PagedCache:
 
     def retract(self, n: int) -> None:
         """Remove the newest n tokens. The caller appended them one by one within `room`, so no page and no
-        tier has changed. Demotions that started early stay valid, because they affect older pages."""
+        tier has changed. Demotions that started early stay valid, because they read only older pages."""
         self.offset -= n
 
     def abandon(self) -> None:
@@ -264,7 +264,7 @@ class PagedCache:
     def _drop_left_behind(self) -> None:
         keep = self.window - 1 + SLACK
         while self.window and (self.first + 1) * PAGE <= self.offset - keep:
-            self._stop()  # a demotion in progress can read this page
+            self._stop()  # because a demotion that is not finished can read this page
             page, self.pages[self.first] = self.pages[self.first], None
             if page is not None:
                 self.pool.release(page)
@@ -272,7 +272,7 @@ class PagedCache:
             self.first += 1
 
     def _policy_ends(self, offset: int) -> list[int]:
-        """Return the `ends` that the pool's policy asks for at this offset. A page never moves to a higher
+        """Return the `ends` that the pool's policy asks for at this offset. No page moves to a higher
         tier."""
         wanted, full = self.pool.policy(self.policy).counts(offset), self.offset // PAGE
         return [max(end, min(n, full)) for end, n in zip(self.ends, wanted, strict=True)]
@@ -281,7 +281,7 @@ class PagedCache:
         if self.offset < self._whole_at:
             return
         due = self._policy_ends(self.offset)
-        for tier in reversed(range(HOT)):  # a page can go down several tiers
+        for tier in reversed(range(HOT)):  # highest tier first, because a page can go down several tiers
             self._lower(tier + 1, range(max(self.ends[tier], self.first), due[tier]))
             self.ends[tier] = due[tier]
 
@@ -304,8 +304,8 @@ class PagedCache:
 
     def _own_the_last(self) -> None:
         """Copy the last page if another sequence shares it, because new tokens will be written into this
-        page. If no other sequence shares the page, forget its older demoted version, which is then out of
-        date."""
+        page. If no other sequence shares the page, forget the version of the page in a lower tier, because
+        new tokens make it out of date."""
         i = self.offset // PAGE
         page = self.pages[i] if i < len(self.pages) and self.offset % PAGE else None
         self.pool.release_abandoned()  # the abandoned sequences can share the page
@@ -344,8 +344,8 @@ class PagedCache:
     # Demotions that start early ---------------------------------------------------------------------
 
     def _begin_next(self) -> None:
-        """Start the demotions that the next page boundary will need."""
-        self._look = EVERYTHING  # keep this value until `reserve` sets a new one
+        """Start the demotions that must be finished within the next AHEAD tokens."""
+        self._look = EVERYTHING  # start no other demotion early until `reserve` computes a new value
         # by tier: the end of the pages that are now in the next higher tier or lower
         there = [*self.ends[1:], len(self.pages)]
         for tier, due in enumerate(self._policy_ends(self.offset + AHEAD), 1):
@@ -364,7 +364,7 @@ class PagedCache:
 
 
 def held_bytes(caches: Collection[Any]) -> int:
-    """Return the bytes of several caches of any kind. A page that several caches share counts once."""
+    """Return the bytes of several caches of any kind. A page that several caches share is counted once."""
     paged = [cache for cache in caches if isinstance(cache, PagedCache)]
     pages = {
         id(page): cache.pool.sizes[page.tier] for cache in paged for page in cache.pages if page is not None
@@ -379,8 +379,8 @@ def _kept_pages(pages: Sequence[Page | None]) -> list[Page]:
 
 @contextmanager
 def room_for(caches: Sequence[PagedCache], n: int) -> Iterator[None]:
-    """Reserve n more tokens in each cache. If the block ends without an exception, count the tokens. If the
-    block raises an exception, release the pages of these tokens."""
+    """Reserve n more tokens in each cache. If the block ends without an exception, add n to the number of
+    tokens of each cache. If the block raises an exception, release the pages of these tokens."""
     try:
         for cache in caches:
             cache.reserve(n)

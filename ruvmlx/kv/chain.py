@@ -1,11 +1,11 @@
-"""This module makes the names of prefixes: a hash chain over whole pages of tokens.
+"""This module makes the names of prefixes of a prompt. The names are a hash chain over whole pages of tokens.
 
     names[0]      = H(version, key, salt)
     names[i + 1]  = H(names[i], tokens of page i)         H: BLAKE2b of NAME bytes
 
-A name depends on all data that the keys and values of its page depend on. So two prefixes with the same name
-can share their pages. An adapter of the output head is not part of a name, because it does not change keys
-and values.
+The keys and values of a page depend on the model, the tokens before and other data; the name of a page
+depends on the same data. So two prefixes with the same name can share their KV pages. An adapter of the
+output head is not part of a name, because it does not change keys and values.
 """
 
 import json
@@ -19,7 +19,7 @@ from ..tiers import PAGE
 
 NAME = 20  # the length of a name in bytes
 
-Key = dict[str, Any]  # all data that keys and values depend on, without the tokens, as plain JSON
+Key = dict[str, Any]  # all data besides the tokens that keys and values depend on, as plain JSON
 Chain = list[bytes]  # the names of a prefix's pages; chain[0] is the name of the empty prefix
 
 
@@ -42,7 +42,8 @@ def page_name(before: bytes, tokens: Sequence[int]) -> bytes:
 
 
 def shared_pages(a: Chain, b: Chain) -> int:
-    """Return the number of leading pages that both chains have; -1 if the key or the salt differs.
+    """Return the number of pages at the start of both chains that have the same name; -1 if the chains have
+    another key or salt.
 
     The search is a bisection: two chains that differ at one page differ at every later page.
     """

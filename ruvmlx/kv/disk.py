@@ -1,12 +1,14 @@
-"""This module stores KV caches on disk, so that they need not be computed again. README.md has the format.
+"""This module stores KV caches on disk, so that the model need not read the same prompt again. README.md has
+the format.
 
 Each page is a file. The file name is the page's name in the hash chain (chain.py) and its tier. The name
 depends on the model, the version, the policy, the salt and all tokens up to the page's end. So a page serves
 every prompt with this prefix, and no other prompt.
 
-A file that cannot be used is ignored or removed. No problem of this module is an error for the user. The
-files hold keys and values of the user's words, so they are as private as the store beside them. When a chat
-is deleted, the files that only this chat used are deleted too (owners.py).
+The module ignores or removes a file that it cannot use. The user never sees an error of this module, because
+a prompt without a stored cache only takes longer. The files hold keys and values of the user's words, so they
+are as private as the store beside them. When a chat is deleted, the files that only this chat used are
+deleted too (owners.py).
 """
 
 import os
@@ -28,12 +30,13 @@ from .storage import Bytes
 MAX_EXIT_SECONDS = 0.3  # seconds: at the end of a process no write starts after this time
 MAX_WRITE_SECONDS = 1.0  # seconds: after this time the write of a sequence stops; its finished pages stay
 STALE = 60.0  # seconds: an unfinished file of this age is abandoned
-DAY = 86400.0  # seconds: after this time without use, pages from outside of chats are removed at a start
+# seconds: pages of requests outside of chats that were unused for this time are removed when a program starts
+DAY = 86400.0
 _PAGE_SUFFIXES = (*SUFFIXES.values(), TAIL, SEQUENCE)
 
 
 class Piece(NamedTuple):
-    """A file to write."""
+    """A file that must be written."""
 
     path: str  # the file's name in the folder
     file: PageFile
@@ -50,7 +53,7 @@ class CacheFolder:
     def __init__(self, path: Path, budget: int):
         self.path, self.budget = path, budget
         self._lock = threading.Lock()  # held while a file is written or an owner's list changes
-        # owners that were removed; a save in another thread must stop for them
+        # Owners (chats) that were removed. A save in another thread must stop for these owners.
         self._removed: set[str] = set()
 
     @classmethod
@@ -70,13 +73,14 @@ class CacheFolder:
         stop: Callable[[], bool] | None = None,
     ) -> bool:
         """Write the pages of a sequence that are not on disk yet, the oldest first. Returns False if the
-        sequence is too short or too large, if the disk refuses, or if the time is over.
+        sequence is too short or too large, if the disk refuses the write, or if the write takes longer than
+        `until`.
 
         names: the page names of the tokens (chain.py)
         until: the latest end of the write (a time of time.monotonic())
-        stop: a function for a call from another thread. With `stop`, only pages below f16 are written,
-            because the next reply does not change these pages. The call ends when this function returns True,
-            or after `remove` was called for the owner.
+        stop: a function that is given if another thread than the engine's calls `save`. With `stop`, only
+            pages with a precision below f16 are written, because the next reply does not change these pages.
+            The call ends when this function returns True, or after `remove` was called for the owner.
         """
         if len(tokens) < PAGE or not owners.fits(owner):
             return False
@@ -115,8 +119,9 @@ class CacheFolder:
         self, names: Chain, prompt: Sequence[int], make: Callable[[], Any], known: int = 0
     ) -> tuple[Any, list[int]] | None:
         """Return (cache, its tokens) of the stored sequence that shares the longest prefix with the prompt.
-        After this prefix the tokens can differ. Returns None if no sequence has more whole pages than the
-        caller. A damaged file is removed, then the search starts again.
+        The tokens of the sequence and of the prompt can differ after this prefix. Returns None if no sequence
+        has more whole pages of the prompt than the caller already has. A damaged file is removed, then the
+        search starts again.
 
         names: the page names of the prompt
         make: a function that returns an empty cache
@@ -158,7 +163,7 @@ class CacheFolder:
             page_file.unlink(path)
 
     def discard(self, names: Chain) -> None:
-        """Remove all pages of a chain whose content is wrong."""
+        """Remove all page files of a chain, because the content of its pages is wrong."""
         chain = {name.hex() for name in names}
         for name in self._file_names():
             if _chain_name(name) in chain:
@@ -191,7 +196,7 @@ class CacheFolder:
     # All of them --------------------------------------------------------------------------------
 
     def tidy(self, known: Collection[str]) -> None:
-        """Remove the files of deleted chats, files of requests outside of chats that were not used for a day,
+        """Remove the files of deleted chats, files of requests outside of chats that nobody used for a day,
         unfinished files, and the files that exceed the budget.
 
         known: the ids of all chats
@@ -217,7 +222,7 @@ class CacheFolder:
                 page_file.unlink(self.path / (owner + owners.USES))
 
     def contents(self) -> tuple[int, int]:
-        """Return the number of chats and the number of bytes."""
+        """Return the number of chats with files, and the number of bytes of all files."""
         chats = {name.rpartition(".")[0] for name in self._file_names((older_file.SUFFIX, owners.USES))}
         sizes = [
             page_file.age(self.path / name)[1]
@@ -241,7 +246,7 @@ class CacheFolder:
                 os.utime(self.path / name, ns=(now - 1000 * i,) * 2)
 
     def _make_room(self, more: int) -> None:
-        """Remove the least recently used files until `more` bytes fit into the budget."""
+        """Remove the least recently used files until `more` new bytes fit into the budget."""
         # The paths are strings, not Path objects, because pathlib interns each name, which adds megabytes for
         # many files.
         paths = [f"{self.path}/{name}" for name in self._file_names((*_PAGE_SUFFIXES, older_file.SUFFIX))]

@@ -3,8 +3,8 @@
 The peak is at one of two moments: when the last chunk of the prompt is read (its pages are still f16), or at
 the end of the reply. At both moments a demotion (a change to a lower precision) is in progress, so the old
 page and the new page exist together. Several replies to one prompt share the prompt's pages. A reply that has
-ended keeps its pages in the tiers (precisions) that they had at its end. So a shared page can exist once in
-each tier that it passes.
+ended keeps its pages in the tiers (precisions) that they had at its end. So a page that several replies share
+can exist once in each tier through which it passes.
 
 tests/kv/test_need.py compares these numbers with caches that grow page by page.
 """
@@ -67,17 +67,18 @@ class CacheShape:
         return self._prompt_bytes(longest, shared) + sum(own)
 
     def _read(self, growth: Growth, start: int = 0) -> int:
-        """Return the bytes of the pages from `start` on while the last chunk of the prompt is read."""
+        """Return the bytes of the pages from index `start` on, at the moment when the last chunk of the
+        prompt is read."""
         chunk = min(growth.chunk, growth.prompt)
         return self._page_bytes(growth.prompt - chunk, growth.prompt, start) + self._demoting
 
     def _reply_bytes(self, growth: Growth, start: int) -> int:
-        """Return the bytes of one reply's pages from `start` on, at the reply's end."""
+        """Return the bytes of one reply's pages from index `start` on, at the reply's end."""
         return self._page_bytes(growth.end, growth.end + 1, start) + self._demoting
 
     def _prompt_bytes(self, growth: Growth, end: int) -> int:
-        """Return the bytes of the prompt's pages [0, end). Each page counts in all tiers that it has while
-        replies are written."""
+        """Return the bytes of the prompt's pages [0, end). A page is counted once for each tier that it has
+        while the replies are written."""
         first = self._first(growth.prompt)
         before = (0, *self.policy.counts(growth.prompt))
         after = (*self.policy.counts(growth.end), end)
@@ -85,9 +86,9 @@ class CacheShape:
         return sum(max(0, min(stop, end) - max(start, first)) * size for start, stop, size in spans)
 
     def _page_bytes(self, offset: int, tokens: int, start: int) -> int:
-        """Return the bytes of the pages from `start` on that `tokens` tokens take. Pages that are due before
-        `offset` count as demoted. The last token of a page demotes an old page before a new page is made. So
-        the new page does not count yet."""
+        """Return the bytes of the pages from `start` on that `tokens` tokens take. Pages whose demotion is
+        due before `offset` are counted as demoted. The last token of a page demotes an old page before the
+        next page is made, so the next page is not counted."""
         offset -= offset % PAGE == PAGE - 1
         start = max(start, self._first(offset))
         ends = (0, *self.policy.counts(offset), -(-tokens // PAGE))

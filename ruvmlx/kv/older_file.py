@@ -1,5 +1,5 @@
-"""This module reads the old format: one file `<chat>.kv` for each chat, with its whole cache. disk.py has
-replaced this format. An old file is read once, when its chat continues, and is then removed.
+"""This module reads the old format: one file `<chat>.kv` for each chat, with its whole cache. disk.py writes
+a newer format. This module reads an old file once, when its chat continues; disk.py then removes the file.
 
     0   8 bytes   "RUVMLXKV"
     8   u32       bytes of the header
@@ -25,7 +25,7 @@ _PREFIX, _CRC = struct.Struct("<8sII"), struct.Struct("<I")
 
 def load(path: Path, key: Key, cache: Any) -> list[int]:
     """Fill an empty cache and return its tokens. Raises one of page_file.UNUSABLE if there is no file, or if
-    the file is damaged or has another key. After any exception the cache is unusable."""
+    the file is damaged or has another key. After an exception, do not use the cache."""
     data = memoryview(read_ordinary(path, page_file.MAX_FILE_BYTES))
     if len(data) < _PREFIX.size + _CRC.size:
         raise ValueError("the file is too short")
@@ -45,7 +45,7 @@ def load(path: Path, key: Key, cache: Any) -> list[int]:
 
 
 class BytesInOrder:
-    """A reader of bytes in their order."""
+    """A reader that returns bytes in order: each call continues after the bytes of the last call."""
 
     def __init__(self, data: memoryview):
         self._data, self._at = data, 0

@@ -2,7 +2,7 @@
 
 Each owner has one text file, `<owner>.uses`: the CRC-32 of the remaining text, then one file name on each
 line. The list is written before the files that it names. So after a crash a list can name a missing file, but
-no file stays without an owner for long.
+every file is in a list.
 """
 
 import os
@@ -15,13 +15,13 @@ from ..platform.files import read_ordinary
 from . import page_file
 
 USES = ".uses"
-REQUESTS = "+requests"  # the owner of pages that were read for requests outside of chats
+REQUESTS = "+requests"  # the owner of the pages of requests outside of chats
 _MAX_LIST_BYTES = 64 << 20  # the maximum size of a list
 _CHAT = re.compile(r"[0-9A-Za-z_-]{1,64}", re.ASCII)
 
 
 def fits(owner: str) -> bool:
-    """Return True if this owner can have files: its name must be safe as a file name."""
+    """Return True if this owner can have files. The owner's name must be safe as a part of a file name."""
     return owner == REQUESTS or bool(_CHAT.fullmatch(owner))
 
 

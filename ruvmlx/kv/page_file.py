@@ -19,14 +19,16 @@ from .chain import NAME
 from .storage import Bytes
 
 MAGIC, FORMAT = b"RUVMLXPG", 1
-HEAD = struct.Struct(f"<8sHH{NAME}sIQ")  # magic, format, tier, name, bytes of the text, bytes of the body
+# magic, format, tier, name, number of bytes of the text, number of bytes of the body
+HEAD = struct.Struct(f"<8sHH{NAME}sIQ")
 UNFINISHED = ".new"
 WHOLE = 255  # stands for the tier of a file that holds a whole sequence
 MAX_FILE_BYTES = 4 << 30  # the maximum size of a file to read
-# The exceptions that the reading of a damaged file can raise, because its facts can have any type.
+# The exceptions that can occur when a damaged file is read. The facts of the file can have values of any
+# type.
 UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 _CRC = struct.Struct("<I")
-_PIECE = 4 << 20  # bytes that are written between two checks of the time
+_PIECE = 4 << 20  # the number of bytes that are written between two checks of the time
 
 
 class PageFile(NamedTuple):
@@ -49,8 +51,9 @@ class TooLate(Exception):
 
 
 def write(path: Path, file: PageFile, parts: Iterable[Bytes], until: float) -> None:
-    """Write a new file beside the target, wait for the disk, then rename it: a crash leaves the whole file or
-    none. Raises OSError if the disk refuses, and TooLate after `until` (time.monotonic())."""
+    """Write a new file beside the target, wait for the disk, then rename it: after a crash, either the whole
+    file exists or no file. Raises OSError if the disk refuses, and TooLate after `until`
+    (time.monotonic())."""
     text = json.dumps(file.facts, separators=(",", ":")).encode()
     head = HEAD.pack(MAGIC, FORMAT, file.tier, file.name, len(text), file.nbytes) + text
     fresh = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
@@ -76,8 +79,8 @@ def write(path: Path, file: PageFile, parts: Iterable[Bytes], until: float) -> N
 
 
 def read(path: Path, name: bytes, tier: int) -> tuple[dict[str, Any], memoryview]:
-    """Return (facts, body). Raises OSError if there is no file, and ValueError if the content does not match
-    the name and the tier."""
+    """Return the facts and the body of a page file. Raises OSError if there is no file, and ValueError if the
+    content does not match the name and the tier."""
     data = memoryview(read_ordinary(path, MAX_FILE_BYTES))
     if len(data) < HEAD.size + _CRC.size:
         raise ValueError("the file is too short")
@@ -103,8 +106,8 @@ def read_facts(text: bytes | memoryview) -> dict[str, Any]:
 
 
 def peek(path: Path) -> dict[str, Any]:
-    """Return the facts without a check of the file (`read` checks it). Returns {} if the facts are
-    unreadable."""
+    """Return the facts of a page file. Only `read` checks the whole file; this function does not. Returns {}
+    if the facts are unreadable."""
     try:
         with open_ordinary(path) as file:
             text = HEAD.unpack(file.read(HEAD.size))[4]

@@ -7,14 +7,15 @@ from ..tiers import HOT, LENGTHS, PAGE, TIERS
 
 EVERYTHING = 1 << 40  # a number of tokens that is larger than any context
 
-# By level of memory pressure (0: no pressure): the lengths of the tiers, hot first.
+# For each level of memory pressure (0: no pressure): the lengths of the tiers, the hot tier first.
 _LEVELS = tuple(zip(*(tier.lengths for tier in reversed(TIERS[1:])), strict=True))
 MAX_LEVEL = len(_LEVELS) - 1
 
 
 @dataclass(frozen=True)
 class TierPolicy:
-    """A policy holds the lengths of the tiers.
+    """A policy decides the tier of each page by its age. The lengths of the tiers say how old a page can get
+    in each tier.
 
     lengths: the ages (tokens) at which a page leaves the hot tier, the warm tier, and so on. Only whole pages
         change their tier, so with a length of 256 tokens the hot tier holds 256 to 319 tokens.
@@ -40,8 +41,8 @@ class TierPolicy:
         """Return one number for each tier below hot: how many of the oldest pages, in a sequence of `offset`
         tokens, are in this tier or in a lower tier.
 
-        The numbers are valid for the next token. The next token must find lengths[0] tokens in f16, itself
-        included.
+        The numbers are those that the next token must find: with the next token itself, the newest lengths[0]
+        tokens are in f16.
         """
         return tuple(max(0, offset + 1 - age) // PAGE for age in reversed(self.lengths))
 
@@ -50,7 +51,8 @@ class TierPolicy:
         return min(_next_change(offset, age) for age in self.lengths)
 
     def bytes(self, offset: int, page_bytes: tuple[int, ...]) -> int:
-        """Return the bytes of the pages of a sequence. page_bytes: bytes of one page, by tier."""
+        """Return the number of bytes of the pages of a sequence with `offset` tokens. page_bytes: bytes of
+        one page, by tier."""
         ends = (0, *self.counts(offset), -(-offset // PAGE))
         return sum((ends[tier + 1] - ends[tier]) * size for tier, size in enumerate(page_bytes))
 
@@ -66,8 +68,8 @@ F16 = TierPolicy("f16", (EVERYTHING,) * HOT)
 
 
 def tighten(policy: TierPolicy, level: int) -> TierPolicy:
-    """Return the policy at a level of memory pressure, from 0 (no pressure) to MAX_LEVEL. F16 never changes,
-    because the user asked for full precision."""
+    """Return the policy at a level of memory pressure, from 0 (no pressure) to MAX_LEVEL. The policy F16
+    never changes, because it means that the user asked for full precision."""
     if level == 0 or policy.lengths[0] == EVERYTHING:
         return policy
     return TierPolicy(policy.name, tuple(map(min, policy.lengths, _LEVELS[level])))

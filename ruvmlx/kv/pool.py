@@ -1,5 +1,5 @@
-"""This module counts the users of pages within a memory budget. Forks share pages; the last user frees a
-page."""
+"""This module holds the KV pages of all sequences within a memory budget. Forks of a sequence share pages, so
+the pool counts the users of each page. The last user frees the page."""
 
 import threading
 import weakref
@@ -12,7 +12,7 @@ from ..tiers import HOT, TIERS
 from .policy import MAX_LEVEL, TierPolicy, tighten
 from .storage import Storage
 
-# memory pressure: above HIGH the policy tightens (lower precision); below LOW it relaxes
+# memory pressure (0 to 1): above HIGH the policy tightens (lowers the precision); below LOW it relaxes
 HIGH, LOW = 0.9, 0.8
 # The number of pages that are demoted (moved to a lower tier) together. During a demotion both versions use
 # memory.
@@ -40,7 +40,7 @@ Lower = Callable[[], list[Page]]
 
 
 class PageHolder(Protocol):
-    """The parts of a sequence's cache that the pool uses."""
+    """The protocol of a sequence's cache, as far as the pool uses it."""
 
     pages: list[Page | None]
     offset: int
@@ -53,12 +53,12 @@ class PageHolder(Protocol):
 class PagePool:
     """A pool holds all pages of a backend, and the current policy for them.
 
-    Near the budget, or when the machine runs out of memory, the policy tightens by one level. A page that has
-    lost precision never regains the precision. The budget limits precision, not length: a sequence still
-    grows when every page is in the lowest tier. Admission (engine/admission.py) limits the length.
+    Near the budget, or when the machine runs out of memory, the policy tightens by one level. A page that was
+    converted to a lower precision keeps this precision. The budget limits precision, not length: a sequence
+    still grows when every page is in the lowest tier. Admission (engine/admission.py) limits the length.
 
     budget: the maximum bytes of all pages; 0: no budget
-    least: the minimum level of tightening, because a running sequence fits only at this level
+    least: the minimum level of tightening (0: none), because a running sequence fits only at this level
     """
 
     def __init__(self, storage: Storage, budget: int = 0, pressure: Callable[[], float] = memory_pressure):
@@ -72,7 +72,7 @@ class PagePool:
         self.sizes = tuple(map(storage.page_bytes, range(len(TIERS))))
         self.caches: weakref.WeakSet[PageHolder] = weakref.WeakSet()
         self._abandoned: deque[tuple[Sequence[Page | None], Sequence[Lower]]] = deque()
-        self._thread = 0  # id of the thread that makes pages
+        self._thread = 0  # the id of the thread that makes pages; only this thread releases pages
 
     @property
     def budget(self) -> int:
@@ -107,8 +107,8 @@ class PagePool:
 
     def demote(self, pages: Sequence[Page]) -> Lower:
         """Start to convert pages of one tier to the next lower tier. Returns a function that waits and
-        returns the new pages. The new pages count from now on; the old pages still belong to the caller.
-        Sequences that share a page also share its lower page."""
+        returns the new pages. The new pages are counted in the budget from now on; the caller still has to
+        release the old pages. Sequences that share a page also share its lower page."""
         self._make_room(pages[0].tier - 1, len(pages))
         found = [page.lower for page in pages if page.lower is not None and page.lower.users]
         fresh = [page for page in pages if page.lower is None or not page.lower.users]
@@ -128,7 +128,7 @@ class PagePool:
 
     def at_once(self, tier: int) -> int:
         """Return the number of pages of a tier to demote together. Near the budget the number is smaller,
-        because both versions of a page use memory."""
+        because during a demotion both versions of a page use memory."""
         if not self.budget:
             return AT_ONCE
         return max(1, min(AT_ONCE, (self.budget - self.nbytes) // self.sizes[tier - 1]))
@@ -154,7 +154,7 @@ class PagePool:
             self.storage.free(page.number, page.tier)
 
     def abandon(self, pages: Sequence[Page | None], begun: Sequence[Lower]) -> None:
-        """Release these pages, and the pages of demotions that have begun, later.
+        """Note these pages, and the pages of demotions that have begun, so that they are released later.
 
         The garbage collector calls this function in any thread, and in the middle of any work of the pool.
         During a garbage collection a wait for another thread could last for ever.
@@ -186,8 +186,8 @@ class PagePool:
         return page
 
     def adapt(self, pages: int) -> bool:
-        """Choose the level of tightening before `pages` more hot pages are made. First free the caches that
-        are only kept for reuse. Returns True if the level rose."""
+        """Choose the level of tightening before `pages` more hot pages are made. Before the level rises, free
+        caches that are only kept for reuse. Returns True if the level rose."""
         before = self.level
         pressure, need = self.pressure(), pages * self.sizes[HOT]
         if pressure > HIGH:

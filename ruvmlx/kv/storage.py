@@ -13,7 +13,7 @@ Bytes = np.ndarray  # uint8, contiguous
 
 
 class PageTable(Protocol):
-    """The page table of one sequence, in the form that the backend's attention reads."""
+    """The page table of one sequence, in the form that the attention of the backend reads."""
 
     def set(self, index: int, page: int, tier: int) -> None: ...
 
@@ -32,13 +32,14 @@ class PageTable(Protocol):
 
 
 class Storage(Protocol):
-    layout: str  # the name of the byte order of `dump`
-    background: bool  # True if demotions run in parallel to decoding, so that they start early
+    # the name of the byte layout of `dump`; only a storage with the same layout can load the bytes
+    layout: str
+    background: bool  # True if demotions run in parallel to decoding; in this case they start early
 
-    limit: int  # the maximum bytes of all pages, including unused ones; 0: no limit
+    limit: int  # the maximum number of bytes of all pages, including unused pages; 0: no limit
 
     def page_bytes(self, tier: int) -> int:
-        """Return the bytes of a page, with its scales and biases."""
+        """Return the number of bytes of a page, with its scales and biases."""
 
     def is_crowded(self, tier: int, n: int) -> bool:
         """Return True if n more pages of a tier exceed the limit only because of unused pages, which
@@ -60,9 +61,9 @@ class Storage(Protocol):
         """Return the number of a second hot page with the same contents."""
 
     def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
-        """Start to convert full pages of `tier` to the next lower tier. Returns a function to call once: it
-        waits and returns the numbers of the new pages. The old pages must not change before this function
-        returns."""
+        """Start to convert full pages of `tier` to the next lower tier. Returns a function that the caller
+        must call once. This function waits for the demotion and returns the numbers of the new pages. The old
+        pages must not change before this function returns."""
 
     def dump(self, page: int, tier: int) -> Bytes:
         """Return the bytes of a page. The caller must use the bytes before the page changes."""
@@ -71,5 +72,5 @@ class Storage(Protocol):
         """Return the number of a new page made from the bytes of `dump`."""
 
     def new_table(self) -> Any:
-        """Return a PageTable. The type is Any because the backend reads more of its table than the protocol
-        has."""
+        """Return a PageTable. The type of the result is Any, because a backend uses more attributes of its
+        own table than the protocol has."""
