@@ -15,7 +15,8 @@ class RuvmlxError(Exception):
 
 
 class UsageError(RuvmlxError):
-    """The request itself is wrong: an empty prompt, a flag out of range, a prompt longer than the context."""
+    """The user's request is wrong, for example an empty prompt, a flag out of range, or a prompt that is
+    longer than the context."""
 
     exit_code = 2
 
@@ -33,7 +34,7 @@ class CorruptFile(RuvmlxError):
 
 
 class UnsupportedModel(RuvmlxError):
-    """The file of a model is intact, but this runtime does not support its kind."""
+    """The files of a model are intact, but ruvmlx does not support this kind of model."""
 
 
 class PromptTooLong(UsageError):
@@ -78,7 +79,8 @@ class MemoryBusy(RuvmlxError):
 
 
 class GPUFailed(RuvmlxError):
-    """MLX cannot compute on this machine's GPU. instead: the name of a backend that needs no GPU."""
+    """MLX cannot compute on this machine's GPU. instead: the name of a backend that the user can choose and
+    that needs no GPU."""
 
     def __init__(self, why: str, instead: str = "native"):
         super().__init__(
@@ -113,8 +115,8 @@ class Interrupted(RuvmlxError):
 
 
 def error_line(error: BaseException) -> str:
-    """Return the text of any error as one line. If the error is no RuvmlxError, the line begins with its
-    class."""
+    """Return the text of any error as one line. If the error is no RuvmlxError, the line begins with the name
+    of the error's class."""
     text = one_line(str(error))
     if isinstance(error, RuvmlxError):
         return text

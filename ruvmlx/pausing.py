@@ -1,8 +1,8 @@
 """This module lets long work stop when the user needs the machine.
 
 Work that takes seconds receives a function `pause`. The work calls `pause` every few tens of milliseconds.
-`pause` does nothing, or raises `Stopped`. The caller of the work catches `Stopped` and keeps the results that
-are finished.
+`pause` returns at once, or raises `Stopped` if the work must stop. The caller of the work catches `Stopped`
+and keeps the results that are finished.
 """
 
 import threading

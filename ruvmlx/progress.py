@@ -49,9 +49,10 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Progress:
-    """The state of one part of the work: `done` of `total` units are finished.
+    """The progress of one part of the loading: `done` of `total` units (for example bytes) are finished.
 
-    total: 0 if the total is unknown. rate: the units per second; 0 if the rate is not known yet."""
+    total: the number of units in this part; 0: unknown. rate: the number of units per second; 0: not known
+        yet."""
 
     what: str  # "Fetching owner/name"
     done: int = 0
@@ -86,7 +87,7 @@ class Progress:
 class Watch:
     """A receiver of the progress of loading a model. This base class ignores the progress.
 
-    held: the number of bytes that the method `planned` can free if the new model needs the memory.
+    held: the number of bytes of memory that the method `planned` can free if the new model needs the memory.
     """
 
     held = 0
@@ -114,7 +115,8 @@ QUIET = Watch()
 
 
 class Count:
-    """A counter of finished units that also measures the rate. Any thread can use the counter."""
+    """A counter of finished units of work that also measures the units per second. Any thread can use the
+    counter."""
 
     def __init__(self, what: str, total: int = 0, done: int = 0, unit: str = "bytes"):
         self.what, self.total, self.done, self.unit = what, total, done, unit
@@ -139,8 +141,8 @@ class Count:
 
 
 class Told(Count):
-    """A counter that reports to the watch every TICK seconds and at each new part of the work. Call `add`
-    often, in the thread of the watch."""
+    """A counter that reports to a watch every TICK seconds and at each new part of the work. Call `add`
+    often, in the thread in which the watch must be called."""
 
     def __init__(self, watch: Watch, what: str, total: int = 0, unit: str = "bytes"):
         super().__init__(what, total, unit=unit)
@@ -160,7 +162,7 @@ class Told(Count):
 
 
 class Left(Exception):
-    """The worker's thread gets this error when the caller no longer waits for the result."""
+    """This error is raised in the worker's thread when the caller no longer waits for the result."""
 
 
 class Worker(Count):

@@ -7,7 +7,7 @@ BAD = ("down", "1", "2")
 REASONS = {"long": "too long", "short": "too short", "tone": "wrong tone", "facts": "wrong facts"}
 FACTS = REASONS[
     "facts"
-]  # the learner skips a rating with this reason: ratings change a model's style, not its knowledge
+]  # the learner skips a rating with a reason in this list: ratings change a model's style, not its knowledge
 
 
 def reason_of(rating: str, note: str) -> str:

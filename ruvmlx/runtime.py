@@ -1,7 +1,7 @@
 """This module joins the store, the model, the inference engine and the learning into one object for the apps.
 
-Only the thread that opened a Runtime may call the Runtime, because MLX binds its streams to threads. Other
-threads may only set the `cancel` event of a request.
+Only the thread that opened a Runtime is allowed to call its methods, because MLX binds its streams to
+threads. Other threads can only set the `cancel` event of a request.
 """
 
 import contextlib
@@ -54,10 +54,11 @@ __all__ = [
 
 
 class Runtime:
-    """An open model with its store. Call `Runtime.open` to make one; close it, or use it in a `with` block.
+    """An open model with its store. Call `Runtime.open` to make a Runtime. Close the Runtime at the end, or
+    use it in a `with` block.
 
     chats: the conversations.
-    writer: it writes replies outside of chats.
+    writer: the object that writes replies, in chats and outside of chats.
     choices: the user's preferences between two replies.
     learning: the adapters and their training.
     tiers: the policy that chooses the precision of KV pages.
@@ -73,8 +74,9 @@ class Runtime:
         learn: bool = True,
         plan: Plan | None = None,
     ):
-        """learn: if False, the runtime stores ratings but never changes weights. plan: the memory plan from
-        before the weights were read. Raises UsageError if `kv_budget` is too small for one chat."""
+        """learn: if False, the runtime stores ratings but never changes weights. plan: the memory plan that
+        the program made before it read the weights. Raises UsageError if `kv_budget` is too small for one
+        chat."""
         self.store, self.model, self.backend, self.settings = store, model, backend, settings
         kept = settings.kv_disk
         folder = None if kept is None else CacheFolder.of_store(store.path, kept << 20)
@@ -94,8 +96,8 @@ class Runtime:
     def open(cls, settings: Settings | None = None, learn: bool = True, watch: Watch = QUIET) -> "Runtime":
         """Open the store, then load the model and the adapter. This takes seconds. Raises RuvmlxError.
 
-        watch: it receives the memory plan and the progress; it can raise an error to stop the loading. The
-        method raises NotEnoughMemory before it downloads or reads weights.
+        watch: an object that receives the memory plan and the progress; it can raise an error to stop the
+            loading. The method raises NotEnoughMemory before it downloads or reads weights.
         """
         settings = settings or Settings()
         choice = describe(settings.backend, settings.threads)
@@ -122,7 +124,8 @@ class Runtime:
             self.store.close()
 
     def erase_chat(self, session_id: str) -> bool:
-        """Delete a chat at once, so that the user cannot restore it: `soft_delete.delete`."""
+        """Erase a chat and its KV caches immediately (`soft_delete.delete`). The user cannot restore the
+        chat."""
         self.engine.sessions.drop(session_id)
         return soft_delete.delete(self.store, session_id, seconds=0)
 
@@ -151,13 +154,13 @@ class Runtime:
         self, reply_id: str, rating: str, note: str = "", adapter: str | None = None, watch: Watch = QUIET
     ) -> RatingResult:
         """Store a rating of a reply and train an adapter on the rating at once. reply_id: an id, or "last".
-        adapter: the name of the adapter; None: the adapter in use. watch: it receives the progress of the
-        measurements before a model's first rating."""
+        adapter: the name of the adapter; None: the adapter in use. watch: an object that receives the
+            progress of the measurements before a model's first rating."""
         with self.learning.using(adapter) as learner:
             return learner.rate(reply_id, rating, note, watch)
 
     def unrate(self, reply_id: str, adapter: str | None = None) -> LearnStatus:
-        """Remove the rating of one reply and its effect on the adapter: `take_back`. adapter: as in
+        """Remove the rating of one reply, and remove its effect on the adapter (`take_back`). adapter: as in
         `rate`."""
         with self.learning.using(adapter) as learner:
             return take_back(self.store, learner, reply_id)
@@ -178,7 +181,8 @@ class Runtime:
     # -- memory --------------------------------------------------------------------------------------
 
     def memory_purposes(self) -> list[memory_plan.Purpose]:
-        """Return, for each purpose, the planned bytes, the bytes in use and the limit of this process."""
+        """Return, for each purpose of memory (weights, KV caches and others), the planned bytes, the bytes in
+        use and the limit."""
         return memory_plan.purposes(self.planned, self.held(), self.engine, self.learning)
 
     def held(self) -> MemoryUse:

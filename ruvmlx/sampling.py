@@ -4,7 +4,8 @@
 candidate at the given temperature. ruvmlx does not use mlx-lm's sampler: the native backend has no MLX, and a
 seed must give the same reply even if other code of this process draws random numbers.
 `backends/mlx/sampler.py` applies the same filters on the GPU. If a reply uses only the filters in `IN_C`, the
-C code in neon/src/draw.c draws. If a reply uses another filter, the slower NumPy code here draws.
+C code in neon/src/draw.c draws the tokens. If a reply uses another filter, the slower NumPy code here draws
+the tokens.
 
 Penalties, logit_bias and a constraint change a copy of the logits before the draw. The logprobs of a response
 and the stored activations for training come from the unchanged logits, because ratings train the model and
@@ -25,14 +26,16 @@ from .kernels.replies import ReplyWork
 from .settings import SAMPLING, SPECS
 from .settings.setting_spec import SettingSpec
 
-# The sampler sorts only the ids above the first of these log-probabilities, and tries the next value if the
-# sorted ids are too few. To sort all 49,152 ids takes 0.8 ms; at most e^7 = 1,096 ids have more than e^-7.
+# The sampler sorts only the token ids with a log-probability above the first of these values, and tries the
+# next value if these ids are too few. To sort all 49,152 ids takes 0.8 ms; at most e^7 = 1,096 ids have more
+# than e^-7.
 _FLOORS = (-7.0, -10.0, -np.inf)
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """The sampling options of one reply. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
+    """The sampling options of one reply. temperature 0 always takes the most likely token; top_k 0, top_p 1
+    and min_p 0 switch these filters off.
 
     presence_penalty is subtracted once from the logit of each token that is in the reply; frequency_penalty
     is subtracted once for each occurrence (OpenAI's definitions). logit_bias: pairs of a token id and the
@@ -59,11 +62,11 @@ class Sampling:
 
 
 class ReplyOptions(TypedDict, total=False):
-    """The options that a caller can set for one reply. The settings, then the model, give the missing
-    options.
+    """The options that a caller can set for one reply. An option that the caller does not set gets its value
+    from the settings, else from the model.
 
     temperature: 0 is greedy.
-    top_p: nucleus mass, over 0 and at most 1.
+    top_p: the probability mass of nucleus sampling, over 0 and at most 1.
     top_k: the number of most likely candidates; 0 is all.
     min_p: the minimum probability as a share of the likeliest token's probability.
     seed: the same seed gives the same reply.
@@ -114,7 +117,7 @@ _BIAS = SettingSpec(float, "", least=-100, most=100)
 
 @dataclass(frozen=True)
 class Distribution:
-    """The distribution of n ids that a filter receives, as arrays of NumPy or of MLX.
+    """The distribution over n token ids that a filter receives, as arrays of NumPy or of MLX.
 
     logits: [..., n], log-probabilities at temperature 1 plus a constant.
     xp: the module numpy or mlx.core; a filter may use only functions that both modules have.
@@ -134,8 +137,8 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Filter:
-    """A rule by which an option of `Sampling` excludes ids. All filters receive the same distribution. An id
-    is a candidate if no filter excludes the id.
+    """A rule by which an option of `Sampling` excludes token ids. All filters receive the same distribution.
+    A token id is a candidate for the draw if no filter excludes it.
 
     option: the name of the field of Sampling.
     off: the value of the option that excludes no id.
@@ -209,8 +212,8 @@ def _before(p: np.ndarray) -> np.ndarray:
 
 
 def _most_likely(logits: np.ndarray, logprobs: np.ndarray, filters: list[tuple[Filter, Any]]) -> np.ndarray:
-    """Return the ids that the filters for sorted ids keep, the most likely first, equal ones by id. The
-    function sorts as few ids as possible."""
+    """Return the token ids that the filters with sorts=True keep, the most likely id first. Of ids with equal
+    logits, the smaller id comes first. The function sorts as few ids as possible."""
     for floor in _FLOORS:
         ids = np.flatnonzero(logprobs >= floor)
         ids = ids[largest_first(logits[ids])]
@@ -231,14 +234,14 @@ def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.n
     everything = Distribution(logprobs, np, np.exp, _before)
     for f, value in others:
         ids = ids[f.keep(everything, value)[ids]]
-    if sampling.top_k > 0:  # this sorts the ids even if k is larger than the number of ids
+    if sampling.top_k > 0:  # this sorts the ids even if top_k is larger than the number of ids
         ids = ids[top_ids(logits[ids], sampling.top_k)]
     return ids, logprobs[ids]
 
 
 def drawn(logits: np.ndarray, sampling: Sampling, u: float) -> int:
-    """Return the first candidate at which the sum of the probabilities exceeds u times the sum of all
-    candidates' probabilities; 0 <= u < 1."""
+    """Draw a token: return the first candidate at which the running sum of the probabilities exceeds u times
+    the sum of all candidates' probabilities. u: a uniform random number, 0 <= u < 1."""
     ids, logprobs = candidates(logits, sampling)
     scaled = logprobs.astype(np.float64) / sampling.temperature
     mass = np.cumsum(np.exp(scaled - scaled.max()))
@@ -256,8 +259,8 @@ class TokenRule(Protocol):
     (engine/constraint.py)."""
 
     def restrict(self, logits: np.ndarray) -> None:
-        """Set the logits [V] of the tokens that the rule forbids to -inf, in place. At least one token
-        stays."""
+        """Set the logits [V] of the tokens that the rule forbids to -inf, in place. At least one token stays
+        allowed."""
 
     def take(self, token: int) -> None:
         """Tell the rule that `token` is the next token of the reply."""
@@ -326,8 +329,9 @@ class Sampler:
         return token
 
     def work(self, logits: np.ndarray, drawn: Callable[[int], None]) -> ReplyWork | None:
-        """Return a draw that the C library runs together with the draws of other replies; `drawn` then
-        receives the token. Return None if the C library cannot draw with these options."""
+        """Return the call that draws the next token in the C library, together with the draws of other
+        replies. After the call, the function `drawn` receives the token. Return None if the C library cannot
+        draw with these options."""
 
         def done(token: int) -> None:
             self._took(token)

@@ -1,6 +1,6 @@
 """This module removes dangerous characters from all text that the program prints to a terminal.
 
-A terminal executes control sequences. Text from a model or a file may contain escape sequences (which move
+A terminal executes control sequences. Text from a model or a file can contain escape sequences (which move
 the cursor, set the clipboard or the window's title), direction overrides (which show code in another order
 than it runs) and invisible characters. `sanitize` removes:
 
@@ -28,7 +28,8 @@ _DROPPED = (
 SUSPECT = re.compile(f"[{_DROPPED}\u2028\u2029]")  # a terminal must not get these characters
 _DROP = re.compile(f"[{_DROPPED}]")
 
-# An escape sequence without an end stops after this many characters, so that it cannot remove a whole reply.
+# An escape sequence without an end ends after this number of characters, so that it cannot remove a whole
+# reply.
 _CSI_LIMIT = 64
 _STRING_LIMIT = 4096
 
@@ -51,7 +52,7 @@ class Sanitizer:
 
     def __init__(self) -> None:
         self._state = _State.TEXT
-        self._length = 0  # characters of the current escape sequence
+        self._length = 0  # the number of characters of the escape sequence so far
         self._after_cr = False
 
     def feed(self, text: str) -> str:
@@ -81,7 +82,7 @@ class Sanitizer:
         return ""
 
     def _again(self, char: str) -> str:
-        """End the escape sequence before `char`, and handle `char` as text."""
+        """End the escape sequence before the character `char`, and treat `char` as ordinary text."""
         self._state = _State.TEXT
         return self._text(char)
 
@@ -166,5 +167,6 @@ def excerpt(text: str, words: list[str], width: int = 60) -> str:
 
 
 def backend_words(backend: str, kernels: str) -> str:
-    """Return the backend and its kernels for people: "native avx2, 2 threads" or "mlx, metal"."""
+    """Return the names of the backend and of its kernels, as text for people: "native avx2, 2 threads" or
+    "mlx, metal"."""
     return kernels if kernels.startswith(backend) else f"{backend}, {kernels}"

@@ -9,15 +9,17 @@ same rows in TIERS (metal_kernels/pages.h). tests/kv/test_tiers.py compares the 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PAGE = 64  # tokens of one KV page; all tokens of a page are in the same tier
+PAGE = 64  # the number of tokens in one KV page; all tokens of a page are in the same tier
 
 
 @dataclass(frozen=True)
 class Tier:
-    """bits: the bits of one stored number; 16 is f16, 8 and 4 are integer codes (metal_kernels/README.md).
+    """One tier of the KV cache. bits: the number of bits of one stored number; 16 means f16, 8 and 4 mean
+    integer codes (metal_kernels/README.md).
 
     rotated: True if keys are multiplied by a rotation before the quantisation.
-    terms: the C library multiplies the codes by queries of 7 bits (terms 1) or of 15 bits (terms 2).
+    terms: the precision of the queries by which the C library multiplies the codes: 7 bits (terms 1) or 15
+        bits (terms 2).
     cost: the time of attention over a page on a GPU, divided by the time over a page of the tier "cold".
     lengths: the age in tokens at which a page leaves the tier, first without memory pressure, then at each
         level of pressure; empty for the oldest tier.
@@ -44,12 +46,13 @@ EXAMPLE = ",".join(str(tier.lengths[1]) for tier in reversed(TIERS[1:]))
 
 
 def fill_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Return one length for each name in LENGTHS. A tier without a given length gets the length of the tier
-    before it, so that the tier holds no pages."""
+    """Return one length for each name in LENGTHS. A tier without a given length gets the same length as the
+    tier before it, so that no page is in this tier."""
     return (*lengths, *[lengths[-1]] * (len(LENGTHS) - len(lengths)))
 
 
 def describe_tiers() -> str:
-    """Return a text such as "f16, then 8 bits, then 4 bits". The text names each width only once."""
+    """Return a text such as "f16, then 8 bits, then 4 bits". If several tiers have the same number of bits,
+    the text names this number only once."""
     widths = dict.fromkeys(tier.bits for tier in reversed(TIERS))
     return ", then ".join("f16" if bits == 16 else f"{bits} bits" for bits in widths)

@@ -27,7 +27,8 @@ class AsyncReplyStream(AsyncIterator[str]):
     reply ends."""
 
     def __init__(self, begin: Callable[[], ReplyStream]):
-        """begin: it starts the reply; the iterator calls it when the caller requests the first piece."""
+        """begin: a function that starts the reply; the iterator calls the function when the caller requests
+        the first piece."""
         self._begin = begin
         self._begun: ReplyStream | None = None
 
@@ -61,8 +62,9 @@ class AsyncReplyStream(AsyncIterator[str]):
 
 
 class AsyncModel:
-    """The class `LocalModel` for asyncio: its methods are coroutines. Call `ruvmlx.aopen` to make one. Call
-    the method `rate` of this class, because `Reply.rate` blocks the event loop."""
+    """The class `LocalModel` for asyncio: its methods are coroutines. Call `ruvmlx.aopen` to make an
+    AsyncModel. To rate a reply, call the method `rate` of this class, because `Reply.rate` blocks the event
+    loop."""
 
     def __init__(self, model: LocalModel):
         self._model = model

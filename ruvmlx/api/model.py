@@ -93,7 +93,8 @@ class ReplyStream(Iterator[str]):
             chunk = self._chunks.get()
             if chunk is None:
                 self._ended = True
-                self._written.result()  # raises the error of the runtime, if there was one
+                # this raises the error with which the runtime ended the reply, if there was one
+                self._written.result()
                 break
             self._response = chunk.response or self._response
             if chunk.text:
@@ -101,7 +102,7 @@ class ReplyStream(Iterator[str]):
         raise StopIteration
 
     def stop(self) -> None:
-        """End the reply early."""
+        """End the reply before it is complete."""
         self._cancel.set()
 
     @property
@@ -122,7 +123,7 @@ class ReplyStream(Iterator[str]):
 
 
 class LocalModel:
-    """A model in memory, with its adapter and the user's chats. Call `ruvmlx.open` to make one."""
+    """A model in memory, with its adapter and the user's chats. Call `ruvmlx.open` to make a LocalModel."""
 
     def __init__(self, settings: Settings):
         """Load the model and its adapter, which takes seconds."""
@@ -167,7 +168,7 @@ class LocalModel:
         return self.stream(prompt, **options).reply
 
     def stream(self, prompt: Prompt, **options: Unpack[ReplyOptions]) -> ReplyStream:
-        """Like `reply`, but returns the text piece by piece."""
+        """Answer as `reply` does, but return the text piece by piece."""
         messages = self._messages(prompt)
         return self._stream(
             lambda runtime, asked: runtime.writer.generate(GenerationRequest(messages=messages, **asked)),
@@ -296,7 +297,7 @@ class Chat:
         return self.stream(text, edit=edit, **options).reply
 
     def stream(self, text: str, *, edit: int | None = None, **options: Unpack[ReplyOptions]) -> ReplyStream:
-        """Like `say`, but returns the text piece by piece."""
+        """Send a message as `say` does, but return the reply's text piece by piece."""
         return self._model._stream(
             lambda runtime, asked: runtime.chats.say(self.id, text, instead_of=edit, **asked),
             options,
@@ -329,7 +330,8 @@ class Chat:
 
 
 def open(model: str | Path | None = None, **settings: Any) -> LocalModel:
-    """Load a model and its adapter. Call `close` at the end, or use it in a `with` block.
+    """Load a model and its adapter. Call `close` of the result at the end, or use the result in a `with`
+    block.
 
     model: a folder, a .gguf file or a Hugging Face repository (downloaded if needed); None: the starter
     model. settings: settings of `ruvmlx config show` by name, as in `temperature=0`; they go before RUVMLX_*

@@ -22,7 +22,7 @@ from .model import Reply, ReplyStream
 from .types import Rating
 
 FRAME = 0.05  # seconds between two updates of a growing reply
-# (label, tooltip, rating)
+# the buttons: (label, tooltip, rating)
 RATINGS = (("Good", "More like this", "up"), ("Bad", "Less like this", "down"))
 
 
@@ -34,14 +34,14 @@ def show(reply: ReplyStream | Reply) -> None:
     view = ReplyView()
     from IPython.display import display
 
-    show_box: Any = display  # the type checker knows the types of IPython only if IPython is installed
+    show_box: Any = display  # without IPython, the type checker does not know the type of `display`
     show_box(view.box)
     view.show(reply)
 
 
 class ReplyView:
-    """A notebook widget with a reply, its rating and the buttons. `box` is the ipywidgets object. The buttons
-    are enabled when the reply is complete."""
+    """A notebook widget with a reply, its rating and the buttons. `box` is the ipywidgets object. The user
+    can click the buttons only when the reply is complete."""
 
     def __init__(self) -> None:
         widgets = _widgets()

@@ -16,9 +16,9 @@ class Rating:
     logprob_before, logprob_after: mean log-probability per token of the rated reply before and after the
         change, in nats.
     kl: KL divergence between the model with and without the adapter on a reference text, in nats per token;
-        it never exceeds kl_cap.
+        it never exceeds the setting kl_cap.
     adapter_version: the new version of the adapter.
-    seconds: the time of the rating.
+    seconds: the number of seconds that the rating took.
     """
 
     reply_id: str
@@ -45,9 +45,9 @@ class Preference:
 
     better, worse: the ids of the replies; after an edit, `better` is the user's text.
     kind: "compare", "edit" or "regenerated".
-    strength: 1 for a clear preference.
+    strength: 1 for a preference that the user stated; less for a preference that follows from another action.
     margin_before, margin_after: the mean log-probability per token of the better reply minus the mean of the
-        worse reply, in nats. Rating explains the other fields.
+        worse reply, in nats. The class Rating explains the other fields.
     """
 
     better: str
@@ -74,8 +74,8 @@ class Preference:
 class ModelInfo:
     """A model on this machine.
 
-    bits: stored bits per parameter.
-    bytes: size on disk.
+    bits: the number of stored bits per parameter.
+    bytes: the number of bytes on the disk.
     problem: the reason why ruvmlx cannot read the model, or ""; if there is a problem, bits and parameters
         are None.
     """

@@ -1,7 +1,7 @@
 """This module lets several chat apps use one open host. Each chat app can end only its own replies.
 
-The chat apps share all other state. A rating, a switch of the adapter or a switch of the model changes the
-host for all chat apps.
+The chat apps share the model, the adapter and the store. A rating, a switch of the adapter or a switch of the
+model affects all chat apps.
 """
 
 import asyncio
@@ -89,6 +89,7 @@ class Guest:
             await asyncio.sleep(LOOK_EVERY)
 
     def close_now(self) -> BaseException | None:
-        """Do the same as `Host.close_now`, but do not wait."""
+        """End the newest reply as `Host.close_now` does, but do not wait for it, and do not close the
+        host."""
         self.stop()
         return None

@@ -1,13 +1,15 @@
 """This module runs one open model in one thread with a queue of calls. The chat app and the server use it.
 
 MLX binds its streams to threads, and a reply takes seconds. So all calls of the runtime, also `open` and
-`close`, run in the host's thread, one at a time and in order. Every call ends idle work (`run_idle`). The
-caller's event loop never blocks. The callers can have different event loops.
+`close`, run in the host's thread, one at a time and in order. Every call ends idle work (work of `run_idle`,
+which runs while no user needs the model). The caller's event loop never blocks. The callers can have
+different event loops.
 
 `write` and `submit` stream any number of replies at the same time (serving.py). Other calls run between two
 steps of the replies.
 
-model_holder.py holds the runtime in use. The plain chat, which has no event loop, uses only the holder.
+model_holder.py holds the runtime in use. The chat in plain mode has no event loop, so it uses only the
+holder.
 
 A server has a host for each open model. All hosts of a server share one thread (`beside`), so that two models
 never compute at the same time: the steps of the models take turns.
@@ -33,8 +35,8 @@ T = TypeVar("T")
 
 
 def _slice(work: Generator[None, None, T]) -> tuple[float, bool, T | None]:
-    """Run the work to its next `yield`. Return the seconds, True if the work has ended, and the work's
-    result."""
+    """Run a generator to its next `yield`. Return (seconds of the run, True if the generator has ended, the
+    generator's result)."""
     begun, ended, result = time.perf_counter(), False, None
     try:
         next(work)
@@ -47,8 +49,8 @@ class Host:
     """The owner of a runtime in a separate thread. Any event loop can call the coroutines of a host."""
 
     def __init__(self, open_runtime: OpenRuntime, beside: "Host | None" = None) -> None:
-        """beside: another host; this host then uses the thread of that host. Close `beside` after this
-        host."""
+        """beside: another host whose thread this host uses; close `beside` after this host. None: this host
+        gets its own thread."""
         self.holder = ModelHolder(Opener.of(open_runtime))
         own = ThreadPoolExecutor(1, thread_name_prefix="runtime") if beside is None else None
         self._pool: ThreadPoolExecutor = own or cast(Host, beside)._pool
@@ -62,7 +64,7 @@ class Host:
         self._idle_cancel: threading.Event | None = None  # the event that ends the newest `run_idle`
         self._settle_cancel: threading.Event | None = None  # the event that ends the newest `settle`
         self._opening: StoppableWatch | None = None  # the watch of the newest `open` or `switch`
-        self.used_at = time.monotonic()  # the time of the newest call, without idle work
+        self.used_at = time.monotonic()  # the time of the newest call; calls for idle work are not included
         self._serving = ServingLoop(self._pool, lambda: self.holder.runtime, self._answer)
 
     async def open(self, watch: Watch) -> None:
@@ -117,8 +119,8 @@ class Host:
                 await asyncio.sleep(seconds)
 
     async def call_between(self, work: Callable[[Runtime], T]) -> T:
-        """Do the same as `call`, but before the work in the queue. Use it only for ratings and short
-        reads."""
+        """Run work(runtime) before the other work in the queue, for example between two steps of a reply. Use
+        this method only for ratings and short reads."""
         self.cancel_idle()
         done: Future[T] = Future()
 
@@ -135,8 +137,8 @@ class Host:
         return await asyncio.wrap_future(done)
 
     def _answer(self) -> None:
-        """Run the work of `call_between`. The host calls this after each step of a reply, and from the
-        queue."""
+        """Run the work that `call_between` received. The host calls this method after each step of a reply,
+        and from the queue of calls."""
         while self._between:
             self._between.popleft()()
 
@@ -174,8 +176,8 @@ class Host:
     async def settle(self, watch: Watch = QUIET) -> bool:
         """Prepare the newest replies for their ratings. Return True if the preparation was not cancelled.
 
-        `write`, `interrupt` and a reply in progress cancel the preparation; a later rating does the rest of
-        the work. watch: the runtime's thread reports the progress of the first measurements of a model to it.
+        `write`, `interrupt` and a reply in progress cancel the preparation; a later rating does the remaining
+        work. watch: the runtime's thread reports the progress of the first measurements of a model to it.
         """
         self.interrupt()
         cancel = self._settle_cancel = threading.Event()
@@ -223,8 +225,8 @@ class Host:
         return await self._serving.encode(work, letters)
 
     async def encode_request(self, request: GenerationRequest) -> GenerationRequest:
-        """Return the request with the token ids of its text, from another thread than the model's:
-        `ReplyWriter.encode_request`."""
+        """Return the request with the token ids of its text (`ReplyWriter.encode_request`). The text is
+        encoded in another thread than the model's."""
         self.cancel_idle()
         return await self._serving.encode_request(request)
 
@@ -242,7 +244,7 @@ class Host:
 
     async def close(self) -> None:
         """Stop all replies, wait for running calls, then close the runtime."""
-        # `shield`, because the runtime must close even if the caller is cancelled
+        # `shield` lets the runtime close even if the caller of `close` is cancelled
         await asyncio.shield(asyncio.wrap_future(self._close_once()))
 
     def close_now(self) -> BaseException | None:

@@ -17,10 +17,11 @@ from ..runtime import Runtime
 
 @dataclass(frozen=True)
 class Opener:
-    """A function that opens a runtime, with the names for the first runtime.
+    """An opener: a function that opens a runtime, with the names of the first model and adapter.
 
-    open(model, adapter, watch): the function; the names are those of the settings. model, adapter: the names
-    for the first runtime. first_run: True if this machine had no data of ruvmlx before.
+    open(model, adapter, watch): the function; the names are values of the settings `model` and `adapter`.
+    model, adapter: the names for the first runtime. first_run: True if this machine had no data of ruvmlx
+    before.
     """
 
     open: Callable[[str | None, str | None, Watch], Runtime]
@@ -50,7 +51,7 @@ def _open_only(open_runtime: Callable[[], Runtime]) -> Callable[[str | None, str
 
 
 class ModelUnchanged(RuvmlxError):
-    """The runtime could not open another model. The old model stays in use."""
+    """This error means that the program could not switch to another model. The old model stays in use."""
 
     def __init__(self, why: Exception) -> None:
         super().__init__(f"{error_line(why)} The model stays as it was.")
@@ -89,7 +90,7 @@ class StoppableWatch(Watch):
 
 
 class _PlanWatch(Watch):
-    """A watch that passes all reports to another watch, stores the plan, and calls then(plan)."""
+    """A watch that passes all reports to another watch. It stores the memory plan and calls then(plan)."""
 
     def __init__(self, watch: Watch, then: Callable[[Plan], None] = lambda plan: None) -> None:
         self._watch, self._then = watch, then
@@ -111,7 +112,8 @@ class _PlanWatch(Watch):
 
 
 class ModelHolder:
-    """The holder of the runtime in use, which can switch to another model. Call it in the runtime's thread.
+    """The holder of the runtime in use, which can switch to another model. Call the methods only in the
+    runtime's thread.
 
     If the machine has enough memory, both runtimes are open for a moment during a switch. With less memory,
     the holder closes the old runtime when the plan shows that the new model will fit. If the new model then
@@ -121,7 +123,7 @@ class ModelHolder:
 
     def __init__(self, opener: Opener, runtime: Runtime | None = None) -> None:
         self.opener, self.runtime, self.model = opener, runtime, opener.model
-        self.plan: Plan | None = None  # the memory plan of the runtime in use, if there is a plan
+        self.plan: Plan | None = None  # the memory plan of the runtime in use; None: there is no plan
         self.leaving = False  # True if the program closes; the holder then opens no runtime again
 
     @classmethod
@@ -164,7 +166,8 @@ class ModelHolder:
         self.runtime, self.model, self.plan = new, model, plan_watch.plan
 
     def _make_room(self, plan: Plan, held: int) -> None:
-        """Close the runtime in use if the new model fits only without it. held: the bytes of this runtime."""
+        """Close the runtime in use if the new model fits only after that. held: the bytes of memory of the
+        runtime in use."""
         need, memory = plan.need.total, plan.memory
         beside = plan.fits and need + held <= memory.total * GPU_SHARE
         if not (plan.facts.to_fetch or beside or need > memory.limit + held):
@@ -172,8 +175,8 @@ class ModelHolder:
 
     @staticmethod
     def _checked(session: str, runtime: Runtime) -> Runtime:
-        """Return the runtime if its model's chat template accepts the chat; else close the runtime and
-        raise."""
+        """Return the runtime if its model's chat template accepts the chat; else close the runtime and raise
+        the error."""
         try:
             runtime.chats.check_chat(session)
         except BaseException:

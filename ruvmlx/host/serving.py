@@ -31,14 +31,14 @@ class ServingLoop:
     def __init__(
         self, pool: ThreadPoolExecutor, runtime: Callable[[], Runtime | None], between: Callable[[], None]
     ):
-        """pool: the executor of the runtime's thread. runtime: it returns the runtime in use. between: a
-        function that the loop calls after each step."""
+        """pool: the executor of the runtime's thread. runtime: a function that returns the runtime in use;
+        None: no runtime is open. between: a function that the loop calls after each step."""
         self._pool, self._runtime, self._between = pool, runtime, between
         self._encoders = [ThreadPoolExecutor(1, "encoding"), ThreadPoolExecutor(1, "encoding-long")]
         self._lock = threading.Lock()
         self._requests: set[ServedRequest] = set()
         self._written: set[GeneratedReply] = set()
-        self.busy = False  # True if a step of the submitted requests is in the queue
+        self.busy = False  # True if the next step of the submitted requests is in the thread's queue
 
     @property
     def is_writing(self) -> bool:
@@ -74,7 +74,8 @@ class ServingLoop:
         return await asyncio.get_running_loop().run_in_executor(encoder, work, runtime)
 
     async def encode_request(self, request: GenerationRequest) -> GenerationRequest:
-        """Return the request with the token ids of its text: `ReplyWriter.encode_request`."""
+        """Return the request with the token ids of its text (`ReplyWriter.encode_request`), encoded in a
+        separate thread."""
         texts = [message.content for message in request.messages or ()] + [request.prompt or ""]
         return await self.encode(lambda runtime: runtime.writer.encode_request(request), sum(map(len, texts)))
 
@@ -90,7 +91,8 @@ class ServingLoop:
             raise
 
     async def write(self, begin: BeginReply, cancel: threading.Event) -> AsyncIterator[list[Chunk]]:
-        """Yield the chunks of begin(runtime, cancel). The reply goes on even if the caller reads no chunk."""
+        """Yield the chunks of begin(runtime, cancel). The model continues to write the reply even if the
+        caller reads no chunk."""
         reply = GeneratedReply(begin, cancel, ChunkStream(asyncio.get_running_loop()))
         with self._lock:
             self._written.add(reply)
@@ -142,7 +144,8 @@ class ServingLoop:
         first."""
         if reply in self._written and self._wrote(reply):
             self._between()
-            with contextlib.suppress(RuntimeError):  # the host closes, and `finish` writes the rest
+            # the queue refuses work while the host closes; in this case `finish` writes the remaining chunks
+            with contextlib.suppress(RuntimeError):
                 self._pool.submit(self._write_step, reply)
 
     def _wrote(self, reply: "GeneratedReply") -> bool:
@@ -158,7 +161,8 @@ class ServingLoop:
     def _join(self, served: "ServedRequest", session_id: str | None) -> None:
         try:
             runtime = self._runtime()
-            if runtime is None or runtime is not served.runtime:  # the token ids belong to another model
+            # True if the token ids of the request are those of another model's tokenizer
+            if runtime is None or runtime is not served.runtime:
                 raise RuvmlxError(NOT_OPEN)
             self.rest()
             runtime.writer.submit(served.request, served, session_id)
@@ -177,7 +181,8 @@ class ServingLoop:
             return
         self._one_step(runtime)
         if self.busy:
-            with contextlib.suppress(RuntimeError):  # the host closes, and `finish` does the rest
+            # the queue refuses work while the host closes; in this case `finish` runs the remaining steps
+            with contextlib.suppress(RuntimeError):
                 self._pool.submit(self._step)
 
     def _one_step(self, runtime: Runtime) -> None:
@@ -208,7 +213,8 @@ class ChunkStream:
         self._tell()
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the stream, with an error or None. A second call changes nothing."""
+        """End the stream. error: the error that ended the reply; None: the reply is complete. A second call
+        changes nothing."""
         if not self._ended:
             self._error, self._ended = error, True
             self._tell()
@@ -256,7 +262,7 @@ class GeneratedReply:
         self._chunks: Iterator[Chunk] | None = None
 
     def step(self, runtime: Runtime) -> bool:
-        """Write the next chunk. Return False if the generator has no chunk."""
+        """Write the next chunk. Return False if the generator has no more chunks."""
         try:
             if self._chunks is None:
                 self._chunks = self._begin(runtime, self.cancel)

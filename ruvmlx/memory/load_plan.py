@@ -17,10 +17,11 @@ from ..models.weights.load_progress import watched_weights
 from ..platform import cpu
 from ..progress import QUIET, Progress, Watch, megabytes, parameters
 
-CONTEXT = 4096  # the number of tokens for which the estimate includes a KV cache
-# Bytes beside weights and KV cache. PROGRAM: the program. PER_WORD: for each token of the vocabulary, the
-# adapter and the measurement of the KL divergence. Measured: 268 MB for the starter model with 49,152 tokens,
-# at its first opening (native backend, x86-64).
+CONTEXT = 4096  # the number of tokens of the KV cache that the estimate includes
+# Bytes that a model needs in addition to its weights and its KV cache. PROGRAM: bytes of the program itself.
+# PER_WORD: bytes for each token of the vocabulary, for the adapter and the measurement of the KL divergence.
+# A measurement gave 268 MB for the starter model with 49,152 tokens, at its first opening (native backend,
+# x86-64).
 PROGRAM, PER_WORD = 170 << 20, 2048
 
 
@@ -30,8 +31,8 @@ class NotEnoughMemory(RuvmlxError):
 
 @dataclass(frozen=True)
 class Need:
-    """The bytes of memory that a model needs: for its weights, its KV cache, and the program with
-    learning."""
+    """The number of bytes of memory that a model needs for its weights, for its KV cache, and for the program
+    with learning."""
 
     weights: int
     cache: int
@@ -43,8 +44,8 @@ class Need:
 
     @classmethod
     def of(cls, facts: Facts, backend: Choice, context: int | None = None) -> "Need":
-        """context: the tokens in the KV cache; None: CONTEXT. The model's own maximum context limits the
-        number."""
+        """Return the bytes that a model needs. context: the number of tokens in the KV cache; None: CONTEXT.
+        The number is at most the model's own maximum context."""
         work = PROGRAM + PER_WORD * facts.shape.vocab_size
         tokens = min(facts.shape.max_context, context or CONTEXT)
         return cls(_held(facts, backend), token_bytes(facts.shape) * cached_tokens(facts.shape, tokens), work)
@@ -61,16 +62,17 @@ def token_bytes(shape: ModelShape) -> int:
 
 
 def cached_tokens(shape: ModelShape, context: int) -> int:
-    """Return the number of a context's tokens that the KV cache holds. A model with a sliding window keeps
-    only the tokens of the window."""
+    """Return how many of a context's tokens the KV cache holds. A model with a sliding window keeps only the
+    tokens of the window."""
     window = shape.sliding_window if isinstance(shape, ModelConfig) else None
     return min(context, window + SLACK) if window else context
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The memory of a model and the longest context that fits this machine. weights, work (the program and
-    learning), kv_per_token (16-bit keys and values) and limit (the maximum for one model) are bytes.
+    """The memory that a model needs, and the longest context with which the model fits this machine. weights,
+    work (the program and learning), kv_per_token (16-bit keys and values) and limit (the maximum for one
+    model) are bytes.
     longest_context: a number of tokens; 0 if the weights alone do not fit."""
 
     weights: int
@@ -115,7 +117,8 @@ def _held(facts: Facts, backend: Choice) -> int:
 
 @dataclass(frozen=True)
 class MachineMemory:
-    """The machine's memory in bytes. available: the free bytes now. limit: the maximum for one model."""
+    """The machine's memory in bytes. available: the number of free bytes now. limit: the maximum number of
+    bytes for one model."""
 
     total: int
     available: int
@@ -129,7 +132,8 @@ class MachineMemory:
 
 @dataclass(frozen=True)
 class Plan:
-    """A model, its backend and its memory. chosen: the name that the user requested, or None."""
+    """A plan to open a model: the model, its backend and the memory that it needs. chosen: the model's name
+    that the user gave; None: the user gave no name."""
 
     facts: Facts
     backend: Choice
@@ -148,7 +152,8 @@ class Plan:
         return self.need.total <= self.memory.limit
 
     def check(self, held: int = 0) -> None:
-        """Raise NotEnoughMemory if the model does not fit. held: bytes that the program will free later."""
+        """Raise NotEnoughMemory if the model does not fit. held: the number of bytes that the program will
+        free before the model needs them."""
         memory = (
             self.memory if self.fits else MachineMemory.now(self.backend)
         )  # measure again, because the watch can have freed memory
@@ -205,10 +210,12 @@ class Planning(Watch):
         backend = for_model(self._backend, self._name, facts.shape)
         plan = self.plan = Plan.of(facts, backend, self._chosen, self._context)
         self._watch.planned(plan)
-        plan.check(self._watch.held if facts.to_fetch else 0)  # a download leaves time to free `held` bytes
+        # a download takes long enough to free the `held` bytes meanwhile
+        plan.check(self._watch.held if facts.to_fetch else 0)
 
     def chosen(self, choice: FileChoice) -> None:
-        """Raise NotEnoughMemory, before the download of a file, if its weights alone exceed the limit."""
+        """Raise NotEnoughMemory before a file is downloaded if the file's weights alone exceed the memory
+        limit."""
         self._watch.chosen(choice)
         limit = MachineMemory.now(self._backend).limit + self._watch.held
         if choice.bytes > limit:

@@ -1,4 +1,5 @@
-"""This module lists, for each purpose of memory, the planned bytes, the bytes in use and the limit.
+"""This module lists, for each purpose (weights, KV caches, adapters and others), the planned bytes of memory,
+the bytes in use and the limit.
 
 The program makes the plan when it opens a model. `show --memory`, `doctor`, the chat's side panel, `/metrics`
 and the server's page show the list. docs/cache.md explains the behaviour at the limit of the KV caches.
@@ -19,14 +20,16 @@ from ..platform.memory import MemoryUse
 from ..text import size
 from .load_plan import PER_WORD, PROGRAM, Plan, cached_tokens, token_bytes
 
-MIN_CONTEXT_TOKENS = 128  # tokens of prompt and reply together for which a KV budget must be large enough
+# a KV budget must be large enough for this number of tokens of prompt and reply together
+MIN_CONTEXT_TOKENS = 128
 
 
 @dataclass(frozen=True)
 class Purpose:
-    """The bytes for one purpose. limit: 0 if there is no limit. name: "weights", "scratch" (working memory),
-    "kv", "kv_disk" (KV caches on the disk), "adapters_hot", "adapters_warm", "adapters_cold" (adapters by the
-    time since their last use), "learning", "program", or "total" (the sum without the disk)."""
+    """The bytes of memory for one purpose. limit: the maximum number of bytes; 0: no limit. name: "weights",
+    "scratch" (working memory), "kv", "kv_disk" (KV caches on the disk), "adapters_hot", "adapters_warm",
+    "adapters_cold" (adapters by the time since their last use), "learning", "program", or "total" (the sum
+    without the disk)."""
 
     name: str
     planned: int
@@ -36,7 +39,8 @@ class Purpose:
 
 @dataclass(frozen=True)
 class Planned:
-    """The planned bytes from the opening of the model. limit: the maximum for one model; 0 if not known."""
+    """The bytes that the program planned for each purpose when it opened the model. limit: the maximum number
+    of bytes for one model; 0: not known."""
 
     weights: int
     scratch: int
@@ -46,8 +50,8 @@ class Planned:
 
     @classmethod
     def of(cls, engine: LLMInferenceEngine, plan: Plan | None) -> "Planned":
-        """plan: the plan from before the weights were read. If the plan is None, the bytes that the weights
-        use now are the planned bytes."""
+        """plan: the memory plan that the program made before it read the weights. If the plan is None, the
+        bytes that the weights use now are the planned bytes."""
         shape, scratch = engine.model.shape, _scratch(engine.backend)
         weights, limit = engine.backend.nbytes - scratch, 0
         kv = token_bytes(shape) * cached_tokens(shape, engine.model.context)
@@ -57,8 +61,9 @@ class Planned:
 
     @property
     def kv_room(self) -> int:
-        """Return the bytes that remain for KV caches, or 0 if the limit is not known. The result is at least
-        the planned KV cache or a quarter of the limit, if that is smaller."""
+        """Return the bytes that remain for KV caches, or 0 if the limit is not known. The result is never
+        less than the smaller of two numbers: the planned bytes of the KV cache, and a quarter of the
+        limit."""
         if not self.limit:
             return 0
         rest = self.limit - self.weights - self.scratch - self.learning - PROGRAM - BUDGET
@@ -66,7 +71,8 @@ class Planned:
 
 
 def use_budget(engine: LLMInferenceEngine, planned: Planned) -> None:
-    """Set the budget of the KV caches to the remaining bytes if the user has set no kv_budget.
+    """If the user has not set kv_budget, set the budget of the KV caches to the bytes that the other purposes
+    leave free.
 
     If the user's kv_budget is too small for the model's context, write this into the backend's `caveat`.
     Raises UsageError if the kv_budget is too small for one chat."""
@@ -107,7 +113,7 @@ def limit_caches(engine: LLMInferenceEngine, scheduler: Scheduler, nbytes: int) 
 def purposes(
     planned: Planned, held: MemoryUse, engine: LLMInferenceEngine, learning: Learning
 ) -> list[Purpose]:
-    """Return all purposes, and the total of the purposes that are in memory."""
+    """Return the bytes of each purpose, then the total of all purposes in memory."""
     scratch, folder = _scratch(engine.backend), engine.sessions.folder
     disk = folder.budget if folder else 0
     tiers = {tier: 0 for tier in ("hot", "warm", "cold")}
@@ -154,12 +160,12 @@ def _add_rows(one: Purpose, other: Purpose) -> Purpose:
 
 
 def facts(rows: Sequence[Purpose]) -> list[dict[str, Any]]:
-    """Return the purposes as dictionaries for JSON."""
+    """Return the rows of the table of purposes as dictionaries for JSON."""
     return [asdict(row) for row in rows]
 
 
 def table(rows: Sequence[Purpose]) -> list[str]:
-    """Return the purposes as the lines of a table for the user."""
+    """Return the table of purposes as lines of text for the user."""
     lines = [f"{'':<15}{'planned':>10}{'in use':>10}{'limit':>10}"]
     for row in rows:
         name, limit = row.name.replace("_", " "), size(row.limit) if row.limit else "-"

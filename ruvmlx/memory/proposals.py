@@ -18,8 +18,8 @@ from ..models.find.local import readable_models
 from ..platform.bandwidth import memory_bandwidth
 from .load_plan import MachineMemory, Need, token_bytes
 
-CONTEXT = 8192  # the tokens of context in the displayed memory
-USUAL = 512  # the tokens of context for the expected speed
+CONTEXT = 8192  # the number of tokens of context for which the proposals show the memory
+USUAL = 512  # the number of tokens of context for which the proposals give the expected speed
 SHARE = 0.6  # the share of the memory bandwidth that decoding uses (docs/benchmarks.md)
 PLEASANT = 5.0  # tokens per second; the module proposes slower models only if no other model fits
 MAX_PROPOSALS = 3  # the maximum number of proposals
@@ -28,7 +28,8 @@ MAX_PROPOSALS = 3  # the maximum number of proposals
 @dataclass(frozen=True)
 class ModelOffer:
     """A model that this machine can use. size: bytes on the disk. memory_at_8k: bytes of memory with 8,192
-    tokens of context. tps_expected: the expected tokens per second. licence: "" if the licence is not known.
+    tokens of context. tps_expected: the expected tokens per second. licence: the name of the model's licence;
+    "" if it is not known.
     installed: True if the model is on this machine."""
 
     name: str
@@ -55,14 +56,14 @@ def table() -> list[Proposed]:
 
 
 def installed() -> list[ModelOffer]:
-    """Return the chat models on this machine, with the models of ollama, LM Studio and the Hugging Face
-    cache. The list leaves out models that only embed texts."""
+    """Return the chat models on this machine. The models of ollama, of LM Studio and in the Hugging Face
+    cache are included. The list leaves out models that only embed texts."""
     return [_offer(facts, "", True) for facts in readable_models() if not facts.embeds]
 
 
 def proposals(few: int = MAX_PROPOSALS) -> list[ModelOffer]:
     """Return the best models of the table that fit this machine and are not installed, the best model first.
-    few: the maximum number."""
+    few: the maximum number of models in the result."""
     rows = [row for row in table() if not any(_is_same(row.facts, here) for here in readable_models())]
     fitting = [row for row in rows if _need(row.facts).total <= _limit()]
     offers = [_offer(row.facts, row.licence, False) for row in fitting]
@@ -77,8 +78,8 @@ def chosen(offers: Sequence[ModelOffer], few: int) -> list[ModelOffer]:
 
 
 def best_proposal(in_use: Facts) -> ModelOffer | None:
-    """Return the best model to download, or None if an installed model or the model in use has as many
-    parameters."""
+    """Return the best model that the user can download. Return None if an installed model or the model in use
+    has at least as many parameters."""
     here: Iterable[Facts] = [in_use, *(facts for facts in readable_models() if not facts.embeds)]
     largest = max(facts.parameters for facts in here if _need(facts).total <= _limit() or facts is in_use)
     found = proposals(1)
@@ -99,7 +100,8 @@ def _parse_row(row: dict[str, Any]) -> Proposed:
 
 
 def _offer(facts: Facts, licence: str, is_here: bool) -> ModelOffer:
-    read = facts.bytes + token_bytes(facts.shape) * USUAL  # bytes that the model reads for each token
+    # the number of bytes that the model reads from memory for each token
+    read = facts.bytes + token_bytes(facts.shape) * USUAL
     speed = SHARE * memory_bandwidth() / read
     return ModelOffer(facts.name, facts.bytes, _need(facts).total, round(speed, 1), licence, is_here)
 

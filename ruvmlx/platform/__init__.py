@@ -1,2 +1,2 @@
-"""This package gives access to the machine: MLX, BLAS, CPU, GPU, memory, sensors and files. It is the lowest
-layer of ruvmlx: beside its own modules it imports only `errors`."""
+"""This package gives access to the machine: MLX, BLAS, CPU, GPU, memory, sensors and files. The package is
+the lowest layer of ruvmlx: of ruvmlx's other modules it imports only `errors`."""

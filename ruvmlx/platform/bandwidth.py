@@ -9,16 +9,19 @@ import numpy as np
 
 from .cpu import physical_cores
 
-_BYTES = 64 << 20  # bytes that each thread copies; this is more than the processor's caches hold
+# the number of bytes that each thread copies; this is more than the processor's caches hold
+_BYTES = 64 << 20
 _ROUNDS = 3
 
 
 @cache
 def memory_bandwidth() -> float:
-    """Return the bytes per second that all cores together read and write, the best of a few rounds.
+    """Return the number of bytes per second that all cores together read and write. The result is the best of
+    a few rounds.
 
-    The measurement takes a tenth of a second. It divides by each thread's processor time, so other programs
-    hardly change the result. On Apple Silicon the GPU reads memory at least as fast."""
+    The measurement takes a tenth of a second. The function divides the bytes of each thread by the thread's
+    processor time, so other programs hardly change the result. On Apple Silicon, the GPU reads memory at
+    least as fast as the cores."""
     cores = physical_cores()
     buffers = [(np.ones(_BYTES, np.uint8), np.empty(_BYTES, np.uint8)) for _ in range(cores)]
     with ThreadPoolExecutor(cores) as pool:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from . import cpu
 
-SHIM_ENV = "RUVMLX_BLAS_SHIM"  # another path of the C library; "off" keeps the reference BLAS
+# the environment variable with another path of the C library (the shim); "off" keeps the reference BLAS
+SHIM_ENV = "RUVMLX_BLAS_SHIM"
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Blas:
     name: str  # "openblas 0.3.34", "accelerate", "reference"
     detail: str = ""  # the kernels that OpenBLAS chose, or the reason why MLX does not use OpenBLAS
     shim: ctypes.CDLL | None = None
-    most: int = 1  # the number of threads on an idle machine
+    most: int = 1  # the number of threads if no other process is busy
     fixed: bool = False  # True if the user set the number of threads
 
     @property
@@ -63,8 +64,8 @@ class Blas:
 
 @functools.cache
 def preload() -> Blas:
-    """Load the BLAS once per process. If mlx.core was imported before, return the reference BLAS with this
-    reason in `detail`."""
+    """Load the fast BLAS once per process. If mlx.core was imported before, it is too late: return the
+    reference BLAS, with this reason in `detail`."""
     if sys.platform == "darwin":
         return Blas("accelerate")
     if sys.platform != "linux":
@@ -82,7 +83,8 @@ def preload() -> Blas:
 
 
 def shim_path() -> Path:
-    """Return the path of the shim: RUVMLX_BLAS_SHIM, or a file in ruvmlx/_lib of the installed package."""
+    """Return the path of the shim: the path in the variable RUVMLX_BLAS_SHIM, or the file in ruvmlx/_lib of
+    the installed package."""
     override = os.environ.get(SHIM_ENV)
     if override:
         return Path(override)
@@ -92,7 +94,8 @@ def shim_path() -> Path:
 
 
 def openblas_path() -> Path | None:
-    """Return the path of libscipy_openblas.so, or None. The search does not run the code of the package."""
+    """Return the path of libscipy_openblas.so, or None if the package scipy-openblas32 is not installed. The
+    search does not run the package's code."""
     spec = importlib.util.find_spec("scipy_openblas32")
     folders = (spec.submodule_search_locations or []) if spec else []
     return next((path for f in folders for path in sorted(Path(f).glob("lib/libscipy_openblas*.so"))), None)

@@ -1,8 +1,9 @@
 """This module runs a child process that answers requests within limits of time and memory.
 
 A library that reads a file or a text of unknown origin can panic, abort, compute for hours or take all
-memory. The parent process can catch none of these. So the library runs in a child process, and each request
-has limits. The parent waits for the answer without Python's global lock, so signals and other threads run on.
+memory. Python code in the same process cannot catch such a failure. So the library runs in a child process,
+and each request has limits. The parent waits for the answer without Python's global lock, so signal handlers
+and other threads can run during the wait.
 
 The child runs `answer_requests`. A request and an answer are JSON; four bytes before the JSON give its
 length. The child writes nothing to the terminal.
@@ -27,17 +28,20 @@ from weakref import WeakSet, finalize
 from .. import errors
 from ..errors import RuvmlxError, error_line
 
-WAIT = 12  # limit of clock time / limit of processor time; it is high because the machine can be busy
-POLL = 0.1  # s
-LARGEST_ANSWER = 1 << 28  # bytes
+# a request's limit of clock time, divided by its limit of processor time; high, because the machine can be
+# busy
+WAIT = 12
+POLL = 0.1  # seconds between two checks of the child while a request waits for an answer
+LARGEST_ANSWER = 1 << 28  # the maximum number of bytes of an answer
 
 
 class ProcessEnded(Exception):
-    """The child died, or reached a limit, or its code failed. If the code failed, the text has the error."""
+    """This error means that the child died or reached a limit, or that its code raised an error. In the last
+    case, the text has the child's error."""
 
 
 class ProcessStopped(ProcessEnded):
-    """`stop_requests` ended the child."""
+    """This error means that `stop_requests` or `stop` ended the child."""
 
 
 class BoundedProcess:
@@ -48,7 +52,8 @@ class BoundedProcess:
     """
 
     def __init__(self, module: str, *args: str, opening: float = 0.0):
-        """opening: seconds of processor time that a child can use, beside the request's limit, to start."""
+        """opening: the seconds of processor time that a child can use for its start, in addition to the
+        request's limit."""
         # With -P Python does not import modules from the user's working folder.
         self._command = [sys.executable or "python3", "-P", "-m", module, *args]
         self._opening = opening
@@ -77,7 +82,9 @@ class BoundedProcess:
                     said = self._answer(request, seconds, memory)
                 if "failed" in said:  # the library in the child can be in a bad state, so the child must end
                     raise ProcessEnded(said["failed"])
-            except BaseException as error:  # also Ctrl+C, because the next request must not get this answer
+            # the child must also end after Ctrl+C, because the next request must not get the answer to this
+            # request
+            except BaseException as error:
                 self.close()
                 if self._is_stopped and isinstance(error, ProcessEnded):
                     raise ProcessStopped from None
@@ -96,7 +103,8 @@ class BoundedProcess:
         return self._child.answer({"request": request, "seconds": seconds, "memory": memory})
 
     def stop(self) -> None:
-        """End the current request; its `ask` raises ProcessStopped. Any thread can call this method."""
+        """End the current request, so that the waiting call of `ask` raises ProcessStopped. Any thread can
+        call this method."""
         self._is_stopped = True
         if (child := self._child) is not None:
             child.kill()
@@ -111,13 +119,14 @@ class BoundedProcess:
 def stop_requests() -> None:
     """End every child that works on a request; the waiting calls of `ask` raise ProcessStopped.
 
-    The handlers of Ctrl+C and of ending signals call this function. Any thread can call it."""
+    The handlers of Ctrl+C and of ending signals call this function. Any thread can call this function."""
     for process in list(_working):
         process.stop()
 
 
 _working: WeakSet[BoundedProcess] = WeakSet()
-ending = threading.Event()  # set while this process ends: every request gets ProcessStopped
+# This event is set while the program ends. Every request then raises ProcessStopped.
+ending = threading.Event()
 
 
 class _Child:
@@ -136,8 +145,9 @@ class _Child:
                 stdin=its.fileno(),
                 stdout=watched.fileno(),
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, **one, "TOKENIZERS_PARALLELISM": "false"},  # each thread reserves memory
-                start_new_session=True,  # the parent handles Ctrl+C
+                # one thread for each library, because each thread reserves memory
+                env={**os.environ, **one, "TOKENIZERS_PARALLELISM": "false"},
+                start_new_session=True,  # a new session, so that Ctrl+C reaches only the parent
             )
         self.close = finalize(self, _end, self.owner, self._process, self._socket, self._life)
         self.kill = self._process.kill
@@ -188,7 +198,8 @@ class _Child:
 def _end(owner: int, process: subprocess.Popen, *connections: socket.socket) -> None:
     for connection in connections:
         connection.close()
-    if owner == os.getpid():  # only the process that started the child can wait for it, no fork of it
+    # only the process that started the child can wait for the child's end; a fork of this process cannot
+    if owner == os.getpid():
         process.kill()
         process.wait()
 
@@ -212,7 +223,7 @@ def answer_requests(answer: Callable[[Any], Any]) -> None:
             signal.setitimer(signal.ITIMER_PROF, 0)
             data = json.dumps(said).encode()
             _write(connection, len(data).to_bytes(4, "big") + data)
-    os._exit(0)  # exit at once, so that no destructor of a broken library runs
+    os._exit(0)  # end the process at once, because no destructor of a library that failed must run
 
 
 def _end_with_parent(life: int) -> None:

@@ -7,15 +7,16 @@ from collections.abc import Callable
 
 from .sensors import Sensors
 
-HOT = 90.0  # degrees Celsius of the processor's hottest sensor
-HEAT = ("serious", "critical")  # the states of sensors.HEAT at which work must wait
+HOT = 90.0  # degrees Celsius of the processor's hottest sensor from which background work must wait
+HEAT = ("serious", "critical")  # the thermal states (sensors.HEAT) in which background work must wait
 LOOK_EVERY = 10.0  # seconds between two readings of the sensors while the work runs
 ON_BATTERY, IS_HOT = "the machine runs on its battery", "the machine is hot"
 IS_BUSY = "other programs keep all cores busy"
 
 
 class Courtesy:
-    """The rules for background work. load: a function that returns the load averages, first of one minute."""
+    """The rules for background work. load: a function that returns the system's load averages; the first one
+    is the average of the last minute."""
 
     def __init__(
         self,
@@ -34,9 +35,9 @@ class Courtesy:
         return IS_BUSY if self._load()[0] >= self._cores else ""
 
     def should_stop(self) -> bool:
-        """Return whether running work must stop. The sensors are read once every LOOK_EVERY seconds, because
-        one reading takes up to a tenth of a second. The load is not read: the work itself keeps the cores
-        busy."""
+        """Return True if background work that runs must stop. The method reads the sensors only once in
+        LOOK_EVERY seconds, because one reading takes up to a tenth of a second. It ignores the load, because
+        the work itself keeps the cores busy."""
         if time.monotonic() - self._looked_at < LOOK_EVERY:
             return False
         self._looked_at = time.monotonic()

@@ -49,15 +49,15 @@ def has_metal() -> bool:
 
 
 def memory_limit(metal: bool) -> int:
-    """Return the bytes that one model can use. macOS moves other programs' memory away, up to the GPU's share
-    of the RAM, so the limit there does not depend on the free memory. Other systems kill a process that takes
-    more memory than is free."""
+    """Return the number of bytes of memory that one model can use. On macOS the limit does not depend on the
+    free memory, because macOS moves other programs' memory to the disk, up to the GPU's share of the RAM.
+    Other systems kill a process that takes more memory than is free."""
     return int(total_memory() * GPU_SHARE) if metal else int(available_memory() * SPARE)
 
 
 def _cgroup_room(total: int) -> int:
-    """Return the bytes that the container can still allocate. The container's file cache is free memory
-    here."""
+    """Return the bytes that the container can still allocate. The function treats the container's file cache
+    as free memory, because the system can drop this cache."""
     limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
     if not (limit.isdigit() and used.isdigit()):
         return total
@@ -74,7 +74,7 @@ def _darwin_level() -> int:
     return level.value
 
 
-# seconds of clock time, busy seconds of all CPUs, seconds of CPU time of this process
+# One sample: seconds of clock time, busy seconds of all CPUs, seconds of CPU time of this process.
 BusySample = tuple[float, float, float]
 
 

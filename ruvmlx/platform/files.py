@@ -15,11 +15,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-ENDING = ".new"  # the end of the name of a temporary file, into which a process writes
-IDLE_SECONDS = 3600.0  # seconds after the last write until a temporary file is abandoned
+ENDING = ".new"  # the end of the name of a temporary file, which later replaces another file
+IDLE_SECONDS = 3600.0  # a temporary file to which nothing was written for this number of seconds is abandoned
 # The error codes of `os.link` on a file system without hard links.
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-_NAME_LENGTH = 50  # characters of the target's name in the temporary name, because file names have a maximum
+# the number of characters of the target's name in the temporary file's name, because file names have a
+# maximum length
+_NAME_LENGTH = 50
 _SWAP = 2  # the flag RENAME_EXCHANGE of Linux, and the flag RENAME_SWAP of macOS
 _HERE = -100  # the constant AT_FDCWD of Linux, which stands for the working folder
 
@@ -27,7 +29,7 @@ _HERE = -100  # the constant AT_FDCWD of Linux, which stands for the working fol
 def open_ordinary(path: Path) -> BinaryIO:
     """Open a file for reading. Raises OSError for a pipe or a device, which can be endless, and for a
     folder."""
-    # O_NONBLOCK, because the opening of a pipe without a writer would wait for ever.
+    # With O_NONBLOCK, the opening of a pipe without a writer does not wait for ever.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -84,7 +86,8 @@ def folder_beside(folder: Path) -> Iterator[Path]:
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` at the end of the `with` block. If the disk is full, the old
-    file stays intact. After the block, the new file survives a power failure. Raises OSError."""
+    file stays intact. After the block, the new file is on the disk, so it survives a power failure. Raises
+    OSError."""
     with file_beside(path) as fresh:
         with open(fresh, "wb") as file:
             yield file
@@ -142,7 +145,7 @@ def _is_running(process: int) -> bool:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except OSError:  # the process runs, but belongs to another user
+    except OSError:  # the process runs and belongs to another user
         return True
     return True
 

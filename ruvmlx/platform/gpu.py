@@ -34,9 +34,9 @@ class LaunchableKernel(Protocol):
 
 
 class GPU:
-    """MLX's GPU: its kind, name and versions, and kernel launches.
+    """The GPU that MLX uses: its kind, its name, the versions of its software, and kernel launches.
 
-    given_up: True if the GPU has failed; this process then uses the CPU for replies and for training.
+    given_up: True if the GPU has failed; from then on this process uses the CPU for replies and for training.
     """
 
     def __init__(self) -> None:
@@ -80,9 +80,9 @@ class GPU:
         return kernel.launch(inputs, shapes, groups, templates)
 
     def seconds(self, make: Callable[[], Sequence[mx.array]]) -> float:
-        """Return the seconds that the device takes to evaluate the arrays of `make`. The result leaves out
-        the time in which Python builds the graph, because in a reply Python builds the graph while the device
-        works on the previous token."""
+        """Return the seconds that the device takes to evaluate the arrays of `make`. The result does not
+        include the time in which Python builds MLX's graph, because in a reply Python builds the graph while
+        the device works on the previous token."""
         arrays = make()
         started = time.perf_counter()
         mx.eval(*arrays)
@@ -93,8 +93,8 @@ gpu = GPU()
 
 
 def _macos_build() -> str:
-    """Return the macOS version and build, such as "macOS 15.5 24F74"; without the build if it is not
-    readable."""
+    """Return the macOS version and build, such as "macOS 15.5 24F74"; or only the version if the build cannot
+    be read."""
     try:
         build = plistlib.loads(_MACOS.read_bytes()).get("ProductBuildVersion", "")
     except (OSError, ValueError, ExpatError):

@@ -29,7 +29,8 @@ class MemoryUse:
 
     @property
     def rest(self) -> int:
-        """Return the bytes of all other purposes: Python, libraries, the user interface."""
+        """Return the bytes of memory for all other purposes, such as Python, libraries and the user
+        interface."""
         return max(0, self.resident - self.model - self.kv - self.adapters)
 
 
@@ -45,8 +46,8 @@ def peak() -> int:
 
 
 def _status(field: str) -> int:
-    """Return a field of /proc/self/status in bytes. The function does not call getrusage, because the peak of
-    getrusage includes the program that ran in this process before exec."""
+    """Return a field of /proc/self/status in bytes. The function does not call getrusage, because getrusage
+    also counts the peak of the program that ran in this process before `exec`."""
     try:
         with open(_STATUS, encoding="ascii") as f:
             return next(int(line.split()[1]) * 1024 for line in f if line.startswith(field))

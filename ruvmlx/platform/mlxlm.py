@@ -20,7 +20,7 @@ from . import mx  # noqa: F401  platform.mx must import MLX first
 
 _lock = threading.RLock()
 
-# The imports of mlx_lm.utils that serve only tokenizers and downloads: module name -> imported names.
+# The modules that mlx_lm.utils imports only for tokenizers and downloads: {module name: imported names}.
 _NOT_FOR_LOADING = {
     "tokenizer_utils": ("TokenizerWrapper", "load"),  # this module imports transformers, which takes 1 s
     "huggingface_hub": ("snapshot_download",),
@@ -32,10 +32,12 @@ class _LazyPackage(ModuleType):
 
     def __getattr__(self, name: str):
         if name.startswith("__") and name != "__version__" and name != "__all__":
-            raise AttributeError(name)  # inspect and warnings look up such names on every module
+            # `inspect` and `warnings` ask every module for these names, so the question must not run __init__
+            raise AttributeError(name)
         with _lock:
             if type(self) is _LazyPackage:
-                self.__class__ = ModuleType  # type: ignore[assignment]  # so __init__ runs only once
+                # from now on this is an ordinary module, so __init__ runs only once
+                self.__class__ = ModuleType
                 self.__dict__["__loader__"].exec_module(self)
         return getattr(self, name)
 
@@ -69,7 +71,8 @@ def utils() -> ModuleType:
 
 
 def _import_for_loading(name: str, *how: Any) -> Any:
-    """Do the imports of the copy of mlx_lm.utils. Each skipped name gets the value None."""
+    """Import a module for the copy of mlx_lm.utils. If the module serves only tokenizers or downloads, return
+    an object whose names have the value None."""
     if name in _NOT_FOR_LOADING:
         return SimpleNamespace(**dict.fromkeys(_NOT_FOR_LOADING[name]))
     return builtins.__import__(name, *how)

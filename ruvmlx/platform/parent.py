@@ -1,11 +1,11 @@
-"""This module ends the current process soon after the end of its parent process, for any reason of that
-end."""
+"""This module ends the current process soon after the end of its parent process, no matter why the parent
+process ended."""
 
 import os
 import threading
 import time
 
-POLL = 0.5  # seconds
+POLL = 0.5  # seconds between two checks of the parent process
 
 
 def end_with_parent() -> None:

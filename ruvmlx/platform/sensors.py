@@ -1,8 +1,9 @@
 """This module reads the temperature and the power of the machine without administrator rights.
 
-On Linux it reads the processor's sensors (hwmon, thermal zones), the RAPL energy counters if the user has the
-right to read them, and a discharging battery. On macOS it reads the thermal state (NSProcessInfo) and the
-battery. On macOS a program needs administrator rights to read degrees, and watts on mains power.
+On Linux the module reads the processor's sensors (hwmon, thermal zones), the RAPL energy counters if the user
+has the right to read them, and a discharging battery. On macOS the module reads the thermal state
+(NSProcessInfo) and the battery. On macOS a program needs administrator rights to read degrees, and watts on
+mains power.
 """
 
 import ctypes
@@ -18,7 +19,8 @@ from typing import Any
 from xml.parsers.expat import ExpatError
 
 SYS = Path("/sys")
-HEAT = ("nominal", "fair", "serious", "critical")  # NSProcessInfoThermalState
+# the thermal states of macOS, in the order of NSProcessInfoThermalState
+HEAT = ("nominal", "fair", "serious", "critical")
 _PROCESSORS = re.compile("coretemp|k10temp|zenpower|cpu_?thermal|soc_?thermal")
 _ZONES = re.compile("cpu|soc|pkg", re.IGNORECASE)
 _MAX_SPAN_SECONDS, _MIN_SPAN_SECONDS = 60.0, 0.1  # the longest and shortest time over which power is averaged
@@ -90,8 +92,8 @@ class Sensors:
         return time.monotonic(), [counter.read() for counter in self._counters]
 
     def _processor_watts(self) -> float | None:
-        """Return the mean power since the last reading. If the last reading is too old or too new, wait
-        _MIN_SPAN_SECONDS and return the mean power of this time."""
+        """Return the processor's mean power (watts) since the last reading of the counters. If the last
+        reading is too old or too new, wait _MIN_SPAN_SECONDS and return the mean power during the wait."""
         if not self._counters:
             return None
         if not _MIN_SPAN_SECONDS <= time.monotonic() - self._last[0] <= _MAX_SPAN_SECONDS:
@@ -119,7 +121,8 @@ class Sensors:
 
 
 class Counter:
-    """The RAPL energy counter of one processor package. It begins again at 0 after max_energy_range_uj."""
+    """The RAPL energy counter of one processor package. The counter begins again at 0 after the value in
+    max_energy_range_uj."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -171,7 +174,8 @@ def low_power_mode() -> bool | None:
 
 
 def _process_info(question: bytes, kind: type) -> Any:
-    """Return [[NSProcessInfo processInfo] question], or None if it is not available. kind: its C type."""
+    """Return the value of [[NSProcessInfo processInfo] question], or None if the value is not available.
+    kind: the value's C type."""
     try:
         ctypes.CDLL("/System/Library/Frameworks/Foundation.framework/Foundation")
         objc = ctypes.CDLL("/usr/lib/libobjc.dylib")
@@ -187,11 +191,12 @@ def _process_info(question: bytes, kind: type) -> Any:
 
 
 def battery_watts(found: Any) -> float | None:
-    """Return the watts that the battery delivers, or None if it does not discharge. found: the data of
-    ioreg."""
+    """Return the watts that the battery delivers, or None if the battery does not discharge. found: the
+    result of `ioreg`."""
     try:
         battery = found[0]
-        current, voltage = battery["Amperage"], battery["Voltage"]  # mA, negative while discharging; mV
+        # Amperage: mA, negative while the battery discharges; Voltage: mV
+        current, voltage = battery["Amperage"], battery["Voltage"]
         current -= (current >= 1 << 63) << 64
         return -current * voltage / 1e6 if current < 0 else None
     except (LookupError, TypeError):

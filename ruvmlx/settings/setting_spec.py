@@ -14,14 +14,14 @@ class SettingSpec:
     """The rules for the values of one setting.
 
     kind: str, int, float, or bool; the user writes a bool as "on" or "off".
-    choices, pattern: the allowed texts.
-    expected: the pattern in words.
-    least, most: bounds of a number.
+    choices: the allowed texts. pattern: a regular expression that matches the allowed texts.
+    expected: a description of the pattern in words.
+    least, most: the smallest and the largest allowed number.
     over: True if the value `least` is not allowed.
     under: True if the value `most` is not allowed.
     word: a text that the user can write instead of a number.
-    nothing: a text that stands for the empty text.
-    unset: a description of the behaviour without a value.
+    nothing: a text that the user can write for the empty text.
+    unset: a description of what happens if the setting has no value.
     flag: the name of the command line flag if it differs from the setting's name.
     sampling: True if `sampling.Sampling` has a field of the same name.
     witnessed: True if the program records changes of the setting in the witness log, an append-only log

@@ -13,8 +13,8 @@ from .table import parse, spec_of, written
 
 
 def remove(name: str) -> Path | None:
-    """Remove one value from the user's settings file, so that the default applies. Return the path of the
-    file, or None if the file does not have the value."""
+    """Remove one value from the user's settings file, so that the setting's default applies. Return the path
+    of the file, or None if the file does not have the value."""
     spec_of(name)
     path = user_file()
     if name not in read_file(path):
@@ -27,7 +27,8 @@ def remove(name: str) -> Path | None:
 def save(name: str, value: str) -> Path:
     """Set one value in the user's settings file and return the path of the file."""
     line = f"{name} = {_toml(written(parse(name, value, 'the command line')))}\n"
-    read_file(user_file())  # it raises UsageError for an unreadable file, so that no overwrite follows
+    # this call raises UsageError if the file is unreadable; an unreadable file must not be overwritten
+    read_file(user_file())
     path = user_file()
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     _write(path, _replace_line(lines, name, line))
@@ -50,7 +51,8 @@ def _sets(line: str, name: str) -> bool:
 
 
 def _replace_line(lines: list[str], name: str, line: str) -> list[str]:
-    """Return the lines with `line` in the place of the old line of this setting, or at the end."""
+    """Return the lines with `line` in place of the line that sets this setting. If no line sets it, add
+    `line` at the end."""
     at = [i for i, old in enumerate(lines) if _sets(old, name)]
     if at:
         return [*lines[: at[0]], line, *lines[at[0] + 1 :]]

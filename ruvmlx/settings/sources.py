@@ -56,7 +56,7 @@ def load(flags: Mapping[str, Any] | None = None) -> Settings:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A setting's value and the name of the source that decided the value."""
+    """The value of a setting, and the name of the source from which the value comes."""
 
     value: Any
     origin: str
@@ -91,7 +91,7 @@ def read_file(path: Path) -> dict[str, Any]:
     cannot be read."""
     try:
         values = tomllib.loads(files.read_ordinary(path, MAX_FILE_BYTES).decode("utf-8"))
-    except (FileNotFoundError, NotADirectoryError):  # the store reports an unusable folder later
+    except (FileNotFoundError, NotADirectoryError):  # if the folder is unusable, the store reports this later
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
         why = getattr(e, "strerror", None) or e

@@ -1,6 +1,7 @@
 """This module defines `Settings`, the list of all settings.
 
-Flags, environment variables, settings files, `config show` and the reference page all derive from its fields.
+Flags, environment variables, settings files, `config show` and the reference page of the settings all follow
+from the fields of this class.
 """
 
 import re
@@ -283,8 +284,8 @@ class Settings:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Return the user's sampling values. A value is None if the user has not set it; the model's value
-        then applies."""
+        """Return the user's sampling values. A value is None if the user has not set it; in this case the
+        model's own value applies."""
         return {name: getattr(self, name) for name in SAMPLING}
 
 
@@ -294,7 +295,7 @@ SAMPLING = tuple(name for name, spec in SPECS.items() if spec.sampling)
 
 def parse(name: str, value: Any, origin: str) -> Any:
     """Return a value in the setting's type. Raises UsageError for a value that is not allowed, or an unknown
-    setting. origin: the source, for the error's text."""
+    setting. origin: the source of the value, for the text of the error."""
     return _checked(name, spec_of(name), value, f" (from {origin})")
 
 
