@@ -1,6 +1,7 @@
-// append: write a prompt's new keys, turned by RoPE, and new values as rows of hot (16-bit) pages. One new token: rope_append
-//   k, v: T [tokens][n_kv_heads][D]   turn: f32 [tokens][D], the cosines of D/2 angles, then their sines
-//   params: int32 [PARAMS], only KV_HEADS and N_NEW = tokens are read   out: bytes of halves [n_kv_heads][2][tokens][D]: K rows, V rows
+// append: write the new keys (turned by RoPE) and the new values of a prompt as rows of hot (16-bit) pages. For one new token, use rope_append.
+//   k, v: T [tokens][n_kv_heads][D]   turn: f32 [tokens][D], the cosines of a position's D/2 angles, then their sines
+//   params: int32 [PARAMS], of which only KV_HEADS and N_NEW = tokens are read
+//   out: bytes of halves [n_kv_heads][2][tokens][D]: the rows of K, then the rows of V
 //   grid: (tokens, n_kv_heads, 1) threadgroups of 2 simdgroups; thread i takes the numbers i, i + 64 .. of a row
 //   Templates: D, TRADITIONAL, T.   The same in MLX operations: backends/mlx/kernels/append.py::append_ops
 KERNEL_START

@@ -1,13 +1,16 @@
-// These functions compute attention over half a page with the 32 lanes of a simdgroup. This header needs pages.h.
+// These functions compute attention over half a page with the 32 lanes (threads) of a simdgroup. This header needs
+// pages.h.
 //
-// A simdgroup takes half a page, so that two pages already give work to all four simdgroups of a threadgroup.
+// A simdgroup takes half a page and not a whole page, so that two pages already give work to all four simdgroups of a
+// threadgroup.
 //
-// A token's D numbers lie over LANES lanes, 8 to a lane (a lane past D idles: D = 80), so a simdgroup reads
-// ROWS tokens at once. G query heads share these numbers. STEPS reads make LANES sums, which one transposing
-// butterfly adds over the lanes; sum i ends in lane i. Lane = row * LANES + step * HEADS + head holds the
-// scores of its head for one token of each of the BLOCKS blocks of tokens.
+// The D numbers of a token lie in LANES lanes, 8 numbers in each lane; with D = 80, the lanes past D do nothing. So a
+// simdgroup reads ROWS tokens at once. G query heads use the same keys, so one read serves them all. After STEPS reads,
+// each lane holds LANES partial sums. One transposing butterfly (transposing_sum) adds the partial sums over the lanes,
+// and sum i ends in lane i. Afterwards lane row * LANES + step * HEADS + head holds the scores of its head: for each of
+// the BLOCKS blocks of tokens, the score of one token.
 
-CONSTANT int PART = PAGE / 2; // tokens of half a page
+CONSTANT int PART = PAGE / 2; // number of tokens in half a page
 
 template <int D, int G> struct Tile {
     enum {
@@ -19,8 +22,9 @@ template <int D, int G> struct Tile {
     };
 };
 
-// Add over 2 W lanes that hold 2 W numbers each: afterwards sum[0] of lane j is the sum of sum[j] over these lanes.
-// The function is recursive, because compilers do not unroll a loop over halves and would keep `sum` in memory.
+// Add numbers over 2 W lanes that hold 2 W numbers each. Afterwards sum[0] of lane j is the sum of the lanes' numbers
+// sum[j]. The function is recursive, because compilers do not unroll a loop over halves, and would then keep `sum` in
+// memory.
 template <int W> FN void transposing_sum(THREAD float *sum, uint j) {
     UNROLL for (int i = 0; i < W; i++) {
         const float keep = j & W ? sum[i + W] : sum[i], give = j & W ? sum[i] : sum[i + W];
@@ -35,7 +39,8 @@ FN float dot8(float c, THREAD const float *x, THREAD const float *y) {
     return c;
 }
 
-// Compute s[t][head] = q . k_t for token first + t of the page, without the token's scale and bias.
+// Compute the scores s[t][head] = q . k_t for the tokens first + t of the page. The caller applies the token's scale
+// and bias.
 template <int BITS, int D, int G>
 FN void page_scores(GLOBAL_IN(uchar) page, uint first, LOCAL(float) q, LOCAL(float) s, uint lane) {
     typedef Tile<D, G> T;
@@ -57,7 +62,8 @@ FN void page_scores(GLOBAL_IN(uchar) page, uint first, LOCAL(float) q, LOCAL(flo
     }
 }
 
-// Compute o[head][8] += sum of p[t][head] * v_t over this lane's tokens t, from token `first` of the page on. The page has `valid` tokens.
+// Compute o[head][8] += sum of p[t][head] * v_t over the tokens t that this lane reads, from token `first` of the page
+// on. p: the weights of the tokens. valid: the number of tokens in the page.
 template <int BITS, int D, int G>
 FN void page_values(GLOBAL_IN(uchar) page, uint first, LOCAL(float) p, THREAD float *o, uint lane, int valid) {
     typedef Tile<D, G> T;
@@ -92,7 +98,8 @@ FN void values_of(int bits, GLOBAL_IN(uchar) page, uint first, LOCAL(float) p, T
     else page_values<16, D, G>(page, first, p, o, lane, valid);
 }
 
-// Return the maximum (max_over_tokens) or the sum (sum_over_tokens) over the lanes that share a head.
+// These two functions return the maximum (max_over_tokens) or the sum (sum_over_tokens) of x over the lanes that have
+// the same head.
 template <int HEADS> FN float max_over_tokens(float x) {
     UNROLL for (int w = HEADS; w < 32; w *= 2) x = fmax(x, shuffle_xor(x, w));
     return x;

@@ -1,12 +1,13 @@
-// attend_decode: o_h = sum_t softmax_t(q_h . k_t / sqrt(D)) v_t over a tiered KV cache, for one new token of each sequence.
-//   q, q_rotated: f32 [sequences][n_heads][D], q_rotated: q times the matrix that rotates keys   params: int32 [sequences][PARAMS], pages.h
+// attend_decode: compute o_h = sum_t softmax_t(q_h . k_t / sqrt(D)) v_t over a tiered KV cache, for one new token of each sequence.
+//   q, q_rotated: f32 [sequences][n_heads][D]; q_rotated is q times the matrix that rotates keys   params: int32 [sequences][PARAMS], see pages.h
 //   pages: int32 page ids   cold, warm ..: the pool of each tier   open: the last hot page of each sequence, [sequences][n_kv_heads][256 D bytes]
-//   o: f32 [sequences][n_heads][splits][D], ml: f32 [sequences][n_heads][splits][2], (m, l). attend_merge joins the splits:
-//     o = sum_t 2^(x_t - m) v_t, l = sum_t 2^(x_t - m), m = max_t x_t, x = q . k * log2(e) / sqrt(D)
+//   o: f32 [sequences][n_heads][splits][D]   ml: f32 [sequences][n_heads][splits][2], the pairs (m, l). A split is the part of the pages that
+//   one threadgroup takes; attend_merge joins the splits. Of each split, with x = q . k * log2(e) / sqrt(D):
+//     m = max_t x_t, l = sum_t 2^(x_t - m), o = sum_t 2^(x_t - m) v_t
 //   grid: (splits, n_heads / G, sequences) threadgroups of 4 simdgroups; a simdgroup takes every fourth half of a page
-//   G query heads of one KV head share each number that is read.   Templates: D (64, 80, 128, 256), G (1 to 8; 4 for D = 256)
-//   The inner loops use no scales and biases. The kernel applies a key's scale and bias to its score, because
-//   q . (s n + b) = s (q . n) + b sum(q), and a value's scale and bias to its probability.
+//   G query heads share a KV head, so each number is read once for G heads.   Templates: D (64, 80, 128, 256), G (1 to 8; 4 for D = 256)
+//   The inner loops use no scales and biases. The kernel applies a key's scale and bias to the key's score, because
+//   q . (s n + b) = s (q . n) + b sum(q). It applies a value's scale and bias to the value's probability.
 //   Threadgroup memory: 4 * max(2GD + 4*32*HEADS, 4GD) + 40 HEADS bytes, 16.4 KB at most.
 //   The same in MLX operations: backends/mlx/kernels/decode.py::attend_ops
 KERNEL_START
@@ -15,7 +16,7 @@ constexpr int SIMDS = 4;
 constexpr int WORK = 2 * G * D + SIMDS * PART * T::HEADS, JOIN = SIMDS * G * D;
 SHARED(float, memory, (WORK > JOIN ? WORK : JOIN));
 SHARED(float, ends, SIMDS * T::HEADS * 2);
-SHARED(float, sums, 2 * T::HEADS); // sum(q) of each head's query, then of each rotated query
+SHARED(float, sums, 2 * T::HEADS); // sum(q) for the query of each head, then for the rotated query of each head
 
 const auto P = params + (int)group_at.z * PARAMS;
 int n[N_TIERS];
@@ -23,7 +24,7 @@ load_counts(P, n);
 const int group = P[GROUP], n_kv = P[KV_HEADS];
 const int n_pages = count_pages(n), n_tokens = P[N_TOKENS], first = P[FIRST];
 const int head = group_at.y * G, kv = head / group;
-const uint query = group_at.z * n_kv * group + head; // index of the first of the G heads' queries
+const uint query = group_at.z * n_kv * group + head; // index of the query of the first of the G heads
 const int cost = cost_before(first / PAGE, n) + (int)group_at.x * P[SPLIT];
 const int begin = first_page_from(cost, n), end = min(first_page_from(cost + P[SPLIT], n), n_pages);
 
@@ -43,7 +44,7 @@ BARRIER();
 const auto s = memory + (2 * G * D + (int)simd_at * PART * T::HEADS);
 const uint j = lane % T::LANES, row = lane / T::LANES, step = j / T::HEADS;
 const float q_sum = sums[j % T::HEADS], q_sum_rotated = sums[T::HEADS + j % T::HEADS];
-float m = NEG_INF, l = 0, biased = 0; // m belongs to this lane's head; l and biased sum over this lane's tokens only
+float m = NEG_INF, l = 0, biased = 0; // m: the maximum for this lane's head; l and biased: sums over this lane's tokens only
 float acc[G * 8];
 UNROLL for (int i = 0; i < G * 8; i++) acc[i] = 0;
 
@@ -51,7 +52,7 @@ const int parts = min(PAGE / PART * end, (n_tokens + PART - 1) / PART);
 for (int part = PAGE / PART * begin + (int)simd_at; part < parts; part += SIMDS) {
     const int page = part / (PAGE / PART), start = part % (PAGE / PART) * PART;
     const int tier = tier_of(page, n), bits = bits_of(tier);
-    const bool last = tier == HOT && page == n_pages - 1; // `open` holds the page that is being filled
+    const bool last = tier == HOT && page == n_pages - 1; // `open` holds the last hot page, which new tokens fill
     const auto data = last ? open + (ulong)((int)group_at.z * n_kv + kv) * (ulong)page_bytes(HOT, D)
                            : POOL_OF(tier) + (ulong)(pages[P[TABLE] + page] * n_kv + kv) * (ulong)page_bytes(tier, D);
     scores_of<D, G>(bits, data, start, memory + (is_rotated(tier) ? G * D : 0), s, lane);
@@ -88,10 +89,10 @@ for (int part = PAGE / PART * begin + (int)simd_at; part < parts; part += SIMDS)
     SIMD_BARRIER();
 }
 
-// Add the results of the rows of lanes, then the results of the simdgroups.
+// Add the results of the lanes that hold different tokens, then the results of the simdgroups.
 l = sum_over_tokens<T::HEADS>(l);
 biased = sum_over_tokens<T::HEADS>(biased);
-BARRIER(); // the next lines overwrite q and the scores
+BARRIER(); // the next lines overwrite q and the scores in threadgroup memory
 UNROLL for (int g = 0; g < G; g++) {
     const float biased_g = shuffle(biased, g);
     UNROLL for (int i = 0; i < 8; i++) {

@@ -1,16 +1,16 @@
-// attend_decode_matrix: attend_decode on matrix units, for GPUs whose f32 units cannot unpack and multiply numbers as fast
-//   as memory delivers them (for 4-bit pages and four heads, an H200 would need its full f32 rate).
+// attend_decode_matrix: compute attend_decode with matrix units. It is for GPUs whose f32 units cannot unpack and multiply numbers as fast
+//   as the memory delivers them. For example, with 4-bit pages and four heads, an H200 would need its full f32 rate.
 //   The arguments, outputs and grid are the same as those of attend_decode.   Templates: D (64, 128), G (1 to 8)
 //   Threadgroup memory: 28 KB at most.   The same in MLX operations: backends/mlx/kernels/decode.py::attend_ops
 KERNEL_START
 typedef Matrix<D, G> M;
-constexpr int SIMDS = 4, FORM = M::PARTS * M::DK / 2 * 32; // FORM: 32-bit words of the queries in one form (attend_matrix.h)
+constexpr int SIMDS = 4, FORM = M::PARTS * M::DK / 2 * 32; // FORM: 32-bit words of all queries in one form (attend_matrix.h)
 constexpr int WORK = (form_at(false, true) + has_form(false, true)) * FORM, JOIN = SIMDS * G * D;
 SHARED(uint, memory, (WORK > JOIN ? WORK : JOIN));
 SHARED(ushort, probabilities, SIMDS * M::PARTS * 8 * M::COLUMN);
 SHARED(float, ends, SIMDS * 8 * 2);
 SHARED(uint, tails, SIMDS * TAIL);
-SHARED(float, sums, 2 * 8); // sum(q) of each head's query, then of each rotated query
+SHARED(float, sums, 2 * 8); // sum(q) for the query of each head, then for the rotated query of each head
 
 const auto P = params + (int)group_at.z * PARAMS;
 int n[N_TIERS];
@@ -18,17 +18,17 @@ load_counts(P, n);
 const int group = P[GROUP], n_kv = P[KV_HEADS];
 const int n_pages = count_pages(n), n_tokens = P[N_TOKENS], first = P[FIRST];
 const int head = group_at.y * G, kv = head / group;
-const uint query = group_at.z * n_kv * group + head; // index of the first of the G heads' queries
+const uint query = group_at.z * n_kv * group + head; // index of the query of the first of the G heads
 const int cost = cost_before(first / PAGE, n) + (int)group_at.x * P[SPLIT];
 const int begin = first_page_from(cost, n), end = min(first_page_from(cost + P[SPLIT], n), n_pages);
 const uint row = lane / 4, column = lane % 4;
 const float scale = as_f32(P[SCALE]);
 
-// Load the first page before any other work, because the load takes long.
-const int last = max(n_pages - 1, 0); // index of the last page; the loop reads page ids one page ahead
+// Load the first page before all other work, because the load takes the longest time.
+const int last = max(n_pages - 1, 0); // index of the last page; the loop reads the page ids one page ahead of the pages
 int id = pages[P[TABLE] + min(begin + (int)simd_at, last)], next_id = pages[P[TABLE] + min(begin + SIMDS + (int)simd_at, last)];
 HeldPage<D> held;
-int n_held = 0; // number of 4-bit pages; they are the oldest pages, because a newer tier never has fewer bits
+int n_held = 0; // number of 4-bit pages, which are the oldest pages, because a newer tier never has fewer bits
 UNROLL for (int tier = 0; tier < N_TIERS; tier++) n_held += bits_of(tier) == 4 ? n[tier] : 0;
 if (begin + (int)simd_at < min(end, n_held)) {
     const int tier = tier_of(begin + (int)simd_at, n);
@@ -37,7 +37,8 @@ if (begin + (int)simd_at < min(end, n_held)) {
     hold_v<D>(data, held, lane);
 }
 
-// Store the queries in the order in which the lanes load them, two halves in a word, in each form that some tier needs.
+// Store the queries in the order in which the lanes load them, with two halves in a word. Store them in each form (attend_matrix.h) that the keys of
+// a tier need.
 UNROLL for (int rotated = 0; rotated < 2; rotated++) {
     const auto from = rotated ? q_rotated : q;
     const auto wide = memory + form_at(true, rotated) * FORM, narrow = memory + form_at(false, rotated) * FORM;
@@ -68,8 +69,8 @@ BARRIER();
 
 const auto tail = tails + (int)simd_at * TAIL;
 const auto p_half = probabilities + (int)simd_at * M::PARTS * 8 * M::COLUMN;
-const int first_head = M::PACKED ? column % 2 * 2 : column * 2; // the first of the two heads whose scores and o this lane has
-const int first_tile = M::PACKED ? column / 2 * 2 : 0;          // the first tile of 16 tokens whose scores this lane has
+const int first_head = M::PACKED ? column % 2 * 2 : column * 2; // the first of the two heads of which this lane has the scores and o
+const int first_tile = M::PACKED ? column / 2 * 2 : 0;          // the first tile of 16 tokens of which this lane has the scores
 const float q_sum[2] = {sums[first_head], sums[first_head + 1]};
 const float q_sum_rotated[2] = {sums[8 + first_head], sums[8 + first_head + 1]};
 float m[2] = {NEG_INF, NEG_INF}, l[2] = {0, 0}, biased[2] = {0, 0}, o_tile[D / 16][4];
@@ -100,7 +101,7 @@ for (int page = begin + (int)simd_at; page < end; page += SIMDS) {
         matrix_scores<16, D, G>(data, wide, c, lane);
     }
 
-    // Number r of a tile: row r / 2, head r % 2. If PACKED, add the two parts of each score; a lane keeps half of the tiles.
+    // Number r of a tile has row r / 2 and head r % 2. If PACKED, add the two parts of each score; afterwards each lane keeps half of the tiles.
     float x[M::TILES][4], top[2] = {NEG_INF, NEG_INF};
     UNROLL for (int i = 0; i < M::TILES; i++)
         UNROLL for (int r = 0; r < 4; r++) {
@@ -148,13 +149,13 @@ for (int page = begin + (int)simd_at; page < end; page += SIMDS) {
     SIMD_BARRIER();
 }
 
-// Add the results of the lanes that share a head, then the results of the simdgroups.
+// Add the results of the lanes that have the same head, then the results of the simdgroups.
 UNROLL for (int h = 0; h < 2; h++)
     UNROLL for (int w = M::PACKED ? 2 : 4; w < 32; w *= 2) {
         l[h] += shuffle_xor(l[h], w);
         biased[h] += shuffle_xor(biased[h], w);
     }
-BARRIER(); // the next lines overwrite the queries
+BARRIER(); // the next lines overwrite the queries in threadgroup memory
 UNROLL for (int i = 0; i < D / 16; i++)
     UNROLL for (int r = 0; r < 4; r++) {
         const int g = first_head + r % 2;

@@ -1,38 +1,43 @@
-// Attention over one page on matrix units: products of 16 x 16 by 16 x 8, f16 inputs, f32 sums. Needs pages.h and `multiply`.
+// These functions compute attention over one page with matrix units, which multiply 16 x 16 by 16 x 8 matrices with f16
+// inputs and f32 sums. This header needs pages.h and the function `multiply`.
 //
-// multiply(c, a0, a1, a2, a3, b0, b1) adds A B to C. Lane = 4 * row + column; each 32-bit word holds two halves:
+// multiply(c, a0, a1, a2, a3, b0, b1) adds A B to C. Lane 4 * row + column holds these numbers; each 32-bit word holds
+// two halves:
 //   a0: A[row][2 column, +1]   a1: A[row + 8][same]   a2: A[row][2 column + 8, +9]   a3: A[row + 8][same]
 //   b0: B[2 column, +1][row]   b1: B[2 column + 8, +9][row]
 //   c0, c1: C[row][2 column, +1]   c2, c3: C[row + 8][same]
-// The order of A's columns is free if B's rows have the same order. So a lane takes D/4 consecutive numbers of
-// a key, which are whole words of memory, and D/8 numbers of every fourth token's value. 8-bit and 4-bit numbers
-// are exact in f16. Queries and probabilities are not exact: each is the sum of two f16 parts. For up to 4 heads
-// the parts lie side by side in the 8 columns of B (PACKED); for more heads a second product adds part 1.
+// A's columns can have any order if B's rows have the same order. So a lane takes D/4 consecutive numbers of a key,
+// which are whole words of memory, and D/8 numbers of the value of every fourth token. 8-bit and 4-bit numbers are
+// exact in f16. Queries and probabilities are not exact in f16, so each is the sum of two f16 parts. For up to 4 heads,
+// the two parts lie side by side in the 8 columns of B (PACKED). For more heads, a second product adds part 1.
 
 template <int D, int G> struct Matrix {
     enum {
         PACKED = G <= 4,
         PARTS = PACKED ? 1 : 2,
-        DK = D / 4,              // numbers of a key in one lane
-        DV = D / 8,              // numbers of a value in one lane
-        TILES = PACKED ? 2 : 4,  // tiles of 16 tokens whose probabilities a lane computes
-        COLUMN = 72,             // distance of two columns of probabilities, in halves: 64, and 8 that prevent bank conflicts
+        DK = D / 4,              // how many numbers of a key one lane holds
+        DV = D / 8,              // how many numbers of a value one lane holds
+        TILES = PACKED ? 2 : 4,  // how many tiles of 16 tokens: a lane computes their probabilities
+        COLUMN = 72,             // distance of two columns of probabilities in halves: 64, and 8 more that prevent bank conflicts
     };
 };
 
-// A word of A holds two of a lane's numbers, and a word of B the same two of the query: for 4-bit numbers (0,4) (1,5) (2,6) (3,7),
-// for wider numbers (0,1) (2,3) ... These pairs take the fewest operations to unpack.
-// 0x6400 is the half 1024, whose last bit has the value 1. The code writes a number into its low bits and then subtracts 1024.
-// The code does not shift the higher of two neighbouring nibbles: it arrives times 16.
+// A word of A holds two numbers of a lane's key, and a word of B holds the same two numbers of the query. The pairs are
+// (0,4) (1,5) (2,6) (3,7) for 4-bit numbers, and (0,1) (2,3) ... for wider numbers, because these pairs take the fewest
+// operations to unpack.
+// 0x6400 is the half 1024, whose last bit has the value 1. The function writes a number into the low bits of this half
+// and then subtracts 1024. It does not shift the higher of two neighbouring nibbles, so this nibble comes out
+// multiplied by 16.
 FN uint nibbles(uint w, int i) {
     const uint u = i < 2 ? w : w >> 8;
-    if (i % 2) return half2_fma((u & 0x00f000f0u) | 0x64006400u, 0x2c002c00u, 0xd400d400u); // / 16 - 64
+    if (i % 2) return half2_fma((u & 0x00f000f0u) | 0x64006400u, 0x2c002c00u, 0xd400d400u); // x / 16 - 64
     return half2_sub((u & 0x000f000fu) | 0x64006400u, 0x64006400u);
 }
 FN uint bytes(uint w, uint select) { return half2_sub(byte_permute(w, 0x64646464u, select), 0x64806480u); }
 
-// Threadgroup memory holds the queries in up to four forms: with the pairs of 8-bit and 16-bit numbers (wide) or of 4-bit numbers,
-// and rotated or not. Only the forms that some tier's keys need are stored; form_at returns the number of forms before one form.
+// Threadgroup memory holds the queries in up to four forms. A form has the pairs of 8-bit and 16-bit numbers (wide) or
+// the pairs of 4-bit numbers, and its queries are rotated or not. Only the forms that the keys of some tier need are
+// stored. form_at returns how many stored forms lie before a form.
 CONST_FN bool has_form(bool wide, bool rotated) {
     return wide ? has_keys(8, rotated) || has_keys(16, rotated) : has_keys(4, rotated);
 }
@@ -41,7 +46,8 @@ CONST_FN int form_at(bool wide, bool rotated) {
                 : has_form(true, false) + has_form(true, true) + (rotated && has_form(false, false));
 }
 
-// Return the f16 part 0, which is nearest to x, or part 1, which is nearest to x - part 0.
+// Return one of the two f16 parts of x: part 0 is the f16 number nearest to x, and part 1 is the f16 number nearest to
+// x - part 0.
 FN float part_of(float x, int part) {
     const float high = half_to_f32(f32_to_half(x));
     return part ? x - high : x;
@@ -61,11 +67,12 @@ template <int N> FN void load_words(GLOBAL_IN(uchar) p, uint at, THREAD uint *w)
     }
 }
 
-// Add K of 16 tokens x q to c[tile], for 16-bit or 8-bit pages.   q: this lane's words, [part][DK / 2][32]
+// Add K of 16 tokens x q to c[tile], for 16-bit or 8-bit pages.   q: the words of the queries that this lane uses,
+// [part][DK / 2][32]
 template <int BITS, int D, int G>
 FN void matrix_scores(GLOBAL_IN(uchar) page, LOCAL(uint) q, THREAD float (*c)[4], uint lane) {
     typedef Matrix<D, G> M;
-    constexpr int N = M::DK * BITS / 32; // N: words of a key that a lane loads
+    constexpr int N = M::DK * BITS / 32; // N: how many words of a key a lane loads
     const uint row = lane / 4, column = lane % 4;
     UNROLL for (int i = 0; i < 4; i++) {
         uint x[N], y[N];
@@ -84,8 +91,8 @@ FN void matrix_scores(GLOBAL_IN(uchar) page, LOCAL(uint) q, THREAD float (*c)[4]
     }
 }
 
-// The words of a 4-bit page that this lane loads. The kernel loads each part as soon as it has used the same part of the
-// page before, so that the loads of the next page run during all arithmetic of this page.
+// The words of a 4-bit page that this lane loads. As soon as the kernel has used a part of the present page, it loads
+// the same part of the next page. So the loads of the next page run during the arithmetic of the present page.
 template <int D> struct HeldPage {
     uint k[8][D / 32], v[16][D / 64];
     uint4 tail; // 16 bytes of scales and biases; store_tail copies them to threadgroup memory
@@ -100,25 +107,27 @@ template <int D> FN void hold_v(GLOBAL_IN(uchar) page, THREAD HeldPage<D> &w, ui
         load_words<D / 64>(page, v_at(4, D) + (4 * i + lane % 4) * (D / 2) + lane / 4 * (D / 16), w.v[i]);
 }
 
-// Zero the words after the last 4-bit page, so that the compiler need not keep them in registers.
+// Set the words to zero after the last 4-bit page, so that the compiler can use their registers again.
 template <int D> FN void forget(THREAD HeldPage<D> &w) {
     UNROLL for (int i = 0; i < 8; i++) UNROLL for (int n = 0; n < D / 32; n++) w.k[i][n] = 0;
     UNROLL for (int i = 0; i < 16; i++) UNROLL for (int n = 0; n < D / 64; n++) w.v[i][n] = 0;
     w.tail.x = w.tail.y = w.tail.z = w.tail.w = 0;
 }
 
-// The scales and biases of a page, in their order in the page: token t's K scale is half K_SCALE + t, and so on.
-CONSTANT int TAIL = 128, K_SCALE = 0, K_BIAS = PAGE, V_SCALE = 2 * PAGE, V_BIAS = 3 * PAGE; // TAIL: words of a tail
+// The scales and biases of a page lie in this order in the page: half K_SCALE + t is the scale of token t's key, and so
+// on.
+CONSTANT int TAIL = 128, K_SCALE = 0, K_BIAS = PAGE, V_SCALE = 2 * PAGE, V_BIAS = 3 * PAGE; // TAIL: words of a page's scales and biases
 template <int D> FN void store_tail(LOCAL(uint) tail, THREAD const HeldPage<D> &w, uint lane) {
     tail[4 * lane] = w.tail.x, tail[4 * lane + 1] = w.tail.y, tail[4 * lane + 2] = w.tail.z, tail[4 * lane + 3] = w.tail.w;
 }
 FN float tail_half(LOCAL(uint) tail, int i) { return half_to_f32((uint)tail[i / 2] >> (i % 2 * 16) & 0xffffu); }
 
-// Add K of 16 tokens x q to c[tile], for 4-bit pages.   q: this lane's words, [part][DK / 8][32][4]
+// Add K of 16 tokens x q to c[tile], for 4-bit pages.   q: the words of the queries that this lane uses,
+// [part][DK / 8][32][4]
 template <int D, int G>
 FN void matrix_scores_held(THREAD const HeldPage<D> &w, LOCAL(uint) q, THREAD float (*c)[4], uint lane) {
     typedef Matrix<D, G> M;
-    UNROLL for (int e = 0; e < M::DK / 8; e++) // 8 numbers of the key are one word of each token and take two products
+    UNROLL for (int e = 0; e < M::DK / 8; e++) // 8 numbers of a key are one word of each token, and take two products
         UNROLL for (int part = 0; part < M::PARTS; part++) {
             const uint4 b = load_local_u32x4(q, ((part * M::DK / 8 + e) * 32 + lane) * 4);
             UNROLL for (int i = 0; i < 4; i++) {
@@ -129,7 +138,8 @@ FN void matrix_scores_held(THREAD const HeldPage<D> &w, LOCAL(uint) q, THREAD fl
         }
 }
 
-// Add V^T of 16 dimensions x p to o[tile].   p: halves [part][8 columns][COLUMN]; token t is half t % 4 * 16 + t / 4 of a column
+// Add V^T of 16 dimensions x p to o[tile].   p: the probabilities as halves, [part][8 columns][COLUMN]; token t is half
+// t % 4 * 16 + t / 4 of a column
 template <int BITS, int D, int G>
 FN void matrix_values(GLOBAL_IN(uchar) page, THREAD const HeldPage<D> &w, LOCAL(ushort) p, THREAD float (*o)[4], uint lane, int valid) {
     typedef Matrix<D, G> M;
@@ -139,7 +149,7 @@ FN void matrix_values(GLOBAL_IN(uchar) page, THREAD const HeldPage<D> &w, LOCAL(
     UNROLL for (int part = 0; part < M::PARTS; part++)
         UNROLL for (int half = 0; half < 2; half++)
             b[part][half] = load_local_halves(p, (part * 8 + row) * M::COLUMN + column * 16 + half * 8);
-    UNROLL for (int k = 0; k < 4; k++) { // 16 tokens, of which this lane loads four
+    UNROLL for (int k = 0; k < 4; k++) { // a product takes 16 tokens, of which this lane loads four
         uint x[4][N];
         UNROLL for (int i = 0; i < 4; i++) {
             const int t = 4 * (4 * k + i) + column;
@@ -160,7 +170,8 @@ FN void matrix_values(GLOBAL_IN(uchar) page, THREAD const HeldPage<D> &w, LOCAL(
                              byte_permute(x[2][n], x[3][n], 0x5410), byte_permute(x[2][n], x[3][n], 0x7632), b0, b1);
                 } else {
                     UNROLL for (int half = 0; half < 2; half++) {
-                        // select takes, of two tokens, for 4 bits the numbers 8n + 4 half ..+3, for 8 bits the numbers 4n + 2 half, +1
+                        // `select` takes from the words of two tokens: for 4 bits the numbers 8n + 4 half ..+3, for 8
+                        // bits the numbers 4n + 2 half, +1
                         const uint select = BITS == 4 ? (half ? 0x7632 : 0x5410) : (half ? 0x7362 : 0x5140);
                         const uint u = byte_permute(x[0][n], x[1][n], select), v = byte_permute(x[2][n], x[3][n], select);
                         if (BITS == 4) {

@@ -1,6 +1,7 @@
-// attend_merge: join the partial results (splits) of attend_decode:  out = sum_s w_s o_s / sum_s w_s l_s,  w_s = 2^(m_s - max m)
-//   o: f32 [rows][splits][D], ml: f32 [rows][splits][2]   params: as for attend_decode   out: T [rows][D], 0 if a row
-//   sees no token.   grid: (rows, 1, 1) threadgroups of 8 simdgroups; a simdgroup takes every eighth split s.
+// attend_merge: join the splits (partial results) of attend_decode:  out = sum_s w_s o_s / sum_s w_s l_s,  w_s = 2^(m_s - max m)
+//   o: f32 [rows][splits][D]   ml: f32 [rows][splits][2], the pairs (m, l)   params: the same as for attend_decode
+//   out: T [rows][D]; a row that sees no token becomes 0.   A row is one query head of one sequence.
+//   grid: (rows, 1, 1) threadgroups of 8 simdgroups; a simdgroup takes every eighth split s.
 //   Templates: D, T.   The same in MLX operations: backends/mlx/kernels/decode.py::attend_ops
 KERNEL_START
 constexpr int SIMDS = 8, N = (D + 31) / 32;

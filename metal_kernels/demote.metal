@@ -1,5 +1,7 @@
-// demote: quantise pages of the next higher tier to tier TO, and rotate the keys if tier TO has rotated keys. Byte layout: README.md
-//   pool: the pool of the higher tier   ids: int32 [n], page ids in pool   params: int32 [PARAMS], only KV_HEADS is read   out: [n][n_kv_heads][bytes]
+// demote: quantise pages of the next higher tier to tier TO. If tier TO has rotated keys, the kernel also rotates the keys. README.md has the byte
+// layout.
+//   pool: the pool of the higher tier   ids: int32 [n], the ids of the pages in this pool   params: int32 [PARAMS], of which only KV_HEADS is read
+//   out: [n][n_kv_heads][bytes of a page]
 //   grid: (n, n_kv_heads, 1) threadgroups of 4 simdgroups; a simdgroup takes every fourth token
 //   Templates: D, TO.   The same in MLX operations: backends/mlx/kernels/demote.py::demote_ops
 KERNEL_START
@@ -8,7 +10,7 @@ constexpr float STEPS = BITS == 8 ? 127.0f : 15.0f;
 const int n_kv = params[KV_HEADS], kv = group_at.y;
 const auto from = pool + (ulong)(ids[group_at.x] * n_kv + kv) * (ulong)page_bytes(FROM, D);
 const auto to = out + (ulong)((int)group_at.x * n_kv + kv) * (ulong)page_bytes(TO, D);
-for (int row = simd_at; row < 2 * PAGE; row += 4) { // 64 rows of K, then 64 rows of V
+for (int row = simd_at; row < 2 * PAGE; row += 4) { // a page has 64 rows of K, then 64 rows of V
     const int value = row / PAGE, t = row % PAGE;
     float x[N * 4], least = as_f32(0x7f800000u), most = NEG_INF;
     UNROLL for (int n = 0; n < N; n++) {

@@ -1,4 +1,4 @@
-// These macros and functions define the kernels' dialect in CUDA C++, for nvcc and for mx.fast.cuda_kernel.
+// These macros and functions define the words of the kernels' dialect (README.md) in CUDA C++, for nvcc and for mx.fast.cuda_kernel.
 #ifndef RVM_DIALECT_CUDA
 #define RVM_DIALECT_CUDA
 #include <cuda_bf16.h>
@@ -35,7 +35,8 @@ FN uint as_u32(float x) { return __float_as_uint(x); }
 FN float half_to_f32(uint bits) { return __half2float(__ushort_as_half((ushort)bits)); }
 FN uint f32_to_half(float x) { return __half_as_ushort(__float2half_rn(x)); }
 
-// Functions on two halves in a word, and on matrix units. Only the _matrix bodies use them, because some GPUs lack these units.
+// These functions compute with two halves in a word, and with matrix units. Only the bodies *_matrix.metal use them, because some GPUs have no such
+// units.
 FN uint pack_halves(float low, float high) {
     const __half2 h = __floats2half2_rn(low, high);
     return *(const uint *)&h;
@@ -44,7 +45,7 @@ FN uint half2_sub(uint a, uint b) {
     const __half2 h = __hsub2(*(const __half2 *)&a, *(const __half2 *)&b);
     return *(const uint *)&h;
 }
-FN float fast_exp2(float x) { // 2^x; a denormal result becomes 0
+FN float fast_exp2(float x) { // 2^x; a result that is denormal becomes 0
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
@@ -60,7 +61,7 @@ FN void multiply(float *c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1)
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 FN uint4 load_local_u32x4(const uint *p, uint at) { return *(const uint4 *)(p + at); }
-FN uint4 load_local_halves(const ushort *p, uint at) { return *(const uint4 *)(p + at); } // eight halves
+FN uint4 load_local_halves(const ushort *p, uint at) { return *(const uint4 *)(p + at); } // loads eight halves
 
 FN uint load_u32(const uchar *p, uint at) { return __ldg((const uint *)(p + at)); }
 FN uint2 load_u32x2(const uchar *p, uint at) { return __ldg((const uint2 *)(p + at)); }

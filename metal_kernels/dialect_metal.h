@@ -1,4 +1,5 @@
-// These macros and functions define the kernels' dialect in Metal. README.md explains each word; dialect_cuda.h and dialect_sim.h define the same words.
+// These macros and functions define the words of the kernels' dialect in Metal. README.md explains each word.
+// dialect_cuda.h and dialect_sim.h define the same words.
 #define FN inline
 #define CONST_FN inline constexpr
 #define CONSTANT constant constexpr // only for program scope: Metal needs an address space there, but allows none in a function
@@ -11,8 +12,8 @@
 #define SIMD_BARRIER() simdgroup_barrier(mem_flags::mem_threadgroup)
 #define UNROLL _Pragma("clang loop unroll(full)")
 
-// KERNEL_START is no macro here. backends/mlx/kernels/source.py replaces it in the body's text, because mx.fast.metal_kernel
-// searches that text for the names of thread positions.
+// KERNEL_START is no macro in Metal. backends/mlx/kernels/source.py replaces this word in the body's text, because
+// mx.fast.metal_kernel searches the text for the names of thread positions.
 
 FN float shuffle_xor(float x, ushort mask) { return simd_shuffle_xor(x, mask); }
 FN float shuffle(float x, ushort from) { return simd_shuffle(x, from); }

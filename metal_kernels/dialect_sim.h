@@ -1,14 +1,15 @@
-// This header defines the kernels' dialect in C++ and a SIMT simulator that runs one fiber per thread.
+// This header defines the kernels' dialect in C++. It also has a simulator of a GPU (SIMT), in which each thread is a
+// fiber.
 //
-// These faults end the kernel with a message, which sim_run returns; the process goes on:
+// These faults end the kernel with a message, which sim_run returns; the process continues:
 //   * a buffer access out of bounds or not aligned to its width, in device memory or threadgroup memory
 //   * a shuffle or barrier that not all threads of the simdgroup (threadgroup) reach at the same place
-//   * two threads touching one word of threadgroup memory, one of them writing, with no barrier between
+//   * two threads that touch one word of threadgroup memory, one of them writing, with no barrier between
 //   * a read of threadgroup memory that no thread wrote (at the start the memory is full of NaN)
 //   * more than 32 KB of threadgroup memory in one threadgroup
-// The threadgroups, and after each barrier or shuffle the threads of a threadgroup, run in a random order from the seed.
+// The seed determines the random order in which threadgroups run, and threads after each barrier or shuffle.
 //
-// The simulator models neither the memory order between threadgroups nor the time that an operation takes.
+// The simulator does not model the memory order between threadgroups or the time that an operation takes.
 #pragma once
 #ifdef __APPLE__ // on macOS <ucontext.h> needs _XOPEN_SOURCE, which hides other functions without the second macro
 #define _XOPEN_SOURCE 700
@@ -42,21 +43,21 @@ struct Fiber {
     jmp_buf at;
     bool started;
     Wait wait;
-    int site;            // the source line of the barrier or shuffle in which the thread waits
-    unsigned collectives; // barriers and shuffles passed; a lane that skipped one has another number
+    int site;            // the number of the source line with the barrier or shuffle in which the thread waits
+    unsigned collectives; // number of barriers and shuffles that this thread has passed; a lane that left one out has another number
     uint posted, got;
-    int from;            // the lane whose value a shuffle reads; -1: a barrier; -2: a matrix product
+    int from;            // number of the lane whose value a shuffle reads; -1: a barrier; -2: a matrix product
     uint words[6];
     float *product;
-    unsigned simd_epoch, group_epoch; // barriers passed
-    size_t accesses;                  // accesses to device memory
+    unsigned simd_epoch, group_epoch; // number of barriers that this thread has passed
+    size_t accesses;                  // number of accesses to device memory
 };
 
 struct State {
     Fiber fiber[MAX_THREADS];
     char *stacks;
     int threads, current;
-    unsigned serial; // the number of the threadgroup that runs
+    unsigned serial; // the number of the threadgroup that runs now
     uint3 group;
     size_t local_bytes, most_local_bytes, most_accesses;
     uint64_t random;
@@ -78,7 +79,7 @@ inline State S;
     _longjmp(S.failed, 1);
 }
 
-inline uint random_below(uint n) { // splitmix64
+inline uint random_below(uint n) { // a random number by the generator splitmix64
     uint64_t z = S.random += 0x9E3779B97F4A7C15ull;
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull;
     z = (z ^ z >> 27) * 0x94D049BB133111EBull;
@@ -95,7 +96,7 @@ inline void shuffled(int *order, int n) {
 
 inline float f16(uint word, int i);
 
-// Compute C += A B for the lanes of one simdgroup. attend_matrix.h says which lane holds which numbers.
+// Compute C += A B for the lanes of one simdgroup. The comment of attend_matrix.h says which lane holds which numbers.
 inline void multiply_all(int first) {
     float a[16][16], b[16][8];
     for (int lane = 0; lane < LANES; lane++) {
@@ -116,12 +117,12 @@ inline void pause() {
     if (!_setjmp(S.fiber[S.current].at)) _longjmp(S.scheduler, 1);
 }
 
-// Let the threads [first, first + n) go on if all wait at the same place; abort if one waits at another place.
+// Let the threads [first, first + n) continue if all wait at the same place; abort if one waits at another place.
 inline void release(int first, int n, Wait kind) {
     Fiber &one = S.fiber[first];
     for (int i = first; i < first + n; i++) {
         Fiber &f = S.fiber[i];
-        if (f.wait != kind) return; // this thread has not arrived
+        if (f.wait != kind) return; // this thread has not arrived at the place yet
     }
     for (int i = first; i < first + n; i++) {
         Fiber &f = S.fiber[i];
@@ -179,7 +180,7 @@ inline void matrix_product(float *c, uint a0, uint a1, uint a2, uint a3, uint b0
 template <typename T> struct Global {
     char *base;
     size_t bytes;
-    int64_t at; // offset in bytes
+    int64_t at; // the offset from the start of the buffer in bytes
     Global operator+(int64_t n) const { return {base, bytes, at + n * (int64_t)sizeof(T)}; }
     template <typename W> W *word(int64_t offset) const {
         int64_t a = at + offset;
@@ -194,10 +195,10 @@ template <typename T> struct Global {
 
 // ---- threadgroup memory ----
 
-struct Touch { // the last users of a word: the barriers that a user had passed, plus 1; 0: no user
+struct Touch { // the last users of a word, as the number of barriers that the user had passed, plus 1; 0: no user
     unsigned write_group, write_simd, read_group, read_simd;
     int writer;
-    int reader, reader_simd; // -1: several threads, several simdgroups
+    int reader, reader_simd; // number of the last reading thread and simdgroup; -1: several
 };
 
 template <typename T> struct Store {
@@ -210,7 +211,7 @@ template <typename T> struct Store {
     Store *open(size_t n_) {
         if (serial == S.serial) return this;
         if (n_ != n) data = (T *)realloc(data, n_ * sizeof(T)), touch = (Touch *)realloc(touch, n_ * sizeof(Touch)), n = n_;
-        memset((void *)data, 0xff, n * sizeof(T)); // NaN in every float format
+        memset((void *)data, 0xff, n * sizeof(T)); // these bytes are NaN in every float format
         memset((void *)touch, 0, n * sizeof(Touch));
         serial = S.serial;
         S.local_bytes += n * sizeof(T);
@@ -320,8 +321,8 @@ inline void run_group(uint3 at) {
         if (S.fiber[i].accesses > S.most_accesses) S.most_accesses = S.fiber[i].accesses;
 }
 
-// Run the kernel. Return 0, or 1 with a message. groups: threadgroups in x, y, z. used: the maximum bytes of memory of a
-// threadgroup, and the maximum number of accesses of a thread to device memory.
+// Run the kernel. Return 0, or 1 with a message. groups: the number of threadgroups in x, y, z. used: the maximum
+// number of bytes of a threadgroup's memory, and the maximum number of accesses of one thread to device memory.
 inline int run(void (*body)(void *), void *arguments, const uint *groups, int threads, uint64_t seed, char *message,
                size_t message_size, size_t *used) {
     if (!S.stacks) S.stacks = (char *)malloc((size_t)MAX_THREADS * STACK);
@@ -375,7 +376,7 @@ using std::sqrt;
 FN int min(int a, int b) { return a < b ? a : b; }
 FN int max(int a, int b) { return a > b ? a : b; }
 
-FN float product(float x, float y) { return x * y; } // -ffp-contract=off keeps the product apart from a sum
+FN float product(float x, float y) { return x * y; } // the flag -ffp-contract=off keeps the product apart from a sum
 FN float as_f32(uint bits) { float x; memcpy(&x, &bits, 4); return x; }
 FN uint as_u32(float x) { uint bits; memcpy(&bits, &x, 4); return bits; }
 
@@ -387,7 +388,7 @@ FN float half_to_f32(uint bits) {
     return sign ? -x : x;
 }
 
-FN uint f32_to_half(float x) { // rounds to nearest, ties to even
+FN uint f32_to_half(float x) { // rounds to the nearest half, ties to even
     uint bits = as_u32(x), sign = bits >> 16 & 0x8000u, a = bits & 0x7fffffffu;
     if (a > 0x7f800000u) return sign | 0x7e00u;
     if (a >= 0x477ff000u) return sign | 0x7c00u;
@@ -396,7 +397,7 @@ FN uint f32_to_half(float x) { // rounds to nearest, ties to even
     return sign | ((a + 0xfffu + odd - 0x38000000u) >> 13);
 }
 
-struct half { // a half of Metal and CUDA: each use converts it to float
+struct half { // a half of Metal and CUDA; each use converts it to a float
     ushort bits;
     half() = default;
     explicit half(float x) : bits((ushort)f32_to_half(x)) {}
@@ -446,7 +447,7 @@ FN uint2 load_u32x2(sim::Global<uchar> p, int64_t at) {
 }
 FN uint4 load_u32x4(sim::Global<uchar> p, int64_t at) {
     struct alignas(16) W { uint4 v; };
-    uint4 v; // a test's buffer can start at any multiple of 8 bytes: the simulator checks only offsets
+    uint4 v; // a test's buffer can start at any multiple of 8 bytes, because the simulator checks only offsets
     memcpy(&v, (const char *)p.word<W>(at), 16);
     return v;
 }

@@ -1,8 +1,9 @@
-// gather: copy the keys and values of older pages, then of a prompt's new tokens, as halves into one array for
-//   scaled_dot_product_attention. The kernel rotates rotated keys back.
-//   params: int32 [PARAMS], pages.h. FIRST: out omits the pages before the page of this token; N_NEW: new tokens; HEAD, HEADS: the
-//   KV heads in out   pages: int32 page ids   cold, warm ..: the pool of each tier   fresh: the new tokens' rows, as `append` wrote them
-//   out: pairs of halves [2][HEADS][tokens][D / 2], K, then V; tokens: the tokens of the pages, then the new tokens
+// gather: copy keys and values as halves into one array for scaled_dot_product_attention: first those of older pages, then those of a prompt's new
+// tokens.
+//   The kernel rotates rotated keys back.
+//   params: int32 [PARAMS], see pages.h. FIRST: out leaves out the pages before the page of this token; N_NEW: the number of new tokens;
+//   HEAD, HEADS: the KV heads in out   pages: int32 page ids   cold, warm ..: the pool of each tier   fresh: the rows of the new tokens from `append`
+//   out: pairs of halves [2][HEADS][tokens][D / 2]: K, then V. tokens: the tokens of the pages, then the new tokens
 //   grid: (pages + ceil(N_NEW / 64), HEADS, 1) threadgroups of 4 simdgroups; a simdgroup takes every fourth row
 //   Template: D.   The same in MLX operations: backends/mlx/kernels/gather.py::gather_ops
 KERNEL_START
@@ -15,7 +16,7 @@ const int skipped = params[FIRST] / PAGE, page = skipped + (int)group_at.x;
 const int n_old = params[N_TOKENS] - skipped * PAGE, n_out = n_old + chunk;
 const bool old = page < n_pages;
 const int tier = old ? tier_of(page, n) : HOT, bits = bits_of(tier);
-const int first = old ? (page - skipped) * PAGE : n_old + (page - n_pages) * PAGE; // the row of out for the first token of this block of 64
+const int first = old ? (page - skipped) * PAGE : n_old + (page - n_pages) * PAGE; // the row of out for the first token of this block
 const int rows = min(PAGE, (old ? n_old : n_out) - first);
 const auto data = POOL_OF(tier) + (ulong)(old ? pages[params[TABLE] + page] * n_kv + kv : 0) * (ulong)page_bytes(tier, D);
 for (int row = simd_at; row < 2 * rows; row += 4) {

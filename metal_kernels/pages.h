@@ -1,15 +1,18 @@
-// A page of the KV cache holds the keys and values of 64 tokens of one layer and one KV head, D numbers each. Layouts: README.md
+// A page of the KV cache holds the keys and values of 64 tokens of one layer and one KV head. A key or a value has D
+// numbers. README.md draws the layouts:
 //   16 bits: K f16 [64][D], V f16 [64][D]
 //    8 bits: K int8 [64][D], V int8 [64][D], K scale f16 [64], V scale f16 [64]
 //    4 bits: K u4 [64][D/2], V u4 [64][D/2], K scale, K bias, V scale, V bias f16 [64] each
-// A pool is [pages][n_kv_heads][bytes of a page].
+// A pool is an array of pages: [pages][n_kv_heads][bytes of a page].
 
-CONSTANT int PAGE = 64; // tokens of a page
+CONSTANT int PAGE = 64; // number of tokens in a page
 
-// The tiers (storage precisions) of the cache, one row each, from the oldest tokens to the newest. 4-bit codes have a bias, 8-bit codes have none.
-//   pool     the kernels' argument that holds the tier's pages
-//   rotated  1 if keys are rotated (hadamard in quantise.h) before they become codes; their queries are rotated too
-//   cost     the relative time of attention over a page. Fewer loads of large pages run at once, so a warm page costs 3, not 2.
+// The tiers (storage precisions) of the cache. Each tier has one row, from the oldest tokens to the newest. 4-bit codes
+// have a bias, and 8-bit codes have none.
+//   pool     the kernels' argument that holds the pages of the tier
+//   rotated  1 if keys are rotated (hadamard in quantise.h) before they become codes; their queries are rotated, too
+//   cost     the relative time of attention over a page. A warm page costs 3, not 2: fewer loads of large pages run at
+//   once.
 // TIERS passes `x` to each ROW. ruvmlx/tiers.py and neon/include/rvm_pages.h have the same rows.
 //            name   pool  bits  rotated  cost
 #define TIERS(ROW, x)              \
@@ -29,24 +32,24 @@ CONST_FN bool is_rotated(int tier) { return TIERS(TIER_ROTATED, tier) false; }
 CONST_FN int cost_of(int tier) { return TIERS(TIER_COST, tier) 0; }
 #define POOL_OF(tier) (TIERS(TIER_POOL, tier) hot)
 
-// True if a tier has keys of this width in bits, rotated or not rotated.
+// has_keys is true if a tier has keys of this width in bits that are rotated, or not rotated, as asked.
 #define TIER_KEYS(x, name, pool, width, turned, cost) || (width == bits && turned == rotated)
 CONST_FN bool has_keys(int bits, bool rotated) { return false TIERS(TIER_KEYS, 0); }
 
-// The parameters of a sequence for the attention kernels: params int32 [sequences][PARAMS]. The first N_TIERS parameters are the
-// numbers of pages in each tier; tier 0 has the oldest pages.
+// The parameters of a sequence for the attention kernels are int32 numbers: params [sequences][PARAMS]. The first
+// N_TIERS parameters are the numbers of pages in the tiers; tier 0 has the oldest pages.
 enum {
-    N_TOKENS = N_TIERS, // tokens of the sequence; only the last page can be partly filled, and only if it is hot
-    FIRST,              // the first visible token
-    TABLE,              // the index in `pages` at which the sequence's page ids begin
-    SPLIT,              // decode: the work of a threadgroup: a sum of page costs (cost_before)
-    KV_HEADS,           // n_heads = KV_HEADS * GROUP
+    N_TOKENS = N_TIERS, // number of tokens in the sequence; only the last page can be partly filled, and only if it is hot
+    FIRST,              // index of the first token that the query sees
+    TABLE,              // the index in `pages` at which the page ids of the sequence begin
+    SPLIT,              // decode: the work of one threadgroup, as a sum of page costs (cost_before)
+    KV_HEADS,           // the number of KV heads; n_heads = KV_HEADS * GROUP
     GROUP,
-    SCALE,              // the bits of the float log2(e) / sqrt(D)
-    N_NEW,              // prefill: the number of tokens in the chunk
-    SPLITS,             // decode: threadgroups per head
-    HEAD,               // gather: the first KV head
-    HEADS,              // gather: how many KV heads
+    SCALE,              // the scale of the scores: the bits of the float log2(e) / sqrt(D)
+    N_NEW,              // prefill: the number of tokens in the present chunk of the prompt
+    SPLITS,             // decode: the number of threadgroups for one head
+    HEAD,               // gather: the index of the first KV head
+    HEADS,              // gather: the number of KV heads
     PARAMS = 16,
 };
 
@@ -54,7 +57,7 @@ enum {
 
 CONST_FN bool has_bias(int bits) { return bits == 4; }
 
-// Byte offsets in a page whose numbers have `bits` bits.
+// These functions return byte offsets in a page whose numbers have `bits` bits.
 CONST_FN int v_at(int bits, int D) { return 8 * bits * D; }
 CONST_FN int k_scale_at(int bits, int D) { return 16 * bits * D; }
 CONST_FN int k_bias_at(int bits, int D) { return 16 * bits * D + 128; }
@@ -65,7 +68,7 @@ CONST_FN int page_bytes(int tier, int D) {
     return 16 * bits_of(tier) * D + (bits_of(tier) == 16 ? 0 : has_bias(bits_of(tier)) ? 512 : 256);
 }
 
-// Load n: the number of the sequence's pages in each tier.
+// Load into n the number of pages that the sequence has in each tier.
 template <typename P> FN void load_counts(P params, THREAD int *n) { UNROLL for (int i = 0; i < N_TIERS; i++) n[i] = params[i]; }
 FN int count_pages(THREAD const int *n) {
     int pages = 0;
@@ -78,8 +81,8 @@ FN int tier_of(int page, THREAD const int *n) {
     return tier;
 }
 
-// Return the cost of all pages before `page`. The threadgroups of the decode kernels share the cost equally, not the pages:
-// threadgroup i takes the pages that begin in its interval of SPLIT costs.
+// Return the cost of all pages before `page`. The threadgroups of the decode kernels share the cost equally and not the
+// pages: threadgroup i takes the pages that begin in its interval of SPLIT costs.
 FN int cost_before(int page, THREAD const int *n) {
     int cost = 0;
     UNROLL for (int tier = 0; tier < N_TIERS; tier++) {
@@ -88,7 +91,7 @@ FN int cost_before(int page, THREAD const int *n) {
     }
     return cost;
 }
-FN int first_page_from(int cost, THREAD const int *n) { // the inverse of cost_before, rounded up
+FN int first_page_from(int cost, THREAD const int *n) { // the inverse of cost_before, rounded up to a page
     int page = 0;
     UNROLL for (int tier = 0; tier < N_TIERS; tier++) {
         const int here = tier == HOT ? cost : min(cost, cost_of(tier) * n[tier]);
@@ -97,7 +100,8 @@ FN int first_page_from(int cost, THREAD const int *n) { // the inverse of cost_b
     return page;
 }
 
-// Convert an integer of 8 or 4 bits to a float: write it into the low mantissa bits of 2^23, then subtract. The result is exact.
+// These functions convert an integer of 8 or 4 bits to a float. They write the integer into the low mantissa bits of
+// 2^23, then subtract. The result is exact.
 FN float byte_to_f32(uint word, int i) { return as_f32(0x4b000000u | (word >> (8 * i) & 255u)) - 8388736.0f; }
 FN float nibble_to_f32(uint word, int i) { return as_f32(0x4b000000u | (word >> (4 * i) & 15u)) - 8388608.0f; }
 
@@ -106,7 +110,7 @@ FN void halves_to_f32(uint word, THREAD float *x) {
     x[1] = half_to_f32(word >> 16);
 }
 
-// Load x[0..7] = the eight halves at p + at.
+// Load x[0..7] = the eight halves that begin at p + at.
 FN void load_halves(GLOBAL_IN(uchar) p, uint at, THREAD float *x) {
     const uint4 w = load_u32x4(p, at);
     halves_to_f32(w.x, x), halves_to_f32(w.y, x + 2), halves_to_f32(w.z, x + 4), halves_to_f32(w.w, x + 6);
@@ -117,14 +121,15 @@ FN float sum_over_lanes(float x) {
     return x;
 }
 
-// Return the sum of the D numbers from q[at] on, in each lane. The factor of a key's bias is this sum.
+// Return the sum of the D numbers from q[at] on, in each lane. A key's bias is multiplied by this sum of the query.
 template <int D> FN float sum_of_query(GLOBAL_IN(float) q, uint at, uint lane) {
     float sum = 0;
     for (uint d = lane; d < D; d += 32) sum += q[at + d];
     return sum_over_lanes(sum);
 }
 
-// Load x[0..7] = the numbers d .. d+7 of token t of a page's K or V, without scale and bias.
+// Load x[0..7] = the numbers d .. d+7 of token t of a page's K or V. The numbers are codes if the page has fewer than
+// 16 bits; the caller applies the scales and biases.
 template <int BITS, int D> FN void load_numbers(GLOBAL_IN(uchar) block, uint t, uint d, THREAD float *x) {
     if (BITS == 16) {
         load_halves(block, (t * D + d) * 2, x);

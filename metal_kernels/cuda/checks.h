@@ -1,4 +1,4 @@
-// These functions compare every kernel with plain loops on the host. This header needs layer.h.
+// These functions compare the result of every kernel with plain loops on the host (the CPU). This header needs layer.h.
 #pragma once
 #include "layer.h"
 
@@ -9,7 +9,7 @@ static void report(const std::string &what, double error, double limit) {
     printf("%s  %-52s error %.2e (limit %.0e)\n", good ? "ok  " : "FAIL", what.c_str(), error, limit);
 }
 
-// Raise `worst` to the largest difference so far; the difference of a number that is not finite is infinite.
+// Set `worst` to the largest difference so far. The difference is infinite if the number `is` is not finite.
 static void compare(double &worst, double is, double want) {
     worst = std::isfinite(is) ? std::max(worst, fabs(is - want)) : INFINITY;
 }
@@ -72,7 +72,7 @@ static std::vector<float> normals(size_t n) {
     return v;
 }
 
-// Return the name of T, the type in which the model's graph computes: float, __half or __nv_bfloat16.
+// Return the name of the type T (float, __half or __nv_bfloat16), in which the model's graph computes.
 template <typename T> static std::string type_name() {
     return std::is_same<T, float>::value ? "f32" : std::is_same<T, __half>::value ? "f16" : "bf16";
 }
@@ -82,7 +82,7 @@ template <typename T> static std::vector<float> rounded(std::vector<float> x) {
     return x;
 }
 
-// limit: the largest error allowed, half of the last bit of a number below 2, because attend_merge rounds once.
+// limit: the largest allowed error. It is half of the last bit of a number below 2, because attend_merge rounds once.
 template <typename T> static void check_merge(double limit) {
     Layer a(128, 4, 2, {{{3, 2}, 100, 0}, {{}, 1, 0}}, 3);
     a.attend(), a.merge();
@@ -99,7 +99,7 @@ template <typename T> static void check_merge(double limit) {
     report("attend_merge to " + type_name<T>(), worst, limit);
 }
 
-// Multiply a token's D numbers by the block-diagonal Hadamard matrix of README.md.
+// Multiply the D numbers of a token by the block-diagonal Hadamard matrix of README.md.
 template <typename F> static void rotate(F *x, int D) {
     const int block = D == 80 ? 16 : std::min(D, 128);
     for (int h = 1; h < block; h *= 2)
@@ -111,7 +111,7 @@ template <typename F> static void rotate(F *x, int D) {
     for (int d = 0; d < D; d++) x[d] *= (F)(1 / sqrt((double)block));
 }
 
-// Return the number of bytes that differ from the result of README.md's formulas.
+// Return the number of bytes in `got` that differ from the result of the formulas in README.md.
 static size_t wrong_bytes(const uchar *page, int source, int D, int to, const uchar *got) {
     std::vector<uchar> want(page_bytes(to, D));
     ushort *half = (ushort *)want.data();
@@ -134,7 +134,7 @@ static size_t wrong_bytes(const uchar *page, int source, int D, int to, const uc
             }
         }
     } else {
-        for (int row = 0; row < 128; row++) { // 64 rows of K, then 64 rows of V
+        for (int row = 0; row < 128; row++) { // the page has 64 rows of K, then 64 rows of V
             ushort *affine = half + 32 * D + row / 64 * 128 + row % 64;
             float low = INFINITY, high = -INFINITY;
             for (int d = 0; d < D; d++) low = fminf(low, x[row * D + d]), high = fmaxf(high, x[row * D + d]);
@@ -151,7 +151,7 @@ static size_t wrong_bytes(const uchar *page, int source, int D, int to, const uc
     return wrong;
 }
 
-// Return the demotion kernels, one for each tier below hot.
+// Return the demotion kernels: one kernel for each tier below hot.
 template <int D, size_t... TO> static auto demotions(std::index_sequence<TO...>) {
     return std::array{demote<D, (int)TO>...};
 }
@@ -176,7 +176,7 @@ template <int D> static void check_demotion() {
     }
 }
 
-// Return f32 [n][D]: for each of n positions, the cosines of its D/2 angles, then their sines.
+// Return the angles for RoPE as f32 [n][D]: for each of n positions, the cosines of D/2 angles, then their sines.
 static std::vector<float> turns(int n, int D) {
     std::vector<float> turn(n * D);
     for (int t = 0; t < n; t++)
@@ -187,7 +187,7 @@ static std::vector<float> turns(int n, int D) {
     return turn;
 }
 
-// Return a head's D numbers after RoPE turned them.
+// Return the D numbers of a head after RoPE has turned them.
 static std::vector<double> turned_head(const float *x, const float *turn, int D, bool traditional) {
     std::vector<double> out(D);
     for (int i = 0; i < D / 2; i++) {
@@ -231,7 +231,7 @@ template <int D, typename T> static void check_append() {
     }
 }
 
-// Check rope_append with one new token of each of three sequences: the first, the last and a middle row of an open page.
+// Check rope_append with one new token of each of three sequences. The new tokens are the first, the last and a middle row of an open page.
 template <int D, typename T> static void check_rope_append() {
     const int B = 3, KV = 2, G = 3, H = KV * G, lengths[B] = {1, 128, 70};
     std::vector<float> q = rounded<T>(normals(B * H * D)), k = rounded<T>(normals(B * KV * D)), v = rounded<T>(normals(B * KV * D)), turn = turns(B, D);
@@ -259,7 +259,7 @@ template <int D, typename T> static void check_rope_append() {
             rotate(want.data(), D);
             for (int d = 0; d < D; d++) compare(query, rotated[i * D + d], want[d]);
         }
-        for (int i = 0; i < B * KV * 128; i++) { // rows of the open pages: 64 rows of K, then 64 rows of V, in each head
+        for (int i = 0; i < B * KV * 128; i++) { // rows of the open pages: in each head 64 rows of K, then 64 rows of V
             const int head = i / 128, value = i / 64 % 2, b = head / KV;
             std::vector<double> want = turned_head(&k[head * D], &turn[b * D], D, traditional);
             for (int d = 0; d < D; d++)
@@ -272,7 +272,8 @@ template <int D, typename T> static void check_rope_append() {
     }
 }
 
-// Return the numbers that gather must write for a KV head of a Layer with one sequence: a token's D numbers, with keys rotated back.
+// Return the D numbers that gather must write for one token of a KV head, from a Layer with one sequence. The function rotates rotated keys back.
+// value: true for the token's value, false for its key.
 static std::vector<double> gathered(const Layer &a, const std::vector<uchar> &fresh, int n_new, int kv, bool value, int token) {
     const Sequence &s = a.sequences[0];
     std::vector<double> x(a.D);
@@ -287,7 +288,8 @@ static std::vector<double> gathered(const Layer &a, const std::vector<uchar> &fr
     return x;
 }
 
-// Check gather with n_new tokens after the cache's tokens, from the page of token `first` on, for the KV heads head .. head + heads - 1 of three.
+// Check gather with n_new tokens after the cache's tokens, from the page of token `first` on, for the KV heads head .. head + heads - 1 of three KV
+// heads.
 template <int D> static void check_gather(Sequence s, int n_new, int first, int head, int heads) {
     const int KV = 3, skipped = first / 64 * 64, total = s.tokens() - skipped + n_new;
     Layer a(D, 1, KV, {s}, 4);
@@ -296,7 +298,7 @@ template <int D> static void check_gather(Sequence s, int n_new, int first, int 
     for (size_t i = 0; i < fresh.size() / 2; i++) ((ushort *)fresh.data())[i] = f16(normal());
     Device<int> params(a.params);
     Device<uchar> d_fresh(fresh);
-    Device<uint> out((size_t)heads * total * D); // K and V, D / 2 words for each token
+    Device<uint> out((size_t)heads * total * D); // K and V, with D / 2 words of 32 bits for each token
     const dim3 grid(s.n_pages() - skipped / 64 + (n_new + 63) / 64, heads);
     gather<D><<<grid, 128>>>(params.p, a.d_pages.p, TIERS(POOL_GIVEN, a) d_fresh.p, out.p);
     CHECK(cudaDeviceSynchronize());
@@ -307,7 +309,7 @@ template <int D> static void check_gather(Sequence s, int n_new, int first, int 
             for (int t = 0; t < total; t++) {
                 std::vector<double> want = gathered(a, fresh, n_new, head + h, value, skipped + t);
                 const ushort *row = (const ushort *)got.data() + (size_t)((value * heads + h) * total + t) * D;
-                for (int d = 0; d < D; d++) { // the error of a half is at most half of its last bit
+                for (int d = 0; d < D; d++) { // rounding to a half changes a number by at most half of its last bit
                     const double unit = std::max(1.0, fabs(want[d]));
                     compare(worst, f32(row[d]) / unit, want[d] / unit);
                 }
@@ -325,7 +327,7 @@ template <int D> static void check_others() {
     check_demotion<D>();
     check_typed<D, float>(), check_typed<D, __half>(), check_typed<D, __nv_bfloat16>();
     check_gather<D>({{2, 1}, 100, 0}, 37, 0, 0, 3);
-    check_gather<D>({{2, 1}, 100, 0}, 70, 64, 1, 2); // out omits the first cold page
-    check_gather<D>({{2, 1}, 128, 0}, 1, 130, 2, 1); // out omits the cold pages and begins with the warm page
+    check_gather<D>({{2, 1}, 100, 0}, 70, 64, 1, 2); // out leaves out the first cold page
+    check_gather<D>({{2, 1}, 128, 0}, 1, 130, 2, 1); // out leaves out the cold pages and begins with the warm page
     check_gather<D>({{}, 3, 0}, 65, 0, 0, 3);
 }

@@ -1,4 +1,4 @@
-// This header compiles the kernels as CUDA C++ and makes one layer of a KV cache with random content for them.
+// This header compiles the kernels as CUDA C++. It also makes one layer of a KV cache with random content, which the checks and measurements use.
 #pragma once
 #include "../dialect_cuda.h"
 #include "../pages.h"
@@ -39,11 +39,11 @@ template <int D, int G>
 __global__ void __launch_bounds__(128)
 attend_decode(const float *q, const float *q_rotated, const int *params, const int *pages,
               TIERS(POOL_DECLARED, 0) const uchar *open, float *o, float *ml) {
-    cudaTriggerProgrammaticLaunchCompletion(); // attend_merge can start on the GPU now; it waits for this kernel's results
+    cudaTriggerProgrammaticLaunchCompletion(); // attend_merge can start on the GPU now, and waits there for this kernel's results
 #include "../attend_decode.metal"
 }
 
-// BLOCKS: the minimum number of blocks on a multiprocessor, which limits the registers of a thread.
+// BLOCKS: the minimum number of thread blocks on a multiprocessor. It limits the number of registers of a thread.
 template <int D, int G, int BLOCKS>
 __global__ void __launch_bounds__(128, BLOCKS)
 attend_decode_matrix(const float *q, const float *q_rotated, const int *params, const int *pages,
@@ -93,7 +93,7 @@ template <typename T> struct Device {
     Device() {}
     explicit Device(size_t n_) : n(n_) {
         CHECK(cudaMalloc(&p, std::max<size_t>(n, 64) * sizeof(T)));
-        CHECK(cudaMemset(p, 255, n * sizeof(T))); // a number that a kernel forgets to write is NaN
+        CHECK(cudaMemset(p, 255, n * sizeof(T))); // a number that a kernel forgets to write stays NaN
     }
     explicit Device(const std::vector<T> &v) : Device(v.size()) {
         CHECK(cudaMemcpy(p, v.data(), n * sizeof(T), cudaMemcpyHostToDevice));
@@ -105,7 +105,7 @@ template <typename T> struct Device {
     }
 };
 
-// Fill the bytes of a page with random content.
+// Fill the bytes of one page with random content for its tier.
 static void fill_page(uchar *page, int tier, int D) {
     const int bits = bits_of(tier);
     ushort *half = (ushort *)page;
@@ -115,7 +115,7 @@ static void fill_page(uchar *page, int tier, int D) {
     }
     for (int i = 0; i < 16 * bits * D; i++) {
         int byte = rng() & 255;
-        page[i] = bits == 8 && byte == 128 ? 127 : byte; // -128 does not occur
+        page[i] = bits == 8 && byte == 128 ? 127 : byte; // the code -128 does not occur in a page
     }
     if (bits == 8) {
         for (int t = 0; t < 128; t++) half[64 * D + t] = f16(uniform(0.005f, 0.03f));
@@ -149,21 +149,21 @@ struct Sequence {
         while (tier < HOT && page >= lower[tier]) page -= lower[tier++];
         return tier;
     }
-    int cost(int page) const { // cost_before of pages.h
+    int cost(int page) const { // the same as cost_before of pages.h
         int sum = 0;
         for (int i = 0; i < page; i++) sum += cost_of(tier(i));
         return sum;
     }
 };
 
-// Return the bytes of one KV head that attention reads.
+// Return the number of bytes that attention reads for one KV head of the sequence.
 static double bytes_of(const Sequence &s, int D) {
     double n = 4.0 * D * s.hot_tokens;
     for (int tier = 0; tier < HOT; tier++) n += (double)s.lower[tier] * page_bytes(tier, D);
     return n;
 }
 
-// Return a sequence with `pages` pages in each tier.
+// Return a sequence that has `pages` pages in each tier.
 static Sequence of_each_tier(int pages) {
     Sequence s = {};
     std::fill(s.lower, s.lower + HOT, pages);
@@ -171,20 +171,20 @@ static Sequence of_each_tier(int pages) {
     return s;
 }
 
-// One layer of a KV cache: the pools of pages, the page table and the queries.
+// One layer of a KV cache: the pools of pages of all tiers, the page table and the queries.
 struct Layer {
     int D, G, n_kv, splits;
-    bool overlap = true; // true: launch attend_merge while the attention runs
-    int matrix = 0; // 2 or 3: run attend_decode_matrix, with 2 or 3 blocks on a multiprocessor; 0: run attend_decode
+    bool overlap = true; // true: launch attend_merge while the attention kernel still runs
+    int matrix = 0; // 2 or 3: run attend_decode_matrix with this number of blocks on a multiprocessor; 0: run attend_decode
     std::vector<Sequence> sequences;
     std::vector<int> params, pages;
-    std::vector<uchar> pool[N_TIERS], open; // open: a copy of each sequence's last hot page
+    std::vector<uchar> pool[N_TIERS], open; // open: a copy of the last hot page of each sequence
     std::vector<float> q, q_rotated;
     Device<uchar> d_pool[N_TIERS], d_open;
     Device<int> d_params, d_pages;
     Device<float> d_q, d_q_rotated, d_o, d_ml, d_out;
 
-    // unique: true gives each page its own content; false repeats 16 pages, which is quick, for timing
+    // unique: true gives each page its own content; false repeats 16 pages, because this is quick and enough for measuring times
     Layer(int D_, int G_, int n_kv_, std::vector<Sequence> s, int split, bool unique = true)
         : D(D_), G(G_), n_kv(n_kv_), splits(1), sequences(s) {
         int counts[N_TIERS] = {};
@@ -226,18 +226,18 @@ struct Layer {
         d_o = Device<float>(rows * splits * D), d_ml = Device<float>(rows * splits * 2), d_out = Device<float>(rows * D);
     }
 
-    // Copy a sequence's last hot page, and set the rows past the last token to NaN.
+    // Copy the last hot page of a sequence to `open`, and set the rows after the last token to NaN.
     void open_page(const Sequence &x, int id) {
         const size_t bytes = (size_t)n_kv * page_bytes(HOT, D), at = open.size();
         open.resize(at + bytes, 255);
         if (!x.n_hot()) return;
         uchar *page = &pool[HOT][id * bytes];
-        for (int row = 0; row < n_kv * 128; row++) // 64 rows of K, then 64 rows of V, in each head
+        for (int row = 0; row < n_kv * 128; row++) // in each head 64 rows of K, then 64 rows of V
             if (row % 64 >= x.hot_tokens - (x.n_hot() - 1) * 64) memset(page + (size_t)row * 2 * D, 255, 2 * D);
         memcpy(&open[at], page, bytes);
     }
 
-    // Overwrite the last hot pages in the pool with NaN, because decode must read these pages only from `open`.
+    // Overwrite the last hot pages in the pool with NaN, because the decode kernels must read these pages only from `open`.
     void spoil_last_pages() {
         const size_t bytes = (size_t)n_kv * page_bytes(HOT, D);
         for (size_t i = 0; i < sequences.size(); i++)

@@ -1,8 +1,8 @@
-// These functions measure the kernels' times and the fraction of the device's copy bandwidth. This header needs checks.h.
+// These functions measure the times of the kernels, and compare their read rates with the device's copy bandwidth. This header needs checks.h.
 #pragma once
 #include "checks.h"
 
-// Return the seconds of one run of `work`, which the function captures once into a CUDA graph.
+// Return the seconds that one run of `work` takes. The function captures `work` once into a CUDA graph.
 static double seconds(const std::function<void(cudaStream_t)> &work) {
     cudaStream_t stream;
     cudaGraph_t graph;
@@ -41,7 +41,7 @@ static double copy_bandwidth(size_t bytes) {
     return 2.0 * bytes / s;
 }
 
-// Only read the bytes, 64 at a time in each thread. The time of this kernel is the minimum for any kernel that reads them.
+// Only read the bytes, 64 bytes at a time in each thread. No kernel that reads these bytes can be faster than this kernel.
 __global__ void __launch_bounds__(256) only_read(const uint4 *p, size_t n, uint *out) {
     uint sum = 0;
     const size_t step = (size_t)gridDim.x * 256;
@@ -88,7 +88,8 @@ static double time_decode(const char *name, int matrix, bool overlap, Sequence s
 #define TIER_NAME(x, NAME, name, ...) #name,
 static const char *const TIER_NAMES[] = {TIERS(TIER_NAME, )};
 
-// Return a sequence of `tokens` tokens: 256 hot tokens, 1,792 in each lower tier except the last, and the rest in the last tier.
+// Return a sequence of `tokens` tokens: 256 tokens in the hot tier, 1,792 tokens in each lower tier except the last, and all other tokens in the last
+// tier.
 static Sequence tiers_of(int tokens) {
     int left = std::max(0, tokens - 256 - tokens % 64) / 64;
     Sequence s = {{}, tokens - 64 * left, 0};
