@@ -37,7 +37,7 @@ class _LazyPackage(ModuleType):
         with _lock:
             if type(self) is _LazyPackage:
                 # from now on this is an ordinary module, so __init__ runs only once
-                self.__class__ = ModuleType
+                self.__class__ = ModuleType  # type: ignore[assignment]
                 self.__dict__["__loader__"].exec_module(self)
         return getattr(self, name)
 
