@@ -85,7 +85,7 @@ class Progress:
 
 
 class Watch:
-    """A receiver of the progress of loading a model. This base class ignores the progress.
+    """A receiver of the progress of loading a model. The base class ignores all reports of progress.
 
     held: the number of bytes of memory that the method `planned` can free if the new model needs the memory.
     """

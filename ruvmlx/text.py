@@ -9,8 +9,8 @@ than it runs) and invisible characters. `sanitize` removes:
 * direction marks, overrides and isolates; zero-width spaces, soft hyphens, tags, annotations;
 * lone surrogates and noncharacters, which UTF-8 cannot or should not carry.
 
-`sanitize` keeps ZWJ and ZWNJ (emoji, Persian, Indic scripts) and the variation selectors of emoji. It does
-not detect homoglyphs (different characters with the same look) and does not remove combining marks.
+`sanitize` keeps ZWJ and ZWNJ (emoji, Persian, Indic scripts) and the variation selectors of emoji. `sanitize`
+does not detect homoglyphs (different characters with the same look) and does not remove combining marks.
 """
 
 import re
@@ -25,7 +25,8 @@ _DROPPED = (
     "\U000e0000-\U000e0fff"  # tags, and variation selectors that can hide bytes in a text
     + "".join(chr(plane << 16 | 0xFFFE) + chr(plane << 16 | 0xFFFF) for plane in range(17))
 )
-SUSPECT = re.compile(f"[{_DROPPED}\u2028\u2029]")  # a terminal must not get these characters
+# the characters that `sanitize` removes or replaces, because a terminal must not get them
+SUSPECT = re.compile(f"[{_DROPPED}\u2028\u2029]")
 _DROP = re.compile(f"[{_DROPPED}]")
 
 # An escape sequence without an end ends after this number of characters, so that it cannot remove a whole

@@ -93,7 +93,7 @@ class ReplyStream(Iterator[str]):
             chunk = self._chunks.get()
             if chunk is None:
                 self._ended = True
-                # this raises the error with which the runtime ended the reply, if there was one
+                # this call raises the error with which the runtime ended the reply, if there was one
                 self._written.result()
                 break
             self._response = chunk.response or self._response
@@ -190,7 +190,7 @@ class LocalModel:
     def prefer(self, better: Reply | str, worse: Reply | str) -> Preference:
         """Say which of two replies to one question is better. The adapter learns at once.
 
-        Raises UsageError if these are not two replies to one question, NotFound without an adapter.
+        Raises UsageError if they are not two replies to one question, NotFound without an adapter.
         """
         pair, learns = (_id_of(better), _id_of(worse)), _writer_of(better) or _writer_of(worse)
         return Preference.of(self._call(lambda runtime: runtime.choices.prefer(*pair, learns)))
@@ -279,7 +279,7 @@ class LocalModel:
 
 
 class Chat:
-    """A saved conversation. Its messages form a tree: `again` and `edit` start new branches."""
+    """A saved conversation. The messages of a chat form a tree: `again` and `edit` start new branches."""
 
     def __init__(self, model: LocalModel, id: str):
         self._model, self.id = model, id
@@ -330,13 +330,14 @@ class Chat:
 
 
 def open(model: str | Path | None = None, **settings: Any) -> LocalModel:
-    """Load a model and its adapter. Call `close` of the result at the end, or use the result in a `with`
-    block.
+    """Load a model and its adapter. Call `close` of the result, or use the result in a `with` block.
 
     model: a folder, a .gguf file or a Hugging Face repository (downloaded if needed); None: the starter
-    model. settings: settings of `ruvmlx config show` by name, as in `temperature=0`; they go before RUVMLX_*
-    variables and settings files. Raises UsageError, ModelNotFound, CorruptFile, UnsupportedModel or
-    NotEnoughMemory.
+        model.
+    settings: settings of `ruvmlx config show` by name, as in `temperature=0`; they override RUVMLX_*
+        variables and settings files.
+
+    Raises UsageError, ModelNotFound, CorruptFile, UnsupportedModel or NotEnoughMemory.
     """
     return LocalModel(_settings(model, settings))
 

@@ -1,8 +1,9 @@
 """This module defines the protocol of all backends. In shapes, T is the number of tokens, V the vocabulary
 size, D the hidden size.
 
-A backend knows nothing of ratings, sessions or text. Its callers pass token ids, a cache that the backend
-made and, optionally, an adapter. A backend returns NumPy arrays that the caller can keep and change.
+A backend knows nothing of ratings, sessions or text. The callers of a backend pass token ids, a cache that
+the backend made and, optionally, an adapter. A backend returns NumPy arrays that the caller can keep and
+change.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -118,9 +119,9 @@ class Backend(Protocol):
     ) -> Step:
         """Append tokens (T >= 1) to the cache, in chunks.
 
-        progress: a function that gets, after each chunk, the number of appended tokens. It can raise an
-            exception to stop the call. In this case the cache holds exactly the number of tokens that
-            `progress` got last.
+        progress: a function that gets, after each chunk, the number of appended tokens. The function
+            `progress` can raise an exception to stop the call. After such an exception, the cache holds
+            exactly the number of tokens that `progress` got last.
         """
 
     def decode(self, token: int, cache: KVCache, adapter: HeadAdapter | None = None) -> Step:
@@ -133,7 +134,7 @@ class Backend(Protocol):
         can hold different numbers of tokens."""
 
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
-        """Append tokens to the cache. Return the logits after each of these tokens: [T, V] float32."""
+        """Append tokens to the cache. Return the logits after each of the new tokens: [T, V] float32."""
 
     def hidden_states(
         self,
@@ -196,8 +197,8 @@ class TokenStream(Protocol):
         """
 
     def read(self) -> int:
-        """Return the next token. Call this method at most `limit` times. The method submits the next step
-        before it waits for the token of this step, unless the cache could not undo the next step.
+        """Return the next token. Call this method at most `limit` times. The method submits the next decode
+        step before it waits for the token of the current step, unless the cache could not undo the next step.
 
         Raises RuvmlxError if the logits were NaN or infinite.
         """

@@ -74,8 +74,8 @@ def _file_bits(kind: TensorType) -> float:
 
 def native_bits(kind: TensorType) -> float:
     """Return the number of bits per weight in the native backend. The backend keeps super-blocks (256
-    weights) as they are in the file. It converts other blocks to 4 or 8 bits, with biases only if the file
-    has biases."""
+    weights) as they are in the file. The backend converts other blocks to 4 or 8 bits, with biases only if
+    the file has biases."""
     if kind.block == 1 or kind.name in SUPER_BLOCKS:
         return _file_bits(kind)
     if kind.name == "Q3_K":

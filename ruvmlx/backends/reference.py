@@ -1,5 +1,5 @@
-"""The reference backend, for tests, runs the decoder in NumPy and float32. It is slow and does not need MLX.
-Tests compare the results of the other backends with its results.
+"""The reference backend, for tests, runs the decoder in NumPy and float32. The reference backend is slow and
+does not need MLX. Tests compare the results of the other backends with its results.
 
 One layer computes:  h += o_proj(attention(norm(h)));  h += down(silu(gate(x)) * up(x)), x = norm(h); or
     down(gelu(up(x))).
@@ -269,8 +269,8 @@ def visible(offset: int, n: int, window: int | None) -> np.ndarray:
 
 
 def rope(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
-    """Rotate the pairs (x_i, x_{i + n}) by angles[t, i]; x [H, T, d], angles [T, n]. The numbers from 2 n on
-    stay as they are. (Su et al. 2021)"""
+    """Rotate the pairs (x_i, x_{i + n}) by angles[t, i]; x [H, T, d], angles [T, n]. The numbers of a head
+    from index 2 n on are not rotated. (Su et al. 2021)"""
     cos, sin = np.cos(angles), np.sin(angles)
     n = angles.shape[1]
     a, b, rest = x[..., :n], x[..., n : 2 * n], x[..., 2 * n :]

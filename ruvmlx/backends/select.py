@@ -136,10 +136,10 @@ def open_backend(
     """Load the model's weights into the backend of that name (see `describe`) and return the backend. Use the
     backend only in this thread.
 
-    On a GPU the backend uses ruvmlx's kernels if they pass the self-check. If they fail, the backend uses
-    MLX's plain KV cache. If mlx-lm's own graph does not run either, "auto" opens the native decoder (or MLX
-    on the CPU for models that only mlx-lm runs), and "mlx" raises GPUFailed. The backend's `caveat` says
-    which of these cases happened.
+    On a GPU the backend uses ruvmlx's kernels if they pass the self-check. If the kernels fail the
+    self-check, the backend uses MLX's plain KV cache. If mlx-lm's own graph does not run either, "auto" opens
+    the native decoder (or MLX on the CPU for models that only mlx-lm runs), and "mlx" raises GPUFailed. The
+    backend's `caveat` says if the backend runs without the GPU or without ruvmlx's kernels.
 
     threads: the number of CPU threads; None: the number of physical cores that this process is allowed to use
     kv_budget: the target for the maximum bytes of all tiered KV caches; 0: no limit

@@ -4,8 +4,8 @@ Markdown file has only the current branch.
 JSON: {"format": "ruvmlx-chat", "title", "system", "model", "created", "updated", "head", "messages": [{"id",
     "parent", "role", "content", "rating", "finish_reason", "created", "calls"}], "preferences": [{"better",
     "worse", "kind"}]}; better and worse are the ids of two messages, of which the user prefers the first;
-    tool_turns.py describes "calls". `parse` reads such files, and any object or list of {"role", "content"}
-    messages, as other programs write them. `parse` imports
+    tool_turns.py describes "calls". `parse` reads files in this JSON format, and files of other programs with
+    any object or list of {"role", "content"} messages. `parse` imports
 only words: imported replies cannot be rated or continued.
 """
 
@@ -226,8 +226,8 @@ def _calls(item: Any) -> str:
 
 
 def _no_number(name: str) -> None:
-    """Raise ValueError for NaN and Infinity. Python's JSON reader accepts these numbers, but JSON does not
-    have them, and a chat cannot keep them."""
+    """Raise ValueError for NaN and Infinity. Python's JSON reader accepts NaN and Infinity, but JSON does not
+    have these numbers, and a chat cannot keep them."""
     raise ValueError(f"{name} is no number of JSON")
 
 
@@ -242,7 +242,8 @@ def _number(value: Any) -> int | None:
 
 
 def _text(value: Any) -> str | None:
-    """Return the value if it is text. Lone surrogates are removed, because UTF-8 cannot hold them."""
+    """Return the value if it is text. The function removes lone surrogates from the text, because UTF-8
+    cannot represent them."""
     return value.encode("utf-8", "ignore").decode() if isinstance(value, str) else None
 
 

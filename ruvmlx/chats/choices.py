@@ -108,8 +108,8 @@ class Choices:
         reply to the newest alternative.
 
         Returns None and learns nothing in these cases: no other reply was shown complete, a preference
-        between the two replies is known, both replies have ratings, or no adapter is in use. Errors are
-        suppressed, because they must not stop the user's message.
+        between the two replies is known, both replies have ratings, or no adapter is in use. The method
+        suppresses errors of learning, because an error must not stop the user's message.
         """
         learner, mine = self._learning.learner, turn.reply_id
         if learner is None or mine is None or turn.branches < 2:
@@ -132,8 +132,8 @@ class Choices:
         # the newest one, because a continued reply and its longer version begin with the same text
         other = others[-1]
         same = mine.content.startswith(other.content) or other.content.startswith(mine.content)
-        # Only /compare writes one of the replies with the untouched model. If the user leaves such a pair
-        # without a choice, this says nothing about the user's taste.
+        # Only /compare writes one of the replies with the untouched model. If one of two replies comes from
+        # the untouched model and the user made no choice, the pair says nothing about the user's taste.
         compared = self._is_untouched(mine) != self._is_untouched(other)
         return None if same or compared or (mine.rating and other.rating) else other.reply_id
 

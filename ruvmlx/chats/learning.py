@@ -157,14 +157,14 @@ class Learning:
 
     def in_its_place(self, learner: Learner | None) -> AbstractContextManager[None]:
         """Allow this learner to install its LoRA in the block. After the block the backend gets its earlier
-        LoRA again, unless this learner is the one in use."""
+        LoRA again, unless `learner` is the learner of the adapter in use."""
         return contextlib.nullcontext() if learner is self.learner else preserve_lora(self._backend)
 
     def settle(self, cancel: threading.Event | None = None, watch: Watch | None = None) -> None:
         """Prepare the newest replies for a rating. The apps call this method while the user reads. watch: as
-        in Learner.settle. With `cancel`, the model then writes replies that nobody sees. Rated replies are
-        compared with these replies (unshown.py), and these replies show how to change the measured features
-        of replies (measure_directions.py).
+        in Learner.settle. With `cancel`, the model then writes replies that nobody sees. The learner compares
+        rated replies with these unseen replies (unshown.py), and uses the unseen replies to find out how to
+        change the measured features of a reply (measure_directions.py).
 
         The call takes seconds after many replies, or if ratings change more than the output head. The work
         checks `cancel` every few tens of milliseconds. The next call, or the rating, does the remaining work.
@@ -189,8 +189,8 @@ class Learning:
     def notice(self, reply_id: str, what: str) -> bool:
         """Record that the user "copied", "regenerated", "edited" ... a reply (sona/signal.py).
 
-        Return True if the action was recorded. It is recorded only if the setting `implicit_feedback` is on
-        and this model wrote the reply.
+        Return True if the action was recorded. The action is recorded only if the setting `implicit_feedback`
+        is on and this model wrote the reply.
         """
         if self.learner is None:
             return False
@@ -214,7 +214,8 @@ class Learning:
 
     def first_summary(self) -> FirstSummary | None:
         """Return a summary of the ratings, once for each adapter: after SUMMED_UP_AT ratings and preferences.
-        Return None before this number, and after the first summary was shown."""
+        Return None if there are fewer ratings and preferences than SUMMED_UP_AT, and if the first summary was
+        shown already."""
         learner, log = self.require_learner(), self._store.witness
         if learner.history.name in self._summed_up:
             return None

@@ -151,8 +151,7 @@ class ReplyWriter:
         return self.engine.generate(request, learner.micro if learner else None)
 
     def answers(self, requests: Iterable[GenerationRequest]) -> Iterator[GenerationResponse]:
-        """Answer many requests as `answer` does, several at a time. Yield replies in the order in which they
-        finish."""
+        """Answer many requests as `answer` does, several at a time. Yield each reply when it is finished."""
         prepared = [self.prepare_request(request) for request in requests]
         learner = self._learning.learner
         if learner is not None:

@@ -16,7 +16,7 @@ AT_START = 0.2  # seconds: the maximum time that each start and end takes to cle
 
 
 def delete(store: Store, *session_ids: str, seconds: float = math.inf) -> bool:
-    """Erase chats, all or none of them, and their KV caches on disk.
+    """Erase chats and their KV caches on disk. Either all chats are erased, or none of them.
 
     Returns False if some files still hold the words of the chats. There are two possible reasons: another
     process reads the store, so the store's log keeps the words until that process ends; or the search index
@@ -74,7 +74,7 @@ def tidy(store: Store, folder: CacheFolder | None) -> None:
     """Clean up after killed processes: recover unfinished replies, erase hidden chats, remove old cache files
     and unfinished files.
 
-    If another process has locked the store, the next start does this work.
+    If another process has locked the store, the next start of a program cleans up.
     """
     with contextlib.suppress(StoreBusy):
         store.drafts.recover()

@@ -82,7 +82,8 @@ class ReplyArchive:
         reply = self.row(run, learner, trace, response, **values)
         teaching = reply_features(reply.prompt, reply.text, reply.finish_reason).to_bytes()
         text, calls = split_calls(self._model.tokenizer, run.request, reply.text) if session_id else ("", [])
-        # The words of a tool's result must not change the weights, so these replies have no features.
+        # The words of a tool's result must not change the weights, so a reply that calls a tool or reads a
+        # tool's result is stored without features.
         features = b"" if response.repeats or run.request.asked or calls else teaching
         kv = self._tiers.observation(response.session_id, response)
         routed = route.row(reply.id, reply.fingerprint, reply.adapter) if route else None
@@ -118,7 +119,8 @@ class ReplyArchive:
 
     @contextlib.contextmanager
     def noting_failure(self, request: GenerationRequest) -> Iterator[None]:
-        """Record an error in the block as the end of this request, and raise the error again."""
+        """If the block raises an error, record in the witness log that this error ended the request, and
+        raise the error again."""
         try:
             yield
         except (Exception, KeyboardInterrupt) as error:
@@ -139,8 +141,9 @@ class WitnessedSink:
 
 
 class StoredReplies:
-    """A job of the scheduler. It writes the replies to one request and commits them at their end. learner:
-    the learner of the adapter that writes the replies; None: no adapter. traces: {reply id: trace}.
+    """A job of the scheduler. The job writes the replies to one request, and commits the replies when they
+    are complete. learner: the learner of the adapter that writes the replies; None: no adapter. traces:
+    {reply id: trace}.
     session_id: the chat's id; None: no chat."""
 
     def __init__(
@@ -186,7 +189,7 @@ class StoredReplies:
         assert chunk.response is not None
         chunk = replace(chunk, response=self._with_adapter(chunk.response))
         assert chunk.response is not None
-        # The commit lets the learner install its LoRA. After this block the backend has its earlier LoRA
+        # The commit lets the learner install its LoRA. `preserve_lora` gives the backend its earlier LoRA
         # again.
         with preserve_lora(self._learner.backend) if self._learner else contextlib.nullcontext():
             self._commit_all(chunk.response)

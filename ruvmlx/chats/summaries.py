@@ -77,8 +77,8 @@ class Summaries:
         self._store.chats.set_summary(session_id, None, None)
 
     def write(self, session_id: str, cancel: threading.Event) -> Iterator[Chunk]:
-        """Write a summary of all messages except the newest. The next replies read this summary. Yield the
-        chunks of the notes.
+        """Write a summary of all messages except the newest. The model reads this summary for its next
+        replies. Yield the chunks of the notes.
 
         Nothing changes if `cancel` is set before the end. Raises NotFound if the chat is too short.
         """

@@ -117,7 +117,8 @@ def calls_of_json(text: str) -> tuple[ParsedCall, ...]:
 
 
 def _as_json(arguments: object) -> str:
-    """Return the arguments as JSON. Lone surrogates are removed, because no tokenizer accepts them."""
+    """Return the arguments as JSON. The function removes lone surrogates from the arguments, because no
+    tokenizer accepts them."""
     return json.dumps(arguments, ensure_ascii=False).encode("utf-8", "ignore").decode()
 
 
@@ -125,7 +126,7 @@ def readable_result(text: str, context: int, count_tokens: Callable[[str], int])
     """Return the result of a tool. If it would take too much of the context, return one line that says so to
     the model."""
     room = context // RESULT_SHARE
-    is_huge = len(text) > MOST_CHARACTERS * room  # in this case a count of the tokens would take seconds
+    is_huge = len(text) > MOST_CHARACTERS * room  # a count of the tokens of a huge text would take seconds
     if not is_huge and count_tokens(text) <= room:
         return text
     return f"(The result is too long: {len(text):,} characters. At most {room:,} tokens are read.)"

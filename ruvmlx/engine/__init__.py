@@ -1,7 +1,7 @@
 """This package is the engine: it turns a request into a stream of text.
 
-The engine imports models, backends, `kv`, `grammar` and sampling. It imports neither `sona` (ratings) nor the
-store: a recorder (recorder.py) passes the hidden state of each token to the learning loop. Start with
+The engine imports models, backends, `kv`, `grammar` and sampling. The engine imports neither `sona` (ratings)
+nor the store: a recorder (recorder.py) passes the hidden state of each token to the learning loop. Start with
 `run.py` (one request: prefill, then decode), then read `scheduler.py` (many requests in one batch).
 """
 

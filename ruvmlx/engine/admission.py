@@ -62,8 +62,8 @@ class Admission:
         name = (tuple(prompt), request.cache_salt, request.adapter_id, request.priority, policy)
         growth = self._growth(request, len(prompt), replies, policy)
         free = pool.budget - self.pinned_bytes(mine)
-        # A lower precision would also change the pages of the running requests. So only level 0 is tried
-        # while other requests run.
+        # A lower precision would also change the pages of the running requests. While other requests run,
+        # only level 0 (full precision) is tried.
         levels = range(1 if running else MAX_LEVEL + 1)
         for grant in self._ways(name, growth, policy, levels):
             if self.total([*running, grant]) <= free:

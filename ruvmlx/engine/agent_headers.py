@@ -10,9 +10,10 @@ _HEADER = re.compile(r"\s*x-anthropic-[a-z-]+:(?:[ \t]*[\w.-]+=[^;\n]*;)*[ \t]*\
 def without_agent_headers(system: str) -> str:
     """Return a system prompt without the `x-anthropic-...` headers at its start.
 
-    One value in these headers changes with every request. So the KV cache of the last request would serve no
-    token after the header. The model does not need the header. Only the header's own `name=value;` pairs are
-    removed. Text after these pairs on the same line stays. A header at another place stays too.
+    One value in these headers changes with every request. Because of this value, the KV cache of the last
+    request would serve no token after the header. The model does not need the header. Only the header's own
+    `name=value;` pairs are removed. Text after the `name=value;` pairs on the same line stays. A header at
+    another place stays too.
     """
     while found := _HEADER.match(system):
         system = system[found.end() :]

@@ -17,7 +17,7 @@ from .. import settings
 from ..backends.base import Backend
 from .engine import LLMInferenceEngine
 
-AUTO = "auto"  # the value of `best_of` that asks for this choice
+AUTO = "auto"  # with this value of the setting `best_of`, the module chooses the number of replies
 # the maximum number of replies; the maximum time of a step divided by the time of a step for one reply
 MAX_REPLIES, MAX_STEP_RATIO = 4, 1.5
 PROMPT = 32  # the number of prompt tokens in the measurement
@@ -54,7 +54,7 @@ def most_within(seconds: list[float]) -> int:
 
 def step_seconds(backend: Backend) -> list[float]:
     """Return the median time (seconds) of a decode step for 1, 2 .. MAX_REPLIES replies. The loop measures
-    all sizes in turn, so a slow moment of the machine affects all of them."""
+    all sizes in turn, so a slow moment of the machine affects all sizes."""
     cache = backend.new_cache()
     backend.prefill([1] * PROMPT, cache)
     caches = [[cache.fork() for _ in range(n)] for n in range(1, MAX_REPLIES + 1)]

@@ -1,4 +1,5 @@
-"""This module closes the objects of a JSON schema: they can have only the declared properties.
+"""This module closes the objects of a JSON schema: a closed object can have only the properties that the
+schema declares.
 
 In JSON Schema an object can have any further properties. If a schema allows further properties, a small model
 writes words of the schema language as properties (`required`, `maxLength`). So this module, like llama.cpp,

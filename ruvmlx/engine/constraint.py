@@ -118,8 +118,8 @@ class _Vocabulary:
         ids = self._tokenizer.encode(words, add_bos=False)
         if self._spells(ids, data):
             return ids
-        # The tokenizer puts a space before the first word of a text. A line break before the word prevents
-        # this.
+        # The tokenizer puts a space before the first word of a text. A line break before the first word
+        # prevents this space.
         after = self._tokenizer.encode("\n" + words, add_bos=False)
         return next((after[k:] for k in range(len(after)) if self._spells(after[k:], data)), [])
 
@@ -131,8 +131,8 @@ _known: WeakKeyDictionary[Tokenizer, Vocabulary] = WeakKeyDictionary()
 
 
 def _vocabulary(tokenizer: Tokenizer, vocab: int) -> Vocabulary:
-    """Return the vocabulary for llguidance. The vocabulary is made once, because this takes 0.2 s for 49,152
-    tokens."""
+    """Return the vocabulary for llguidance. The vocabulary of a tokenizer is made once and kept, because its
+    construction takes 0.2 s for 49,152 tokens."""
     if tokenizer not in _known:
         from llguidance import LLTokenizer
 

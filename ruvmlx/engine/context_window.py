@@ -133,7 +133,8 @@ def _kept_turns(turns: list[Turn]) -> Iterator[Turn]:
 
 
 def _joins(turn: Turn, after: Turn) -> bool:
-    """Return True if the two turns are one message: they have the same role and no tool calls."""
+    """Return True if the two turns become one message. This is so if both have the same role and no tool
+    calls."""
     return turn.role == after.role and not turn.calls and not after.calls
 
 

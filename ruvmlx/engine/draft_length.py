@@ -4,8 +4,8 @@ plain decoding is faster.
 A check of k drafted tokens takes longer than a decode step, but gives the accepted tokens and one more token.
 `MeasuredLength` measures the time on this machine. `Acceptance` counts, in one reply, how often a draft is
 right after a match of some length. Drafts that are not checked are counted too, because the next token of the
-reply shows whether their first token was right. So a reply finds out, without any check, when checks begin to
-save time.
+reply shows whether their first token was right. So the module finds out, without any check, when checks begin
+to save time in this reply.
 """
 
 from dataclasses import dataclass

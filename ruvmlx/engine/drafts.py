@@ -1,11 +1,11 @@
 """This module decodes a reply faster if its next tokens can be guessed. The reply stays the same.
 
 `DraftedSteps` guesses the next tokens from the chat (a draft). The backend computes the decode steps after
-all guessed tokens in one call. If the reply continues with a guessed token, the step after this token is
-used. The other steps are dropped. The steps are bit-identical to single steps, and the sampler draws each
-token as it does without a draft. So greedy replies, sampled replies, penalties, constraints and traces do not
-change. (Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", make drafts with
-a small model.)
+all guessed tokens in one call. If the reply continues with a guessed token, the engine uses the decode step
+that was computed after this token. The engine drops the steps after wrong guesses. The steps are
+bit-identical to single steps, and the sampler draws each token as it does without a draft. Because of this,
+drafts change neither greedy nor sampled replies, and neither penalties, constraints nor traces. (Leviathan et
+al. 2023, "Fast Inference from Transformers via Speculative Decoding", make drafts with a small model.)
 """
 
 from collections import deque
@@ -34,7 +34,8 @@ class _Decoder(Drafting, Backend, Protocol):
 
 
 class DraftedSteps:
-    """DraftedSteps computes the decode steps of one reply, some of them ahead for guessed tokens."""
+    """DraftedSteps computes the decode steps of one reply, and computes some of these steps ahead for guessed
+    tokens."""
 
     def __init__(self, backend: _Decoder, length: DraftLength, lookup: PromptLookup, rule: Matcher | None):
         """length: the rule that all replies share. lookup, rule: the chat's tokens and the constraint of the

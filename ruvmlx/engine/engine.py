@@ -52,8 +52,8 @@ class LLMInferenceEngine:
         elif request.messages is not None:
             if not any(m.content.strip() for m in request.messages if m.role == "user"):
                 raise UsageError("the prompt is empty; give some text.")
-            # A request with tools comes from an agent program, which has its own system prompt. So the
-            # default system prompt is left out.
+            # A request with tools comes from an agent program, which has its own system prompt. So the engine
+            # does not add the model's default system prompt.
             messages = request.messages if request.tools else with_system(self.model, request.messages)
             ids = tokenizer.encode_chat(
                 messages,

@@ -3,10 +3,11 @@
     Constraint.json_schema({"type": "object", ...})     Constraint.json_object()
     Constraint.lark("start: ...")                       Constraint.regex(r"\\d+")
 
-A schema of some hundred bytes can take hours, or all memory, to compile. So a child process with limits
-compiles each constraint first, for a vocabulary of single bytes (`platform/bounded_process.py`). If the child
-succeeds, this process compiles the constraint for the model's vocabulary. The second compilation takes about
-as long as the first one. Other threads continue during this time.
+A schema of some hundred bytes can take hours, or all memory, to compile. Because of such schemas, a child
+process with limits compiles each constraint first, for a vocabulary of single bytes
+(`platform/bounded_process.py`). If the child succeeds, this process compiles the constraint for the model's
+vocabulary. The second compilation takes about as long as the first one. Other threads continue during both
+compilations.
 
 If llguidance cannot apply a part of a constraint, the module refuses the whole constraint. For example, a
 keyword of JSON Schema that llguidance does not know raises UsageError.
@@ -68,7 +69,8 @@ class Constraint:
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool, loose: bool = False) -> "Constraint":
         """Return a constraint: the reply is JSON that fits the schema (draft 4 to 2020-12). References must
-        stay within the schema. loose: True: unknown keywords restrict nothing; False: they are an error."""
+        stay within the schema. loose: True: unknown keywords restrict nothing; False: an unknown keyword is
+        an error."""
         if not isinstance(schema, Mapping | bool):
             raise UsageError(
                 f"the JSON schema is {one_line(str(schema))[:40]}; it must be an object, true or false."

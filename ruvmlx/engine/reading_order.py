@@ -3,9 +3,9 @@ at once with equal shares of the speed.
 
 Imagine a machine that reads all waiting prompts at once, each with an equal share of its speed. On that
 machine each prompt ends at a certain moment. The real machine reads the prompts one after the other, in the
-order of these moments. So no prompt ends later than on the imagined machine, and a short prompt overtakes a
-long one. A prompt of a higher priority has a larger share. (Friedman & Henderson 2003, "Fairness and
-efficiency in web server protocols")
+order in which the imagined machine would end them. So no prompt ends later than on the imagined machine, and
+a short prompt overtakes a long one. A prompt of a higher priority has a larger share. (Friedman & Henderson
+2003, "Fairness and efficiency in web server protocols")
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
 """This module runs one request: it reads the prompt (prefill), then decodes the reply token by token.
 
-A `Run` holds all state of its request. So the engine can switch between several runs (batch.py).
+A `Run` holds all state of its request. Because of this, the engine can switch between several runs
+(batch.py).
 """
 
 import time
@@ -157,7 +158,7 @@ class Run:
 
     def _piece(self) -> int:
         """Return the number of prompt tokens to read next. The number is a multiple of the KV page size. To
-        read these tokens takes about PIECE_SECONDS at the measured pace."""
+        read this number of tokens takes about PIECE_SECONDS at the measured pace."""
         done, chunk = self._read, self._chunk
         pace = done / max(time.perf_counter() - self.started, 1e-6)
         wanted = int(PIECE_SECONDS * pace) // PAGE * PAGE if done else FIRST_PIECE
@@ -225,8 +226,8 @@ class Run:
         return self.over or self.request.cancel.is_set()
 
     def take(self, step: Step) -> None:
-        """Accept the decode step of the last token. The caller ran this step, possibly in a batch with other
-        runs."""
+        """Accept the decode step of the last token. The caller ran the decode step, possibly in a batch with
+        other runs."""
         self._feed()
         self.shared = True
         cast(StepSource, self.source).take(step)

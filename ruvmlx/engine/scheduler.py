@@ -5,9 +5,9 @@
         ...                                   # ratings, new requests
 
 One step reads a piece of one prompt, then decodes and draws one token of every running reply. A step reads
-the weights once for all replies. Each reply has its own cache, sampler and seed. So a reply equals the reply
-without batching, up to rounding. With quantised weights on the native backend the two are bit-identical. (Yu
-et al. 2022, "Orca"; chunks of prompts between decode steps: Agrawal et al. 2024, "Sarathi-Serve")
+the weights once for all replies. Each reply has its own cache, sampler and seed. Batching therefore changes a
+reply only by rounding errors. With quantised weights on the native backend the two are bit-identical. (Yu et
+al. 2022, "Orca"; chunks of prompts between decode steps: Agrawal et al. 2024, "Sarathi-Serve")
 
 `ReadingOrder` decides which prompt is read: a short prompt overtakes a long one, and no prompt is ready later
 than with equal shares of the speed. The length of a piece follows from the measured pace. While replies run,
@@ -43,7 +43,7 @@ PART = 16  # the number of tokens of a piece is a multiple of this number
 
 class Scheduler:
     """A scheduler serves requests on one engine, in the engine's thread. An error ends only the request in
-    which it occurs. An error in a step that several requests share ends all of them."""
+    which it occurs. An error in a step that several requests share ends all these requests."""
 
     def __init__(self, engine: EngineParts, width: int = PLACES, delay: float | None = DELAY):
         """width: the maximum number of requests that run at the same time

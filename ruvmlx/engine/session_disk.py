@@ -131,8 +131,8 @@ class SessionsOnDisk:
 class EarlyPart:
     """A sequence that EarlyWriter writes.
 
-    session: a fork of the sequence. Only the thread that made the fork can release it, because this thread
-        counts its pages.
+    session: a fork of the sequence. Only the thread that made the fork can release the fork, because this
+        thread counts the users of the fork's pages.
     """
 
     def __init__(self, session: Session):

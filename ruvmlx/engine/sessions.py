@@ -160,9 +160,9 @@ class SessionManager:
         return None
 
     def _mark_used(self, name: str | None, source: Session, fork: Session) -> None:
-        """Mark `source` as used. Other prompts can branch off at the same point as the fork. So keep the
-        common prefix as a sequence of its own, before later tokens lower the precision of the newest pages of
-        the prefix."""
+        """Mark `source` as used. Other prompts can branch off at the same point as the fork. To serve these
+        prompts, keep the common prefix as a sequence of its own, before later tokens lower the precision of
+        the newest pages of the prefix."""
         fork.owner = None
         if name is not None:
             self._sessions.move_to_end(name)

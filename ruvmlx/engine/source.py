@@ -177,5 +177,5 @@ def source(
 
 def needs_steps(sampling: Sampling, rule: TokenRule | None) -> bool:
     """Return True if a reply needs single steps that all come from one source. A stream draws a token before
-    the host has read the previous token. So a stream cannot apply penalties or a constraint."""
+    the host has read the previous token. A stream therefore cannot apply penalties or a constraint."""
     return rule is not None or sampling.changes_logits

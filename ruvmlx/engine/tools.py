@@ -154,7 +154,8 @@ def _check_tool(i: int, tool: Any) -> dict[str, Any]:
         )
     if parameters is not None and not isinstance(parameters, Mapping):
         raise UsageError(f"tools[{i}] has parameters that are no JSON schema; they must be an object.")
-    # The fields are in this order because models were trained with it. Other fields come after them.
+    # The fields are in this order because models were trained with this order. All other fields come after
+    # these fields.
     filled = {
         "name": name,
         "description": function.get("description") or "",

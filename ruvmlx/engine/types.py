@@ -59,7 +59,7 @@ class GenerationRequest:
     ignore_eos: bool = False
     constraint: Constraint | None = None  # the rule that the reply must fit; None: any reply is allowed
     tools: Tools = ()  # the functions that the model is allowed to call, for the chat template (tools.py)
-    # True: the text contains the marks of tool calls even if these are special tokens
+    # True: the text contains the marks of tool calls even if the marks are special tokens
     shows_calls: bool = False
     asked: str = ""  # the user's message that the reply answers, if tool results follow that message
     thinking: bool | None = None  # True: the model must think first; None: the template decides
@@ -70,7 +70,7 @@ class GenerationRequest:
     # A reply that the engine continues. `input_ids` end with the reply's tokens; the response starts with its
     # text.
     begun: Begun | None = None
-    # token ids that the caller expects in the reply; they change only the speed
+    # token ids that the caller expects in the reply; they change only the speed of the reply
     predicted: Sequence[int] = ()
     untouched: bool = False  # True: answer without any adapter
     # The number of replies of which a judge picks one. "auto": auto_best_of.py; None: the setting.

@@ -1,9 +1,9 @@
 """This module runs one open model in one thread with a queue of calls. The chat app and the server use it.
 
-MLX binds its streams to threads, and a reply takes seconds. So all calls of the runtime, also `open` and
-`close`, run in the host's thread, one at a time and in order. Every call ends idle work (work of `run_idle`,
-which runs while no user needs the model). The caller's event loop never blocks. The callers can have
-different event loops.
+MLX binds its streams to threads, and a reply takes seconds. Because of this, all calls of the runtime, also
+`open` and `close`, run in the host's thread, one at a time and in order. Every call ends idle work (work of
+`run_idle`, which runs while no user needs the model). The caller's event loop never blocks. The callers can
+have different event loops.
 
 `write` and `submit` stream any number of replies at the same time (serving.py). Other calls run between two
 steps of the replies.

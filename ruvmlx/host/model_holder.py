@@ -90,7 +90,8 @@ class StoppableWatch(Watch):
 
 
 class _PlanWatch(Watch):
-    """A watch that passes all reports to another watch. It stores the memory plan and calls then(plan)."""
+    """A watch that passes all reports to another watch. The watch also stores the memory plan and calls
+    then(plan)."""
 
     def __init__(self, watch: Watch, then: Callable[[Plan], None] = lambda plan: None) -> None:
         self._watch, self._then = watch, then

@@ -64,9 +64,9 @@ class ServingLoop:
                 self._requests.discard(served)
 
     async def encode(self, work: Callable[[Runtime], T], letters: int) -> T:
-        """Run work that only encodes text, in a thread for short texts or a thread for long texts. So the
-        event loop and the model do not wait, and short texts do not wait for long texts. letters: the length
-        of the text in characters."""
+        """Run work that only encodes text, in a thread for short texts or a thread for long texts. With
+        separate threads, the event loop and the model do not wait for the encoding, and short texts do not
+        wait for long texts. letters: the length of the text in characters."""
         runtime = self._runtime()
         if runtime is None:
             raise RuvmlxError(NOT_OPEN)
@@ -161,7 +161,7 @@ class ServingLoop:
     def _join(self, served: "ServedRequest", session_id: str | None) -> None:
         try:
             runtime = self._runtime()
-            # True if the token ids of the request are those of another model's tokenizer
+            # another model's tokenizer made the token ids of this request
             if runtime is None or runtime is not served.runtime:
                 raise RuvmlxError(NOT_OPEN)
             self.rest()

@@ -46,7 +46,8 @@ class _KernelTable(C.Structure):
 
 
 class LibraryError(RuvmlxError):
-    """This error means that librvm is missing, cannot be loaded, or does not fit these sources."""
+    """This error means that librvm is missing, cannot be loaded, or was built from other sources than this
+    package."""
 
 
 def find(name: str) -> Path:

@@ -64,8 +64,8 @@ def implementations() -> tuple[str, ...]:
 
 @functools.cache
 def functions(impl: str | None = None) -> SimpleNamespace:
-    """Return the functions of one implementation (None: the fastest). These functions release Python's global
-    lock (GIL)."""
+    """Return the functions of one implementation (None: the fastest). The functions release Python's global
+    lock (GIL) while they run."""
     table = _lib().rvm_matmul_impl(impl.encode() if impl else None)
     if not table:
         raise LibraryError(f"no implementation {impl!r} here; there are {', '.join(implementations())}.")

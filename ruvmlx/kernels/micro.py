@@ -174,8 +174,8 @@ def kl_to_frozen(
 ) -> tuple[float, float]:
     """Return two means over M contexts. `new` is the distribution with the adapter: new ~ p0 * exp(d) with d
     = s * u @ lora_b; `frozen` is the distribution of the model without adapters. The first mean is KL(new ||
-    frozen) in nats. The second mean is log sum_v p0 exp(d); each log-probability gains its own d and loses
-    this number. The absolute error is about 1e-6 nats.
+    frozen) in nats. The second mean is log sum_v p0 exp(d); the adapter changes each log-probability by its
+    own d minus this second number. The absolute error is about 1e-6 nats.
 
     p0: [M, V], probabilities without this adapter
     u: [M, R] = hidden @ lora_a

@@ -1,5 +1,5 @@
-"""This module computes the weights that follow from ratings, and how far these weights move the model. Each
-kernel has a twin (`..._ref`), a simple version for tests.
+"""This module computes the weights that follow from ratings, and how far these weights move the model's
+distribution. Each kernel has a twin (`..._ref`), a simple version for tests.
 
 One call runs several kernels of micro.py, because separate calls from Python would take longer: after a
 reply, no CPU cache holds the kernels' data or the interpreter's code. Evidence is a set of sums over all
@@ -163,8 +163,8 @@ class KLContexts:
 
     def distance(self, lora_b: Array, s: float, impl: str | None = None) -> tuple[float, float, float]:
         """Return the effects of an adapter with the change s * lora_b [R, V]: the mean KL to the frozen model
-        in answers (nats), the rise of the mean negative log-likelihood of prose (nats), and the slope of this
-        rise by s at s = 0. The slope is 0 if it is unknown."""
+        in answers (nats), the rise of the mean negative log-likelihood of prose (nats), and the derivative of
+        this rise with respect to s at s = 0. The slope is 0 if it is unknown."""
         _shape("lora_b", lora_b, self._size)
         out = (C.c_double * 3)()
         _done("distance", _lib().rvm_distance(_tables(impl)[0], C.byref(self._spec), _in(lora_b), s, out))

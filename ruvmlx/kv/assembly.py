@@ -1,4 +1,5 @@
-"""This module finds the files on disk that hold the longest prefix of a prompt, and fills a cache from them.
+"""This module finds the files on disk that hold the longest prefix of a prompt, and fills a KV cache from
+these files.
 
 A page can be on disk in several tiers (precisions), because it was stored by chats of different lengths. In
 one cache, no page has a lower tier than an older page. Of the files of one page, this module takes the file

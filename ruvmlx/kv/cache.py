@@ -2,7 +2,7 @@
 
 A page has a tier, its precision (ruvmlx/tiers.py). From the oldest page to the newest the tiers rise: cold,
 warm, hot. To demote a page is to lower its tier. Only the last page can be partly filled. The tier of a page
-depends only on the number of tokens before a call. So the same calls always give the same bits.
+depends only on the number of tokens before a call. The same calls therefore always give the same bits.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -137,8 +137,8 @@ class PagedCache:
             self._begin_next()
 
     def hold(self, n: int) -> None:
-        """Announce n tokens that come in several calls. No page is demoted before the last of these tokens.
-        So the cache gets the same bits as from one call with n tokens."""
+        """Announce n tokens that come in several calls. No page is demoted before the last of the n tokens,
+        so the cache gets the same bits as from one call with n tokens."""
         self._whole_at = 0
         self._demote_due()
         self._whole_at = self.offset + n
@@ -150,7 +150,7 @@ class PagedCache:
         return max(0, self._until - self.offset)
 
     def retract(self, n: int) -> None:
-        """Remove the newest n tokens. The caller appended them one by one within `room`, so no page and no
+        """Remove the newest n tokens, which the caller appended one by one within `room`, so no page and no
         tier has changed. Demotions that started early stay valid, because they read only older pages."""
         self.offset -= n
 

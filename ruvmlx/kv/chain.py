@@ -4,8 +4,8 @@
     names[i + 1]  = H(names[i], tokens of page i)         H: BLAKE2b of NAME bytes
 
 The keys and values of a page depend on the model, the tokens before and other data; the name of a page
-depends on the same data. So two prefixes with the same name can share their KV pages. An adapter of the
-output head is not part of a name, because it does not change keys and values.
+depends on the same data. Two prefixes with the same name can therefore share their KV pages. An adapter of
+the output head is not part of a name, because it does not change keys and values.
 """
 
 import json

@@ -2,13 +2,13 @@
 the format.
 
 Each page is a file. The file name is the page's name in the hash chain (chain.py) and its tier. The name
-depends on the model, the version, the policy, the salt and all tokens up to the page's end. So a page serves
-every prompt with this prefix, and no other prompt.
+depends on the model, the version, the policy, the salt and all tokens up to the page's end. A page therefore
+serves every prompt that begins with the same tokens, and no other prompt.
 
 The module ignores or removes a file that it cannot use. The user never sees an error of this module, because
-a prompt without a stored cache only takes longer. The files hold keys and values of the user's words, so they
-are as private as the store beside them. When a chat is deleted, the files that only this chat used are
-deleted too (owners.py).
+a prompt without a stored cache only takes longer. The files hold keys and values of the user's words, so the
+files are as private as the store in the same folder. When a chat is deleted, the files that only this chat
+used are deleted too (owners.py).
 """
 
 import os
@@ -27,8 +27,9 @@ from .chain import Chain, Key, page_name
 from .page_file import WHOLE, PageFile
 from .storage import Bytes
 
-MAX_EXIT_SECONDS = 0.3  # seconds: at the end of a process no write starts after this time
-MAX_WRITE_SECONDS = 1.0  # seconds: after this time the write of a sequence stops; its finished pages stay
+MAX_EXIT_SECONDS = 0.3  # seconds: when a process ends, it starts no write of a cache after this time
+# seconds: after this time the write of a sequence stops; the pages that are written completely stay on disk
+MAX_WRITE_SECONDS = 1.0
 STALE = 60.0  # seconds: an unfinished file of this age is abandoned
 # seconds: pages of requests outside of chats that were unused for this time are removed when a program starts
 DAY = 86400.0
@@ -53,7 +54,8 @@ class CacheFolder:
     def __init__(self, path: Path, budget: int):
         self.path, self.budget = path, budget
         self._lock = threading.Lock()  # held while a file is written or an owner's list changes
-        # Owners (chats) that were removed. A save in another thread must stop for these owners.
+        # Owners (chats) that were removed. If another thread saves pages of one of these owners, it must
+        # stop.
         self._removed: set[str] = set()
 
     @classmethod

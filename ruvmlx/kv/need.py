@@ -6,7 +6,7 @@ page and the new page exist together. Several replies to one prompt share the pr
 ended keeps its pages in the tiers (precisions) that they had at its end. So a page that several replies share
 can exist once in each tier through which it passes.
 
-tests/kv/test_need.py compares these numbers with caches that grow page by page.
+tests/kv/test_need.py compares the computed peaks with caches that grow page by page.
 """
 
 from collections.abc import Sequence
@@ -55,8 +55,8 @@ class CacheShape:
 
     def together(self, growths: Sequence[Growth]) -> int:
         """Return the maximum number of bytes of several requests with the same prompt. One request reads the
-        prompt and needs the `peak` of a single request. The other requests start from its pages, and compute
-        only the end of the prompt again (PagedCache.trim)."""
+        prompt and needs the `peak` of a single request. The other requests start from the pages of the first
+        request, and compute only the end of the prompt again (PagedCache.trim)."""
         first = growths[0]
         if len(growths) == 1 or not self.shares:
             return sum(map(self.peak, growths))

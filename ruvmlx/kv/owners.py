@@ -1,8 +1,8 @@
 """This module lists the page files of each chat, so that the files of a deleted chat can be deleted.
 
 Each owner has one text file, `<owner>.uses`: the CRC-32 of the remaining text, then one file name on each
-line. The list is written before the files that it names. So after a crash a list can name a missing file, but
-every file is in a list.
+line. The list is written before the files that it names. After a crash a list can therefore name a missing
+file, but every file is in a list.
 """
 
 import os

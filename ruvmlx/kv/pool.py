@@ -51,7 +51,7 @@ class PageHolder(Protocol):
 
 
 class PagePool:
-    """A pool holds all pages of a backend, and the current policy for them.
+    """A pool holds all pages of a backend, and the level of precision that all pages must have now.
 
     Near the budget, or when the machine runs out of memory, the policy tightens by one level. A page that was
     converted to a lower precision keeps this precision. The budget limits precision, not length: a sequence

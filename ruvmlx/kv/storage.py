@@ -1,4 +1,5 @@
-"""This module defines the protocol for the memory of pages. Each backend implements this protocol.
+"""This module defines the protocol for the memory of pages. Each backend with KV pages implements the
+protocol.
 
 A page holds 64 tokens of all layers and KV heads. A page's number has a meaning only for the storage that
 made the page.

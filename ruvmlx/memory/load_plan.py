@@ -53,8 +53,8 @@ class Need:
 
 def token_bytes(shape: ModelShape) -> int:
     """Return the bytes of one token's keys and values in 16 bits. For a model that only mlx-lm can run, the
-    function uses the width of the hidden states as the width of the keys. This is an upper bound for all but
-    a few architectures."""
+    function uses the width of the hidden states as the width of the keys. For all but a few architectures,
+    the result is then an upper bound."""
     width = shape.hidden_size
     if isinstance(shape, ModelConfig):
         width = shape.n_kv_heads * shape.head_dim

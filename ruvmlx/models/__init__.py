@@ -5,8 +5,8 @@ from ruvmlx.models import find_model, list_local_models, load_model
 The package does not trust the files of a model: it checks every size in the files before it uses the size.
 The package imports no backend and no code that computes with weights. Start with `load.py`, then read
 `config/model.py` (the description of a loaded model) and `config/families.py` (the differences between
-architectures). Its packages, from the lowest layer to the highest layer, are `files`, `config`, `text`,
-`weights` and `find`.
+architectures). The packages inside this package, from the lowest layer to the highest layer, are `files`,
+`config`, `text`, `weights` and `find`.
 """
 
 from typing import Any

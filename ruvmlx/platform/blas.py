@@ -1,4 +1,5 @@
-"""This module makes MLX use a fast BLAS (a library for matrix products) on Linux. It needs only pip packages.
+"""This module makes MLX use a fast BLAS (a library for matrix products) on Linux. The fast BLAS comes from
+pip packages and needs no other installation.
 
 MLX's Linux wheel calls a reference BLAS: 4-8 GFLOP/s on two cores. `preload` loads a small C library, the
 shim (neon/src/blas_shim.c), into the global symbol scope before the first import of MLX. libmlx.so then binds
@@ -64,8 +65,8 @@ class Blas:
 
 @functools.cache
 def preload() -> Blas:
-    """Load the fast BLAS once per process. If mlx.core was imported before, it is too late: return the
-    reference BLAS, with this reason in `detail`."""
+    """Load the fast BLAS once per process. If mlx.core was imported before, MLX already uses its own BLAS:
+    return the reference BLAS, with this reason in `detail`."""
     if sys.platform == "darwin":
         return Blas("accelerate")
     if sys.platform != "linux":

@@ -1,9 +1,9 @@
 """This module runs a child process that answers requests within limits of time and memory.
 
 A library that reads a file or a text of unknown origin can panic, abort, compute for hours or take all
-memory. Python code in the same process cannot catch such a failure. So the library runs in a child process,
-and each request has limits. The parent waits for the answer without Python's global lock, so signal handlers
-and other threads can run during the wait.
+memory. Python code in the same process cannot stop a library that fails in one of these ways. Because of
+this, the library runs in a child process, and each request has limits. The parent waits for the answer
+without Python's global lock, so signal handlers and other threads can run during the wait.
 
 The child runs `answer_requests`. A request and an answer are JSON; four bytes before the JSON give its
 length. The child writes nothing to the terminal.
@@ -82,8 +82,8 @@ class BoundedProcess:
                     said = self._answer(request, seconds, memory)
                 if "failed" in said:  # the library in the child can be in a bad state, so the child must end
                     raise ProcessEnded(said["failed"])
-            # the child must also end after Ctrl+C, because the next request must not get the answer to this
-            # request
+            # after any error, also Ctrl+C, the child must end, because the next request must not get the
+            # answer to this request
             except BaseException as error:
                 self.close()
                 if self._is_stopped and isinstance(error, ProcessEnded):
@@ -125,7 +125,7 @@ def stop_requests() -> None:
 
 
 _working: WeakSet[BoundedProcess] = WeakSet()
-# This event is set while the program ends. Every request then raises ProcessStopped.
+# While the program ends, this event is set. Every request then raises ProcessStopped.
 ending = threading.Event()
 
 
@@ -166,7 +166,8 @@ class _Child:
             raise ProcessEnded from None
 
     def was_too_slow(self) -> bool:
-        """Return True if the limit of processor time ended the child. Call this after a failed request."""
+        """Return True if the limit of processor time ended the child. Call this method only after a request
+        that failed."""
         try:
             return self._process.wait(timeout=1) == -signal.SIGPROF
         except subprocess.TimeoutExpired:
@@ -227,7 +228,7 @@ def answer_requests(answer: Callable[[Any], Any]) -> None:
 
 
 def _end_with_parent(life: int) -> None:
-    """Make the kernel end this process when the parent ends. This works on Linux only.
+    """Make the kernel end this process when the parent ends. The function works on Linux only.
 
     The kernel sends SIGIO when the socket `life` closes, and SIGIO ends this process, even inside a library's
     code. Data on the socket would also cause SIGIO, so the parent sends no data on it. If the parent has

@@ -36,8 +36,8 @@ class Courtesy:
 
     def should_stop(self) -> bool:
         """Return True if background work that runs must stop. The method reads the sensors only once in
-        LOOK_EVERY seconds, because one reading takes up to a tenth of a second. It ignores the load, because
-        the work itself keeps the cores busy."""
+        LOOK_EVERY seconds, because one reading takes up to a tenth of a second. The method ignores the load,
+        because the work itself keeps the cores busy."""
         if time.monotonic() - self._looked_at < LOOK_EVERY:
             return False
         self._looked_at = time.monotonic()

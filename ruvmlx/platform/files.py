@@ -112,7 +112,7 @@ def publish(fresh: Path, path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Write a folder's renames to the disk, so that they survive a power failure. Raises OSError."""
+    """Write a folder's renames to the disk, so that the new names survive a power failure. Raises OSError."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -154,7 +154,8 @@ def _is_running(process: int) -> bool:
 
 
 def swap(one: Path, other: Path) -> bool:
-    """Exchange the names of two files or folders in one step. Return False if the system cannot do this."""
+    """Exchange the names of two files or folders in one step. Return False if the system cannot exchange
+    names in one step."""
     libc = ctypes.CDLL(None, use_errno=True)
     try:
         if sys.platform == "darwin":

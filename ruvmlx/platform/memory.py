@@ -35,8 +35,8 @@ class MemoryUse:
 
 
 def resident() -> int:
-    """Return the bytes of memory that the process uses now. On macOS this is the footprint that Activity
-    Monitor shows; the footprint includes GPU buffers."""
+    """Return the bytes of memory that the process uses now. On macOS the result is the footprint that
+    Activity Monitor shows, which includes GPU buffers."""
     return _darwin_footprint() if sys.platform == "darwin" else _status("VmRSS")
 
 

@@ -1,9 +1,10 @@
 """This module imports mlx-lm's modules without mlx-lm's start-up cost.
 
 `import mlx_lm` imports transformers, which takes two seconds. The model files of mlx-lm do not need
-transformers. So this module registers a lazy package object as `mlx_lm`. The lazy object runs mlx-lm's real
-`__init__` only when a program uses a name of the package itself. The import of `mlx_lm.models.llama` then
-takes 50 ms, and a later `import mlx_lm` in the same process finds the real package with the same submodules.
+transformers. To avoid the import of transformers, this module registers a lazy package object as `mlx_lm`.
+The lazy object runs mlx-lm's real `__init__` only when a program uses a name of the package itself. The
+import of `mlx_lm.models.llama` then takes 50 ms, and a later `import mlx_lm` in the same process finds the
+real package with the same submodules.
 """
 
 import builtins
@@ -53,8 +54,9 @@ def load(submodule: str) -> ModuleType:
 def utils() -> ModuleType:
     """Return a copy of the module mlx_lm.utils that can load models, but not tokenizers, and cannot download.
 
-    The copy runs with an `__import__` that skips the imports for tokenizers and downloads. This saves 0.8 of
-    0.9 seconds. If the copy fails, the function returns the real mlx_lm.utils.
+    The copy runs with an `__import__` that skips the imports for tokenizers and downloads. Without these
+    imports, the copy takes 0.1 s in place of 0.9 s. If the copy fails, the function returns the real
+    mlx_lm.utils.
     """
     with _lock:
         _package()

@@ -1,5 +1,5 @@
-"""This module compares the tables with the witness log (audit_log.py). The hash chain protects the log; this
-check protects the tables."""
+"""This module compares the tables with the witness log (audit_log.py). The hash chain protects the log; the
+check in this module protects the tables."""
 
 import math
 from collections.abc import Callable, Iterable

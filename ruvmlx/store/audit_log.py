@@ -5,8 +5,8 @@ later change of a row.
 
 A row is written in the same transaction as the event that it records, so neither exists without the other.
 The bodies of the rows hold ids, numbers and digests, never words of a chat. The chain shows damage and edits.
-But a person who can write the file can build a completely new log. To detect a new log, keep a copy of the
-last hash in another place (`ruvmlx doctor` prints this hash).
+A person who can write the store's file can replace the whole log by a new log. To detect a new log, keep a
+copy of the last hash in another place (`ruvmlx doctor` prints this hash).
 """
 
 import hashlib

@@ -252,7 +252,8 @@ def _in_use(store: Path) -> StoreBusy:
 def _exchange(store: Path, fresh: Path) -> Path | None:
     """Put the new file in place of the store. Returns the new path of the old store.
 
-    SQLite would replay a log that it finds beside the new file. So the logs are moved first.
+    SQLite would replay a log that it finds beside the new file. To prevent this, the logs of the old store
+    are moved first.
     """
     found = [ending for ending in ("", "-wal", "-journal") if os.path.lexists(f"{store}{ending}")]
     kept = _free_name(store)

@@ -149,8 +149,8 @@ class Chats:
         return [SessionRow(**row) for row in rows]
 
     def beginning_with(self, messages: Sequence[MessageRow]) -> str | None:
-        """Return the id of a chat whose oldest messages have these roles and texts. Soft-deleted chats are
-        not searched. Return None if there is no such chat."""
+        """Return the id of a chat whose oldest messages have the same roles and texts as `messages`.
+        Soft-deleted chats are not searched. Return None if there is no such chat."""
         if not messages:
             return None
         wanted = [(message.role, message.content) for message in messages]
@@ -171,7 +171,7 @@ class Chats:
 
     def _ids_beginning_with(self, beginning: str, where: str) -> list[str]:
         """Return a list with the one chat id that has this beginning, or [] if no id has it. Raises NotFound
-        if several ids begin with this text."""
+        if several ids have this beginning."""
         found = self._db.rows(
             f"SELECT id FROM sessions WHERE substr(id, 1, ?1) = ?2 AND {where} LIMIT 2",
             len(beginning),
@@ -265,8 +265,9 @@ class Chats:
         A reply with a rating or a preference keeps its rating or preference, but loses its words and notes.
         The witness log keeps the id and the length of every reply.
 
-        One transaction hides all the chats. Then many short transactions erase them, so other processes can
-        write in between. If the process is killed, the next start finds the chats with `soft_deleted_before`.
+        One transaction hides all the chats. After this, many short transactions erase the chats, so other
+        processes can write in between. If the process is killed, the next start finds the chats with
+        `soft_deleted_before`.
 
         seconds: the maximum time to remove the words from the search index; if the removal needs more time, a
             later call continues

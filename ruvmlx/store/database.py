@@ -1,7 +1,7 @@
 """This module opens one SQLite file whose data is on the disk after every commit.
 
-The database uses WAL with synchronous=FULL (and F_FULLFSYNC on macOS). So when a call that writes returns,
-the data is on the disk.
+The database uses WAL with synchronous=FULL (and F_FULLFSYNC on macOS). When a call that writes returns, its
+data is therefore on the disk.
 """
 
 import os
@@ -245,7 +245,8 @@ def _make_private(path: Path) -> None:
 
 
 def _read_only(path: Path) -> sqlite3.Connection | None:
-    """Open a file of the current format without writing. Returns None if this is not possible."""
+    """Open a file of the current format without writing. Returns None if the file cannot be opened, or if it
+    has an older format."""
     connection = open_unchanged(path)
     if connection is None or connection.execute("PRAGMA user_version").fetchone()[0] == VERSION:
         return connection
@@ -260,8 +261,9 @@ def open_unchanged(path: Path) -> sqlite3.Connection | None:
         return None
     log = Path(f"{path}-wal")
     is_whole = not log.exists() or not log.stat().st_size
-    # SQLite's shared memory needs a file, which such a disk cannot hold. Two ways need no shared memory: lock
-    # the file for this process alone, or, if the log is empty, open it as a file that never changes.
+    # SQLite's shared memory needs a file, which cannot be written on a full or read-only disk. Two ways need
+    # no shared memory: lock the file for this process alone, or, if the log is empty, open it as a file that
+    # never changes.
     for options, pragma in (("", "locking_mode = EXCLUSIVE"), ("?mode=ro", "query_only = ON"), (
         "?mode=ro&immutable=1", "query_only = ON"
     )):  # fmt: skip

@@ -13,8 +13,8 @@ class ModelData:
         self._db = db
 
     def reference_text(self, fingerprint: str) -> bytes | None:
-        """Return a KL probe or the calibration of a layer LoRA, as bytes. Both were measured on the reference
-        text."""
+        """Return a KL probe or the calibration of a layer LoRA, as bytes. Both kinds of data were measured on
+        the reference text (sona/reference_text.py)."""
         return self._db.value("SELECT data FROM neutral WHERE fingerprint = ?", fingerprint)
 
     def put_reference_text(self, fingerprint: str, data: bytes) -> None:

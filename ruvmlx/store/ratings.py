@@ -127,7 +127,8 @@ class Ratings:
 
     def labels(self, fingerprint: str, name: str) -> list[tuple[str, str, int]]:
         """Return (reply id, rating, version that the rating made) of the ratings in force that change the
-        adapter, oldest first. Ratings for wrong facts are left out, because they do not change it."""
+        adapter, oldest first. Ratings for wrong facts are left out, because they do not change the
+        adapter."""
         rows = self._db.rows(
             "SELECT reply_id, rating, version FROM ratings t WHERE fingerprint = ? AND adapter = ?"
             f" AND in_force AND {_TEACHES} ORDER BY id",

@@ -36,11 +36,11 @@ class ReplyRow:
     logprob: float | None = None
     examples: tuple[str, ...] = ()  # the ids of the rated replies that the prompt shows as examples
     latency_ratio: float = 1.0  # the time per token, divided by the usual time on this machine
-    # the number of leading sampled tokens that are the model's thinking; ratings do not change how they are
-    # written
+    # the number of leading sampled tokens that are the model's thinking; ratings do not change the
+    # probability of these tokens
     thought: int = 0
-    # The features of the text for the taste model (sona/taste_features.py). Empty: ratings of this reply
-    # teach nothing.
+    # The features of the text for the taste model (sona/taste_features.py). Empty: ratings of this reply do
+    # not change the adapter.
     features: bytes | None = None
     # the id of the reply that the user saw in place of this reply (best of n); None: the user saw this reply
     beside: str | None = None
@@ -61,8 +61,9 @@ class ReplyRow:
 
     @property
     def teaches(self) -> bool:
-        """Return True if ratings of this reply teach something. Ratings teach nothing if the reply only
-        repeated itself and was ended, or if the reply calls a tool or reads a tool's result."""
+        """Return True if ratings of this reply can change the adapter. Ratings change nothing if the reply
+        only repeated itself and the engine ended it, or if the reply calls a tool or reads a tool's
+        result."""
         return self.features is None or len(self.features) > 0
 
     @classmethod
@@ -233,9 +234,9 @@ class Replies:
         return [(row["prompt"], row["query"]) for row in rows]
 
     def erase(self, *reply_ids: str) -> None:
-        """Delete replies. A reply with a rating or a preference loses only its words, tokens and notes. Other
-        replies lose their prompts if these show a deleted reply as an example or continue a deleted response.
-        Call inside a transaction."""
+        """Delete replies. A reply with a rating or a preference loses only its words, tokens and notes. If
+        the prompt of another reply shows a deleted reply as an example, or continues a deleted response, that
+        reply loses its prompt. Call inside a transaction."""
         after = self._went_on_from(reply_ids)
         for reply_id in reply_ids:
             self._erase(reply_id)

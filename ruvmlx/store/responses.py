@@ -62,7 +62,8 @@ class Responses:
 
     def conversation(self, response_id: str, tenant: str, most_bytes: int) -> list[ResponseRow]:
         """Return a response and all responses that it continued, the oldest first. Raises NotFound if one of
-        these responses is deleted, and UsageError if they have too many bytes or are too many."""
+        these responses is deleted, and UsageError if the responses have too many bytes or if there are too
+        many of them."""
         found: list[ResponseRow] = []
         left, wanted = most_bytes, response_id
         while True:

@@ -1,9 +1,9 @@
 """This module cleans the full-text index of all messages, so that deleted words leave the index.
 
 FTS5 only marks deleted words. The words leave the file when the parts of the index are merged into one part.
-The merge takes seconds in a large store (1 s at 30,000 messages). So the merge runs in steps of some
-milliseconds, one transaction each, and other processes can write in between. The table `index_cleaning`
-records the remaining work, so that the next start continues this work if the process was killed.
+The merge takes seconds in a large store (1 s at 30,000 messages). To let other processes write in between,
+the merge runs in steps of some milliseconds, each in a transaction. The table `index_cleaning` records the
+remaining work, so that the next start continues this work if the process was killed.
 """
 
 import math
@@ -23,8 +23,8 @@ class SearchIndex:
         self._db = db
 
     def mark(self) -> None:
-        """Note that messages were deleted, so that `clean` has work. Call inside the transaction that deletes
-        them."""
+        """Note that messages were deleted, so that `clean` has work. Call `mark` inside the transaction that
+        deletes the messages."""
         self._set(deleted=1)
 
     def is_clean(self) -> bool:

@@ -1,8 +1,8 @@
 """This module checks that an unknown database has only tables and values that this program writes.
 
 SQLite's own check reads pages and indexes. But SQLite's own check accepts triggers, views, checks and
-generated columns of another program, which would run with the next statement. It also accepts values of a
-wrong type.
+generated columns of another program, which would run with the next statement. SQLite's own check also accepts
+values of a wrong type.
 """
 
 import re

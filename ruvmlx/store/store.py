@@ -1,7 +1,7 @@
 """This module holds the store: one open database and its parts.
 
 A part is a plain class that reads and writes a few tables. The constructor of a part takes the database and
-the parts that this part needs. `Store.__init__` creates a part after the parts that it needs.
+the other parts that it uses. `Store.__init__` creates a part after the parts that it needs.
 
 To add a column: add a migration step in schema.py, and a field to the row class in the file of the part.
 """

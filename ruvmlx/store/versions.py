@@ -129,8 +129,8 @@ class Versions:
     def newest_before(self, fingerprint: str, name: str, head: int, when: float) -> int:
         """Return the version that was in use at a time, among the head and its ancestors; 0: no version.
 
-        This is the version before the first version that was made at that time or later. If the clock was set
-        back, a later version can have an earlier time.
+        The result is the version before the first version that was made at the time `when` or later. If the
+        clock was set back, a later version can have an earlier time.
 
         when: seconds since 1970
         """

@@ -2,7 +2,8 @@
 KVCache.
 
 For a sliding window, the module uses ruvmlx's SlidingKVCache. mlx-lm's own cache for a sliding window, when
-it is full, cannot remove its newest tokens. So every turn of a long chat would compute the whole chat again.
+it is full, cannot remove its newest tokens. With mlx-lm's cache, every turn of a long chat would compute the
+whole chat again.
 """
 
 import copy
@@ -121,7 +122,7 @@ def _can_trim(leaf: Any, n: int) -> bool:
 
 
 def _restore_layer(layer: Any, state: Any) -> Any:
-    """Return a cache of the same class in this state."""
+    """Return a cache of the same class as `layer`, with the state `state`."""
     made = copy.copy(layer)  # the copy also keeps attributes that are not part of the class's state
     made.state = state
     return made

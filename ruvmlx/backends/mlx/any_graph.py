@@ -2,10 +2,10 @@
 states, the other returns the logits of hidden states.
 
 In mlx-lm's models, `Model.__call__` calls a submodule that returns the hidden states after the final norm.
-After this, `Model.__call__` computes logits from these states, with a head or the tied embedding, often
-scaled or capped. This module runs a few tokens to find this submodule, and wraps it. The wrapper records the
-output of the submodule. To compute logits of given hidden states, the wrapper returns these states instead of
-running the submodule.
+After the submodule, `Model.__call__` computes logits from the hidden states, with a head or the tied
+embedding, often scaled or capped. This module runs a few tokens to find the submodule that returns the hidden
+states, and wraps the submodule. The wrapper records the output of the submodule. To compute logits of given
+hidden states, the wrapper returns the given states in place of running the submodule.
 """
 
 from collections.abc import Iterator, Sequence

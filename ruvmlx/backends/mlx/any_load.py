@@ -1,5 +1,5 @@
-"""This module loads a model with mlx-lm. It turns each error of mlx-lm or MLX into an error with one line of
-text."""
+"""This module loads a model with mlx-lm. The module turns each error of mlx-lm or MLX into an error with one
+line of text."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -82,8 +82,8 @@ class Attention(nn.Module):
         self.n_heads, self.n_kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, config.head_dim
         self.scale = config.head_dim**-0.5
         self.turns = layer not in config.layers_without_rope and config.turned_dims > 0
-        # The kernels of tiered caches rotate whole heads. If RoPE rotates only a part of a head, MLX does
-        # this before it runs the kernels.
+        # The kernels of tiered caches rotate whole heads. If RoPE rotates only a part of a head, MLX does the
+        # rotation before the kernels run.
         self.kernels_turn = self.turns and config.turned_dims == config.head_dim
         dims, q, kv = config.hidden_size, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         self.q_proj = nn.Linear(dims, q, "q_proj" in config.biases)

@@ -216,8 +216,8 @@ def plan(weights: Weights, device: str) -> WeightsPlan:
     float32 if the result fits into a quarter of RAM.
 
     MLX's packed product is slow on a CPU (starter model: 11 against 60 tok/s), and 40 times slower again with
-    16-bit scales. So on a CPU, weights that stay packed get float32 scales. Plain 16-bit weights become
-    float32 if the result fits into half of RAM.
+    16-bit scales. So on a CPU, the scales of packed weights are converted to float32. Plain 16-bit weights
+    become float32 if the result fits into half of RAM.
     """
     stored = _stored_dtype(weights)
     if device != "cpu":

@@ -102,8 +102,8 @@ class KernelVerdict:
 def reason(text: str) -> str:
     """Return an error's message on one line, made of lines of at most MAX_REASON_CHARACTERS.
 
-    A compiler describes the errors in its `error:` lines: the first three of them are used. If there is no
-    such line, the first line is used.
+    A compiler describes the errors in its `error:` lines: the reason has the first three of these lines. If
+    the message has no `error:` line, the reason has the message's first line.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "error:" in line][:ERROR_LINES]

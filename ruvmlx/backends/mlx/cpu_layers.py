@@ -1,11 +1,11 @@
-"""This module has the attention and the MLP for a CPU. They compute the same sums as mlx-lm's layers, with
-fewer and cheaper MLX operations.
+"""This module has the attention and the MLP for a CPU. The layers of this module compute the same sums as
+mlx-lm's layers, with fewer and cheaper MLX operations.
 
-On a CPU stream every MLX operation costs 2-5 us, and MLX's exp computes one number at a time (9 ns each). So
-q, k and v are computed as one matrix product, and gate and up as one product. RoPE's angles are computed once
-per step for all layers. The attention scale is multiplied into q's weights. For large arrays, the function
-`exp` below computes exponentials with operations that the compiler vectorised. All arrays are float32. The
-tests compare the results with mlx-lm's modules (tests/backends).
+On a CPU stream every MLX operation costs 2-5 us, and MLX's exp computes one number at a time (9 ns each). To
+save operations, one matrix product computes q, k and v, and one product computes gate and up. RoPE's angles
+are computed once per step for all layers. The attention scale is multiplied into q's weights. For large
+arrays, the function `exp` below computes exponentials with operations that the compiler vectorised. All
+arrays are float32. The tests compare the results with mlx-lm's modules (tests/backends).
 """
 
 import math
@@ -94,8 +94,8 @@ class Positions:
         return np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * np.float32(self.factor)
 
     def still(self, at: Sequence[int]) -> np.ndarray:
-        """Return float32 [len(at), head_dim]: cosines of 1 and sines of 0. With these values, a kernel leaves
-        the heads unrotated."""
+        """Return float32 [len(at), head_dim]: cosines of 1 and sines of 0. A kernel that receives these
+        cosines and sines leaves the heads unrotated."""
         row = np.arange(self.head_dim) < self.head_dim // 2
         return np.tile(row.astype(np.float32), (len(at), 1))
 
@@ -142,7 +142,8 @@ class CPUAttention(nn.Module):
         super().__init__()
         self.n_heads, self.n_kv_heads = attention.n_heads, attention.n_kv_heads
         self.head_dim, self.scale = attention.head_dim, attention.scale
-        # in this case the scale is applied after the norm, because a norm would undo a scale before the norm
+        # if q and k have norms, the scale is applied after the norm, because a norm would undo a scale before
+        # the norm
         norms = "q_norm" in attention
         products = [attention.q_proj, attention.k_proj, attention.v_proj]
         self.qkv = Joined(products, [1.0 if norms else attention.scale, 1.0, 1.0])
@@ -218,7 +219,8 @@ def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.a
     """Return softmax(q k^T + mask) v [1, K, G, L, d]: q [1, K, G, L, d] (scaled), k and v [1, K, 1, T, d].
 
     Queries are computed in blocks of about TILE scores, each block only with the keys up to the block's last
-    query. So the scores stay in the CPU's cache, and the masked half of the scores is never computed (256
+    query. With blocks, the attention scores stay in the CPU's cache, and the masked half of the scores is
+    never computed (256
     queries over 1,100 keys: 37 -> 14 ms).
     """
     n, total = q.shape[3], k.shape[3]
@@ -326,8 +328,8 @@ POWERS = (
 
 
 def exp(x: mx.array) -> mx.array:
-    """Return e^x in float32, with a relative error under (3 + |x|) * 1e-7 for -87 <= x <= 88. Outside this
-    range, return the value at the bound.
+    """Return e^x in float32, with a relative error under (3 + |x|) * 1e-7 for -87 <= x <= 88. For x outside
+    the range from -87 to 88, return the value at the nearer bound.
 
     x / ln 2 = n + f with whole n. The addition of 1.5 * 2^23 leaves n in the low bits of the float. A shift
     by 23 bits moves n into the exponent of 2^f.

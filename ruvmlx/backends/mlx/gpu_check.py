@@ -1,6 +1,6 @@
 """This module runs the GPU kernels' self-check in a child process and keeps the result.
 
-A bad kernel can hang, and an error of Metal can end the process that runs the kernel. So the check runs in a
+A bad kernel can hang, and an error of Metal can end the process that runs the kernel. The check runs in a
 child process, because the user's process must not hang or end. The child (kernels/selfcheck.py) writes a line
 of JSON before and after each kernel, so the parent knows which kernel never returned.
 """

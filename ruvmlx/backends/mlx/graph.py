@@ -95,7 +95,8 @@ def slide(model: nn.Module) -> None:
     """Give every layer the sliding window.
 
     mlx-lm 0.32 applies a window only to the layers that `layer_types` names, and refuses a model without one
-    full layer. So with a Mistral config (a window, no layer types) mlx-lm would attend to all tokens.
+    full layer. A Mistral config has a window and no `layer_types`, so mlx-lm alone would attend to all
+    tokens.
     """
     for layer in model.layers:
         layer.use_sliding = True

@@ -18,12 +18,13 @@ _base = mlxlm.load("models.base")
 
 
 class SlidingKVCache:
-    """This cache holds the last `window` tokens, in order, in a buffer that is shifted when it is full.
+    """A cache for a layer with a sliding window. The cache holds the last `window` tokens, in order, in a
+    buffer that is shifted when it is full.
 
-    mlx-lm's RotatingKVCache overwrites its oldest token. So after it has wrapped it cannot remove its newest
-    tokens. This cache keeps `slack` older tokens behind the window. So at most `slack` of the newest tokens
-    can be removed, for example wrong guesses, or the last message if the user edits it. A token sees itself
-    and the window - 1 tokens before it.
+    mlx-lm's RotatingKVCache overwrites its oldest token. So a full RotatingKVCache cannot remove its newest
+    tokens. SlidingKVCache also keeps `slack` older tokens behind the window. So at most `slack` of the newest
+    tokens can be removed, for example wrong guesses, or the last message if the user edits it. A token sees
+    itself and the window - 1 tokens before it.
     """
 
     def __init__(self, window: int, slack: int = 256):
@@ -55,7 +56,7 @@ class SlidingKVCache:
         return _base.create_causal_mask(n, past, window_size=window)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append T tokens. Return the keys and values that these tokens see: at most window - 1 + T
+        """Append T tokens. Return the keys and values that the new tokens see: at most window - 1 + T
         tokens."""
         n = keys.shape[2]
         past = min(self.end, self.window - 1)

@@ -1,5 +1,5 @@
-"""This module is the shared part of the two MLX backends. It reads prompts in chunks, evaluates MLX's arrays,
-and adds the adapter's change to the logits."""
+"""This module is the shared part of the two MLX backends. The module reads prompts in chunks, evaluates MLX's
+arrays, and adds the adapter's change to the logits."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -87,7 +87,7 @@ class MLXRunner(ABC):
     def stream(
         self, cache: KVCache, adapter: HeadAdapter | None, sampling: Sampling, limit: int
     ) -> MLXTokenStream:
-        """Return a stream of tokens; this implements base.Streaming."""
+        """Return a stream of a reply's tokens, as base.Streaming describes."""
         with mx.stream(self.device):
             change = self._micro.of(adapter)
         return MLXTokenStream(self, cast(StreamCache, cache), change, sampling, limit)

@@ -1,8 +1,9 @@
 """This module does the work of the engine's sampler (sampling.py) with MLX operations, so that the host reads
 nothing from the device.
 
-The candidates, their order, the uniform numbers of a seed and the inverse CDF equal those of sampling.py. So
-a seed draws the same tokens, up to rounding, because this module adds probabilities in float32.
+The candidates, their order, the uniform numbers of a seed and the inverse CDF equal those of sampling.py.
+With both samplers a seed draws the same tokens, up to rounding, because this module adds probabilities in
+float32.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from ...sampling import Distribution, Sampling, check_sampling, filters_of
 BLOCK = 64  # the number of uniform random numbers that are made at a time
 ROW = 256  # the number of probabilities that are added one after the other
 BELOW_ONE = 1 - 2.0**-24  # the largest float32 below 1; with u = 1, no sum of probabilities would exceed u
-# below this temperature logits are shifted first, because logits / temperature would lose too many digits
+# below this temperature, the largest logit is subtracted from all logits first, because logits / temperature
+# would lose too many digits
 COLD = 0.01
 MAX_INVERSE_TEMPERATURE = 3e38  # the maximum of 1 / temperature, as a float32
 

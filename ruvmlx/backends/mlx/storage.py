@@ -4,8 +4,9 @@ Each tier has one pool for each layer. A page has the same number in the pools o
 written into the pools with slice updates. MLX updates a slice in place if no other reference to the array
 exists. On a GPU, a step holds a reference to the arrays that it reads until the step ends. So decoding on a
 GPU never writes to
-pools: the page that is being filled is a separate array (`OpenPages`). When this page is full, it is copied
-    into its pool. MLX evaluates the operations of this module lazily, together with the step.
+pools: the page that is being filled is a separate array (`OpenPages`). When the page that is being filled is
+    full, it is copied into its pool. MLX evaluates the operations of this module lazily, together with the
+    step.
 """
 
 import heapq
@@ -46,8 +47,8 @@ class OpenPages:
 
 class MLXStorage:
     layout = "shared"  # metal_kernels/README.md
-    # A demotion (a conversion to a lower tier) is a part of the step that needs it. So nothing can run in
-    # parallel to the step.
+    # A demotion (a conversion to a lower tier) is a part of the step that needs it. So a demotion cannot run
+    # in the background.
     background = False
 
     def __init__(self, config: ModelConfig):
@@ -110,7 +111,7 @@ class MLXStorage:
         return to
 
     def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
-        """Add the demotion of these pages to MLX's graph. MLX computes it at the next evaluation."""
+        """Add the demotion of the pages `pages` to MLX's graph. MLX computes it at the next evaluation."""
         self.prepare(tier - 1, len(pages))
         to = [self.make(tier - 1) for _ in pages]
         for source, target in zip(self._pools(tier), self._pools(tier - 1), strict=True):
@@ -290,7 +291,7 @@ class MLXTable:
         return self._open
 
     def fill(self, position: int, pages: OpenPages, index: int) -> None:
-        """Replace the open page of this position by a newer version."""
+        """Replace the open page that has the token at `position` by a newer version."""
         self._open, self._open_at = (pages, index), position // PAGE
 
     @property

@@ -1,5 +1,5 @@
-"""This module computes a reply's tokens on MLX one step ahead of the reader. So the device has work while the
-host reads a token.
+"""This module computes a reply's tokens on MLX one step ahead of the reader. The device therefore has work
+while the host reads a token.
 
     step k       feeds token k - 1, draws token k
     read() = k   submits step k + 1 (token k is not evaluated yet), then waits for token k
@@ -33,7 +33,7 @@ class HeadChange:
     def __init__(self, adapter: HeadAdapter):
         self.lora_a = mx.array(adapter.lora_a * np.float32(adapter.scale))
         self.lora_b = mx.array(adapter.lora_b)
-        # True if lora_b is zero, as in a new adapter; this adapter changes nothing
+        # True if lora_b is zero, as in a new adapter; such an adapter changes no logit
         self.idle = not adapter.lora_b.any()
         mx.eval(self.lora_a, self.lora_b)
 
@@ -157,8 +157,8 @@ class MLXTokenStream:
             self._cache.retract(1)
 
     def _submit_next(self) -> Drawn:
-        """Submit the next step if it does not run ahead. This is the first step, or a step that could not
-        start before its token was known."""
+        """Submit the next step if it does not run ahead. The next step does not run ahead if it is the first
+        step, or if it could not start before its token was known."""
         if self._last is not None:
             return self._feed_token(self._last)
         assert self._prompt is not None  # `prefill` comes first
@@ -199,6 +199,6 @@ class MLXTokenStream:
 
 
 def _number(array: mx.array) -> float:
-    """Return the value of an array with one element. While tokens are drawn, this is the only place where the
-    host reads from the device."""
+    """Return the value of an array with one element. While tokens are drawn, this function is the only place
+    where the host reads from the device."""
     return cast(float, array.item())

@@ -2,8 +2,8 @@
 
 The module wraps the attention of every layer. With a plain cache the layer runs unchanged. In a step over
 tiered caches only the layer's projections are used, and ruvmlx's kernels do the other work. RoPE is applied
-to keys in float32. Keys are stored as f16, whatever the dtype of the graph is. tiered_cpu.py does this work
-for the layers of cpu_layers.py.
+to keys in float32. Keys are stored as f16, whatever the dtype of the graph is. For the layers of
+cpu_layers.py, tiered_cpu.py computes the attention over tiered caches.
 
 A `PromptStep` appends n tokens of one sequence. A `DecodeStep` appends one token to each of B sequences.
 """
@@ -65,7 +65,7 @@ class PromptStep:
         return self.storage.arrays()
 
     def finish(self) -> None:
-        """Do nothing. `running` calls this when the step has succeeded."""
+        """Do nothing. The function `running` calls `finish` when the step has succeeded."""
 
 
 class DecodeStep:
@@ -129,10 +129,10 @@ def _join_open_pages(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
 
 
 class Turns:
-    """The cosines, sines and query scales for the positions of one step. The first layer makes these numbers
-    for all layers.
+    """The cosines, sines and query scales for the positions of one step. The first layer computes the
+    cosines, sines and scales for all layers.
 
-    The CPU computes these numbers, because a GPU launch for a few hundred numbers takes longer.
+    The CPU computes them, because a GPU launch for a few hundred numbers takes longer.
     """
 
     def __init__(self, at: Sequence[int]):

@@ -262,8 +262,8 @@ def _interruptible(call: Callable[[C.c_int | None], Any], waiting: Callable[[], 
     """Run a long call in its own thread, so that signals and `waiting` can stop the call. waiting: a function
     that is called at intervals and can raise an exception.
 
-    Python runs signal handlers only in its main thread, and only between two Python instructions. So a main
-    thread inside C code does not notice Ctrl-C.
+    Python runs signal handlers only in its main thread, and only between two Python instructions. While the
+    main thread runs C code, it does not notice Ctrl-C, so another thread runs the C code.
     """
     cancel, result = C.c_int(0), Future[Any]()
     worker = threading.Thread(target=_settle, args=(result, call, cancel), name="ruvmlx-native", daemon=True)
@@ -294,8 +294,8 @@ def _step(logits: np.ndarray, hidden: np.ndarray, adapter: HeadAdapter | None) -
 
 
 def _adapt(adapter: HeadAdapter | None, logits: np.ndarray, hidden: np.ndarray) -> None:
-    """Add the adapter's change to the logits in place and check that they are finite. Without an adapter
-    there is nothing to do, because the C code has checked the logits."""
+    """Add the adapter's change to the logits in place and check that all logits are finite. Without an
+    adapter there is nothing to do, because the C code has checked the logits."""
     if adapter is not None:
         adapter.add_to_logits(logits, hidden)
         if not all_finite(logits):

@@ -97,8 +97,8 @@ class Demotion:
 
     def result(self) -> Sequence[int]:
         """Wait for the thread and return the new pages. If the thread failed, this method converts the
-        remaining pages and raises the exception. It also converts them after a fork of the process, because a
-        fork does not copy the thread."""
+        remaining pages and raises the exception. After a fork of the process, this method also converts the
+        remaining pages, because a fork does not copy the thread."""
         self._thread.join()
         self._run()
         return self._to

@@ -1,7 +1,7 @@
 """This package describes a model before its weights are read: its family, its sizes, its RoPE and its
 tensors.
 
-The package converts a `config.json` or the header of a GGUF file to a `ModelConfig`. It reads no weights and
-no text, and finds no models by name. Start with `model.py` (`ModelConfig` and `Model`), then read
+The package converts a `config.json` or the header of a GGUF file to a `ModelConfig`. The package reads no
+weights and no text, and finds no models by name. Start with `model.py` (`ModelConfig` and `Model`), then read
 `families.py`.
 """

@@ -1,7 +1,7 @@
 """This module recognises models that are trained to embed texts.
 
-ruvmlx supports embedding models that are decoders of Qwen's families. Their vector of a text is the hidden
-state at the token END, which ruvmlx puts after the text. (Qwen3-Embedding, Zhang et al. 2025)
+ruvmlx supports embedding models that are decoders of Qwen's families. The vector of a text in these models is
+the hidden state at the token END, which ruvmlx puts after the text. (Qwen3-Embedding, Zhang et al. 2025)
 """
 
 from collections.abc import Mapping

@@ -33,7 +33,7 @@ def fingerprint(config: ModelShape, layout: Mapping[str, tuple], samples: Iterab
 
 def _facts(config: ModelShape) -> dict[str, Any]:
     """Return the configuration in the form of the first version of ruvmlx, and add the fields that the first
-    version did not have. So an old adapter still finds its model."""
+    version did not have. With these facts, the fingerprint of an old adapter stays the same."""
     facts = asdict(config)
     if not isinstance(config, ModelConfig):
         return facts

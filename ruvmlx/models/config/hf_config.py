@@ -138,8 +138,9 @@ def _biases(fields: Fields, family: Family) -> frozenset[str]:
 
 
 def _layers_without_rope(fields: Fields, n_layers: int) -> frozenset[int]:
-    """Return the layers without RoPE. `no_rope_layers` has a 0 for each of these layers. Without this field,
-    every n-th layer has no RoPE, where n is no_rope_layer_interval or 4."""
+    """Return the layers without RoPE. The field `no_rope_layers` has a 0 for each layer without RoPE. If
+    config.json does not have this field, every n-th layer has no RoPE, where n is no_rope_layer_interval or
+    4."""
     turned = fields.data.get("no_rope_layers")
     if turned is None:
         interval = fields.integer("no_rope_layer_interval", 4)

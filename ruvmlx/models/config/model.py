@@ -25,7 +25,7 @@ class QueryScale:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes that every model has. Learning from ratings needs only these sizes."""
+    """The sizes that every model has. To learn from ratings, ruvmlx needs only the sizes in this class."""
 
     model_type: str
     hidden_size: int
@@ -86,8 +86,8 @@ def missing_features(shape: ModelShape) -> str:
 
 
 # The weights of a model: {name: array}. The names are mlx-lm's ("model.layers.0.self_attn.q_proj.weight",
-# "lm_head.weight"...). A read of an item can convert the array. So read each item once, in order, and keep
-# only the arrays that you need. A plain tensor is one array [out, in] of float32, float16 or
+# "lm_head.weight"...). A read of an item can convert the array. Because of this, read each item once, in
+# order, and keep only the arrays that you need. A plain tensor is one array [out, in] of float32, float16 or
 # ml_dtypes.bfloat16. A quantised tensor is three arrays in MLX's affine layout, w = scale * q + bias:
 # ".weight" uint32 [out, in * bits / 32] (low bits first), ".scales" and ".biases" float16/float32 [out, in /
 # group_size].
@@ -158,7 +158,7 @@ class Tokenizer(Protocol):
         """Return the token ids of a conversation. The model's chat template writes the text in a sandbox.
 
         thinking: True if the model must think before its answer; None: the template decides. Some templates
-            ignore this value.
+            ignore `thinking`.
         tools: the functions that the model can call; the method raises UsageError if the template does not
             support tools
         salt: a secret of the user; the cache of encoded texts finds a text only with the salt of the first

@@ -7,8 +7,8 @@ frequency_i / 2 pi, low and high Llama-3's two factors, and n the original conte
 
     s_i = clip((n x_i - low) / (high - low), 0, 1)        1 / f_i = (1 - s_i) / factor + s_i
 
-If n, low and high are multiplied by the same number, the divisors do not change. So the module can assume low
-= 1, which is also Meta's choice.
+If n, low and high are multiplied by the same number, the divisors do not change. The module can therefore
+assume low = 1, which is also Meta's choice.
 """
 
 import math

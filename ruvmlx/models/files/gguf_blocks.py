@@ -4,9 +4,9 @@ arrays.
 In the affine layout, a weight is w = scale * q + bias with an unsigned code q. The codes of consecutive
 weights are packed into uint32 words from the low bits upwards. The conversion is exact for GGUF types with
 groups of 32 or more weights: the values of the codes stay, and only their places in memory change. MLX has no
-groups of 16 weights, as Q2_K, Q3_K and Q6_K have. So the module joins two such groups into one group of 32
-and rounds the weights to 8 bits. The step between two 8-bit levels is at most a quarter of the larger step of
-the two groups.
+groups of 16 weights, as Q2_K, Q3_K and Q6_K have. The module joins two groups of 16 weights into one group of
+32 and rounds the weights to 8 bits. The step between two 8-bit levels is at most a quarter of the larger step
+of the two groups.
 """
 
 from collections.abc import Callable
@@ -172,8 +172,8 @@ def _plain(raw: np.ndarray, tensor: GGUFTensor) -> np.ndarray:
     return raw.view(PLAIN_DTYPES[tensor.type.name]).reshape(tensor.shape)
 
 
-# The functions below convert blocks of Q4_0, Q4_1 and Q8_0 and do not unpack the codes. So they are 4 to 10
-# times as fast as the general conversion.
+# The functions below convert blocks of Q4_0, Q4_1 and Q8_0 and do not unpack the codes. These functions are 4
+# to 10 times as fast as the general conversion.
 
 
 def _nibbles(blocks: np.ndarray, at: int) -> np.ndarray:

@@ -5,8 +5,8 @@ Blocks are uint8 [n, bytes of a block]. A weight with the code q is
 
     scale * (q - zero)      or, if the type stores `lows`,      scale * q - low
 
-Each group of consecutive weights has one scale (and one low). The product of a block's float16 scale and
-the integer scale of a group is exact in float32. So a weight is rounded at most once, as in llama.cpp.
+Each group of consecutive weights has one scale (and one low). The product of a block's float16 scale and the
+integer scale of a group is exact in float32. A weight is therefore rounded at most once, as in llama.cpp.
 ggml-common.h of https://github.com/ggml-org/ggml defines the bit layouts.
 
 The docstring of each function gives the layout of a block: the fields in order, separated by | or commas. d
@@ -105,8 +105,8 @@ def _levels(numbers: np.ndarray, levels: np.ndarray, zero: int) -> np.ndarray:
 
 
 def _half_power(e: np.ndarray) -> np.ndarray:
-    """Return 2^(e - 128) as float32. This is half of the scale 2^(e - 127), because FP4_LEVELS has twice the
-    values of the floats. If e is 255, the result is NaN."""
+    """Return 2^(e - 128) as float32. The result is half of the scale 2^(e - 127), because FP4_LEVELS has
+    twice the values of the floats. If e is 255, the result is NaN."""
     wide = e.astype(np.uint32)
     bits = np.where(wide < 2, np.uint32(0x00200000) << wide, (wide - 1) << 23).astype(np.uint32)
     return np.where(e == 255, np.float32(np.nan), bits.view(np.float32))

@@ -63,8 +63,8 @@ class TensorType:
 
     @property
     def affine_bits(self) -> int:
-        """Return the number of bits of a weight in MLX's affine layout. It is 8 for types with groups of
-        fewer than 32 weights, because the conversion rounds these weights."""
+        """Return the number of bits of a weight in MLX's affine layout. The number is 8 for types with groups
+        of fewer than 32 weights, because the conversion rounds their weights to 8 bits."""
         return self.bits if self.group >= 32 else 8
 
 

@@ -9,8 +9,8 @@ def release(array: np.ndarray) -> None:
     """Let the system free the memory pages of an array that is a view of a file. A later access reads the
     pages from the file again.
 
-    The function frees the whole pages between the array's first byte and last byte. It does nothing for an
-    array that is no view of a mapped file.
+    The function frees the whole pages between the array's first byte and last byte. For an array that is no
+    view of a mapped file, the function does nothing.
     """
     file = _mapping(array)
     if file is None or not hasattr(mmap, "MADV_DONTNEED"):

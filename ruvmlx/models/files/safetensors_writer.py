@@ -1,5 +1,5 @@
-"""This module writes safetensors files, one tensor after the other. So it can write a model that is larger
-than the memory."""
+"""This module writes safetensors files, one tensor after the other. The module can therefore write a model
+that is larger than the memory."""
 
 import json
 import struct
@@ -28,8 +28,8 @@ def write_stream(
     """Write a safetensors file from an iterator of (name, array). names: all names. If an error occurs, no
     file with the name `path` appears.
 
-    The function knows the types and shapes only at the end. So it leaves space for the header at the start of
-    the file and writes the header last.
+    The function knows the types and shapes only at the end. It therefore leaves space for the header at the
+    start of the file, and writes the header last.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     room = len(json.dumps(header)) + sum(len(json.dumps(name)) + _ENTRY for name in names)

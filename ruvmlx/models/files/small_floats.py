@@ -9,9 +9,9 @@ fp8 with separate scales.
 
 A weight is code * scale. (OCP Microscaling Formats 1.0; FP8: Micikevicius et al. 2022)
 
-In MLX's affine layout, these matrices have codes of 8 bits in groups of 32. The conversion is
-exact for mxfp4, because twice an mxfp4 code is an integer. The weights of the other formats are rounded. A
-GPU uses MLX's three formats without a conversion.
+In MLX's affine layout, matrices of small floats have codes of 8 bits in groups of 32. The conversion is exact
+for mxfp4, because twice an mxfp4 code is an integer. The weights of the other formats are rounded. A GPU uses
+MLX's three formats without a conversion.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,8 +26,8 @@ from .gguf_blocks import AffineArrays, check_finite, round_to_8_bits
 from .gguf_codes import FP4_LEVELS
 from .gguf_types import TensorType
 
-# the number of weights that one step converts; they fit into a processor core's cache, which is three times
-# as fast
+# the number of weights that one step converts; this number fits into a processor core's cache, which makes
+# the conversion three times as fast
 PIECE = 1 << 17
 _FP8 = TensorType("fp8", -1, 32, 32, bits=8, group=32, zero=128, uneven=True)
 TYPES = {

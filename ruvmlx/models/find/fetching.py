@@ -1,9 +1,10 @@
 """This module downloads the weights of a Hugging Face repository and resumes interrupted downloads.
 
-The library huggingface-hub discards a partial file when a download is interrupted. So this module downloads
-the weights itself, into huggingface-hub's cache. The module appends to the file blobs/<SHA-256>.incomplete,
-over several attempts if needed. It then checks the SHA-256 and renames the file to blobs/<SHA-256>.
-huggingface-hub downloads the small files and makes the links and references.
+The library huggingface-hub discards a partial file when a download is interrupted. To keep partial files,
+this module downloads the weights itself, into huggingface-hub's cache. The module appends to the file
+blobs/<SHA-256>.incomplete, over several attempts if needed. When the file is complete, the module checks the
+SHA-256 and renames the file to blobs/<SHA-256>. huggingface-hub downloads the small files and makes the links
+and references.
 """
 
 import contextlib
@@ -21,8 +22,8 @@ from typing import Any, BinaryIO
 from ...errors import CorruptFile, RuvmlxError, StoreBusy
 from ...progress import Count, megabytes
 
-# The program downloads weights, configuration and tokenizer. It downloads no code, no pickles, and no second
-# format of the same weights.
+# The program downloads weights, configuration and tokenizer. The program downloads no code, no pickles, and
+# no second format of the same weights.
 WEIGHTS = ["model*.safetensors", "weights*.safetensors"]
 SMALL = ["*.json", "tokenizer.model", "*.jinja"]
 TIMEOUT_S = 10
@@ -203,7 +204,8 @@ def _is_broken_connection(error: Exception) -> bool:
 
 
 def _check(weight: Weight, file: BinaryIO, count: Count) -> None:
-    """Check the file's size and SHA-256. If one of them is wrong, empty the file and raise CorruptFile."""
+    """Check the file's size and SHA-256. If the size or the hash is wrong, empty the file and raise
+    CorruptFile."""
     file.flush()
     os.fsync(file.fileno())
     size, done = file.tell(), count.done

@@ -19,7 +19,8 @@ from .variants import variants_in
 
 OLLAMA, LMSTUDIO = "ollama:", "lmstudio:"
 _MANIFEST_BYTES = 4 << 20  # the maximum number of bytes of a manifest; ordinary manifests have about 1 kB
-_PUBLIC = ("registry.ollama.ai", "library")  # short names omit this registry and namespace, as in ollama
+# the registry and the namespace that the short name of a model leaves out, as in ollama
+_PUBLIC = ("registry.ollama.ai", "library")
 _LAYER = "application/vnd.ollama.image."
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _PART = re.compile(r"\w[\w.:-]*", re.ASCII)

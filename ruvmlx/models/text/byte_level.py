@@ -1,5 +1,5 @@
-"""This module has GPT-2's mapping of bytes to printable characters. The files of byte-level vocabularies
-write tokens with these characters."""
+"""This module has GPT-2's mapping of bytes to printable characters. In the files of byte-level vocabularies,
+tokens are written with these 256 characters."""
 
 from functools import cache
 

@@ -1,5 +1,5 @@
-"""This module parses JSON that arrives in pieces. It finds the end of a JSON value and reads the JSON object
-of a tool call."""
+"""This module parses JSON that arrives in pieces. The module finds the end of a JSON value and reads the JSON
+object of a tool call."""
 
 import json
 

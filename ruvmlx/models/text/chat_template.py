@@ -43,8 +43,8 @@ PLAIN = (
 
 
 class ChatTemplate:
-    """A chat template that renders conversations. It marks users' text, so that the text contains no special
-    token.
+    """A chat template that renders conversations. The class marks users' text, so that the text contains no
+    special token.
 
     source: the Jinja code; None: the form that the vocabulary's special tokens decide
     bos, eos: the values of the template's variables bos_token and eos_token
@@ -114,8 +114,8 @@ class ChatTemplate:
         return {"role": message.role, "content": self._guard(message.content), **more}
 
     def _run_with_later(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
-        """Run the template. Some templates allow system text only at the beginning. For such a template, put
-        later system text into other turns and run the template again."""
+        """Run the template. Some templates allow system text only at the beginning. If the template refuses
+        later system text, put this text into other turns and run the template again."""
         later = [turn["content"].strip() for turn in turns[1:] if turn["role"] == "system"]
         if not any(later):
             return self._run_with_first(turns, asked)
@@ -133,8 +133,9 @@ class ChatTemplate:
         return self._run_with_system(turns, asked)
 
     def _run_with_system(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
-        """Run the template. Some templates refuse a system turn, and some ignore it without an error. For
-        such a template, put the system text into the first user turn and run the template again."""
+        """Run the template. Some templates refuse a system turn, and some ignore it without an error. If the
+        template refuses or ignores the system turn, put the system text into the first user turn and run the
+        template again."""
         system = turns[0]["content"].strip()
         try:
             text = self._run(turns, asked)

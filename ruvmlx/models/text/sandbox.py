@@ -50,7 +50,7 @@ class Refused(TemplateError):
 
 class _NothingFolded(CodeGenerator):
     """A Jinja compiler that does not evaluate constant expressions such as {{ 1.5 | round(9) }}. The sandbox
-    evaluates these expressions while the template renders, because the limits apply then."""
+    evaluates these expressions while the template renders, because the limits apply only during rendering."""
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Any, finalize: Any) -> str:
         if isinstance(node, nodes.TemplateData):

@@ -9,8 +9,8 @@ version of its chat form. The file has these fields:
 
 A special token's id is its rank. An ordinary token's id is its rank + default_num_special_tokens. The file
 lists no merges. The tokenizer merges, at each step, the two neighbours that together form the token with the
-lowest rank. So every split of a token into two tokens is a merge with the token's rank. The tests compare the
-result with mistral-common's reader.
+lowest rank. Every split of a token into two tokens is therefore a merge with the token's rank. The tests
+compare the result with mistral-common's reader.
 """
 
 import base64

@@ -1,9 +1,9 @@
 """This module separates the thought of a reply from its answer. A thought is the text between <think> and
 </think> (R1, Qwen3, SmolLM3) or between [THINK] and [/THINK] (Magistral).
 
-Some templates write the opening tag at the end of the prompt. For such a template, ruvmlx puts the same tag
-at the start of the reply's text. So the text of a reply always shows which part is the thought and which part
-is the answer.
+Some templates write the opening tag at the end of the prompt. If the prompt ends with the opening tag, ruvmlx
+puts the same tag at the start of the reply's text. So the text of a reply always shows which part is the
+thought and which part is the answer.
 """
 
 from collections.abc import Sequence

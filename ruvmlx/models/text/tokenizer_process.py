@@ -1,8 +1,9 @@
 """This module runs the tokenizer of a folder in a separate process.
 
 The libraries for tokenizer.json and tokenizer.model can panic, abort, search a regular expression for hours
-or take all memory, for any text. So a child process with limits opens the files and encodes each text
-(`platform/bounded_process.py`). The parent process keeps the special tokens and the bytes of the tokens.
+or take all memory, for any text. To survive this, ruvmlx lets a child process with limits open the files and
+encode each text (`platform/bounded_process.py`). The parent process keeps the special tokens and the bytes of
+the tokens.
 
 At its start the child encodes test texts on which bad tokenizer files run too long. If the child fails a
 test, the program refuses the model when it loads the model.

@@ -1,8 +1,9 @@
 """This module makes SentencePiece tokenizers from a tokenizer.model, or from the tokens and scores of a GGUF
 file.
 
-A GGUF file has only tokens, scores and types. `model_proto` writes these as the protocol buffer that the
-sentencepiece library reads. The protocol buffer needs these fields (sentencepiece_model.proto):
+A GGUF file has only tokens, scores and types. The function `model_proto` writes the tokens, scores and types
+as the protocol buffer that the sentencepiece library reads. The protocol buffer needs these fields
+(sentencepiece_model.proto):
 
     ModelProto       1: repeated SentencePiece   2: TrainerSpec   3: NormalizerSpec
     SentencePiece    1: string piece   2: float score   3: enum type (the same numbers as GGUF's)
@@ -93,7 +94,7 @@ def model_proto(vocab: GGUFVocab, add_prefix: bool, squeeze: bool) -> bytes:
 
 def _check_types(vocab: GGUFVocab, types: list[int]) -> None:
     """Raise CorruptFile if a type is unknown, if there is not exactly one token of type UNKNOWN, or if a byte
-    token has a wrong text; sentencepiece requires this."""
+    token has a wrong text; sentencepiece requires a vocabulary without these faults."""
     if types.count(UNKNOWN) != 1:
         raise CorruptFile(
             f"{vocab.where}: {types.count(UNKNOWN)} tokens are of type 'unknown'; one was expected."

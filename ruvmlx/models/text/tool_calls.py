@@ -12,14 +12,14 @@ Models write tool calls in these forms (dialects):
     MISTRAL11  [TOOL_CALLS]weather[ARGS]{...}                perhaps with [CALL_ID]abcdefgh1 before [ARGS]
     HERMES     <tool_call>{"name": "weather", "arguments": {...}}</tool_call>         also Qwen's form
 
-A mark is a text such as [TOOL_CALLS] that begins or ends tool calls. Small models leave the marks out. So in
-LLAMA and HERMES, a reply that begins with such an object is a tool call without marks if the name is the name
-of a tool.
+A mark is a text such as [TOOL_CALLS] that begins or ends tool calls. Small models leave the marks out.
+Therefore in LLAMA and HERMES, a reply that begins with the JSON object of a call is a tool call without marks
+if the object has the name of a tool.
 
-Some marks are special tokens. The engine writes these marks into the reply's text if a request has tools
-(`shown_marks`). Text that only looks like a tool call stays text. If the reply ends inside a tool call, the
-parser ends the call at the end of the reply. The parser removes spaces beside tool calls, and parses no tool
-calls inside a thought.
+Some marks are special tokens. If a request has tools, the engine writes marks that are special tokens into
+the reply's text (`shown_marks`). Text that only looks like a tool call stays text. If the reply ends inside a
+tool call, the parser ends the call at the end of the reply. The parser removes spaces beside tool calls, and
+parses no tool calls inside a thought.
 """
 
 import re

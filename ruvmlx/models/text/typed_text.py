@@ -41,9 +41,9 @@ class Guard:
         return marked[:head] + GUARD + marked[head:]
 
     def inside(self, value: Any) -> Any:
-        """Mark the text in tools and tool calls (nested JSON). Templates compare words in this text
-        ("function", "string") and look up keys. So the guard does not mark a word that contains no special
-        token."""
+        """Mark the text in tools and tool calls (nested JSON). Templates compare words in the definitions of
+        tools ("function", "string") and look up keys. Because of this, the guard does not mark a word that
+        contains no special token."""
         if isinstance(value, str):
             innocent = _WORD.fullmatch(value) and not any(text in value for text in self._specials)
             return value if innocent else self(value)

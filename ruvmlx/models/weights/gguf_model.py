@@ -2,7 +2,7 @@
 
 For some families (families.py), llama.cpp's converter reorders the q and k rows of every head: row 2i + j of
 a GGUF file is row j * head_dim / 2 + i of the Hugging Face model. This module restores Hugging Face's order.
-So RoPE rotates the same pairs of rows in all loaded models.
+RoPE therefore rotates the same pairs of rows in all loaded models.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -58,8 +58,8 @@ def weights_loader(file: GGUFFile, config: ModelConfig) -> Callable[[], Weights]
 class LazyWeights(Mapping[str, np.ndarray]):
     """The weights of a GGUF file. A weight is converted when a caller reads it.
 
-    The class keeps only the last converted matrix. So a program that reads all matrices in order needs memory
-    for only one matrix.
+    The class keeps only the last converted matrix. A program that reads all matrices in order therefore needs
+    memory for only one converted matrix.
     """
 
     def __init__(self, file: GGUFFile, config: ModelConfig):

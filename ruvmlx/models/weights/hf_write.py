@@ -73,8 +73,8 @@ def config_to_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def _window(config: ModelConfig, family: Family) -> dict[str, Any]:
-    """Return the fields of the sliding window. For a Mistral model, the result has no layer_types: the window
-    then applies to all layers. mlx-lm ignores this window."""
+    """Return the fields of the sliding window. For a Mistral model, the result has no layer_types: in this
+    case transformers applies the window to all layers, but mlx-lm ignores the window."""
     if not config.sliding_window:
         return {}
     if family.window is Window.EVERY_LAYER:

@@ -1,8 +1,9 @@
 """This module returns matrices in the quantised blocks of their file, for backends that compute with these
 blocks.
 
-`Weights` gives every matrix in MLX's affine layout. The conversion to this layout rounds some types (groups
-of 16). So `stored_matrix` returns the original blocks to backends that have kernels for the blocks.
+`Weights` gives every matrix in MLX's affine layout. The conversion to the affine layout rounds the weights of
+some types (with groups of 16). Because of this, `stored_matrix` returns the original blocks to backends that
+have kernels for the blocks.
 """
 
 from dataclasses import dataclass

@@ -39,7 +39,7 @@ def append_gpu(k: mx.array, v: mx.array, turn: mx.array, traditional: bool, run=
 
 @lru_cache(8)
 def _params(n_kv: int, tokens: int) -> mx.array:
-    """Return the kernel's parameters. They are cached, because all layers of a step use the same
+    """Return the kernel's parameters. The parameters are cached, because all layers of a step use the same
     parameters."""
     return mx.array(params_of(KV_HEADS=n_kv, N_NEW=tokens), mx.int32)
 

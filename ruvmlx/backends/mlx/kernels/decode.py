@@ -3,7 +3,7 @@ kernels run one after the other: attend_decode, then attend_merge.
 
 q, q_rotated: float32 [B, n_heads, D]. q_rotated = rotate(q), for the keys of tiers that are rotated. opened:
     uint8 [B, n_kv_heads, bytes of a hot page], the last hot page of each sequence. The kernels do not read
-    the copy of this page in the pool.
+    the copies of these last pages in the pool.
 """
 
 from dataclasses import replace
@@ -125,8 +125,8 @@ def _attend_one(
 def gather_pages(
     pool: mx.array, ids: list[int], tier: int, head_dim: int, opened: mx.array | None = None
 ) -> tuple[mx.array, mx.array]:
-    """Return K and V: float32 [n_kv_heads, 64 * len(ids), head_dim]. opened: this page replaces the last
-    page."""
+    """Return K and V: float32 [n_kv_heads, 64 * len(ids), head_dim]. opened: a page that replaces the last
+    page of `ids`; None: no page is replaced."""
     found = pool[mx.array(ids)]
     if opened is not None:
         found = mx.concatenate([found[:-1], opened.reshape(1, *found.shape[1:])])

@@ -1,8 +1,8 @@
 """This kernel demotes whole KV pages: it converts them to the next lower tier, which has fewer bits.
 
-Every implementation of this conversion gives the same bytes, because all use float32, true divisions, and
-rounding of ties to even (metal_kernels/quantise.h). The outputs are new pages uint8 [n, n_kv_heads,
-page_bytes]. The cache copies these pages into its pool.
+Every implementation of a demotion (NumPy, C, GPU) gives the same bytes, because all implementations use
+float32, true divisions, and rounding of ties to even (metal_kernels/quantise.h). The outputs are new pages
+uint8 [n, n_kv_heads, page_bytes]. The KV cache copies the new pages into its pool.
 """
 
 from functools import lru_cache
@@ -41,8 +41,8 @@ def demote_gpu(pool: mx.array, ids: list[int], head_dim: int, to: int, run=Kerne
 
 @lru_cache(4)
 def _arguments(ids: tuple[int, ...], n_kv: int) -> tuple[mx.array, mx.array]:
-    """Return the kernel's page ids and parameters. They are cached, because all layers use the same
-    arguments."""
+    """Return the kernel's page ids and parameters. The arguments are cached, because all layers use the same
+    ones."""
     return mx.array([*ids, *[0] * 8], mx.int32), mx.array(params_of(KV_HEADS=n_kv), mx.int32)
 
 

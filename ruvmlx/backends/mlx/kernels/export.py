@@ -1,9 +1,9 @@
 """This module writes the Metal source of every kernel to files, one file for each set of the kernel's
 template values. The module needs no GPU.
 
-MLX makes the text when it traces a call: header, signature, body and the template's instantiation. Before
-this text MLX puts a preamble of its own, metal::utils(), which Python cannot see. PREAMBLE replaces that
-preamble, so that a file can be compiled alone:  xcrun -sdk macosx metal -c attend_decode-D64-G3.metal
+MLX makes the text when it traces a call: header, signature, body and the template's instantiation. Before the
+text of a kernel, MLX puts a preamble of its own, metal::utils(), which Python cannot see. PREAMBLE replaces
+that preamble, so that a file can be compiled alone:  xcrun -sdk macosx metal -c attend_decode-D64-G3.metal
 """
 
 from collections.abc import Iterator
@@ -64,7 +64,7 @@ def title(kernel: Kernel, chosen: tuple[Template, ...]) -> str:
 
 def source(kernel: Kernel, chosen: tuple[Template, ...]) -> str:
     """Return the text that MLX passes to Metal's compiler after its preamble. The sizes of the arrays do not
-    change the text if they are 8 or more."""
+    change the text if each size is 8 or more."""
     inputs = [mx.zeros(64, kernel.dtypes(chosen)[c_type]) for _, c_type in kernel.inputs]
     shapes = [(64,)] * len(kernel.outputs)
     found: list[str] = []

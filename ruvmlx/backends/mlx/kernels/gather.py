@@ -2,8 +2,8 @@
 mask, over the new tokens themselves.
 
 The kernel dequantises older pages into the same array as the new rows, a few KV heads at a time. MLX's own
-fused attention, which uses the GPU's matrix units, then computes the attention over this array. If there are
-no older pages, the attention uses the new rows directly.
+fused attention, which uses the GPU's matrix units, then computes the attention over the array of all keys and
+values. If there are no older pages, the attention uses the new rows directly.
 """
 
 from dataclasses import dataclass, replace
@@ -38,8 +38,8 @@ BLOCK = 64 << 20  # the maximum number of bytes of keys and values that are dequ
 
 @dataclass(frozen=True)
 class PromptChunk:
-    """The n new tokens of one sequence. They come after the tokens of the only view in `table`. One object
-    serves all layers of a step."""
+    """The n new tokens of one sequence. The new tokens come after the tokens of the only view in `table`. One
+    object serves all layers of a step."""
 
     table: GPUPageTable
     tokens: int
@@ -60,8 +60,8 @@ class PromptChunk:
 
     @cached_property
     def heads(self) -> int:
-        """Return the number of KV heads to process at a time. The keys and values of these heads take at most
-        BLOCK bytes in f16."""
+        """Return the number of KV heads to process at a time. The keys and values of this number of heads
+        take at most BLOCK bytes in f16."""
         return max(1, min(self.table.n_kv_heads, BLOCK // (4 * self.table.head_dim * self.total)))
 
     @cached_property

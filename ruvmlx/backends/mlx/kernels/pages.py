@@ -131,7 +131,7 @@ class GPUPageTable:
     ):
         self.views = [check(view) for view in views]
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
-        self.on_gpu = on_gpu(head_dim)  # this attribute saves three calls of on_gpu() in each layer
+        self.on_gpu = on_gpu(head_dim)  # stored here, because each layer would call on_gpu() three times
         self.shared = shared_heads(n_heads // n_kv_heads, head_dim)
         costs = [view.visible_cost for view in self.views]
         split = split or max(LEAST_SPLIT, -(-sum(costs) * n_heads // self.shared // THREADGROUPS))

@@ -57,8 +57,8 @@ def _is_whole(piece: str) -> bool:
 
 
 def prune(pieces: Sequence[Definition], body: str) -> list[Definition]:
-    """Return the pieces of the headers that a kernel's body needs, directly or through other pieces. Their
-    order does not change."""
+    """Return the pieces of the headers that a kernel's body needs, directly or through other pieces. The
+    order of the pieces does not change."""
     words, kept = set(_WORD.findall(body)), set[Definition]()
     while fresh := {p for p in pieces if p not in kept and (not p.names or p.names & words)}:
         words |= {word for piece in fresh for word in _WORD.findall(piece.code)}

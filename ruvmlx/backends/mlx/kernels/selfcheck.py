@@ -101,7 +101,7 @@ class Sample:
     def pools(self) -> list[mx.array]:
         """Return the pools by tier: two pages in each tier except the hot tier."""
         found = [self.hot]
-        # The newest two pages stay in this tier. The older pages go to the next lower tier.
+        # In the sample, the newest two pages stay in each tier. The older pages go to the next lower tier.
         for to in reversed(range(HOT)):
             found.append(demote.demote_ops(found[-1][: 2 * to + 2], self.dim, to))
         found = [pool[-2:] for pool in found[:0:-1]] + [self.hot]
@@ -134,8 +134,8 @@ class Sample:
 
 
 def cases(shapes: Shapes) -> list[Case]:
-    """Return the case of mlx-lm's own graph, then the cases of the kernels if there are kernels for heads of
-    this size."""
+    """Return the case of mlx-lm's own graph, then the cases of the kernels if there are kernels for the
+    model's head size."""
     if shapes.head_dim not in HEAD_DIMS:
         return [graph_case(shapes)]
     with mx.stream(mx.cpu):
@@ -155,8 +155,8 @@ def append_case(s: Sample) -> Case:
 
 
 def rope_append_case(s: Sample) -> Case:
-    """Return the case of the kernel rope_append. The open page's other rows are zeros, because they hold no
-    token yet and NaN cannot be compared."""
+    """Return the case of the kernel rope_append. The open page's other rows are zeros, because these rows
+    hold no token yet, and NaN cannot be compared."""
     q, k, v = (x[:1].reshape(1, -1) for x in (s.q, s.k, s.v))
     table, turn = pages.GPUPageTable([s.view], *s.heads), s.turn[s.tokens - 1 :]
     opened = mx.zeros((1, s.shapes.n_kv_heads, 2, PAGE, 2 * s.dim), mx.uint8)
@@ -211,7 +211,7 @@ def decode_case(s: Sample) -> Case:
 
 def short_decode_case(s: Sample) -> Case:
     """Return the case of `decode_case` with few tokens. With few tokens, launches and idle simdgroups take
-    much of the time. This case never fails because of its time."""
+    much of the time. The check never fails because this case is slow."""
     wide, pools, dtype = s.q[:1].astype(mx.float32), s.pools, s.q.dtype
     new = rope_append.Turned(wide, demote.rotate(wide), s.hot[-2:-1])
     table = pages.GPUPageTable([s.view_of(BRIEF)], *s.heads)

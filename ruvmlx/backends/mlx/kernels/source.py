@@ -153,7 +153,8 @@ class Kernel:
                 raise ValueError(f"[{self.name}] {name} has {array.size} elements, must have at least 8")
 
     def names(self) -> tuple[str, list[str], list[str]]:
-        """Return the names of the kernel, its inputs and its outputs, as MLX needs them."""
+        """Return the names of the kernel, its inputs and its outputs, in the form that MLX's kernel functions
+        need."""
         return f"ruvmlx_{self.name}", [name for name, _ in self.inputs], [name for name, _ in self.outputs]
 
 
