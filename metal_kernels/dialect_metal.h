@@ -2,7 +2,7 @@
 // dialect_cuda.h and dialect_sim.h define the same words.
 #define FN inline
 #define CONST_FN inline constexpr
-#define CONSTANT constant constexpr // only for program scope: Metal needs an address space there, but allows none in a function
+#define CONSTANT constant constexpr // only at program scope: there Metal requires an address space, which it forbids in functions
 #define THREAD thread
 #define GLOBAL_IN(T) const device T *
 #define GLOBAL_OUT(T) device T *

@@ -1,13 +1,14 @@
-"""Measure PyTorch's attention for one new token on a long f16 cache, to compare the tiered kernel with it.
+"""Measure the time of PyTorch's attention for one new token on a long f16 cache, to compare the tiered kernel
+with it.
 
     python3 metal_kernels/cuda/compare_torch.py [--tokens 32768] [--kv-heads 8] [--group 4] [--dim 128]
 
-One layer runs at batch 1 with each backend of scaled_dot_product_attention that takes the shapes:
-  repeated     K and V repeated to all query heads (what a model without grouped-query support does)
-  grouped      enable_gqa=True, K and V as they are
-  as a batch   the group's queries as rows of one head: K and V are read once
-Eight caches take turns, so that none is read from the L2 cache; a CUDA graph keeps Python out of the
-time. GB/s count K and V once, however often they are read.
+One layer runs at batch size 1, with each backend of scaled_dot_product_attention that takes the shapes:
+  repeated     K and V are repeated to all query heads, as in a model without grouped-query support
+  grouped      enable_gqa=True; K and V are not repeated
+  as a batch   the queries of the group are rows of one head, so K and V are read once
+Eight caches take turns, so that no cache is read from the L2 cache. A CUDA graph keeps the time of Python out
+of the measured time. GB/s count the bytes of K and V once, even if a backend reads them more often.
 """
 
 import argparse
@@ -41,7 +42,7 @@ def variants(group: int) -> dict:
 
 
 def seconds(work) -> float:
-    """Median of 15 replays of a graph of `work`."""
+    """Return the median time of 15 replays of a CUDA graph of `work`, in seconds."""
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for _ in range(3):

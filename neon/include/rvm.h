@@ -1,16 +1,16 @@
-/* librvm has the C kernels of ruvmlx.
+/* librvm is the library with the C kernels of ruvmlx.
  *
- * Arrays are float32 and row-major. The kernels allocate no memory, start no threads and have no dependencies.
- * Pointers need no alignment, and sizes need no padding. Buffers must not overlap.
+ * Arrays are float32 and row-major. The kernels allocate no memory, start no threads and have no dependencies. Pointers
+ * need no alignment, and sizes need no padding. Buffers must not overlap.
  *
- *   const rvm_kernels *k = rvm_impl(NULL);          // the fastest that this machine can run
+ *   const rvm_kernels *k = rvm_impl(NULL);          // the fastest implementation that this machine can run
  *   int rc = k->head_add(hidden, a, b, scale, tokens, dim, vocab, rank, logits);
  *
- * Every kernel returns RVM_OK, or an error code that says why it did nothing:
+ * Every kernel returns RVM_OK, or an error code that says why the kernel did nothing:
  *   RVM_BAD_ARGUMENT  a null pointer, a size of 0, a rank over RVM_MAX_RANK, a token id out of range
- *   RVM_NOT_FINITE    an input or a result is NaN or Inf, unless the kernel's comment says "Passes NaN on". Weights and
- *                     accumulators are unchanged then; the contents of other outputs are undefined.
- * A logit of -inf is no error: it means probability 0.
+ *   RVM_NOT_FINITE    an input or a result is NaN or Inf, unless the kernel's comment says "Passes NaN on". The kernel has
+ *                     not changed weights and accumulators then; the contents of other outputs are undefined.
+ * A logit of -inf is no error, because it means probability 0.
  */
 #ifndef RVM_H
 #define RVM_H
@@ -28,7 +28,7 @@ extern "C" {
 #define RVM_API
 #endif
 
-#define RVM_ABI_VERSION 17 /* changes with any signature or field in these headers */
+#define RVM_ABI_VERSION 17 /* the number grows when a signature or a field in these headers changes */
 #define RVM_MAX_RANK 64
 
 enum { RVM_OK = 0, RVM_BAD_ARGUMENT = 1, RVM_NOT_FINITE = 2 };

@@ -1,11 +1,12 @@
-/* Part of rvm.h, which includes it. */
+/* This header is a part of rvm.h, which includes it. */
 #ifndef RVM_PUBLIC_KERNELS_H
 #define RVM_PUBLIC_KERNELS_H
 
-/* These kernels learn at the output head. MicroLoRA is the LoRA of the output head that ratings change. A trace is the
- * gradient of a reply's log-probability. The evidence is a set of sums over the rated traces. */
+/* These kernels learn at the output head of the model. MicroLoRA is the LoRA of the output head, which ratings change.
+ * A trace is the gradient of a reply's log-probability with respect to the weights of MicroLoRA. The evidence is a set
+ * of sums over the traces of all rated replies. */
 
-/* A weight array with its gradient.  w, g: [n].  velocity: [n], or NULL for no momentum. */
+/* A weight array and its gradient.  w, g: [n].  velocity: [n] for an update with momentum, or NULL. */
 typedef struct {
     float *w;
     float *velocity;
@@ -13,11 +14,12 @@ typedef struct {
     size_t n;
 } rvm_param;
 
-/* How a token is drawn (ruvmlx/sampling.py). The filters see the distribution p at temperature 1.
+/* The settings by which a token is drawn (ruvmlx/sampling.py). top_p, min_p and top_k are filters, which see the
+ * distribution p at temperature 1.
  *   temperature: > 0
- *   top_p: keep the fewest most likely ids whose p sum to top_p; 1 is off
- *   min_p: keep ids with p >= min_p * max(p); 0 is off
- *   top_k: keep the k most likely ids; 0 is off
+ *   top_p: keep the fewest most likely ids whose p sum to top_p; 1 turns this filter off
+ *   min_p: keep ids with p >= min_p * max(p); 0 turns this filter off
+ *   top_k: keep the k most likely ids; 0 turns this filter off
  *   u: a uniform random number, 0 <= u < 1 */
 typedef struct {
     double temperature, top_p, min_p, u;
@@ -26,28 +28,30 @@ typedef struct {
 
 typedef struct rvm_layers rvm_layers;
 
-/* An implementation of all kernels.  T: tokens, D: hidden size, V: vocabulary, R: rank.
- * lora_a: [D, R]   lora_b: [R, V]   scale s */
+/* An implementation of all kernels for one instruction set.  T: tokens, D: hidden size, V: vocabulary, R: rank.
+ * lora_a: [D, R]   lora_b: [R, V]   s: the scale of the LoRA */
 typedef struct {
-    const char *name; /* "scalar", "avx2" .. */
+    const char *name; /* name of the implementation: "scalar", "avx2" .. */
 
-    /* *out = sum_i x[i] * y[i] */
+    /* Compute the dot product *out = sum_i x[i] * y[i]. */
     int (*dot)(const float *x, const float *y, size_t n, double *out);
 
-    /* Return RVM_OK if every |x[i]| <= most, a finite number; return RVM_NOT_FINITE if not, or for NaN. */
+    /* Return RVM_OK if every |x[i]| <= most. Return RVM_NOT_FINITE if not, or if a number is NaN. most: a finite
+     * number. */
     int (*all_within)(const float *x, size_t n, float most);
 
-    /* velocity = mu * velocity + eta * g;  w += velocity      (w += eta * g without velocity)
-     * One call updates several arrays. It changes no array if any new weight is not finite. */
+    /* Add a step to weights: velocity = mu * velocity + eta * g;  w += velocity      (w += eta * g without velocity)
+     * One call updates several arrays. If any new weight is not finite, the call changes no array. */
     int (*micro_update)(const rvm_param *params, size_t n_params, float eta, float mu);
 
-    /* logits += s * (hidden @ lora_a) @ lora_b      hidden: [T, D]   logits: [T, V], in place
+    /* Add the LoRA to the logits: logits += s * (hidden @ lora_a) @ lora_b      hidden: [T, D]   logits: [T, V], in
+     * place
      * Passes NaN on. */
     int (*head_add)(const float *hidden, const float *lora_a, const float *lora_b, float s, size_t tokens,
                     size_t dim, size_t vocab, size_t rank, float *logits);
 
     /* Add the exact eligibility trace of one generated token y to e_a and e_b.
-     * h: [D]   logits: [V] with the adapter applied   e_a: [D, R]   e_b: [R, V]
+     * h: [D], the hidden state   logits: [V], with the adapter applied   e_a: [D, R]   e_b: [R, V]
      *   u = lora_a^T h    delta = onehot(y) - softmax(logits)
      *   e_b += s * u delta^T        e_a += s * h (lora_b delta)^T
      *   logprob[0] = log p(y)       logprob[1] = log p(y) under logits - s * lora_b^T u, the frozen model */
@@ -55,51 +59,61 @@ typedef struct {
                             float s, size_t dim, size_t vocab, size_t rank, size_t y, float *e_a, float *e_b,
                             double *logprob);
 
-    /* out[0] = mean_m KL(new || frozen),  new_m ~ p0_m * e^d_m,  d_m = s * u_m @ lora_b
+    /* Compute the KL divergence between the model with the adapter (new) and the frozen model, as the mean over M
+     * contexts:
+     * out[0] = mean_m KL(new || frozen),  new_m ~ p0_m * e^d_m,  d_m = s * u_m @ lora_b
      * out[1] = mean_m log sum_v p0_m[v] e^d_m[v] / sum_v p0_m[v]
-     * p0: [M, V] probabilities of M contexts without d; a row's sum may differ from 1   u: [M, R] = hidden @ lora_a
-     * log_ratio: [M, V] = log(p0 / frozen), or NULL if p0 is the frozen model's */
+     * p0: [M, V] probabilities of M contexts without d; the sum of a row can differ from 1   u: [M, R] = hidden @
+     * lora_a
+     * log_ratio: [M, V] = log(p0 / frozen), or NULL if p0 is the frozen model's distribution */
     int (*kl_to_frozen)(const float *p0, const float *log_ratio, const float *u, const float *lora_b, float s,
                         size_t contexts, size_t vocab, size_t rank, double *out);
 
-    /* Add one rating of weight w to the evidence for n coordinates, which are learned numbers (ruvmlx/sona/instant.py).
-     * held, out: [3, n], the sums G, S and L   gradient, information: [n]
+    /* Add one rating of weight w to the evidence for n coordinates. A coordinate is one learned number
+     * (ruvmlx/sona/instant.py).
+     * held, out: [3, n], the sums G, S and L before and after   gradient (g), information (f): [n]
      *   out = kept * held + (w g, (w g)^2, |w| f)
      * Passes NaN on. */
     int (*evidence_add)(const float *held, const float *gradient, const float *information, float w,
                         float kept, size_t n, float *out);
 
-    /* Compute the learned numbers (theta) from the sums that evidence_add keeps (the evidence), for the coordinates
-     * [first, last) of n and for each of the R ranks of the LoRA.
-     * evidence: [3, R, n]   precision: [n]   theta: [R, n], only the coordinates [first, last) are written
+    /* Compute the learned numbers (theta) from the evidence, which is the sums G, S and L of evidence_add. The call
+     * computes the coordinates [first, last) of n, for each of the R ranks of the LoRA.
+     * evidence: [3, R, n]   precision: [n]   theta: [R, n], of which only the coordinates [first, last) are written
      *   theta = step * G / (precision + L) * G^2 / (G^2 + agree * S + 1e-12)
-     * times, for each rank, max(0, 1 - noise * sum S / max(sum G^2, 1e-12)) over [first, last).
+     * For each rank, theta is also multiplied by max(0, 1 - noise * sum S / max(sum G^2, 1e-12)), with sums over
+     * [first, last).
      * Passes NaN on. */
     int (*evidence_push)(const float *evidence, const float *precision, float step, float agree, float noise,
                          size_t rank, size_t n, size_t first, size_t last, float *theta);
 
-    /* Compute lora_b after a rating: out = c * lora_b, except for the columns at[i], which become s * block[.][i]. If c
-     * is 0, lora_b is not read and may be NULL.
+    /* Compute lora_b after a rating: out = c * lora_b, but the columns at[i] become s * block[.][i]. If c is 0, the
+     * call does not read lora_b, which can then be NULL.
      * block: [R, width], of which the first n columns are used   at: [n]   out: [R, V]
-     * RVM_NOT_FINITE if a number of c * lora_b or s * block is not within +-most; out is undefined then. */
+     * Return RVM_NOT_FINITE if a number of c * lora_b or s * block is not within +-most; then out is undefined. */
     int (*micro_place)(const float *lora_b, float c, const float *block, const int32_t *at, float s,
                        size_t rank, size_t vocab, size_t n, size_t width, float most, float *out);
 
-    /* logprob[t] = logits[t][y[t]] - logsumexp(logits[t])      logits: [T, V]   y, logprob: [T] */
+    /* Compute the log-probabilities of tokens: logprob[t] = logits[t][y[t]] - logsumexp(logits[t])      logits: [T, V]
+     * y, logprob: [T] */
     int (*logprobs)(const float *logits, const int32_t *y, size_t tokens, size_t vocab, double *logprob);
 
-    /* Draw a token: *token = the first id that the filters keep at which the running sum of p^(1 / temperature) exceeds
-     * u times the whole sum. With top_p or top_k the most likely ids come first, ties by id; without them ids rise.
+    /* Draw a token. The filters keep some ids, and each id has the weight p^(1 / temperature). *token = the first id at
+     * which the running sum of the weights exceeds u times the sum of all weights. With top_p or top_k, the most likely
+     * ids come first, and ids of equal probability are ordered by id. Without these filters, the ids come in rising
+     * order.
      * logits: [V]   scratch: [2 V] */
     int (*draw)(const float *logits, size_t vocab, const rvm_drawing *how, uint64_t *scratch, int32_t *token);
 
-    const rvm_layers *layers; /* layers for the same instruction set (rvm_layers.h) */
+    const rvm_layers *layers; /* the layers (rvm_layers.h) for the same instruction set */
 } rvm_kernels;
 
-/* Return the implementation called `name`; for NULL, the fastest; NULL if this machine cannot run it. */
+/* Return the implementation called `name`, or the fastest implementation for NULL. Return NULL if this machine cannot
+ * run it. */
 RVM_API const rvm_kernels *rvm_impl(const char *name);
 
-/* Return the name of the index-th implementation that this machine can run, fastest first; NULL past the last. */
+/* Return the name of implementation number `index` of those that this machine can run, fastest first. Return NULL after
+ * the last one. */
 RVM_API const char *rvm_impl_name(size_t index);
 
 RVM_API int rvm_abi_version(void);

@@ -1,90 +1,98 @@
-/* Part of rvm.h, which includes it. */
+/* This header is a part of rvm.h, which includes it. */
 #ifndef RVM_PUBLIC_LAYERS_H
 #define RVM_PUBLIC_LAYERS_H
 
-/* The layers are a decoder's computations between its matrix products. */
+/* rvm_layers has the computations of a decoder between its matrix products: norms, rope, attention, activation
+ * functions. */
 
-#define RVM_PARTIAL(head_dim) ((head_dim) + 2) /* floats of a row of partial attention: sum O, max score m (base 2), weights' sum l */
+#define RVM_PARTIAL(head_dim) ((head_dim) + 2) /* floats of a row of partial attention: the sum O, the largest score m, the weights' sum l */
 
-/* The next token of a sequence of `offset` tokens. pages[i] holds the sequence's positions 64 i to 64 i + 63. */
+/* An rvm_row stands for the next token of one sequence, which has `offset` tokens. pages[i] holds the positions 64 i to
+ * 64 i + 63 of the sequence. */
 typedef struct {
     const rvm_page *pages;
     size_t offset;
     int32_t token;
 } rvm_row;
 
-/* Attention of consecutive tokens over one key-value head, for all `group` query heads that share it. */
+/* The arguments of attention: queries of consecutive tokens, over one key-value head, for all `group` query heads that
+ * share this head. */
 typedef struct {
-    const rvm_page *pages;    /* [end_page]; pages before first_page are not read */
-    const rvm_row *rows;      /* not NULL: query t is the next token of rows[t], each with offset `position`; pages is
-                               * then rows[0].pages. A page that all rows share is read once. */
+    const rvm_page *pages;    /* [end_page]; the pages before first_page are not read */
+    const rvm_row *rows;      /* not NULL: query t is the next token of sequence rows[t]. Every row has the offset
+                               * `position`, and `pages` is rows[0].pages. A page that all rows share is read once. */
     size_t head;              /* index of the head-page in each page: layer * n_kv_heads + key-value head */
     const rvm_matmul *matmul; /* the implementation for pages of codes; NULL if all pages are hot */
     size_t head_dim, group;
-    const float *q; /* query t, head g: q + t * q_stride + g * head_dim; before rope */
+    const float *q; /* the queries before rope: token t, head g begins at q + t * q_stride + g * head_dim */
     size_t q_stride;
-    const float *turn; /* [queries][head_dim]: the cosines, then the sines, of each query's angles */
-    size_t queries, position; /* position of the first query; a query sees itself and all tokens before it */
-    const float *slopes;      /* [group], ALiBi: a score gets slope * (key's position - query's); NULL: no slopes */
-    size_t window;            /* the maximum number of tokens that a query sees, with itself; 0: all */
+    const float *turn; /* [queries][head_dim]: the cosines, then the sines, of the rope angles of each query */
+    size_t queries, position; /* position: the position of the first query; a query sees itself and all tokens before it */
+    const float *slopes;      /* [group], ALiBi: a score gets slope * (key's position - query's position); NULL: no slopes */
+    size_t window;            /* the maximum number of tokens that a query sees, including itself; 0: no maximum */
     size_t first_page, end_page;
-    float *out; /* query t, head g: out + t * out_stride + g * head_dim */
+    float *out; /* the results: token t, head g begins at out + t * out_stride + g * head_dim */
     size_t out_stride;
-    float *partial; /* not NULL: [queries * group][RVM_PARTIAL(head_dim)], the output for merge instead of out */
-    float *scratch; /* [rvm_attention_scratch(queries * group, head_dim)] */
+    float *partial; /* not NULL: the output, for `merge` and in place of out: [queries * group][RVM_PARTIAL(head_dim)] */
+    float *scratch; /* scratch memory, [rvm_attention_scratch(queries * group, head_dim)] */
 } rvm_attention;
 
 RVM_API size_t rvm_attention_scratch(size_t rows, size_t head_dim);
 
-/* Arrays are float32 if no other type is named.  T: tokens, D: width. */
+/* An implementation of all layers for one instruction set. Arrays are float32 if no other type is named. T: tokens,
+ * D: width. */
 struct rvm_layers {
     const char *name; /* the same name as in rvm_kernels */
 
-    /* y = x / sqrt(mean(x^2) + eps) * weight      x, y: [T, D]   weight: [D] */
+    /* RMS norm: y = x / sqrt(mean(x^2) + eps) * weight      x, y: [T, D]   weight: [D] */
     int (*rms_norm)(const float *x, const float *weight, float eps, size_t tokens, size_t dim, float *y);
 
-    /* y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias      x, y: [T, D]   weight: [D]   bias: [D] or NULL */
+    /* LayerNorm: y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias
+     * x, y: [T, D]   weight: [D]   bias: [D] or NULL */
     int (*layer_norm)(const float *x, const float *weight, const float *bias, float eps, size_t tokens, size_t dim,
                       float *y);
 
-    /* Turn the pairs (x_i, x_{i + d/2}) by the token's angles; if traditional, the pairs (x_2i, x_2i+1).
+    /* Turn the pairs (x_i, x_{i + d/2}) of each head by the angles of the token (RoPE). If traditional, turn the pairs
+     * (x_2i, x_2i+1).
      * x, y: [T, heads, d]   turn: [T, d], the cosines of d/2 angles, then their sines */
     int (*rope)(const float *x, const float *turn, size_t tokens, size_t heads, size_t head_dim,
                 int traditional, float *y);
 
-    /* y = gate / (1 + e^-gate) * up      y may be gate */
+    /* SwiGLU: y = gate / (1 + e^-gate) * up      y and gate can be the same array */
     int (*swiglu)(const float *gate, const float *up, size_t n, float *y);
 
-    /* y = x * Phi(x), Phi: the cumulative standard normal distribution      y may be x */
+    /* GELU: y = x * Phi(x), Phi: the cumulative standard normal distribution      y and x can be the same array */
     int (*gelu)(const float *x, size_t n, float *y);
 
-    /* to_half rounds to nearest, ties to even; an overflow becomes infinity. from_half is exact. */
+    /* Convert floats to halves and back. to_half rounds to nearest, ties to even; an overflow becomes infinity.
+     * from_half is exact. */
     int (*to_half)(const float *x, size_t n, uint16_t *y);
     int (*from_half)(const uint16_t *x, size_t n, float *y);
 
-    /* Compute y += s (x A) B in two steps, so that threads can share the columns of B. Step 1:
+    /* Compute a LoRA, y += s (x A) B, in two steps, so that threads can share the columns of B. Step 1:
      * u = s x A      x: [T, in]   A: [in, R]   u: [T, R] */
     int (*lora_project)(const float *x, const float *lora_a, float s, size_t tokens, size_t in, size_t rank,
                         float *u);
-    /* Step 2: y[t][i] += (u B)[t][first + i], i < n      B: [R, out]   y: rows of `stride` floats */
+    /* Step 2 of a LoRA: y[t][i] += (u B)[t][first + i], i < n      B: [R, out]   y: rows of `stride` floats */
     int (*lora_add)(const float *u, const float *lora_b, size_t tokens, size_t rank, size_t out, size_t first,
                     size_t n, float *y, size_t stride);
 
-    /* Store T tokens of one head after the first `at` tokens of a page.  k, v: rows of `stride` floats; rope turns k. */
+    /* Store the keys and values of T tokens of one head in a page, after the first `at` tokens of the page.  k, v: rows
+     * of `stride` floats; rope turns k. */
     int (*append)(const float *k, const float *v, size_t stride, const float *turn, size_t tokens,
                   size_t head_dim, size_t at, uint16_t *keys, uint16_t *values);
 
-    /* Compute softmax(q . k / sqrt(head_dim)) v over the pages [first_page, end_page). */
+    /* Compute attention, softmax(q . k / sqrt(head_dim)) v, over the pages [first_page, end_page). */
     int (*attend)(const rvm_attention *a);
 
-    /* Join `parts` partial results of attend into out[rows][head_dim]; part i begins at partial + i * stride. */
+    /* Join `parts` partial results of attend into out[rows][head_dim]. Part i begins at partial + i * stride. */
     int (*merge)(const float *partial, size_t parts, size_t stride, size_t rows, size_t head_dim, float *out);
 
-    /* Compute rvm_pages_demote; all implementations give the same bytes. */
+    /* Convert head-pages to a lower tier, as rvm_pages_demote does. All implementations give the same bytes. */
     int (*demote)(rvm_tier from, const uint8_t *src, rvm_tier to, uint8_t *dst, size_t n, size_t head_dim);
 };
 
-/* Return the layers of rvm_impl(name). */
+/* Return the layers of the implementation rvm_impl(name). */
 RVM_API const rvm_layers *rvm_layers_impl(const char *name);
 
 #endif

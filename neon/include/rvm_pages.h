@@ -1,25 +1,25 @@
-/* Part of rvm.h, which includes it. */
+/* This header is a part of rvm.h, which includes it. */
 #ifndef RVM_PUBLIC_PAGES_H
 #define RVM_PUBLIC_PAGES_H
 
 /* A KV page holds the keys and values of RVM_PAGE_TOKENS consecutive tokens.
  *
- * A tier is a storage precision: hot, warm or cold. New tokens go into a hot page. When newer tokens follow, a page is copied to
- * the next lower tier. A page holds all
- * layers and key-value heads, [layer][kv head], each as one head-page of rvm_head_page_bytes(tier, head_dim) bytes.
+ * A tier is a storage precision: hot, warm or cold. New tokens go into a hot page. When newer tokens follow, a page is
+ * converted to the next lower tier. A page holds all layers and key-value heads, [layer][kv head]. Each of them is a
+ * head-page of rvm_head_page_bytes(tier, head_dim) bytes.
  * A hot head-page has IEEE half floats:
- *   keys   [head_dim][RVM_PAGE_TOKENS]      turned by rope; one row per dimension
+ *   keys   [head_dim][RVM_PAGE_TOKENS]      turned by rope; one row for each dimension
  *   values [RVM_PAGE_TOKENS][width]         width = head_dim rounded up to 16
- * The codes of a head-page have the order that is fastest for the kernels. rvm_page_canonical converts it to the order
- * that other implementations share (metal_kernels/README.md). */
+ * A head-page of another tier has codes (small integers) in the order that is fastest for the kernels.
+ * rvm_page_canonical converts this order to the order that other implementations share (metal_kernels/README.md). */
 
 enum { RVM_PAGE_TOKENS = 64, RVM_MAX_HEAD_DIM = 512 };
 
-/* The tiers, one row each, from the oldest tokens to the newest. A hot page has half floats; other pages have codes
- * of 4 or 8 bits (metal_kernels/README.md).
- *   rotated  1 if keys are rotated before they become codes; their queries are rotated too
- *   terms    the number of int8 numbers for each number of a query or a weight. With one term the error
- *            is 0.6% of the largest number: the same as with codes of 8 bits, far less than with codes of 4 bits (10%).
+/* The tiers. Each tier has one row, from the oldest tokens to the newest. A hot page has half floats. The other pages
+ * have codes of 4 or 8 bits (metal_kernels/README.md).
+ *   rotated  1 if keys are rotated before they become codes; the queries for these keys are rotated, too
+ *   terms    how many int8 numbers stand for one number of a query or a weight. With one term the error is 0.6% of the
+ *            largest number: the same as with codes of 8 bits, far less than with codes of 4 bits (10%).
  * ruvmlx/tiers.py and metal_kernels/pages.h have the same rows; tests/kv/test_tiers.py compares them.
  *
  *       name  bits  rotated  terms */
@@ -30,27 +30,31 @@ enum { RVM_PAGE_TOKENS = 64, RVM_MAX_HEAD_DIM = 512 };
 #define RVM_TIER_NUMBER(name, bits, rotated, terms) RVM_##name,
 typedef enum { RVM_CODE_TIERS(RVM_TIER_NUMBER) RVM_HOT } rvm_tier;
 
-/* Return "COLD", "WARM" or "HOT"; NULL past the last tier. */
+/* Return the name of a tier: "COLD", "WARM" or "HOT". Return NULL after the last tier. */
 RVM_API const char *rvm_tier_name(size_t tier);
 
 typedef struct {
-    uint8_t *data; /* starts at a multiple of 64 bytes */
-    uint32_t tier; /* rvm_tier */
+    uint8_t *data; /* begins at a multiple of 64 bytes */
+    uint32_t tier; /* an rvm_tier */
     uint32_t unused;
 } rvm_page;
 
-/* Return the size in bytes of one KV page of one head. The size is a multiple of 64. Return 0 for an invalid tier or head_dim. */
+/* Return the number of bytes of a head-page (one KV page of one head). The number is a multiple of 64. Return 0 for an
+ * invalid tier or head_dim. */
 RVM_API size_t rvm_head_page_bytes(rvm_tier tier, size_t head_dim);
 
-/* Convert n consecutive head-pages from one tier to a lower tier. The bytes are the same as with a step for each tier. */
+/* Convert n consecutive head-pages from one tier to a lower tier. A conversion over several tiers gives the same bytes
+ * as one step after the other. */
 RVM_API int rvm_pages_demote(rvm_tier from, const uint8_t *src, rvm_tier to, uint8_t *dst, size_t n,
                              size_t head_dim);
 
-/* Get zeroed memory for a page directly from the operating system (NULL: no memory is free), and give it back. */
+/* rvm_page_make gets zeroed memory for a page directly from the operating system. It returns NULL if no memory is free.
+ * rvm_page_free gives the memory back. */
 RVM_API uint8_t *rvm_page_make(size_t bytes);
 RVM_API void rvm_page_free(uint8_t *page, size_t bytes);
 
-/* Convert a head-page to the byte order of metal_kernels/README.md, and back. Hot: K f16 [64][head_dim], then V f16 [64][head_dim]. */
+/* Convert a head-page to the byte order of metal_kernels/README.md, and back. A hot head-page becomes K f16
+ * [64][head_dim], then V f16 [64][head_dim]. */
 RVM_API int rvm_page_canonical(rvm_tier tier, const uint8_t *page, size_t head_dim, uint8_t *out);
 RVM_API int rvm_page_from_canonical(rvm_tier tier, const uint8_t *in, size_t head_dim, uint8_t *page);
 

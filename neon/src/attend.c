@@ -1,16 +1,18 @@
-/* This file has attention over pages (rvm_layers.h) with an online softmax: after each page it corrects the maximum m,
- * the sum l and the output O, so the scores of all pages are never stored together. This file multiplies hot pages in
- * float; the matrix kernels (page_kernel.h) multiply pages of codes. The build compiles it once per instruction set. */
+/* This file computes attention over pages (rvm_layers.h) with an online softmax. After each page it corrects the
+ * maximum m, the sum l and the output O, so it never stores the scores of all pages together. It multiplies hot pages
+ * in float. For pages of codes it calls the matrix kernels (page_kernel.h). The build compiles this file once for each
+ * instruction set. */
 #include "layers.h"
 #include "page_terms.h"
 
 enum { PAGE = RVM_PAGE_TOKENS, ROWS = 6 };
 _Static_assert((int)ROW_SUMS == (int)SUMS && PAGE % SUMS == 0, "sums_add adds whole pages");
 
-/* Compute c[m][n] = a[m][k] @ b[k][n]  (or +=) for the rows and vectors that fit into the registers.
- * b: float, or half, which is converted while it is read.  Callers pass constants for m, vectors and half.
- * soon: the data that is read next, as large as b; it is prefetched. Keys and values were last read a token ago, so they
- * come from memory. Without prefetching, reading them takes twice as long. */
+/* Compute c[m][n] = a[m][k] @ b[k][n]  (or +=) for as many rows and vectors as fit into the registers.
+ * b: float, or half, which is converted while it is read.  The callers pass constants for m, vectors and half.
+ * soon: the data that is read next, as large as b; this function prefetches it. The keys and values were last read
+ * for the token before, so they are in memory and not in a cache. Without the prefetch, reading them takes twice as
+ * long. */
 static inline __attribute__((always_inline)) void tile(const float *a, size_t lda, const void *b, size_t ldb,
                                                        const char *soon, size_t k, float *c, size_t ldc, int add,
                                                        const int m, const int vectors, const int half) {
@@ -64,7 +66,8 @@ static void tile_any(const float *a, size_t lda, const void *b, size_t ldb, cons
     }
 }
 
-/* Compute c[m][n] = a[m][k] @ b[k][n]  (or +=).  n: a multiple of LANES.  A block of columns of b stays in the L1 cache. */
+/* Compute c[m][n] = a[m][k] @ b[k][n]  (or +=).  n: a multiple of LANES.  The function works on one block of columns of
+ * b at a time, so that the block stays in the L1 cache. */
 static void product(const float *a, size_t lda, const void *b, size_t ldb, const void *soon, size_t k, float *c,
                     size_t ldc, int add, size_t m, size_t n, int half) {
     for (size_t j = 0, step; j < n; j += step) {
@@ -77,19 +80,19 @@ static void product(const float *a, size_t lda, const void *b, size_t ldb, const
     }
 }
 
-/* The state of attention of one block of queries. A row is one query of one head of the group. Scores have base 2:
- * the softmax uses powers of 2, which are faster than powers of e. */
+/* The state of the attention of one block of queries. A row is one query of one head of the group. The softmax uses
+ * powers of 2, which are faster than powers of e, so scores are logarithms to base 2. */
 typedef struct {
     size_t rows, stride;
-    float *q;      /* [rows][head_dim] queries after rope, times log2(e) / sqrt(head_dim) */
-    float *scores; /* [rows][PAGE] */
-    float *sum;    /* [rows][stride], O of the online softmax; the sum of the last 16 is added to every dimension */
-    float *most;   /* [rows] the maximum m */
-    float *total;  /* [rows][SUMS] parts of the sum l */
-    float *keys, *values; /* a hot page as float, if there are many rows */
-    float *rotated;       /* [rows][head_dim] rotated q, before it becomes codes */
-    uint8_t *codes[RVM_HOT]; /* q in the form for pages of each code tier */
-    uint8_t *own[RVM_HOT];   /* the codes of one sequence at a time */
+    float *q;      /* [rows][head_dim], the queries after rope, times log2(e) / sqrt(head_dim) */
+    float *scores; /* [rows][PAGE], the scores of one page */
+    float *sum;    /* [rows][stride], the output O of the online softmax; the sum of the last 16 is added to every dimension */
+    float *most;   /* [rows], the maximum score m so far */
+    float *total;  /* [rows][SUMS], the sum l of the weights, in parts */
+    float *keys, *values; /* the keys and values of a hot page as float, used if there are many rows */
+    float *rotated;       /* [rows][head_dim], the rotated queries, before they become codes */
+    uint8_t *codes[RVM_HOT]; /* the queries as codes, for the pages of each tier with codes */
+    uint8_t *own[RVM_HOT];   /* the codes of the queries of one sequence */
     int made[RVM_HOT];
 } flash;
 
@@ -113,7 +116,7 @@ static flash flash_at(float *scratch, size_t rows, size_t head_dim) {
     return f;
 }
 
-/* Return the state of the rows of query t alone. */
+/* Return the state of the rows that belong to query t alone. */
 static flash flash_of(const flash *all, const rvm_attention *a, size_t t) {
     const size_t first = t * a->group;
     flash f = *all;
@@ -136,7 +139,8 @@ static void flash_begin(const flash *f, const rvm_attention *a, float scale) {
     memset(f->sum, 0, f->rows * f->stride * sizeof *f->sum);
 }
 
-/* Turn scores into 2^(scores - m) for the tokens [begin, end) of a page, 0 for other tokens. Update m, l and O. */
+/* Turn the scores of a page into weights 2^(score - m), and correct m, l and O. Only the tokens [begin, end) of the
+ * page count; all other weights become 0. */
 static void flash_row(const flash *f, size_t r, size_t begin, size_t end) {
     float *s = f->scores + r * PAGE, *sum = f->sum + r * f->stride, *total = f->total + r * SUMS;
     for (size_t i = 0; i < begin; i++) s[i] = -INFINITY;
@@ -155,7 +159,7 @@ static void flash_row(const flash *f, size_t r, size_t begin, size_t end) {
     sums_add(total, s, PAGE);
 }
 
-/* Set [*begin, *end): the tokens that the query at `position` sees in the page that begins at position `start`. */
+/* Set [*begin, *end) to the tokens that the query at `position` sees in the page that begins at position `start`. */
 static void seen(const rvm_attention *a, size_t position, size_t start, size_t *begin, size_t *end) {
     const size_t oldest = a->window && position + 1 > a->window ? position + 1 - a->window : 0;
     *begin = oldest > start ? min_size(oldest - start, PAGE) : 0;
@@ -163,7 +167,8 @@ static void seen(const rvm_attention *a, size_t position, size_t start, size_t *
     if (*begin > *end) *begin = *end;
 }
 
-/* Add slope * (key's position - query's position) to a row's scores, which have base 2. */
+/* Add ALiBi's slope * (key's position - query's position) to the scores of a row. The scores are logarithms to base
+ * 2. */
 static void add_slope(float *s, float slope, size_t position, size_t start) {
     const float first = (float)((double)start - (double)position);
     slope *= (float)LOG2_E;
@@ -175,19 +180,19 @@ static void fetch(const void *p, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)p + i);
 }
 
-/* Return the head's part of page i. */
+/* Return the head-page of page i: the part of the page for the head of this call. */
 static const uint8_t *head_page(const rvm_attention *a, size_t i) {
     return a->pages[i].data + a->head * head_page_bytes((rvm_tier)a->pages[i].tier, a->head_dim);
 }
 
-/* Return the head-page n pages after page i, or the last head-page. */
+/* Return the head-page that is n pages after page i, or the last head-page if there are fewer pages. */
 static const uint8_t *later_page(const rvm_attention *a, size_t i, size_t n) {
     return head_page(a, min_size(i + n, a->end_page - 1));
 }
 
 static size_t position_of(const rvm_attention *a, size_t t) { return a->rows ? a->position : a->position + t; }
 
-/* Turn the scores of a page into weights, for the rows from `skip` on. */
+/* Turn the scores of a page into weights, for the rows from number `skip` on. */
 static void flash_rows(const flash *f, const rvm_attention *a, size_t skip, size_t start) {
     for (size_t r = skip; r < f->rows; r++) {
         size_t begin, end;
@@ -202,7 +207,7 @@ static void flash_hot(const flash *f, const rvm_attention *a, size_t page) {
     const uint16_t *keys = (const uint16_t *)head_page(a, page), *values = keys + PAGE * hd;
     const size_t last = position_of(a, a->queries - 1);
     if (last < start) return;
-    const size_t skip = a->position < start ? (start - a->position) * a->group : 0; /* the number of rows whose queries are older than the page */
+    const size_t skip = a->position < start ? (start - a->position) * a->group : 0; /* rows whose queries are older than the page */
     const size_t tokens = min_size(PAGE, last - start + 1);
     const int half = rows <= 2 * ROWS;
     const void *k = keys, *v = values, *next = later_page(a, page, 1);
@@ -220,7 +225,7 @@ static void flash_hot(const flash *f, const rvm_attention *a, size_t page) {
 
 enum { SMALL = 16 };
 
-/* The Hadamard matrix of 16 rows. Its upper left corner of n rows is the matrix of n rows. */
+/* Write the Hadamard matrix of 16 rows into m. The upper left corner of n rows is the Hadamard matrix of n rows. */
 static void hadamard(float m[SMALL][SMALL]) {
     for (int j = 0; j < SMALL; j++)
         for (int i = 0; i < SMALL; i++) {
@@ -229,8 +234,9 @@ static void hadamard(float m[SMALL][SMALL]) {
         }
 }
 
-/* Multiply a row by blocks of a Hadamard matrix, like the keys of rotated tiers (metal_kernels/README.md). The last bit
- * may be different here, so the code multiplies blocks of 16, whose butterflies would not fill a vector. */
+/* Multiply a row by a block-diagonal Hadamard matrix, as the keys of rotated tiers were multiplied
+ * (metal_kernels/README.md). The last bit of a result can be different here. So the code multiplies blocks of 16
+ * numbers as a matrix, because butterflies on 16 numbers would not fill a vector. */
 static void rotate(const float *restrict x, size_t n, float m[SMALL][SMALL], float *restrict y) {
     const size_t block = hadamard_block(n), small = min_size(block, SMALL);
     const float norm = (float)(1 / sqrt((double)block));
@@ -252,7 +258,7 @@ static void rotate(const float *restrict x, size_t n, float m[SMALL][SMALL], flo
         }
 }
 
-/* Compute and return the rotated queries. */
+/* Compute the rotated queries, and return their address. */
 static const float *rotated(const flash *f, size_t head_dim) {
     float m[SMALL][SMALL];
     hadamard(m);
@@ -260,7 +266,7 @@ static const float *rotated(const flash *f, size_t head_dim) {
     return f->rotated;
 }
 
-/* Return the queries in the form for pages of this tier. The form is made once per call. */
+/* Return the queries as codes for pages of this tier. The function computes these codes once per call of attend. */
 static const uint8_t *flash_codes(flash *f, const rvm_attention *a, rvm_tier tier) {
     if (f->made[tier]) return f->codes[tier];
     const float *q = TIERS[tier].rotated ? rotated(f, a->head_dim) : f->q;
@@ -269,11 +275,12 @@ static const uint8_t *flash_codes(flash *f, const rvm_attention *a, rvm_tier tie
     return f->codes[tier];
 }
 
-/* Add a page of codes, which is always full. flash_rows masks the tokens that a query does not see. */
+/* Add a page of codes to the attention. Such a page is always full. flash_rows sets the weights of tokens that a query
+ * does not see to 0. */
 static void flash_codes_page(flash *f, const rvm_attention *a, size_t page) {
     const rvm_tier tier = (rvm_tier)a->pages[page].tier;
     const uint8_t *data = head_page(a, page), *codes = flash_codes(f, a, tier);
-    const uint8_t *soon = later_page(a, page, 2); /* two pages ahead, because a page's computation is shorter than a page's read */
+    const uint8_t *soon = later_page(a, page, 2); /* two pages ahead, because a page takes longer to read than to compute with */
     a->matmul->page_scores(tier, data, codes, f->rows, a->head_dim, soon, f->scores);
     flash_rows(f, a, 0, page * PAGE);
     a->matmul->page_values(tier, data, f->scores, f->rows, a->head_dim, soon, f->sum, f->stride);
@@ -300,7 +307,7 @@ static void flash_out(const flash *f, const rvm_attention *a) {
 
 static const rvm_page *pages_of(const rvm_attention *a, size_t t) { return a->rows ? a->rows[t].pages : a->pages; }
 
-/* Return 1 if every page has data and, for pages of codes, there are kernels. */
+/* Return 1 if every page has data, and if there are kernels for every page with codes. */
 static int good_pages(const rvm_attention *a) {
     for (size_t t = 0; t < (a->rows ? a->queries : 1); t++)
         for (size_t i = a->first_page; i < a->end_page; i++) {
@@ -310,7 +317,7 @@ static int good_pages(const rvm_attention *a) {
     return 1;
 }
 
-/* Return 1 if page i is the same memory for all sequences. */
+/* Return 1 if page i of all sequences is the same memory. */
 static int is_shared(const rvm_attention *a, size_t i) {
     for (size_t t = 1; a->rows && t < a->queries; t++)
         if (a->rows[t].pages[i].data != a->pages[i].data) return 0;
@@ -322,7 +329,7 @@ static void flash_page(flash *f, const rvm_attention *a, size_t page) {
     else flash_codes_page(f, a, page);
 }
 
-/* Add a page that the sequences do not share. */
+/* Add a page to the attention that is different for each sequence. */
 static void flash_own_pages(const flash *all, const rvm_attention *a, size_t page) {
     for (size_t t = 0; t < a->queries; t++) {
         flash f = flash_of(all, a, t);

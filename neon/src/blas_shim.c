@@ -1,15 +1,15 @@
 /* This library is a BLAS for MLX on Linux.
  *
- * MLX's wheel calls cblas_{s,d,c}gemm of a reference BLAS (4-8 GFLOP/s). This library exports the same
- * three names and passes each call to an OpenBLAS whose symbols carry the prefix `scipy_` (PyPI:
- * scipy-openblas32, 32-bit integers). If it is loaded into the global scope before MLX, libmlx.so binds to it.
+ * MLX's wheel calls cblas_{s,d,c}gemm of a slow reference BLAS (4-8 GFLOP/s). This library exports the same three names
+ * and passes each call to an OpenBLAS whose symbols have the prefix `scipy_` (PyPI: scipy-openblas32, 32-bit integers).
+ * If this library is loaded into the global scope before MLX, libmlx.so binds to it.
  *
- * Order of use (ruvmlx/platform/blas.py):
+ * Callers use the library in this order (ruvmlx/platform/blas.py):
  *   1. dlopen this library RTLD_LOCAL
- *   2. rvm_blas_init(path of OpenBLAS); 0 means that every symbol was found
- *   3. only then dlopen it again RTLD_GLOBAL, so that MLX never gets a library without an OpenBLAS
+ *   2. call rvm_blas_init(path of OpenBLAS); 0 means that it found every symbol
+ *   3. only then dlopen the library again RTLD_GLOBAL, so that MLX never gets a library without an OpenBLAS
  *
- * The functions pass the enums of cblas.h as int, which is their ABI. */
+ * The functions take the enums of cblas.h as int, because the enums are ints in the ABI. */
 #include <dlfcn.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -35,9 +35,10 @@ static cgemm_fn cgemm;
 static set_threads_fn set_threads;
 static get_threads_fn get_threads;
 static config_fn config;
-static atomic_long calls; /* matrix products since the process started; tests read this number */
+static atomic_long calls; /* number of matrix products since the process started, for tests */
 
-/* Open OpenBLAS and find its functions. Return 0 if ready, -1 if there is no such library, -2 if a symbol is missing. */
+/* Open OpenBLAS and find its functions. Return 0 on success, -1 if there is no such library, -2 if a symbol is
+ * missing. */
 RVM_EXPORT int rvm_blas_init(const char *openblas_path)
 {
     void *lib = dlopen(openblas_path, RTLD_NOW | RTLD_LOCAL);
@@ -52,7 +53,8 @@ RVM_EXPORT int rvm_blas_init(const char *openblas_path)
     return sgemm && sgemv && dgemm && cgemm && set_threads && get_threads && config ? 0 : -2;
 }
 
-/* Return a text such as "OpenBLAS 0.3.34 ... SkylakeX MAX_THREADS=64". Call rvm_blas_init first. */
+/* Return a text that describes OpenBLAS, such as "OpenBLAS 0.3.34 ... SkylakeX MAX_THREADS=64". Call rvm_blas_init
+ * first. */
 RVM_EXPORT const char *rvm_blas_config(void)
 {
     return config ? config() : "";
@@ -68,7 +70,8 @@ RVM_EXPORT int rvm_blas_get_threads(void)
     return get_threads ? get_threads() : 0;
 }
 
-/* Return the number of matrix products that went through this library. A number above 0 proves that MLX is bound to it. */
+/* Return the number of matrix products that MLX has computed through this library. A number above 0 proves that MLX is
+ * bound to it. */
 RVM_EXPORT long rvm_blas_calls(void)
 {
     return atomic_load_explicit(&calls, memory_order_relaxed);
@@ -76,7 +79,8 @@ RVM_EXPORT long rvm_blas_calls(void)
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
 
-/* Compute y = alpha op(B)^T x + beta y for one row x = op(A) [1, k]:  x[i] = a[i * incx], op(B) [k, n], y [n]. */
+/* Compute y = alpha op(B)^T x + beta y for the single row x = op(A) [1, k]:  x[i] = a[i * incx], op(B) [k, n], y
+ * [n]. */
 static void one_row(int ta, int tb, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
                     float beta, float *y)
 {
@@ -89,8 +93,9 @@ static void one_row(int ta, int tb, int n, int k, float alpha, const float *a, i
 
 /* Compute C = alpha op(A) op(B) + beta C:  op(A) [m, k], op(B) [k, n], C [m, n].
  *
- * Decoding multiplies one row at a time. OpenBLAS's sgemm packs B first and reads B at a third of the memory's
- * speed; OpenBLAS's sgemv reads B at full speed (1 x 576 x 49152 on two cores: 20 against 60 GB/s). */
+ * Decoding multiplies one row (m = 1) at a time, for which the function calls OpenBLAS's sgemv. OpenBLAS's sgemm would
+ * first pack B, and so read B at a third of the memory's speed. sgemv reads B at full speed (1 x 576 x 49152 on two
+ * cores: 60 against 20 GB/s). */
 RVM_EXPORT void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda,
                             const float *b, int ldb, float beta, float *c, int ldc)
 {

@@ -1,19 +1,20 @@
-/* This file runs the decoder of rvm.h. Every thread goes through the same phases of a chunk of tokens (pool.h). A chunk is
- * consecutive tokens of one sequence, or one token of each of several sequences; only the attention is different.
+/* This file runs the decoder of rvm.h. Every thread goes through the same phases of a chunk (pool.h). A chunk is
+ * consecutive tokens of one sequence, or one token of each of several sequences; only the attention of the two is
+ * different.
  *
  *   embed                                            x, and the rope angles of each position
  *   for each layer
- *     qkv      norm(x) @ Wqkv^T                      chunks of matrix tiles
- *     heads    q, k normed, partly turned, q scaled  in families that do so
- *     append   turned k, v into their pages          one token, and rows: part of attend
- *     attend   per key-value head, query block and key range
+ *     qkv      norm(x) @ Wqkv^T                      a thread takes some tiles (16 rows) of the matrix at a time
+ *     heads    q, k normed, partly turned, q scaled  only in model families that do so
+ *     append   turned k, v into their pages          for one token, and for rows: part of attend
+ *     attend   attention                             per key-value head, query block and key range
  *     o        x += merged attention @ Wo^T
  *     gate_up  silu(norm(x) @ Wg^T) * (norm(x) @ Wu^T), or gelu(norm(x) @ Wu^T)
  *     down     x += that @ Wd^T
  *   head       the last `outputs` tokens:  norm(x) @ Wv^T
  *
- * The order of every sum depends only on the sizes, so results have the same bits for any number of threads. */
-#define _GNU_SOURCE /* clock_gettime under -std=c11 */
+ * The order of every sum depends only on the sizes, so the results have the same bits for any number of threads. */
+#define _GNU_SOURCE /* for clock_gettime under -std=c11 */
 #include "decoder.h"
 
 #include <math.h>
@@ -45,14 +46,15 @@ static void embed(const stage *s, size_t t) {
 }
 
 static void embed_phase(const stage *s) {
-    if (s->n <= TOKEN_BLOCK) return; /* one thread did this work before the other threads woke */
+    if (s->n <= TOKEN_BLOCK) return; /* one thread has done this work before the other threads woke up */
     const uint32_t blocks = (uint32_t)((s->n + TOKEN_BLOCK - 1) / TOKEN_BLOCK);
     for (uint32_t i; pool_next(s->w, blocks, &i);)
         for (size_t t = i * TOKEN_BLOCK; t < min_size(s->n, (i + 1) * (size_t)TOKEN_BLOCK) && !stopped(s->c); t++)
             embed(s, t);
 }
 
-/* Run a layer. The last layer computes keys and values of all tokens, but the other results only for `outputs` tokens. */
+/* Run one layer. The last layer computes keys and values of all tokens, but its other results only for the last
+ * `outputs` tokens. */
 static int layer_phases(stage *s) {
     linear_phase(s, ROLE_QKV);
     heads_phase(s);
@@ -106,7 +108,7 @@ static int run_forward(rvm_decoder *d, call *c) {
     return rc;
 }
 
-/* Return 1 if all pages that the call reads exist and all pages that it writes are hot. */
+/* Return 1 if all pages that the call reads have data, and if all pages that it writes are hot. */
 static int pages_fit(const rvm_decoder *d, const rvm_page *pages, size_t offset, size_t n) {
     for (size_t i = first_page_seen(offset, d->config.sliding_window); i * PAGE < offset + n; i++) {
         const int written = (i + 1) * PAGE > offset;
@@ -127,7 +129,7 @@ int rvm_decoder_forward(rvm_decoder *d, const rvm_page *pages, size_t offset, co
     return run_forward(d, &c);
 }
 
-/* A single row runs as the next token of one sequence, because the phases of one sequence have the fewest barriers. */
+/* A single row runs as the next token of one sequence, because the phases of one sequence have fewer barriers. */
 int rvm_decoder_step(rvm_decoder *d, const rvm_row *rows, size_t n, float *hidden, float *logits,
                      const int *cancel) {
     if (!d || !rows || n == 0 || n > d->config.max_tokens) return RVM_BAD_ARGUMENT;
@@ -147,7 +149,7 @@ static void head_job(pool_worker *w, void *ctx) {
     head_phases(&(stage){c, w, 0, 0, c->n});
 }
 
-/* Run the head over max_tokens tokens at a time. */
+/* Compute the output head for max_tokens tokens at a time. */
 int rvm_decoder_head(rvm_decoder *d, const float *hidden, size_t n, int with_lora, float *logits) {
     if (!d || !hidden || !logits || n == 0) return RVM_BAD_ARGUMENT;
     if (atomic_flag_test_and_set(&d->busy)) return RVM_BUSY;
@@ -168,7 +170,7 @@ size_t rvm_decoder_page_bytes(const rvm_decoder *d, rvm_tier tier) {
     return (size_t)d->config.n_layers * d->config.n_kv_heads * rvm_head_page_bytes(tier, d->config.head_dim);
 }
 
-/* This function reads only fields of the decoder that never change, so it may run during a call. */
+/* This function reads only fields of the decoder that never change, so it can run during another call. */
 int rvm_decoder_demote(const rvm_decoder *d, const rvm_page *from, const rvm_page *to) {
     if (!d || !from || !to || !from->data || !to->data) return RVM_BAD_ARGUMENT;
     return d->kernels->demote((rvm_tier)from->tier, from->data, (rvm_tier)to->tier, to->data,

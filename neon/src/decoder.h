@@ -1,5 +1,5 @@
-/* This header is for the decoder's files: decoder_create.c makes a decoder, decoder.c runs a call, and decoder_linear.c
- * and decoder_attend.c have the phases of a call. */
+/* This header is for the source files of the decoder. decoder_create.c makes a decoder, decoder.c runs a call, and
+ * decoder_linear.c and decoder_attend.c have the phases of a call. */
 #ifndef RVM_DECODER_H
 #define RVM_DECODER_H
 
@@ -11,13 +11,13 @@
 
 enum {
     PAGE = RVM_PAGE_TOKENS,
-    FEW = 8,          /* up to this number of tokens, attention splits the cache into key ranges and merges them */
+    FEW = 8,          /* up to this number of tokens, attention splits the cache into key ranges and merges the results */
     MOST_PARTS = 16,  /* the maximum number of key ranges of one head */
-    PART_PAGES = 2,   /* pages in the shortest key range */
-    QUERY_ROWS = 48,  /* queries x heads in one block of attention */
-    TOKEN_BLOCK = 16, /* tokens in one chunk of a phase over tokens */
-    CHUNKS = 3,       /* chunks of a matrix phase for each thread */
-    MOST_GROUPED = 16 /* with more rows, each row reads its pages separately */
+    PART_PAGES = 2,   /* the number of pages in the shortest key range */
+    QUERY_ROWS = 48,  /* the number of queries x heads in one block of attention */
+    TOKEN_BLOCK = 16, /* the number of tokens in one chunk of a phase over tokens */
+    CHUNKS = 3,       /* the number of chunks per thread in a matrix phase */
+    MOST_GROUPED = 16 /* the maximum number of rows in groups; with more rows, each row reads its pages separately */
 };
 
 typedef struct {
@@ -26,16 +26,17 @@ typedef struct {
     float scale;
 } lora;
 
-/* Forms of activations: for float weights, for groups of 32 columns and more, and for super-blocks. */
+/* The forms in which activations are stored: for float weights, for weights in groups of 32 or more columns, and for
+ * weights in super-blocks (rvm_matrix.h). */
 typedef enum { FORM_FLOAT, FORM_GROUPS, FORM_SUPER, FORMS } form;
 
-/* One linear layer: y = x @ W^T + bias + LoRA. */
+/* One linear layer of the model: y = x @ W^T + bias + LoRA. */
 typedef struct {
     const rvm_matrix *matrix;
     const float *bias;
     lora lora;
     size_t in, out, tiles;
-    form form; /* form of the activations that the layer multiplies */
+    form form; /* the form of the activations that this layer multiplies */
 } linear;
 
 typedef struct {
@@ -45,14 +46,14 @@ typedef struct {
     int no_rope;
 } layer;
 
-/* A role is a set of linear layers that read the same input. */
+/* A role is a set of linear layers that read the same input, for example q, k and v. */
 typedef enum { ROLE_QKV, ROLE_O, ROLE_GATE_UP, ROLE_DOWN, ROLE_HEAD } role;
 
-/* The input of a role, in the forms that its layers need. */
+/* The input of a role, in each form that a linear layer of the role needs. */
 typedef struct {
-    float *x;          /* [T, in] */
-    void *acts[FORMS]; /* NULL for forms that no layer needs */
-    float *u;          /* [3][T][RVM_MAX_RANK]: s x A for up to three LoRAs */
+    float *x;          /* [T, in], as float */
+    void *acts[FORMS]; /* in each form; NULL for a form that no layer needs */
+    float *u;          /* [3][T][RVM_MAX_RANK], the products s x A of up to three LoRAs */
 } input;
 
 struct rvm_decoder {
@@ -65,40 +66,41 @@ struct rvm_decoder {
     const rvm_matrix *embedding;
     const float *norm, *norm_bias;
     double *frequencies;
-    float *slopes; /* [n_heads] or NULL */
+    float *slopes; /* [n_heads], ALiBi's slopes, or NULL */
     int gated;
     size_t q_width, kv_width, qkv_width, group, query_block, most_in;
-    /* The kind of activations of each form. 8 bits are precise enough only if speed matters most: on the starter model
-     * the KL is 0.003 nats and greedy replies differ; with 16 bits the KL is 1e-6 nats. Both read the weights once. */
+    /* The kind of the activations in each form. 8 bits are precise enough only if speed matters most: on the starter
+     * model the KL divergence is 0.003 nats, and greedy replies differ. With 16 bits the KL divergence is 1e-6 nats.
+     * Both kinds read the weights once. */
     rvm_acts_kind acts[FORMS];
-    int wanted[FORMS]; /* 1 if any layer needs the form */
+    int wanted[FORMS]; /* 1 if any linear layer needs the form */
     uint8_t *arena;
     size_t arena_bytes;
-    /* These arrays lie in the arena; T = max_tokens. still: the rope angles 0, for keys and queries that rope does not
-     * turn or that heads_phase has turned; NULL if there are no such heads */
+    /* These arrays lie in the arena, and T = max_tokens. still: rope angles of 0, for queries and keys that rope does
+     * not turn, or that heads_phase has turned already; NULL if there are none. */
     float *x, *turn, *still, *qkv, *attended, *gate, *up, *tmp, *partial;
     input shared, *own; /* own: for each thread, the input of one token */
-    float **scratch;    /* one for each thread */
-    float **parts;      /* for each thread: key ranges of one row and head, [MOST_PARTS][group][RVM_PARTIAL] */
+    float **scratch;    /* scratch memory of each thread */
+    float **parts;      /* for each thread: partial attention of one row and head, [MOST_PARTS][group][RVM_PARTIAL] */
     double seconds[RVM_N_PARTS], tick;
-    _Atomic int status; /* status of the running call */
+    _Atomic int status; /* the status of the call that runs now */
     atomic_flag busy;
 };
 
 /* One call: consecutive tokens of one sequence, or rows (one token of each of several sequences). Every thread has a
- * copy. The copy holds everything that decides the order of the phases, because the arrays may no longer exist when a
- * slow thread gets there. */
+ * copy of the call. The copy has everything that decides the order of the phases, because the caller's arrays possibly
+ * no longer exist when a slow thread reads them. */
 typedef struct {
     rvm_decoder *d;
-    const rvm_row *rows; /* NULL: one sequence, given by pages, position and tokens */
-    /* Neighbouring rows with the same first pages form a group, which reads a shared page once. */
-    size_t groups, group_chunks; /* number of groups, 0 for none; chunks of the attention of all groups */
+    const rvm_row *rows; /* NULL: the call is for one sequence, given by pages, position and tokens */
+    /* Neighbouring rows whose first pages are the same memory form a group. A group reads a shared page once. */
+    size_t groups, group_chunks; /* number of groups, 0 for none; number of chunks of the attention of all groups */
     uint8_t group_end[MOST_GROUPED];
     const rvm_page *pages;
-    size_t position; /* position of the chunk's first token */
+    size_t position; /* position of the first token of the chunk */
     const int32_t *tokens;
     size_t window;
-    size_t n, outputs; /* tokens of the chunk; tokens at its end whose outputs are read */
+    size_t n, outputs; /* number of tokens in the chunk; number of tokens at its end whose outputs are needed */
     float *hidden, *logits;
     const int *cancel;
     int with_head_lora;
@@ -106,7 +108,7 @@ typedef struct {
 
 _Static_assert(sizeof(call) <= POOL_CONTEXT, "threads copy it");
 
-/* The tokens of a phase: [first, first + n) of the chunk. */
+/* The tokens of a phase: the tokens [first, first + n) of the chunk. */
 typedef struct {
     call *c;
     pool_worker *w;
@@ -118,7 +120,8 @@ static inline void fail(call *c, int status) {
     atomic_compare_exchange_strong(&c->d->status, &ok, status);
 }
 
-/* Return 1 after an error or a cancel. The threads then claim chunks without work, so that all threads leave soon. */
+/* Return 1 after an error or a cancel. From then on the threads claim chunks without doing the work, so that all
+ * threads leave the call soon. */
 static inline int stopped(call *c) {
     if (c->cancel && __atomic_load_n(c->cancel, __ATOMIC_RELAXED)) fail(c, RVM_CANCELLED);
     return atomic_load_explicit(&c->d->status, memory_order_relaxed) != RVM_OK;
@@ -130,35 +133,35 @@ static inline void checked(call *c, int rc) {
 
 static inline size_t position_of(const call *c, size_t t) { return c->rows ? c->rows[t].offset : c->position + t; }
 
-/* Return the first page that holds a token which a query at `position` sees. */
+/* Return the first page that has a token which a query at `position` sees. */
 static inline size_t first_page_seen(size_t position, size_t window) {
     return window && position + 1 > window ? (position + 1 - window) / PAGE : 0;
 }
 
-/* Run a matrix phase: compute y of all layers of a role and the operation after it (residual, swiglu). */
+/* Run a matrix phase: compute y of all linear layers of a role, and the operation after them (residual, swiglu). */
 void linear_phase(const stage *s, role r);
 
-/* Write the input of a role, for all tokens of the stage, to d->shared. */
+/* Compute the input of a role for all tokens of the stage, and store it in d->shared. */
 void prepare_phase(const stage *s, role r);
 
-/* Run only the output head over the call's `hidden`, which is already normed. */
+/* Compute only the output head of the call's `hidden`, which has gone through the final norm already. */
 void head_phases(const stage *s);
 
-/* Norm q and k of each head, turn a part of each head by rope, and scale queries by position. Most model families need
- * none of these steps; then there is no such phase. */
+/* Apply the norms to q and k of each head, turn a part of each head by rope, and scale queries by their positions. Most
+ * model families need none of these steps; the decoder then leaves out this phase. */
 void heads_phase(const stage *s);
 
 void append_phase(const stage *s);
 void attend_phase(const stage *s);
 
-/* Return the number of ranges into which the attention of a stage splits its keys. */
+/* Return the number of key ranges into which the attention of the stage is split. */
 size_t parts_of(const stage *s);
 
-/* Return the attention of the stage's tokens [begin, end), rows of [q_width]: several key ranges are merged into `made`;
- * one range is returned in place. */
+/* Return the attention of the stage's tokens [begin, end), in rows of [q_width]. If there are several key ranges, merge
+ * them into `made`. If there is one range, return its place. */
 const float *merged(const stage *s, size_t begin, size_t end, float *made);
 
-/* Find the groups of neighbouring rows of a call. */
+/* Find the groups of neighbouring rows of a call that share pages. */
 void group_rows(call *c);
 
 #endif

@@ -1,4 +1,5 @@
-/* The decoder's attention phases store keys and values in their pages and compute the attention of queries over all pages. */
+/* The attention phases of the decoder store keys and values in pages, and compute the attention of the queries over all
+ * pages. */
 #include "decoder.h"
 
 #include <math.h>
@@ -8,7 +9,7 @@ typedef struct {
     size_t first, stop;
 } range;
 
-/* Return the pages that hold a token which the queries [begin, end) of the stage see. */
+/* Return the range of pages that have a token which one of the queries [begin, end) of the stage sees. */
 static range pages_seen(const stage *s, size_t begin, size_t end) {
     const size_t first = s->first + begin, last = s->first + end - 1;
     return (range){first_page_seen(position_of(s->c, first), s->c->window), position_of(s->c, last) / PAGE + 1};
@@ -23,19 +24,20 @@ static range part_of(range pages, size_t part, size_t parts) {
     return (range){pages.first + part * n / parts, pages.first + (part + 1) * n / parts};
 }
 
-/* The result depends on the number of pages, not on their tiers, because a slow thread can call this function when the
+/* The result depends on the number of pages and not on their tiers. A slow thread can call this function when the
  * caller's page table no longer exists. */
 size_t parts_of(const stage *s) {
     return s->c->rows || s->n > FEW ? 1 : parts_in(pages_seen(s, 0, s->n));
 }
 
-/* Return the address of the key range `part` of a head of the stage's token t. Later parts follow it. */
+/* Return the address of the partial attention of a head of the stage's token t, for the key range `part`. The results
+ * for later parts follow it. */
 static float *partial_at(const stage *s, size_t part, size_t head, size_t t) {
     const rvm_decoder *d = s->c->d;
     return d->partial + ((part * d->config.n_kv_heads + head) * s->n + t) * d->group * RVM_PARTIAL(d->config.head_dim);
 }
 
-/* Merge the key ranges of token t.  out: [q_width] */
+/* Merge the partial attention of all key ranges of token t.  out: [q_width] */
 static void merge_parts(const stage *s, size_t t, size_t parts, float *out) {
     rvm_decoder *d = s->c->d;
     const size_t hd = d->config.head_dim, stride = (size_t)(partial_at(s, 1, 0, 0) - d->partial);
@@ -57,20 +59,21 @@ const float *merged(const stage *s, size_t begin, size_t end, float *made) {
     return attended;
 }
 
-/* Return the cosines and sines of the angles by which the attention kernels turn the chunk's token t. */
+/* Return the cosines and sines of the angles by which the attention kernels turn token t of the chunk. */
 static const float *turn_of(const stage *s, size_t t) {
     const rvm_decoder *d = s->c->d;
     const int still = d->layers[s->layer].no_rope || d->config.rope_dims < d->config.head_dim;
     return (still ? d->still : d->turn) + t * d->config.head_dim;
 }
 
-/* Return 1 if rope turns only a part of each head. The attention kernels can turn only whole heads. */
+/* Return 1 if rope turns only a part of each head. Then heads_phase turns this part, because the attention kernels turn
+ * whole heads. */
 static int turns_part(const stage *s) {
     const rvm_decoder_config *c = &s->c->d->config;
     return c->rope_dims && c->rope_dims < c->head_dim && !s->c->d->layers[s->layer].no_rope;
 }
 
-/* Turn the first rope_dims numbers of n heads in place. */
+/* Turn the first rope_dims numbers of each of n heads in place. */
 static void turn_part(const stage *s, size_t t, size_t n, float *x) {
     const rvm_decoder *d = s->c->d;
     const size_t hd = d->config.head_dim, dims = d->config.rope_dims;
@@ -81,12 +84,12 @@ static void turn_part(const stage *s, size_t t, size_t n, float *x) {
     }
 }
 
-/* Return 1 + beta ln(1 + floor(position / span)). */
+/* Return the factor of a query at this position: 1 + beta ln(1 + floor(position / span)). */
 static float query_scale(const rvm_decoder *d, size_t position) {
     return (float)(1 + d->config.query_beta * log1p(floor((double)position / d->config.query_span)));
 }
 
-/* One token's q and k of the layer, in place. */
+/* Finish the queries and keys of token t in place: norms, the turn of a part of each head, the scale of queries. */
 static void finish_heads(const stage *s, size_t t) {
     rvm_decoder *d = s->c->d;
     const layer *l = d->layers + s->layer;
@@ -110,7 +113,8 @@ void heads_phase(const stage *s) {
 
 static const rvm_page *pages_of(const call *c, size_t t) { return c->rows ? c->rows[t].pages : c->pages; }
 
-/* Store one head's keys and values of the chunk's tokens [begin, end), all of one sequence, in their pages. */
+/* Store keys and values of one head in pages, for the tokens [begin, end) of the chunk, which belong to one
+ * sequence. */
 static void append(const stage *s, size_t head, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     const size_t hd = d->config.head_dim;
@@ -133,8 +137,8 @@ void append_phase(const stage *s) {
             append(s, i % heads, i / heads * PAGE, min_size(s->n, (i / heads + 1) * (size_t)PAGE));
 }
 
-/* Compute the attention of the stage's queries [begin, end), of one sequence or of a group of rows, over some pages.
- * partial: the output for merge; NULL: the output is d->attended */
+/* Compute the attention of the stage's queries [begin, end), which belong to one sequence or to a group of rows, over a
+ * range of pages. partial: the output for `merge`; NULL: the output goes to d->attended */
 static void attend(const stage *s, size_t head, size_t begin, size_t end, range pages, float *partial) {
     rvm_decoder *d = s->c->d;
     const size_t hd = d->config.head_dim, t = s->first + begin;
@@ -162,7 +166,7 @@ static void attend(const stage *s, size_t head, size_t begin, size_t end, range 
     checked(s->c, d->kernels->attend(&a));
 }
 
-/* Compute one block of a chunk's queries. All blocks have the same key ranges, or there is only one block. */
+/* Compute one block of the chunk's queries. All blocks have the same key ranges, or there is only one block. */
 static void attend_block(const stage *s, size_t head, size_t begin, size_t end, size_t part, size_t parts) {
     if (parts == 1) {
         attend(s, head, begin, end, pages_seen(s, begin, end), NULL);
@@ -171,8 +175,8 @@ static void attend_block(const stage *s, size_t head, size_t begin, size_t end, 
     attend(s, head, begin, end, part_of(pages_seen(s, 0, s->n), part, parts), partial_at(s, part, head, begin));
 }
 
-/* Return the number of blocks of queries. A short chunk gets more blocks than it needs, so that the threads have equal
- * shares. A query has the same bits in a block of any size. */
+/* Return the number of blocks of queries. A short chunk gets more blocks than it needs, so that the threads get equal
+ * shares. The bits of a query's result do not depend on the size of the block. */
 static size_t blocks_in(const stage *s, size_t parts) {
     const rvm_decoder *d = s->c->d;
     const size_t heads = d->config.n_kv_heads * parts, threads = d->config.threads, least = 4;
@@ -181,7 +185,7 @@ static size_t blocks_in(const stage *s, size_t parts) {
     return blocks;
 }
 
-/* Compute a chunk's attention. The threads take the last blocks first, because these see the most keys. */
+/* Compute the attention of a chunk. The threads take the last blocks first, because their queries see the most keys. */
 static void attend_chunk(const stage *s) {
     rvm_decoder *d = s->c->d;
     const size_t heads = d->config.n_kv_heads, parts = parts_of(s), blocks = blocks_in(s, parts);
@@ -199,7 +203,7 @@ static range pages_of_row(const call *c, size_t t) {
     return (range){first_page_seen(offset, c->window), offset / PAGE + 1};
 }
 
-/* Return 1 if row t belongs to the same group as row t - 1. */
+/* Return 1 if row t is in the same group as row t - 1. */
 static int goes_on(const call *c, size_t t) {
     const rvm_row *a = c->rows + t - 1, *b = c->rows + t;
     const size_t first = pages_of_row(c, t).first;
@@ -217,8 +221,8 @@ void group_rows(call *c) {
     }
 }
 
-/* Compute chunk i of the attention of groups: one key range of one head. Each row has the same key ranges, and so the
- * same sums, as if it ran alone. */
+/* Compute chunk i of the attention of the groups: one key range of one head. Each row has the same key ranges, and so
+ * the same sums, as a row that runs alone. */
 static void attend_group(const stage *s, size_t i) {
     const size_t heads = s->c->d->config.n_kv_heads;
     size_t g = 0, begin = 0, parts;
@@ -229,7 +233,7 @@ static void attend_group(const stage *s, size_t i) {
            parts > 1 ? partial_at(s, part, head, begin) : NULL);
 }
 
-/* Compute one head of a row. The key ranges, and so the sums, are the same as if the row ran alone. */
+/* Compute one head of a row. The row has the same key ranges, and so the same sums, as a row that runs alone. */
 static void attend_row(const stage *s, size_t head, size_t t) {
     rvm_decoder *d = s->c->d;
     const range pages = pages_seen(s, t, t + 1);

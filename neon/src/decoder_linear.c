@@ -1,12 +1,13 @@
-/* The decoder's matrix phases compute their inputs, the products, and the operations directly after the products.
+/* The matrix phases of the decoder compute their inputs, the products, and the operations directly after the products.
  *
  * The input of a matrix phase (norm, merge, quantised activations) takes little time for one token. So each thread
- * computes its own copy when it takes its first chunk, which saves a barrier. For more tokens the input is a phase. */
+ * computes its own copy when it takes its first chunk, which saves a barrier. For more tokens, a separate phase
+ * computes the input. */
 #include "decoder.h"
 
 #include <string.h>
 
-/* Set *first to the first linear layer of a role. Return the number of its layers. */
+/* Set *first to the first linear layer of the role in layer i. Return the number of linear layers of the role. */
 static size_t members(rvm_decoder *d, size_t i, role r, const linear **first) {
     layer *l = d->layers + i;
     switch (r) {
@@ -18,7 +19,7 @@ static size_t members(rvm_decoder *d, size_t i, role r, const linear **first) {
     }
 }
 
-/* The weight and the bias of the norm before a role's layers. */
+/* The weight and the bias of the norm before the linear layers of a role. */
 typedef struct {
     const float *weight, *bias;
 } norm;
@@ -36,7 +37,8 @@ static int norm_rows(const rvm_decoder *d, norm of, const float *x, size_t n, fl
                                 : d->kernels->rms_norm(x, of.weight, eps, n, dim, y);
 }
 
-/* Return the float rows that a role reads, for the tokens [begin, end) of the stage: existing rows, or new rows in to->x. */
+/* Return the rows of floats that a role reads, for the tokens [begin, end) of the stage. The rows exist already, or the
+ * function computes them into to->x. */
 static const float *rows_of(const stage *s, role r, const input *to, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     const size_t dim = d->config.hidden_size, at = s->first + begin, n = end - begin;
@@ -50,7 +52,7 @@ static const float *rows_of(const stage *s, role r, const input *to, size_t begi
     }
 }
 
-/* Write all inputs of the role's matrices for the tokens [begin, end) to `to`. */
+/* Compute all forms of the role's input for the tokens [begin, end), and store them in `to`. */
 static void prepare(const stage *s, role r, const input *to, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     const linear *l;
@@ -63,14 +65,14 @@ static void prepare(const stage *s, role r, const input *to, size_t begin, size_
             checked(s->c, d->kernels->lora_project(x, l[i].lora.a, l[i].lora.scale, end - begin, in, l[i].lora.rank,
                                                    to->u + i * s->n * RVM_MAX_RANK + begin * l[i].lora.rank));
     }
-    x -= begin * in; /* acts numbers the tokens from the first token of the stage */
+    x -= begin * in; /* `acts` counts tokens from the first token of the stage */
     for (size_t f = 0; f < FORMS; f++)
         if (wanted[f]) checked(s->c, d->matmul->acts(d->acts[f], x, in, s->n, in, begin, end, to->acts[f]));
     if (r == ROLE_HEAD && to == &d->shared && s->c->hidden)
         memcpy(s->c->hidden + begin * in, x + begin * in, (end - begin) * in * sizeof *x);
 }
 
-/* Return the number of tokens in a chunk. It is 1 for few tokens, so that all threads take part. */
+/* Return the number of tokens that a thread takes at a time. For few tokens it is 1, so that all threads take part. */
 static size_t token_block(size_t n) { return n <= TOKEN_BLOCK ? 1 : TOKEN_BLOCK; }
 
 void prepare_phase(const stage *s, role r) {
@@ -79,7 +81,7 @@ void prepare_phase(const stage *s, role r) {
         if (!stopped(s->c)) prepare(s, r, &s->c->d->shared, i * step, min_size(s->n, (i + 1) * step));
 }
 
-/* Compute the rows of y of the tiles [begin, end) of layer i of a role, for all tokens of the stage. */
+/* Compute the rows of y for the tiles [begin, end) of linear layer i of a role, for all tokens of the stage. */
 static void multiply(const stage *s, const linear *l, size_t i, const input *from, size_t begin, size_t end,
                      float *y, size_t stride) {
     rvm_decoder *d = s->c->d;
@@ -99,7 +101,7 @@ static void add_rows_to(float *x, const float *y, size_t n, size_t stride, size_
         for (size_t k = row; k < row + rows; k++) x[t * stride + k] += y[t * stride + k];
 }
 
-/* Compute the outputs of q, k and v side by side in d->qkv. */
+/* Compute the outputs of q, k and v, and store them side by side in d->qkv. */
 static void do_qkv(const stage *s, const linear *l, const input *from, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     float *y = d->qkv + s->first * d->qkv_width;
@@ -108,7 +110,7 @@ static void do_qkv(const stage *s, const linear *l, const input *from, size_t be
             multiply(s, l + i, i, from, begin, min_size(end, l[i].tiles), y, d->qkv_width);
 }
 
-/* Compute the MLP's inner numbers in d->gate: silu(gate) * up, or gelu(up) in models without a gate. */
+/* Compute the inner numbers of the MLP into d->gate: silu(gate) * up, or gelu(up) in models without a gate. */
 static void do_gate_up(const stage *s, const linear *l, const input *from, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     const size_t f = d->config.intermediate_size, row = begin * RVM_TILE_ROWS;
@@ -124,7 +126,7 @@ static void do_gate_up(const stage *s, const linear *l, const input *from, size_
         d->kernels->swiglu(gate + t * f + row, up + t * f + row, rows, gate + t * f + row);
 }
 
-/* Compute the output of o or down and add it to the residual. */
+/* Compute the output of the linear layer o or down, and add it to the residual. */
 static void do_add(const stage *s, const linear *l, const input *from, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     const size_t dim = d->config.hidden_size, row = begin * RVM_TILE_ROWS;
@@ -133,8 +135,9 @@ static void do_add(const stage *s, const linear *l, const input *from, size_t be
     add_rows_to(d->x + s->first * dim, y, s->n, dim, row, min_size(end * RVM_TILE_ROWS, dim) - row);
 }
 
-/* Return 1 if all numbers are finite. NaN and infinity have an exponent of all ones, so adding 1 to the exponent carries
- * into the sign bit. Every machine has vector instructions for and, add and or, but not for the unsigned maximum. */
+/* Return 1 if all numbers of x are finite. The exponent of NaN and infinity is all ones, so adding 1 to the exponent
+ * carries into the sign bit. The code uses this because every machine has vector instructions for `and`, `add` and
+ * `or`, but not for the unsigned maximum. */
 static int all_finite(const float *x, size_t n) {
     uint32_t bad = 0;
     for (size_t i = 0; i < n; i++) {
@@ -173,7 +176,7 @@ void linear_phase(const stage *s, role r) {
     }
 }
 
-/* Prepare the input of the output head from hidden states that have gone through the final norm. */
+/* Compute the input of the output head from hidden states that have already gone through the final norm. */
 static void prepare_head(const stage *s, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     const linear *l = &d->head;

@@ -1,7 +1,9 @@
-/* Demotion quantises pages of one tier to pages of a lower tier. The build compiles this file once per instruction set,
- * like layers.c, but without contraction (fused multiply-add), so that all give the bytes of metal_kernels/README.md.
+/* Demotion converts pages of one tier to pages of a lower tier: it quantises the keys and values to fewer bits. The
+ * build compiles this file once for each instruction set, as it does with layers.c. It compiles without contraction
+ * (fused multiply-add), so that all instruction sets give the bytes of metal_kernels/README.md.
  *
- * The code converts 16 tokens of keys, or 32 tokens of values, together: a panel x [columns][lanes]. Lanes are a tile's rows.
+ * The code converts 16 tokens of keys, or 32 tokens of values, together. These numbers are a panel x [columns][lanes],
+ * and the lanes are the rows of a tile.
  *   keys: columns = dimensions, lanes = tokens     values: columns = tokens, lanes = dimensions
  * Four interleaved columns of 16 lanes are one line of a block. A token's scale applies to a lane of keys, or to a
  * column of values. */
@@ -12,15 +14,15 @@
 
 enum { SPAN = PAGE_BLOCK, LINE = 4 * PAGE_TILE };
 
-/* A panel and its tokens' scales and biases. */
+/* A panel, and the scales and biases of its tokens. */
 typedef struct {
     float x[SPAN * RVM_MAX_HEAD_DIM];
     uint8_t code[SPAN * RVM_MAX_HEAD_DIM];
     float scale[SPAN], bias[SPAN];
-    size_t columns, lanes, used; /* used: the columns of keys, or the lanes of values, that are not padding */
+    size_t columns, lanes, used; /* used: the number of columns of keys, or of lanes of values, that are not padding */
 } panel;
 
-/* Round x to f16; -0 becomes +0. */
+/* Round the numbers x to f16. The function stores -0 as +0. */
 static void round_to_half(float *x, size_t n, uint8_t *to) {
     uint16_t h[SPAN];
     for (size_t i = 0; i < n; i += LANES) l_store_half(h + i, l_load(x + i));
@@ -43,7 +45,8 @@ static void extremes_of_lanes(const panel *p, float *low, float *high) {
     }
 }
 
-/* Find the extremes of a column, 16 numbers at a time. The order of comparisons does not change a minimum. */
+/* Find the smallest and the largest number of a column, 16 numbers at a time. The order of comparisons does not change
+ * a minimum or maximum. */
 static void extremes_of_column(const float *x, size_t n, float *low, float *high) {
     float least[PAGE_TILE], most[PAGE_TILE];
     for (size_t r = 0; r < PAGE_TILE; r++) least[r] = INFINITY, most[r] = -INFINITY;
@@ -68,7 +71,8 @@ static void extremes(const panel *p, int keys, float *low, float *high) {
     for (size_t c = 0; c < p->columns; c++) extremes_of_column(p->x + c * p->lanes, p->used, low + c, high + c);
 }
 
-/* Compute the scales and biases for a tier. Store them as halves in `scales` and `biases` if these are not NULL. */
+/* Compute the scales and biases of the panel's tokens for a tier. Store them as halves in `scales` and `biases` if
+ * these pointers are not NULL. */
 static void find_scales(panel *p, int keys, rvm_tier tier, uint8_t *scales, uint8_t *biases) {
     const size_t n = keys ? PAGE_TILE : SPAN;
     const float steps = (float)most_code(tier);
@@ -84,7 +88,8 @@ static void find_scales(panel *p, int keys, rvm_tier tier, uint8_t *scales, uint
 
 /* ---- numbers <-> codes ---- */
 
-/* Return clamp(rint((x - bias) / scale), low, high); NaN becomes `low`.  divisor: the scale, or infinity if it is 0 */
+/* Return the code of x: clamp(rint((x - bias) / scale), low, high). The code of a NaN is `low`.  divisor: the scale, or
+ * infinity if the scale is 0 */
 static inline float code_of(float x, float divisor, float bias, float low, float high) {
     return less(more(rintf((x - bias) / divisor), low), high);
 }
@@ -93,7 +98,8 @@ static void divisors(const panel *p, float *to) {
     for (size_t i = 0; i < SPAN; i++) to[i] = p->scale[i] == 0 ? INFINITY : p->scale[i];
 }
 
-/* Convert one column to codes.  own: 1 if each lane has its own scale, 0 if all lanes share one scale */
+/* Convert the numbers of one column to codes.  own: 1 if each lane has its own scale, 0 if all lanes have the same
+ * scale */
 INLINE void code_column(const float *x, size_t n, const float *divisor, const float *bias, const size_t own,
                         rvm_tier tier, uint8_t *code) {
     const float low = (float)least_code(tier), high = (float)most_code(tier);
@@ -134,7 +140,7 @@ static void from_codes(panel *p, int keys, rvm_tier tier) {
 
 /* ---- codes <-> blocks ---- */
 
-/* Interleave four columns of 16 lanes as byte[lane][4]; the next function does the reverse. */
+/* Interleave four columns of 16 lanes as byte[lane][4]. The function `separate` does the reverse. */
 static void interleave(const uint8_t *const column[4], uint8_t *line) {
     for (size_t r = 0; r < PAGE_TILE; r++)
         for (size_t i = 0; i < 4; i++) line[4 * r + i] = column[i][r];
@@ -145,7 +151,8 @@ static void separate(const uint8_t *line, uint8_t *const column[4]) {
         for (size_t i = 0; i < 4; i++) column[i][r] = line[4 * r + i];
 }
 
-/* Write a block from 32 columns of codes, `lanes` apart. A byte of 4-bit codes holds column c below column c + 16. */
+/* Write a block from 32 columns of codes. `lanes` is the distance of two columns. A byte of 4-bit codes has the code of
+ * column c in its lower half and the code of column c + 16 in its upper half. */
 static void to_block(const uint8_t *code, size_t lanes, rvm_tier tier, uint8_t *block) {
     const int two = TIERS[tier].bits == 4;
     for (size_t j = 0; j < (two ? 4 : 8); j++, block += LINE) {
@@ -175,10 +182,10 @@ static void from_block(const uint8_t *block, size_t lanes, rvm_tier tier, uint8_
     }
 }
 
-/* The blocks of a page that hold a panel. */
+/* The blocks of a page in which a panel is stored. */
 typedef struct {
     size_t count, at, apart; /* number of blocks; offset of the first block in the page; bytes from one block to the next */
-    size_t step;             /* the number of the panel's codes from one block to the next */
+    size_t step;             /* number of the panel's codes from one block to the next */
 } blocks;
 
 static blocks blocks_of(const panel *p, int keys, rvm_tier tier, size_t token, size_t head_dim) {
@@ -224,7 +231,8 @@ static void rotate_panel(panel *p) {
     for (size_t i = 0; i < p->columns * n; i++) p->x[i] *= norm;
 }
 
-/* Convert x to codes of a tier, from the next higher tier. The rotation is its own inverse. */
+/* Convert the numbers x of a panel to codes of a tier, from the next higher tier. If the tier's keys are rotated,
+ * rotate them; the rotation is its own inverse. */
 static void lower(panel *p, int keys, rvm_tier tier, uint8_t *scales, uint8_t *biases) {
     if (keys && TIERS[tier].rotated != TIERS[tier + 1].rotated) rotate_panel(p);
     find_scales(p, keys, tier, scales, biases);

@@ -1,11 +1,12 @@
-/* This file draws a token: it has `draw` of rvm_kernels (formulas in rvm_kernels.h). ruvmlx/sampling.py computes the same
- * and adds in the same order. The build compiles this file once per instruction set, with -DRVM_IMPL=<name>. */
+/* This file draws a token: it has the kernel `draw` of rvm_kernels (formulas in rvm_kernels.h). ruvmlx/sampling.py
+ * computes the same result, with sums in the same order. The build compiles this file once for each instruction set,
+ * with -DRVM_IMPL=<name>. */
 #include "draw.h"
 
 #include "rvm.h"
 #include "vec.h"
 
-/* The distribution at temperature 1: log p = (logit - max) - log_sum. */
+/* The distribution of the token at temperature 1: log p = (logit - max) - log_sum. */
 typedef struct {
     const float *logits;
     size_t vocab;
@@ -21,8 +22,8 @@ static float log_sum_of(const float *logits, size_t vocab, float max) {
     return (float)log(sum);
 }
 
-/* Return the smallest log p that min_p permits, rounded to a float so that every comparison stays the same: a float log p
- * is above this float exactly if it is above the double. */
+/* Return the smallest log p that the filter min_p permits, as a float. The double is rounded so that no comparison
+ * changes: a float log p is above the result exactly if it is above the double. */
 static float least_logprob(const distribution *d, double min_p) {
     if (min_p == 0) return -INFINITY;
     const double least = (double)logprob(d, d->max) + log(min_p);
@@ -32,8 +33,9 @@ static float least_logprob(const distribution *d, double min_p) {
 
 /* ---- a draw from the most likely ids ----
  *
- * A key is a 64-bit number. Its upper half has the reverse order of the logits (-0 equals 0), and its lower half is the
- * id. So the smallest key is the most likely id, and ties are in the order of ids. */
+ * A key is a 64-bit number for one id. Keys have the reverse order of logits: the upper half of a key falls when the
+ * logit rises (-0 equals 0), and the lower half is the id. So the smallest key belongs to the most likely id, and ids
+ * of equal probability are ordered by id. */
 
 static inline uint64_t key_of(float logit, size_t id) {
     const uint32_t b = bits_of(logit + 0.0f);
@@ -45,8 +47,8 @@ static inline float logit_of(uint64_t key) {
     return float_of(b >> 31 ? b : ~b & 0x7fffffffu);
 }
 
-/* Collect the keys of the ids with log p >= floor, in the order of ids. Return their number. The function skips a group
- * of STRIDE ids if its largest log p is under the floor, which is true for most groups. */
+/* Collect the keys of the ids with log p >= floor, in the order of ids, and return the number of keys. If the largest
+ * log p of a group of STRIDE ids is below the floor, the function skips the group; this is true for most groups. */
 static size_t collect(const distribution *d, float floor, uint64_t *keys) {
     enum { STRIDE = 128 };
     size_t n = 0;
@@ -59,7 +61,8 @@ static size_t collect(const distribution *d, float floor, uint64_t *keys) {
     return n;
 }
 
-/* Move keys[at] down until keys[0..n) is a heap with the largest key on top; the keys below `at` are heaps already. */
+/* Move keys[at] down until keys[0..n) is a heap with the largest key on top. The parts of the array below `at` must be
+ * heaps already. */
 static void sift_down(uint64_t *keys, size_t n, size_t at) {
     const uint64_t key = keys[at];
     for (size_t child; (child = 2 * at + 1) < n; at = child) {
@@ -80,7 +83,8 @@ static void heap_sort(uint64_t *keys, size_t n) {
     }
 }
 
-/* Run one pass of a radix sort: copy the keys to `to`, ordered by the 11 bits from `shift` on. Ties keep their order. */
+/* Run one pass of a radix sort: copy the keys to `to`, ordered by the 11 bits from bit `shift` on. Keys with equal bits
+ * keep their order. */
 static void by_digit(const uint64_t *keys, size_t n, int shift, uint64_t *to) {
     enum { DIGIT = 11 };
     uint32_t at[1 << DIGIT] = {0}, sum = 0;
@@ -93,7 +97,8 @@ static void by_digit(const uint64_t *keys, size_t n, int shift, uint64_t *to) {
     for (size_t i = 0; i < n; i++) to[at[keys[i] >> shift & ((1 << DIGIT) - 1)]++] = keys[i];
 }
 
-/* Sort keys that are in the order of their ids, so that the stable passes need only the upper halves. */
+/* Sort keys that are in the order of their ids. The passes keep the order of equal keys, so only the upper halves of
+ * the keys need passes. */
 static void sort_keys(uint64_t *keys, size_t n, uint64_t *spare) {
     enum { FEW_KEYS = 256 };
     if (n <= FEW_KEYS) {
@@ -102,11 +107,12 @@ static void sort_keys(uint64_t *keys, size_t n, uint64_t *spare) {
     }
     by_digit(keys, n, 32, spare);
     by_digit(spare, n, 43, keys);
-    by_digit(keys, n, 54, spare); /* the last digit has 10 bits */
+    by_digit(keys, n, 54, spare); /* the last digit has only 10 bits */
     memcpy(keys, spare, n * sizeof *keys);
 }
 
-/* Return how many of the n most likely ids the filters keep. If the result is n, the filters may keep more ids. */
+/* Return how many of the n most likely ids the filters keep. If the result is n, the filters would perhaps keep more
+ * ids than these n. */
 static size_t keep_likely(const distribution *d, const rvm_drawing *how, const uint64_t *keys, size_t n) {
     const float least = least_logprob(d, how->min_p);
     const size_t most = how->top_k && how->top_k < n ? how->top_k : n;
@@ -119,11 +125,11 @@ static size_t keep_likely(const distribution *d, const rvm_drawing *how, const u
     return most;
 }
 
-/* The draw sorts only the ids with log p above the first floor, at most e^7 = 1,096 ids. If the filters keep all these
- * ids, the draw tries the next floor. */
+/* The draw sorts only the ids with log p above the first floor, of which there are at most e^7 = 1,096. If the filters
+ * keep all these ids, the draw tries again with the next floor. */
 static const float FLOORS[] = {-7, -10, -13, -16, -20, -INFINITY};
 
-/* Draw with top_p or top_k. Return the id.  keys: [2 V] */
+/* Draw a token with top_p or top_k, and return its id.  keys: [2 V] */
 static int32_t draw_likely(const distribution *d, const rvm_drawing *how, uint64_t *keys) {
     size_t n = 0, kept = 0;
     for (size_t i = 0; i < sizeof FLOORS / sizeof *FLOORS; i++) {
@@ -143,19 +149,21 @@ static int32_t draw_likely(const distribution *d, const rvm_drawing *how, uint64
 
 /* ---- a draw from all ids, or from the ids above a limit, in the order of ids ---- */
 
-/* Compute w[i] = p[i]^(1 / temperature) / max, or 0 if log p is under the limit. Return the sum of w. */
+/* Compute the weights w[i] = (p[i] / max p)^(1 / temperature), or 0 if log p is below the limit `least`. Return the sum
+ * of the weights. */
 static float weigh(const distribution *d, const float *logits, float slope, float least, size_t n, float *w) {
     float s = 0;
     SIMD(reduction(+ : s))
     for (size_t i = 0; i < n; i++) {
         const float x = logits[i] - d->max, e = exp_f32(x * slope);
-        w[i] = x - d->log_sum < least ? 0.0f : e; /* a NaN remains NaN */
+        w[i] = x - d->log_sum < least ? 0.0f : e; /* a NaN stays NaN */
         s += w[i];
     }
     return s;
 }
 
-/* Draw without top_p and top_k. Return -1 if all probabilities are 0 or one is NaN.  sums: one for each BLOCK of ids */
+/* Draw a token without top_p and top_k, and return its id. Return -1 if all probabilities are 0 or one is NaN.  sums: a
+ * sum for each BLOCK of ids */
 static int32_t draw_any(const distribution *d, const rvm_drawing *how, double *sums) {
     float w[BLOCK];
     const float steepest = 3e38f, least = least_logprob(d, how->min_p);
@@ -175,7 +183,7 @@ static int32_t draw_any(const distribution *d, const rvm_drawing *how, double *s
             if (w[i] > 0) last = (int32_t)(v + i);
             if (w[i] > 0 && inside > how->u * total) return last;
         }
-        if (here) break; /* because of rounding u can pass the block's sum: take the block's last id */
+        if (here) break; /* because of rounding, u can lie after the block's sum; then take the last id of the block */
     }
     return last;
 }

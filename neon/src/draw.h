@@ -1,4 +1,4 @@
-/* draw.c defines this function for each instruction set, and kernels.c puts it into the table of kernels. */
+/* draw.c defines this function for each instruction set. kernels.c puts the function into its table of kernels. */
 #ifndef RVM_DRAW_H
 #define RVM_DRAW_H
 

@@ -1,5 +1,5 @@
-/* This file has all functions of rvm_kernels; rvm_kernels.h has the formulas. The build compiles it once per instruction
- * set, with -DRVM_IMPL=<name>. It exports only the table rvm_impl_<name>. */
+/* This file has the functions of the table rvm_kernels; rvm_kernels.h has the formulas. The build compiles this file
+ * once for each instruction set, with -DRVM_IMPL=<name>. It exports only the table rvm_impl_<name>. */
 #include "draw.h"
 #include "rvm.h"
 #include "vec.h"
@@ -14,7 +14,8 @@
 
 static int bad_rank(size_t r) { return r == 0 || r > RVM_MAX_RANK; }
 
-/* The function adds within a block in float and adds the blocks in double, so that rounding does not grow with n. */
+/* The function adds the numbers of a block in float and adds the sums of blocks in double, so that the rounding error
+ * does not grow with n. */
 static int k_dot(const float *x, const float *y, size_t n, double *out) {
     REQUIRE(x && y && n && out);
     *out = 0;
@@ -22,7 +23,7 @@ static int k_dot(const float *x, const float *y, size_t n, double *out) {
     return isfinite(*out) ? RVM_OK : RVM_NOT_FINITE;
 }
 
-/* Return the largest |c * x[i]|, as the bits of a float without its sign. */
+/* Return the largest |c * x[i]|, as the bits of a float without its sign bit. */
 static uint32_t largest(const float *x, size_t n, float c) {
     uint32_t top = 0;
     SIMD(reduction(max : top))
@@ -38,7 +39,7 @@ static int k_all_within(const float *x, size_t n, float most) {
     return largest(x, n, 1) <= magnitude(most) ? RVM_OK : RVM_NOT_FINITE;
 }
 
-/* Return 1 if p->w is finite after the step. If the sum w + v is finite, w and v are finite too. */
+/* Return 1 if the weights p->w are finite after the step. If the sum w + v is finite, w and v are finite, too. */
 static int step_is_finite(const rvm_param *p, float eta, float mu) {
     const float *restrict w = p->w, *restrict v = p->velocity, *restrict g = p->g;
     uint32_t top = 0;
@@ -82,8 +83,8 @@ static int k_micro_update(const rvm_param *params, size_t n_params, float eta, f
     return RVM_OK;
 }
 
-/* head_add computes GROUP tokens together, one block of the vocabulary after the other. So it reads each block of lora_b
- * once per group. */
+/* head_add computes GROUP tokens together, one block of the vocabulary after the other. So it reads each block of
+ * lora_b only once for a group of tokens. */
 enum { GROUP = 32 };
 
 static int k_head_add(const float *hidden, const float *lora_a, const float *lora_b, float s, size_t tokens,
@@ -101,8 +102,9 @@ static int k_head_add(const float *hidden, const float *lora_a, const float *lor
     return RVM_OK;
 }
 
-/* Compute both softmax denominators of a token in one pass: for the logits, and for the logits without the adapter.
- * Return the largest change |shift| of a logit by the adapter, as the bits of a float without its sign. */
+/* Compute both softmax denominators of a token in one pass: for the logits with the adapter (live), and for the logits
+ * without the adapter (frozen). Return the largest change |shift| of a logit by the adapter, as the bits of a float
+ * without its sign bit. */
 static uint32_t live_and_frozen(const float *logits, const float *lora_b, const float *u, size_t vocab,
                                 size_t rank, expsum *live, expsum *frozen) {
     float shift[BLOCK], tmp[BLOCK];
@@ -123,7 +125,7 @@ static uint32_t live_and_frozen(const float *logits, const float *lora_b, const 
     return top;
 }
 
-/* Compute e[i] += c * x[i]. Return sum_i x[i] * b[i]. */
+/* Compute e[i] += c * x[i] for all i. Return sum_i x[i] * b[i]. */
 static float add_and_dot(float *restrict e, const float *restrict x, const float *restrict b, float c,
                          size_t n) {
     float s = 0;
@@ -168,17 +170,17 @@ static int k_trace_accumulate(const float *h, const float *logits, const float *
     return RVM_OK;
 }
 
-/* p0, s, t, r: the sums over v of p0, p0 e^x, p0 e^x x and p0 e^x log_ratio, with x = d - max. max is the largest d so
- * far, or 0 if all |d| are at most NEAR. */
+/* Sums for the KL divergence of one context. p0, s, t, r: the sums over v of p0, p0 e^x, p0 e^x x and p0 e^x log_ratio,
+ * with x = d - max. max is the largest d so far, or 0 if all |d| are at most NEAR. */
 typedef struct {
     float max;
     double p0, s, t, r;
 } tilt;
 
-/* If all |d| are at most NEAR, e^d cannot overflow, and the code need not find the largest d. */
+/* If all |d| are at most NEAR, e^d cannot overflow, so the code does not have to find the largest d. */
 static const float NEAR = 8;
 
-/* Add a block to the sums.  near: 1 if all |d| are at most NEAR; d is then in units of ln 2 */
+/* Add a block of the vocabulary to the sums.  near: 1 if all |d| are at most NEAR; then d is in units of ln 2 */
 static inline __attribute__((always_inline)) void tilt_sums(tilt *a, const float *p0, const float *log_ratio,
                                                             const float *d, const int near, size_t n) {
     const float m = a->max;
@@ -217,8 +219,8 @@ static void tilt_add(tilt *a, const float *p0, const float *log_ratio, const flo
         tilt_sums(a, p0, NULL, d, 0, n);
 }
 
-/* A lora_b of at most NARROW floats stays in the cache. Then the code reads p0 one context after the other, each from
- * end to end, which is twice as fast. */
+/* A lora_b of at most NARROW floats stays in the cache. In this case the code reads p0 one context after the other,
+ * each from beginning to end, which is twice as fast. */
 enum { NARROW = 1 << 14 };
 
 static int k_kl_to_frozen(const float *p0, const float *log_ratio, const float *u, const float *lora_b, float s,
@@ -248,7 +250,7 @@ static int k_kl_to_frozen(const float *p0, const float *log_ratio, const float *
             for (size_t m = 0; m < nm; m++) {
                 set_rows(d, lora_b + v, vocab, c[m], rank, n);
                 const size_t at = (m0 + m) * vocab + v;
-                size_t next = at + vocab; /* the same block of the next context */
+                size_t next = at + vocab; /* the place of the same block in the next context */
                 if (m + 1 == nm) next = m0 * vocab + v + BLOCK;
                 if (m + 1 == nm && nm > 1 && v + BLOCK >= vocab) next = (m0 + nm) * vocab;
                 if (next < all) {
@@ -286,7 +288,7 @@ static int k_evidence_add(const float *held, const float *gradient, const float 
 static int k_evidence_push(const float *evidence, const float *precision, float step, float agree,
                            float noise, size_t rank, size_t n, size_t first, size_t last, float *theta) {
     REQUIRE(evidence && precision && theta && !bad_rank(rank) && first < last && last <= n);
-    const float least = 1e-12f; /* a sum of evidence below this is treated as 0 */
+    const float least = 1e-12f; /* evidence whose sum is smaller than this is treated as 0 */
     for (size_t r = 0; r < rank; r++) {
         const float *restrict g = evidence + r * n, *restrict s = g + rank * n, *restrict l = s + rank * n;
         float *restrict out = theta + r * n;
@@ -298,14 +300,15 @@ static int k_evidence_push(const float *evidence, const float *precision, float 
             out[i] = step * g[i] / (precision[i] + l[i]) * (square / (square + agree * s[i] + least));
         }
         const double share = 1 - noise * chance / (signal > least ? signal : least);
-        const float kept = share < 0 ? 0 : (float)share; /* a NaN remains NaN */
+        const float kept = share < 0 ? 0 : (float)share; /* a NaN stays NaN */
         SIMD()
         for (size_t i = first; i < last; i++) out[i] *= kept;
     }
     return RVM_OK;
 }
 
-/* Compute y = c * x; x is not read if c is 0. Return the largest |y[i]|, as the bits of a float without its sign. */
+/* Compute y = c * x. If c is 0, x is not read. Return the largest |y[i]|, as the bits of a float without its sign
+ * bit. */
 static uint32_t scaled(const float *restrict x, size_t n, float c, float *restrict y) {
     uint32_t top = 0;
     if (c == 0) {

@@ -1,6 +1,6 @@
-/* This file has a decoder's computations between its matrix products; rvm_layers.h has the formulas. The build compiles
- * it once per instruction set, with -DRVM_IMPL=<name>. It exports only the table rvm_layers_<name>. Attention is in
- * attend.c, and demotion is in demote.c. */
+/* This file has the computations of a decoder between its matrix products; rvm_layers.h has the formulas. The build
+ * compiles this file once for each instruction set, with -DRVM_IMPL=<name>. It exports only the table
+ * rvm_layers_<name>. Attention is in attend.c, and demotion is in demote.c. */
 #include "layers.h"
 
 #define TEXT_(a) #a
@@ -16,8 +16,8 @@ static int k_rms_norm(const float *x, const float *weight, float eps, size_t tok
     return RVM_OK;
 }
 
-/* The variance is the mean of squared differences from the mean, because the mean of squares minus the squared mean would
- * lose all digits of a row whose numbers are far from zero. */
+/* The variance is the mean of the squared differences from the mean. The mean of squares minus the squared mean would
+ * lose all digits in a row whose numbers are far from zero. */
 static int k_layer_norm(const float *x, const float *weight, const float *bias, float eps, size_t tokens, size_t dim,
                         float *y) {
     REQUIRE(x && weight && y && tokens && dim);
@@ -65,9 +65,9 @@ static int k_swiglu(const float *gate, const float *up, size_t n, float *y) {
     return RVM_OK;
 }
 
-/* Return x (1 + erf(x / sqrt(2))) / 2. The smaller of the two tails is erfc(z) / 2, z = |x| / sqrt(2), with
- * erfc(z) = e^(-z^2) t p(t), t = 1 / (1 + 0.4 z). p is a fit of degree 8 with an even relative error: 2.6e-7 with
- * rounding. */
+/* Return gelu(x) = x (1 + erf(x / sqrt(2))) / 2. The smaller tail of the distribution is erfc(z) / 2, z = |x| /
+ * sqrt(2). With t = 1 / (1 + 0.4 z), erfc(z) = e^(-z^2) t p(t). p is a fit of degree 8 with an even relative error,
+ * which is 2.6e-7 with rounding. */
 static inline float gelu_of(float x) {
     const float z = fabsf(x) * 0.70710678118654752f, t = 1.0f / (1.0f + 0.4f * z);
     float p = 0.050284482538700104f;
@@ -112,8 +112,8 @@ static int k_lora_project(const float *x, const float *lora_a, float s, size_t t
 static int k_lora_add(const float *u, const float *lora_b, size_t tokens, size_t rank, size_t out,
                       size_t first, size_t n, float *y, size_t stride) {
     REQUIRE(u && lora_b && y && tokens && n && rank && rank <= RVM_MAX_RANK && first + n <= out);
-    float c[RVM_MAX_RANK]; /* c is a copy, so that clang knows that y does not overlap it */
-    for (size_t i = 0; i < n; i += BLOCK) /* a block of B stays in the L1 cache for all tokens */
+    float c[RVM_MAX_RANK]; /* a copy, so that clang knows that y does not overlap it */
+    for (size_t i = 0; i < n; i += BLOCK) /* a block of B stays in the L1 cache while all tokens use it */
         for (size_t t = 0; t < tokens; t++) {
             memcpy(c, u + t * rank, rank * sizeof *c);
             add_rows(y + t * stride + i, lora_b + first + i, out, c, rank, min_size(BLOCK, n - i));

@@ -1,4 +1,5 @@
-/* This header is for layers.c, attend.c and demote.c. The build compiles each of them once per instruction set (RVM_IMPL). */
+/* This header is for layers.c, attend.c and demote.c. The build compiles each of these files once for each instruction
+ * set (RVM_IMPL). */
 #ifndef RVM_LAYERS_H
 #define RVM_LAYERS_H
 
@@ -12,14 +13,14 @@
 #define REQUIRE(condition) \
     if (!(condition)) return RVM_BAD_ARGUMENT
 
-/* These functions of the table rvm_layers are defined in attend.c and demote.c. */
+/* attend.c and demote.c define these functions of the table rvm_layers. */
 int LAYER(append)(const float *k, const float *v, size_t stride, const float *turn, size_t tokens, size_t head_dim,
                   size_t at, uint16_t *keys, uint16_t *values);
 int LAYER(attend)(const rvm_attention *a);
 int LAYER(merge)(const float *partial, size_t parts, size_t stride, size_t rows, size_t head_dim, float *out);
 int LAYER(demote)(rvm_tier from, const uint8_t *src, rvm_tier to, uint8_t *dst, size_t n, size_t head_dim);
 
-/* Compute y = scale * x, turned by the angles of one position (RoPE).  turn: cos [half], then sin [half]. */
+/* Compute y = scale * x, after RoPE has turned x by the angles of one position.  turn: cos [half], then sin [half]. */
 static inline void rope_head(const float *restrict x, const float *restrict turn, size_t half, float scale,
                       float *restrict y) {
     const float *c = turn, *s = turn + half;

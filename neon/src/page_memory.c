@@ -1,6 +1,6 @@
-/* This file maps memory for pages from the system, and unmaps it when a page is freed. malloc would keep the freed
- * memory, and the system would report it as used. */
-#define _GNU_SOURCE /* MAP_ANONYMOUS under -std=c11 */
+/* This file gets memory for pages from the operating system (mmap), and gives it back when a page is freed. malloc
+ * would keep the freed memory, and the system would report it as used. */
+#define _GNU_SOURCE /* for MAP_ANONYMOUS under -std=c11 */
 #include "rvm.h"
 
 #include <sys/mman.h>
@@ -10,7 +10,7 @@ uint8_t *rvm_page_make(size_t bytes) {
     void *page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED) return NULL;
 #ifdef MADV_HUGEPAGE
-    madvise(page, bytes, MADV_HUGEPAGE); /* huge pages waste no memory, because KV pages are written from end to end */
+    madvise(page, bytes, MADV_HUGEPAGE); /* huge pages waste no memory here, because a KV page is written from beginning to end */
 #endif
     return page;
 }

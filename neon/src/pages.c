@@ -27,10 +27,10 @@ size_t rvm_attention_scratch(size_t rows, size_t head_dim) {
     return rows * (2 * width + page + sum_width(head_dim) + 1 + ROW_SUMS) + 2 * page * width + 2 * rows * codes / sizeof(float);
 }
 
-/* ---- the shared order ---- */
+/* ---- the byte order that all implementations share ---- */
 
-/* Return the offset of the byte with the code of row r and column c, in tiles of `columns`. Set *high to 1 if the code is
- * the upper half of the byte. */
+/* Return the offset of the byte that has the code of row r and column c, in tiles of `columns` columns. Set *high to 1
+ * if the code is the upper half of the byte. */
 static size_t place(rvm_tier tier, size_t r, size_t c, size_t columns, int *high) {
     const size_t block = r / PAGE_TILE * (columns / PAGE_BLOCK) + c / PAGE_BLOCK;
     const size_t k = c % PAGE_BLOCK, quad = TIERS[tier].bits == 4 ? k % 16 / 4 : k / 4;
@@ -43,7 +43,8 @@ static size_t code_at(rvm_tier tier, size_t head_dim, int value, size_t token, s
     return keys_at(tier) + place(tier, token, d, key_columns(head_dim), high);
 }
 
-/* Copy the codes of one head-page between the two orders, number by number.  to_page: 1 from shared to page. */
+/* Copy the codes of one head-page between the page's order and the shared order, one code at a time.  to_page: 1 to
+ * copy from the shared order to the page. */
 static void copy_codes(rvm_tier tier, uint8_t *page, size_t head_dim, uint8_t *shared, int to_page) {
     for (size_t i = 0; i < 2 * PAGE_TOKENS * head_dim; i++) {
         int high;
@@ -74,8 +75,8 @@ static void copy_hot(uint8_t *page, size_t head_dim, uint8_t *shared, int to_pag
         }
 }
 
-/* Copy a head-page between the two orders. Both have the same scales and biases: a page has them before the codes, and the
- * shared order has them after the codes. */
+/* Copy a head-page between the page's order and the shared order. Both have the same scales and biases. The page has
+ * them before the codes, and the shared order has them after the codes. */
 static void copy_page(rvm_tier tier, uint8_t *page, size_t head_dim, uint8_t *shared, int to_page) {
     if (tier == RVM_HOT) {
         copy_hot(page, head_dim, shared, to_page);
@@ -88,7 +89,7 @@ static void copy_page(rvm_tier tier, uint8_t *page, size_t head_dim, uint8_t *sh
 
 int rvm_page_canonical(rvm_tier tier, const uint8_t *page, size_t head_dim, uint8_t *out) {
     if (!page || !out || !rvm_head_page_bytes(tier, head_dim)) return RVM_BAD_ARGUMENT;
-    copy_page(tier, (uint8_t *)page, head_dim, out, 0); /* this call only reads the page */
+    copy_page(tier, (uint8_t *)page, head_dim, out, 0); /* with to_page = 0, the call only reads the page */
     return RVM_OK;
 }
 

@@ -1,15 +1,17 @@
-/* The layout of a head-page: the keys and values of 64 tokens of one layer and key-value head, D numbers for each token.
+/* This header describes the layout of a head-page: the keys and values of 64 tokens of one layer and one key-value
+ * head, with D numbers for each key and each value.
  *
  *   hot      K f16 [D][64] | V f16 [64][W]                                        W: D rounded up to 16
  *   8 bits   K scale, V scale f16 [64] each | keys | values
  *   4 bits   K scale, K bias, V scale, V bias f16 [64] each | keys | values
  *
- * Keys and values of code pages are tiles of 16 rows with the blocks of 32 columns of matrix.h. A row of keys is a token,
- * and its columns are dimensions, rounded up to 32. A row of values is a dimension (their number is rounded up to 16),
- * and its columns are the 64 tokens. 8-bit codes are stored plus 128. Padding holds codes of 0.
+ * The keys and values of pages with codes are tiles of 16 rows, with the blocks of 32 columns of matrix.h. A row of
+ * keys is a token, and its columns are dimensions, rounded up to 32. A row of values is a dimension (the number of
+ * dimensions is rounded up to 16), and its columns are the 64 tokens. 8-bit codes are stored plus 128. Padding has
+ * codes of 0.
  *
- * This header derives all facts about a tier from its row in RVM_CODE_TIERS. In the kernels the tier is a constant, so
- * these facts are constants too. */
+ * This header takes all facts about a tier from the tier's row in RVM_CODE_TIERS. In the kernels the tier is a
+ * constant, so these facts are constants, too. */
 #ifndef RVM_PAGES_H
 #define RVM_PAGES_H
 
@@ -28,29 +30,31 @@ static const tier_traits TIERS[] = {RVM_CODE_TIERS(RVM_TIER_TRAITS){16, 0, 0}};
 
 static inline int is_code_tier(int tier) { return tier >= 0 && tier < RVM_HOT; }
 
-/* 4-bit codes are 0..15 times a scale plus a bias; 8-bit codes are -127..127 times a scale. */
+/* A 4-bit number is a code 0..15 times a scale plus a bias. An 8-bit number is a code -127..127 times a scale, without
+ * a bias. */
 static inline int has_bias(rvm_tier tier) { return TIERS[tier].bits == 4; }
 static inline int least_code(rvm_tier tier) { return has_bias(tier) ? 0 : -127; }
 static inline int most_code(rvm_tier tier) { return has_bias(tier) ? 15 : 127; }
 
-/* Return the number that is added to a code before it is stored. */
+/* Return the number that is added to a code before the code is stored. */
 static inline int page_zero(rvm_tier tier) { return has_bias(tier) ? 0 : 128; }
 
 static inline size_t page_round(size_t n, size_t to) { return (n + to - 1) / to * to; }
 static inline size_t key_columns(size_t head_dim) { return page_round(head_dim, PAGE_BLOCK); }
 static inline size_t value_rows(size_t head_dim) { return page_round(head_dim, PAGE_TILE); }
 
-/* Return the bytes of 16 rows x 32 columns of codes. */
+/* Return the number of bytes of 16 rows x 32 columns of codes. */
 static inline size_t page_block(rvm_tier tier) { return PAGE_TILE * PAGE_BLOCK / 8 * (size_t)TIERS[tier].bits; }
 
-/* Byte offsets from the start of a head-page. */
+/* These functions return byte offsets from the start of a head-page. */
 static inline size_t k_scales_at(void) { return 0; }
 static inline size_t k_biases_at(void) { return PAGE_ROW; }
 static inline size_t v_scales_at(rvm_tier tier) { return has_bias(tier) ? 2 * PAGE_ROW : PAGE_ROW; }
 static inline size_t v_biases_at(void) { return 3 * PAGE_ROW; }
 static inline size_t keys_at(rvm_tier tier) { return 2 * v_scales_at(tier); }
 
-/* key_tile returns the bytes of a tile of 16 tokens' keys; value_tile returns the bytes of a tile of 16 dimensions. */
+/* key_tile returns the number of bytes of a tile with the keys of 16 tokens. value_tile returns the number of bytes of
+ * a tile with 16 dimensions of the values. */
 static inline size_t key_tile(rvm_tier tier, size_t head_dim) {
     return key_columns(head_dim) / PAGE_BLOCK * page_block(tier);
 }
@@ -69,7 +73,7 @@ static inline int good_head_dim(size_t head_dim) {
     return head_dim && head_dim % 2 == 0 && head_dim <= RVM_MAX_HEAD_DIM;
 }
 
-/* Return the number of dimensions in a block of the rotation of keys and of their queries. */
+/* Return the number of dimensions in a block of the rotation, by which keys and their queries are multiplied. */
 static inline size_t hadamard_block(size_t head_dim) {
     const size_t power = head_dim & -head_dim;
     return power < 128 ? power : 128;

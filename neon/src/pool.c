@@ -1,15 +1,16 @@
-/* The pool of pool.h. A waiting thread spins for a moment, then sleeps.
+/* This file has the thread pool of pool.h. A thread that waits spins for a moment (reads a word again and again), then
+ * sleeps.
  *
- * Two 64-bit words hold the state for all threads. Both have a counter in their upper half:
+ * Two 64-bit words hold the state that all threads share. Both have a counter in their upper half:
  *
  *   gate   job number : 32 | open : 1 | threads entering : 31    pool_run opens and closes it
  *   claim  phase      : 32 | next chunk : 32                     pool_next takes chunks from it
  *
- * A thread takes a chunk by compare-and-swap on both halves. So a thread that is some phases late cannot take a
- * chunk of a later phase: it goes through the phases until it reaches the present phase. The thread that reports the
- * last chunk as done starts the next phase.
+ * A thread takes a chunk by compare-and-swap on both halves of `claim`. So a thread that is some phases late cannot
+ * take a chunk of a later phase: it goes through the phases until it reaches the present phase. The thread that reports
+ * the last chunk of a phase as done starts the next phase.
  */
-#define _GNU_SOURCE /* sched_yield, pthread_atfork and clock_gettime under -std=c11 */
+#define _GNU_SOURCE /* for sched_yield, pthread_atfork and clock_gettime under -std=c11 */
 #include "pool.h"
 
 #include <pthread.h>
@@ -20,9 +21,10 @@
 #include <string.h>
 #include <time.h>
 
-/* PHASE_NS, JOB_NS: the nanoseconds that a thread spins before it sleeps. A thread waits for the end of a phase longer
- * than the threads' times in a phase of a decoded token differ. It waits longer for the next job, because tokens follow
- * each other. If a machine has fewer free cores than threads, a spinning thread can block the thread that it waits for. */
+/* PHASE_NS and JOB_NS are the nanoseconds that a thread spins before it sleeps. At the end of a phase it spins longer
+ * than the times of the threads in a phase of a decoded token differ. For the next job it spins even longer, because
+ * the tokens of a reply follow each other. If a machine has fewer free cores than threads, a spinning thread can block
+ * the thread that it waits for. */
 enum { LINE = 64, PHASE_NS = 20000, JOB_NS = 60000, STACK = 1 << 20 };
 static const uint64_t OPEN = 1u << 31, ENTERING = (1u << 31) - 1;
 
@@ -47,7 +49,7 @@ struct pool {
     member members[];
 };
 
-static _Atomic uint32_t forks; /* number of forks above this process; a fork does not copy the threads */
+static _Atomic uint32_t forks; /* number of forks that led to this process; a fork does not copy the threads */
 
 static void after_fork(void) { atomic_fetch_add(&forks, 1); }
 
@@ -71,7 +73,7 @@ static uint32_t upper(_Atomic uint64_t *word) {
     return (uint32_t)(atomic_load_explicit(word, memory_order_acquire) >> 32);
 }
 
-/* Wait until the upper half of *word is no longer `old`. */
+/* Wait until the upper half of *word is no longer `old`. Spin for spin_ns nanoseconds, then sleep. */
 static void wait_change(pool *p, _Atomic uint64_t *word, uint32_t old, int64_t spin_ns) {
     int64_t start = 0;
     do {
@@ -88,8 +90,8 @@ static void wait_change(pool *p, _Atomic uint64_t *word, uint32_t old, int64_t s
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Set *word and wake the threads that sleep on it. The store here and the count of sleepers are sequentially consistent,
- * so either the sleeper sees the new word, or this thread sees the sleeper. */
+/* Set *word and wake the threads that sleep until it changes. The store here and the count of sleepers are sequentially
+ * consistent, so either the sleeper sees the new word, or this thread sees the sleeper. */
 static void set_and_wake(pool *p, _Atomic uint64_t *word, uint64_t value) {
     atomic_store(word, value);
     if (atomic_load(&p->sleepers) == 0) return;
@@ -98,14 +100,15 @@ static void set_and_wake(pool *p, _Atomic uint64_t *word, uint64_t value) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* The description of a job, which a thread copies when it enters the job. */
+/* The description of a job. A thread copies it when the thread enters the job. */
 typedef struct {
     void (*job)(pool_worker *, void *);
     pool_worker self;
     _Alignas(16) unsigned char ctx[POOL_CONTEXT];
 } visit;
 
-/* Wait for a job after number `seen` and copy its description. Return its number, or 0 if the pool is being destroyed. */
+/* Wait for a job after job number `seen`, and copy its description. Return the number of the job, or 0 if the pool is
+ * being destroyed. */
 static uint32_t enter(pool *p, uint32_t thread, uint32_t seen, visit *v) {
     for (;;) {
         wait_change(p, &p->gate, seen, JOB_NS);
@@ -131,7 +134,8 @@ static void *work(void *arg) {
     return NULL;
 }
 
-/* Reset the pool. Job numbers begin at 1, so that a new thread (which has seen 0) enters the first job. */
+/* Set the pool to its first state, without threads. Job numbers begin at 1, so that a new thread (which has seen 0)
+ * enters the first job. */
 static void reset(pool *p) {
     atomic_store(&p->claim, 0);
     atomic_store(&p->gate, 0);
@@ -157,7 +161,8 @@ pool *pool_create(uint32_t threads) {
     return p;
 }
 
-/* Start the threads with all signals blocked, because Python's signal handlers run in the main thread. */
+/* Start the threads of the pool with all signals blocked, because the signal handlers of Python run in the main
+ * thread. */
 static void start(pool *p) {
     sigset_t all, before;
     pthread_attr_t attr;
@@ -170,7 +175,7 @@ static void start(pool *p) {
         p->members[n] = (member){.owner = p, .thread = n};
         if (pthread_create(&p->members[n].id, &attr, work, &p->members[n]) != 0) break;
     }
-    p->started = n; /* if fewer threads start than planned, they do the same work */
+    p->started = n; /* if the system starts fewer threads, these threads do all the work */
     pthread_attr_destroy(&attr);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
@@ -191,7 +196,7 @@ uint32_t pool_threads(const pool *p) { return p->threads; }
 
 void pool_limit(pool *p, uint32_t n) { atomic_store(&p->limit, n ? n : 1); }
 
-/* Return the number of the next job. The number 0 is skipped, because it means "no job seen". */
+/* Return the number of the next job. No job has the number 0, because 0 means "no job seen". */
 static uint64_t next_job(pool *p) {
     uint32_t number = upper(&p->gate) + 1;
     return (uint64_t)(number ? number : 1) << 32;
@@ -205,7 +210,7 @@ void pool_run(pool *p, void (*job)(pool_worker *w, void *ctx), void *ctx, size_t
     if (p->started > 1 && atomic_load(&p->limit) > 1) set_and_wake(p, &p->gate, next_job(p) | OPEN);
     job(&w, ctx);
     atomic_fetch_and(&p->gate, ~OPEN);
-    while (atomic_load_explicit(&p->gate, memory_order_acquire) & ENTERING) sched_yield(); /* wait for threads that copy ctx */
+    while (atomic_load_explicit(&p->gate, memory_order_acquire) & ENTERING) sched_yield(); /* wait until no thread copies ctx */
 }
 
 static void report(pool_worker *w, uint32_t n) {

@@ -1,11 +1,12 @@
-/* This file computes a rating with kernels of rvm_kernels and rvm_matmul. The formulas are in rvm_rating.h,
- * ruvmlx/sona/instant.py and ruvmlx/sona/kl_probe.py. */
+/* This file computes what a rating changes, with kernels of rvm_kernels and rvm_matmul. The formulas are in
+ * rvm_rating.h, ruvmlx/sona/instant.py and ruvmlx/sona/kl_probe.py. */
 #include "rvm.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Return the mean over the contexts [first, last) of (u @ lora_b)[following]. */
+/* Return the mean of (u @ lora_b)[following] over the contexts [first, last). At scale 1, this is the mean change of
+ * the logit of the token that follows. */
 static double gained(const rvm_text *t, const float *lora_b, size_t first, size_t last) {
     double sum = 0;
     for (size_t i = first; i < last; i++)
@@ -90,12 +91,12 @@ static int pushed(const rvm_kernels *k, const rvm_matmul *m, const rvm_asking *a
     return rc;
 }
 
-/* The number of steps towards the KL cap. The KL is nearly quadratic in the share, so the first step nearly reaches the
- * cap; the second step corrects the rest. */
+/* The number of steps in which the block is scaled down to the KL cap. The KL divergence is nearly quadratic in the
+ * share of the block that is kept. So the first step nearly reaches the cap, and the second step corrects the rest. */
 enum { LOOKS = 2 };
 
-/* Scale the block until its KL in answers is at most about `cap`. The columns of `ends` keep their values, which `saved`
- * [R, n_ends] holds during the call. */
+/* Scale the block down until its KL divergence in answers is at most about `cap`. The columns of `ends` keep their
+ * values; `saved` [R, n_ends] holds these values during the call. */
 static int held_back(const rvm_kernels *k, const rvm_asking *a, double cap, const rvm_text *answers, float scale,
                      size_t rank, float *saved, float *block) {
     const size_t width = rvm_matrix_rows(a->features) + 1;

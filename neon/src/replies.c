@@ -1,4 +1,5 @@
-/* This file runs the work on one token of each of several replies on the threads of a decoder (rvm_decoder.h). */
+/* This file runs work for several replies at once on the threads of a decoder (rvm_decoder.h): one token of each
+ * reply. */
 #include "decoder.h"
 
 typedef struct {

@@ -1,11 +1,12 @@
-/* This file lists the implementations that this machine can run, fastest first: one row for each implementation of vectors
- * (rvm_kernels with its rvm_layers) and of matrices (rvm_matmul). RVM_HAVE_<NAME> and RVM_HAVE_MATMUL_<NAME> come from CMakeLists.txt. */
-#define _GNU_SOURCE /* syscall under -std=c11 */
+/* This file lists the implementations that this machine can run, fastest first. Each implementation of vectors
+ * (rvm_kernels with its rvm_layers) and of matrices (rvm_matmul) has one row. RVM_HAVE_<NAME> and
+ * RVM_HAVE_MATMUL_<NAME> come from CMakeLists.txt. */
+#define _GNU_SOURCE /* for syscall under -std=c11 */
 #include "rvm.h"
 
 #include <string.h>
 
-/* ---- features of this processor ---- */
+/* ---- features of this machine's processor ---- */
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -14,7 +15,8 @@
 #include <unistd.h>
 #endif
 
-/* Return a bit of eax of cpuid leaf 7, subleaf 1, because older compilers do not know the name "avxvnni". */
+/* Return a bit of the register eax of cpuid leaf 7, subleaf 1. Older compilers do not know the feature's name
+ * "avxvnni". */
 static inline int cpuid_7_1_eax(int bit) {
     unsigned a, b, c, d;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> bit & 1);
@@ -40,7 +42,7 @@ static inline int has_avx512(void) {
 
 static inline int has_avx512vnni(void) { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 
-/* A Linux process has to request permission to use the tile registers. */
+/* The function asks Linux for permission, because a process must not use the AMX tile registers without it. */
 static inline int has_amx(void) {
 #if defined(__linux__) && defined(SYS_arch_prctl)
     const int request = 0x1023, tile_data = 18, tile = 24, int8 = 25; /* ARCH_REQ_XCOMP_PERM; bits of edx */
@@ -77,7 +79,7 @@ static inline int has_i8mm(void) { return 0; }
 
 /* ---- vectors ---- */
 
-#ifdef RVM_HAVE_SCALAR /* programs that test only the matrices do not define it */
+#ifdef RVM_HAVE_SCALAR /* not defined in programs that test only the matrices */
 
 #define VECTORS(name, runs)                                             \
     {                                                                   \

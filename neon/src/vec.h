@@ -1,9 +1,9 @@
 /* This header has loops over float arrays that gcc and clang turn into vector code.
  *
- * The build compiles this file and kernels.c once per instruction set. `omp simd` (no OpenMP at run time)
- * lets the compiler compute a reduction in vector lanes. The scalar build ignores it, and the tests compare
- * all other builds with the scalar build. -ffast-math stays off, because masks need exp(-inf) = 0 and because the
- * kernels must report NaN.
+ * The build compiles this file and kernels.c once for each instruction set. `omp simd` (which needs no OpenMP at run
+ * time) lets the compiler compute a sum in several vector lanes. The scalar build ignores it, and the tests compare all
+ * other builds with the scalar build. -ffast-math stays off, because masks need exp(-inf) = 0, and because the kernels
+ * must report NaN.
  */
 #ifndef RVM_VEC_H
 #define RVM_VEC_H
@@ -19,23 +19,25 @@
 #define SIMD(clauses) PRAGMA(omp simd clauses)
 #define PRAGMA(x) _Pragma(#x)
 
-/* The kernels compute rows of the vocabulary in blocks of BLOCK floats, whose temporaries stay in the L1 cache. */
+/* The kernels compute a row of the vocabulary in blocks of BLOCK floats, so that the temporary arrays stay in the L1
+ * cache. */
 enum { BLOCK = 1024 };
 
-/* Prefetch memory into the L2 cache during other computation. A page that was in no cache is then read twice as fast as
- * with the processor's own prefetching. A prefetch into the L1 cache would stall. */
+/* Prefetch memory into the L2 cache during other computation. This doubles the speed of reading a page that is in no
+ * cache, compared with the processor's own prefetching. A prefetch into the L1 cache would stall. */
 static inline void prefetch_l2(const void *memory, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)memory + i, 0, 2);
 }
 
 static const double LN2 = 0.693147180559945309, LOG2_E = 1.44269504088896341;
 
-/* x + ROUNDING, for |x| < 2^22, has round(x) in its low mantissa bits. */
+/* x + ROUNDING, for |x| < 2^22, has round(x) in the low bits of its mantissa. */
 static const float ROUNDING = 12582912.0f; /* 1.5 * 2^23 */
 
-/* e^x = 2^k e^r,  k = round(x / ln 2),  |r| <= ln(2)/2;  e^r = 1 + r + r^2 q(r).
- * ln 2 is split so that k * LN2_HI is exact; q is a degree-4 minimax fit (relative error 4e-9), so rounding
- * dominates the error: less than 2 ulp from -87 to 88.37. Below this range the result is 0; above it the result is undefined. */
+/* Compute e^x = 2^k e^r,  k = round(x / ln 2),  |r| <= ln(2)/2;  e^r = 1 + r + r^2 q(r).
+ * ln 2 is split so that k * LN2_HI is exact; q is a minimax fit of degree 4 (relative error 4e-9). So the error is
+ * mostly rounding: less than 2 ulp from -87 to 88.37. Below this range the result is 0; above it the result is
+ * undefined. */
 static inline float exp_up_to_88(float x) {
     const float ln2_hi = 0.693359375f, ln2_lo = -2.1219444170128554e-4f;
     const float shifted = x * 1.4426950216293335f + ROUNDING, k = shifted - ROUNDING;
@@ -50,7 +52,8 @@ static inline float exp_up_to_88(float x) {
     return x < -87.0f ? 0.0f : e;
 }
 
-/* Return 2^x for |x| < 120, faster than e^x: 2^r by a minimax fit of degree 5 (relative error with rounding 1.6e-7). */
+/* Return 2^x for |x| < 120. This is faster than e^x: 2^r is a minimax fit of degree 5 (relative error with rounding
+ * 1.6e-7). */
 static inline float exp2_near(float x) {
     const float shifted = x + ROUNDING, r = x - (shifted - ROUNDING);
     float e = 1.326472731307149e-3f;
@@ -62,7 +65,7 @@ static inline float exp2_near(float x) {
     return float_of(bits_of(e) + (bits_of(shifted) << 23));
 }
 
-/* Return 2^x for any x <= 0; the result is 0 for x below -126. */
+/* Return 2^x for x <= 0. The result is 0 for x below -126. */
 static inline float exp2_down(float x) {
     const float e = exp2_near(x);
     return x < -126.0f ? 0.0f : e;
@@ -70,8 +73,9 @@ static inline float exp2_down(float x) {
 
 static inline float exp_f32(float x) { return x > 88.37f ? INFINITY : exp_up_to_88(x); }
 
-/* Return max(x[0..n), m), computed on integers that have the order of the floats. Compilers do not vectorise a float
- * maximum that must respect NaN, and an integer maximum has a shorter latency. The result for a NaN is undefined. */
+/* Return max(x[0..n), m). The function compares integers that have the order of the floats, because compilers do not
+ * vectorise a float maximum that must respect NaN, and because an integer maximum has a shorter latency. If a number is
+ * NaN, the result is undefined. */
 static inline float max_of(const float *x, size_t n, float m) {
     int32_t top = INT32_MIN;
     SIMD(reduction(max : top))
@@ -84,12 +88,13 @@ static inline float max_of(const float *x, size_t n, float m) {
     return most > m ? most : m;
 }
 
-/* Return the bits of |x|, which are below 0x7f800000 exactly if x is finite. */
+/* Return the bits of |x|. They are below 0x7f800000 exactly if x is finite. */
 static inline uint32_t magnitude(float x) { return bits_of(x) & 0x7fffffffu; }
 
 static inline int is_finite_magnitude(uint32_t m) { return m < 0x7f800000u; }
 
-/* Return the dot product, in four partial sums: gcc keeps one accumulator per sum, whose additions wait for each other. */
+/* Return the dot product of x and y, computed in four partial sums. In one sum, gcc would keep one accumulator, and
+ * each addition would wait for the one before. */
 static inline float dot_of(const float *x, const float *y, size_t n) {
     float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
     size_t q = n / 4;
@@ -107,7 +112,7 @@ static inline float dot_of(const float *x, const float *y, size_t n) {
 /* Compilers add the numbers of one sum one after the other. So the kernels keep a sum in SUMS independent parts. */
 enum { SUMS = 16 };
 
-/* Add x to sums.  n: a multiple of SUMS */
+/* Add the numbers x to the SUMS parts of a sum.  n: the number of x, a multiple of SUMS */
 static inline void sums_add(float *restrict sums, const float *restrict x, size_t n) {
     for (size_t i = 0; i < n; i += SUMS) {
         SIMD()
@@ -130,7 +135,7 @@ static inline float sum_of(const float *x, size_t n) {
     return sums_total(sums) + rest;
 }
 
-/* Compute y[i] = e^(x[i] - shift); y may be x. Return sum_i y[i]. */
+/* Compute y[i] = e^(x[i] - shift), and return sum_i y[i]. y and x can be the same array. */
 static inline float exp_sum(const float *x, float shift, size_t n, float *y) {
     float sums[SUMS] = {0}, rest = 0;
     const size_t whole = n / SUMS * SUMS;
@@ -141,7 +146,7 @@ static inline float exp_sum(const float *x, float shift, size_t n, float *y) {
     return sums_total(sums) + rest;
 }
 
-/* y[v] += sum_k c[k] * rows[k][v]      rows: [r, ld], of which the first n columns are used */
+/* Add rows: y[v] += sum_k c[k] * rows[k][v]      rows: [r, ld], of which the first n columns are used */
 static inline void add_rows(float *restrict y, const float *restrict rows, size_t ld,
                             const float *restrict c, size_t r, size_t n) {
     for (; r >= 4; r -= 4, c += 4, rows += 4 * ld) {
@@ -161,7 +166,7 @@ static inline void add_rows(float *restrict y, const float *restrict rows, size_
     }
 }
 
-/* y[v] = sum_k c[k] * rows[k][v] */
+/* Set y to a sum of rows: y[v] = sum_k c[k] * rows[k][v] */
 static inline void set_rows(float *restrict y, const float *restrict rows, size_t ld,
                             const float *restrict c, size_t r, size_t n) {
     const float *q = rows + ld;
@@ -175,7 +180,7 @@ static inline void set_rows(float *restrict y, const float *restrict rows, size_
     add_rows(y, rows + 2 * ld, ld, c + 2, r - 2, n);
 }
 
-/* u[k] = s * sum_i x[i] * m[i][k]      m: [n, r] */
+/* Compute u[k] = s * sum_i x[i] * m[i][k]      m: [n, r] */
 static inline void project(float *restrict u, const float *restrict x, const float *restrict m, float s,
                            size_t n, size_t r) {
     if (r == 1) {
@@ -197,7 +202,7 @@ static inline void project(float *restrict u, const float *restrict x, const flo
     }
 }
 
-/* m[i][k] += x[i] * c[k]      m: [n, r] */
+/* Add an outer product: m[i][k] += x[i] * c[k]      m: [n, r] */
 static inline void add_outer(float *restrict m, const float *restrict x, const float *restrict c, size_t n,
                              size_t r) {
     if (r == 1) {
@@ -218,8 +223,8 @@ static inline void add_outer(float *restrict m, const float *restrict x, const f
     }
 }
 
-/* A running sum of e^x over blocks, kept as sum * e^max. It begins at {-FLT_MAX, 0}, because with -INFINITY a block of
- * -inf logits would compute inf - inf. */
+/* A running sum of e^x over blocks, kept as sum * e^max so that it cannot overflow. It begins at {-FLT_MAX, 0}, because
+ * with -INFINITY a block of -inf logits would compute inf - inf. */
 typedef struct {
     float max;
     double sum;
@@ -227,7 +232,7 @@ typedef struct {
 
 #define EXPSUM_EMPTY ((expsum){-FLT_MAX, 0})
 
-/* Raise the running maximum to the block's maximum. Return the factor for older sums. */
+/* Raise the running maximum to the maximum of a block. Return the factor by which the older sum must be multiplied. */
 static inline float expsum_raise(expsum *s, const float *x, size_t n) {
     float m = max_of(x, n, s->max), keep = 1;
     if (m > s->max) {
@@ -238,7 +243,7 @@ static inline float expsum_raise(expsum *s, const float *x, size_t n) {
     return keep;
 }
 
-/* Add a block to the running sum.  x, tmp: [n <= BLOCK]; tmp may be x. */
+/* Add a block to the running sum.  x, tmp: [n <= BLOCK]; tmp and x can be the same array. */
 static inline void expsum_add(expsum *s, const float *x, size_t n, float *tmp) {
     expsum_raise(s, x, n);
     s->sum += exp_sum(x, s->max, n, tmp);
