@@ -1,4 +1,4 @@
-# Builds librvm.dylib for Apple Silicon on any machine: zig is clang, a linker and the headers of every target.
+# This file builds librvm.dylib for Apple Silicon on any machine. zig has clang, a linker and the headers of every target.
 #   cmake -DCMAKE_TOOLCHAIN_FILE=neon/cmake/zig-macos-arm64.cmake -DRVM_ZIG=/path/to/zig ...
 set(CMAKE_SYSTEM_NAME Darwin)
 set(CMAKE_SYSTEM_PROCESSOR arm64)

@@ -1,13 +1,14 @@
-/* This program measures the time of a token and of its parts, with a random model of a given shape; it needs no file.
+/* This program measures the time of one token in the decoder, and the times of its parts. It uses a random model of a
+ * given shape, so it needs no model file.
  *
  *   decoder_bench [shape] [threads] [context] [impl] [tiered]
  *
- * shape: starter (135M), 1b or 7b, 4 bits in groups of 32. tiered: tokens older than the newest 256 have 8 bits,
- * and tokens older than the newest 2,048 have 4 bits.
+ * shape: starter (135M), 1b or 7b, with 4-bit weights in groups of 32. tiered: tokens older than the newest 256 have 8
+ * bits in the KV cache, and tokens older than the newest 2,048 have 4 bits.
  *
- * It prints the tokens per second of a 256-token prefill and of decoding after `context` tokens (medians), the
- * milliseconds of each part of a decoded token, the ratio to one read of the weights, and the tokens per second of
- * several sequences of that length that are decoded together. */
+ * The program prints medians of the tokens per second: of a prefill of 256 tokens, and of decoding after `context`
+ * tokens. It also prints the milliseconds of each part of a decoded token, the ratio of a token's time to the time of
+ * one read of the weights, and the tokens per second of several sequences of that length that are decoded together. */
 #define _GNU_SOURCE
 #include "../tests/sequence.h"
 
@@ -35,7 +36,8 @@ static double median(double *x, size_t n) {
 
 static size_t weight_bytes;
 
-/* Return a matrix. All matrices of a shape are packed from the same random rows, because other rows would take minutes. */
+/* Return a packed matrix. All matrices of a shape are packed from the same random rows, because new random rows for
+ * each matrix would take minutes. */
 static const rvm_matrix *matrix(size_t rows, size_t cols) {
     static uint32_t *packed;
     static float *scales, *biases;
@@ -95,12 +97,12 @@ static rvm_decoder *make(const shape *s, uint32_t threads, const char *impl) {
     return d;
 }
 
-/* Return the bytes per second of one thread that only reads memory. */
+/* Return the number of bytes per second that one thread can read from memory. */
 static double read_rate(void) {
     const size_t n = (size_t)256 << 20;
     float *x = malloc(n);
     double times[5];
-    memset(x, 1, n); /* not zeros: with calloc all addresses share one zero page, which is never read from memory */
+    memset(x, 1, n); /* not zeros: after calloc, all addresses share one page of zeros, which is never read from memory */
     for (size_t i = 0; i < 5; i++) {
         const double start = now();
         rvm_impl(NULL)->all_within(x, n / 4, 1);
@@ -118,7 +120,7 @@ static size_t bytes_held(const sequence *s) {
 
 enum { WIDEST = 32, STEPS = 32 };
 
-/* Return the tokens per second of `width` copies of one sequence. */
+/* Return the tokens per second when the decoder decodes `width` copies of one sequence together. */
 static double batched(rvm_decoder *d, const shape *s, size_t context, size_t width) {
     static sequence copies[WIDEST];
     int32_t tokens[256] = {0};

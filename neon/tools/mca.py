@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Estimate how fast the NEON GEMV loops can read weights: llvm-mca's cycles, as GB/s at 3.2 GHz.
+"""Estimate how fast the NEON loops of a matrix-vector product (GEMV) can read weights. The estimate converts
+the cycles of llvm-mca to GB/s at 3.2 GHz.
 
     python neon/tools/mca.py [--clang clang-16] [--mca llvm-mca-16]
 
-The program compiles one tile's product with one token of 16 bits for each NEON implementation, cuts out the
-innermost loop (32 columns of 16 rows, with scales) and lets llvm-mca schedule 200 rounds of the loop. LLVM's
-apple-m1 model is that of Cyclone: six instructions wide, three vector units. A real M1 is eight wide and has
-four vector units. The model assumes that every load hits the cache.
+For each NEON implementation, the program compiles the product of one tile with one token of 16-bit
+activations. It cuts out the innermost loop (32 columns of 16 rows, with scales), and lets llvm-mca schedule
+200 rounds of this loop. LLVM's model apple-m1 is the model of the older core Cyclone, which is six
+instructions wide and has three vector units. A real M1 is eight instructions wide and has four vector units.
+The model assumes that every load hits the cache.
 """
 
 import argparse
@@ -17,15 +19,16 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src"
 CLOCK = 3.2e9
-MACHINES = {"M1": 68, "M4": 120, "M4 Pro": 273, "M1 Max": 400, "M4 Max": 546}  # GB/s
+MACHINES = {"M1": 68, "M4": 120, "M4 Pro": 273, "M1 Max": 400, "M4 Max": 546}  # memory bandwidth, GB/s
 ROUNDS = 200
 IMPLEMENTATIONS = {
     "neon": ("armv8-a", "smlal"),
     "neon_dotprod": ("armv8.2-a+dotprod", "sdot"),
     "neon_i8mm": ("armv8.2-a+dotprod+i8mm", "usmmla"),
 }
-PRODUCTS = {"smlal": 64, "sdot": 64, "usmmla": 32}  # the minimum number of these in a whole round
-# name -> kind, biases, bytes of 32 columns x 16 rows with group 32 and half scales
+PRODUCTS = {"smlal": 64, "sdot": 64, "usmmla": 32}  # the minimum number of these instructions in a round
+# name -> kind of the weights, 1 if they have biases, bytes of 32 columns x 16 rows (groups of 32, halves as
+# scales)
 KINDS = {"q4": ("RVM_Q4", 1, 320), "q4 s": ("RVM_Q4", 0, 288), "q8 s": ("RVM_Q8", 0, 544)}
 LOOP = """
 #include "{source}/matrix_{impl}.c"
@@ -37,7 +40,7 @@ void gemv(const uint8_t *p, const uint8_t *act, float *y, size_t cols) {{
 
 
 def assembly(clang: str, impl: str, kind: str, affine: int, folder: Path) -> list[str]:
-    """Return the assembly lines of gemv()."""
+    """Compile a call of the kernel, and return the assembly lines of its function gemv()."""
     code, out = folder / "loop.c", folder / "loop.s"
     code.write_text(LOOP.format(source=SOURCE, impl=impl, kind=kind, affine=affine))
     flags = ["-std=c11", "-O3", "-ffp-contract=off", "-w", f"-march={IMPLEMENTATIONS[impl][0]}"]
@@ -49,7 +52,8 @@ def assembly(clang: str, impl: str, kind: str, affine: int, folder: Path) -> lis
 
 
 def innermost_loop(lines: list[str], instruction: str) -> list[str]:
-    """Return the shortest loop, from a label to a jump back, with all products of 16 rows x 32 columns."""
+    """Return the shortest loop that has all products of 16 rows x 32 columns. A loop goes from a label to a
+    jump back to it."""
     labels = {m[1]: i for i, line in enumerate(lines) if (m := re.match(r"(\.L\w+):", line))}
     found = []
     for i, line in enumerate(lines):
@@ -62,7 +66,7 @@ def innermost_loop(lines: list[str], instruction: str) -> list[str]:
 
 
 def cycles(mca: str, cpu: str, body: list[str]) -> float:
-    """Return the cycles of one round of the loop."""
+    """Return the number of cycles of one round of the loop."""
     command = [mca, "-mtriple=aarch64", f"-mcpu={cpu}", "-mattr=+dotprod,+i8mm", f"-iterations={ROUNDS}"]
     done = subprocess.run(command, input="\n".join(body) + "\n", capture_output=True, text=True, check=True)
     total = re.search(r"Total Cycles:\s+(\d+)", done.stdout)

@@ -1,9 +1,11 @@
-/* rvm_page_bench [matmul impl [layers impl]]: measure the nanoseconds of attention on a head-page of each tier.
+/* rvm_page_bench [matmul impl [layers impl]]: this program measures the nanoseconds of attention on a head-page of each
+ * tier.
  *
- *   cached   repeats the same few pages
- *   memory   reads a sequence of PAGES pages of HEADS head-pages each, one head after the other, like a decoder
+ *   cached   the same few pages again and again, which are in a cache
+ *   memory   a sequence of PAGES pages of HEADS head-pages each, one head after the other, as a decoder reads it
  *   SMALL=1 in the environment turns huge pages off
- * The times are processor time of one thread, medians of ROUNDS. Rows are query heads of a group x queries. */
+ * The times are medians of ROUNDS measurements of one thread's processor time. The number of rows is the number of
+ * query heads in a group x the number of queries. */
 #define _GNU_SOURCE
 #include "rvm.h"
 
@@ -37,7 +39,7 @@ static void *memory(size_t n) {
 
 static float uniform(void) { return (float)(rand() % 20001 - 10000) / 10000; }
 
-/* Make one head-page of noise in every tier. */
+/* Make one head-page of random bytes in every tier. */
 static void noise(uint8_t *tiers[RVM_HOT + 1], size_t head_dim) {
     const size_t n = rvm_head_page_bytes(RVM_HOT, head_dim) / 2;
     float *x = malloc(4 * n);
@@ -64,7 +66,7 @@ static double nanoseconds(const rvm_layers *k, rvm_attention *a, size_t heads, s
     return ns[ROUNDS / 2];
 }
 
-/* Measure a head-page of each tier, cached and from memory. */
+/* Measure the attention on a head-page of each tier, with pages in a cache and with pages from memory. */
 static void bench(const rvm_layers *k, const rvm_matmul *m, size_t head_dim, size_t group, size_t queries) {
     uint8_t *one[RVM_HOT + 1];
     noise(one, head_dim);
