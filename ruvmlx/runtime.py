@@ -135,7 +135,7 @@ class Runtime:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # -- replies and learning ------------------------------------------------------------------------
+    # -- learning ------------------------------------------------------------------------------------
 
     def embed(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return one unit vector [dimensions] for each text, from the model without an adapter."""

@@ -215,8 +215,8 @@ class LocalModel:
         return self._call(lambda runtime: runtime.status())
 
     def use_adapter(self, name: str | None) -> None:
-        """Use the named adapter, or no adapter if the name is None. A new name begins an untrained
-        adapter."""
+        """Use the named adapter, or no adapter if the name is None. If no adapter has this name, it begins
+        untrained."""
         self._call(lambda runtime: runtime.learning.use(name))
 
     def embed(self, texts: str | Sequence[str]) -> list[list[float]]:
@@ -332,8 +332,7 @@ class Chat:
 def open(model: str | Path | None = None, **settings: Any) -> LocalModel:
     """Load a model and its adapter. Call `close` of the result, or use the result in a `with` block.
 
-    model: a folder, a .gguf file or a Hugging Face repository (downloaded if needed); None: the starter
-        model.
+    model: a folder, a .gguf file or a Hugging Face repository (it is downloaded); None: the starter model.
     settings: settings of `ruvmlx config show` by name, as in `temperature=0`; they override RUVMLX_*
         variables and settings files.
 

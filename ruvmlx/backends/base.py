@@ -29,7 +29,7 @@ PAUSED = 32
 class Step(NamedTuple):
     """The model's output after the last token."""
 
-    logits: np.ndarray  # [V] float32, with the adapter applied
+    logits: np.ndarray  # [V] float32, the logits of the next token, with the adapter applied
     hidden: np.ndarray  # [D] float32, the input of the output head (after the final norm)
 
 
@@ -50,7 +50,8 @@ class HeadAdapter(Protocol):
         """Compute logits [..., V] += scale * (hidden [..., D] @ lora_a [D, r]) @ lora_b [r, V], in place."""
 
 
-Adapters = HeadAdapter | None | Sequence[HeadAdapter | None]  # one adapter for all sequences, or one for each
+# one adapter for all sequences, or a list with one adapter for each sequence
+Adapters = HeadAdapter | None | Sequence[HeadAdapter | None]
 
 
 def each(adapter: Adapters, of: Sequence[Any]) -> Sequence[HeadAdapter | None]:

@@ -100,7 +100,7 @@ def asked_policy(kv: str | None, tiers: str | None = None) -> TierPolicy | None:
 
 def parse_tiers(text: str) -> TierPolicy:
     """Return the policy from the lengths of its tiers in tokens, for example "256,1024" or "256,all". A tier
-    without a length is empty. Raises UsageError if the text has another form."""
+    for which the text gives no length holds no pages. Raises UsageError if the text has another form."""
     try:
         lengths = [EVERYTHING if age == "all" else int(age) for age in text.split(",")]
         return TierPolicy(TIERED.name, fill_lengths(lengths))

@@ -115,7 +115,7 @@ class Learning:
         if name is not None and config.parse("adapter", name, "the request") == "none":
             raise UsageError("an adapter cannot be called none; choose another name.")
         self.settle()
-        self._close_loops()  # the loops train the adapter that was in use
+        self._close_loops()  # the background loops train the old adapter, so they must end
         before = self.learner.history.name if self.learner is not None else None
         if self.learner is not None:
             self.learner.release()
@@ -244,7 +244,7 @@ class Learning:
             return None
         return self._routing.choose(self.learner, request)
 
-    # -- the loops that train ------------------------------------------------------------------------
+    # -- training loops ------------------------------------------------------------------------------
 
     @property
     def loops(self) -> Loops:

@@ -79,8 +79,8 @@ class ReplyWriter:
 
     def submit(self, request: GenerationRequest, sink: Sink, session_id: str | None = None) -> None:
         """Queue a request. Each call of `scheduler.step` continues the request, and the sink gets the chunks.
-        The reply is committed as `generate` does. Raises UsageError in this call if the request is empty or
-        too long."""
+        The finished reply is saved in the store, as in `generate`. Raises UsageError in this call if the
+        request is empty or too long."""
         request = self.prepare_request(request, routed=True)
         with self.archive.noting_failure(request):
             count = self._count(request, self._learning.of(request.adapter_id))

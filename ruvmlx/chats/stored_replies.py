@@ -141,9 +141,9 @@ class WitnessedSink:
 
 
 class StoredReplies:
-    """A job of the scheduler. The job writes the replies to one request, and commits the replies when they
-    are complete. learner: the learner of the adapter that writes the replies; None: no adapter. traces:
-    {reply id: trace}.
+    """A job for the scheduler (engine/queue.py) that also stores its replies. The job writes the replies to
+    one request, and commits the replies when they are complete. learner: the learner of the adapter that
+    writes the replies; None: no adapter. traces: {reply id: trace}.
     session_id: the chat's id; None: no chat."""
 
     def __init__(

@@ -133,8 +133,8 @@ class Admission:
     def _ways(
         self, name: Hashable, growth: Growth, policy: TierPolicy, levels: Iterable[int]
     ) -> Iterable[Grant]:
-        """Yield the possible grants, the best first. The grants with smaller chunks of the prompt come before
-        the grants with a lower precision."""
+        """Yield the possible grants of memory, the best first. The grants with smaller chunks of the prompt
+        come before the grants with a lower precision."""
         chunks = [growth.chunk]
         while chunks[-1] > PAGE:
             chunks.append(max(PAGE, chunks[-1] // 2))

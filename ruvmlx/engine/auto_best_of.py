@@ -21,7 +21,8 @@ AUTO = "auto"  # with this value of the setting `best_of`, the module chooses th
 # the maximum number of replies; the maximum time of a step divided by the time of a step for one reply
 MAX_REPLIES, MAX_STEP_RATIO = 4, 1.5
 PROMPT = 32  # the number of prompt tokens in the measurement
-# Each size is measured ROUNDS times. After SECONDS, LEAST_ROUNDS times are enough.
+# Each number of replies is measured ROUNDS times. If this takes more than SECONDS, LEAST_ROUNDS times are
+# enough.
 ROUNDS, LEAST_ROUNDS, SECONDS = 15, 3, 1.0
 FORMAT, MAX_MODELS = 1, 32  # version of the file; maximum number of models in the file
 
@@ -35,7 +36,7 @@ def affordable(engine: LLMInferenceEngine) -> int:
     as long as a step for one reply.
 
     The first call for a model on a machine measures for about a second, or longer if a step takes more than
-    50 ms. Later calls read the file.
+    50 ms. Later calls read the times from the file.
     """
     key = f"{engine.backend.kernels} {engine.model.fingerprint}"
     held = _read()

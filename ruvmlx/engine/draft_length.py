@@ -84,7 +84,7 @@ class FixedLength:
 
 class MeasuredLength:
     """This rule chooses the number of drafted tokens that promises the most tokens per second. A check of k
-    drafted tokens takes as long as 1 + slope * k plain steps. The rule measures the slope."""
+    drafted tokens takes as long as 1 + slope * k plain steps. The rule measures the slope on this machine."""
 
     def __init__(self) -> None:
         self.slope = SLOPE

@@ -128,8 +128,9 @@ class Vocabulary:
 
 @lru_cache(maxsize=32)
 def compiled_matcher(vocabulary: Vocabulary, constraint: Constraint) -> Any:
-    """Return an LLMatcher at the beginning of a reply. Use a `deep_copy` of the matcher. Raise UsageError if
-    the constraint is not valid, or if its compilation takes too much time or memory."""
+    """Return an LLMatcher at the beginning of a reply. Use only a `deep_copy` of the matcher, because the
+    function returns the same matcher again. Raise UsageError if the constraint is not valid, or if its
+    compilation takes too much time or memory."""
     size = len(constraint.source)
     if size > MOST_CHARACTERS:
         raise UsageError(f"{constraint.name} has {size} characters; at most {MOST_CHARACTERS} are allowed.")

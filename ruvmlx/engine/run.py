@@ -94,7 +94,7 @@ class Run:
         self.rule = self._new_rule()
         self.repetition = self._new_repetition()
         self.logprobs: list[TokenLogprob] = []
-        self.finish_reason: str | None = None  # None while the run continues
+        self.finish_reason: str | None = None  # the reason why the run has ended; None while it continues
         self.started = self.first_token = time.perf_counter()
         self._prefilled_at: float | None = None  # the end of the prefill, if another source read the prompt
         self.session: Session = engine.sessions.get_or_create(
@@ -381,7 +381,7 @@ class Run:
 
 @contextmanager
 def sync_at_exit(runs: Sequence[Run]) -> Iterator[None]:
-    """Sync the runs at the end of the block. After an exception, also drop their sessions."""
+    """At the end of the block, sync the runs. After an exception, also drop the sessions of the runs."""
     try:
         yield
     except (Exception, KeyboardInterrupt):

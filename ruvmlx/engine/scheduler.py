@@ -140,7 +140,7 @@ class Scheduler:
         return len(self) > 0
 
     def rest(self) -> None:
-        """Install the LoRA that the backend had before the last steps. Call `rest` before other work."""
+        """Install the LoRA that the backend had before the last steps. Call it before other work."""
         if self._installed and self.engine.backend.lora is self._installed[0] is not self._home:
             self.engine.backend.set_lora(self._home)
         self._installed = []

@@ -38,7 +38,7 @@ class Session:
 
     def cut(self, n: int) -> bool:
         """Keep the first n tokens, or fewer if the cache can only go back further. Returns False if the cache
-        cannot go back."""
+        cannot drop its newest tokens."""
         extra = self.cache.offset - n
         if extra and not self.cache.trim(extra):
             return False

@@ -50,7 +50,7 @@ You can call these functions. To call one, answer with its name and its argument
 
 @dataclass(frozen=True)
 class ToolForm:
-    """The form in which a model takes tools.
+    """The form in which a model reads tools and writes tool calls.
 
     in_template: True if the model's chat template has a place for tools
     call_ids: True if the model's calls have ids
@@ -168,7 +168,7 @@ def _as_tools(functions: Sequence[Mapping[str, Any]]) -> Tools:
     return tuple({"type": "function", "function": dict(f)} for f in functions)
 
 
-# The form of a model's calls ---------------------------------------------------------------------
+# Call forms --------------------------------------------------------------------------------------
 
 _known: WeakKeyDictionary[Tokenizer, ToolForm] = WeakKeyDictionary()
 _ID = "probecall"
@@ -270,7 +270,7 @@ def _as_text_message(message: Message) -> Message:
     return Message(message.role, "\n".join(parts))
 
 
-# Calls that a request requires -------------------------------------------------------------------
+# Required calls ----------------------------------------------------------------------------------
 
 
 def forced_calls(

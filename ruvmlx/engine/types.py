@@ -29,7 +29,8 @@ class Begun:
 
 @dataclass(frozen=True)
 class Patience:
-    """The limits of a request's wait for memory. At a limit, the request ends with MemoryBusy.
+    """The limits of a request's wait for memory. If the wait exceeds a limit, the request ends with the error
+    MemoryBusy.
 
     seconds: the maximum wait; None: no limit
     behind: the maximum number of requests that wait before this one; None: no limit
@@ -47,7 +48,8 @@ class GenerationRequest:
     prompt: str | None = None
     input_ids: Sequence[int] | None = None
     encoded: Sequence[int] | None = None  # the ids of `messages` or `prompt`, if the caller has encoded them
-    session_id: str | None = None  # a session keeps its KV cache between requests
+    # the id of the session, which keeps its KV cache between requests; None: no session
+    session_id: str | None = None
     question_id: int | None = None  # id of the chat message that is answered; None: the last message
     cache_salt: str = ""  # requests share KV caches only if their salts are equal
     tenant: str = ""  # the owner of the reply; on a server only the owner is allowed to rate the reply
@@ -67,8 +69,8 @@ class GenerationRequest:
     # additional variables for the chat template
     template_values: Mapping[str, Any] = field(default_factory=dict)
     opening: str = ""  # text with which the reply to `messages` begins; the response's text follows this text
-    # A reply that the engine continues. `input_ids` end with the reply's tokens; the response starts with its
-    # text.
+    # The unfinished reply that the engine must continue. `input_ids` end with the reply's tokens; the
+    # response starts with its text.
     begun: Begun | None = None
     # token ids that the caller expects in the reply; they change only the speed of the reply
     predicted: Sequence[int] = ()

@@ -1,4 +1,5 @@
-"""This module runs one open model in one thread with a queue of calls. The chat app and the server use it.
+"""This module runs one open model in one thread with a queue of calls. The chat app and the server use this
+module.
 
 MLX binds its streams to threads, and a reply takes seconds. Because of this, all calls of the runtime, also
 `open` and `close`, run in the host's thread, one at a time and in order. Every call ends idle work (work of
@@ -143,8 +144,8 @@ class Host:
             self._between.popleft()()
 
     async def run_idle(self, work: Callable[[Runtime, threading.Event], T]) -> T:
-        """Run work(runtime, cancel) while no user needs the model. Any other call sets `cancel`. If replies
-        are in progress, `cancel` is set before the work begins."""
+        """Run work(runtime, cancel) while no user needs the model. Any other call of the host sets `cancel`,
+        which ends the work. If replies are in progress, `cancel` is set before the work begins."""
         cancel = self._idle_cancel = threading.Event()
 
         def idle() -> T:

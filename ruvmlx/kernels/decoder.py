@@ -1,9 +1,10 @@
 """This module wraps the C decoder (neon/include/rvm.h): one call runs a whole step of a model and does not
 hold Python's global lock (GIL).
 
-Arrays are float32 and C-contiguous. T: tokens; V: vocabulary; D: hidden size. The packed matrices and norms
-stay alive as long as the Decoder that reads them. Keys and values belong to the caller (ruvmlx/kv): pages of
-64 tokens in a kernels.page_table.NativePageTable. A decoder runs one call at a time.
+Arrays are float32 and C-contiguous. In shapes, T is the number of tokens, V the vocabulary size, D the hidden
+size. The packed matrices and norms stay alive as long as the Decoder that reads them. Keys and values belong
+to the caller (ruvmlx/kv): pages of 64 tokens in a kernels.page_table.NativePageTable. A decoder runs one call
+at a time.
 """
 
 import ctypes as C
@@ -27,7 +28,7 @@ CANCELLED, NO_MEMORY, BUSY = 3, 4, 5
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LM_HEAD = len(MODULES)
 
-# the fields of struct rvm_row
+# the fields of the C struct rvm_row
 ROW = np.dtype([("pages", np.uint64), ("offset", np.uint64), ("token", np.int32)], align=True)
 
 _P, _N, _F, _I, _U = C.c_void_p, C.c_size_t, C.c_float, C.c_int, C.c_uint32

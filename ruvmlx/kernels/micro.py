@@ -242,7 +242,7 @@ def evidence_push(
     / (G^2 + agree * S), times `beyond_noise` of each row. All other columns of theta do not change. NaN stays
     NaN.
 
-    evidence: [3, R, N]: G, S and L
+    evidence: [3, R, N]: the sums G, S and L of evidence_add
     precision: [N]
     theta: [R, N]
     """

@@ -164,7 +164,7 @@ class KLContexts:
     def distance(self, lora_b: Array, s: float, impl: str | None = None) -> tuple[float, float, float]:
         """Return the effects of an adapter with the change s * lora_b [R, V]: the mean KL to the frozen model
         in answers (nats), the rise of the mean negative log-likelihood of prose (nats), and the derivative of
-        this rise with respect to s at s = 0. The slope is 0 if it is unknown."""
+        this rise with respect to s at s = 0. If the contexts have no `slope`, the third number is 0."""
         _shape("lora_b", lora_b, self._size)
         out = (C.c_double * 3)()
         _done("distance", _lib().rvm_distance(_tables(impl)[0], C.byref(self._spec), _in(lora_b), s, out))

@@ -2,6 +2,7 @@
 precision of a page when the page gets old.
 
 The package decides which tier (precision) a page has, which pages share memory, and which pages go to disk. A
-backend owns the bytes. The package imports `tiers` and `platform`, but no backend, no engine and no model.
-Start with `cache.py`. README.md explains the tiers, the file format and how the precision was chosen.
+backend owns the memory of the pages. The package imports `tiers` and `platform`, but no backend, no engine
+and no model. Start with `cache.py`. README.md explains the tiers, the file format and how the precision was
+chosen.
 """

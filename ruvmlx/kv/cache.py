@@ -66,7 +66,7 @@ class Dump:
     """The content of a cache in the form that is written to disk.
 
     facts: values that JSON can hold
-    nbytes: bytes of all parts
+    nbytes: the number of bytes of all parts
     parts: the pages; read them before the cache changes
     """
 
@@ -327,7 +327,7 @@ class PagedCache:
             return left
         if left // PAGE < self.ends[-1]:
             left -= left % PAGE
-        newest = max(0, left - self.policy.lengths[0]) // PAGE  # first page of the hot range
+        newest = max(0, left - self.policy.lengths[0]) // PAGE  # index of the first page in the hot range
         return newest * PAGE if newest < self.ends[0] else left
 
     def _cut(self, end: int) -> None:
@@ -341,7 +341,7 @@ class PagedCache:
         self.first = min(self.first, end)
         self._until = self._look = self._whole_at = 0
 
-    # Demotions that start early ---------------------------------------------------------------------
+    # Early demotions --------------------------------------------------------------------------------
 
     def _begin_next(self) -> None:
         """Start the demotions that must be finished within the next AHEAD tokens."""

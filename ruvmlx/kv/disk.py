@@ -1,9 +1,9 @@
 """This module stores KV caches on disk, so that the model need not read the same prompt again. README.md has
 the format.
 
-Each page is a file. The file name is the page's name in the hash chain (chain.py) and its tier. The name
-depends on the model, the version, the policy, the salt and all tokens up to the page's end. A page therefore
-serves every prompt that begins with the same tokens, and no other prompt.
+Each KV page is stored in one file. The file name is the page's name in the hash chain (chain.py) and its
+tier. The name depends on the model, the version, the policy, the salt and all tokens up to the page's end. A
+page therefore serves every prompt that begins with the same tokens, and no other prompt.
 
 The module ignores or removes a file that it cannot use. The user never sees an error of this module, because
 a prompt without a stored cache only takes longer. The files hold keys and values of the user's words, so the
@@ -266,7 +266,7 @@ def _chain_name(file: str) -> str:
     return file.partition(".")[0].partition("-")[0]
 
 
-# Files to be written -------------------------------------------------------------------------------
+# Written files -------------------------------------------------------------------------------------
 
 
 def _pieces(names: Chain, tokens: list[int], cache: Any) -> list[Piece]:

@@ -37,7 +37,7 @@ class Growth:
 class CacheShape:
     """The properties of a model and a backend that decide the size of caches.
 
-    sizes: the bytes of a page, by tier
+    sizes: the number of bytes of a page in each tier
     window: the number of tokens that a query sees; 0: all tokens
     shares: True if forks share their pages
     """

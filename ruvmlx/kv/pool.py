@@ -14,8 +14,8 @@ from .storage import Storage
 
 # memory pressure (0 to 1): above HIGH the policy tightens (lowers the precision); below LOW it relaxes
 HIGH, LOW = 0.9, 0.8
-# The number of pages that are demoted (moved to a lower tier) together. During a demotion both versions use
-# memory.
+# The number of pages that are demoted (moved to a lower tier) together. During a demotion, the old and the
+# new version of a page use memory.
 AT_ONCE = 8
 
 
@@ -134,7 +134,7 @@ class PagePool:
         return max(1, min(AT_ONCE, (self.budget - self.nbytes) // self.sizes[tier - 1]))
 
     def _begin(self, pages: Sequence[Page]) -> None:
-        """Start to make the lower page of each page."""
+        """Start to convert each of these pages to the next lower tier."""
         tier = pages[0].tier - 1
         finish, made = self.storage.demote([page.number for page in pages], tier + 1), list[Page]()
 

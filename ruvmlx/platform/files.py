@@ -120,7 +120,7 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-# -- temporary files of killed processes -------------------------------------------------------------
+# -- abandoned files ---------------------------------------------------------------------------------
 
 
 def remove_abandoned(folder: Path, name: str = "") -> None:

@@ -26,7 +26,8 @@ Key = tuple[Any, ...]
 
 def disagreement(store: Store) -> str:
     """Return the first version, base, rating, preference, head, KV policy or route that differs from the log
-    or is missing. Return "" if all agree. Missing weights of old versions are no difference."""
+    or is missing. Return "" if all agree. The function does not report missing weights of old versions as a
+    difference."""
     with store.snapshot():
         try:
             logged = _Logged.read(store.witness.rows())
@@ -37,8 +38,8 @@ def disagreement(store: Store) -> str:
 
 @dataclass
 class _Logged:
-    """The contents that the tables must have, according to the log. Keys begin with the model and the
-    adapter."""
+    """The contents that the tables must have, according to the log. The keys of most dictionaries begin with
+    the model and the adapter."""
 
     versions: dict[Key, Body] = field(default_factory=dict)
     # (earliest, latest) time of each version
@@ -89,7 +90,7 @@ class _Logged:
             self.heads[_adapter(body)] = body["version"]
 
     def _copy_times(self, body: Body) -> None:
-        """Give a copied adapter the times of its source. The source can be deleted already."""
+        """Give a copied adapter the times of its source. The source adapter can be deleted already."""
         for key in [key for key in self.times if key[:2] == _adapter(body)]:
             source = self.times.get((body["model"], body["from"], key[2]))
             self.times[key] = source or (-math.inf, math.inf)

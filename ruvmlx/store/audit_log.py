@@ -34,7 +34,7 @@ class Chain:
     rows: int
     head: str  # the hash of the last valid row
     broken: int | None = None  # the number of the first invalid row
-    why: str = ""  # the error in that row
+    why: str = ""  # a description of the error in the first invalid row; "": no error
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class LogFilter:
 
 
 class Witness:
-    """The table `witness`: append, read and check its rows."""
+    """This class appends, reads and checks the rows of the table `witness`, the witness log."""
 
     def __init__(self, db: Database):
         self._db = db

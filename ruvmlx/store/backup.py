@@ -88,7 +88,7 @@ def restore(store: Path, file: Path) -> tuple[BackupFacts, Path | None]:
     return BackupFacts(str(file), store.stat().st_size, **facts), kept
 
 
-# -- what may be read and written --------------------------------------------------------------------
+# -- file checks -------------------------------------------------------------------------------------
 
 
 def _check_ordinary(store: Path) -> None:

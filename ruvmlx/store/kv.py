@@ -57,8 +57,8 @@ class KVChoiceRow:
 
 
 class KVRecords:
-    """This class reads and writes the tables `kv_observations`, `kv_measured` and `kv_choices`. The first two
-    have a maximum size."""
+    """This class reads and writes the tables `kv_observations`, `kv_measured` and `kv_choices`.
+    `kv_observations` and `kv_measured` have a maximum number of rows."""
 
     def __init__(self, db: Database, witness: Witness):
         self._db, self._witness = db, witness

@@ -226,7 +226,7 @@ class Messages:
                 return False
         return True
 
-    # -- the current branch --------------------------------------------------------------------------
+    # -- current branch ------------------------------------------------------------------------------
 
     def set_head(self, session_id: str, message_id: int | None) -> None:
         """Continue the chat after this message (None: from its beginning). Later messages stay as a branch.
@@ -302,7 +302,7 @@ class Messages:
         """Return the id of the last message of the current branch; None in an empty chat."""
         return self._db.value("SELECT head FROM sessions WHERE id = ?", session_id)
 
-    # -- deleting a chat -----------------------------------------------------------------------------
+    # -- deletion ------------------------------------------------------------------------------------
 
     def delete_newest(self, session_id: str, count: int) -> list[str] | None:
         """Delete a chat's newest messages, at most `count`. Returns the ids of the replies that no chat shows

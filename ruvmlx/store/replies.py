@@ -213,7 +213,7 @@ class Replies:
         )
         return [ReplyWords(**row) for row in rows]
 
-    # -- pooled states of the questions --------------------------------------------------------------
+    # -- question states -----------------------------------------------------------------------------
 
     def set_query(self, reply_id: str, query: np.ndarray) -> None:
         """Commit the pooled hidden state [D] of the question that a reply answers."""

@@ -1,6 +1,6 @@
 """This module has the tables of the store, and the steps that bring an older file to the newest format.
 
-A new column is a new step at the end of _STEPS. A released step never changes.
+A new column is a new step at the end of _STEPS. A step that was released never changes.
 """
 
 import sqlite3

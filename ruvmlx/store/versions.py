@@ -40,7 +40,7 @@ class VersionRow:
     parent: int
     base: int  # the id of its base LoRA; 0: no base LoRA
     state: bytes  # the MicroLoRA
-    kl: float  # nats per token on the reference text
+    kl: float  # the KL divergence to the original model, in nats per token of the reference text
     norm: float
 
 

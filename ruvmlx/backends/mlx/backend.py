@@ -54,8 +54,8 @@ class MLXBackend(MLXRunner):
         CPU
 
         check: a function that is called before any computation and returns which kernels work on the device.
-            The constructor raises GPUFailed if not even mlx-lm's own graph works. None: assume that all
-            kernels work.
+            The constructor raises GPUFailed if not even mlx-lm's own graph works. None: the constructor
+            assumes that all kernels work.
         """
         kind = device or default_device()
         super().__init__(model.config, kind, threads, chunk)
@@ -212,8 +212,8 @@ class WeightsPlan(NamedTuple):
 
 
 def plan(weights: Weights, device: str) -> WeightsPlan:
-    """Decide how to store a model's weights. A GPU keeps the stored form. A CPU unpacks the weights to
-    float32 if the result fits into a quarter of RAM.
+    """Decide how to store a model's weights. On a GPU, the weights keep the form in which the file stores
+    them. A CPU unpacks the weights to float32 if the result fits into a quarter of RAM.
 
     MLX's packed product is slow on a CPU (starter model: 11 against 60 tok/s), and 40 times slower again with
     16-bit scales. So on a CPU, the scales of packed weights are converted to float32. Plain 16-bit weights

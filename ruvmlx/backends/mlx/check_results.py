@@ -38,9 +38,9 @@ STARTER = Shapes(64, 9, 3, "float16")
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result for one kernel.
+    """The result of the self-check for one kernel.
 
-    why: the error, on one line
+    why: the error, as one line of text; "": the kernel works
     ratio: the kernel's time divided by the time of plain MLX; None: the kernel was not timed
     message: the complete error, for the report; a compiler's error has many lines
     """

@@ -40,7 +40,7 @@ class MLXRunner(ABC):
         if threads:
             BLAS.set_threads(threads)
 
-    # -- methods of the subclasses -------------------------------------------------------------------
+    # -- abstract methods ----------------------------------------------------------------------------
 
     @abstractmethod
     def new_cache(self) -> Any:

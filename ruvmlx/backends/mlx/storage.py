@@ -53,7 +53,7 @@ class MLXStorage:
 
     def __init__(self, config: ModelConfig):
         self.n_layers, self.n_kv_heads, self.head_dim = config.n_layers, config.n_kv_heads, config.head_dim
-        # uint8 [pages, n_kv_heads, head_page_bytes]; None: no page yet
+        # for each tier and layer: the pool, uint8 [pages, n_kv_heads, head_page_bytes]; None: no page yet
         self._layers: list[list[mx.array | None]] = [[None] * self.n_layers for _ in MIN_GROWTH_PAGES]
         # The result of `pools` for each layer; None after a pool was replaced.
         self._as_read: list[list[mx.array] | None] = [None] * self.n_layers
@@ -78,7 +78,7 @@ class MLXStorage:
 
     def _spare(self, tier: int, pages: int) -> int:
         """Return the number of unused pages to keep beside `pages` used pages, so that the pool grows rarely.
-        Near the limit the number is smaller."""
+        Near the memory limit, the number is smaller."""
         wanted = max(MIN_GROWTH_PAGES[tier], int(SPARE * pages))
         return int(max(0, min(wanted, self._room() // self.page_bytes(tier))))
 
@@ -148,7 +148,7 @@ class MLXStorage:
         self._free[tier] = list(range(len(used), wanted))
         return {old: new for new, old in enumerate(used)}
 
-    # What the attention needs -------------------------------------------------------------------
+    # For attention ------------------------------------------------------------------------------
 
     def write(self, layer: int, pages: Sequence[int], at: int, rows: mx.array) -> None:
         """Write rows into hot pages. The rows begin at row `at` of the first page.
@@ -296,7 +296,7 @@ class MLXTable:
 
     @property
     def nbytes(self) -> int:
-        return 4 * len(self._rows)  # the bytes of the table in the kernels' form
+        return 4 * len(self._rows)  # the table has 4 bytes for each page in the form that the kernels read
 
     def hot_page(self, position: int) -> int:
         return self._hot(position // PAGE)

@@ -27,8 +27,8 @@ TIDY = 256  # the number of tokens between two calls of mx.clear_cache, as in ml
 
 
 class HeadChange:
-    """A HeadAdapter on the device. A call returns logits [1, V] + scale * (hidden [1, D] @ lora_a) @ lora_b
-    in float32."""
+    """A copy of a HeadAdapter in the device's memory. A call returns logits [1, V] + scale * (hidden [1, D] @
+    lora_a) @ lora_b in float32."""
 
     def __init__(self, adapter: HeadAdapter):
         self.lora_a = mx.array(adapter.lora_a * np.float32(adapter.scale))
@@ -89,7 +89,7 @@ class StepRunner(Protocol):
 
 
 class Drawn(NamedTuple):
-    """The output of a step. The arrays can still be unevaluated."""
+    """The output of one decode step. The arrays can still be unevaluated."""
 
     token: mx.array  # [1]
     total: mx.array  # the sum of the logits: NaN or infinite if one of the logits is

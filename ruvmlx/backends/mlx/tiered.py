@@ -69,13 +69,13 @@ class PromptStep:
 
 
 class DecodeStep:
-    """A step that appends one token to each of B sequences. The step is the same in all layers."""
+    """A step that appends one token to each of B sequences. One object serves all layers of the step."""
 
     def __init__(self, caches: Sequence[PagedCache], config: ModelConfig):
         self.storage, self.offsets = _storage(caches), [cache.offset for cache in caches]
         self._tables = [cache.table for cache in caches]
         self._opened = _join_open_pages([c.table.open_page_at(c.offset) for c in caches])
-        self._made: list[mx.array] = []  # by layer, the open pages with the new rows
+        self._made: list[mx.array] = []  # for each layer: the open pages with the rows of the new tokens
         self.views = [_view_of_next(cache) for cache in caches]
         self._shape = config.n_heads, config.n_kv_heads, config.head_dim
 
@@ -163,7 +163,7 @@ class Turns:
 
 
 class LayerPages:
-    """A step and a layer number. The attention module receives this object in place of a cache."""
+    """A step, and the number of one layer. The attention module receives this object in place of a cache."""
 
     def __init__(self, step: Any, layer: int):
         """step: a PromptStep or a DecodeStep"""
@@ -177,7 +177,8 @@ class RunningStep(NamedTuple):
     """The object that the graph receives in place of a cache during one step."""
 
     layers: Sequence[LayerPages]
-    arrays: Callable[[], Sequence[mx.array]]  # returns the arrays to evaluate with the step
+    # a function that returns the arrays to evaluate together with the step
+    arrays: Callable[[], Sequence[mx.array]]
 
 
 @contextmanager

@@ -34,8 +34,8 @@ def pool(config: ModelConfig, threads: int | None = None) -> PagePool | None:
 
 
 class CPUStep:
-    """A step that appends n tokens to one sequence, or one token to each of B sequences. The step is the same
-    in all layers."""
+    """A step that appends n tokens to one sequence, or one token to each of B sequences. One object serves
+    all layers of the step."""
 
     def __init__(self, caches: Sequence[PagedCache], n: int):
         storage = cast(NativeStorage, caches[0].pool.storage)
@@ -83,7 +83,7 @@ class CPUStep:
 
 
 class CPULayerPages:
-    """A step and a layer number. The attention module receives this object in place of a cache."""
+    """A step, and the number of one layer. The attention module receives this object in place of a cache."""
 
     def __init__(self, step: CPUStep, layer: int):
         self.step, self.layer = step, layer

@@ -30,7 +30,7 @@ from .kernels import source
 FORMAT, MAX_VERDICTS = 1, 16
 
 
-# What a verdict depends on --------------------------------------------------------------------------
+# The key --------------------------------------------------------------------------------------------
 
 
 def key(shapes: Shapes) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""This module holds the facts about a model that the headers of its files give. To read the headers, the
-program needs no weights."""
+"""This module holds the facts about a model that the headers of its files give. The program reads these facts
+before it downloads or reads weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -12,7 +12,7 @@ LAYER_LIMIT = 1 << 10
 
 
 def matrices(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield (module name, (out, in)) of every matrix. In files, the matrices can be quantised."""
+    """Yield (module name, (rows, columns)) of every matrix. In files, the matrices can be quantised."""
     d, ffn = config.hidden_size, config.intermediate_size
     q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
     yield "model.embed_tokens", (config.vocab_size, d)

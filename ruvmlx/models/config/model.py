@@ -174,7 +174,8 @@ class Tokenizer(Protocol):
 
 @dataclass
 class Model:
-    """A checked model on this machine. `load_weights` reads the weights, which takes the most time."""
+    """A checked model on this machine. The method `load_weights` reads the weights; this takes more time than
+    all other steps of loading."""
 
     name: str
     path: Path

@@ -1,7 +1,7 @@
 """This module extracts the integer codes and the scales from GGUF blocks. The module has one function for
 each quantisation type. gguf_types.py has the table of the types.
 
-Blocks are uint8 [n, bytes of a block]. A weight with the code q is
+Blocks are uint8 [n, bytes of a block]. A weight follows from its code q by one of two formulas:
 
     scale * (q - zero)      or, if the type stores `lows`,      scale * q - low
 
@@ -192,7 +192,7 @@ def iq4_xs(blocks: np.ndarray) -> Codes:
     return Codes(q, _scale(blocks, 0) * ((low | high << 4).astype(np.int8) - np.int8(32)))
 
 
-# Conversion of Q3_K blocks to Q6_K blocks -----------------------------------------------------------
+# Q3_K to Q6_K ---------------------------------------------------------------------------------------
 
 
 def q3_k_as_q6_k(blocks: np.ndarray) -> np.ndarray:

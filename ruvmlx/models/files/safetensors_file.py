@@ -2,7 +2,8 @@
 
     header length u64 | header, JSON: {name: {"dtype", "shape", "data_offsets": [begin, end]}} | data
 
-The offsets begin at the start of the data. (https://huggingface.co/docs/safetensors, format)
+The offsets in the header are counted from the start of the data. (https://huggingface.co/docs/safetensors,
+format)
 
 ruvmlx does not use the safetensors library (0.8, for NumPy), because the library copies every tensor: a file
 of 338 MiB took 0.6 s and 338 MiB of memory. In this module, tensors are views of the mapped file. To open the

@@ -10,8 +10,8 @@ fp8 with separate scales.
 A weight is code * scale. (OCP Microscaling Formats 1.0; FP8: Micikevicius et al. 2022)
 
 In MLX's affine layout, matrices of small floats have codes of 8 bits in groups of 32. The conversion is exact
-for mxfp4, because twice an mxfp4 code is an integer. The weights of the other formats are rounded. A GPU uses
-MLX's three formats without a conversion.
+for mxfp4, because twice an mxfp4 code is an integer. For the other formats, the conversion rounds the
+weights. A GPU uses MLX's three formats without a conversion.
 """
 
 from collections.abc import Callable, Mapping
@@ -131,7 +131,7 @@ def _scales_of_bfloat16(most: np.ndarray) -> np.ndarray:
     return (bits + np.uint32(0xFFFF) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
-# The values of codes --------------------------------------------------------------------------------
+# Code values ----------------------------------------------------------------------------------------
 
 
 @cache
@@ -165,7 +165,7 @@ def _doubled_fours() -> np.ndarray:
     return (FP4_LEVELS[fours] + 128).astype(np.uint8).view("<u4")[:, 0]
 
 
-# The format of each matrix --------------------------------------------------------------------------
+# Matrix formats -------------------------------------------------------------------------------------
 
 
 def mlx_format(

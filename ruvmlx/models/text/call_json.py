@@ -17,7 +17,8 @@ class JSONSpan:
     def feed(self, text: str) -> int:
         """Return the number of characters at the start of `text` that belong to the value."""
         for i, c in enumerate(text):
-            if self._plain and c in ",]}" + SPACE:  # a number, true, false or null has ended
+            # a value without quotes or brackets (a number, true, false or null) has ended
+            if self._plain and c in ",]}" + SPACE:
                 self.over = True
                 return i
             self._step(c)

@@ -71,7 +71,7 @@ class GGUFVocab:
             raise self._bad(key, f"one of the {len(self.tokens)} tokens")
         return value
 
-    # Facts that follow from the keys ----------------------------------------------------------------
+    # Derived facts ----------------------------------------------------------------------------------
 
     @cached_property
     def types(self) -> np.ndarray:

@@ -1,8 +1,8 @@
 """This module converts a GGUF file to a ModelConfig and weights.
 
 For some families (families.py), llama.cpp's converter reorders the q and k rows of every head: row 2i + j of
-a GGUF file is row j * head_dim / 2 + i of the Hugging Face model. This module restores Hugging Face's order.
-RoPE therefore rotates the same pairs of rows in all loaded models.
+a GGUF file is row j * head_dim / 2 + i of the Hugging Face model. This module restores Hugging Face's order
+of the rows. RoPE therefore rotates the same pairs of rows in all loaded models.
 """
 
 from collections.abc import Callable, Iterator, Mapping

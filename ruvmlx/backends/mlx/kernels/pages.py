@@ -122,8 +122,9 @@ def check(view: SequencePages) -> SequencePages:
 class GPUPageTable:
     """The pages of several sequences (`views`) in the kernels' format. One table serves all layers of a step.
 
-    split: the work of one threadgroup, in cold pages. A larger split leaves fewer parts to merge. A smaller
-        split keeps more threadgroups busy. The default makes about THREADGROUPS threadgroups.
+    split: the amount of work of one threadgroup, counted in cold pages. A larger split leaves fewer parts to
+        merge. A smaller split keeps more threadgroups busy. The default makes about THREADGROUPS
+        threadgroups.
     """
 
     def __init__(

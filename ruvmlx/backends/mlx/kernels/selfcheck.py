@@ -174,8 +174,8 @@ def rope_append_case(s: Sample) -> Case:
 
 def demote_case(to: int) -> Callable[[Sample], Case]:
     """Return a case that demotes pages of the next higher tier to tier `to` and compares the numbers (the
-    tests compare the bytes). A rounding can decide between two codes. `step` is relative to the largest
-    key."""
+    tests compare the bytes). A small error before the rounding can change a code by one. `step` is relative
+    to the largest key."""
 
     def case(s: Sample) -> Case:
         ids, source = [1, 0, 1], s.pools[to + 1]
@@ -300,7 +300,7 @@ def graph_case(shapes: Shapes) -> Case:
 
 
 def run_case(case: Case) -> CheckResult:
-    """Run, compare and time a case. An error of the case becomes its result."""
+    """Run, compare and time a case. If the case raises an error, the result has this error."""
     try:
         why = difference(_numbers(case.run, gpu.device), _numbers(case.twin, mx.cpu), case)
         ratio = None if why or not case.timed else slowness(*(case.race or (case.run, case.twin)))
@@ -348,7 +348,7 @@ def _many(run: Run, calls: int) -> list[mx.array]:
     return [array for _ in range(calls) for array in run()]
 
 
-# In the parent, and in the child ------------------------------------------------------------------
+# Running the check --------------------------------------------------------------------------------
 
 
 def warm_up(shapes: Shapes) -> None:

@@ -44,8 +44,8 @@ _TOKEN = re.compile(
 
 
 def without_comments(code: str) -> str:
-    """Return C or Metal code without comments and without spaces at the ends of lines. Each line keeps its
-    number."""
+    """Return C or Metal code without comments and without spaces at the ends of lines. The number of each
+    line stays the same."""
 
     def short(match: re.Match[str]) -> str:
         return match["kept"] or "\n" * match[0].count("\n") or " "
@@ -71,7 +71,7 @@ def pieces(name: str) -> tuple[Definition, ...]:
 # kernels are compared by identity, because a comparison of all their fields would make each launch slower
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """One .metal body and its arguments.
+    """A GPU kernel: the name of the .metal file with its body, and its arguments.
 
     Arrays must have at least 8 elements, because MLX passes smaller arrays in another address space.
     """
