@@ -6,8 +6,8 @@
 //     m = max_t x_t, l = sum_t 2^(x_t - m), o = sum_t 2^(x_t - m) v_t
 //   grid: (splits, n_heads / G, sequences) threadgroups of 4 simdgroups; a simdgroup takes every fourth half of a page
 //   G query heads share a KV head, so each number is read once for G heads.   Templates: D (64, 80, 128, 256), G (1 to 8; 4 for D = 256)
-//   The inner loops use no scales and biases. The kernel applies a key's scale and bias to the key's score, because
-//   q . (s n + b) = s (q . n) + b sum(q). It applies a value's scale and bias to the value's probability.
+//   The inner loops use no scales and biases. In place of that, the kernel applies a key's scale and bias to the key's score, because
+//   q . (s n + b) = s (q . n) + b sum(q). The kernel applies a value's scale and bias to the value's probability.
 //   Threadgroup memory: 4 * max(2GD + 4*32*HEADS, 4GD) + 40 HEADS bytes, 16.4 KB at most.
 //   The same in MLX operations: backends/mlx/kernels/decode.py::attend_ops
 KERNEL_START

@@ -26,7 +26,7 @@ template <int D, int G> struct Matrix {
 // (0,4) (1,5) (2,6) (3,7) for 4-bit numbers, and (0,1) (2,3) ... for wider numbers, because these pairs take the fewest
 // operations to unpack.
 // 0x6400 is the half 1024, whose last bit has the value 1. The function writes a number into the low bits of this half
-// and then subtracts 1024. It does not shift the higher of two neighbouring nibbles, so this nibble comes out
+// and then subtracts 1024. The function does not shift the higher of two neighbouring nibbles, so this nibble comes out
 // multiplied by 16.
 FN uint nibbles(uint w, int i) {
     const uint u = i < 2 ? w : w >> 8;

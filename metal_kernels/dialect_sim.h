@@ -1,5 +1,5 @@
-// This header defines the kernels' dialect in C++. It also has a simulator of a GPU (SIMT), in which each thread is a
-// fiber.
+// This header defines the kernels' dialect in C++. The header also has a simulator of a GPU (SIMT), in which each
+// thread is a fiber.
 //
 // These faults end the kernel with a message, which sim_run returns; the process continues:
 //   * a buffer access out of bounds or not aligned to its width, in device memory or threadgroup memory

@@ -1,4 +1,4 @@
-// gather: copy keys and values as halves into one array for scaled_dot_product_attention: first those of older pages, then those of a prompt's new
+// gather: copy keys and values as halves into one array for scaled_dot_product_attention: first the numbers of older pages, then of a prompt's new
 // tokens.
 //   The kernel rotates rotated keys back.
 //   params: int32 [PARAMS], see pages.h. FIRST: out leaves out the pages before the page of this token; N_NEW: the number of new tokens;

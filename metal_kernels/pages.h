@@ -100,8 +100,8 @@ FN int first_page_from(int cost, THREAD const int *n) { // the inverse of cost_b
     return page;
 }
 
-// These functions convert an integer of 8 or 4 bits to a float. They write the integer into the low mantissa bits of
-// 2^23, then subtract. The result is exact.
+// These functions convert an integer of 8 or 4 bits to a float. The functions write the integer into the low mantissa
+// bits of 2^23, then subtract. The result is exact.
 FN float byte_to_f32(uint word, int i) { return as_f32(0x4b000000u | (word >> (8 * i) & 255u)) - 8388736.0f; }
 FN float nibble_to_f32(uint word, int i) { return as_f32(0x4b000000u | (word >> (4 * i) & 15u)) - 8388608.0f; }
 

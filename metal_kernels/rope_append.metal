@@ -1,7 +1,7 @@
 // rope_append: prepare the decode attention for one new token of each sequence. The kernel turns the token's queries by RoPE, and also multiplies
 // them
-//   by the matrix that rotates keys. It copies the open page (the page that new tokens fill) and writes the token's turned key and its value as a new
-//   row.
+//   by the matrix that rotates keys. The kernel also copies the open page (the page that new tokens fill) and writes the token's turned key and its
+//   value as a new row.
 //   q: T [sequences][n_heads][D]   k, v: T [sequences][n_kv_heads][D]   turn: f32 [sequences][D], the same as for append
 //   open: hot pages [sequences][n_kv_heads][256 D bytes]   params: int32 [sequences][PARAMS], see pages.h; the new token has position N_TOKENS - 1
 //   q_out, q_rotated: f32 [sequences][n_heads][D]   open_out: the shape of open; the rows after the new row are zeros

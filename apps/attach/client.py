@@ -254,7 +254,7 @@ class Client:
 
 def is_here(url: str) -> bool:
     """Return True if the URL has a loopback address, which means a server on this machine. The client sends
-    the API key that this machine keeps only to such a server."""
+    the stored API key of this machine only to a server with a loopback address."""
     name = _split(url).hostname
     return name in ("localhost", "::1") or name.startswith("127.")
 

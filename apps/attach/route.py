@@ -1,5 +1,5 @@
-"""This module is the server's side of attached terminals. Its WebSocket endpoint runs a chat app for each
-connection."""
+"""This module is the server's side of attached terminals. The WebSocket endpoint of this module runs a chat
+app for each connection."""
 
 import asyncio
 import contextlib

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # draw more frames.
 os.environ.setdefault("TEXTUAL_FPS", "1000")
 # ESCDELAY is the time in ms after which Textual takes a lone ESC byte for the Esc key. Textual checks for
-# such a byte every 100 ms, so its default of 100 can delay the Esc key by 200 ms. A user with a slow
+# such a byte every 100 ms, so Textual's default of 100 can delay the Esc key by 200 ms. A user with a slow
 # connection can set a longer time.
 os.environ.setdefault("ESCDELAY", "50")
 

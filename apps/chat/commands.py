@@ -1,5 +1,5 @@
-"""This module has the table of slash commands for the app, plain mode and the command palette. It also has
-the parser of typed commands.
+"""This module has the table of slash commands for the app, plain mode and the command palette. The module
+also has the parser of typed commands.
 
 To add a command, add a row to the table here and a step (a function that works on the runtime) to `steps/`.
 If the app must do more than show the step's outcome, for example open a screen, add an action to `actions/`

@@ -166,7 +166,7 @@ def preference_words(result: PreferenceResult, what: str) -> str:
 
 def share(kl: float, cap: float) -> float:
     """Return the distance `kl` of the model from the original model, as a share of the allowed distance
-    `cap`. Return 0 if there is no limit. Both distances are KL divergences in nats per token."""
+    `cap`. Return 0 if there is no limit. The two distances are KL divergences in nats per token."""
     return kl / cap if cap else 0.0
 
 

@@ -1,8 +1,8 @@
 """This module handles events that end the chat from outside: a closed terminal, a signal, and a pipe without
 a reader.
 
-The app and plain mode stop the reply at such an event, which saves the words of the reply, and then leave. So
-the user loses no text.
+When an end comes from outside, the app and plain mode stop the reply, which saves the words of the reply, and
+then leave. So the user loses no text.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
-"""This module lists the user's files for the file picker. A message can include the text of such a file by
-`@name`."""
+"""This module lists the user's files for the file picker. A message can include the text of a file by the
+mention `@name`."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""This module explains words of the program that a user may not know. Each explanation has one to three
+"""This module explains words of the program that many users do not know. Each explanation has one to three
 sentences."""
 
 import re

@@ -2,7 +2,7 @@
 
 The work runs in the runtime's thread (`Host.run_idle`), which is free again some tens of milliseconds after a
 key. If a key stopped the work, the work continues in the next idle time, or after a restart. This module
-decides when the work starts. It shows one line during the work and one line with the result.
+decides when the work starts. The module shows one line during the work and one line with the result.
 """
 
 import asyncio
@@ -85,8 +85,8 @@ class _Watch:
 
 
 class IdleLearner:
-    """The part of the app that lets the runtime learn while the user does nothing. It also collects Python's
-    garbage between replies."""
+    """The part of the app that lets the runtime learn while the user does nothing. This part also collects
+    Python's garbage between replies."""
 
     def __init__(self, chat: ChatContext, rate: RateActions) -> None:
         self._chat, self._rate = chat, rate

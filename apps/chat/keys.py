@@ -16,7 +16,7 @@ from ruvmlx.errors import UsageError
 _MODIFIERS = ("ctrl", "alt", "shift")
 _NAMED = {key.value for key in Keys}
 
-# The bindings that all screens with a list have. These screens have the actions `leave` and `move`.
+# The bindings that all screens with a list have. Screens with a list have the actions `leave` and `move`.
 OF_LISTS = (
     Binding("escape", "leave", "Close", show=False, priority=True, id="close"),
     Binding("ctrl+q", "app.leave", "Quit", show=False, priority=True, id="quit"),

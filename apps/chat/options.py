@@ -1,5 +1,5 @@
-"""This module has the options of a chat from the command line. It also finds the session (the saved chat)
-that the options select."""
+"""This module has the options of a chat from the command line. The module also finds the session (the saved
+chat) that the options select."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""This module runs tool calls in plain mode. It prints each call and asks the user before the call runs."""
+"""This module runs tool calls in plain mode. The module prints each call and asks the user before the call
+runs."""
 
 import threading
 

@@ -64,7 +64,7 @@ class ChatState:
 @dataclass(frozen=True)
 class Outcome:
     """The outcome of a step. Only the app uses the fields `notice` and `flash`. Only plain mode uses `words`,
-    `reply`, `then` and `model`. Both use the other fields."""
+    `reply`, `then` and `model`. The app and plain mode use the other fields."""
 
     words: str = ""  # the answer for plain mode, in lines that can be read aloud
     notice: str = ""  # the answer for the app as a notice in the conversation

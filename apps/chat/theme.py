@@ -68,7 +68,7 @@ def setting(name: str) -> str:
 def preferred(wanted: str = "auto", environment: Mapping[str, str] = os.environ) -> str:
     """Return the name of the theme to use: the theme `wanted` of the setting, or the variable TEXTUAL_THEME
     if the setting is "auto". If neither names a theme, return the light theme if COLORFGBG says that the
-    terminal's background is light, and otherwise the dark theme."""
+    terminal's background is light. In all other cases, return the dark theme."""
     if chosen := environment.get("TEXTUAL_THEME") if wanted == "auto" else wanted:
         return f"ruvmlx-{chosen}" if f"ruvmlx-{chosen}" in {made.name for made in ALL} else chosen
     background = environment.get("COLORFGBG", "").rpartition(";")[2]

@@ -133,8 +133,9 @@ class Transcript(VerticalScroll, can_focus=False):
         self.anchor()
 
     async def trim(self, turns: list[Turn]) -> None:
-        """Remove the widgets of the oldest messages of a growing chat. These messages are loaded again when
-        the user scrolls to the top. While the user is not at the end of the chat, remove nothing.
+        """Remove the widgets of the oldest messages of a growing chat. The widgets of these messages are
+        loaded again when the user scrolls to the top. While the user is not at the end of the chat, remove
+        nothing.
 
         turns: the messages of the whole chat.
         """

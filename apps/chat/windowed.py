@@ -1,10 +1,10 @@
-"""This module makes the layout of long conversations fast. It places only the widgets near the window, which
-is the part of the conversation on the screen.
+"""This module makes the layout of long conversations fast. The module places only the widgets near the
+window, which is the part of the conversation on the screen.
 
 When one widget in a scrolling container grows, Textual places every widget of the container again, also the
-widgets outside the screen. This takes 25 us for each widget, and a long reply has hundreds of widgets.
-`Windowed` widgets place only their children near the window. The sizes and positions of the children stay the
-same.
+widgets outside the screen. This second placement takes 25 us for each widget, and a long reply has hundreds
+of widgets. `Windowed` widgets place only their children near the window. The sizes and positions of the
+children stay the same.
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
 """This module lets the signals SIGTERM and SIGHUP end a verb (a command of `ruvmlx`) in order and soon.
 
-After such a signal, the verb ends as after Ctrl-C: it removes temporary folders and ends child processes. If
-a long computation in a library delays this end, the process exits GRACE seconds after the signal. The store
-is safe at every moment.
+After one of these signals, the verb ends as after Ctrl-C: it removes temporary folders and ends child
+processes. If a long computation in a library delays this end, the process exits GRACE seconds after the
+signal. The store is safe at every moment.
 """
 
 import os

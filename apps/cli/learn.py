@@ -183,8 +183,8 @@ def _consolidate(runtime: Any, given: dict[str, Any], cancel: threading.Event) -
 
 
 def _deepen(runtime: Any, cancel: threading.Event) -> dict[str, Any]:
-    """Run the deep loop, which records what the model learned. It puts no new weights into use, so the fields
-    `promoted` and `ppl_change` are None."""
+    """Run the deep loop, which records what the model learned. The loop puts no new weights into use, so the
+    fields `promoted` and `ppl_change` are None."""
     from .training_line import training_line
 
     with training_line("replies") as line:

@@ -1,5 +1,5 @@
-"""This module defines the flags that several verbs (commands of `ruvmlx`) share. It also opens the model that
-the flags describe."""
+"""This module defines the flags that several verbs (commands of `ruvmlx`) share. The module also opens the
+model that the flags describe."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar

@@ -352,8 +352,8 @@ def open_bench(settings: Settings, say, measured=None):
 
 
 def workers(flags: dict[str, Any], bench: Any) -> Any:
-    """Return the worker processes for the trials, which are independent. This process works alone on a GPU,
-    with a scorer of the user's own, or if two copies of the model do not fit into memory."""
+    """Return the worker processes for the trials, which are independent. The main process works without them
+    on a GPU, with a scorer of the user's own, or if two copies of the model do not fit into memory."""
     from ruvmlx.platform import cpu
 
     from ..prove.processes import Workers

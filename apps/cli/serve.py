@@ -102,8 +102,8 @@ def _keys(host: str, given: Sequence[str]) -> list[str]:
 
 
 def _own_adapters(keys: Sequence[str], in_use: str | None) -> dict[str, str]:
-    """Return a mapping from a key to the adapter that only this key uses. Raise UsageError if such an adapter
-    would also serve the other keys."""
+    """Return a mapping from a key to the adapter that only this key uses. Raise UsageError if the adapter in
+    use, which serves all keys, belongs to one key alone."""
     from ..server.keys import key_file, own_adapters
 
     own = {key: adapter for key, adapter in own_adapters().items() if key in keys} if keys else {}

@@ -1,5 +1,5 @@
-"""This module decides which clients can use the server. It checks the Host header, the Origin header and the
-API key of each request before all other work."""
+"""This module decides which clients can use the server. The module checks the Host header, the Origin header
+and the API key of each request before all other work."""
 
 import ipaddress
 import re

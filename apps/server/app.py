@@ -1,5 +1,5 @@
-"""This module builds the server's application. It has all endpoints, and it checks the host, the origin and
-the API key before each endpoint."""
+"""This module builds the server's application. The application has all endpoints, and checks the host, the
+origin and the API key before each endpoint."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

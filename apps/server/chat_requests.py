@@ -60,8 +60,8 @@ def _call(made: EarlierCall) -> dict[str, Any]:
 
 def earlier_call(id: str, name: str, arguments: str) -> dict[str, Any]:
     """Return an earlier tool call in the form that chat templates read. If the arguments are not a JSON
-    object, return them as text. A model can write such arguments, and clients send this text back, so the
-    model reads the same text again."""
+    object, return them as text. A model can write arguments that are no JSON object, and clients send them
+    back as text, so the model reads the same text again."""
     try:
         found = msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, UnicodeError, RecursionError):

@@ -1,5 +1,5 @@
-"""This module runs one endpoint for one HTTP request. It reads and checks the body, sends the answer, updates
-the metrics and writes the log."""
+"""This module runs one endpoint for one HTTP request. The module reads and checks the body, sends the answer,
+updates the metrics and writes the log."""
 
 import asyncio
 import time

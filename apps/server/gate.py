@@ -1,5 +1,5 @@
-"""This module is the outermost layer of the server's application. It checks the host, the origin and the API
-key of each request, answers CORS preflight requests, and sends the errors of these checks."""
+"""This module is the outermost layer of the server's application. The module checks the host, the origin and
+the API key of each request, answers CORS preflight requests, and sends the errors of these checks."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -23,8 +23,8 @@ class Gate:
         self._by_path: dict[str, list[Endpoint]] = {}
         for endpoint in endpoints:
             self._by_path.setdefault(endpoint.path, []).append(endpoint)
-        # Paths with variables, for example /v1/models/NAME. All HTTP methods of such a path have the same
-        # rules of access.
+        # Paths with variables, for example /v1/models/NAME. All HTTP methods of a path with variables have
+        # the same rules of access.
         self._named = [
             (compile_path(path)[0], found[0]) for path, found in self._by_path.items() if "{" in path
         ]

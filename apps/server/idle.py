@@ -1,5 +1,5 @@
-"""This module does work while no request runs. First it prepares replies for their ratings: it computes the
-data that a rating of the reply needs. Then it trains the model on the ratings."""
+"""This module does work while no request runs. The module first prepares replies for their ratings: it
+computes the data that a rating of the reply needs. After that the module trains the model on the ratings."""
 
 import asyncio
 import contextlib

@@ -271,7 +271,8 @@ async def _close_after(call: Call, body: OllamaReplyBody) -> None:
 
 
 async def _load_answer(call: Call, body: OllamaReplyBody, words: Words) -> Answer:
-    """Answer a request without a prompt. Clients send such a request only to load or to close the model."""
+    """Answer a request without a prompt. Clients send a request without a prompt only to load or to close the
+    model."""
     closes = is_last_use(body.keep_alive)
     if not closes:
         await call.serving.adapter_of(plain_name(body.model), None, call.salt)

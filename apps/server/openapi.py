@@ -1,5 +1,5 @@
-"""This module answers GET /openapi.json. It makes the OpenAPI document from the endpoint table and the
-structs, so the document always agrees with the server."""
+"""This module answers GET /openapi.json. The module makes the OpenAPI document from the endpoint table and
+the structs, so the document always agrees with the server."""
 
 import re
 from collections.abc import Iterator, Sequence, Set

@@ -1,5 +1,5 @@
-"""This module answers GET / with the web page, which has a chat and the server's status. It also answers GET
-/v1/status with the status alone."""
+"""This module answers GET / with the web page, which has a chat and the server's status. The module also
+answers GET /v1/status with the status alone."""
 
 import base64
 import hashlib

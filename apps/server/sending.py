@@ -1,5 +1,5 @@
-"""This module sends answers to clients as JSON, text or server-sent events. It notices a client that leaves
-or does not read its answer."""
+"""This module sends answers to clients as JSON, text or server-sent events. The module notices a client that
+leaves or does not read its answer."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence

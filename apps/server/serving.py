@@ -116,7 +116,7 @@ class Serving:
         self.family.append(self)
 
     def for_model(self, host: Host, name: str, about: ModelFacts) -> "Serving":
-        """Return the state of a further model of this server. This model is not open yet."""
+        """Return the state of a further model of this server. The further model is not open yet."""
         shared = {
             name: getattr(self, name)
             for name in ("max_tokens", "limits", "metrics", "log", "started", "written_calls", "times",
@@ -141,7 +141,7 @@ class Serving:
 
     @property
     def about(self) -> ModelFacts:
-        """The facts about the model. They are known even while the model is closed."""
+        """The facts about the model. The facts are known even while the model is closed."""
         runtime = self.host.holder.runtime
         if runtime is not None:
             self._about = ModelFacts.of(runtime.model, runtime.model.context)
@@ -166,7 +166,7 @@ class Serving:
             request.cancel.set()
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine that writes a reply. Its task runs to the end, even if the client leaves."""
+        """Run a coroutine that writes a reply. The coroutine runs to its end, even if the client leaves."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._finish_task)

@@ -1,5 +1,5 @@
 """This module splits the text of a reply into the thought (the reasoning before the answer), the answer and
-the tool calls. It takes the whole text or a stream of pieces."""
+the tool calls. The module takes the whole text or a stream of pieces."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

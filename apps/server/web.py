@@ -1,5 +1,5 @@
-"""This module runs the web server uvicorn. It adds limits of headers and connections, which uvicorn does not
-have."""
+"""This module runs the web server uvicorn. The module adds limits of headers and connections, which uvicorn
+does not have."""
 
 import asyncio
 import contextlib

@@ -1,5 +1,5 @@
-"""This module lets the model write the replies to requests. It yields parts of the replies as they arrive, or
-returns whole replies."""
+"""This module lets the model write the replies to requests. The module yields parts of the replies as they
+arrive, or returns whole replies."""
 
 import asyncio
 import time

@@ -1,8 +1,8 @@
 """This module remembers tool calls as the model wrote them, and restores them when a client sends them back.
 
 A client can send the arguments of an earlier tool call in another order. For example, Claude Code puts
-arguments with a default first. Then the prompt would differ from the prompt in the KV cache, although both
-mean the same.
+arguments with a default first. Without this module, the new prompt would differ from the prompt in the KV
+cache, although both mean the same.
 """
 
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-// This program compiles the kernels as CUDA C++, checks them against plain loops on the host, and measures their times. It needs no MLX.
+// This program compiles the kernels as CUDA C++, checks them against plain loops on the host, and measures their times. The program needs no MLX.
 //
 //   nvcc -arch=sm_90 -O3 -o /tmp/h metal_kernels/cuda/harness.cu && /tmp/h            # checks, then times
 //   /tmp/h check        /tmp/h time [tokens] [n_kv_heads] [group: 1, 4 or 8]

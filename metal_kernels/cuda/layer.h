@@ -1,4 +1,5 @@
-// This header compiles the kernels as CUDA C++. It also makes one layer of a KV cache with random content, which the checks and measurements use.
+// This header compiles the kernels as CUDA C++. The header also makes one layer of a KV cache with random content, which the checks and measurements
+// use.
 #pragma once
 #include "../dialect_cuda.h"
 #include "../pages.h"
@@ -43,7 +44,7 @@ attend_decode(const float *q, const float *q_rotated, const int *params, const i
 #include "../attend_decode.metal"
 }
 
-// BLOCKS: the minimum number of thread blocks on a multiprocessor. It limits the number of registers of a thread.
+// BLOCKS: the minimum number of thread blocks on a multiprocessor. This number limits the number of registers of a thread.
 template <int D, int G, int BLOCKS>
 __global__ void __launch_bounds__(128, BLOCKS)
 attend_decode_matrix(const float *q, const float *q_rotated, const int *params, const int *pages,

@@ -112,8 +112,8 @@ typedef struct {
  * run it. */
 RVM_API const rvm_kernels *rvm_impl(const char *name);
 
-/* Return the name of implementation number `index` of those that this machine can run, fastest first. Return NULL after
- * the last one. */
+/* Return the name of implementation number `index` of the implementations that this machine can run, in the order of
+ * speed, fastest first. Return NULL after the last one. */
 RVM_API const char *rvm_impl_name(size_t index);
 
 RVM_API int rvm_abi_version(void);

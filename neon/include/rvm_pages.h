@@ -48,8 +48,8 @@ RVM_API size_t rvm_head_page_bytes(rvm_tier tier, size_t head_dim);
 RVM_API int rvm_pages_demote(rvm_tier from, const uint8_t *src, rvm_tier to, uint8_t *dst, size_t n,
                              size_t head_dim);
 
-/* rvm_page_make gets zeroed memory for a page directly from the operating system. It returns NULL if no memory is free.
- * rvm_page_free gives the memory back. */
+/* rvm_page_make gets zeroed memory for a page directly from the operating system. The function returns NULL if no
+ * memory is free. rvm_page_free gives the memory back. */
 RVM_API uint8_t *rvm_page_make(size_t bytes);
 RVM_API void rvm_page_free(uint8_t *page, size_t bytes);
 

@@ -71,7 +71,7 @@ struct rvm_decoder {
     size_t q_width, kv_width, qkv_width, group, query_block, most_in;
     /* The kind of the activations in each form. 8 bits are precise enough only if speed matters most: on the starter
      * model the KL divergence is 0.003 nats, and greedy replies differ. With 16 bits the KL divergence is 1e-6 nats.
-     * Both kinds read the weights once. */
+     * With either kind, the decoder reads the weights once. */
     rvm_acts_kind acts[FORMS];
     int wanted[FORMS]; /* 1 if any linear layer needs the form */
     uint8_t *arena;

@@ -1,9 +1,9 @@
 /* Demotion converts pages of one tier to pages of a lower tier: it quantises the keys and values to fewer bits. The
- * build compiles this file once for each instruction set, as it does with layers.c. It compiles without contraction
- * (fused multiply-add), so that all instruction sets give the bytes of metal_kernels/README.md.
+ * build compiles this file once for each instruction set, as it does with layers.c. The build compiles it without
+ * contraction (fused multiply-add), so that all instruction sets give the bytes of metal_kernels/README.md.
  *
- * The code converts 16 tokens of keys, or 32 tokens of values, together. These numbers are a panel x [columns][lanes],
- * and the lanes are the rows of a tile.
+ * The code converts 16 tokens of keys, or 32 tokens of values, together. The numbers that are converted together are a
+ * panel x [columns][lanes], and the lanes are the rows of a tile.
  *   keys: columns = dimensions, lanes = tokens     values: columns = tokens, lanes = dimensions
  * Four interleaved columns of 16 lanes are one line of a block. A token's scale applies to a lane of keys, or to a
  * column of values. */

@@ -1,5 +1,5 @@
 /* This file has the functions of the table rvm_kernels; rvm_kernels.h has the formulas. The build compiles this file
- * once for each instruction set, with -DRVM_IMPL=<name>. It exports only the table rvm_impl_<name>. */
+ * once for each instruction set, with -DRVM_IMPL=<name>. The file exports only the table rvm_impl_<name>. */
 #include "draw.h"
 #include "rvm.h"
 #include "vec.h"
@@ -83,7 +83,7 @@ static int k_micro_update(const rvm_param *params, size_t n_params, float eta, f
     return RVM_OK;
 }
 
-/* head_add computes GROUP tokens together, one block of the vocabulary after the other. So it reads each block of
+/* head_add computes GROUP tokens together, one block of the vocabulary after the other. So head_add reads each block of
  * lora_b only once for a group of tokens. */
 enum { GROUP = 32 };
 

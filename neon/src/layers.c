@@ -1,5 +1,5 @@
 /* This file has the computations of a decoder between its matrix products; rvm_layers.h has the formulas. The build
- * compiles this file once for each instruction set, with -DRVM_IMPL=<name>. It exports only the table
+ * compiles this file once for each instruction set, with -DRVM_IMPL=<name>. The file exports only the table
  * rvm_layers_<name>. Attention is in attend.c, and demotion is in demote.c. */
 #include "layers.h"
 

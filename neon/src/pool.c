@@ -1,7 +1,7 @@
 /* This file has the thread pool of pool.h. A thread that waits spins for a moment (reads a word again and again), then
  * sleeps.
  *
- * Two 64-bit words hold the state that all threads share. Both have a counter in their upper half:
+ * Two 64-bit words hold the state that all threads share. Each word has a counter in its upper half:
  *
  *   gate   job number : 32 | open : 1 | threads entering : 31    pool_run opens and closes it
  *   claim  phase      : 32 | next chunk : 32                     pool_next takes chunks from it

@@ -23,8 +23,8 @@
  * cache. */
 enum { BLOCK = 1024 };
 
-/* Prefetch memory into the L2 cache during other computation. This doubles the speed of reading a page that is in no
- * cache, compared with the processor's own prefetching. A prefetch into the L1 cache would stall. */
+/* Prefetch memory into the L2 cache during other computation. The prefetch doubles the speed of reading a page that is
+ * in no cache, compared with the processor's own prefetching. A prefetch into the L1 cache would stall. */
 static inline void prefetch_l2(const void *memory, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)memory + i, 0, 2);
 }
@@ -88,7 +88,7 @@ static inline float max_of(const float *x, size_t n, float m) {
     return most > m ? most : m;
 }
 
-/* Return the bits of |x|. They are below 0x7f800000 exactly if x is finite. */
+/* Return the bits of |x|. The bits are below 0x7f800000 exactly if x is finite. */
 static inline uint32_t magnitude(float x) { return bits_of(x) & 0x7fffffffu; }
 
 static inline int is_finite_magnitude(uint32_t m) { return m < 0x7f800000u; }
@@ -223,8 +223,8 @@ static inline void add_outer(float *restrict m, const float *restrict x, const f
     }
 }
 
-/* A running sum of e^x over blocks, kept as sum * e^max so that it cannot overflow. It begins at {-FLT_MAX, 0}, because
- * with -INFINITY a block of -inf logits would compute inf - inf. */
+/* A running sum of e^x over blocks, kept as sum * e^max so that it cannot overflow. The sum begins at {-FLT_MAX, 0},
+ * because with -INFINITY a block of -inf logits would compute inf - inf. */
 typedef struct {
     float max;
     double sum;

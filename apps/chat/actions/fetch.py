@@ -85,7 +85,7 @@ class FetchActions:
             self._choose()
 
     def fetch(self, name: str) -> None:
-        """Download a model in the background. The user can chat meanwhile."""
+        """Download a model in the background. The user can chat during the download."""
         self._chat.start(partial(self._fetch, name))
 
     async def _fetch(self, name: str) -> None:

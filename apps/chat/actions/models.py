@@ -1,5 +1,5 @@
-"""This module opens models in the app: the model of the start, and another model in the middle of a chat. It
-also shows the list of adapters (the files in which a model keeps what it learned)."""
+"""This module opens models in the app: the model of the start, and another model in the middle of a chat. The
+module also shows the list of adapters (the files in which a model keeps what it learned)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""This module handles ratings in the app. It gives the user's ratings to the runtime, and it shows the
+"""This module handles ratings in the app. The module gives the user's ratings to the runtime, and shows the
 ratings that the store has. Other processes can also write ratings into the store."""
 
 import contextlib

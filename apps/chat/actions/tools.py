@@ -1,5 +1,5 @@
-"""This module has the app's actions for tools. The actions turn tool servers on and off. They show each tool
-call, ask the user for permission, and run the call."""
+"""This module has the app's actions for tools. The actions turn tool servers on and off. The actions also
+show each tool call, ask the user for permission, and run the call."""
 
 import asyncio
 import threading

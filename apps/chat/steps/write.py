@@ -144,7 +144,7 @@ def spoken(turns: list[Turn]) -> list[str]:
 
 
 def is_shown(turn: Turn) -> bool:
-    """Return True if the chat shows this message. The chat shows the results of tools. It does not show
+    """Return True if the chat shows this message. The chat shows the results of tools. The chat does not show
     system prompts and replies that only call tools."""
     return turn.role != "system" and (not turn.calls or turn.role == "tool" or bool(turn.content))
 

@@ -1,4 +1,4 @@
-"""This module has the open connections to tool servers. It uses the client of the package mcp. The
+"""This module has the open connections to tool servers. The module uses the client of the package mcp. The
 connections run in a separate thread with an event loop. Other threads call the methods of `Connections`, and
 these methods block."""
 
