@@ -17,7 +17,7 @@ class Stopped(Exception):
 
 def stop_when(cancel: threading.Event | None) -> Pause:
     """Return a function that raises Stopped if `cancel` is set. If `cancel` is None, the function never
-    raises."""
+    raises an error."""
 
     def pause() -> None:
         if cancel is not None and cancel.is_set():

@@ -94,7 +94,7 @@ class Conversations:
     def prompt_text(self, session_id: str) -> str:
         """Return the prompt of the reply that is shown last, with its special tokens.
 
-        Before the first reply, return the prompt that the message "..." would have.
+        Before the first reply, return the prompt for the message "...".
         """
         turns = self.turns(session_id)
         shown = next((turn.reply_id for turn in reversed(turns) if turn.reply_id), None)

@@ -18,9 +18,9 @@ AT_START = 0.2  # seconds: the maximum time that each start and end takes to cle
 def delete(store: Store, *session_ids: str, seconds: float = math.inf) -> bool:
     """Erase chats and their KV caches on disk. Either all chats are erased, or none of them.
 
-    Returns False if some files still hold the words of the chats. There are two possible reasons: another
-    process reads the store, so the store's log keeps the words until that process ends; or the search index
-    needs longer than `seconds`, so the next start continues to remove the words.
+    Returns False if some files still hold the words of the chats. Words are left for one of two reasons:
+    another process reads the store, so the store's log keeps the words until that process ends; or the search
+    index needs longer than `seconds`, so the next start continues to remove the words.
     """
     gone = store.chats.delete(*session_ids, seconds=seconds)
     for session_id in session_ids:

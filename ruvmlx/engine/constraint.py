@@ -112,7 +112,7 @@ class _Vocabulary:
             self.tokens[i] = b"\xff" + special.get(i, f"<end {i}>").encode()
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Return the token ids of a text inside a reply, as the model itself would write the text."""
+        """Return the token ids with which the model itself would write this text inside a reply."""
         data = text if isinstance(text, bytes) else text.encode()
         words = data.decode("utf-8", "replace")
         ids = self._tokenizer.encode(words, add_bos=False)

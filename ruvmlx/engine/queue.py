@@ -52,7 +52,8 @@ class Job(Protocol):
         """Return the run that reads the prompt."""
 
     def join(self) -> None:
-        """Start the other replies and fill `running`. The prompt must have been read."""
+        """Start the replies other than the first one, and put all replies into `running`. The prompt must
+        have been read."""
 
     def next_chunk(self) -> Chunk:
         """Handle one new token of each run in `running`. Remove the runs that are over from `running`."""

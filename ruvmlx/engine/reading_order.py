@@ -42,8 +42,8 @@ class ReadingOrder:
         return place
 
     def count(self, tokens: float) -> None:
-        """Move the imagined machine on by this number of tokens, which the real machine has read of any
-        prompt."""
+        """Let the imagined machine read the same number of tokens as the real machine has just read. Which
+        prompt the real machine read does not matter."""
         while tokens > 0 and self._read_there:
             first = min(self._read_there, key=lambda place: place.end)
             shares, rest = sum(place.share for place in self._read_there), first.end - self._clock

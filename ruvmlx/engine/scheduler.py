@@ -153,7 +153,7 @@ class Scheduler:
         self.rest()
 
     def drop_all(self, keep: bool = True) -> None:
-        """Remove every request. keep: True if the caches of their sessions are valid."""
+        """Remove every request. keep: True if the KV caches of the requests are valid."""
         for ticket in [*self._active, *self._waiting]:
             self._leave(ticket, keep)
 
@@ -272,7 +272,7 @@ class Scheduler:
             ticket.sink.take(chunk)
 
     def _most(self) -> int:
-        """Return the maximum number of tokens of the next piece."""
+        """Return the maximum number of tokens of the next piece of a prompt."""
         seconds = SHARE * (self._delay or 0.0) if has_decoding(self._active) else ALONE
         tokens = int(seconds * self._pace) if self._pace else FIRST
         return max(PART, tokens + -tokens % PART)

@@ -63,7 +63,8 @@ class StepSource:
         self._token: int | None = None  # the token that was drawn from `_step`
         # the token that `draw_work` drew from `_step`; the next `read` returns it
         self._ahead: int | None = None
-        self._fresh: Step | None = None  # the step of the newest token, until `drawn_from` returns it
+        # the step of the newest token; `drawn_from` returns this step and clears it
+        self._fresh: Step | None = None
         self.prefilled_at = time.perf_counter()
 
     def prefill(self, tokens: Sequence[int], progress: Callable[[int], None]) -> None:

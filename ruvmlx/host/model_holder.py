@@ -59,8 +59,8 @@ class ModelUnchanged(RuvmlxError):
 
 
 class StoppableWatch(Watch):
-    """A watch that passes all reports to another watch, and raises `Interrupted` when a thread has set
-    `stopped`."""
+    """A watch that passes all reports to another watch, and raises `Interrupted` after a thread has set the
+    event `stopped`."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch

@@ -317,7 +317,7 @@ class Decoder:
         _done("set_lora", _lib().rvm_decoder_set_lora(self.handle, layer, number, a, b, rank, scale))
 
     def lora_shape(self, module: str) -> tuple[int, int]:
-        """Return (in, out) of a linear layer."""
+        """Return (number of inputs, number of outputs) of a linear layer."""
         s = self.shape
         d, f, q, kv = s.hidden_size, s.intermediate_size, s.n_heads * s.head_dim, s.n_kv_heads * s.head_dim
         sizes = {"q_proj": (d, q), "k_proj": (d, kv), "v_proj": (d, kv), "o_proj": (q, d)}

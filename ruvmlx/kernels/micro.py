@@ -278,8 +278,8 @@ def micro_place(
     impl: str | None = None,
 ) -> Array:
     """Return c * lora_b [R, V], in which the columns `at` [n] are s times the first n columns of block. If c
-    is 0, the function does not read lora_b. Raises NotFinite if a number in c * lora_b or in s * block has a
-    magnitude above `most`."""
+    is 0, the old weights lora_b have no effect. Raises NotFinite if a number in c *
+    lora_b or in s * block has a magnitude above `most`."""
     rank, vocab = lora_b.shape
     _shape("block", block, (rank, block.shape[1]))
     if block.shape[1] < at.size:

@@ -3,8 +3,8 @@
 The peak is at one of two moments: when the last chunk of the prompt is read (its pages are still f16), or at
 the end of the reply. At both moments a demotion (a change to a lower precision) is in progress, so the old
 page and the new page exist together. Several replies to one prompt share the prompt's pages. A reply that has
-ended keeps its pages in the tiers (precisions) that they had at its end. So a page that several replies share
-can exist once in each tier through which it passes.
+ended keeps its pages in the tiers (precisions) that they had at its end. A page that several replies share
+can therefore exist once in each tier through which it passes.
 
 tests/kv/test_need.py compares the computed peaks with caches that grow page by page.
 """

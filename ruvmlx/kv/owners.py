@@ -16,7 +16,7 @@ from . import page_file
 
 USES = ".uses"
 REQUESTS = "+requests"  # the owner of the pages of requests outside of chats
-_MAX_LIST_BYTES = 64 << 20  # the maximum size of a list
+_MAX_LIST_BYTES = 64 << 20  # the maximum number of bytes of an owner's list
 _CHAT = re.compile(r"[0-9A-Za-z_-]{1,64}", re.ASCII)
 
 

@@ -170,7 +170,7 @@ class PagePool:
                     self.release(page)
 
     def compact(self, tier: int) -> None:
-        """Return unused memory of a tier to the system. The pages can get other numbers."""
+        """Return unused memory of a tier to the system. After the call, the pages can have other numbers."""
         moved = self.storage.compact(tier)
         if not moved:
             return

@@ -1,4 +1,5 @@
-"""This module proposes models to the user: installed models, and models that are worth a download.
+"""This module proposes models to the user: models that are installed on this machine, and models that are
+worth a download.
 
 The table `proposals.json` lists known models, the best model first. The machine's memory decides which models
 fit, and the memory bandwidth gives the expected speed of a model. This module downloads nothing.

@@ -36,8 +36,8 @@ LARGEST_ANSWER = 1 << 28  # the maximum number of bytes of an answer
 
 
 class ProcessEnded(Exception):
-    """This error means that the child died or reached a limit, or that its code raised an error. In the last
-    case, the text has the child's error."""
+    """This error means that the child died or reached a limit, or that its code raised an error. If the
+    child's code raised an error, the text of ProcessEnded is the text of this error."""
 
 
 class ProcessStopped(ProcessEnded):

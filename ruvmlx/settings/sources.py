@@ -49,8 +49,8 @@ def variable(name: str) -> str:
 
 
 def load(flags: Mapping[str, Any] | None = None) -> Settings:
-    """Return the settings from all sources. A flag that is None is not set. Raises UsageError for a bad
-    value."""
+    """Return the settings from all sources. A flag with the value None is treated as not given. Raises
+    UsageError for a bad value."""
     return Settings(**{name: found.value for name, found in resolve(flags).items()})
 
 

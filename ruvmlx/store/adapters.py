@@ -23,9 +23,9 @@ class NamedRow:
 
     name: str
     fingerprint: str
-    model: str  # the model's name in its newest reply; "" if the model has no reply
+    model: str  # the name of the adapter's model in the newest reply; "" if the model has no reply
     version: int  # the version in use
-    bytes: int  # the size of all its weights in the store
+    bytes: int  # the number of bytes of all weights of this adapter in the store
 
 
 class Adapters:

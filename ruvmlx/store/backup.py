@@ -40,8 +40,8 @@ class BackupFacts:
 
 
 def back_up(store: Path, file: Path, replace: bool = False) -> BackupFacts:
-    """Copy the store to a new file, or replace an existing backup. If the backup fails, an existing file does
-    not change.
+    """Copy the store to a new file, or replace an existing backup. If the backup fails, an existing backup
+    file does not change.
 
     Raises NotFound if there is no store, UsageError if the file exists, and CorruptFile if the copy is
     damaged.

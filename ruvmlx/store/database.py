@@ -23,7 +23,7 @@ from .schema import VERSION, migrate
 from .soundness import difference
 
 _BUSY_SECONDS = 5.0  # seconds: the maximum time for which one other process can keep the write lock
-# seconds: the maximum time for which many other processes can pass the lock to each other
+# seconds: if many other processes pass the lock to each other for this time, the wait for the lock fails
 _WAIT_SECONDS = 60.0
 _REMEDY = (
     "Use a backup: `ruvmlx restore FILE`. Or start afresh: move it away, with the files -wal and -shm beside "
@@ -97,8 +97,8 @@ class Database:
         """Take the write lock. Raises an error if one process keeps the lock, or if many processes pass the
         lock to each other for too long.
 
-        SQLite's own pauses grow to 100 ms. With these long pauses, a process that has waited long would lose
-        the lock to processes that come later.
+        SQLite itself waits up to 100 ms between two tries to take the lock. With these long pauses, a process
+        that has waited long would lose the lock to processes that come later.
         """
         began = changed = time.monotonic()
         commits = self._commits_of_others(0)
@@ -198,8 +198,8 @@ class Database:
         """Move the content of the write-ahead log into the database file, so that the log keeps no copy of
         deleted data.
 
-        Returns False while another process still reads the log. In this case a later call moves the content,
-        or the last process that closes the file moves it.
+        Returns False while another process still reads the log. If the result is False, the content is moved
+        by a later call, or by the last process that closes the file.
         """
         with _readable_errors(self.path):
             ((blocked, _, _),) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

@@ -132,8 +132,8 @@ class Replies:
 
         beside: the id of a message of the chat; the reply becomes its sibling
         question: the id of the message that the reply follows
-        shown, calls: the message's text without tool calls, and the calls as JSON; None: the whole text is
-            shown
+        shown: the message's text without tool calls; None: the whole text
+        calls: the tool calls as JSON; "": no calls
 
         If `beside` and `question` are None, the reply follows the current branch.
         """

@@ -25,14 +25,15 @@ class ResponseRow:
 
 
 class Responses:
-    """This class reads and writes the table `responses`. `Replies` erases a response with its reply."""
+    """This class reads and writes the table `responses`. The class `Replies` deletes a response when it
+    deletes the response's reply."""
 
     def __init__(self, db: Database):
         self._db = db
 
     def add(self, row: ResponseRow) -> None:
-        """Commit a response. Delete the oldest responses beyond KEEP_RESPONSES or KEEP_BYTES. Commit nothing
-        if its reply was deleted."""
+        """Commit a response. Delete the oldest responses beyond KEEP_RESPONSES or KEEP_BYTES. If the
+        response's reply was deleted in the meantime, commit nothing."""
         with self._db.transaction():
             if self._db.row("SELECT 1 FROM replies WHERE id = ?", row.id) is None:
                 return

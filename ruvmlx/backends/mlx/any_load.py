@@ -60,7 +60,7 @@ def _read(made: nn.Module, count: Told) -> None:
 
 
 def _pieces(arrays: list[mx.array]) -> Iterator[list[mx.array]]:
-    """Yield lists of arrays of about PIECE bytes."""
+    """Yield the arrays in lists. Each list has about PIECE bytes."""
     piece: list[mx.array] = []
     size = 0
     for array in arrays:

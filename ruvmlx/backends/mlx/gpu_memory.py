@@ -3,7 +3,7 @@
 
 Without a wired limit, macOS pages a large model out during a pause and reads it back at the next token.
 mlx-lm sets the limit to the recommended working set. With a higher limit macOS can crash (kernel panic), so
-this module never sets a higher limit. The old limits are restored when the model is closed.
+this module never sets a higher limit. The module restores the old limits when the model is closed.
 """
 
 import weakref

@@ -103,7 +103,7 @@ def slide(model: nn.Module) -> None:
     model.swa_idx = 0
 
 
-Format = dict[str, Any]  # "bits", "group_size", and "mode" if the format is not affine
+Format = dict[str, Any]  # "bits", "group_size", and "mode" if the format is not MLX's affine format
 
 
 def quantised_formats(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Format]:

@@ -1,4 +1,5 @@
-"""This module has the MLX backend's plain KV caches. keys, values: [1, n_kv_heads, T, head_dim]."""
+"""This module has the MLX backend's plain KV caches. The attributes keys and values are arrays [1,
+n_kv_heads, T, head_dim] for T tokens."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence

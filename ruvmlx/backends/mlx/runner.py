@@ -20,7 +20,7 @@ CHUNK = {"cpu": 256, "metal": 2048, "cuda": 2048}  # the number of prompt tokens
 
 
 def default_device() -> str:
-    """Return "metal", "cuda" or "cpu"."""
+    """Return the device that this process uses: "metal", "cuda" or "cpu"."""
     return gpu.kind or "cpu"
 
 

@@ -27,7 +27,8 @@ class MLXSampler:
     unevaluated."""
 
     def __init__(self, sampling: Sampling, numbers: Iterator[float] | None = None):
-        """numbers: one number from 0 to BELOW_ONE for each token; the default is the numbers of the seed."""
+        """numbers: one random number from 0 to BELOW_ONE for each token; None: numbers that follow from the
+        seed."""
         check_sampling(sampling)
         self.sampling = sampling
         self._numbers = numbers or uniforms(np.random.default_rng(sampling.seed))

@@ -2,11 +2,10 @@
 
 Each tier has one pool for each layer. A page has the same number in the pools of all layers. New pages are
 written into the pools with slice updates. MLX updates a slice in place if no other reference to the array
-exists. On a GPU, a step holds a reference to the arrays that it reads until the step ends. So decoding on a
-GPU never writes to
-pools: the page that is being filled is a separate array (`OpenPages`). When the page that is being filled is
-    full, it is copied into its pool. MLX evaluates the operations of this module lazily, together with the
-    step.
+exists. On a GPU, a step holds a reference to the arrays that it reads until the step ends. Decoding on a GPU
+therefore never writes to pools, and the page that is being filled is a separate array (`OpenPages`). When the
+page that is being filled is full, it is copied into its pool. MLX evaluates the operations of this module
+lazily, together with the step.
 """
 
 import heapq

@@ -25,7 +25,8 @@ from .plain_batch import LayerBatch
 
 
 def pool(config: ModelConfig, threads: int | None = None) -> PagePool | None:
-    """Return a pool of pages. Return None if the C library is missing or has no pages for this head_dim."""
+    """Return an empty pool of KV pages. Return None if the C library is missing or has no pages for this
+    head_dim."""
     try:
         shape = config.n_layers, config.n_heads, config.n_kv_heads, config.head_dim
         return PagePool(NativeStorage(PagedAttention(*shape, threads)))

@@ -20,7 +20,7 @@ PARTIAL = "partial_rotary_factor"
 
 
 def rope_table(fields: Fields) -> Fields:
-    """Return the table of RoPE's parameters. The table is empty if config.json has none."""
+    """Return the table of RoPE's parameters. The table is empty if config.json has no parameters of RoPE."""
     new, old = fields.table("rope_parameters"), fields.table("rope_scaling")
     if any(isinstance(value, dict) for table in (new, old) for value in table.values()):
         raise UnsupportedModel(

@@ -31,7 +31,7 @@ def matrices(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def vectors(config: ModelConfig) -> Iterator[tuple[str, tuple[int]]]:
-    """Yield (tensor name, (length,)) of every norm and bias."""
+    """Yield (tensor name, (number of elements,)) of every norm and bias."""
     for i in range(config.n_layers):
         for norm in ("input_layernorm", "post_attention_layernorm"):
             yield from _norm(f"model.layers.{i}.{norm}", config)

@@ -166,8 +166,8 @@ class _Cursor:
 
 
 def _read_preamble(cursor: _Cursor) -> tuple[int, int, int]:
-    """Return n_tensors, n_kv and version. The function raises CorruptFile if a count is too large for the
-    rest of the file."""
+    """Return the number of tensors, the number of metadata keys, and the version. The function raises
+    CorruptFile if a count is too large for the rest of the file."""
     magic = cursor.data[cursor.take(4, "the magic") : 4]
     if magic != b"GGUF":
         raise cursor.bad(f"it begins with {magic!r}, not b'GGUF'")

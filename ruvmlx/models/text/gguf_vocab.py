@@ -47,7 +47,8 @@ class GGUFVocab:
         return value
 
     def _per_token(self, key: str, kinds: str) -> np.ndarray | None:
-        """Return one number per token, or None if the key is absent."""
+        """Return the key's array with one number for each token, or None if the file does not have the
+        key."""
         value = self.file.metadata.get(key)
         if value is None:
             return None

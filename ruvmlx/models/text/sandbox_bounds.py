@@ -113,8 +113,8 @@ class Budget:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Remove the texts that no other object uses. The next sweep follows when the live values take twice
-        as many bytes."""
+        """Remove the texts that no other object uses from the live values. The next sweep follows when the
+        live values take twice as many bytes."""
         used = [text for text in self._texts.values() if sys.getrefcount(text) > _UNUSED]
         self._texts = {id(text): text for text in used}
         self._text_bytes = sum(map(sys.getsizeof, used))
@@ -354,7 +354,7 @@ def bounded_slice(values: Any, start: Any, stop: Any, step: Any) -> Any:
 
 
 def bounded_join(pieces: Iterable[str]) -> str:
-    """Join pieces of text. Each new piece checks the size of the whole text."""
+    """Join pieces of text. The function checks the size of the whole text at each piece."""
     budget, texts, size = _budget.get(), list[str](), 0
     whole: list[str] = []
     for piece in pieces:

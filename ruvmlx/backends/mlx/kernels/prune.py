@@ -67,7 +67,8 @@ def prune(pieces: Sequence[Definition], body: str) -> list[Definition]:
 
 
 def join_definitions(pieces: Sequence[Definition]) -> str:
-    """Return the text of these pieces. #line directives let compilers report the original files and lines."""
+    """Return the text of these pieces of C code. #line directives let compilers report the original files and
+    lines."""
     out, file, line = "", "", 0
     for piece in pieces:
         gap = piece.line - line
