@@ -7,8 +7,8 @@
 
 CONSTANT int PAGE = 64; // number of tokens in a page
 
-// The tiers (storage precisions) of the cache. Each tier has one row, from the oldest tokens to the newest. 4-bit codes
-// have a bias, and 8-bit codes have none.
+// This table lists the tiers (storage precisions) of the cache. Each tier has one row, from the oldest tokens to the
+// newest. 4-bit codes have a bias, and 8-bit codes have none.
 //   pool     the kernels' argument that holds the pages of the tier
 //   rotated  1 if keys are rotated (hadamard in quantise.h) before they become codes; their queries are rotated, too
 //   cost     the relative time of attention over a page. A warm page costs 3, not 2: fewer loads of large pages run at

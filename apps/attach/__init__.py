@@ -1,4 +1,4 @@
-"""This package is the work of `ruvmlx chat --server`. The chat app runs in the server, with the server's
+"""This package has the code of `ruvmlx chat --server`. The chat app runs in the server, with the server's
 model. A client in the user's terminal forwards the user's keys to the app, and shows on the terminal what the
 app draws.
 

@@ -46,7 +46,7 @@ class AttachedChat:
             motion=hello.motion,
             keys=hello.keys,
             files=UserFiles(Path(hello.folder) if same else None),
-            tools=False,  # tool servers would run with the rights of the server's user
+            tools=False,  # a tool server would have the rights of the server's user
             copies=self._copy,
         )
         self._app = ChatApp(guest, options)
@@ -55,7 +55,7 @@ class AttachedChat:
         self._driver: AttachedDriver | None = None  # the Textual driver; None until the app runs
         self._early: list[Work] = []  # functions that wait until the driver exists
         self._loop = asyncio.new_event_loop()
-        self._sent = self._fed = 0  # bytes of the terminal: `feed` received; the keyboard parsed
+        self._sent = self._fed = 0  # numbers of bytes: received by `feed`; parsed by the keyboard
 
     def run(self) -> None:
         """Run the app until the user leaves the app, or until the connection to the terminal ends."""

@@ -61,7 +61,7 @@ class Terminal:
         sequences = _ENTER
         if os.environ.get("TEXTUAL_DISABLE_KITTY_KEY") != "1":
             sequences += f"\x1b[>{_KITTY_KEYS}u"
-        if os.environ.get("TERM_PROGRAM") != "Apple_Terminal":  # it would show the question as a "p"
+        if os.environ.get("TERM_PROGRAM") != "Apple_Terminal":  # Apple's terminal would print "p"
             sequences += "\x1b[?2026$p"
         self.write(sequences.encode())
 

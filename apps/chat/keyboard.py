@@ -1,8 +1,8 @@
 """This module parses typed keys only as fast as the app handles them.
 
-Textual alone turns each key into a message at once. A paste of very many keys would fill the app's message
-queue, which has no limit, and a signal that ends the app would wait behind these messages. So this module
-keeps keys as text until the app's queue has room.
+Without this module, Textual turns each key into a message at once. A paste of very many keys would fill the
+app's message queue, which has no limit, and a signal that ends the app would wait behind these messages. So
+this module keeps keys as text until the app's queue has room.
 """
 
 import asyncio

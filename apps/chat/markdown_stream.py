@@ -1,6 +1,6 @@
-"""This module updates the widgets of Markdown blocks. Widgets of blocks that look the same stay. The first
-block that differs is changed in place, and the blocks after it are built again. So the time of a frame
-depends on the length of the new text, and not on the length of a list or table.
+"""This module updates the widgets of Markdown blocks. The widgets of blocks that look the same stay on the
+screen. The first block that differs is changed in place, and the blocks after it are built again. So the time
+of a frame depends on the length of the new text, and not on the length of a list or table.
 
 The shape of a block is a tuple with everything that the screen shows of the block. Two blocks of equal shape
 look the same.

@@ -17,7 +17,7 @@ class ChatOptions:
     """The options of a chat. session: "new", "continue" (the last chat) or the beginning of a chat's id."""
 
     session: str = "new"
-    sampling: Sampling | None = None  # None: the model's own sampling settings
+    sampling: Sampling | None = None  # sampling settings; None: the model's own settings
     max_new_tokens: int = 1024
     system: str | None = None
     # Only the app uses the next four options. Plain mode cannot learn in idle time.

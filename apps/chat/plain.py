@@ -6,8 +6,8 @@ Ctrl-C ends the chat. While the store saves a rating or a message, Ctrl-C has no
 saved. A closed terminal, SIGTERM or a closed pipe stops the reply in the same way and then ends the chat.
 Answers go to stdout, and errors go to stderr.
 
-Plain mode does not train in idle time, because the thread that owns the runtime waits for the user's next
-line. The app and the command `ruvmlx learn consolidate` train.
+Plain mode does not train the model in idle time, because the thread that owns the runtime waits for the
+user's next line. The app and the command `ruvmlx learn consolidate` train the model.
 """
 
 import contextlib
@@ -234,7 +234,7 @@ class PlainChat:
 def run_plain(open_runtime: OpenRuntime, options: ChatOptions) -> int:
     """Run a chat over stdin and stdout, and return the exit code. Raise an error if the model cannot be
     opened."""
-    source, sink = sys.stdin or io.StringIO(), sys.stdout or io.StringIO()  # None if the shell closed them
+    source, sink = sys.stdin or io.StringIO(), sys.stdout or io.StringIO()  # a closed stream is None
     for stream in (source, sink):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -20,7 +20,7 @@ from textual.widgets.text_area import Edit, EditResult
 
 from ruvmlx.text import sanitize
 
-MAX_MESSAGE_CHARACTERS = 200_000  # in a longer line, each key takes over half a second of work
+MAX_MESSAGE_CHARACTERS = 200_000  # with a longer line, each key takes over half a second
 EDITING = "Editing your question · Enter sends, Esc cancels"
 CHOOSING = "Choosing a reply · keys act on it, Esc goes back to writing"
 NEWLINE_KEYS = frozenset(("ctrl+j", "shift+enter", "shift+\r", "alt+enter", "ctrl+enter"))

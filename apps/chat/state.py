@@ -74,7 +74,7 @@ class Outcome:
     message: int | None = None  # id of the message to show, in the chat `opens` or in the open chat
     retell: bool = False  # True if plain mode prints the earlier messages of the chat `opens`
     learned: bool = False  # True if the step changed ratings or the adapter version
-    reply: BeginReply | None = None  # streams a reply; it is called after `words` are printed
+    reply: BeginReply | None = None  # a function that streams a reply; plain mode calls it after `words`
     then: "Step | None" = None  # the next step, which runs after `reply`
     model: str = ""  # the name of the model to switch to; "": no switch
     leaves: bool = False  # True if the chat must end

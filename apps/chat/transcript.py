@@ -46,8 +46,8 @@ class ScrollHold:
 
 
 class Transcript(VerticalScroll, can_focus=False):
-    """The conversation. The widget scrolls with a growing reply until the user scrolls up. When the user is
-    back at the end, the widget scrolls with the reply again.
+    """The widget of the conversation. The widget scrolls with a growing reply until the user scrolls up. When
+    the user is back at the end, the widget scrolls with the reply again.
 
     For a long chat, the widget loads only the newest messages. When the user scrolls to the top, it loads
     some earlier messages.

@@ -31,8 +31,8 @@ class Windowed(_Base):
     window: Region | None = None
 
     def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
-        # The height here is 0. With the real height, Textual would measure every child again for each new
-        # line.
+        # This call uses the height 0. With the real height, Textual would measure every child again for each
+        # new line.
         arranged = super().arrange(Size(size.width, 0), optimal)
         return arranged if self.window is None or optimal else seen(arranged, self.window)
 

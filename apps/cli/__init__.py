@@ -1,5 +1,5 @@
-"""This package is the command line. A verb is a command of `ruvmlx`. Each verb is a function, and each group
-of verbs has a file.
+"""This package has the command line of ruvmlx. A verb is a command of `ruvmlx`. Each verb is a function, and
+each group of verbs has a file.
 
 This file imports no large module, so `ruvmlx --help` answers in a fraction of a second.
 """

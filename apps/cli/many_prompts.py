@@ -164,8 +164,8 @@ def answer_all(
 ) -> None:
     """Answer lines of the file of prompts, at most AHEAD lines at a time, and write their results in order.
 
-    request_of: makes the request for a line. write: writes one result. tally: counts the results. progress: a
-    function that is called with the number of lines that are finished.
+    request_of: a function that makes the request for a line. write: a function that writes one result. tally:
+    the counts of results. progress: a function that is called with the number of lines that are finished.
 
     Raise Interrupted when `cancel` is set. The next run then answers all lines whose results are not written
     yet.

@@ -27,8 +27,8 @@ BEGINNING = b'{"id": '  # the first characters of each line of results
 
 @dataclass
 class Tally:
-    """The numbers of results. kept: results of an earlier run that the file already has. failed: results that
-    are errors, also among the kept results."""
+    """The counts of results of `generate --prompts`. kept: results of an earlier run that the file already
+    has. failed: results that are errors, also among the kept results."""
 
     kept: int = 0
     answered: int = 0

@@ -145,8 +145,8 @@ def prove(as_json: bool, **flags: Any) -> None:
 
 
 def _as_chat(flags: dict[str, Any], as_json: bool) -> None:
-    """Print the effect of thumbs-up and thumbs-down ratings. The flag --ratings sets their number. Without
-    --max-tokens and --temp, the trial uses the chat's own settings."""
+    """Print the effect of thumbs-up and thumbs-down ratings. The flag --ratings sets the number of these
+    ratings. Without --max-tokens and --temp, the trial uses the chat's own settings."""
     from ..prove import as_chat
 
     source = click.get_current_context().get_parameter_source

@@ -105,7 +105,8 @@ class Access:
 
 
 def _key(headers: Headers, keys: Sequence[str]) -> str:
-    """Return the client's API key if the key is in `keys`. If not, raise ApiError, 401."""
+    """Return the client's API key if the key is in `keys`. If the key is not in `keys`, raise ApiError,
+    401."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         given = headers.get("x-api-key", "")

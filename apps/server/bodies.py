@@ -78,8 +78,8 @@ ChatMessage = SystemTurn | DeveloperTurn | UserTurn | AssistantTurn | ToolTurn
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """The options of a stream. include_usage: if true, the last chunk of the stream has the token counts
-    (usage) and no choices."""
+    """The options of a streamed answer. include_usage: if true, the last chunk of the stream has the token
+    counts (usage) and no choices."""
 
     include_usage: bool | None = None
 

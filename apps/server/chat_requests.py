@@ -151,7 +151,7 @@ def any_object(where: str) -> ReplyForm:
 
 def schema_form(named: NamedSchema, where: str) -> ReplyForm:
     """Return the form for a JSON schema. If `strict` is true, a keyword of the schema that the server does
-    not know is an error. If not, this keyword does not restrict the reply."""
+    not know is an error. If `strict` is false, this keyword does not restrict the reply."""
     try:
         return ReplyForm(Constraint.json_schema(named.schema, loose=not named.strict), where)
     except (UsageError, RecursionError) as error:

@@ -38,8 +38,8 @@ class EventStream:
 
 @dataclass(frozen=True)
 class PlainText:
-    """An answer that is not JSON. headers: further headers of the answer. Content-Type and Content-Length
-    need no entry."""
+    """An answer that is not JSON. headers: further headers of the answer. The headers Content-Type and
+    Content-Length need no entry."""
 
     text: str
     media_type: str = "text/plain; charset=utf-8"

@@ -110,8 +110,8 @@ class IdleWork:
 
     @contextlib.contextmanager
     def _name_work(self, work: str) -> Iterator[Callable[[str], None]]:
-        """In the `with` block, let the status and the metrics show `work` as the idle work. The block gets a
-        function that changes this name."""
+        """In the `with` block, let the status and the metrics show `work` as the idle work. The context
+        manager yields a function that changes this name."""
 
         def begins(work: str) -> None:
             self.serving.idle_work = work

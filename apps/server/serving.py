@@ -149,8 +149,8 @@ class Serving:
 
     @contextlib.contextmanager
     def answering(self, requests: Sequence[GenerationRequest]) -> Iterator[None]:
-        """In the `with` block, let `stop` cancel these requests. The end of the block cancels the requests,
-        too."""
+        """In the `with` block, let the method `stop` cancel the requests in `requests`. The end of the block
+        cancels the requests, too."""
         self._requests |= {request.request_id: request for request in requests}
         try:
             yield

@@ -46,7 +46,7 @@ typedef struct {
 
     /* Add the LoRA to the logits: logits += s * (hidden @ lora_a) @ lora_b      hidden: [T, D]   logits: [T, V], in
      * place
-     * Passes NaN on. */
+     * Passes NaN on: with a NaN in an input, the result has NaN, and the kernel returns RVM_OK. */
     int (*head_add)(const float *hidden, const float *lora_a, const float *lora_b, float s, size_t tokens,
                     size_t dim, size_t vocab, size_t rank, float *logits);
 
@@ -73,7 +73,7 @@ typedef struct {
      * (ruvmlx/sona/instant.py).
      * held, out: [3, n], the sums G, S and L before and after   gradient (g), information (f): [n]
      *   out = kept * held + (w g, (w g)^2, |w| f)
-     * Passes NaN on. */
+     * Passes NaN on (see head_add). */
     int (*evidence_add)(const float *held, const float *gradient, const float *information, float w,
                         float kept, size_t n, float *out);
 
@@ -83,7 +83,7 @@ typedef struct {
      *   theta = step * G / (precision + L) * G^2 / (G^2 + agree * S + 1e-12)
      * For each rank, theta is also multiplied by max(0, 1 - noise * sum S / max(sum G^2, 1e-12)), with sums over
      * [first, last).
-     * Passes NaN on. */
+     * Passes NaN on (see head_add). */
     int (*evidence_push)(const float *evidence, const float *precision, float step, float agree, float noise,
                          size_t rank, size_t n, size_t first, size_t last, float *theta);
 

@@ -15,8 +15,8 @@
 
 enum { RVM_PAGE_TOKENS = 64, RVM_MAX_HEAD_DIM = 512 };
 
-/* The tiers. Each tier has one row, from the oldest tokens to the newest. A hot page has half floats. The other pages
- * have codes of 4 or 8 bits (metal_kernels/README.md).
+/* This table lists the tiers. Each tier has one row, from the oldest tokens to the newest. A hot page has half floats.
+ * The other pages have codes of 4 or 8 bits (metal_kernels/README.md).
  *   rotated  1 if keys are rotated before they become codes; the queries for these keys are rotated, too
  *   terms    how many int8 numbers stand for one number of a query or a weight. With one term the error is 0.6% of the
  *            largest number: the same as with codes of 8 bits, far less than with codes of 4 bits (10%).

@@ -20,7 +20,7 @@
  * the smallest normal half): the low bits of the result are then the rounded mantissa. */
 static inline uint16_t float_to_half(float x) {
     uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000u, mag = bits & 0x7fffffffu;
-    if (mag > 0x7f800000u) return (uint16_t)(sign | 0x7e00u); /* NaN */
+    if (mag > 0x7f800000u) return (uint16_t)(sign | 0x7e00u); /* x is NaN, so return a NaN */
     if (mag >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* rounds to 65536, or is infinite: becomes infinity */
     if (mag >= 0x38800000u)
         return (uint16_t)(sign | ((mag + 0xfffu + (mag >> 13 & 1)) - 0x38000000u) >> 13);

@@ -66,8 +66,8 @@ INLINE void code_half(f32x x, float step, float inverse, const rvm_tier tier, si
     sums[1] = i_add(sums[1], low);
 }
 
-/* Convert x [n] to codes in blocks of 32 columns that are `apart` bytes apart. Return the scale step, or 0 if all |x| <
- * 1e-30. */
+/* Convert x [n] to codes in blocks of 32 columns that are `apart` bytes apart. Return the scale `step` of the codes, or
+ * 0 if all |x| < 1e-30. */
 INLINE float code_row(const float *x, const size_t n, const rvm_tier tier, uint8_t *codes, size_t apart,
                       i32x *sums, f32x *rest) {
     const size_t terms = page_terms(tier);
@@ -157,7 +157,7 @@ INLINE f32x biases_of(const uint8_t *biases, const float *p, f32x total) {
     return total;
 }
 
-/* Convert the weights p_t s_t of one row to codes. Return their scale step. */
+/* Convert the weights p_t s_t of one row to codes. Return the scale `step` of the codes. */
 INLINE float weight_row(const uint8_t *page, const float *scale, const float *p, const size_t n,
                         const rvm_tier tier, uint8_t *codes, int32_t *start, float *every) {
     const size_t terms = page_terms(tier);

@@ -100,7 +100,7 @@ static void set_and_wake(pool *p, _Atomic uint64_t *word, uint64_t value) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* The description of a job. A thread copies it when the thread enters the job. */
+/* The description of a job. A thread copies the description when the thread enters the job. */
 typedef struct {
     void (*job)(pool_worker *, void *);
     pool_worker self;

@@ -69,8 +69,8 @@ static inline int has_i8mm(void) { return has_dotprod() && feature("hw.optional.
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 
-static inline int has_dotprod(void) { return getauxval(AT_HWCAP) >> 20 & 1; }                   /* ASIMDDP */
-static inline int has_i8mm(void) { return has_dotprod() && (getauxval(AT_HWCAP2) >> 13 & 1); } /* I8MM */
+static inline int has_dotprod(void) { return getauxval(AT_HWCAP) >> 20 & 1; }                   /* the flag ASIMDDP */
+static inline int has_i8mm(void) { return has_dotprod() && (getauxval(AT_HWCAP2) >> 13 & 1); } /* the flag I8MM */
 
 #elif defined(__aarch64__)
 static inline int has_dotprod(void) { return 0; }

@@ -23,8 +23,9 @@
  * cache. */
 enum { BLOCK = 1024 };
 
-/* Prefetch memory into the L2 cache during other computation. The prefetch doubles the speed of reading a page that is
- * in no cache, compared with the processor's own prefetching. A prefetch into the L1 cache would stall. */
+/* Prefetch memory into the L2 cache during other computation. The prefetch doubles the speed of reading a page that
+ * is in no cache, compared with the processor's own prefetching. A prefetch into the L1 cache would stall the
+ * processor. */
 static inline void prefetch_l2(const void *memory, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)memory + i, 0, 2);
 }

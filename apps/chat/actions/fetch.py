@@ -1,5 +1,6 @@
-"""This module gives the user a better model by one key. The app proposes a model to a user of the starter
-(the small model for the first start), downloads the model in the background, and offers to switch to it."""
+"""This module lets the user get a better model with one key. The app proposes a model to a user of the
+starter (the small model for the first start), downloads the model in the background, and offers to switch to
+it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -52,7 +52,7 @@ class ModelActions:
         self._plan: Plan | None = None  # the plan (file, memory) for the first model; None: no plan yet
         self.fetch = FetchActions(chat, self._switch, self.choose)
 
-    # Methods for the model of the start
+    # Methods that open the model with which the app starts
 
     async def open_first(self) -> None:
         chat = self._chat
