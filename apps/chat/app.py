@@ -220,7 +220,7 @@ class ChatApp(ChatShell):
         self.failure = self.failure or self._exception
         self._close_messages_no_wait()
 
-    # Methods for messages and commands
+    # Methods that handle messages and commands of the user
 
     @on(Prompt.Submitted)
     async def _submit_prompt(self, event: Prompt.Submitted) -> None:

@@ -39,8 +39,8 @@ def heard(handler: Callable[[int], None], signals: tuple[signal.Signals, ...] = 
 
 
 def let_go(*streams: TextIO | None) -> None:
-    """Flush the streams. If a stream has no reader any more, redirect it to /dev/null, because Python's own
-    flush at the exit would fail."""
+    """Flush the given streams. If a stream has no reader any more, redirect it to /dev/null, because Python's
+    own flush at the exit would fail."""
     for stream in streams:
         if stream is None:
             continue

@@ -1,7 +1,7 @@
 """This module reads the user's own keys from the setting `keys`, for example again=ctrl+t,chats=f3.
 
-A key of the user applies to all screens. A binding that several screens share (close, quit, list_up ...) has
-one name.
+A key that the user has chosen applies to all screens. A binding that several screens share (close, quit,
+list_up ...) has one name.
 """
 
 from collections.abc import Iterable

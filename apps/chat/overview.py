@@ -16,7 +16,7 @@ from ruvmlx.text import one_line, size
 from . import describe
 from .describe import AGES, bar, share
 
-BAR = 4  # terminal cells of the bar that shows how many of the bytes a tier of the cache has
+BAR = 4  # terminal cells of the bar that shows a tier's share of the cache's bytes
 LIKES = 2  # the maximum number of rows about what the user likes
 DETAILS = ("model", "caches", "learned", "rest")  # labels of rows that a low panel leaves out
 

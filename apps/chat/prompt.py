@@ -180,7 +180,7 @@ class Prompt(TextArea):
         self._head()
         self.move_cursor(self.document.end)
 
-    # Methods for keys
+    # Methods that the app calls for keys
 
     def action_newline(self) -> None:
         self.insert("\n")

@@ -83,6 +83,6 @@ FILES = {verb: verb for verb in _OWN_FILE.split()} | {  # maps each verb to its 
 def run() -> int:
     """Run the verb that the command line names, and return the exit code."""
     end_on_signals()
-    if len(sys.argv) > 1:  # if Ctrl-C came while click imports the verb, click would print an empty line
+    if len(sys.argv) > 1:  # after Ctrl-C during click's own import, click would print an empty line
         cli.get_command(click.Context(cli), sys.argv[1])
     return run_plainly(cli)

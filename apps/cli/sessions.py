@@ -273,7 +273,7 @@ def rename_session(session_id: str, title: str) -> None:
 
 
 def _change(session_id: str, change: Callable[[Any, str], None], done: str) -> None:
-    """Change a chat. Print `done` (words for the change) and the chat's row of the list."""
+    """Change a saved chat. Print `done` (words for the change) and the chat's row of the list."""
     chats = _store().chats
     session_id = chats.find(session_id)
     change(chats, session_id)

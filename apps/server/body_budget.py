@@ -23,7 +23,8 @@ class HeldBody:
         self._refused: ApiError | None = None
 
     def add(self, piece: bytes) -> None:
-        """Keep one more piece of the body. If the limit leaves no room for the piece, drop the whole body."""
+        """Keep one more piece of the request's body. If the limit leaves no room for the piece, drop the
+        whole body."""
         bodies, count = self._bodies, len(piece)
         if self._refused is None and bodies.held + count > bodies.limit:
             self._refused = ApiError(

@@ -58,9 +58,9 @@ class PooledModel:
 
 @dataclass
 class MemoryShare:
-    """The memory of a server for its models. limit: the maximum memory of all models together in bytes; 0: no
-    limit is known. is_fixed: True if the user chose the limit. kv_budget: the bytes for the KV caches of each
-    model, if the user chose this number; else 0."""
+    """The memory that a server has for its models. limit: the maximum memory of all models together in bytes;
+    0: no limit is known. is_fixed: True if the user chose the limit. kv_budget: the bytes for the KV caches
+    of each model, if the user chose this number; else 0."""
 
     limit: int = 0
     is_fixed: bool = False

@@ -25,7 +25,7 @@ class MarkdownBody(Struct, forbid_unknown_fields=True):
 
 
 class MarkdownAnswer(Struct):
-    """The texts as HTML. HTML tags in a text are shown as plain text, and pictures are left out."""
+    """The given texts as HTML. HTML tags in a text are shown as plain text, and pictures are left out."""
 
     html: list[str]
 
@@ -44,8 +44,8 @@ def _parser() -> MarkdownIt:
 
 
 async def markdown(call: Call) -> Answer:
-    """Return the texts as HTML. The work runs in a separate thread, so the server answers other requests in
-    the meantime."""
+    """Return the given texts as HTML. The work runs in a separate thread, so the server answers other
+    requests in the meantime."""
     texts = call.body.texts
     if sum(map(len, texts)) > MOST_LETTERS:
         raise ApiError(400, f"texts: more than {MOST_LETTERS} characters.", "texts")

@@ -35,7 +35,7 @@ class RatingAnswer(Struct, tag_field="object", tag="rating"):
 class PreferenceAnswer(Struct, tag_field="object", tag="preference"):
     """The effect of a preferred text. preferred_id: the id of the preferred text, which the store keeps as a
     reply. margin_before, margin_after: the mean log-probability per token of the preferred text minus that of
-    the reply, in nats. All other fields are as in RatingAnswer."""
+    the reply, in nats. All other fields have the same meaning as in RatingAnswer."""
 
     id: ReplyId
     preferred_id: ReplyId

@@ -16,7 +16,7 @@ NumberedEvent = Callable[[int], Struct]
 
 @dataclass
 class OpenText:
-    """An item in progress, with the text of the thought or of the answer."""
+    """An item that the model writes now, with the text of the thought or of the answer."""
 
     is_thought: bool
     reply_id: str
@@ -54,8 +54,8 @@ class OpenText:
 
 @dataclass
 class OpenCall:
-    """An item in progress, with a tool call. group: the namespace of the function, or "". text: the arguments
-    so far, as JSON text."""
+    """An item that the model writes now, with a tool call. group: the namespace of the function, or "". text:
+    the arguments so far, as JSON text."""
 
     call_id: str
     group: str

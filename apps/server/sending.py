@@ -139,7 +139,7 @@ async def _next_event(events: AsyncGenerator[bytes, None]) -> bytes:
 
 
 async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
-    """Wait for the work to end. If the client leaves, cancel the work and raise ClientGone."""
+    """Wait until the coroutine `work` ends. If the client leaves, cancel the work and raise ClientGone."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_left(receive))
     try:

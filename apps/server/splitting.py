@@ -50,7 +50,8 @@ class SplitPart:
 
 
 class SplitText:
-    """An object of this class splits the text of one reply while the text arrives."""
+    """An object of this class splits the text of one reply into thought, answer and tool calls while the text
+    arrives."""
 
     def __init__(self, raw: bool, new_calls: NewCalls):
         """raw: True if the thought stays in the answer's text. new_calls: a function that makes the parser of

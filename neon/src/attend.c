@@ -1,7 +1,7 @@
-/* This file computes attention over pages (rvm_layers.h) with an online softmax. After each page it corrects the
- * maximum m, the sum l and the output O, so it never stores the scores of all pages together. The code multiplies hot
- * pages in float. For pages of codes it calls the matrix kernels (page_kernel.h). The build compiles this file once for
- * each instruction set. */
+/* This file computes attention over pages (rvm_layers.h) with an online softmax. After each page the code corrects the
+ * maximum m, the sum l and the output O, so the code never stores the scores of all pages together. The code multiplies
+ * hot pages in float. For pages of codes it calls the matrix kernels (page_kernel.h). The build compiles this file once
+ * for each instruction set. */
 #include "layers.h"
 #include "page_terms.h"
 

@@ -1,5 +1,5 @@
-/* This program measures the time of one token in the decoder, and the times of its parts. It uses a random model of a
- * given shape, so it needs no model file.
+/* This program measures the time of one token in the decoder, and the times of its parts. The program uses a random
+ * model of a given shape, so it needs no model file.
  *
  *   decoder_bench [shape] [threads] [context] [impl] [tiered]
  *

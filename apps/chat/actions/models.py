@@ -162,7 +162,7 @@ class ModelActions:
             # `mount` keeps the welcome text on the screen. `Transcript.add` would remove the welcome text.
             await self._chat.transcript.mount(Notice(self._chat.caveat))
 
-    # Methods for adapters
+    # Methods that show and switch adapters
 
     def choose_adapter(self, _: str = "") -> None:
         self._chat.start(self._choose_adapter)

@@ -33,7 +33,7 @@ class ChatTools:
     _always: set[str] = field(default_factory=set)  # names of tools that run without asking the user
     _made: int = 0  # the number of tool calls so far for the present answer
 
-    # Methods for servers
+    # Methods that turn tool servers on and off
 
     def turn_on(self, name: str, cancel: threading.Event) -> list[str]:
         """Start a tool server for this chat, and return the names of its tools. cancel: an event; once it is
@@ -114,7 +114,7 @@ class ChatTools:
         ]
         return ToolOffer(tuple(rows), function, is_over=self._made >= MOST_CALLS)
 
-    # Methods for calls
+    # Methods for tool calls of the model
 
     def begin_answer(self) -> None:
         """Begin a new answer of the model, which can make up to MOST_CALLS tool calls."""
