@@ -79,7 +79,7 @@ def facts(rows: Iterable[tuple[str, str]]) -> None:
     _print(grid)
 
 
-# -- words -------------------------------------------------------------------------------------------
+# -- words for numbers, times and paths --------------------------------------------------------------
 
 
 def count(number: int, name: str, plural: str = "") -> str:
@@ -110,7 +110,7 @@ def short_path(path: str | Path) -> str:
     return "~" + text[len(home) :] if home != "/" and text.startswith(home + os.sep) else text
 
 
-# -- printing ----------------------------------------------------------------------------------------
+# -- how text is printed -----------------------------------------------------------------------------
 
 
 def _cell(text: str, column: TableColumn) -> "Text":

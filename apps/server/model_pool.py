@@ -88,7 +88,7 @@ class ModelPool:
             model.serving.stop()
             model.serving.host.stop()
 
-    # -- names ---------------------------------------------------------------------------------------
+    # -- names of models and adapters ----------------------------------------------------------------
 
     @property
     def open_models(self) -> list[PooledModel]:
@@ -163,7 +163,7 @@ class ModelPool:
         self._models.append(model)
         return model
 
-    # -- use -----------------------------------------------------------------------------------------
+    # -- requests that use a model -------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def using(self, model: PooledModel) -> AsyncIterator[Serving]:
@@ -252,7 +252,7 @@ class ModelPool:
                 self.first.note_plan()
                 await self.share.divide(self.open_models)
 
-    # -- closing -------------------------------------------------------------------------------------
+    # -- how the pool closes models ------------------------------------------------------------------
 
     async def close(self, model: PooledModel) -> None:
         """Close a model as soon as no request uses it."""
@@ -292,7 +292,7 @@ class ModelPool:
         serving.log.write("closed", {"model": serving.model_name, "reason": why})
         await self.share.divide(self.open_models)
 
-    # -- opening; the caller holds the lock `_turn` -------------------------------------------------
+    # -- how the pool opens models; the caller holds the lock `_turn` -------------------------------
 
     async def _until_opening_ends(self) -> None:
         """Wait until no model is being opened. An opening continues even if the client of the request that

@@ -86,7 +86,7 @@ static void find_scales(panel *p, int keys, rvm_tier tier, uint8_t *scales, uint
     if (has_bias(tier)) round_to_half(p->bias, n, biases);
 }
 
-/* ---- numbers <-> codes ---- */
+/* ---- conversion of numbers to codes, and back ---- */
 
 /* Return the code of x: clamp(rint((x - bias) / scale), low, high). The code of a NaN is `low`.  divisor: the scale, or
  * infinity if the scale is 0 */
@@ -138,7 +138,7 @@ static void from_codes(panel *p, int keys, rvm_tier tier) {
     }
 }
 
-/* ---- codes <-> blocks ---- */
+/* ---- conversion of codes to the blocks of a page, and back ---- */
 
 /* Interleave four columns of 16 lanes as byte[lane][4]. The function `separate` does the reverse. */
 static void interleave(const uint8_t *const column[4], uint8_t *line) {
@@ -195,7 +195,7 @@ static blocks blocks_of(const panel *p, int keys, rvm_tier tier, size_t token, s
                     PAGE_TILE};
 }
 
-/* ---- pages ---- */
+/* ---- conversion of whole pages ---- */
 
 static void load_hot(panel *p, int keys, const uint8_t *page, size_t token, size_t head_dim) {
     const uint16_t *h = (const uint16_t *)page + (keys ? token : PAGE_TOKENS * head_dim + token * p->lanes);
