@@ -123,7 +123,7 @@ def _memory() -> str:
 
     try:
         return fit_words(settings.load().model)
-    except RuvmlxError:  # the check of the store reports this error
+    except RuvmlxError:  # the check of the model reports this error
         return "not known without the model"
 
 
