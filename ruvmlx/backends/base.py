@@ -176,7 +176,7 @@ class Drafting(Protocol):
     def decode_drafted(
         self, token: int, draft: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None
     ) -> list[Step]:
-        """Append one token. Returns the step after it, and the step after each drafted token for which the
+        """Append `token`. Return the step after `token`, and the step after each drafted token for which the
         newest KV page has room. The keys and values of the drafted tokens are stored after the end of the
         cache. Call `accept` for each drafted token that the reply keeps, before you use the step after this
         token. The next token overwrites the drafted tokens that were not accepted."""

@@ -205,7 +205,7 @@ class Conversations:
         adapter_id: str | None = None,
         tools: ToolOffer = NO_TOOLS,
     ) -> GenerationRequest:
-        """Commit one message of a chat. Return the request for its reply. The parameters are as in `say`."""
+        """Commit one message of a chat. Return the request for the reply to it. The parameters are as in `say`."""
         if not text.strip():
             raise UsageError("the message is empty; give some text.")
         turns = self.turns(session_id)
@@ -295,8 +295,8 @@ class Conversations:
         message: int | None = None,
         adapter_id: str | None = None,
     ) -> Iterator[Chunk]:
-        """Continue a reply that was cut off or stopped, from its last token. message: the reply's message id;
-        None: the last message.
+        """Continue a reply that was cut off or stopped, from its last token. message: the id of
+        the reply, or None for the last message.
 
         The longer reply is stored beside the unfinished reply. Raises UsageError if the reply is complete, or
         if another model wrote it.

@@ -27,7 +27,7 @@ MOST_CHARACTERS = 16  # about the maximum number of characters of a token
 class ToolOffer:
     """The tools that a reply can call. tools: the definitions of the tools, in the form that the engine
     takes. function: the function that the reply must call; "": the reply can call any tool, or none. is_over:
-    True: the reply cannot call tools any more, but the prompt still has the tools."""
+    whether the reply can no longer call tools, although the prompt still has the tools."""
 
     tools: Tools = ()
     function: str = ""

@@ -6,7 +6,7 @@
 
 One step reads a piece of one prompt, then decodes and draws one token of every running reply. A step reads
 the weights once for all replies. Each reply has its own cache, sampler and seed. Batching therefore changes a
-reply only by rounding errors. With quantised weights on the native backend the two are bit-identical. (Yu et
+reply only by rounding errors. With quantised weights on the native backend, batching changes no bit. (Yu et
 al. 2022, "Orca"; chunks of prompts between decode steps: Agrawal et al. 2024, "Sarathi-Serve")
 
 `ReadingOrder` decides which prompt is read: a short prompt overtakes a long one, and no prompt is ready later

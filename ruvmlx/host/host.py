@@ -50,8 +50,8 @@ class Host:
     """The owner of a runtime in a separate thread. Any event loop can call the coroutines of a host."""
 
     def __init__(self, open_runtime: OpenRuntime, beside: "Host | None" = None) -> None:
-        """beside: another host whose thread this host uses; close `beside` after this host. None: this host
-        gets its own thread."""
+        """beside: another host whose thread this host uses. Close `beside` after this host. If `beside` is
+        None, this host gets its own thread."""
         self.holder = ModelHolder(Opener.of(open_runtime))
         own = ThreadPoolExecutor(1, thread_name_prefix="runtime") if beside is None else None
         self._pool: ThreadPoolExecutor = own or cast(Host, beside)._pool
@@ -178,7 +178,9 @@ class Host:
         """Prepare the newest replies for their ratings. Return True if the preparation was not cancelled.
 
         `write`, `interrupt` and a reply in progress cancel the preparation; a later rating does the remaining
-        work. watch: the runtime's thread reports the progress of the first measurements of a model to it.
+        work.
+
+        watch: the runtime's thread reports the progress of the first measurements of a model to this object
         """
         self.interrupt()
         cancel = self._settle_cancel = threading.Event()

@@ -31,8 +31,8 @@ class ServingLoop:
     def __init__(
         self, pool: ThreadPoolExecutor, runtime: Callable[[], Runtime | None], between: Callable[[], None]
     ):
-        """pool: the executor of the runtime's thread. runtime: a function that returns the runtime in use;
-        None: no runtime is open. between: a function that the loop calls after each step."""
+        """pool: the executor of the runtime's thread. runtime: a function that returns the runtime in use,
+        or None if no runtime is open. between: a function that the loop calls after each step."""
         self._pool, self._runtime, self._between = pool, runtime, between
         self._encoders = [ThreadPoolExecutor(1, "encoding"), ThreadPoolExecutor(1, "encoding-long")]
         self._lock = threading.Lock()

@@ -1,8 +1,8 @@
 """This module stores the base LoRAs of each adapter, and the consolidations (trainings) that tried to make
 one.
 
-A base LoRA is written once. Later versions of the adapter refer to it by its id. Id 0 means that there is no
-base LoRA.
+A base LoRA is written once. Later versions of the adapter refer to the base LoRA by its id. Id 0 means that
+there is no base LoRA.
 """
 
 import json

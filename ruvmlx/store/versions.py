@@ -45,7 +45,8 @@ class VersionRow:
 
 
 class Versions:
-    """The tables `adapters` and `adapter_heads`. fingerprint and name: a model and one of its adapters."""
+    """This class reads and writes the tables `adapters` and `adapter_heads`. Parameters of its methods:
+    fingerprint and name: a model and one of its adapters."""
 
     def __init__(
         self, db: Database, witness: Witness, bases: Bases, ratings: Ratings, preferences: Preferences

@@ -1,5 +1,5 @@
 """This module installs a BaseLoRA in the MLX graph. It wraps mlx-lm's modules. On the CPU, where one product
-computes several modules, it sets the attribute `change` of that product to the LoRA's factors.
+computes several modules, this file sets the attribute `change` of that product to the LoRA's factors.
 
 The LoRA's factors lora_a and lora_b have the dtype of the graph. The scale of the LoRA is multiplied into
 lora_b.

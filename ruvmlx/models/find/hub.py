@@ -37,10 +37,10 @@ def fetch(name: str, watch: Watch = QUIET, wanted: str = "") -> Path:
     """Return the folder of a repository's safetensors files, or one of its GGUF files. If the cache does not
     have the files, download them. An interrupted download continues where it stopped.
 
-    wanted: the path of a GGUF file in the repository, or its type ("Q5_K_M"). If it is "" and the repository
-        has no safetensors files, the function chooses the GGUF file that suits this machine.
-    watch: it receives `found`, or `chosen` for a GGUF file, before the download, and then the progress. If
-        the watch raises an exception, the downloaded bytes stay in the cache.
+    wanted: the path of a GGUF file in the repository, or its type ("Q5_K_M"). If `wanted` is "" and the
+        repository has no safetensors files, the function chooses the GGUF file that suits this machine.
+    watch: an object that receives `found`, or `chosen` for a GGUF file, before the download, and then the
+        progress. If the watch raises an exception, the downloaded bytes stay in the cache.
     """
     here = cached_files(name, wanted)
     if here:

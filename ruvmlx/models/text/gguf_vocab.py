@@ -113,6 +113,7 @@ class GGUFVocab:
         """Return the arguments of BaseTokenizer.
 
         adds_bos: the value for a file without the key add_bos_token
+
         The method ignores the key add_eos_token, because a model writes no reply after EOS.
         """
         ends = (self.token_id(name) for name in ("eot", "eom"))

@@ -4,10 +4,10 @@ Jinja's sandbox has one limit: 100,000 steps of a range(). With this limit, two 
 hours, and "a" * 10**10 takes gigabytes. A limit of time alone is not enough: one call of a C function can
 take hours, and Python can neither stop nor measure the call. Because of such calls, the size of every value
 has a limit. The expanded size of a value (a part is counted at each place where it occurs) is at most
-`Budget.longest`. All text of one render is at most TIMES as long. The live values of a render take at most
-`Budget.most_held` bytes. The module refuses an operation before it runs if its result could be too large.
-Templates cannot call filters and methods whose work grows faster than the size of their values (see
-`FILTERS`, `METHODS`). Loops and calls check the time.
+`Budget.longest`. All text of one render is at most TIMES `Budget.longest` long. The live values of a render
+take at most `Budget.most_held` bytes. The module refuses an operation before it runs if its result could be
+too large. Templates cannot call filters and methods whose work grows faster than the size of their values
+(see `FILTERS`, `METHODS`). Loops and calls check the time.
 """
 
 import re

@@ -70,8 +70,8 @@ class Case:
 
 class Sample:
     """A random cache made by the twins: two pages in each lower tier, the other pages are hot (float16). The
-    last page is partly filled, with NaN after its last token. q: [T, n_heads, D]; k, v: [T, n_kv_heads, D];
-    turn: [T, D]."""
+    last page is partly filled, with NaN after its last token. q: [T, n_heads, D]; k, v: [T, n_kv_heads,
+    D]; turn: [T, D]."""
 
     tokens, fresh = (2 * HOT + 2) * PAGE + 37, 9
 
