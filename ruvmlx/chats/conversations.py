@@ -205,7 +205,7 @@ class Conversations:
         adapter_id: str | None = None,
         tools: ToolOffer = NO_TOOLS,
     ) -> GenerationRequest:
-        """Commit one message of a chat. Return the request for the reply to it. The parameters are as in `say`."""
+        """Commit a chat message. Return the request for the reply to it. The parameters are as in `say`."""
         if not text.strip():
             raise UsageError("the message is empty; give some text.")
         turns = self.turns(session_id)
