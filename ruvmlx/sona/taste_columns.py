@@ -1,5 +1,5 @@
-"""This module makes the columns of the taste model's regression, and the candidate columns from which the
-ratings select some."""
+"""This module makes the columns of the taste model's regression (taste.py). It also makes the candidate
+columns; the taste model selects the candidates that explain the ratings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,16 +11,19 @@ from .taste_features import BUCKETS, ReplyFeatures
 from .taste_measures import MEASURES, NAMED
 
 MAX_SPREADS = 4.0  # the maximum distance of a measure from its centre, in spreads (standard deviations)
-USUAL = 10
-SEEN = 3  # a word or an opener (a question's first word) is a candidate if this many rated replies have it
-WORDS, OPENERS = 300, 6  # the maximum numbers of candidates; the most common are used
+USUAL = 10  # the number of imaginary usual replies in a scale
+SEEN = 3  # the minimum number of replies that have a candidate word or opener (a question's first word)
+WORDS, OPENERS = 300, 6  # the maximum numbers of candidate words and openers; the most common are candidates
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the regression, which is one number of a reply: a measure (an index in MEASURES), the
-    square root of a word's count, or 1. If `opener` is set, the number is 0 unless the reply's question
-    begins with that word."""
+    """A column of the regression, which gives one number for each reply. The number is a measure, the square
+    root of a word's count, or 1. If `opener` is set, the number is 0 unless the reply's question begins with
+    that word.
+
+    measure: an index in MEASURES; word: the hash of a word; opener: the hash of a question's first word
+    """
 
     measure: int | None = None
     word: int | None = None
@@ -29,8 +32,11 @@ class Column:
     def of(
         self, replies: Sequence[ReplyFeatures], measures: np.ndarray, words: Mapping[int, np.ndarray]
     ) -> np.ndarray:
-        """Return the column [R] of R replies, from their measures [R, M] and the roots of their words'
-        counts, [R] for each word."""
+        """Return the values of this column for R replies: [R].
+
+        measures: [R, M], the scaled measures of the replies
+        words: {hash of a word: the square roots [R] of its counts in the replies}
+        """
         if self.measure is not None:
             value = measures[:, self.measure]
         elif self.word is not None:
@@ -44,17 +50,20 @@ class Column:
 
 @dataclass(frozen=True)
 class Scale:
-    """The usual values of the measures for this user: centre [M] and spread [M], from the replies to which
-    the model is fitted. Without this scale, all long replies of a user would seem equally long."""
+    """The usual values of the M measures in this user's replies. They come from the replies to which the
+    taste model is fitted. Without this scale, all long replies of a user would seem equally long.
+
+    centre, spread: [M], the mean and the standard deviation of each measure
+    """
 
     centre: np.ndarray
     spread: np.ndarray
 
     @classmethod
     def of(cls, replies: Sequence[ReplyFeatures]) -> "Scale":
-        """Return the scale of these replies and of USUAL imaginary replies, which have the centre and spread
-        of taste_measures.py. The spread is never smaller than the spread of taste_measures.py, because a
-        measure that hardly varies says little."""
+        """Return the scale of these replies together with USUAL imaginary replies. The imaginary replies have
+        the usual values and spreads of taste_measures.py. The spread of a measure is never smaller than its
+        spread in taste_measures.py, because a measure that hardly varies says little."""
         found = _stack_measures(replies)
         count = USUAL + len(found)
         centre = found.sum(axis=0) / count
@@ -62,7 +71,8 @@ class Scale:
         return cls(centre, np.sqrt(np.maximum(square, 1)))
 
     def measures(self, replies: Sequence[ReplyFeatures]) -> np.ndarray:
-        """Return the measures [R, M] float64, each at most MAX_SPREADS spreads from the centre."""
+        """Return the scaled measures of R replies: [R, M] float64. Each is clipped to at most MAX_SPREADS
+        spreads from its centre."""
         return np.clip((_stack_measures(replies) - self.centre) / self.spread, -MAX_SPREADS, MAX_SPREADS)
 
 
@@ -72,7 +82,8 @@ def _stack_measures(replies: Sequence[ReplyFeatures]) -> np.ndarray:
 
 
 def design(replies: Sequence[ReplyFeatures], selected: Sequence[Column], scale: Scale) -> np.ndarray:
-    """Return the design matrix [R, 1 + M + K]: an intercept, all M measures, and the K selected columns."""
+    """Return the design matrix of R replies: [R, 1 + M + K]. Its columns are an intercept, all M measures,
+    and the K selected columns."""
     measures = scale.measures(replies)
     words = list(dict.fromkeys(column.word for column in selected if column.word is not None))
     counted = dict(zip(words, roots(replies, words).T, strict=True)) if words else {}
@@ -82,8 +93,11 @@ def design(replies: Sequence[ReplyFeatures], selected: Sequence[Column], scale: 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidate columns, their values [R, C] for the rated replies, and their costs [C]. The cost is the
-    log-evidence that a column must bring to be selected."""
+    """The C candidate columns.
+
+    values: [R, C], the values of the columns for the R rows of the regression
+    cost: [C], the log-evidence that each column must add to be selected
+    """
 
     columns: list[Column]
     values: np.ndarray
@@ -101,8 +115,9 @@ class Candidates:
 
 _ROOT = np.sqrt(np.arange(256, dtype=np.float32))
 
-# The more columns of a kind exist, the more evidence a column of this kind must bring.
-# A measure is not a candidate, because the model always has all measures.
+# The costs (Candidates.cost) of columns, for each kind of column. The more columns of a kind exist, the more
+# log-evidence a column of this kind must add. A measure is never selected, because the model always has all
+# measures.
 _COSTS = {"measure": np.inf, "word": 6.0, "opener": 5.0, "both": 8.0}
 
 
@@ -125,7 +140,8 @@ def candidates(replies: Sequence[ReplyFeatures], scale: Scale) -> Candidates:
 
 
 def _common_words(replies: Sequence[ReplyFeatures]) -> list[int]:
-    """Return the WORDS most common word hashes that at least SEEN replies have, but not all replies."""
+    """Return the hashes of the WORDS most common words. A word is left out if fewer than SEEN replies have
+    the word, or if all replies have it."""
     seen = np.bincount(concatenate_parts([r.words for r in replies]), minlength=BUCKETS)
     found = np.flatnonzero((seen >= SEEN) & (seen < len(replies)))
     return found[np.argsort(-seen[found], kind="stable")[:WORDS]].tolist()
@@ -138,12 +154,13 @@ def _common_openers(begun: np.ndarray) -> list[int]:
 
 
 def concatenate_parts(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Concatenate the parts, which may be an empty list."""
+    """Concatenate the parts, also if there are none."""
     return np.concatenate([np.zeros(0, np.uint8), *parts])
 
 
 def roots(replies: Sequence[ReplyFeatures], words: Sequence[int]) -> np.ndarray:
-    """Return the square roots of the words' counts: [R, W] float32, for R replies and W words."""
+    """Return the square roots of the counts of W words in R replies: [R, W] float32. words: the words'
+    hashes."""
     place = np.zeros(BUCKETS, np.int32)  # 0 for a hash that is not in `words`
     place[list(words)] = np.arange(1, len(words) + 1)
     sizes = [len(r.words) for r in replies]

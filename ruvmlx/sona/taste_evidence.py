@@ -1,19 +1,23 @@
-"""This module computes a Bayesian linear regression whose variances are chosen by the evidence p(y).
+"""This module computes the taste model's regression (taste.py): a Bayesian linear regression whose variances
+the evidence p(y) chooses.
 
     y = X w + e,   w_k ~ N(0, a_k),   e_i ~ N(0, s / weight_i)
+
+y are the stars of n ratings, X the columns of the rated replies, w the weights of the columns, a_k the prior
+variances of the weights, e the noise, and s the noise variance. Then
 
     P = diag(1 / a) + X^T X / s        precision of w given y; X^T X, X^T y, y^T y are weighted sums
     log p(y) = -1/2 [n log(2 pi s) + sum log a + log |P| + (y^T y - b^T P^-1 b / s) / s],   b = X^T y
 
 The formulas need only sums over ratings, so the time of a step does not grow with the number of ratings.
 
-Few measures matter to one user. So the weights of measures get another prior, a spike and a slab,
+Few measures of a text matter to one user. So the weights of measures get another prior, a spike and a slab,
 
     w_k ~ chance_k N(0, SLAB) + (1 - chance_k) N(0, SPIKE)
 
-Expectation propagation finds a Gaussian near the posterior. It replaces each prior by a Gaussian (precision
-t_k, shift h_k), and chooses this Gaussian so that the mean and variance of w_k would stay the same with the
-true prior. (Hernandez-Lobato, Hernandez-Lobato & Suarez 2015)
+Expectation propagation finds a Gaussian near the posterior. It replaces the prior of each w_k by a Gaussian
+(precision t_k, shift h_k). It chooses this Gaussian so that the true prior would give the same mean and
+variance of w_k. (Hernandez-Lobato, Hernandez-Lobato & Suarez 2015)
 """
 
 import math
@@ -22,20 +26,24 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-LEAST_NOISE = 1 / 12  # the variance of a rounding error; stars are rounded to whole numbers
-USUAL_NOISE = 0.7
-INTERCEPT = 1.5  # the variance of the intercept
+LEAST_NOISE = 1 / 12  # the minimum noise variance: the variance of the error if stars are rounded
+USUAL_NOISE = 0.7  # the usual noise variance of a user's ratings (squared stars)
+INTERCEPT = 1.5  # the prior variance of the intercept
 SLAB, SPIKE = 0.5, 0.001  # the prior variance of a weight that matters, and of a weight that does not matter
 _ROUNDS = 60  # the maximum number of rounds of expectation propagation
-_PART = 0.5  # each round goes this share of the way to the new Gaussians
-_SETTLED = 1e-2  # the rounds end after a round with a smaller relative change of every precision
-_GAIN = 1e-3  # a smaller gain of log-evidence ends the search for variances
+_PART = 0.5  # the share of the way to the new Gaussians that each round goes
+_SETTLED = 1e-2  # the rounds end after a round that changes every precision by less than this share
+_GAIN = 1e-3  # the minimum gain of log-evidence of a step in the search for variances
 
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums over ratings that the regression needs. joint: [d + 1, d + 1], the weighted sums of the
-    products of all pairs of the d columns and y (the last). count: the sum of the ratings' weights."""
+    """The sums over ratings that the regression needs.
+
+    joint: [d + 1, d + 1], the weighted sums over ratings of the products of each two of d + 1 values: the
+        ratings' d columns and, as the last value, y
+    count: the sum of the ratings' weights
+    """
 
     joint: np.ndarray
     count: float
@@ -74,13 +82,13 @@ class Variances:
     least: float = LEAST_NOISE
 
     def prior(self, measures: int) -> np.ndarray:
-        """Return the prior variances a [1 + M + K] of the intercept, the measures and the selected
-        columns."""
+        """Return the prior variances a [1 + M + K] of the intercept's, the M measures' and the K selected
+        columns' weights."""
         return np.array([INTERCEPT, *[self.base] * measures, *self.own])
 
     def scale_variance(self, which: int, factor: float) -> "Variances":
-        """Return the variances with one of them times a factor. which: 0: base, 1: noise, from 2 on: the
-        selected columns."""
+        """Return the variances after one of them is multiplied by `factor`. which: 0 for `base`, 1 for
+        `noise`, 2 + k for the variance of selected column k."""
         if which == 0:
             return replace(self, base=self.base * factor)
         if which == 1:
@@ -92,7 +100,8 @@ class Variances:
 
 @dataclass(frozen=True)
 class Posterior:
-    """The posterior of the weights: mean [d] and covariance [d, d]. noise: the noise variance s."""
+    """The posterior of the weights of the d columns: mean [d] and covariance [d, d]. noise: the noise
+    variance s."""
 
     mean: np.ndarray
     covariance: np.ndarray
@@ -105,8 +114,11 @@ class Posterior:
 
     @classmethod
     def sparse(cls, sums: Sums, prior: np.ndarray, chance: np.ndarray, noise: float) -> "Posterior":
-        """Return the Gaussian posterior that expectation propagation finds. prior: [d], the prior variances.
-        chance: [d], the prior probability that a weight matters; NaN if the weight's prior is N(0, prior).
+        """Return the Gaussian posterior that expectation propagation finds.
+
+        prior: [d], the prior variances of the weights without a spike and a slab
+        chance: [d], the prior probability that each weight matters; NaN for a weight with the prior N(0,
+            prior)
         """
         few = np.flatnonzero(~np.isnan(chance))
         gram, moment, chance = sums.gram / noise, sums.moment / noise, chance[few]
@@ -115,7 +127,7 @@ class Posterior:
         for _ in range(_ROUNDS):
             found = cls._with_sites(gram, moment, precision, shift, noise)
             mean, variance = found.mean[few], found.covariance.diagonal()[few]
-            # The distribution of the weight without its own Gaussian.
+            # Compute the distribution of each weight without its own Gaussian: precision and shift.
             rest = np.maximum(1 / variance - precision[few], 1e-6)
             drawn_to = mean / variance - shift[few]
             right_mean, right_variance = _moments(drawn_to / rest, 1 / rest, chance)
@@ -136,12 +148,14 @@ class Posterior:
         return cls(covariance @ (moment + shift), covariance, noise)
 
     def predict(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the mean and variance [R] of y for rows x [R, d]. The variance includes the noise."""
+        """Return the predicted mean and variance [R] of y for R rows of columns x [R, d]. The variance
+        includes the noise."""
         return x @ self.mean, self.noise + np.einsum("rd,rd->r", x @ self.covariance, x)
 
 
 def _moments(centre: np.ndarray, variance: np.ndarray, chance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and variance of N(centre, variance) times a spike and a slab."""
+    """Return the mean and the variance of the product of N(centre, variance) and a spike-and-slab prior.
+    chance: the prior probability of the slab."""
     parts = []
     for prior, share in ((SLAB, chance), (SPIKE, 1 - chance)):
         spread = prior + variance
@@ -155,15 +169,18 @@ def _moments(centre: np.ndarray, variance: np.ndarray, chance: np.ndarray) -> tu
 
 
 def log_evidence(sums: Sums, prior: np.ndarray, noise: float) -> float:
-    """Return log p(y) for the prior variances a [d] and the noise variance s."""
+    """Return log p(y) of one set of ratings. prior: [d], the prior variances a. noise: the noise variance
+    s."""
     return float(log_evidences(sums.joint, sums.count, prior, noise))
 
 
 def log_evidences(
     joint: np.ndarray, count: np.ndarray | float, prior: np.ndarray, noise: float
 ) -> np.ndarray:
-    """Return log p(y) for several sets of ratings. joint: [..., d + 1, d + 1], the `Sums.joint` of each set.
-    count: [...], the number of ratings of each set.
+    """Return log p(y) of each of several sets of ratings: [...].
+
+    joint: [..., d + 1, d + 1], the `Sums.joint` of each set
+    count: [...], the sum of the ratings' weights of each set
 
     One Cholesky factorisation gives both terms. In the factor of [[P, b / s], [b^T / s, y^T y / s]], the last
     corner is the square root of the misfit, and the rest is the factor of P.
@@ -172,7 +189,7 @@ def log_evidences(
     size = len(prior)
     diagonals = both.reshape(-1, (size + 1) ** 2)[:, :: size + 2]  # `diagonals` is a view
     diagonals[:, :size] += 1 / prior
-    diagonals[:, size] += 1e-9  # keeps the corner positive if there are no ratings
+    diagonals[:, size] += 1e-9  # this term keeps the last corner positive if there are no ratings
     roots = np.linalg.cholesky(both).diagonal(axis1=-2, axis2=-1)
     log_det = 2 * np.log(roots[..., :-1]).sum(axis=-1) + np.log(prior).sum()
     return -0.5 * (count * math.log(2 * math.pi * noise) + log_det + roots[..., -1] ** 2)
@@ -181,8 +198,11 @@ def log_evidences(
 def coordinate_ascent(
     variances: Variances, which: Sequence[int], score: Callable[[Variances], float], steps: Sequence[float]
 ) -> Variances:
-    """Find better variances by coordinate ascent over log2 of the variances that `which` names (as in
-    `scale_variance`). The steps get smaller."""
+    """Return variances with a better score, found by coordinate ascent over log2 of the variances.
+
+    which: the variances to change, as in `Variances.scale_variance`
+    steps: the step sizes (log2), which are tried one after the other, the largest first
+    """
     best = score(variances)
     for step in steps:
         for place in which:
@@ -193,8 +213,11 @@ def coordinate_ascent(
 
 
 def hyperprior(variances: Variances, base: float, own: Sequence[float]) -> float:
-    """Return the log-density of the variances: log-normal around the usual values, because few ratings say
-    little about variances."""
+    """Return the log-density of the variances under their prior. The prior is log-normal around the usual
+    values. A prior is necessary, because few ratings say little about variances.
+
+    base, own: the usual values of `variances.base` and `variances.own`
+    """
     off = [(variances.base / base, 2.0), (variances.noise / USUAL_NOISE, 1.5)]
     off += [(a / usual, 1.0) for a, usual in zip(variances.own, own, strict=True)]
     return sum(-0.5 * (math.log2(ratio) / spread) ** 2 for ratio, spread in off)

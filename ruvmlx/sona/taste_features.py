@@ -1,7 +1,7 @@
-"""This module computes what the taste model knows about a reply: measures of the reply's text, its words, and
-the first word of its question.
+"""This module computes the features of a reply. The taste model (taste.py) knows only these features:
+measures of the reply's text, the reply's words, and the first word of its question.
 
-These features are computed from the question and the reply's text alone. So an edited or imported reply has
+The features are computed from the question and the reply's text alone. So an edited or imported reply has
 features, too.
 """
 
@@ -15,18 +15,18 @@ import numpy as np
 
 from .taste_measures import MEASURES, measure_text
 
-BUCKETS = 1 << 16  # the model knows words and pairs of words by a hash of 16 bits
+BUCKETS = 1 << 16  # the number of hashes of words and pairs of words: a hash has 16 bits
 _TOKEN = re.compile(r"[^\W\d_]+(?:['\u2019-][^\W\d_]+)*|\d+|[^\w\s]")
 _MAX_COUNT = 255  # the maximum count of a word, because a count is one byte
 
 
 @dataclass(frozen=True)
 class ReplyFeatures:
-    """The features of one reply: 4 M + 3 W + 2 bytes, about 600 for 100 words.
+    """The features of one reply. They have 4 M + 3 W + 2 bytes, about 600 bytes for 100 words.
 
-    measures: [M] float32, the measures of the text (taste_measures.py)
-    words: [W] uint16, ascending: the hashes of the reply's words and pairs of words
-    counts: [W] uint8, how often the reply has each of them
+    measures: [M] float32, the M measures of the text (taste_measures.py)
+    words: [W] uint16, the W hashes of the reply's words and pairs of words, ascending
+    counts: [W] uint8, the number of times that the reply has each word or pair
     opener: the hash of the question's first word
     """
 
@@ -45,8 +45,8 @@ class ReplyFeatures:
 
     @classmethod
     def from_bytes(cls, data: bytes | None) -> "ReplyFeatures | None":
-        """Read stored features. Return None if there are no features, or if a version with other measures
-        stored them; the caller then computes them again."""
+        """Decode stored features. Return None if there are no features, or if a version of the program with
+        other measures stored them; the caller then computes the features again."""
         if data is None or len(data) < 6:
             return None
         opener, measures, words = (int(n) for n in np.frombuffer(data, "<u2", 3))
@@ -71,7 +71,8 @@ def features_of(question: str, text: str, finished: bool) -> ReplyFeatures:
 
 
 def grams(text: str) -> list[str]:
-    """Return the words and punctuation marks of a text in lower case, and each pair of neighbours."""
+    """Return the words and punctuation marks of a text in lower case, and each pair of neighbouring words or
+    marks."""
     tokens = _TOKEN.findall(text.lower().replace("\u2019", "'"))
     return tokens + [f"{a} {b}" for a, b in itertools.pairwise(tokens)]
 

@@ -1,5 +1,5 @@
-"""This module fits the taste model: it selects columns by the evidence, chooses the variances, and finds a
-turn of the taste (a point at which the user's taste changed)."""
+"""This module fits the taste model (taste.py) to ratings. It selects columns by the evidence, chooses the
+variances, and finds a turn of the taste (a rating at which the user's taste changed)."""
 
 import itertools
 from collections.abc import Sequence
@@ -23,31 +23,31 @@ from .taste_features import ReplyFeatures
 from .taste_measures import MEASURES
 
 M = len(MEASURES)
-BASE = 0.25 / M  # the usual prior variance of a measure's weight: all M measures together move half a star
+BASE = 0.25 / M  # the usual prior variance of a measure's weight: all M measures together give half a star
 MAX_COLUMNS = 8  # the maximum number of selected columns
-_MAX_PRIOR_VARIANCE, _MIN_PRIOR_VARIANCE = 1.0, 0.02  # limits of the prior variance of a column
+_MAX_PRIOR_VARIANCE, _MIN_PRIOR_VARIANCE = 1.0, 0.02  # limits of the prior variance of a column's weight
 
 CHANCE = 0.1  # the prior probability that a measure matters to a user
-LENGTH_CHANCE = 0.6  # the same for the first two measures: the length, and whether a reply is complete
+LENGTH_CHANCE = 0.6  # this probability for the first two measures: the length and the completeness of a reply
 
 DEGREES = 4.0  # the degrees of freedom of the noise's Student's t distribution
 
 # The search for a turn tries these numbers of ratings after the turn.
 TURN_AGES = 6, 8, 10, 13, 16, 20, 25, 32, 40, 50, 63, 80, 100, 160, 250, 400
 LEAST_OLD = 6  # the minimum number of ratings before a turn
-REMEMBERED = 200  # the number of ratings before a turn that still help to select columns
-TURN_COST = 8.0  # the log-evidence that a turn must bring
+REMEMBERED = 200  # the maximum number of ratings before a turn from which columns are selected
+TURN_COST = 8.0  # the minimum log-evidence that a turn must add
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of the regression: ratings, and pairs (preferences between two replies).
+    """The R rows of the regression. A row is a rating, or a pair (a preference between two replies).
 
-    replies: for each of R rows, the rated reply, or the better reply of a pair
-    y: [R], the stars above neutral; for a pair, the better reply's stars minus the worse reply's
-    weight: [R], the weight of each row; 1 is one rating
-    worse: [R], the worse reply of a pair; None for a rating
-    coarse: the variance inside one rating, which is the minimum of the noise
+    replies: for each row, the features of the rated reply, or of the better reply of a pair
+    y: [R], the stars of a rating minus 3 (neutral); for a pair, the better reply's stars minus the worse's
+    weight: [R], the weight of each row; 1 is the weight of one rating
+    worse: for each row, the features of the worse reply of a pair; None for a rating
+    coarse: the minimum noise variance, because a rating is a rounded number of stars
     """
 
     replies: Sequence[ReplyFeatures]
@@ -76,7 +76,7 @@ class Rows:
 
     @property
     def all_replies(self) -> list[ReplyFeatures]:
-        """The replies of all rows, then the worse replies of the pairs."""
+        """The features of the replies of all rows, then of the worse replies of the pairs."""
         return [*self.replies, *(worse for worse in self.worse if worse is not None)]
 
     @property
@@ -85,19 +85,22 @@ class Rows:
         return np.delete(self.y, self.pairs)
 
     def differences(self, values: np.ndarray) -> np.ndarray:
-        """Return the values of the rows [R, C] from the values of `all_replies` [E, C]. The value of a pair
-        is that of the better reply minus that of the worse reply."""
+        """Return the values of the rows: [E, C] -> [R, C]. The value of a pair is the better reply's value
+        minus the worse reply's value.
+
+        values: [E, C], C values of each of the E replies in `all_replies`
+        """
         found = values[: len(self.replies)].copy()
         found[self.pairs] -= values[len(self.replies) :]
         return found
 
     def design(self, columns: Sequence[Column], scale: Scale) -> np.ndarray:
-        """Return the design matrix [R, 1 + M + K]. The row of a pair is a difference, so its intercept is
-        0."""
+        """Return the design matrix of the rows: [R, 1 + M + K] (intercept, M measures, K columns). The row of
+        a pair is a difference of two replies, so its intercept is 0."""
         return self.differences(design(self.all_replies, columns, scale))
 
     def candidates(self, scale: Scale) -> Candidates:
-        """Return the columns that may be selected, with their values for the rows."""
+        """Return the candidate columns with their values for the rows."""
         pool = candidates(self.all_replies, scale)
         return replace(pool, values=self.differences(pool.values)) if self.pairs else pool
 
@@ -107,8 +110,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class TasteFit:
-    """The result of a fit. rows: the data of the fit. turned: the number of ratings before the newest turn of
-    the taste, which the model no longer uses; 0 if there was no turn."""
+    """The result of a fit.
+
+    columns: the selected columns
+    rows: the data of the fit
+    turned: the number of ratings before the newest turn of the taste, which are not in the fit; 0 if there
+        was no turn
+    """
 
     columns: tuple[Column, ...]
     variances: Variances
@@ -119,8 +127,11 @@ class TasteFit:
 
 
 def fit(ratings: Rows, background: Sequence[ReplyFeatures] = ()) -> TasteFit:
-    """Fit the model. ratings: ratings and pairs, oldest first. background: replies that the user saw and did
-    not rate."""
+    """Fit the taste model, and return the result.
+
+    ratings: ratings and pairs, the oldest first
+    background: replies that the user saw and did not rate
+    """
     rows = with_background(ratings, background)
     scale = Scale.of(rows.all_replies)
     begun = select_columns(rows, rows.candidates(scale))
@@ -135,18 +146,17 @@ def fit(ratings: Rows, background: Sequence[ReplyFeatures] = ()) -> TasteFit:
 
 
 def log_evidence_of_measures(rows: Rows) -> float:
-    """Return log p(y) of the model without selected columns. With this value, models with different features
-    of the same ratings can be compared."""
+    """Return log p(y) of a taste model without selected columns. This value compares models that use
+    different features of the same ratings."""
     sums = rows.sums(rows.design((), Scale.of(rows.all_replies)))
     variances = _fit_variances(Variances(BASE, USUAL_NOISE, (), rows.coarse), sums, ())
     return log_evidence(sums, variances.prior(M), variances.noise)
 
 
 def with_background(ratings: Rows, background: Sequence[ReplyFeatures]) -> Rows:
-    """Return the ratings, and the background as more ratings. A user who presses only up also says something
-    by not rating a reply: this reply is below the middle. For a user who presses only down, an unrated reply
-    is above the middle. All background replies together have the weight of the ratings that are missing on
-    the rarer side.
+    """Return the ratings, and the background (unrated replies) as more ratings. If a user presses only up, an
+    unrated reply is a rating below neutral. If a user presses only down, an unrated reply is a rating above
+    neutral. All background replies together have the weight `missing_side`.
     """
     rated = ratings.rated_stars
     total = missing_side(rated)
@@ -157,8 +167,9 @@ def with_background(ratings: Rows, background: Sequence[ReplyFeatures]) -> Rows:
 
 
 def missing_side(y: np.ndarray) -> int:
-    """Return how many ratings are missing on the rarer side (above or below the middle): all if this side has
-    no ratings, 0 if it has a quarter or more of the ratings."""
+    """Return how many ratings are missing on the rarer side: above or below neutral. The result is len(y) if
+    this side has no ratings, and 0 if it has a quarter or more of the ratings. y: the stars of ratings minus
+    3."""
     return max(0, len(y) - 4 * min(int((y > 0).sum()), int((y < 0).sum())))
 
 
@@ -167,8 +178,8 @@ def missing_side(y: np.ndarray) -> int:
 
 @dataclass(frozen=True)
 class Selection:
-    """The selected columns with the fitted variances. x: [R, d], the values of the columns and measures for
-    the rows."""
+    """The selected columns with the fitted variances. x: [R, d], the design matrix: the intercept, the
+    measures and the selected columns for the R rows."""
 
     rows: Rows
     pool: Candidates
@@ -187,8 +198,8 @@ class Selection:
 
     @property
     def fit(self) -> TasteFit:
-        # The best of hundreds of columns fits some noise, about as much as two columns that were not
-        # selected.
+        # A selected column is the best of hundreds, so it fits some noise: about as much as two columns that
+        # were given in advance.
         count = len(self.rows.y)
         free = max(count / 3, count - 1 - 2 * len(self.columns))
         noise = self.variances.noise * max(1.0, count / max(free, 1.0))
@@ -202,11 +213,12 @@ def select_columns(
     x: np.ndarray | None = None,
     most: int = MAX_COLUMNS,
 ) -> Selection:
-    """Add the columns that raise the evidence most, one after the other.
+    """Select the candidate columns that raise the evidence most, one after the other. Return the selection.
 
+    pool: the candidate columns
     known: the columns that are selected at the start
-    x: [R, d], the values of the known columns, if the caller has them
-    most: the maximum number of columns
+    x: [R, d], the design matrix with the known columns; None to compute it
+    most: the maximum number of selected columns
     """
     columns, usual = list(known), [_MAX_PRIOR_VARIANCE / 4] * len(known)
     x = rows.design(columns, pool.scale) if x is None else x
@@ -229,10 +241,11 @@ def select_columns(
 
 
 def _robust(begun: Selection) -> Selection:
-    """Return the selection after ratings that are far from their prediction, such as a wrong key press, get
-    less weight. The noise has the tails of Student's t: (DEGREES + 1) / (DEGREES + error^2 / s)."""
+    """Return the selection after a second fit, in which a rating that is far from its prediction (such as a
+    wrong key press) has less weight. The weight is that of Student's t: (DEGREES + 1) / (DEGREES + error^2 /
+    s)."""
     weight, found = begun.rows.weight, begun
-    for most in (0, MAX_COLUMNS):  # fit first with the same columns, then with more columns
+    for most in (0, MAX_COLUMNS):  # first fit with the same columns, then select more columns
         error = found.rows.y - found.x @ found.posterior.mean
         trust = (DEGREES + 1) / (DEGREES + error * error / found.variances.noise)
         rows = replace(found.rows, weight=weight * trust * len(trust) / max(1.0, trust.sum()))
@@ -244,21 +257,23 @@ def _fit_variances(start: Variances, sums: Sums, usual: Sequence[float]) -> Vari
     def score(v: Variances) -> float:
         return log_evidence(sums, v.prior(M), v.noise) + hyperprior(v, BASE, usual)
 
-    # A new column hardly changes the variances of the older columns.
+    # Fit only the newest column's variance, because a new column hardly changes the variances of the older
+    # columns.
     which, steps = ([0, 1, 1 + len(usual)], (1.0, 0.5)) if usual else ([0, 1], (2.0, 1.0, 0.5))
     return coordinate_ascent(start, which, score, steps)
 
 
 class Scan:
-    """The scores of all candidates, which are computed at each step of the selection.
+    """A computation of the scores of all candidate columns at each step of the selection.
 
-    With q = z^T A^-1 y and r = z^T A^-1 z, where A is the covariance of y so far, a column z of variance a
-    adds [a q^2 / (1 + a r) - log(1 + a r)] / 2 to the evidence. The best a is (q^2 - r) / r^2.
+    Let A be the covariance of y with the columns selected so far, q = z^T A^-1 y and r = z^T A^-1 z. A
+    candidate z with prior variance a adds [a q^2 / (1 + a r) - log(1 + a r)] / 2 to the log-evidence. The
+    best a is (q^2 - r) / r^2.
     """
 
     def __init__(self, pool: Candidates, rows: Rows, x: np.ndarray, taken: Sequence[int]):
-        """x [R, d]: the selected columns so far. taken: the indices of the candidates that are already
-        selected."""
+        """x: [R, d], the design matrix with the columns that are selected so far. taken: the indices of the
+        candidates that are already selected."""
         self._pool, self._cost = pool, pool.cost.copy()
         self._cost[list(taken)] = np.inf
         self._weight = rows.weight.astype(np.float32)
@@ -267,14 +282,14 @@ class Scan:
         self._zx = pool.values.T @ (self._weight[:, None] * x.astype(np.float32))  # [C, d]
 
     def add(self, which: int) -> None:
-        """Note that the candidate was selected."""
+        """Note that the candidate with the index `which` was selected."""
         column = self._pool.values.T @ (self._weight * self._pool.values[:, which])
         self._zx = np.column_stack([self._zx, column])
         self._cost[which] = np.inf
 
     def best(self, now: Posterior) -> tuple[int | None, float]:
-        """Return the candidate that raises the evidence most above its cost, with its best variance; None if
-        no candidate exceeds its cost."""
+        """Return (the index of the best candidate, its best prior variance). The best candidate raises the
+        log-evidence most above its cost. The index is None if no candidate exceeds its cost."""
         s, zx = now.noise, self._zx
         q = (self._zy - zx @ now.mean) / s
         r = np.maximum((self._zz - np.einsum("cd,cd->c", zx @ now.covariance, zx) / s) / s, 1e-9)
@@ -288,8 +303,8 @@ class Scan:
 
 
 def turn(ratings: Rows, x: np.ndarray, variances: Variances) -> int:
-    """Return after how many ratings the taste turned; 0 if it did not turn. Two tastes, each with its own
-    weights, must be clearly more likely than one taste. x [R, d]: the columns of the ratings."""
+    """Return the number of ratings before the turn of the taste; 0 if the taste did not turn. For a turn, two
+    tastes with separate weights must be clearly more likely than one taste. x: [R, d], the design matrix."""
     count = len(ratings.y)
     cuts = sorted(count - recent for recent in TURN_AGES if count - recent >= LEAST_OLD)
     if not cuts:
@@ -312,8 +327,8 @@ def turn(ratings: Rows, x: np.ndarray, variances: Variances) -> int:
 
 
 def _sharper(variances: Variances) -> list[Variances]:
-    """Return sharper variances for each of two tastes. A mixture of two tastes looks like noise, so each
-    taste alone has less noise, and larger weights."""
+    """Return variances to try for two tastes: with less noise, and with larger weights. A mixture of two
+    tastes looks like noise, so each taste alone has less noise and larger weights than the mixture."""
     less = {max(variances.least, variances.noise / part) for part in (1, 4)}
     return [
         replace(variances, base=variances.base * up, noise=noise, own=tuple(a * up for a in variances.own))

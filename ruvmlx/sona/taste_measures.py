@@ -1,8 +1,9 @@
-"""This module measures a reply's text by numbers for which people have words: its length, its lists, how it
-speaks to the reader.
+"""This module measures a reply's text by numbers for which people have words, such as the text's length or
+its number of lists.
 
-Each measure is one number, scaled so that replies of one model to one question differ by about 1. The taste
-model (taste.py) learns which measures a user likes and says so with the words given here.
+Each measure is one number. It is scaled so that the replies of a model to one question differ by about 1. The
+taste model (taste.py) learns which measures a user likes, and tells the user so with the words of this
+module.
 """
 
 import math
@@ -29,7 +30,7 @@ def _set_of(words: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class ReplyText:
-    """A reply's text and its parts, which the measures count."""
+    """A reply's text with its parts (words, lines, sentences), which the measures count."""
 
     text: str
     finished: bool
@@ -49,8 +50,9 @@ class ReplyText:
         return [count for count in counts if count] or [0]
 
     def share(self, count: float) -> float:
-        """Return the square root of a count per 100 words. The sampling error of the root is about the same
-        for rare and common things. Ten words are added, so that a reply of few words is near the average."""
+        """Return the square root of the rate of a part of the text: its count per 100 words. The root has
+        about the same sampling error for rare and for common parts. Ten words are added to the text's words,
+        so that the rate of a short text is not extreme."""
         return math.sqrt(100 * count / (len(self.words) + 10))
 
     def share_of(self, wanted: frozenset[str]) -> float:
@@ -70,11 +72,13 @@ class ReplyText:
 class Measure:
     """A measure of a reply's text.
 
-    more, less: the words for a user's liking if the user's ratings rise, or fall, with the measure
-    usual: the mean over replies (starter model)
-    spread: the standard deviation among replies to one question (starter model)
-    by_word: True if a word or a punctuation mark changes the measure at any place in the text; other measures
-        depend on the reply's structure
+    more, less: words for what the user likes: `more` if the user's ratings rise with the measure, `less` if
+        they fall
+    of: the function that measures a text
+    usual: the mean of the measure over replies of the starter model
+    spread: the measure's standard deviation among the starter model's replies to one question
+    by_word: True if a word or a punctuation mark changes the measure at any place in the text; False if the
+        measure depends on the reply's structure
     """
 
     more: str
@@ -98,8 +102,8 @@ def _capitals(t: ReplyText) -> float:
 
 
 def _unevenness(t: ReplyText) -> float:
-    """Return the spread of the sentences' lengths as a share of their mean. Five words are added to the mean,
-    so that very short sentences count less."""
+    """Return the standard deviation of the sentences' lengths, divided by their mean plus five words. The
+    five words lower the result for texts of very short sentences."""
     mean = sum(t.sentence_lengths) / len(t.sentence_lengths)
     square = sum((length - mean) ** 2 for length in t.sentence_lengths) / len(t.sentence_lengths)
     return math.sqrt(square) / (mean + 5)
@@ -205,7 +209,8 @@ _NAMED = (
 )  # fmt: skip
 
 
-# Nearly every English reply has these words. Their rates show styles.
+# Nearly every English reply has these words. Their rates show the style of a text. A row is (word, usual,
+# spread).
 _COMMON = (
     ("the", 1.91, 0.65),
     ("of", 1.46, 0.61),
@@ -231,11 +236,12 @@ def _common(word: str, usual: float, spread: float) -> Measure:
     return Measure(f"more '{word}'", f"less '{word}'", lambda t: t.share_of(wanted), usual, spread)
 
 
-NAMED = len(_NAMED)  # the number of these measures; the other measures are rates of common words
+NAMED = len(_NAMED)  # the number of measures before the rates of common words
 MEASURES = (*_NAMED, *(_common(*word) for word in _COMMON))
 
 
 def measure_text(text: str, finished: bool) -> np.ndarray:
-    """Return [M] float32: every measure of a reply. 0 is the value of a usual reply."""
+    """Return all M measures of a reply's text: [M] float32. A usual reply has the value 0. finished: True if
+    the reply ended by itself."""
     reply = ReplyText(text, finished)
     return np.array([(m.of(reply) - m.usual) / m.spread for m in MEASURES], np.float32)

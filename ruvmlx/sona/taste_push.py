@@ -1,16 +1,17 @@
-"""This module turns the taste model into weights: it computes how much more or less likely each token
-becomes. This change of the logits is called the push of the taste.
+"""This module turns the taste model into a change of the output head's weights. It computes how much the
+logit of each token rises or falls in replies. This change of the logits is called the push of the taste.
 
 The taste model (taste.py) predicts stars from measures of a reply. Some measures change with a token at any
-place. For example, " you" raises the measure "more 'you'". So each token has an effect in stars: the taste
-model's weights times the change of the measures. In replies, the token's logit rises by LOGIT times this
-effect. For a limit on the KL to the frozen model, log p' = log p + stars / beta is the distribution that
-earns the most stars. (Ziegler et al. 2019, eq. 3; here for each token by itself)
+place in the text. For example, the token " you" raises the measure "more 'you'". So each token has an effect
+in stars: the taste model's weights times the change of the measures. In replies, the token's logit rises by
+    LOGIT times
+this effect. For a limit on the KL to the frozen model, the distribution log p' = log p + stars / beta earns
+the most stars. (Ziegler et al. 2019, eq. 3; here for each token by itself)
 
-If a taste is about words, this push is better than the gradients of the rated replies, because many tokens
-share a measure, and 30 ratings are enough to know the weight of a measure. Lists, paragraphs, lengths and
-other measures of structure depend on the place of a token. Only gradients learn these measures (instant.py,
-measure_directions.py).
+If a taste is about words, the push is better than the gradients of the rated replies. The reason is that many
+tokens share a measure, and that 30 ratings are enough to know the weight of a measure. Lists, paragraphs,
+lengths and other measures of structure depend on the place of a token. Only gradients learn these measures
+(instant.py, measure_directions.py).
 """
 
 from dataclasses import dataclass
@@ -27,17 +28,19 @@ from .taste_features import bucket, grams
 from .taste_measures import MEASURES, measure_text
 from .user_taste import UserTaste
 
-LOGIT = 8.0  # logits per star that one more of the token earns
-ALONG = 24.0  # logits per star along the directions of measures (measure_directions.py)
+LOGIT = 8.0  # logits for each star that one more of the token in a reply earns
+ALONG = 24.0  # logits for each star along the directions of measures (measure_directions.py)
 # The maximum number of logits by which the push raises, or lowers, a token.
 MAX_RAISE_LOGITS, MAX_LOWER_LOGITS = 2.0, 6.0
-END_LOGIT = 8.0  # logits of the end tokens per star that a reply of half the length earns
-MOST_END = 5.0  # the maximum number of logits by which the push raises or lowers an end token
-PUSH_KL = 0.08  # KL of the push, nats per token: first for end tokens; the rest, at least 1/4, for others
-FIRST, FIRST_END = 8, 4  # the number of ratings that a push of other tokens needs, and of end tokens
-DOUBTED = 0.5  # an effect below this many standard deviations gives no push
-# The push can be this number of ratings out of date, because to fit the taste at a rating would delay the
-# rating.
+END_LOGIT = 8.0  # logits of the end-of-reply tokens for each star that a reply of half the length earns
+MOST_END = 5.0  # the maximum number of logits by which the push raises or lowers an end-of-reply token
+# The maximum KL of the push, nats per token. End-of-reply tokens use it first; other tokens get the rest, at
+# least a quarter.
+PUSH_KL = 0.08
+FIRST, FIRST_END = 8, 4  # the minimum numbers of ratings for a push: of other tokens, of end-of-reply tokens
+DOUBTED = 0.5  # an effect below this number of standard deviations gives no push
+# The maximum number of ratings by which the push can be out of date. A fit of the taste model at each rating
+# would delay the rating.
 LAG = 8
 
 # To measure a token's effect, the token is put between these two parts. The text is about as long as a usual
@@ -60,12 +63,13 @@ _COMPLETE = [measure.more for measure in MEASURES].index("complete replies")
 
 @dataclass(frozen=True)
 class TokenEffects:
-    """The effects of tokens [A] on the measures [M] of a reply.
+    """The effects of A tokens on the M measures of a reply.
 
-    measures: [A, M] float32, the change of each measure by one more of the token; 0 for measures of structure
+    measures: [A, M] float32, the change of each measure if a reply has the token once more; 0 for measures of
+        structure
     words: [A], the hash of the token's word; -1 if the token is not a whole word
-    shorter: [M], the change of the measures that grow with the length, when a reply ends at half of its
-        words; 0 for all other measures
+    shorter: [M], the change of each measure that grows with the length, if a reply ends at half of its words;
+        0 for all other measures
     """
 
     measures: np.ndarray
@@ -74,7 +78,8 @@ class TokenEffects:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, tokens: np.ndarray) -> "TokenEffects":
-        """Measure a text with each of the tokens inserted. This takes 0.3 s for 2,048 tokens."""
+        """Measure a text with each of the tokens inserted, and return the effects. The measurement takes 0.3
+        s for 2,048 tokens."""
         without = measure_text(_BEFORE + _AFTER, False)
         texts = [tokenizer.token_bytes(int(token)).decode("utf-8", "replace") for token in tokens]
         rows = [measure_text(_BEFORE + text + _AFTER, False) - without for text in texts]
@@ -86,15 +91,17 @@ class TokenEffects:
         )
 
     def stars(self, taste: TasteModel, likely: np.ndarray) -> np.ndarray:
-        """Return the stars [A] that one more of each token earns by the taste model. Their mean, weighted by
-        the probability of each token in a usual reply (`likely` [A]), is 0.
+        """Return the stars [A] that a reply earns by the taste model if it has each token once more. Their
+        mean, weighted by `likely`, is 0.
 
         Noise in many weights adds up over the tokens. So all stars are multiplied by a factor (James & Stein
         1961),
 
             max(0, 1 - DOUBTED^2 noise / signal)
 
-        noise: the mean variance of a token's stars; signal: their mean square.
+        noise is the mean variance of a token's stars, and signal is the mean square of the stars.
+
+        likely: [A], the probability of each token in a usual reply
         """
         weights = taste.token_weights()
         changes = np.zeros((len(self.words), weights.mean.size))
@@ -107,9 +114,9 @@ class TokenEffects:
         return max(0.0, 1 - DOUBTED**2 * noise / max(likely @ stars**2, 1e-12)) * stars
 
     def end_stars(self, taste: TasteModel) -> float:
-        """Return the stars that a reply earns if it ends at half of its words, shrunk by their uncertainty.
-        The shorter reply is complete. It is compared with replies that are complete as often as the replies
-        that this user saw."""
+        """Return the stars that a reply earns by the taste model if it ends at half of its words. The stars
+        are shrunk by their uncertainty. The shorter reply is complete, and it is compared with a usual reply
+        of this user, which is not always complete."""
         weights = taste.token_weights()
         change = np.zeros(weights.mean.size)
         change[: self.shorter.size] = self.shorter
@@ -124,18 +131,20 @@ def _word(text: str) -> int:
 
 
 class TastePush:
-    """The push of one user's taste. A rating uses the push from the ratings before it. The push is computed
-    while the user reads, because to fit the taste at the rating would delay the rating."""
+    """The push of one user's taste. A rating uses the push that was computed from earlier ratings. The push
+    is computed while the user reads, because a fit of the taste model at the rating would delay the
+    rating."""
 
     def __init__(self, tokenizer: Tokenizer, taste: UserTaste, directions: StoredDirections):
         self._tokenizer, self._taste, self._directions = tokenizer, taste, directions
         self._push = np.zeros(0, np.float32)
-        # The adapter versions to which the push applies: its own version, then the versions of later ratings.
+        # The adapter versions that can use the push: the version for which it was computed, then later
+        # versions.
         self._versions: list[int] = []
 
     def prepare(self, version: int, probe: KLProbe) -> None:
-        """Compute the push for an adapter version, unless the push is known. This takes milliseconds, or 0.3
-        s at the first call."""
+        """Compute the push for an adapter version, unless the push is known. The computation takes
+        milliseconds, or 0.3 s at the first call."""
         if version not in self._versions[:1]:
             self._push, self._versions = self._compute_push(probe), [version]
 
@@ -146,7 +155,8 @@ class TastePush:
         return self._push
 
     def note_rating(self, before: int, after: int) -> None:
-        """Note that a rating turned version `before` into `after`. The push is used for up to LAG ratings."""
+        """Note that a rating made the adapter version `after` from `before`, so that `after` can use the push
+        of `before`. At most LAG ratings use a push."""
         if before in self._versions[:LAG]:
             self._versions.append(after)
 
@@ -162,8 +172,8 @@ class TastePush:
             if (known := self._directions.of(probe.tokens)) is not None:
                 weights = taste.token_weights().mean[: len(MEASURES)]
                 total = total + ALONG * known.logits(weights, probe.tokens)
-            # Cut the logits before the KL is limited. The KL then spreads over more tokens, and replies win
-            # more often (docs/learning.md).
+            # Clip the logits before their KL is limited. The KL then spreads over more tokens, and the user
+            # prefers the replies more often (docs/learning.md).
             others = np.clip(total, -MAX_LOWER_LOGITS, MAX_RAISE_LOGITS)
             others[ends] = 0
             logits += limit_kl(others, max(PUSH_KL / 4, PUSH_KL - _kl(logits, probe)), probe)
@@ -171,7 +181,7 @@ class TastePush:
 
 
 def limit_kl(logits: np.ndarray, limit: float, probe: KLProbe) -> np.ndarray:
-    """Return the logits [A] of a push. Scale them down if their KL exceeds `limit` by more than 5%."""
+    """Return the logits [A] of a push, scaled down if their KL exceeds `limit` by more than 5%."""
     for _ in range(4):  # the KL is about a parabola, so a few steps are enough
         if (kl := _kl(logits, probe)) <= 1.05 * limit:
             break
@@ -180,8 +190,8 @@ def limit_kl(logits: np.ndarray, limit: float, probe: KLProbe) -> np.ndarray:
 
 
 def _kl(logits: np.ndarray, probe: KLProbe) -> float:
-    """Return KL(pushed || original) in answers (nats per token) for logits [A] that are added in a usual
-    answer."""
+    """Return the KL divergence (nats per token) from the original model, in answers of the reference text, of
+    a push that adds `logits` [A] in a usual answer."""
     text = probe.answered_contexts[1]
     block = np.zeros((probe.directions.shape[1], logits.size + 1), np.float32)
     block[0, :-1] = logits / probe.reading
@@ -192,8 +202,8 @@ _known: "WeakKeyDictionary[Tokenizer, tuple[bytes, TokenEffects]]" = WeakKeyDict
 
 
 def token_effects(tokenizer: Tokenizer, tokens: np.ndarray) -> TokenEffects:
-    """Return the effects of the tokens [A] that ratings may move. The effects are measured once for each
-    tokenizer, because all adapters of a model move the same tokens."""
+    """Return the effects of the movable tokens [A] (ratings may change their logits). The effects are
+    measured once for each tokenizer, because all adapters of a model have the same movable tokens."""
     name = tokens.tobytes()
     known = _known.get(tokenizer)
     if known is None or known[0] != name:

@@ -1,8 +1,10 @@
-"""This module turns the reason for a bad rating into evidence for the taste model.
+"""This module turns the reason that a user gave for a bad rating into evidence for the taste model
+(taste.py).
 
-A reason compares the reply with another reply that the user would have liked better. The other reply differs
-only in one measure or a few: it is half as long, twice as long, or in the usual tone. So a reason is a
-preference for a reply that does not exist. The rating itself stays evidence, too.
+A reason compares the rated reply with an imaginary reply that the user would have liked better. The imaginary
+reply differs only in a few measures: it is half as long, twice as long, or in the usual tone. So the taste
+    model
+gets a preference for the imaginary reply. The bad rating itself stays evidence, too.
 """
 
 import math
@@ -14,7 +16,7 @@ from .taste_measures import MEASURES
 
 _PLACES = {measure.more: place for place, measure in enumerate(MEASURES)}
 _LENGTH = _PLACES["longer replies"]
-# the fall of the length measure if a reply has half of its words
+# The fall of the measure of length if a reply loses half of its words.
 _HALF = math.log(2) / MEASURES[_LENGTH].spread
 _TONE = [
     _PLACES[name]
@@ -26,8 +28,9 @@ _TONE = [
 
 
 def asked_for(reply: ReplyFeatures, reason: str) -> PreferredFeatures | None:
-    """Return the preference that a reason states: "long", "short" or "tone". Return None for other
-    reasons."""
+    """Return the preference for an imaginary reply that the reason "long", "short" or "tone" states. Return
+    None
+    for other reasons. reply: the features of the rated reply."""
     measures = reply.measures.copy()
     if reason in ("long", "short"):
         measures[_LENGTH] += _HALF if reason == "short" else -_HALF

@@ -1,5 +1,5 @@
-"""This module tests how well the taste model predicts its user: it compares each rating with the prediction
-from earlier ratings."""
+"""This module tests how well the taste model (taste.py) predicts the ratings of its user. It compares each
+rating with the prediction of a model that was fitted to the earlier ratings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 
 from .taste import NEUTRAL, STARS, RatedFeatures, TasteModel
 
-GROWTH = 20  # refit after each rating; later, after 1 / GROWTH more ratings than at the last fit
+GROWTH = 20  # the model is fitted again when there are more than 1 / GROWTH more ratings than at the last fit
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,9 @@ class PredictedRating:
     """A rating and its prediction.
 
     given: the number of stars of the rating
-    predicted, sd: the mean and standard deviation that a model predicts which was fitted to earlier ratings
-        alone
-    usual: the mean of all earlier ratings, for comparison
+    predicted, sd: the mean and the standard deviation of the predicted stars; the taste model was fitted only
+        to earlier ratings
+    usual: the mean of all earlier ratings in stars, for comparison with `predicted`
     """
 
     reply_id: str
@@ -31,10 +31,10 @@ class PredictedRating:
 
 @dataclass(frozen=True)
 class TasteRecord:
-    """All ratings with their predictions, oldest first.
+    """All ratings with their predictions, the oldest first.
 
     error: the mean absolute error of the predictions, in stars
-    usual_error: the mean absolute error if each prediction were the mean of the earlier ratings, in stars
+    usual_error: the mean absolute error, in stars, of the mean of the earlier ratings as a prediction
     correlation: the correlation of predicted and given stars; None if the predicted or the given stars never
         vary
     """
@@ -62,10 +62,11 @@ class TasteRecord:
 
 
 def predicted_before(rated: Sequence[tuple[str, RatedFeatures]]) -> TasteRecord:
-    """Predict each rating from the earlier ratings. rated: (reply id, rating), oldest first, each reply once.
+    """Predict each rating from the earlier ratings, and return the ratings with their predictions. The taste
+    model that predicts a rating is never fitted to that rating. Replies without a rating are left out,
+    because the store does not know when the user saw them.
 
-    A rating is never part of the model that predicts it. Replies without a rating are left out, because the
-    time when they were seen is unknown.
+    rated: (reply id, rating with the features of the reply), the oldest first, each reply once
     """
     ratings = [rating for _, rating in rated]
     given = np.array([STARS[r.rating] for r in ratings])

@@ -1,5 +1,5 @@
-"""This module says in words which likings the taste model has found, for example "shorter replies, more
-'you'; lists in questions with 'how'"."""
+"""This module says in words which likings of a user the taste model (taste.py) has found, for example
+"shorter replies, more 'you', lists in questions with 'how'"."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,15 +12,19 @@ from .taste_features import bucket, grams, opener_of
 from .taste_fit import M, TasteFit
 from .taste_measures import MEASURES
 
-FELT = 0.2  # a liking must have at least this effect (stars) for a usual difference between two replies
-MOST_SAID = 4
-POINTS = 1.0  # a guess must be at least this many standard deviations from zero
+FELT = 0.2  # the minimum effect (stars) of a liking for a usual difference between two replies
+MOST_SAID = 4  # the maximum number of likings in a sentence
+POINTS = 1.0  # the minimum effect of a guessed liking, in standard deviations of the effect
 
 
 @dataclass(frozen=True)
 class Liking:
-    """A liking of the user. stars: the effect of a usual difference between two replies. sure: the effect
-    divided by its standard deviation."""
+    """A liking of the user: a property of replies that the user rates higher.
+
+    words: the property in words
+    stars: the effect on the rating if two replies differ as usual in this property
+    sure: the effect divided by its standard deviation
+    """
 
     words: str
     stars: float
@@ -28,8 +32,9 @@ class Liking:
 
 
 def preferences(fit: TasteFit, rated: Sequence[tuple[str, str]]) -> list[Liking]:
-    """Return the likings that the ratings show clearly, the strongest first. rated: (question, reply) of
-    rated replies; the words are read from these texts, because the model keeps only hashes."""
+    """Return the likings that the ratings show clearly, the strongest first. rated: (question, reply) texts
+    of rated replies. The names of words come from these texts, because the taste model keeps only hashes of
+    words."""
     names, found = _names(fit, rated), []
     for clear in clear_columns(fit.rows, fit.scale, MOST_SAID):
         stars, sure = _effect(fit, clear.column)
@@ -40,8 +45,8 @@ def preferences(fit: TasteFit, rated: Sequence[tuple[str, str]]) -> list[Liking]
 
 
 def guess(fit: TasteFit) -> str:
-    """Return in words the liking to which the ratings point most, even if it is not clear; "" if no liking is
-    POINTS standard deviations from zero."""
+    """Return in words what the user most probably likes, even if the evidence is not clear; "" if no effect
+    is POINTS standard deviations from zero."""
     effects = [(k, *_effect(fit, Column(measure=k))) for k in range(M)]
     k, stars, sure = max(effects, key=lambda one: abs(one[2]))
     words = MEASURES[k].more if stars > 0 else MEASURES[k].less
@@ -49,13 +54,14 @@ def guess(fit: TasteFit) -> str:
 
 
 def sentence(found: Sequence[Liking]) -> str:
-    """Return the preferences as a sentence; "" if there are no preferences."""
+    """Return the likings as one sentence; "" if there are no likings."""
     return ", ".join(preference.words for preference in found)
 
 
 def _effect(fit: TasteFit, column: Column) -> tuple[float, float]:
-    """Return (stars, standard deviations from zero) of a column. For a measure in one kind of question, the
-    effect of the same measure in all questions is added."""
+    """Return the effect of a column on the rating: (stars, the number of standard deviations from zero). If
+    the column applies only to questions with a certain first word, the effect of the same measure or word in
+    all questions is added."""
     counted = np.zeros(1 + M + len(fit.columns))
     if column.measure is not None:
         counted[1 + column.measure] = 1
@@ -64,12 +70,13 @@ def _effect(fit: TasteFit, column: Column) -> tuple[float, float]:
         counted[1 + M + at] = same and other.opener in (None, column.opener)
     stars = float(counted @ fit.posterior.mean)
     spread = float(np.sqrt(counted @ fit.posterior.covariance @ counted))
-    return stars, stars / max(spread, 1e-9)  # stars and spread are 0 for a word without a column
+    return stars, stars / max(spread, 1e-9)  # for a word that the model did not select, both are 0
 
 
 def _column_in_words(column: Column, sign: float, names: dict[int, str]) -> str:
-    """Return the column in words; "" if the column is about questions alone, or if no text has the column's
-    word."""
+    """Return in words what the user likes about a column; "" if the column is only about questions, or if no
+    text has the column's word. sign: above 0 if the user likes a large value of the column, below 0 if a
+    small value."""
     if column.measure is not None:
         measure = MEASURES[column.measure]
         words = measure.more if sign > 0 else measure.less
@@ -84,7 +91,8 @@ def _column_in_words(column: Column, sign: float, names: dict[int, str]) -> str:
 
 
 def _names(fit: TasteFit, rated: Sequence[tuple[str, str]]) -> dict[int, str]:
-    """Return {hash: word} for the words of the fit's columns that are in the texts."""
+    """Return {hash: word} of the words and first words in the fit's columns. A word is missing if it is not
+    in the texts `rated`."""
     wanted = {h for c in fit.columns for h in (c.word, c.opener) if h is not None}
     if not wanted:
         return {}

@@ -1,13 +1,14 @@
-"""This module records the trace of a reply while the reply is generated: its gradient and hidden states, for
-a later rating.
+"""This module records the trace of a reply while the model generates the reply. A trace is the gradient of
+the reply's log-probability, and the reply's hidden states. A later rating needs the trace.
 
-With hidden state h, head W, MicroLoRA factors a and b, scale s and token y, let u = a^T h, z = W h + s b^T u
-and delta = onehot(y) - softmax(z). Then the gradient of the reply's log-probability (temperature 1) is the
-sum over its tokens of
+With hidden state h, output head W, MicroLoRA factors a and b, scale s and token y, let u = a^T h, z = W h +
+s b^T u and delta = onehot(y) - softmax(z). Then the gradient of the reply's log-probability (temperature 1)
+is the sum over the reply's tokens of
 
     E_b = s u delta^T   [r, V]            E_a = s h (b delta)^T   [D, r]
 
-A rating is a scalar factor of this gradient, so it needs no second pass over the reply (instant.py).
+A rating multiplies this gradient by one number, so a rating needs no second pass of the model over the reply
+(instant.py).
 """
 
 import io
@@ -24,14 +25,16 @@ from ..lora import MicroLoRA
 
 @dataclass(frozen=True)
 class ReplyStats:
-    """The statistics of a reply under an adapter. They are computed before the user rates the reply.
+    """The statistics of a reply under an adapter, with rank r, A movable tokens and k features
+    (coordinates.py). They are computed before the user rates the reply.
 
-    gradient, information: [r, A + k], the gradient and the Fisher information in the coordinates of
-        instant.py, for a rating of weight 1
-    praise: [r, A + k], the part of the gradient from the end token that is beyond end_credit (instant.py)
+    gradient, information: [r, A + k], the gradient of the reply's log-probability and the Fisher information
+        in the coordinates of instant.py, for a rating of weight 1
+    praise: [r, A + k], the part of the gradient that a rating down leaves out: 1 - end_credit (instant.py)
+        times the end token's gradient
     beside: [r, A + 1], the part of lora_b that does not follow from earlier ratings, at a gain of 1
-    covered: True if the adapter moves only tokens that ratings may move
-    finite: True if the gradients and lora_a have no NaN, Inf or far too large numbers
+    covered: True if the adapter changes only movable tokens, whose logits ratings may change
+    finite: True if the gradients and lora_a have no NaN, no Inf and no far too large numbers
     """
 
     gradient: np.ndarray
@@ -44,10 +47,12 @@ class ReplyStats:
 
 @dataclass(frozen=True)
 class LayerGradient:
-    """The gradient of a reply's log-probability by the lora_b [n] of a LayerLoRA.
+    """The gradient of a reply's log-probability by the n numbers of a LayerLoRA's lora_b. A LayerLoRA changes
+    layers below the output head.
 
-    values: [n], summed over `tokens` tokens of the reply
     frame: the checksum of the LayerLoRA's lora_a
+    values: [n], the gradient, summed over the tokens of the reply
+    tokens: the number of tokens of the reply
     """
 
     frame: int
@@ -57,9 +62,11 @@ class LayerGradient:
 
 @dataclass
 class Trace:
-    """The gradient of one reply under one adapter version. `add` is called once per drawn token.
+    """The gradient of one reply's log-probability under one adapter version. The function `add` is called
+    once for each sampled token.
 
-    hidden [T, D] is kept, so that the gradient can be computed again after the adapter has changed.
+    The trace keeps the hidden states [T, D] of the T tokens. So the gradient can be computed again after the
+    adapter has changed.
     """
 
     adapter: MicroLoRA
@@ -67,17 +74,18 @@ class Trace:
     grad_a: np.ndarray = field(init=False)
     grad_b: np.ndarray = field(init=False)
     tokens: list[int] = field(default_factory=list)
-    logprob: float = 0.0  # the sum of log p(y) over the tokens, with the adapter
-    frozen_logprob: float = 0.0  # the same sum without the adapter
-    # `logprob` when the reply was generated; None if this trace was recorded at that time.
+    logprob: float = 0.0  # the sum of log p(y) over the tokens y, with the adapter
+    frozen_logprob: float = 0.0  # the sum of log p(y) over the tokens y, without the adapter
+    # The value of `logprob` when the reply was generated; None if this trace was recorded at that time.
     drawn_logprob: float | None = None
     stats: ReplyStats | None = None
     layer_gradient: LayerGradient | None = None  # None unless ratings change layers below the head
-    # `logprob` under the base alone; None if there is no layer LoRA, because then it equals frozen_logprob.
+    # The sum of log p(y) under the base LoRA alone; None without a layer LoRA, because it equals
+    # frozen_logprob.
     base_logprob: float | None = None
-    # First-order estimates of parts of the mean log p(y), nats per token:
-    carried: float = 0.0  # the part of the layer LoRA with which the reply was generated
-    moved: float = 0.0  # the part of later changes of the layer LoRA
+    # First-order estimates of changes of the mean log p(y), nats per token:
+    carried: float = 0.0  # the change by the layer LoRA with which the reply was generated
+    moved: float = 0.0  # the change by later changes of the layer LoRA
 
     def __post_init__(self) -> None:
         self.grad_a = np.zeros_like(self.adapter.lora_a)
@@ -86,13 +94,16 @@ class Trace:
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of the gradient and hidden states, without gradients of layers below the
-        head."""
+        """The number of bytes of the gradient and the hidden states. The layer gradient is not included."""
         return self.grad_a.nbytes + self.grad_b.nbytes + sum(hidden.nbytes for hidden in self._hidden)
 
     def add(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> None:
-        """Add one token. hidden: [D], the state before the head. logits: [V], with the adapter. token: the
-        token that was drawn from these logits."""
+        """Add one token of the reply to the trace.
+
+        hidden: [D], the hidden state that is the input of the output head
+        logits: [V], the logits with the adapter
+        token: the token that was sampled from these logits
+        """
         logprob, frozen = kernels.trace_accumulate(
             hidden,
             logits,
@@ -106,7 +117,8 @@ class Trace:
         self._append_token(hidden, token, logprob, frozen)
 
     def work(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> list[ReplyWork]:
-        """Return the kernel call of `add`. The caller runs the calls of several traces together."""
+        """Return the kernel call that adds one token, as `add` does. The caller runs the kernel calls of
+        several traces together."""
         a = self.adapter
         return [
             kernels.trace_work(
@@ -128,24 +140,26 @@ class Trace:
 
     @property
     def log_ratio(self) -> float:
-        """The log-ratio rho: the mean over tokens of log p(y) - log p_frozen(y), in nats. p includes the
-        layer LoRA."""
+        """The log-ratio rho of the reply: the mean over tokens y of log p(y) - log p_frozen(y), in nats. p
+        includes the layer LoRA."""
         frozen = self.frozen_logprob if self.base_logprob is None else self.base_logprob
         return (self.logprob - frozen) / len(self.tokens) + self.moved
 
     @property
     def importance(self) -> float:
-        """The importance ratio (p_now(reply) / p_drawn(reply))^(1/T), at most 1.
+        """The importance ratio (p_now(reply) / p_drawn(reply))^(1/T), at most 1. p_drawn is the probability
+        when the reply was generated, and T is the number of tokens.
 
-        With this factor, a bad rating has less effect on a reply that has become unlikely; this is TOPR's
-        taper (arXiv 2503.14286). The ratio is per token as in GSPO (arXiv 2507.18071), because the ratio of
-        whole replies is nearly always 0 or 1.
+        This factor lowers the effect of a bad rating of a reply that has become unlikely (TOPR's taper, arXiv
+        2503.14286). The ratio is per token as in GSPO (arXiv 2507.18071), because the ratio for a
+        whole reply is nearly always about 0 or at least 1.
         """
         drawn = self.logprob if self.drawn_logprob is None else self.drawn_logprob
         return float(np.exp(min(0.0, (self.logprob - drawn) / len(self.tokens) + self.moved)))
 
     def replay(self, adapter: MicroLoRA, version: int, head) -> "Trace":
-        """Return the trace of the same reply under another adapter."""
+        """Compute the trace of the same reply under another adapter from the hidden states. head: the
+        function from hidden states to logits."""
         new = Trace(adapter, version)
         at = 0
         for hidden, logits in adapted_logits(adapter, self.hidden, head):
@@ -159,10 +173,10 @@ class Trace:
 
     @classmethod
     def from_hidden(cls, adapter, version, hidden, tokens, head, drawn_logprob: float | None) -> "Trace":
-        """Return the trace of a reply from its tokens and hidden states [T, D].
+        """Compute the trace of a reply from its tokens and hidden states [T, D].
 
-        drawn_logprob: the reply's log-probability when it was generated; None if it was generated without an
-            adapter
+        drawn_logprob: the reply's log-probability when it was generated; None if the reply was generated
+            without an adapter
         """
         seed = cls(adapter, version, tokens=list(tokens))
         seed._hidden = list(hidden)
@@ -196,11 +210,11 @@ class Trace:
 
     @classmethod
     def from_bytes(cls, data: bytes, adapter: MicroLoRA) -> "Trace | None":
-        """Return a stored trace; None if the data is damaged or has another shape; the caller then computes
-        the trace again from the tokens.
+        """Decode a stored trace. Return None if the data is damaged or has another shape; the caller then
+        computes the trace again from the tokens.
 
-        adapter: the adapter of the stored version; with another adapter, the caller must call `replay` before
-            use
+        adapter: the adapter version under which the trace was stored. With another version, the caller must
+            call `replay` before it uses the gradient.
         """
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:

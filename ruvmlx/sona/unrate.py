@@ -1,5 +1,5 @@
-"""This module takes back the rating of one reply at any place in the history, as if the user had never rated
-the reply."""
+"""This module takes back the rating of one reply, even if the user has given other ratings since. The result
+is as if the user had never rated the reply."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,12 +11,12 @@ from .learner import Learner
 
 
 def take_back(store: Store, learner: Learner, reply_id: str) -> LearnStatus:
-    """Go back to the version before the reply's rating, and give the later ratings and preferences again, in
-    one transaction. If the rating is the newest, the weights are then bit for bit the weights before the
-    rating, as after an undo.
+    """Go back to the adapter version before the reply's rating, and give the later ratings and preferences
+    again, in one transaction. If the rating is the newest feedback, the weights are then bit for bit the
+    weights before the rating, as after an undo.
 
-    Raises NotFound if the reply has no rating, or if the version before the rating is no longer stored.
-    Raises UsageError if a training has used the rating since.
+    Raises NotFound if the reply has no rating, or if the store no longer has the version before the rating.
+    Raises UsageError if the base LoRA in use was trained after the rating.
     """
     history, active = learner.history, learner.active
     learner.rateable(reply_id)
@@ -43,8 +43,9 @@ def take_back(store: Store, learner: Learner, reply_id: str) -> LearnStatus:
 
 
 def _later(learner: Learner, first: int, reply_id: str) -> list[Callable[[], object]]:
-    """Return functions that give feedback again, the oldest first: all feedback in force after version
-    `first`, except the feedback on this reply."""
+    """Return one function for each rating and preference in force that was given after adapter version
+    `first`, the oldest first. The function gives the feedback again. Ratings of the reply `reply_id` are left
+    out."""
     history, found = learner.history, dict[int, Callable[[], object]]()
     for row in history.ratings():
         if row.reply_id != reply_id:

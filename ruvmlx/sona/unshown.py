@@ -1,9 +1,10 @@
-"""This module writes unshown replies: other replies to a rated reply's question, which no user sees. The
-taste model compares the rated reply with them.
+"""This module lets the model write unshown replies: other replies to a rated reply's question, which no user
+sees. The taste model (taste.py) compares the rated reply with the unshown replies.
 
-A user who gives three stars to a reply of 80 words may want short replies, or the question may need 80 words.
-The measures of a few other replies to the question tell which of the two is true. The original model writes
-these replies in idle time. Only their measures are stored.
+If a user gives three stars to a reply of 80 words, perhaps the user wants short replies, or perhaps any reply
+to this question has 80 words. The measures of a few other replies to the question tell which of the two is
+true. The original model writes these replies in idle time. Only their measures (taste_measures.py) are
+stored.
 """
 
 import io
@@ -23,9 +24,9 @@ from .taste_measures import MEASURES, measure_text
 
 REPLIES = 4  # the number of unshown replies to each question
 MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
-MAX_PROMPT_TOKENS = 2048  # longer prompts are left out, because the model needs too long to read them
-MAX_QUESTIONS = 1000  # the measures of so many of the newest questions are stored
-SAVE_AFTER = 8  # questions
+MAX_PROMPT_TOKENS = 2048  # the maximum number of tokens in a prompt; longer prompts take too long to read
+MAX_QUESTIONS = 1000  # the maximum number of rated replies in the store with measures; the newest are kept
+SAVE_AFTER = 8  # the number of questions from one save of the measures to the next
 TEMPERATURE = 0.7
 _NAME = "replies/unshown"  # the name of the stored measures; no adapter can have this name
 
@@ -47,10 +48,13 @@ class UnshownReplies:
         return {id_: rows for id_, rows in found.items() if rows.shape == (REPLIES, len(MEASURES))}
 
     def complete(self, model: Model, backend: Backend, rated: Sequence[str], pause: Pause) -> int:
-        """Write unshown replies for the rated replies that have none, and store their measures. Return the
-        number of questions whose replies were written now. This takes about a second for each question with a
-        small model, so call it in idle time. `pause` may raise an exception to stop; the finished part is
-        stored. Only the backend's thread may call this function."""
+        """Let the model write unshown replies for the rated replies that have none, and store their measures.
+        Return the number of rated replies for which unshown replies were written now. A small model needs
+        about a second for each, so call this function in idle time. Only the backend's thread can call it.
+
+        rated: the ids of the rated replies
+        pause: a function that can raise an exception to stop; the finished part is stored
+        """
         replies, done = self._store.replies, 0
         found = {id_: rows for id_, rows in self.load().items() if replies.tokens(id_)}
         try:
@@ -67,7 +71,7 @@ class UnshownReplies:
         return done
 
     def add(self, measures: Mapping[str, np.ndarray]) -> None:
-        """Store {id of a rated reply: measures [REPLIES, M]}."""
+        """Add {id of a rated reply: measures [REPLIES, M] of unshown replies} to the stored measures."""
         self._save(self.load() | dict(measures))
 
     def _save(self, found: Mapping[str, np.ndarray]) -> None:
@@ -88,5 +92,6 @@ def _measure(model: Model, backend: Backend, prompt: list[int], pause: Pause) ->
 
 
 def measures_of(replies: Sequence[tuple[str, bool]]) -> np.ndarray:
-    """Return the measures [U, M] of U replies. replies: (text, True if the reply ended by itself)."""
+    """Return the M measures of the answers of U replies: [U, M]. replies: (text, True if the reply ended by
+    itself) of each reply."""
     return np.stack([measure_text(thinking.split(text).answer, ended) for text, ended in replies])
