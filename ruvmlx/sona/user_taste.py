@@ -1,5 +1,5 @@
-"""This module keeps one adapter's taste model in step with the store: the model is fitted to the ratings in
-force, also after an undo."""
+"""This module keeps one adapter's taste model (taste.py) in step with the store. The taste model is fitted to
+the ratings in force, also after an undo."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,18 +18,20 @@ from .taste_reasons import asked_for
 from .taste_record import TasteRecord, predicted_before
 from .taste_words import Liking, sentence
 
-COMPARED = 200  # in idle time, the replies of this many newest ratings are compared with unshown replies
-BACKGROUND = 200  # so many of the newest unrated replies are used if a user presses only up or only down
-COMPARED_UNRATED = 60  # the number of these replies that are compared with unshown replies in idle time
+# Unshown replies are other replies to a question, which the user does not see (unshown.py). In idle time, the
+# model writes them for this number of the newest rated replies.
+COMPARED = 200
+BACKGROUND = 200  # the number of newest unrated replies that a fit uses if a user rates only up or only down
+COMPARED_UNRATED = 60  # the number of these unrated replies for which the model writes unshown replies
 
 
 @dataclass(frozen=True)
 class TasteStatus:
     """The status of the taste model.
 
-    ratings: the ratings and preferences to which the model was fitted
-    turned: the number of the oldest ratings that are no longer used, because the taste changed
-    preferences: the likings that the other ratings support, the strongest first
+    ratings: the number of ratings and preferences to which the taste model was fitted
+    turned: the number of the oldest ratings that the model no longer uses, because the taste changed
+    preferences: the likings that the ratings show clearly, the strongest first
     """
 
     ratings: int
@@ -38,19 +40,19 @@ class TasteStatus:
 
     @property
     def sentence(self) -> str:
-        """The preferences as a sentence, for example "shorter replies, more 'you'"; "" if there are none."""
+        """The likings as a sentence, for example "shorter replies, more 'you'"; "" if there are none."""
         return sentence(self.preferences)
 
 
 class UserTaste:
-    """The taste model of one adapter. It is fitted when it is needed, not when a rating is given, and is kept
-    until the adapter's version changes."""
+    """The taste model of one adapter. The model is fitted when it is needed, not when a rating is given. It
+    is kept until the adapter version in use changes."""
 
     def __init__(self, history: AdapterHistory):
         self._history = history
-        # features by reply id; None if the reply's text was deleted
+        # {reply id: features of the reply}; the features are None if the reply's text was deleted
         self._features: dict[str, ReplyFeatures | None] = {}
-        # measures of unshown replies by the id of the rated reply
+        # {id of a rated reply: measures of the unshown replies to its question}; None before they are loaded
         self._unshown: dict[str, np.ndarray] | None = None
         self._without_question: set[str] = (
             set()
@@ -58,9 +60,10 @@ class UserTaste:
         self._fitted: tuple[int, TasteModel, TasteStatus] | None = None
 
     def compare(self, model: Model, backend: Backend, pause: Pause) -> None:
-        """Write unshown replies to the rated questions, to compare the rated replies with them. If the user
-        rates only with up or only with down, unrated replies are compared, too. Call this in idle time;
-        UnshownReplies.complete says why."""
+        """Let the model write unshown replies to the questions of the newest rated replies, so that the taste
+        model can compare the rated replies with them. If the user rates only up or only down, also let it
+        write unshown replies for unrated replies. The work takes long (UnshownReplies.complete), so call this
+        function in idle time."""
         known = self._measured_unshown().keys() | self._without_question
         newest = [reply_id for reply_id, *_ in self._history.labels()][-COMPARED:]
         newest += [reply_id for reply_id, _ in self._unrated_replies(self.evidence()[0])[:COMPARED_UNRATED]]
@@ -71,8 +74,8 @@ class UserTaste:
             self._without_question.update(set(missing) - self._measured_unshown().keys())
 
     def add_unshown(self, measures: Mapping[str, np.ndarray]) -> None:
-        """Add measures of unshown replies that the caller has: {id of a rated reply: measures [REPLIES,
-        M]}."""
+        """Store measures of unshown replies that the caller already has: {id of a rated reply: measures
+        [REPLIES, M]}."""
         self._history.unshown.add(measures)
         self._unshown = self._fitted = None
 
@@ -85,22 +88,23 @@ class UserTaste:
         return self._current()[2]
 
     def record(self) -> TasteRecord:
-        """Return each rating with its prediction from earlier ratings. This fits the model many times, so
-        hundreds of ratings take seconds."""
+        """Return each rating with its prediction from earlier ratings. The function fits the taste model many
+        times, so it takes seconds for hundreds of ratings."""
         return predicted_before([(reply_id, one) for reply_id, _, one in self._rated_features()])
 
     def _current(self) -> tuple[int, TasteModel, TasteStatus]:
         version = self._history.version()
         if self._fitted is None or self._fitted[0] != version:
             model = self._fit()
-            # The texts are needed only to find words by their hashes.
+            # The texts are needed only to find the names of words, because the model has only hashes of
+            # words.
             texts = self._texts() if model.has_words else []
             status = TasteStatus(model.ratings, model.turned, tuple(model.preferences(texts)))
             self._fitted = version, model, status
         return self._fitted
 
     def _texts(self) -> list[tuple[str, str]]:
-        """Return (question, reply) of every rating and preference in force."""
+        """Return (question, reply) texts of every rating and preference in force."""
         rated = [(asked, said) for asked, said, _ in self._history.examples()]
         return rated + [(asked, said) for asked, *both in self._history.pairs.texts() for said in both]
 
@@ -108,16 +112,16 @@ class UserTaste:
         return TasteModel.fit(*self.evidence())
 
     def evidence(self) -> tuple[list[Given], Sequence[RatedFeatures]]:
-        """Return the ratings and preferences in force, oldest first, and the unrated replies that are used if
-        the user rates only with up or only with down."""
+        """Return the ratings and preferences in force, the oldest first, and unrated replies. The unrated
+        replies are evidence if the user rates only up or only down; else there are none."""
         given: list[tuple[int, Given]] = [(version, one) for _, version, one in self._rated_features()]
         given += self._preferred_features() + self._reasons()
         evidence = [one for _, one in sorted(given, key=lambda pair: pair[0])]
         return evidence, [one for _, one in self._unrated_replies(evidence)]
 
     def _rated_features(self) -> list[tuple[str, int, RatedFeatures]]:
-        """Return (reply id, version, rated features) of the ratings in force whose replies have features,
-        oldest first."""
+        """Return (reply id, adapter version that the rating made, features and rating) of each rating in
+        force, the oldest first. Ratings of replies without features are left out."""
         labels = self._history.labels()
         if any(reply_id not in self._features for reply_id, *_ in labels):
             for row in self._history.rated_words():
@@ -138,7 +142,8 @@ class UserTaste:
         return self._unshown
 
     def _preferred_features(self) -> list[tuple[int, Given]]:
-        """Return (version, preference) of the preferences in force whose replies have features."""
+        """Return (adapter version that the preference made, preference) of each preference in force.
+        Preferences with a reply without features are left out."""
         pairs = self._history.pairs.in_force()
         if any({pair.better, pair.worse} - self._features.keys() for pair in pairs):
             for row in self._history.pairs.words():
@@ -151,7 +156,8 @@ class UserTaste:
         return found
 
     def _reasons(self) -> list[tuple[int, Given]]:
-        """Return (version, preference) for each reason of a rating in force."""
+        """Return (adapter version that the rating made, preference that its reason states) for each rating in
+        force with a reason."""
         stated = [
             (version, asked_for(features, reason))
             for reply_id, reason, version in self._history.reasons.in_force()
@@ -160,8 +166,8 @@ class UserTaste:
         return [(version, one) for version, one in stated if one is not None]
 
     def _unrated_replies(self, given: Sequence[Given]) -> list[tuple[str, RatedFeatures]]:
-        """Return (reply id, features) of the newest unrated replies if the user rates only with up or only
-        with down; else an empty list."""
+        """Return (reply id, features) of the newest unrated replies if the user rates only up or only down;
+        else an empty list."""
         if not background_counts(given):
             return []
         unshown, rows = self._measured_unshown(), self._history.unrated_words(BACKGROUND)
@@ -175,12 +181,13 @@ class UserTaste:
 
 
 def reply_features(question: str, text: str, finish_reason: str) -> ReplyFeatures:
-    """Return the features of a stored reply. If the reply has a thought, only its answer is used."""
+    """Return the features of a reply. If the reply has a thought (reasoning before the answer), only its
+    answer is used."""
     return features_of(question, thinking.split(text).answer, finish_reason == "stop")
 
 
 def _compute_features(row: ReplyWords) -> ReplyFeatures | None:
-    """Compute and return the features of a reply that has no features in the current format; None if the
-    reply's text was deleted or if ruvmlx must not learn from the reply."""
+    """Compute and return the features of a reply that has no stored features in the current format. Return
+    None if the reply's text was deleted, or if ruvmlx must not learn from the reply."""
     missing = row.text and row.features != b""
     return reply_features(row.prompt, row.text, row.finish_reason) if missing else None

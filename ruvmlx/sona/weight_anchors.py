@@ -1,7 +1,8 @@
 """This module defines the protocol of the optional part that penalises changes to weights that earlier tasks
 depend on.
 
-`wiring.py` passes the implementation, which is elastic weight consolidation (optional/ewc.py).
+A task is a series of ratings about similar things (task_boundary.py). `wiring.py` passes the implementation
+of the protocol, which is elastic weight consolidation (optional/ewc.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,10 +34,11 @@ class WeightAnchors(Protocol):
     limit: int  # the maximum number of anchors that are kept
 
     def ids(self) -> list[int]:
-        """Return the ids of the anchors on the path to the version in use, the oldest first."""
+        """Return the ids of the anchors that belong to the adapter version in use or to its ancestors, the
+        oldest first."""
 
     def load(self) -> Sequence[Any]:
-        """Return the anchors whose ids `ids` returns."""
+        """Load the anchors whose ids `ids` returns from the store."""
 
     def last_version(self) -> int:
         """Return the adapter version of the newest anchor; 0 if there is no anchor."""
@@ -44,18 +46,19 @@ class WeightAnchors(Protocol):
     def new_importance(self) -> Importance: ...
 
     def read_importance(self, data: bytes) -> Importance:
-        """Read a stored importance. Raises CorruptFile if the data is damaged."""
+        """Decode a stored importance. Raises CorruptFile if the data is damaged."""
 
     def end_run(
         self, version: int, base: int, importance: Any, report: dict[str, Any], pruned: dict[str, str]
     ) -> bool:
-        """Store a run of the deep loop and, unless `importance` is None, its anchor in one transaction.
+        """Store a run of the deep loop, and its anchor unless `importance` is None, in one transaction.
+        Return False, and write nothing, if the base LoRA in use is no longer the measured base LoRA.
 
-        Returns False, and writes nothing, if the base in use is no longer `base`, which was measured.
+        base: the id of the measured base LoRA
         """
 
     def penalty(
         self, base: BaseLoRA, anchors: Sequence[Any], strength: float, pause: Pause | None = None
     ) -> tuple[float, dict[Place, Pair]]:
-        """Return the penalty on the base's distance to the anchors, and the penalty's gradient by the base's
+        """Return the penalty on the base LoRA's distance to the anchors, and the penalty's gradient by its
         lora_a and lora_b."""

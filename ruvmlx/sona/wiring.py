@@ -1,5 +1,5 @@
-"""This module puts a learner together from the core and the optional parts that implement the core's
-protocols."""
+"""This module puts a learner (learner.py) together. Some of its parts are in the package `optional` and
+implement protocols of this package."""
 
 from functools import partial
 
@@ -19,9 +19,10 @@ def open_learner(
     store: Store, model: Model, backend: Backend, name: str = "default",
     learn: bool = True, implicit: bool = False, targets: str = "head",
 ) -> Learner:  # fmt: skip
-    """Return the learner of one named adapter on one model. Nothing is measured yet (ActiveAdapter.measure).
+    """Return the learner of one named adapter on one model. This function measures nothing; the first rating
+    measures the model (ActiveAdapter.measure).
 
-    learn: False if ratings are recorded and indexed, but never change weights
+    learn: False if the learner records and indexes ratings, but never changes weights
     implicit: True if the rating index also uses implicit feedback on unrated replies (signal.py)
     targets: the matrices that ratings change (lora/targets.py)
     """

@@ -1,6 +1,6 @@
-"""This package trains LoRA factors with MLX: it has the gradients, the losses and the optimiser.
+"""This package trains LoRA factors with MLX. It has the gradients, the losses and the optimiser.
 
-The package may import the MLX backend, `lora` and `models`, but it knows nothing of ratings or of the store,
-because `sona` chooses the training data. Read `trainer.py` first. `slices.py` explains how a forward and
-backward pass can be paused.
+The package can import the MLX backend, `lora` and `models`. It has no code for ratings or for the store,
+because the package `sona` chooses the training data. Read `trainer.py` first. `slices.py` explains how the
+forward and backward pass of a text can be paused.
 """

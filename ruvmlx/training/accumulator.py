@@ -1,14 +1,14 @@
 """This module adds up the gradients of several texts, and applies the sum as one step of the optimiser.
 
     gradients = GradientAccumulator()
-    gradients.accumulate(loss, grads)              # for each text; `pending` is the number of texts
-    gradients.apply(training, lr=5e-4, clip=1.0)   # one AdamW step (adamw.py); then `pending` is 0
+    gradients.accumulate(loss, grads)              # add a text; `pending` is the number of texts
+    gradients.apply(training, lr=5e-4, clip=1.0)   # make one AdamW step (adamw.py); then `pending` is 0
     gradients.apply_with_ewc(training, 5e-4, 1.0, anchors.penalty(...))
-    gradients.reset()                              # discards the sums without a step
+    gradients.reset()                              # discard the sums without a step
 
-The background loop (sona/background.py) makes its optimiser steps in this way. The instant loop
-(sona/instant.py) needs no accumulator: it keeps sums of evidence in the adapter, and computes the weights
-from these sums at each rating.
+The background loop, which trains a base LoRA (sona/background.py), makes its optimiser steps in this way. The
+instant loop, which updates a small LoRA at each rating (sona/instant.py), needs no accumulator. It keeps sums
+of evidence in the adapter, and computes the weights from these sums.
 """
 
 from collections.abc import Mapping
@@ -24,19 +24,23 @@ Penalty = tuple[float, Mapping[Place, Pair]]  # (value of the penalty, gradient 
 
 
 class GradientAccumulator:
-    """The sums of losses and gradients since the last step. pending: the number of texts in the sums. loss:
-    the sum of their losses."""
+    """The sums of the texts' losses and gradients since the last optimiser step.
+
+    pending: the number of texts in the sums
+    loss: the sum of the texts' losses
+    pairs: the sums of the texts' gradients by lora_a and lora_b
+    """
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Discard the sums."""
+        """Set all sums to zero without an optimiser step."""
         self.pending, self.loss, self.pairs = 0, 0.0, Pairs()
 
     def accumulate(self, loss: float, grads: Mapping[Place, Pair]) -> None:
-        """Add a text's loss and gradients, both already weighted. The accumulator may overwrite the
-        arrays."""
+        """Add a text's loss and gradients to the sums. The caller has already multiplied both by the text's
+        weight. The accumulator can overwrite the arrays in `grads` later."""
         self.loss, self.pending = self.loss + loss, self.pending + 1
         for place, pair in grads.items():
             if place in self.pairs:
@@ -46,17 +50,19 @@ class GradientAccumulator:
                 self.pairs[place] = pair
 
     def apply(self, training: Training, lr: float, clip: float, pause: Pause = lambda: None) -> float:
-        """Make one step, and return the loss. Raises NotFinite, and changes nothing, if a sum is not finite.
+        """Make one optimiser step with the sums, and return the loss. Raises NotFinite, and changes nothing,
+        if a sum is not finite.
 
-        If `pause` raises an exception, nothing is changed, and the sums stay.
+        lr: the learning rate; clip: the maximum norm of the gradients
+        pause: a function that can raise an exception to stop; weights and sums then stay unchanged
         """
         return self.apply_with_ewc(training, lr, clip, (0.0, {}), pause)
 
     def apply_with_ewc(
         self, training: Training, lr: float, clip: float, penalty: Penalty, pause: Pause = lambda: None
     ) -> float:
-        """Make one step as `apply` does, with a penalty on changes to weights that earlier tasks depend on
-        (sona/optional/ewc.py)."""
+        """Make one optimiser step as `apply` does, after the penalty and its gradient are added. The penalty
+        is on changes to weights that earlier tasks depend on (sona/optional/ewc.py)."""
         (value, slope), grads = penalty, dict(self.pairs)
         for place, pair in slope.items():
             known = grads.get(place)

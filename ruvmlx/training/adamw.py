@@ -1,5 +1,5 @@
-"""This module is the AdamW optimiser for the factors of a BaseLoRA. The state of the training can be stored
-and resumed.
+"""This module is the AdamW optimiser for the factors lora_a and lora_b of a BaseLoRA. The state of a training
+can be stored and resumed. For a weight w with gradient g, moments m and v, and learning rate lr, step t is
 
     m = b1 m + (1 - b1) g      v = b2 v + (1 - b2) g^2
     w -= lr (m' / (sqrt(v') + eps) + decay w),   m' = m / (1 - b1^t),   v' = v / (1 - b2^t)
@@ -25,14 +25,14 @@ Pairs = dict[Place, Pair]
 
 
 def norm(grads: Mapping[Place, Pair]) -> float:
-    """Return the Euclidean norm of all gradients together."""
+    """Return the Euclidean norm of the gradients of all matrices together."""
     return float(np.sqrt(sum(np.vdot(g, g) for pair in grads.values() for g in pair)))
 
 
 def _next_weights(
     w: np.ndarray, m: np.ndarray, v: np.ndarray, g: np.ndarray, lr: float, step: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the weights w and the moments m and v after one step."""
+    """Return the weights w and the moments m and v after one optimiser step with the gradient g."""
     m = m + (1 - BETA1) * (g - m)
     v = v + (1 - BETA2) * (g * g - v)
     mean, square = m / (1 - BETA1**step), v / (1 - BETA2**step)
@@ -43,9 +43,10 @@ def _next_weights(
 class Training:
     """The state of a training run.
 
-    pairs: the trained factors
-    step: the number of steps so far
-    facts: data of the background loop, which is stored with the run
+    pairs: the trained factors (lora_a, lora_b) of each matrix
+    scale: alpha / rank, the factor of lora_a lora_b
+    step: the number of optimiser steps so far
+    facts: data of the background loop that is stored together with this state
     mean, square: the moments m and v of the factors
     """
 
@@ -63,15 +64,17 @@ class Training:
 
     @property
     def base(self) -> BaseLoRA:
-        """A copy of the trained factors. Later steps do not change the copy."""
+        """A copy of the trained factors as a BaseLoRA. Later optimiser steps do not change the copy."""
         return BaseLoRA({p: (a.copy(), b.copy()) for p, (a, b) in self.pairs.items()}, self.scale)
 
     def update(
         self, grads: Mapping[Place, Pair], lr: float, clip: float, pause: Pause = lambda: None
     ) -> None:
-        """Make one step against `grads`. Before the step, their norm is clipped to `clip`.
+        """Make one optimiser step that lowers the loss.
 
-        pause: a function that is called between matrices; if it raises an exception, nothing is changed
+        grads: the gradients of the loss; they are scaled down if their norm exceeds `clip`
+        lr: the learning rate
+        pause: a function that is called after each matrix; if it raises an exception, no weight is changed
         """
         cut, moved = np.float32(min(1.0, clip / max(norm(grads), 1e-12))), {}
         for place, pair in grads.items():
@@ -95,8 +98,8 @@ class Training:
 
     @classmethod
     def from_bytes(cls, data: bytes, pause: Pause = lambda: None) -> "Training | None":
-        """Read a training that `to_bytes` wrote. Return None if the data is damaged. `pause` may raise an
-        exception to stop."""
+        """Decode the state of a training from the result of `to_bytes`. Return None if the data is damaged.
+        `pause` can raise an exception to stop."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 arrays: dict[str, Any] = {}

@@ -1,5 +1,5 @@
-"""This module has two losses as functions of logits, with their gradients, and activation functions that are
-fast on a CPU. Both losses are means over n positions:
+"""This module has two losses as functions of logits, with their gradients. It also has activation functions
+that are fast on a CPU. With p the softmax of the logits, both losses are means over n positions of a text:
 
 logprob:     mean log p(token)            d / d logits = (onehot(token) - p) / n
 divergence:  mean KL(frozen || p)         d / d logits = (p - frozen) / n
@@ -12,13 +12,14 @@ from ..platform.mx import mx, nn
 from .slices import Stops, TrainingText
 
 Value = tuple[mx.array, mx.array]  # (loss [], gradient by logits [n, V] or by hidden states [n, D])
-# (logits of some positions, slice of the positions, stages of the pass) -> Value
+# A Measure computes a loss for some positions: (their logits, slice of the positions, stages of the pass) ->
+# Value
 Measure = Callable[[mx.array, slice, Stops], Value]
 
 
 @mx.custom_function
 def softmax(scores: mx.array) -> mx.array:
-    """Return the softmax over the last axis. This implementation of exp is fast on a CPU."""
+    """Return the softmax over the last axis, computed with an exp that is fast on a CPU."""
     e = cpu_layers.exp(scores - scores.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)
 
@@ -30,14 +31,15 @@ def _softmax_vjp(_, slope, p):
 
 @mx.custom_function
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """Return silu(gate) * up, where silu(g) = g / (1 + exp(-g)). This implementation of exp is fast on a
+    """Return silu(gate) * up, where silu(g) = g / (1 + exp(-g)), computed with an exp that is fast on a
     CPU."""
     return gate * up / (1.0 + cpu_layers.exp(-gate))
 
 
 @swiglu.vjp
 def _swiglu_vjp(primals, slope, _):
-    """Return the gradients of `swiglu`. silu'(g) = s + g s (1 - s), where s = 1 / (1 + exp(-g))."""
+    """Return the gradients of `swiglu` by gate and up. silu'(g) = s + g s (1 - s), where s = 1 / (1 +
+    exp(-g))."""
     gate, up = primals
     s = 1.0 / (1.0 + cpu_layers.exp(-gate))
     silu = gate * s
@@ -45,9 +47,10 @@ def _swiglu_vjp(primals, slope, _):
 
 
 def mlp_inner(parts: Sequence[mx.array], own: bool) -> mx.array:
-    """Return the input of down_proj: silu(gate) * up, or gelu(up) if the MLP has no gate.
+    """Return the input of an MLP's down_proj: silu(gate) * up, or gelu(up) if the MLP has no gate.
 
-    own: whether to use `swiglu`, which is fast on a CPU
+    parts: the outputs of gate_proj and up_proj, or of up_proj alone
+    own: True to use `swiglu`, which is fast on a CPU
     """
     if len(parts) == 1:
         return nn.gelu(parts[0])
@@ -64,8 +67,9 @@ def _distribution(logits: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def logprob(text: TrainingText, temperature: float = 1.0) -> Measure:
-    """Return a Measure of the mean log p of the answer's tokens, with p at a temperature. For some positions,
-    the Measure returns the sum of log p, and the gradient of the mean by the logits of these positions."""
+    """Return a Measure of the mean log p of the answer's tokens, with p at a temperature. The Measure returns
+    the sum of log p over its positions, and the gradient of the mean over the whole answer by their
+    logits."""
     tokens = mx.array(text.tokens[text.first :])
 
     def measure(logits: mx.array, rows: slice, _: Stops) -> Value:
@@ -81,10 +85,12 @@ def logprob(text: TrainingText, temperature: float = 1.0) -> Measure:
 def divergence(
     head: Callable[[mx.array], mx.array], frozen: mx.array, logits: mx.array, rows: slice, stops: Stops
 ) -> Value:
-    """Return the mean KL(frozen || p). If `head` and `frozen` are bound, this function is a Measure.
+    """Return the sum of KL(frozen || p) over some positions, and the gradient of the mean over all N
+    positions by their logits. With `head` and `frozen` bound, this function is a Measure.
 
+    head: the original model's output head
     frozen: [N, D], the hidden states of the original model
-    logits: [n, V], the logits of the positions `rows`
+    logits: [n, V], the logits of the n positions `rows`
     """
     untouched = head(frozen[rows]).astype(mx.float32)
     stops.add(untouched)
@@ -95,10 +101,11 @@ def divergence(
 
 
 def sums(x: mx.array, g: mx.array) -> tuple[mx.array, mx.array]:
-    """Return the row sums [in] and the column sums [out] of the squared elements of x^T g, for x [T, in] and
-    g [T, out].
+    """Return the row sums [in] and the column sums [out] of the squared elements of G = x^T g, for x [T, in]
+    and g [T, out].
 
-    For few tokens, G = x^T g [in, out] is not formed: sum_j G[i, j]^2 = sum_tu x_ti (g_t . g_u) x_ui.
+    For few tokens T, the sums are computed without G [in, out]: sum_j G[i, j]^2 = sum_tu x_ti (g_t . g_u)
+    x_ui.
     """
     x, g = x.astype(mx.float32), g.astype(mx.float32)
     (n, n_in), n_out = x.shape, g.shape[1]

@@ -1,8 +1,11 @@
 """This module evaluates a forward and backward pass over a text slice by slice, so that the caller can pause
 or stop the pass between slices.
 
-MLX is lazy, so a slice is a part of the graph: a few stages of a layer, or the head at some positions. The
-slices are the same with and without a pause.
+MLX is lazy: it builds a graph of the pass, and evaluates a part of the graph when the part is needed. So a
+    slice
+is a part of the graph: a few stages of a layer, or the output head at some positions. The slices are the same
+    with
+and without a pause.
 """
 
 from collections import deque
@@ -13,17 +16,18 @@ from itertools import product
 from ..pausing import Pause
 from ..platform.mx import mx
 
-# the maximum length of a text, because every layer's attention scores stay in memory for the backward pass
+# The maximum number of tokens in a text. It is small, because the attention scores of every layer stay in
+# memory for the backward pass.
 MAX_TOKENS = 512
-SLICE = 150  # the work between two pauses in tokens x layers; 20 ms with the starter model
+SLICE = 150  # the work of a slice, in tokens x layers; 20 ms with the starter model
 
 
 @dataclass(frozen=True)
 class TrainingText:
     """A text to train on.
 
-    tokens: the T token ids
-    first: the index of the first token in the loss; at least 1
+    tokens: the T token ids of the text
+    first: the index of the first token that the loss includes (the first token of the answer); at least 1
     """
 
     tokens: tuple[int, ...]
@@ -31,9 +35,8 @@ class TrainingText:
 
     @classmethod
     def cut(cls, prompt: Sequence[int], said: Sequence[int], limit: int = MAX_TOKENS) -> "TrainingText":
-        """Return a text of at most `limit` tokens from a prompt and a reply (`said`). It has the end of the
-        prompt, and then the reply. If the text would be too long, the reply is cut to at least `limit` / 2
-        tokens."""
+        """Return a text of at most `limit` tokens: the end of a prompt, and then a reply (`said`). If prompt
+        and reply are too long together, the reply is cut first, but it keeps at least `limit` / 2 tokens."""
         said = said[: max(limit // 2, limit - len(prompt))]
         prompt = prompt[-(limit - len(said)) :]
         return cls((*prompt, *said), len(prompt))
@@ -44,19 +47,19 @@ class TrainingText:
 
 
 class Stops:
-    """The stages of a pass in their order, each with its work in tokens x layers. A stage is a part of a
-    layer, such as the attention."""
+    """The stages of a forward pass in their order, each with its work in tokens x layers. A stage is a part
+    of a layer, such as the attention. A pass can stop between stages."""
 
     def __init__(self) -> None:
         self._stages: list[tuple[float, Sequence[mx.array]]] = []
 
     def add(self, *made: mx.array, work: float = SLICE) -> None:
-        """Add a stage. made: the outputs of the stage, which are all arrays that the next stage reads."""
+        """Add a stage. made: the outputs of the stage: all arrays that the next stage reads."""
         self._stages.append((work, made))
 
     def slices(self) -> Iterator[Sequence[mx.array]]:
-        """Yield the outputs of the last stage of each slice. This object then no longer refers to the stages
-        of the slice."""
+        """Divide the stages into slices, and yield the outputs of each slice's last stage. This object drops
+        its references to the stages, so that their memory can be freed."""
         held: Sequence[mx.array] = ()
         stages, self._stages, total = deque(self._stages), [], 0.0
         while stages:
@@ -70,14 +73,15 @@ class Stops:
 
 
 def evenly(count: int, most: int) -> Iterator[slice]:
-    """Split 0 ... count - 1 into nearly equal slices of at most `most` numbers."""
+    """Divide the numbers 0 ... count - 1 into nearly equal slices of at most `most` numbers, and yield
+    them."""
     parts = -(-count // most)
     for i in range(parts):
         yield slice(count * i // parts, count * (i + 1) // parts)
 
 
 def evaluate(slices: Iterable[Sequence[mx.array]], pause: Pause | None) -> None:
-    """Evaluate the slices in order. Call `pause` after each."""
+    """Evaluate the slices in order, and call `pause` after each slice. slices: the arrays of each slice."""
     for arrays in slices:
         mx.eval(*arrays)
         if pause is not None:
@@ -85,8 +89,8 @@ def evaluate(slices: Iterable[Sequence[mx.array]], pause: Pause | None) -> None:
 
 
 def stage_work(tokens: int) -> dict[str, float]:
-    """Return the work of each stage of a layer in tokens x layers: {name of one of the stage's modules:
-    work}. The attention is a part of the stage q_proj."""
+    """Return {stage: work} of the stages of a layer, with the work in tokens x layers. One of its modules
+    names a stage. The attention is a part of the stage q_proj. tokens: the number of tokens of the text."""
     return {
         "v_proj": 0.15 * tokens,
         "q_proj": (0.1 + tokens / 1000) * tokens,
@@ -100,7 +104,9 @@ STAGES = (("down_proj",), ("gate_proj", "up_proj"), ("o_proj",), ("q_proj", "k_p
 
 
 def from_the_last(grads: Mapping[str, mx.array], text: TrainingText) -> Iterator[list[str]]:
-    """Yield the names of the gradients for each slice, in the order of the backward pass."""
+    """Divide the gradients into slices, in the order of the backward pass, and yield the names of each
+    slice's
+    gradients. grads: {"<layer>.<module>...": gradient}."""
     of: dict[tuple[int, str], list[str]] = {}
     for name in grads:
         at, module = name.split(".")[:2]

@@ -1,10 +1,9 @@
-"""This module computes gradients by a BaseLoRA's factors on Metal, CUDA or CPU, with frozen model weights.
+"""This module computes gradients of a loss by a BaseLoRA's factors (lora_a, lora_b) on Metal, CUDA or CPU.
 
 The output head is linear and is not trained here. So its part of the chain rule is a formula (losses.py) and
-one matrix product, and MLX differentiates the rest. The head is computed only at positions that predict a
-token of the answer. On a CPU, all numbers are float32.
-
-MLX is lazy: a pass is first built as a graph, and the graph is then evaluated slice by slice (slices.py).
+one matrix product, and MLX differentiates the layers. The head is computed only at positions that predict a
+token of the answer. On a CPU, all numbers are float32. MLX is lazy: first, it builds a graph of the forward
+and backward pass; then this module evaluates the graph slice by slice (slices.py).
 """
 
 from collections import OrderedDict
@@ -30,8 +29,8 @@ from ..platform.mx import BLAS, mx, nn
 from .losses import Measure, Value, divergence, logprob, mlp_inner, softmax, sums
 from .slices import Stops, TrainingText, evaluate, evenly, from_the_last, stage_work
 
-LOGITS = 1 << 21  # the number of logits in memory at a time; 30 ms of the starter model's head
-KNOWN = 256 << 20  # the maximum size of the cache of inputs of the first trained layer, bytes
+LOGITS = 1 << 21  # the number of logits that are computed at a time; 30 ms of the starter model's output head
+KNOWN = 256 << 20  # bytes; the maximum size of the cache that holds the inputs of the first trained layer
 
 Pairs = dict[Place, Pair]
 Weigh = Callable[[float], float]
@@ -44,23 +43,23 @@ def _build_graph(model: Model, kind: str, pause: Pause) -> nn.Module:
 
 
 def _unwrap(module: nn.Module) -> nn.Module:
-    """Return mlx-lm's own module, without the backend's wrappers."""
+    """Return the plain module of mlx-lm that a backend's wrappers contain."""
     module = module.plain if "plain" in module else module
     return module.linear if isinstance(module, ChangedLinear) else module
 
 
 class LayerInput(NamedTuple):
-    """The input x [T, D] of the layer with the index `first`."""
+    """The input x [T, D] of the layer with the index `first`, for the T tokens of a text."""
 
     first: int
     x: mx.array
 
 
 class Trainer:
-    """The losses and gradients of one model's graph. The change of the output head is fixed (`set_head`).
+    """A trainer computes losses and gradients with one model. `set_head` sets the change of the output head.
 
-    backend: a backend with the weights in MLX, as on a GPU, lends its graph, without its base LoRA. With
-        another backend or None, the trainer builds a graph and keeps it until `close`.
+    backend: a backend whose weights are in MLX (as on a GPU) lends its graph, without its base LoRA. With
+        another backend or None, the trainer builds its own graph and keeps it until `close`.
     """
 
     def __init__(
@@ -85,12 +84,12 @@ class Trainer:
         self._head: list[tuple[mx.array, mx.array]] = []
 
     def close(self) -> None:
-        """Free the memory of the graph and the caches."""
+        """Free the memory of the graph and of the cached layer inputs."""
         del self._graph, self._known
         mx.clear_cache()
 
     def set_head(self, base: BaseLoRA | None, micro: MicroLoRA | None) -> None:
-        """Set the change of the output head to the sum of the changes by the base and by the MicroLoRA."""
+        """Set the change of the output head: the sum of the base LoRA's change and the MicroLoRA's change."""
         changes = [(micro.lora_a, micro.lora_b * np.float32(micro.scale))] if micro else []
         if base and ("lm_head", 0) in base.pairs:
             a, b = base.pairs["lm_head", 0]
@@ -103,8 +102,8 @@ class Trainer:
     def reply(
         self, base: BaseLoRA, text: TrainingText, weigh: Weigh = lambda value: 1.0, pause: Pause | None = None
     ) -> tuple[float, Pairs]:
-        """Return the mean log-probability of the answer, and its gradient by the base's factors, times
-        weigh(value). If weigh(value) is 0, the backward pass is skipped and no gradient is returned."""
+        """Return the mean log-probability `value` of the answer's tokens, and weigh(value) times its gradient
+        by the base LoRA's factors. If weigh(value) is 0, skip the backward pass and return no gradient."""
         return self._run(base, text, logprob(text), weigh, pause)
 
     def kl(
@@ -115,17 +114,17 @@ class Trainer:
         weigh: Weigh = lambda value: 1.0,
         pause: Pause | None = None,
     ) -> tuple[float, Pairs]:
-        """Return the mean KL(frozen || p), and its gradient times weigh(value). frozen: hidden states [n, D]
-        of the original model."""
+        """Return the mean KL(frozen || p) `value` over the answer's n positions, and weigh(value) times its
+        gradient. frozen: [n, D], the original model's hidden states at these positions."""
         with mx.stream(self._device):
             known = mx.array(frozen).astype(self._dtype)
         head = partial(graph.head, self._graph)
         return self._run(base, text, partial(divergence, head, known), weigh, pause)
 
     def squares(self, base: BaseLoRA, text: TrainingText, pause: Pause | None = None) -> dict[Place, Squares]:
-        """Return the squared gradient G of a reply's mean log-probability by each matrix that the base
-        changes. G = sum_t x_t g_t^T [in, out], where x_t is the matrix's input and g_t the gradient by its
-        output. Returned are the row and column sums of G^2, float32."""
+        """Return the row sums and column sums (float32) of G^2 for each matrix that the base LoRA changes. G
+        = sum_t x_t g_t^T [in, out] is the gradient of the answer's mean log-probability by the matrix; x_t is
+        the matrix's input, and g_t is the gradient by its output."""
         BLAS.adapt(self._load.cores())
         with mx.stream(self._device):
             stops = Stops()
@@ -153,8 +152,8 @@ class Trainer:
     def inputs(
         self, places: Sequence[Place], text: TrainingText, pause: Pause | None = None
     ) -> dict[Place, np.ndarray]:
-        """Return the mean input [in] of each matrix over the answer's positions, in the original model;
-        float32."""
+        """Return the mean input [in] float32 of each matrix over the answer's positions, in the original
+        model."""
         BLAS.adapt(self._load.cores())
         with mx.stream(self._device):
             stops, inputs = Stops(), dict[str, mx.array]()
@@ -171,8 +170,8 @@ class Trainer:
     def input_rows(
         self, places: Sequence[Place], text: TrainingText, rows: np.ndarray, pause: Pause | None = None
     ) -> dict[Place, np.ndarray]:
-        """Return the inputs [n, in] of each matrix at n positions of the answer, in the original model;
-        float32."""
+        """Return the inputs [n, in] float32 of each matrix at n positions of the answer, in the original
+        model. rows: the indices of the positions in the answer."""
         with mx.stream(self._device):
             stops, inputs = Stops(), dict[str, mx.array]()
             probes = {f"{layer}.{module}": mx.zeros((), self._dtype) for module, layer in places}
@@ -193,8 +192,8 @@ class Trainer:
         temperature: float,
         pause: Pause | None = None,
     ) -> dict[Place, np.ndarray]:
-        """Return the gradient [rank, out] of the answer's log-probability, at a temperature, by each matrix's
-        lora_b where all lora_b are 0. lora_a: [in, rank]."""
+        """Return the gradient [rank, out] of the answer's log-probability by lora_b of each matrix, at lora_b
+        = 0. lora_a: [in, rank] for each matrix. temperature: the temperature of the probability."""
         BLAS.adapt(self._load.cores())
         with mx.stream(self._device):
             stops, zero = Stops(), {}
@@ -219,8 +218,8 @@ class Trainer:
             }
 
     def _probes(self, base: BaseLoRA, tokens: int) -> dict[str, mx.array]:
-        """Return zeros [T, out] to add to each changed matrix's output. Their gradient is the gradient by the
-        output."""
+        """Return zeros [T, out] to add to the output of each matrix that the base LoRA changes. The gradient
+        by the zeros is the gradient by the output."""
         return {
             f"{layer}.{module}": mx.broadcast_to(mx.zeros((1, 1), self._dtype), (tokens, b.shape[1]))
             for (module, layer), (_, b) in base.pairs.items()
@@ -228,7 +227,7 @@ class Trainer:
         }
 
     def states(self, base: BaseLoRA | None, text: TrainingText, pause: Pause | None = None) -> np.ndarray:
-        """Return the head's inputs [n, D] at the answer's positions. base: None for the original model."""
+        """Return the head's inputs [n, D] at the answer's n positions. base: None for the original model."""
         with mx.stream(self._device):
             base, stops = base or BaseLoRA({}), Stops()
             layer_input = self._layer_input(text, _first(base, len(self._graph.model.layers)), pause)
@@ -267,7 +266,7 @@ class Trainer:
             return number, self._pairs(base, grads, weight)
 
     def _factors(self, base: BaseLoRA) -> dict[str, mx.array]:
-        """Return the layers' factors by name ("3.q_proj.a"). Here lora_b is multiplied by the scale."""
+        """Return the layers' factors by name, such as "3.q_proj.a", with lora_b multiplied by the scale."""
         out = {}
         for (module, layer), (a, b) in base.pairs.items():
             if module != "lm_head":
@@ -284,7 +283,7 @@ class Trainer:
         return out
 
     def _loss_and_slope(self, hidden: mx.array, measure: Measure, stops: Stops) -> Value:
-        """Return the loss and its gradient by hidden [n, D], computed for some positions at a time."""
+        """Return the loss and its gradient by `hidden` [n, D]. Compute both for a few positions at a time."""
 
         def head(h):
             logits = graph.head(self._graph, h)
@@ -316,14 +315,14 @@ class Trainer:
         stops: Stops,
         linear: Callable | None = None,
     ) -> mx.array:
-        """Run the layers from `layer_input` on. Return the hidden states [n, D] of the answer."""
+        """Run layer `layer_input.first` and all later layers. Return the answer's hidden states [n, D]."""
         layers, x = self._graph.model.layers, layer_input.x
         for i in range(layer_input.first, len(layers)):
             x = self._layer(x, layers[i], partial(linear or _linear, factors, i), stops)
         return self._graph.model.norm(x[text.first - 1 :])
 
     def _layer_input(self, text: TrainingText, first: int, pause: Pause | None) -> "LayerInput":
-        """Return the input of layer `first`. The input is cached, because training does not change it."""
+        """Return the input of layer `first`. Training does not change this input, so it is cached."""
         layer_input = self._known.pop((text, first), None)
         if layer_input is None:
             x, stops = self._graph.model.embed_tokens(mx.array([text.tokens[:-1]]))[0], Stops()
@@ -355,11 +354,11 @@ class Trainer:
         return x
 
     def _attend(self, q: mx.array, k: mx.array, v: mx.array, own: nn.Module) -> mx.array:
-        """Return the attention: q [T, n_heads * d], k and v [T, n_kv_heads * d] -> [T, n_heads * d]."""
+        """Return attention's output: q [T, n_heads * d], k, v [T, n_kv_heads * d] -> [T, n_heads * d]."""
         n, g, d = len(q), own.n_kv_heads, own.head_dim
         q, k, v = (y[None].swapaxes(1, 2) for y in own.split(q, k, v))
         q, k = own.turned_queries(q), own.turned_keys(k)
-        q = (q * own.scale).reshape(g, -1, d)  # one product for all queries that share a key/value head
+        q = (q * own.scale).reshape(g, -1, d)  # use one product for all queries that share a key/value head
         scores = (q @ k[0].swapaxes(-1, -2)).reshape(g, -1, n, n)
         scores = scores + self._positions.mask(n, n).astype(q.dtype)
         p: mx.array = softmax(scores) if self._own else mx.softmax(scores, axis=-1, precise=True)  # type: ignore[assignment]
@@ -368,7 +367,7 @@ class Trainer:
 
 
 def _linear(factors: Mapping[str, mx.array], layer: int, x: mx.array, own: nn.Module, names: Sequence[str]):
-    """Run several linear layers, with their LoRA changes, on one input: x [T, in] -> a list of [T, out]."""
+    """Run the named modules of a layer, with their LoRA changes, on one input: x [T, in] -> [T, out] each."""
     found = [name for name in names if f"{layer}.{name}.a" in factors]
     out = {name: _unwrap(own[name])(x) for name in names}
     if found:
@@ -384,8 +383,8 @@ def _probed_linear(
     probes: Mapping[str, mx.array], inputs: dict[str, mx.array], factors: Mapping[str, mx.array], layer: int,
     x: mx.array, own: nn.Module, names: Sequence[str],
 ):  # fmt: skip
-    """Run `_linear`, and add a probe (zeros, see `_probes`) to each output. Store the input x of each probed
-    layer in `inputs`."""
+    """Run `_linear`, and add a probe (zeros from `_probes`) to each output that has one. Store the input x of
+    each matrix with a probe in `inputs`."""
     out = _linear(factors, layer, x, own, names)
     for i, name in enumerate(names):
         if (key := f"{layer}.{name}") in probes:
@@ -395,5 +394,5 @@ def _probed_linear(
 
 
 def _first(base: BaseLoRA, layers: int) -> int:
-    """Return the lowest layer that the base changes; `layers` if the base changes no layer."""
+    """Return the lowest layer that the base LoRA changes; `layers` if the base LoRA changes no layer."""
     return min((layer for module, layer in base.pairs if module != "lm_head"), default=layers)
