@@ -1,5 +1,5 @@
-"""This module measures the properties that must not change while a model learns: its predictions of neutral
-text, and the variety of its replies."""
+"""This module measures two properties that must hardly change while a model learns from ratings: the model's
+predictions on neutral text, and the variety of its replies."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from ruvmlx.backends.base import Backend, HeadAdapter, original_model
 from ruvmlx.sona.kl_probe import log_softmax_rows
 
 _LIMIT = 1024  # the maximum number of tokens of the neutral text
-_ROWS = 64  # the number of tokens whose logits are in memory at the same time
+_ROWS = 64  # the number of tokens whose logits are computed at a time
 
 
 class NeutralText:
-    """A neutral text, which no rating is about. `compare` measures the KL to the frozen (original) model and
-    the perplexity on this text."""
+    """A neutral text, on a topic that no simulated user rates. `compare` measures on this text the KL
+    divergence of a learned model from the frozen (original) model, and the change of perplexity."""
 
     def __init__(self, backend: Backend, tokenizer):
         text = resources.files(__package__).joinpath("data/neutral.txt").read_text(encoding="utf-8")
@@ -25,8 +25,8 @@ class NeutralText:
             self._frozen = backend.hidden_states(self._tokens[:-1])  # [T - 1, D]: T tokens, D hidden size
 
     def compare(self, adapter: HeadAdapter | None) -> tuple[float, float]:
-        """Return (mean KL(new || frozen) in nats per token, relative change of perplexity). The new model is
-        the model with this adapter and the backend's base LoRA."""
+        """Return (mean KL(new || frozen) in nats per token, relative change of the perplexity). The new model
+        has this adapter and the backend's base LoRA; the frozen model has neither."""
         hidden = (
             self._frozen if self._backend.lora is None else self._backend.hidden_states(self._tokens[:-1])
         )
@@ -47,8 +47,8 @@ class NeutralText:
 
 
 def distinct_2(replies: Sequence[Sequence[int]]) -> float:
-    """Return distinct-2: the number of different pairs of adjacent tokens, divided by the number of all such
-    pairs (Li et al. 2016)."""
+    """Return the distinct-2 of replies (Li et al. 2016): the number of different pairs of adjacent tokens,
+    divided by the number of all pairs of adjacent tokens."""
     pairs = [pair for ids in replies for pair in itertools.pairwise(ids)]
     return len(set(pairs)) / len(pairs) if pairs else 1.0
 
@@ -56,7 +56,8 @@ def distinct_2(replies: Sequence[Sequence[int]]) -> float:
 def variety_ratio(new: Sequence[Sequence[int]], old: Sequence[Sequence[int]]) -> float:
     """Return the distinct-2 of the new replies divided by the distinct-2 of the old replies.
 
-    Longer texts repeat more pairs, so both replies to a prompt are cut to the length of the shorter reply.
+    Longer texts repeat more pairs of tokens, so both replies to a prompt are cut to the length of the shorter
+    reply.
     """
     pairs = [(a[: len(b)], b[: len(a)]) for a, b in zip(new, old, strict=True)]
     return distinct_2([a for a, _ in pairs]) / distinct_2([b for _, b in pairs])

@@ -1,8 +1,10 @@
-"""This module runs the suite of experiments (all simulated users and arms, with a few seeds each), and writes
-the report.
+"""This module runs the suite of experiments of `ruvmlx prove`, and writes the report. In a trial, a simulated
+user rates replies. The suite has a trial for each simulated user, each arm (a way to learn) and each of a few
+seeds.
 
-Each result is a line of JSON in a file. The suite does not repeat a trial whose result is in the file. So the
-user can stop the suite and continue it, and several processes that run different users can share the file.
+Each result is a line of JSON in a file. The suite does not repeat a trial whose result is in the file. So you
+can stop the suite and continue it, and several processes that run different simulated users can share the
+file.
 """
 
 import datetime
@@ -22,7 +24,7 @@ from .report import Point, join_trials
 from .trial import Arm, Bench, Checkpoint, TrialSetup
 from .users import HOSTILE, TASTES, USERS
 
-BEST_OF = 4  # the number of replies among which the taste model picks, in the arms "instant" and "full"
+BEST_OF = 4  # the number of replies of which the taste model picks one, in the arms "instant" and "full"
 ORACLES = {  # user -> a system prompt that states the user's taste
     "brevity": "Answer as briefly as you can, in one short sentence.",
     "lists": "Always answer with a numbered list, one item on each line.",
@@ -32,8 +34,8 @@ ORACLES = {  # user -> a system prompt that states the user's taste
 
 @dataclass(frozen=True)
 class SuiteCell:
-    """One row of the report: a user, an arm (a way to learn), and the numbers of ratings at the
-    checkpoints."""
+    """A cell of the suite: a simulated user and an arm (a way to learn). checkpoints: the numbers of ratings
+    after which the learned model is measured; each gives a row of the report."""
 
     user: str
     arm: Arm
@@ -63,9 +65,11 @@ def cells() -> list[SuiteCell]:
 def run(
     bench: Bench, setting: TrialSetup, seeds: int, user: str | None, path: Path, log: Callable[[str], None]
 ) -> None:
-    """Run the cells that the file lacks.
+    """Run the trials whose results are not in the file, and add their results.
 
-    setting: the prompts, the lengths and the temperature. user: the name of a user, or None for all users.
+    setting: the prompts, the lengths and the temperature of all trials
+    seeds: the number of trials of each cell
+    user: the name of a simulated user; None for all users
     """
     for seed in range(seeds):
         for cell in cells():
@@ -100,12 +104,12 @@ def _plain(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def append(path: Path, result: dict[str, Any]) -> None:
     with path.open("a", encoding="utf-8") as f:
-        f.write("\n" + json.dumps(result) + "\n")  # the first "\n" ends a line that a killed run cut
+        f.write("\n" + json.dumps(result) + "\n")  # the first "\n" ends an incomplete line of a killed run
 
 
 def results(path: Path, of: str = "key") -> list[dict[str, Any]]:
-    """Return the results in the file, without lines that a killed run cut. of: the name of a field; results
-    without this field are left out."""
+    """Return the results in the file, without incomplete lines of killed runs. of: the name of a field;
+    results without this field are left out."""
     if not path.exists():
         return []
     found = []
@@ -118,7 +122,7 @@ def results(path: Path, of: str = "key") -> list[dict[str, Any]]:
 
 
 def checkpoints(found: Sequence[dict[str, Any]]) -> list[list[Checkpoint]]:
-    """Return the checkpoints of one cell, as one list for each seed."""
+    """Return the checkpoints of one cell as one list for each seed. found: the results of the cell."""
     return [
         [Checkpoint(**(c | _arrays(c))) for c in result["checkpoints"]]
         for result in sorted(found, key=lambda r: r["seed"])
@@ -152,8 +156,9 @@ _COLUMNS = (
 
 
 def markdown(path: Path, command: str, picture: str) -> str:
-    """Return the report as Markdown: the claims, then every figure. picture: the plot's file name, relative
-    to the report."""
+    """Return the report as Markdown: first the claims, then all figures. command: the command that made the
+    report.
+    picture: the plot's file name, relative to the report."""
     cells_ = _by_cell(results(path))
     within = {key: of for key, of in cells_.items() if not _out_of_reach(key, cells_)}
     found = {key: join_trials(checkpoints(of)) for key, of in (within | _on_shared_seeds(within)).items()}
@@ -189,8 +194,8 @@ def markdown(path: Path, command: str, picture: str) -> str:
 
 
 def _on_shared_seeds(cells_: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
-    """Return {"A against B": the results of cell A for the seeds that cell B also has}, for any two cells of
-    one user."""
+    """Return {"A against B": the results of cell A for the seeds that cell B also has} for each two cells A
+    and B of one simulated user."""
     shared = {}
     for (a, of), (b, others) in itertools.permutations(cells_.items(), 2):
         if a.split(",")[0] == b.split(",")[0]:
@@ -211,7 +216,8 @@ def _row(name: str, of: list[dict[str, Any]], p: Point) -> str:
 
 
 def picture(path: Path) -> str:
-    """Return the learning curves of the instant loop (ratings without training), as SVG."""
+    """Return a plot of the win-rates over the number of ratings as SVG, with a curve for each simulated user.
+    The model learns only by the instant loop, which updates weights at each rating."""
     by_cell = _by_cell(results(path))
     lines = {
         user: [
@@ -224,12 +230,13 @@ def picture(path: Path) -> str:
 
 
 def _by_cell(found: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Return {cell: results}, in the order of the suite."""
+    """Return {key of a cell: its results}, in the order of the suite, without cells that have no results."""
     by_key = {cell.key: [r for r in found if r["key"] == cell.key] for cell in cells()}
     return {key: of for key, of in by_key.items() if of}
 
 
 def _out_of_reach(key: str, by_cell: dict[str, list[dict[str, Any]]]) -> bool:
-    """Return True if the original model met the taste of the cell's user with no seed."""
+    """Return True if the original model never wrote a reply that meets the taste of the cell's user, with any
+    seed."""
     user = key.split(",")[0]
     return not any(r["reach"] for r in by_cell.get(f"{user}, instant", [])) and user in TASTES

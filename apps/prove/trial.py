@@ -1,5 +1,5 @@
-"""This module runs a trial, which is one seed of one arm (a way to learn). A simulated user chats and rates
-replies, and the model then answers the held-out prompts.
+"""This module runs a trial: one experiment with one arm (a way to learn) and one random seed. A simulated
+user chats and rates replies. Then the learned model answers the held-out prompts, which the user never rated.
 
 A trial uses a temporary store. It neither reads nor writes the adapter of the real user.
 """
@@ -27,18 +27,20 @@ from .retention import NeutralText, variety_ratio
 from .untouched_replies import JudgedReply, UntouchedReplies
 from .users import Scorer
 
-CONSOLIDATE_EVERY = 32  # the number of ratings between two trainings, in the arm "full"
-REACH_PROMPTS = REACH_SAMPLES = 8
+CONSOLIDATE_EVERY = 32  # the number of ratings from one training to the next, in the arm "full"
+REACH_PROMPTS = REACH_SAMPLES = 8  # the numbers of prompts and of samples of each prompt in `within_reach`
 
 
 @dataclass(frozen=True)
 class Arm:
-    """The settings that differ between trials.
+    """An arm: the settings that differ between trials.
 
-    learn: "off", "instant" (ratings only), "full" or "style" (ratings and a slow loop). examples: the number
-    of liked replies in the prompt. shuffle: True if each reply gets the stars of a random reply. flip: the
-    probability that stars are reversed. reverse_at: the number of ratings after which the user wants the
-    opposite. system: a system prompt that states the taste.
+    learn: "off"; "instant": each rating updates weights; "full" or "style": a slow loop updates weights, too
+    examples: the number of liked replies that the prompt contains
+    shuffle: True if each reply gets the stars of a random reply
+    flip: the probability that the user's stars are reversed (6 - stars)
+    reverse_at: the number of ratings after which the user wants the opposite; None for never
+    system: a system prompt that states the taste; None for no system prompt
     """
 
     learn: str = "instant"
@@ -61,8 +63,13 @@ class Arm:
 
 @dataclass(frozen=True)
 class TrialSetup:
-    """The settings that all arms of a comparison share. best_of: the number of replies to each held-out
-    prompt among which the taste model picks one; with 1, the taste model does not pick."""
+    """The settings that all arms of a comparison share.
+
+    scorer: the simulated user: the function that gives stars to a reply
+    prompts, heldout: the prompts that the user rates, and the prompts that only test the learned model
+    checkpoints: the numbers of ratings after which the learned model is measured
+    best_of: the number of replies to a held-out prompt of which the taste model picks one; 1 for no choice
+    """
 
     scorer: Scorer
     prompts: Sequence[str]
@@ -89,11 +96,13 @@ class TrialReply:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The results of a trial after one number of ratings.
+    """The results of a trial after a certain number of ratings.
 
-    scores, base_scores: the stars [P] of the replies to P held-out prompts, of the learned model and of the
-    frozen model (the original one). kl, ppl_change: measured on neutral text (see retention.py). best_scores:
-    the stars [P] of the replies that the taste model picks, or None.
+    scores, base_scores: [P], the stars of the learned model's and of the frozen (original) model's replies to
+        P held-out prompts
+    kl, ppl_change: the KL from the frozen model and the change of perplexity on neutral text (retention.py)
+    mean_tokens, mean_tokens_base: the mean numbers of tokens of these replies
+    best_scores: [P], the stars of the replies that the taste model picks; None if it does not pick
     """
 
     ratings: int
@@ -103,20 +112,20 @@ class Checkpoint:
     ppl_change: float
     mean_tokens: float
     mean_tokens_base: float
-    variety: float  # distinct-2 divided by the frozen replies' distinct-2
+    variety: float  # the distinct-2 of the learned model's replies, divided by the frozen model's distinct-2
     sample: str
     best_scores: np.ndarray | None = None
 
 
 class Bench:
-    """The model and the frozen model's answers, which all trials share."""
+    """The model, its measurements and the frozen (original) model's replies, which all trials share."""
 
     def __init__(
         self, model, backend, kv: str | None = None, targets: str = "head",
         kept_replies: Path | None = None, measured: tuple[bytes, bytes] | None = None,
     ):  # fmt: skip
-        """kept_replies: the file of the untouched model's replies; None: each run writes the replies again.
-        measured: the model's reference text and whitening; None: the first runtime measures them."""
+        """kept_replies: the file of the frozen model's replies; None: the model writes them in each run.
+        measured: the stored (KL probe, whitening) of the model; None: the first runtime measures them."""
         self.model, self.backend, self.kv, self.targets = model, backend, kv, targets
         self.neutral = NeutralText(backend, model.tokenizer)
         self.untouched = UntouchedReplies(backend, model.fingerprint, kept_replies)
@@ -130,7 +139,7 @@ class Bench:
 
     @contextmanager
     def runtime(self, arm: "Arm | None" = None) -> Iterator[Runtime]:
-        """Yield a runtime with its own store, which has learned nothing."""
+        """Yield a runtime with a temporary store, whose adapter has learned nothing yet."""
         examples, learn = (arm.examples, arm.learn != "off") if arm else (0, True)
         with tempfile.TemporaryDirectory(prefix="ruvmlx-prove-") as folder:
             store, model = Store(Path(folder) / "prove.db"), self.model.fingerprint
@@ -164,7 +173,8 @@ class Bench:
                     self.measured = neutral, mean
 
     def _learn_directions(self, runtime: Runtime) -> None:
-        """Find the directions of the model's measures once. The chat finds the directions in idle time."""
+        """Compute the directions of the taste's measures (sona/measure_directions.py) once, or read them from
+        a file. In a chat, the runtime computes the directions in idle time."""
         learner, file = runtime.learner, self._directions_file
         assert learner is not None
         if self._directions or learner.directions.are_shipped:
@@ -181,7 +191,7 @@ class Bench:
                 out.write(self._directions)
 
     def base_replies(self, setting: TrialSetup, seed: int) -> list[TrialReply]:
-        """Return the frozen model's answers to the held-out prompts."""
+        """Return the frozen model's replies to the held-out prompts."""
         key = (tuple(setting.heldout), setting.max_tokens, setting.temperature, seed)
         if key not in self._base:
             with self.runtime() as runtime:
@@ -194,8 +204,8 @@ class Bench:
         return self._base[key]
 
     def unshown_measures(self, setting: TrialSetup) -> dict[str, np.ndarray]:
-        """Return the taste measures of unshown replies (replies that the user does not see) to the prompts.
-        The chat writes such replies in idle time."""
+        """Return {prompt: measures of unshown replies}. Unshown replies are replies to the prompt that the
+        user does not see (sona/unshown.py). In a chat, the model writes unshown replies in idle time."""
         key = (tuple(setting.prompts), setting.max_tokens, setting.temperature)
         if key not in self._unshown:
             with self.runtime() as runtime:
@@ -214,9 +224,9 @@ class Bench:
 
 
 def within_reach(bench: Bench, setting: TrialSetup, seed: int) -> bool:
-    """Return True if one of the frozen model's replies comes near this taste: one of 8 samples of each of 8
-    prompts earns 3 stars. If no sample does, ratings cannot teach the taste, because ratings only choose
-    among replies that the model writes."""
+    """Return True if a reply of the frozen model comes near the user's taste: of 8 samples of each of 8
+    prompts, at least one sample earns 3 stars. If no sample earns 3 stars, ratings cannot teach the taste,
+    because ratings only choose among replies that the model writes."""
     asked = [p for p in setting.prompts[:REACH_PROMPTS] for _ in range(REACH_SAMPLES)]
     with bench.runtime() as runtime:
         requests = [request_for(runtime, setting, p, seed_for(seed, 2, i)) for i, p in enumerate(asked)]
@@ -230,7 +240,7 @@ def run(
 ) -> Iterator[Checkpoint]:
     """Run a trial, and yield its checkpoints in order."""
     user = _User(setting, arm, seed)
-    bench.base_replies(setting, seed)  # written by the frozen model, before the trial learns
+    bench.base_replies(setting, seed)  # let the frozen model write its replies before the trial learns
     with bench.runtime(arm) as runtime:
         for done in range(1, setting.ratings + 1):
             if arm.learn != "off" or arm.examples:
@@ -246,7 +256,7 @@ def run(
 
 @dataclass(frozen=True)
 class TrialPart:
-    """One trial that a process runs."""
+    """The description of a trial for the process that runs the trial."""
 
     setting: TrialSetup
     arm: Arm
@@ -262,7 +272,7 @@ def run_part(bench: Bench, part: TrialPart) -> tuple[int, list[Checkpoint]]:
 def _rate_reply(
     bench: Bench, runtime: Runtime, setting: TrialSetup, arm: Arm, user: "_User", seed: int, done: int
 ) -> None:
-    """Write one reply and give the simulated user's rating."""
+    """Let the model write one reply, and rate this reply as the user does. done: the rating's number."""
     prompt = setting.prompts[(done - 1) % len(setting.prompts)]
     reply = _kept_reply(runtime, setting, prompt, seed_for(seed, 0, done), arm.system)
     runtime.rate(reply.id, str(user.stars(reply, done)))
@@ -272,8 +282,7 @@ def _rate_reply(
 
 
 class _User:
-    """A simulated user. The user gives the stars of the setup's scorer, shuffled, flipped or reversed as the
-    arm says."""
+    """A simulated user. The setup's scorer gives the stars, and the arm can shuffle, flip or reverse them."""
 
     def __init__(self, setting: TrialSetup, arm: Arm, seed: int):
         self._setting, self._arm = setting, arm
@@ -319,8 +328,8 @@ def _checkpoint(
 def heldout_replies(
     runtime: Runtime, setting: TrialSetup, arm: Arm, seed: int, count: int = 1
 ) -> list[list[TrialReply]]:
-    """Return `count` answers to each held-out prompt with the present weights. The answers are neither stored
-    nor rated. The first answer does not depend on the count."""
+    """Return `count` replies of the learned model to each held-out prompt. The replies are neither stored nor
+    rated. The first reply to a prompt does not depend on `count`."""
     asked = [requests_for(first, count) for first in _heldout_requests(runtime, setting, arm, seed)]
     responses = {r.request_id: r for r in runtime.writer.answers([r for of in asked for r in of])}
     return [
@@ -358,7 +367,7 @@ def _consolidate(runtime: Runtime) -> str:
 def _kept_reply(
     runtime: Runtime, setting: TrialSetup, prompt: str, seed: int, system: str | None
 ) -> TrialReply:
-    """Write a reply, and save it in the store, so that it can be rated."""
+    """Let the model write a reply, save the reply in the store, so that it can be rated, and return it."""
     for chunk in runtime.writer.generate(request_for(runtime, setting, prompt, seed, system)):
         response = chunk.response
     runtime.learning.settle()
@@ -382,6 +391,7 @@ def _reply(prompt: str, id_: str, reply: JudgedReply) -> TrialReply:
 
 
 def seed_for(seed: int, purpose: int, i: int) -> int:
-    """Return the seed of request `i` of a purpose. Purposes do not share seeds. All arms use the same seeds,
-    so that their replies can be paired."""
+    """Return the random seed of request `i` for a purpose (0: rated replies, 3: held-out prompts ...) in a
+    trial with the seed `seed`. Two purposes never have the same random seed. All arms use the same random
+    seeds, so that their replies can be compared in pairs."""
     return (seed * 8 + purpose) * 100_003 + i

@@ -1,8 +1,8 @@
 """This module keeps replies of the untouched model (the model without an adapter) in a file between runs.
 
-Each trial compares learned replies with the untouched model's replies to the same questions. The untouched
-replies do not depend on the trial, so a run reads them from the file. The model writes only replies that the
-file lacks.
+Each trial compares the learned model's replies with the untouched model's replies to the same questions. The
+untouched model's replies do not depend on the trial, so a run reads them from the file. The model writes only
+the replies that are not in the file.
 """
 
 import hashlib
@@ -18,14 +18,14 @@ from ruvmlx.engine import GenerationRequest, GenerationResponse
 from ruvmlx.engine.batch import generate_many
 from ruvmlx.engine.run import EngineParts
 
-KEPT_REPLIES = 200_000  # the maximum number of replies in the file, about 1 kB each; older ones are deleted
-_LOOKED_UP = 500  # the maximum number of keys in one SQL statement
+KEPT_REPLIES = 200_000  # the maximum number of replies in the file, about 1 kB each; the oldest are deleted
+_LOOKED_UP = 500  # the maximum number of keys in one SQL query
 _SCHEMA = "CREATE TABLE IF NOT EXISTS replies (key BLOB PRIMARY KEY, reply TEXT NOT NULL)"
 
 
 @dataclass(frozen=True)
 class JudgedReply:
-    """The parts of a reply that trials judge. finish_reason: "stop" or "length"."""
+    """The parts of a reply that a simulated user judges. finish_reason: "stop" or "length"."""
 
     text: str
     finish_reason: str
@@ -42,16 +42,18 @@ class JudgedReply:
 
 
 class UntouchedReplies:
-    """The replies of one backend's model without an adapter. file: the file for the replies, or None to keep
-    no replies."""
+    """The replies of a backend's model without an adapter. file: the file that keeps the replies; None to
+    keep no replies."""
 
     def __init__(self, backend: Backend, fingerprint: str, file: Path | None = None):
         self._backend, self._file = backend, file
-        # Other kernels round differently. The number of threads does not change a reply.
+        # The kind of kernels is a part of the key, because other kernels round differently and give other
+        # replies. The number of threads is left out, because it does not change a reply.
         self._model = [fingerprint, backend.name, backend.kernels.partition(",")[0]]
 
     def to(self, engine: EngineParts, requests: Sequence[GenerationRequest]) -> dict[str, JudgedReply]:
-        """Return the reply to each request, as {request id: reply}."""
+        """Return {request id: reply} of all requests. Replies come from the file, or the model writes
+        them."""
         keys = {request.request_id: self._key(engine, request) for request in requests}
         known = self._read(keys.values())
         missing = [request for request in requests if keys[request.request_id] not in known]

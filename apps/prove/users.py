@@ -1,8 +1,8 @@
-"""This module has simulated users. Each user is a function that gives a reply 1 to 5 stars by one taste, from
-the reply's text. Only the user context also uses the prompt.
+"""This module has simulated users. A simulated user is a function that gives a reply 1 to 5 stars by one
+taste, from the reply's text. Only the user `context` also reads the prompt.
 
-A reply with 5 stars is just as the user wants it. A reply with 1 star is the opposite. Only the users brevity
-and context give fewer stars to a reply that was cut at the length limit.
+A reply with 5 stars is just as the user wants it, and a reply with 1 star is the opposite. Only the users
+`brevity` and `context` give fewer stars to a reply that was cut at the length limit.
 """
 
 import re
@@ -27,12 +27,12 @@ def words_of(text: str) -> list[str]:
 
 
 def _stars(value: float, steps: tuple[float, float, float, float]) -> int:
-    """Return 1 plus the number of the rising steps that the value reaches."""
+    """Return the stars of a value: 1 plus the number of steps that the value reaches. steps: ascending."""
     return 1 + sum(value >= step for step in steps)
 
 
-# `ruvmlx prove --user list` prints the first line of each user's docstring, which has the user as its
-# subject.
+# `ruvmlx prove --user list` prints the name of each user, followed by the first line of the docstring. So the
+# user is the subject of that line.
 
 
 def brevity(prompt: str, reply: str, finished: bool) -> int:
@@ -44,7 +44,7 @@ def brevity(prompt: str, reply: str, finished: bool) -> int:
 
 
 def _list_share(reply: str) -> float:
-    """Return the share of the lines that are items of a list."""
+    """Return the share of a reply's lines that are items of a list."""
     lines = [line for line in reply.splitlines() if line.strip()]
     return sum(bool(_ITEM.match(line)) for line in lines) / len(lines) if lines else 0.0
 

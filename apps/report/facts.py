@@ -1,4 +1,5 @@
-"""This module collects facts about the machine, the versions and the model. The facts identify nobody."""
+"""This module collects facts about the machine, the versions of the software and the model. The facts
+identify nobody."""
 
 import os
 import platform
@@ -18,14 +19,14 @@ from ruvmlx.platform.cpu import available_memory, physical_cores
 
 from ..bench import machine
 
-# The keys of mx.device_info() to report. Other keys are left out, because a new version of MLX can add a key
-# that identifies a machine.
+# The keys of MLX's mx.device_info() that the report has. Other keys are left out, because a new version of
+# MLX can add a key that identifies a machine.
 _GPU = ("device_name", "architecture", "memory_size", "max_recommended_working_set_size", "max_buffer_length")
 _SYSCTL = {
     "performance_cores": "hw.perflevel0.physicalcpu",
     "efficiency_cores": "hw.perflevel1.physicalcpu",
     "model": "hw.model",
-    "translated": "sysctl.proc_translated",  # 1: this Python is x86-64 and runs under Rosetta
+    "translated": "sysctl.proc_translated",  # 1 if this Python is for x86-64 and runs under Rosetta
 }
 
 
@@ -42,7 +43,7 @@ def machine_facts() -> dict[str, Any]:
         **_sysctl(),
         "commit": commit(Path(ruvmlx.__file__).parents[1]),
         "settings": _public_settings(),
-        "environment": sorted(machine.environment()),  # the names of the variables that are set
+        "environment": sorted(machine.environment()),  # the names of the set environment variables
     }
 
 
@@ -58,9 +59,10 @@ def has_gpu() -> bool:
 
 
 def _system_build() -> str:
-    """Return the system's name and version without the host's name: "macOS 15.1 (24B83)", "Linux 6.1"."""
+    """Return the name and version of the operating system, such as "macOS 15.1 (24B83)" or "Linux 6.1". The
+    host's name is left out."""
     if sys.platform == "darwin":
-        # A Python that was built for an older macOS gets 16.0 from platform.mac_ver() on macOS 26.
+        # Ask sw_vers. On macOS 26, platform.mac_ver() returns 16.0 if Python was built for an older macOS.
         version, build = (
             machine.output("sw_vers", f"-{name}") for name in ("productVersion", "buildVersion")
         )
@@ -76,8 +78,8 @@ def _sysctl() -> dict[str, str]:
 
 
 def commit(folder: Path) -> str | None:
-    """Return the commit of the git checkout in a folder, with "+" after it if files were changed. Return None
-    if the folder is no checkout."""
+    """Return the commit of the git checkout in a folder; None if the folder is no git checkout. A "+" follows
+    the commit if files in the checkout were changed."""
     if not (folder / ".git").exists():
         return None
     try:
@@ -108,13 +110,13 @@ def model_facts(model: Model) -> dict[str, Any]:
 
 
 def heat() -> dict[str, Any] | None:
-    """Return the thermal state and the low-power mode, because both can slow a machine. Return None if the
-    system reports neither."""
+    """Return the machine's thermal state and its low-power mode, because both can slow the machine down.
+    Return None if the operating system reports neither."""
     told = {"thermal_state": sensors.thermal_state(), "low_power_mode": sensors.low_power_mode()}
     return {name: value for name, value in told.items() if value not in ("", None)} or None
 
 
 def load_average() -> Mapping[str, float]:
-    """Return the mean number of runnable processes over the last minute. If it is above the number of cores,
-    the figures of speed are not reliable."""
+    """Return the load average: the mean number of runnable processes over the last minute. If it is above the
+    number of cores, the report's figures of speed are not reliable."""
     return {"load": round(os.getloadavg()[0], 1)}

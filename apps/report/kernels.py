@@ -1,5 +1,5 @@
-"""This module checks the GPU kernels, first for the attention heads of the starter model, and then for all
-shapes of heads that models have."""
+"""This module checks the GPU kernels. It checks them first for the attention heads of the starter model, and
+then for the shapes of attention heads of other models."""
 
 from collections.abc import Sequence
 from dataclasses import astuple
@@ -16,8 +16,9 @@ N_KV_HEADS = 2
 
 
 def shapes() -> list[Shapes]:
-    """Return the shapes with each head size, dtype and group (query heads per KV head). The first half of the
-    list has each combination of two of these three, in case the time ends before the second half."""
+    """Return the shapes of attention heads to check: each combination of a head size, a dtype and a group
+    (query heads for each KV head). The time can end before the second half of the list. So the first half has
+    each combination of a head size and a group, and each dtype with every head size and every group."""
     pairs = list(product(HEAD_DIMS, GROUPS))
     by_turns = [(turn + half) % 2 for half in range(2) for turn in range(len(pairs))]
     return [
@@ -27,8 +28,8 @@ def shapes() -> list[Shapes]:
 
 
 def of_the_starter(deadline: Deadline) -> list[dict[str, Any]]:
-    """Return the verdicts on the kernels for the starter's heads: [{"name", "ok", "why", "ratio",
-    "message"}]."""
+    """Check the kernels for the starter model's attention heads, and return the verdicts: [{"name", "ok",
+    "why", "ratio", "message"}]."""
     player = PlayerProcess("kernels")
     try:
         return player.call(deadline, "verdicts", *astuple(STARTER))
@@ -37,8 +38,8 @@ def of_the_starter(deadline: Deadline) -> list[dict[str, Any]]:
 
 
 def of_all(wanted: Sequence[Shapes], deadline: Deadline) -> list[dict[str, Any]]:
-    """Return the verdicts for each wanted shape: [{"head_dim", "dtype", "group", "results" or "error"}]. A
-    shape for which no time is left has an error."""
+    """Check the kernels for each wanted shape, and return the verdicts: [{"head_dim", "dtype", "group",
+    "results" or "error"}]. A shape for which no time is left has the key "error"."""
     player = PlayerProcess("kernels")
     try:
         return [_shape_facts(shapes) | _results(player, shapes, deadline) for shapes in wanted]

@@ -1,4 +1,4 @@
-"""This module makes the parts of a report, each in its share of the time. For a part that fails, the report
+"""This module makes the parts of a report, each part in its share of the time. If a part fails, the report
 has a line with the error."""
 
 import time
@@ -15,16 +15,20 @@ from . import facts, kernels, speed
 
 Log = Callable[[str], None]
 FORMAT = 1  # the version of the JSON format
-# The checks whose details have only the program's own words. The details of other checks name files, chats or
-# adapters.
+# The checks whose details are in the report, because they have only the program's own words. The details of
+# other checks name files, chats or adapters.
 PUBLIC_CHECKS = frozenset({"installation", "native library", "backend"})
 
 
 def make(checks: Sequence[dict[str, Any]], open_model: Callable[[], Model], seconds: float, log: Log) -> dict:
-    """Return the report as JSON data. checks: the results of doctor's checks; a failed check has an "error".
+    """Return the report as JSON data.
 
     The part "clock" times the same arithmetic before and after the measurements, because a machine that
     becomes hot is slower.
+
+    checks: the results of the command doctor's checks; a failed check has the key "error"
+    open_model: a function that returns the model to measure
+    seconds: the time limit of the whole report
     """
     started, deadline, thermometer = time.monotonic(), speed.Deadline(seconds), Thermometer()
     report: dict[str, Any] = {"format": FORMAT, "made": time.strftime("%Y-%m-%d", time.gmtime())}
@@ -35,7 +39,7 @@ def make(checks: Sequence[dict[str, Any]], open_model: Callable[[], Model], seco
         try:
             if (made := make_it()) is not None:
                 report[name] = made
-        except Exception as e:  # noqa: BLE001 - any exception is its result
+        except Exception as e:  # noqa: BLE001 - any exception is the result of its part
             failed[name] = getattr(e, "public", None) or privacy.public_error(e)
             log(f"{name}: failed: {failed[name]}")
         return report.get(name)
@@ -55,7 +59,8 @@ def make(checks: Sequence[dict[str, Any]], open_model: Callable[[], Model], seco
         return facts.model_facts(opened[0])
 
     part("model", model_part)
-    # If the machine has a GPU, mlx-lm runs on the GPU. So the CPU's speed is not compared with mlx-lm.
+    # If the machine has a GPU, mlx-lm runs on the GPU. So ruvmlx's speed on the CPU is not compared with
+    # mlx-lm.
     runs = [("speed", ["mlx"], True, 0.8), ("speed_cpu", ["native"], False, 0.9)]
     for name, backends, peer, share in runs if gpu else [("speed", ["native", "mlx"], True, 0.97)]:
         if opened:

@@ -85,7 +85,7 @@ def _shape_row(shape: Facts) -> Sequence[Any]:
 
 
 def _messages(verdicts: Sequence[Facts]) -> Iterator[str]:
-    """Yield the long messages of the compiler, each once, with the names of the kernels that have it."""
+    """Yield each long message of the GPU compiler once, with the names of the kernels that it is about."""
     kernels: dict[str, list[str]] = {}
     for verdict in verdicts:
         if len(lines := verdict.get("message", [])) > 1:
@@ -97,8 +97,8 @@ def _messages(verdicts: Sequence[Facts]) -> Iterator[str]:
 
 
 def _speed(speed: Facts) -> str:
-    """Return the section on speed: for each length of the prompt, the tokens per second, the ratio to
-    mlx-lm's speed, and the memory."""
+    """Return the report's section on speed. For each length of the prompt, it has the tokens per second, the
+    ratio to mlx-lm's speed, and the memory of each runtime."""
     lines = ["## Speed"]
     for length in speed["lengths"]:
         lines.append(
@@ -143,7 +143,7 @@ def _failed_section(failed: Mapping[str, str]) -> str:
 
 
 def _table(columns: Sequence[str], rows: Iterator[Sequence[Any]] | Sequence[Sequence[Any]]) -> str:
-    """Return a Markdown table. In cells, line breaks become spaces, and vertical bars are escaped."""
+    """Return a Markdown table. In the cells, line breaks become spaces, and vertical bars are escaped."""
     lines = [columns, ["---"] * len(columns), *rows]
     cells = ([" ".join(str(cell).split()).replace("|", "\\|") for cell in line] for line in lines)
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)

@@ -1,9 +1,9 @@
-"""This module measures the speed of ruvmlx and of mlx-lm's own loop, on the same weights, in turns, within a
-time limit.
+"""This module measures the speed of ruvmlx and of mlx-lm's own loop on the same weights, within a time limit.
+The runtimes (ruvmlx with a backend and a kind of KV cache, and mlx-lm) take turns.
 
-In a turn, one runtime writes one greedy reply from an empty cache. The seconds until the first token are the
-prefill time, and the seconds of the other tokens are the decode time. Each runtime has its own process, so a
-kernel that crashes ends only one turn.
+In a turn, one runtime writes one greedy reply, starting with an empty KV cache. The seconds until the first
+token are the prefill time, and the seconds of the other tokens are the decode time. Each runtime runs in a
+separate process, so a kernel that crashes ends only one turn.
 """
 
 import statistics
@@ -27,16 +27,17 @@ from ..bench.model import prompt
 from ..bench.stage import OnStage, PlayerError
 
 Log = Callable[[str], None]
-PROMPTS, DECODED = (512, 2048), 96  # tokens of the prompts, and of each reply
-MIN_TOKENS = 128, 16  # tokens of the smallest prompt and reply; runtimes that are too slow are left out
-SHORT = 32, 8  # tokens of the prompt and the reply that estimate a runtime's speed
-ROUNDS = 7  # the maximum number; the first round compiles kernels, so it is used only if it is the only round
+PROMPTS, DECODED = (512, 2048), 96  # the numbers of tokens of the prompts, and of each reply
+MIN_TOKENS = 128, 16  # the numbers of tokens of the smallest prompt and of its reply
+SHORT = 32, 8  # the numbers of tokens of the prompt and of the reply that give an estimate of the speed
+# The maximum number of rounds. Kernels compile in the first round, so its times are used only without others.
+ROUNDS = 7
 PEER = "mlx-lm"
 
 
 class Deadline:
-    """A time limit. `left()` is the number of seconds that are left. `share(f)` is a new deadline after the
-    fraction `f` of the time that is left."""
+    """A time limit. `left()` returns the number of seconds that are left. `share(f)` returns a new deadline:
+    the end of the fraction `f` of the time that is left."""
 
     def __init__(self, seconds: float):
         self.seconds = seconds
@@ -50,7 +51,7 @@ class Deadline:
 
 
 class _Timed(OnStage):
-    """A player (a runtime in its own process) whose process is killed at the deadline."""
+    """A player (a runtime in a separate process) whose process is killed at the deadline."""
 
     def __init__(self, deadline: Deadline, kind: str, **settings: Any):
         self.deadline = deadline
@@ -69,8 +70,8 @@ class _Timed(OnStage):
 
 
 class PlayerProcess:
-    """A runtime in its own process. The first call starts the process. After a crash, the next call starts it
-    again."""
+    """A runtime in a separate process. The first call starts the process. After a crash, the next call starts
+    a new process."""
 
     def __init__(self, kind: str, **settings: Any):
         self._kind, self._settings = kind, settings
@@ -101,8 +102,9 @@ class PlayerProcess:
 class TimedRuntime:
     """One runtime with one kind of KV cache.
 
-    rounds: (prefill seconds, median seconds per decoded token) of each round. held: the memory figures of the
-    last round. reading, decoding: the estimated seconds per prompt token and per decoded token.
+    rounds: (prefill seconds, median seconds per decoded token) of each round
+    held: the memory that the runtime used in the last round
+    reading, decoding: the estimated seconds per prompt token and per decoded token
     """
 
     name: str
@@ -110,7 +112,7 @@ class TimedRuntime:
     kv: str
     rounds: list[tuple[float, float]] = field(default_factory=list)
     held: dict[str, int] = field(default_factory=dict)
-    reading: float = 0.0  # a rough estimate
+    reading: float = 0.0  # this estimate is rough
     decoding: float = 0.0
 
     def play(self, deadline: Deadline, tokens: int, decoded: int) -> None:
@@ -120,8 +122,8 @@ class TimedRuntime:
         self.rounds.append((first, statistics.median(others)))
 
     def estimate(self, deadline: Deadline) -> None:
-        """Estimate the speed by a short reply. Write two replies and use the time of the second, because
-        kernels compile in the first."""
+        """Estimate the runtime's speed by a short reply. Let the runtime write two replies, and use the times
+        of the second reply, because kernels compile during the first reply."""
         for _ in range(2):
             self.play(deadline, *SHORT)
         self.reading, self.decoding = self.rounds[-1][0] / SHORT[0], self.rounds[-1][1]
@@ -136,14 +138,13 @@ class TimedRuntime:
 
 @dataclass
 class Beside:
-    """The runtimes that are measured in turns. left_out: the name of each runtime that is left out, with the
-    reason."""
+    """The runtimes that take turns. left_out: {name of a runtime that is no longer measured: the reason}."""
 
     turns: list[TimedRuntime]
     left_out: dict[str, str]
 
     def each(self, act: Callable[[TimedRuntime], None], log: Log) -> None:
-        """Run one round: call `act` for each runtime. If a runtime fails, leave it out of all later
+        """Run one round: call `act` for each runtime. If a runtime fails, leave this runtime out of all later
         rounds."""
         for turn in list(self.turns):
             try:
@@ -162,7 +163,9 @@ def measure(
 ) -> dict[str, Any]:
     """Return the tokens per second of each runtime for each prompt length, and the ratios to mlx-lm's speed.
 
-    backends: ruvmlx's backends to measure. peer: True if mlx-lm is measured too.
+    backends: the backends of ruvmlx to measure
+    peer: True to measure mlx-lm, too
+    threads: the number of threads of ruvmlx on a CPU
     """
     with _players(model, backends, peer, threads, deadline, log) as beside:
         beside.each(lambda turn: turn.estimate(deadline.share(0.4)), log)
@@ -176,14 +179,16 @@ def measure(
 
 
 def _prompts(model: Model) -> list[int]:
-    """Return the prompt lengths that fit the model's context, or one short length if none fits."""
+    """Return the lengths of prompts that fit the model's context with their reply; one short length if none
+    fits."""
     room = model.shape.max_context - DECODED
     return [n for n in PROMPTS if n <= room] or [max(1, min(room, SHORT[0]))]
 
 
 def _fitting(beside: Beside, size: tuple[int, int], deadline: Deadline, log: Log) -> tuple[int, int]:
-    """Return the longest (prompt, reply) in tokens for which three rounds fit into the time. Leave out
-    runtimes that are too slow for three rounds of MIN_TOKENS."""
+    """Return the lengths (prompt tokens, reply tokens) for which three rounds fit into the time: `size`, or
+    `size` halved as often as necessary. If even MIN_TOKENS do not fit, leave out the slowest runtime and try
+    again."""
     now = size
     while 3 * sum(turn.seconds(*now) for turn in beside.turns) > deadline.left():
         if now[0] > MIN_TOKENS[0]:
@@ -203,7 +208,8 @@ def _fitting(beside: Beside, size: tuple[int, int], deadline: Deadline, log: Log
 def _length(
     beside: Beside, tokens: int, decoded: int, share: Deadline, deadline: Deadline, log: Log
 ) -> dict[str, Any]:
-    """Run rounds until this length's share of the time is over. A turn that has begun can take longer."""
+    """Run rounds with one length of the prompt until this length's share of the time is over, and return the
+    results. The last turn can take longer."""
     turns, longest = list(beside.turns), 0.0
     for turn in turns:
         turn.rounds = []
@@ -227,8 +233,8 @@ def _summary(turns: Sequence[TimedRuntime], tokens: int) -> dict[str, Any]:
 
 
 def _rates(turn: TimedRuntime, tokens: int) -> dict[str, Any]:
-    """Return the tokens per second of prefill and decode: the median, the least and the most of the
-    rounds."""
+    """Return a runtime's tokens per second of prefill and of decode: the median, the minimum and the maximum
+    over the rounds."""
     prefill = [tokens / first for first, _ in turn.counted()]
     decode = [1 / each for _, each in turn.counted()]
     return {"rounds": len(prefill), "prefill": _spread_facts(prefill), "decode": _spread_facts(decode)}
@@ -240,8 +246,8 @@ def _spread_facts(values: Sequence[float]) -> dict[str, float]:
 
 
 def _ratios(turn: TimedRuntime, peer: TimedRuntime) -> dict[str, float]:
-    """Return the speed relative to mlx-lm (the peer), as the median over the rounds that both runtimes
-    ran."""
+    """Return a runtime's speed divided by the speed of mlx-lm (the peer). The result is the median over the
+    rounds that both runtimes ran."""
     pairs = list(zip(turn.counted(), peer.counted(), strict=False))
     prefill = statistics.median(theirs[0] / ours[0] for ours, theirs in pairs)
     decode = statistics.median(theirs[1] / ours[1] for ours, theirs in pairs)
@@ -282,15 +288,15 @@ def _no_peer(model: Model, ours: int, deadline: Deadline) -> str:
     return ""
 
 
-_WRITING = 200e6  # the speed of writing to the disk in bytes per second, a low estimate
+_WRITING = 200e6  # a low estimate of the speed of writing to the disk, bytes per second
 
 
 def _for_mlx_lm(model: Model, spread: bool, folder: Path) -> str:
-    """Return a model folder for mlx-lm, which reads only folders. For a GGUF file or with `spread`, write the
-    weights to a new folder.
+    """Return the path of a model folder for mlx-lm, which reads only folders. If the model is a GGUF file, or
+    with `spread`, write the weights to a new folder.
 
-    spread: True if the weights are unpacked to float32, for a CPU. On a CPU, MLX's product with packed
-    weights and 16-bit scales would be 40 times slower, and ruvmlx's own MLX backend unpacks the weights too.
+    spread: True to unpack the weights to float32, for a CPU. On a CPU, MLX's product with packed weights and
+        16-bit scales would be 40 times slower, and ruvmlx's own MLX backend unpacks the weights, too.
     """
     if model.path.is_dir() and not spread:
         return str(model.path)

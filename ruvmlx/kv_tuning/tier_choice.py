@@ -1,10 +1,12 @@
-"""This module chooses the lengths of the KV cache's tiers from measurements.
+"""This module chooses the policy of new KV caches from measurements. A policy says at which age a KV page
+moves to the next tier (a precision of KV pages). A policy is allowed if
 
     upper = mean KL + 2 standard errors <= limit        KL(f16 || policy), nats per token
 
-The rule compares the policies under the limit that fit the byte budget. Policies within TIE of the fastest
-one are equally fast, and the smallest of them is chosen. Under memory pressure the smallest policy under the
-limit is chosen. Ratings are not used, because they judge the reply, not the precision of the cache.
+Among the allowed policies that fit the byte budget, the policies within TIE of the fastest policy are equally
+fast. The policy that needs the fewest bytes of these is chosen. Under memory pressure, the allowed policy
+that needs the fewest bytes is chosen. Ratings have no influence, because they judge the reply, not the
+precision of the cache.
 """
 
 import math
@@ -19,10 +21,10 @@ from ..text import size
 from ..tiers import PAGE, fill_lengths
 
 KL_LIMIT = 0.004  # nats per token: the limit with which the tiers' formats were chosen (kv/README.md)
-TIE = 0.03  # a relative difference of two times that is only noise
-REPLIES = 3  # the number of replies on which a policy must be measured before it can be chosen
+TIE = 0.03  # the largest relative difference between the times of two policies that is only noise
+REPLIES = 3  # the minimum number of replies on which a policy must be measured before a choice
 
-# f16 is the reference, never a candidate. More hot tokens cost bytes and hardly lower the KL divergence.
+# f16 is the reference and no candidate. More tokens in the hot tier need more bytes and hardly lower the KL.
 CANDIDATES = tuple(
     TierPolicy("tiered", fill_lengths(lengths))
     for lengths in ((64, 512), (64, 1024), (64, 2048), (64, EVERYTHING), TIERED.lengths)
@@ -31,14 +33,19 @@ CANDIDATES = tuple(
 
 @dataclass(frozen=True)
 class CandidateSummary:
-    """The measurements of a policy. latency: time per token divided by the time of f16. bytes: the
-    size of a cache of the needed length."""
+    """The summary of a policy's measurements.
+
+    replies, blocks: the numbers of replies and of blocks of PAGE tokens on which the policy was measured
+    kl: the mean KL(f16 || policy), nats per token
+    latency: the time of a decoded token with the policy, divided by the time with f16
+    bytes: the bytes of a cache with the policy for the longest recent reply
+    """
 
     policy: TierPolicy
     replies: int
     blocks: int
     kl: float
-    error: float  # standard error of kl
+    error: float  # the standard error of kl
     latency: float
     bytes: int
 
@@ -67,7 +74,8 @@ class KVChoice:
 
 
 def summary(policy: TierPolicy, rows: Sequence[KVMeasured], nbytes: int) -> CandidateSummary:
-    """Combine the measurements of one policy."""
+    """Return a summary of one policy's measurements. rows: one measurement for each reply. nbytes: the bytes
+    of a cache with the policy."""
     blocks = sum(r.blocks for r in rows)
     kl = sum(r.total for r in rows) / blocks
     latency = median(r.us / r.us_f16 for r in rows)
@@ -75,8 +83,9 @@ def summary(policy: TierPolicy, rows: Sequence[KVMeasured], nbytes: int) -> Cand
 
 
 def _error(rows: Sequence[KVMeasured], kl: float, blocks: int) -> float:
-    """Return the standard error of the mean KL. The result is the larger one of the errors over blocks and
-    over replies, because the tokens of one reply are not independent."""
+    """Return the standard error of the mean KL. The result is the standard error over blocks or the standard
+    error
+    over replies: the larger error, because the tokens of one reply are not independent."""
     spread = max(0.0, sum(r.squares for r in rows) / blocks - kl * kl)
     within = spread / max(1, blocks - 1)
     between = sum((r.total - r.blocks * kl) ** 2 for r in rows) / blocks**2
@@ -86,11 +95,12 @@ def _error(rows: Sequence[KVMeasured], kl: float, blocks: int) -> float:
 def choose(
     found: Iterable[CandidateSummary], *, budget: int = 0, pressed: bool = False, limit: float = KL_LIMIT
 ) -> KVChoice:
-    """Choose among policies that were measured often enough.
+    """Choose one of the measured policies, by the rule of the module.
 
-    budget: the maximum bytes of a cache; 0: no limit
+    found: the summaries of the policies; if there are none, the default policy is chosen
+    budget: the maximum number of bytes of a cache; 0 for no limit
     pressed: True if memory is short
-    limit: the maximum of the KL, nats per token
+    limit: the maximum of `upper` (KL with two standard errors), nats per token
     """
     known = list(found)
     fitting = [f for f in known if not budget or f.bytes <= budget]

@@ -1,12 +1,13 @@
-"""This module measures the KV cache's tiers on the user's own long replies, and chooses the policy of new
-caches.
+"""This module measures tiers of the KV cache on the user's own long replies, and chooses the policy of new
+caches. A tier is a precision in which KV pages are stored. A policy says at which age a page moves to the
+next tier.
 
-The module records the state of each reply's cache, measures candidate policies against f16, and applies the
-rule of tier_choice.py.
+The module records the state of each reply's KV cache. It compares candidate policies with an f16 cache, and
+applies the rule of tier_choice.py.
 
-The original model reads a reply's prompt and tokens again, so ratings do not influence the result. The work
-can be stopped between pieces of a few tens of milliseconds. The measurement of one reply with one policy is
-stored as a whole. A measurement that was stopped starts again.
+In a measurement, the original model reads a reply's prompt and tokens again, so ratings do not influence the
+result. The work can be stopped between pieces of a few tens of milliseconds. The result of one reply with one
+policy is stored as a whole; if its measurement is stopped, it starts again from the beginning.
 """
 
 import threading
@@ -32,36 +33,40 @@ from ..tiers import HOT, LENGTHS, PAGE
 from . import tier_choice
 from .tier_choice import KL_LIMIT, REPLIES, CandidateSummary, KVChoice, choose, summary
 
-BLOCKS = 8  # the number of compared blocks of PAGE tokens, at the end of a reply
-PIECE = 16  # tokens between two pauses: 25 to 40 ms with the starter model on two cores
-TIMED = 16  # the number of tokens after the blocks; they are decoded one by one to compare times
-MAX_MEASURED_TOKENS = 4096  # the maximum number of tokens that are read of a prompt and its reply
-REPLIES_AT_ONCE = 2  # the maximum number of replies that are measured in one review
-RECENT_REPLIES = 100  # the number of newest replies whose lengths decide the needed context
+BLOCKS = 8  # the maximum number of blocks of PAGE tokens, near the end of a reply, on which KL is measured
+PIECE = 16  # the number of tokens between two pauses: 25 to 40 ms with the starter model on two cores
+TIMED = 16  # the number of tokens after the blocks that are decoded one by one to compare times
+MAX_MEASURED_TOKENS = 4096  # the maximum number of tokens that the model reads of a prompt and its reply
+REPLIES_AT_ONCE = 2  # the maximum number of replies that one review measures
+RECENT_REPLIES = 100  # the number of newest replies whose lengths decide how many tokens a cache must hold
 
 NO_TIERS = "this backend has only f16 caches"
 
 
 class NoRoom(Exception):
-    """This error means that memory is short: the pool would use a smaller policy than the measured policy."""
+    """An error that stops a measurement, because memory is short: the page pool would replace the measured
+    policy by a policy that needs less memory."""
 
 
 def reach(policy: TierPolicy) -> int:
-    """Return the smallest offset from which every token attends to a page in the policy's lowest tier; 0 for
-    f16."""
+    """Return the smallest offset in a text at which a token attends to a page in the policy's lowest tier; 0
+    for f16, which has no lower tier."""
     return max((age + PAGE for age in policy.lengths if age < EVERYTHING), default=0)
 
 
 def long_enough(candidates: tuple[TierPolicy, ...]) -> int:
-    """Return the number of tokens that a reply must have for all candidates: two blocks after the largest
-    `reach`, and TIMED more tokens."""
+    """Return the minimum number of tokens of a prompt and its reply for a measurement of all candidates. It
+    is the largest `reach`, and two blocks and TIMED tokens more."""
     return max(map(reach, candidates)) + 2 * PAGE + TIMED
 
 
 @dataclass(frozen=True)
 class Cost:
-    """kl: the mean KL divergence of each block of PAGE tokens (nats per token). us, us_f16: microseconds per
-    decoded token, with the policy and with f16."""
+    """The measured cost of a policy on one reply.
+
+    kl: the mean KL divergence from f16 in each block of PAGE tokens (nats per token)
+    us, us_f16: microseconds per decoded token, with the policy and with f16
+    """
 
     kl: list[float]
     us: float
@@ -69,20 +74,23 @@ class Cost:
 
 
 class TierComparison:
-    """This class compares policies with f16 on the last BLOCKS blocks of one reply. The caches take turns.
+    """An object that compares policies with f16 on the last BLOCKS blocks of one reply. The f16 cache and the
+    policy's cache take turns.
 
     All policies are compared on the same tokens. Each of these tokens attends to pages of every tier.
     """
 
     def __init__(self, backend: Backend, tokens: list[int], first: int):
-        """tokens: at least first + PAGE + TIMED tokens. first: the smallest offset of a compared block."""
+        """tokens: the tokens of a prompt and its reply, at least first + PAGE + TIMED tokens. first: the
+        smallest offset of a block that is compared."""
         self._backend, self.tokens = backend, tokens
         self._end = (len(tokens) - TIMED) // PAGE * PAGE
         self._start = max(first, self._end - BLOCKS * PAGE)
         self._f16: KVCache | None = None
 
     def cost(self, policy: TierPolicy, pause: Pause) -> Cost:
-        """Measure KL(f16 || policy) over the whole vocabulary, and the times of a decoded token."""
+        """Measure KL(f16 || policy) over the whole vocabulary, and the time of a decoded token in both
+        caches."""
         if self._f16 is None:
             self._f16 = self._read(F16, pause)
         caches = [self._f16.fork(), self._read(policy, pause)]
@@ -92,9 +100,10 @@ class TierComparison:
         return Cost(kl, us, us_f16)
 
     def _read(self, policy: TierPolicy, pause: Pause) -> KVCache:
-        """Return a cache that holds all tokens before the compared blocks."""
+        """Return a cache with this policy that holds all tokens before the compared blocks."""
         cache = self._backend.new_cache(policy)
-        # A piece is twice as long here, and takes the same time, because `prefill` computes no logits for it.
+        # A piece of a prefill has twice as many tokens in the same time, because `prefill` computes no
+        # logits.
         for at in range(0, self._start, 2 * PIECE):
             pause()
             self._backend.prefill(self.tokens[at : at + 2 * PIECE], cache)
@@ -106,7 +115,8 @@ class TierComparison:
 
 
 def _kl_of_piece(backend: Backend, piece: list[int], caches: list[KVCache], pause: Pause) -> float:
-    """Return the sum of KL(f16 || policy) over the piece."""
+    """Return the sum of KL(f16 || policy) over the tokens of a piece. caches: the f16 and the policy's
+    cache."""
     logits = []
     for cache in caches:
         pause()
@@ -117,8 +127,8 @@ def _kl_of_piece(backend: Backend, piece: list[int], caches: list[KVCache], paus
 
 
 def _token_times(backend: Backend, tokens: list[int], caches: list[KVCache], pause: Pause) -> list[float]:
-    """Return the median microseconds per token of each cache. Each token is decoded with all caches in
-    turn."""
+    """Decode each token with all caches in turn. Return the median time per token of each cache in
+    microseconds."""
     times: list[list[float]] = [[] for _ in caches]
     for token in tokens:
         pause()
@@ -131,10 +141,13 @@ def _token_times(backend: Backend, tokens: list[int], caches: list[KVCache], pau
 
 @dataclass(frozen=True)
 class KVStatus:
-    """The policy of new caches and its reason.
+    """The policy of new KV caches and its reason.
 
     asked: True if the user chose the policy
-    report: the report of the newest review; None before the first review
+    report: the report of the newest review (measurement and choice); None before the first review
+    long_replies: the number of stored replies that are long enough for a measurement
+    needed_tokens: the number of tokens of the shortest reply that is long enough
+    observed: averages over the newest replies, one entry for each policy
     """
 
     backend: str
@@ -148,18 +161,19 @@ class KVStatus:
 
 
 class TierHistory:
-    """TierHistory reads the stored measurements and the choice of KV policies, for one model on one backend.
-    No model weights are needed."""
+    """A reader of the stored measurements and choices of KV policies, for one model on one backend. It needs
+    only the store and not the model's weights."""
 
     def __init__(self, store: Store, fingerprint: str, backend: str, asked: TierPolicy | None = None):
-        """asked: the policy that the user chose; it overrides the measurements."""
+        """asked: the policy that the user chose, which overrides the measurements; None if the user chose
+        none."""
         self.store, self.asked = store, asked
         self.mine = (fingerprint, backend)
         self.candidates = tier_choice.CANDIDATES
 
     @property
     def policy(self) -> TierPolicy:
-        """Return the policy of new caches."""
+        """Return the policy of new KV caches: the user's, or the measured choice, or the default."""
         if self.asked is not None:
             return self.asked
         row = self.store.kv.choice(*self.mine)
@@ -186,14 +200,15 @@ class TierHistory:
         return f"the default, until {REPLIES} long replies have been measured; {done} so far"
 
     def _reply_averages(self) -> list[dict[str, Any]]:
-        """Return averages over the newest replies, by policy."""
+        """Return averages over the newest replies: one entry for each policy that their caches had."""
         by_policy: dict[tuple[int, ...], list[KVObservation]] = {}
         for seen in self.store.kv.observations(*self.mine, RECENT_REPLIES):
             by_policy.setdefault(seen.lengths, []).append(seen)
         return [_averages(lengths, seen) for lengths, seen in by_policy.items()]
 
     def unmeasured_candidates(self) -> Iterator[tuple[str, list[TierPolicy]]]:
-        """Yield (reply id, candidates that were not measured on it) of long replies, the newest first."""
+        """Yield (reply id, candidates that were not measured on this reply) for each long reply, the newest
+        first. A reply with all measurements is left out."""
         known = {(m.reply_id, m.lengths) for m in self.store.kv.measurements(*self.mine)}
         for reply_id in self.store.kv.long_replies(self.mine[0], long_enough(self.candidates)):
             missing = [c for c in self.candidates if (reply_id, c.lengths) not in known]
@@ -201,19 +216,19 @@ class TierHistory:
                 yield reply_id, missing
 
     def context(self) -> int:
-        """Return the number of tokens that a cache must hold: the length of the longest recent reply, but at
-        least `long_enough`."""
+        """Return the number of tokens for which the memory of a policy is computed: the length of the longest
+        recent reply, but at least `long_enough`."""
         seen = self.store.kv.observations(*self.mine, RECENT_REPLIES)
         return max([s.tokens for s in seen] + [long_enough(self.candidates)])
 
     def is_enough(self) -> bool:
-        """Return True if each candidate was measured often enough for a choice."""
+        """Return True if each candidate was measured on at least REPLIES replies, which a choice needs."""
         seen = Counter(m.lengths for m in self.store.kv.measurements(*self.mine))
         return all(seen[candidate.lengths] >= REPLIES for candidate in self.candidates)
 
     def summaries(self, nbytes: Callable[[TierPolicy], int]) -> list[CandidateSummary]:
-        """Return summaries of the candidates. The list is empty until each candidate was measured often
-        enough."""
+        """Return a summary of the measurements of each candidate. The list is empty until `is_enough`.
+        nbytes: a function that returns the bytes of a cache with a policy."""
         if not self.is_enough():
             return []
         rows = self.store.kv.measurements(*self.mine)
@@ -234,13 +249,13 @@ def _averages(lengths: tuple[int, ...], seen: list[KVObservation]) -> dict[str, 
 
 
 class KVLoop:
-    """A KV loop records the states of caches, measures policies and chooses one. Use a KV loop only in the
-    backend's thread."""
+    """An object that records the states of KV caches, measures policies, and chooses the policy of new
+    caches. Only the backend's thread can use this object."""
 
     def __init__(
         self, history: TierHistory, model: Model, backend: Backend, limit: float | None = None
     ) -> None:
-        """limit: the maximum of KL(f16 || policy) (nats per token); None: KL_LIMIT."""
+        """limit: the maximum KL(f16 || policy) of a chosen policy (nats per token); None for KL_LIMIT."""
         self.history, self._backend = history, backend
         self._context = model.shape.max_context
         self._limit = KL_LIMIT if limit is None else limit
@@ -249,7 +264,8 @@ class KVLoop:
     # -- observing -----------------------------------------------------------------------------------
 
     def observation(self, response: GenerationResponse, policy: TierPolicy | None) -> KVObservation:
-        """Return the state of a reply's cache at its end. policy: the policy of the cache; None: f16."""
+        """Return the state of a reply's KV cache at the end of the reply. policy: the cache's policy; None
+        for f16."""
         kv, tps = response.kv, response.generation_tps
         lower = [self._size(n, tier) for tier, n in enumerate(kv.tokens[:HOT])]
         return KVObservation(
@@ -264,18 +280,18 @@ class KVLoop:
         )
 
     def _size(self, tokens: int, tier: int) -> int:
-        """Return the bytes of a tier's whole pages."""
+        """Return the number of bytes of the whole pages of `tokens` tokens in a tier."""
         return tokens // PAGE * self._pool.sizes[tier] if self._pool else 0
 
     # -- reviewing -----------------------------------------------------------------------------------
 
     def is_due(self) -> bool:
-        """Return True if there is a reply to measure."""
+        """Return True if there is a long reply on which a candidate was not measured yet."""
         return self._pool is not None and next(self.history.unmeasured_candidates(), None) is not None
 
     def review(self, cancel: threading.Event | None = None) -> dict[str, Any]:
-        """Measure up to REPLIES_AT_ONCE replies, then choose. Returns a report. `cancel` stops the
-        measurement."""
+        """Measure at most REPLIES_AT_ONCE replies, then choose the policy of new caches. Return a report.
+        `cancel` stops the measurement."""
         if self._pool is None:
             return {"measured": 0, "changed": False, "stopped": "", "reason": NO_TIERS}
         started, stop = time.perf_counter(), ""
@@ -306,8 +322,8 @@ class KVLoop:
             done.append(reply_id)
 
     def _measure(self, reading: TierComparison, policy: TierPolicy, pause: Pause) -> Cost:
-        """Measure one policy. Raises NoRoom if memory gets short, because the pool then uses another
-        policy."""
+        """Measure one policy on one reply. Raises NoRoom if memory gets short, because the page pool would
+        then replace the policy by another policy."""
         pool = self._pool
         assert pool is not None
         level = pool.level
@@ -324,17 +340,18 @@ class KVLoop:
             check_memory()
             return reading.cost(policy, check_memory)
         finally:
-            pool.level = level  # restore the level, because the memory of the measurement is free again
+            pool.level = level  # restore the pool's level, because the measurement's memory is free again
 
     def _choose(self, pool: PagePool) -> dict[str, Any]:
-        """Choose from all measurements. Store the choice if there are enough measurements."""
+        """Choose a policy from all measurements, and return a report. Store the choice if there are enough
+        measurements."""
         history, context, now = self.history, self.history.context(), pool.pressure()
         before = history.store.kv.choice(*history.mine)
         was_pressed = bool(before and before.report["pressed"])
         pressed = now > HIGH or (was_pressed and now >= LOW)
         found = history.summaries(lambda policy: policy.bytes(context, pool.sizes))
         asked = {"asked": history.asked is not None, "pressure": now, "changed": False}
-        if before and not found:  # the candidates have changed, and new ones are not measured yet
+        if before and not found:  # the list of candidates has new policies, which are not measured yet
             return before.report | asked
         choice = choose(found, budget=pool.budget, pressed=pressed, limit=self._limit)
         report = {
@@ -350,7 +367,8 @@ class KVLoop:
         return report | asked | {"changed": changed}
 
     def _keep(self, before: KVChoiceRow | None, choice: KVChoice, report: dict[str, Any]) -> bool:
-        """Store the choice if it has changed. Returns True if the policy changed."""
+        """Store the choice if its report differs from the stored report. Return True if the policy
+        changed."""
         if before and before.report == report:
             return False
         lengths = choice.policy.lengths

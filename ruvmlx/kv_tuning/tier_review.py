@@ -1,4 +1,5 @@
-"""This module applies the measured choice of KV tiers to new caches, if the backend has tiers."""
+"""This module applies the measured choice of a KV policy to new KV caches, if the backend has tiers
+(precisions of KV pages; tier_measurement.py)."""
 
 import threading
 from typing import Any
@@ -11,11 +12,11 @@ from .tier_measurement import KVLoop, KVStatus, TierHistory
 
 
 class TierReview:
-    """A tier review sets the KV policy of an engine's sessions. A policy that the user asked for stays in
-    use."""
+    """An object that sets the KV policy of an engine's sessions to the measured choice. If the user asked for
+    a policy, this policy stays in use."""
 
     def __init__(self, store: Store, engine: LLMInferenceEngine, settings: Settings):
-        """Raise UsageError if the tiers in the settings are invalid."""
+        """Raises UsageError if the settings of the KV tiers are invalid."""
         model, backend = engine.model, engine.backend
         asked = asked_policy(settings.kv, settings.kv_tiers)
         self._history = TierHistory(store, model.fingerprint, backend.name, asked)
@@ -25,13 +26,13 @@ class TierReview:
             self._sessions.policy = self._history.policy
 
     def observation(self, request_session: str | None, response: GenerationResponse) -> KVObservation:
-        """Return the state of a reply's cache at the end of the reply."""
+        """Return the state of a reply's KV cache at the end of the reply. request_session: the id of its
+        session, or None."""
         return self._loop.observation(response, self._sessions.policy_of(request_session))
 
     def review(self, cancel: threading.Event | None = None) -> dict[str, Any]:
-        """Measure KV policies on the newest long replies, and choose one for new caches.
-
-        The measurement checks `cancel` every few tens of milliseconds.
+        """Measure KV policies on the newest long replies, and choose a policy for new caches. Return a
+        report. The measurement checks `cancel` every few tens of milliseconds.
         """
         report = self._loop.review(cancel)
         if self._sessions.policy is not None:
@@ -39,12 +40,13 @@ class TierReview:
         return report
 
     def is_due(self) -> bool:
-        """Return True if there is work for `review`."""
+        """Return True if there is a reply that `review` can measure."""
         return self._loop.is_due()
 
     def due_when_idle(self) -> bool:
-        """Return True if the user asked for measurements (`kv_measure`), and if they do not suffice for a
-        choice yet. When they suffice, only the command `learn kv --measure` measures."""
+        """Return True if the program should call `review` in idle time: the setting `kv_measure` is on, and
+        the measurements do not suffice for a choice yet. When they suffice, only the command `learn kv
+        --measure` measures more."""
         return self._is_asked_for and not self._history.is_enough() and self.is_due()
 
     def status(self) -> KVStatus:

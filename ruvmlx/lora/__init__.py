@@ -1,9 +1,10 @@
-"""This package holds LoRA adapters: a small adapter that a rating changes (MicroLoRA), and a larger adapter
+"""This package defines LoRA adapters: a small adapter that a rating changes (MicroLoRA), and a larger adapter
 that training changes (BaseLoRA).
 
-The package defines their arrays, files and arithmetic. It may import `kernels`, `models` and `platform`, but
-no backend and nothing that decides what to learn (`sona`). Read `micro_lora.py` first, then `base_lora.py`
-and `merge.py`. `interchange.py` reads and writes the files of other tools.
+The package defines the arrays, the files and the arithmetic of adapters. It can import `kernels`, `models`
+and `platform`, but no backend, and not the package `sona`, which decides how adapters change. Read
+`micro_lora.py` first, then `base_lora.py` and `merge.py`. `interchange.py` reads and writes the adapter files
+of other tools.
 """
 
 from .micro_lora import MicroLoRA

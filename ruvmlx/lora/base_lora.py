@@ -1,5 +1,6 @@
-"""A BaseLoRA is a set of low-rank changes of any linear layers. The background loop (sona/background.py)
-trains it.
+"""This module defines the BaseLoRA: a set of low-rank changes of any linear layers of a model. The background
+loop (sona/background.py) trains a BaseLoRA. With the matrix W and the input x of a layer, the changed output
+is
 
 y = W x + scale * lora_b^T (lora_a^T x)        scale = alpha / rank       (Hu et al. 2021)
 """
@@ -20,17 +21,15 @@ from ..models.config.model import ModelConfig, ModelShape
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
 Place = tuple[str, int]  # (module, layer) of a matrix; lm_head has layer 0
 Pair = tuple[np.ndarray, np.ndarray]  # (lora_a [in, rank], lora_b [rank, out]); float32, contiguous
-# the sums of a matrix's squared elements: (for each input [in], for each output [out])
+# The sums of the squared elements of a matrix [in, out]: (row sums [in], column sums [out]).
 Squares = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
 class BaseLoRA:
-    """The factors lora_a and lora_b of each changed linear layer. If the scale is 1, alpha is a part of the
-    factors, so layers can have different ranks.
-
-    Arrays are never changed after construction.
-    """
+    """The factors lora_a and lora_b of each changed linear layer. If the scale is 1, lora_b is already
+    multiplied by alpha / rank, so that layers can have different ranks. The arrays never change after
+    construction."""
 
     pairs: Mapping[Place, Pair]
     scale: float = 1.0
@@ -42,8 +41,8 @@ class BaseLoRA:
 
     @cached_property
     def of_keys(self) -> str:
-        """A hash of the changes below the output head, because keys and values in KV caches depend on these
-        changes; "" if there are no such changes."""
+        """A hash of the changes of all layers below the output head; "" if there are none. Keys and values in
+        KV caches depend on these changes, so the hash identifies the caches that fit."""
         named = hashlib.blake2b(np.float32(self.scale).tobytes(), digest_size=16)
         below = [place for place in sorted(self.pairs) if place[0] != "lm_head"]
         for place in below:
@@ -65,7 +64,7 @@ class BaseLoRA:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "BaseLoRA":
-        """Deserialise an adapter. Raises CorruptFile if the data is damaged."""
+        """Decode a stored BaseLoRA. Raises CorruptFile if the data is damaged."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 arrays = {k: np.ascontiguousarray(f[k], np.float32) for k in f.files}
@@ -80,12 +79,13 @@ class BaseLoRA:
         return cls(pairs, scale)
 
     def shrunk(self, factor: float) -> "BaseLoRA":
-        """Return the change times `factor`. The scale is rounded to float32, because it is stored in
-        float32."""
+        """Return this change of weights multiplied by `factor`. The new scale is rounded to float32, because
+        files store the scale in float32."""
         return BaseLoRA(self.pairs, float(np.float32(self.scale * factor)))
 
     def check(self, config: ModelShape) -> None:
-        """Raise AdapterMismatch unless every pair fits a linear layer of the model and is finite."""
+        """Raise AdapterMismatch if a pair does not fit a linear layer of the model, and CorruptFile if a pair
+        holds NaN or Inf."""
         for (module, layer), (a, b) in self.pairs.items():
             shape = place_shape(config, module, layer)
             if shape != (a.shape[0], b.shape[1]) or a.shape[1] != b.shape[0]:
@@ -107,7 +107,9 @@ def missing_modules(config: ModelShape) -> frozenset[str]:
 
 
 def place_shape(config: ModelShape, module: str, layer: int) -> tuple[int, int] | None:
-    """Return (in, out) of a linear layer, or None if the model has no such layer."""
+    """Return (number of inputs, number of outputs) of a linear layer; None if the model does not have this
+    linear
+    layer. module: one of MODULES."""
     c, d = config, config.hidden_size
     if module == "lm_head":
         return (d, c.vocab_size) if layer == 0 else None

@@ -1,12 +1,12 @@
-"""This module fuses an adapter into a model: it writes a folder with the changed weights, which other tools
-can load.
+"""This module fuses an adapter into a model. It writes a model folder with the changed weights, which other
+tools can load.
 
     W' = W + scale * (lora_a lora_b)^T      computed in float32, stored as float16, bfloat16 or float32
 
-Matrices without a change keep their stored form, also if they are quantised to 4 bits. (They are in MLX's
-affine layout, which rounds GGUF's Q2_K, Q3_K and Q6_K to 8 bits.) Changed matrices are not quantised again,
-because the rounding would remove most of the change. A changed head is no longer tied to the embedding, which
-keeps its own weights.
+Matrices that the adapter does not change keep their stored form, also if they are quantised to 4 bits.
+(Quantised matrices are in MLX's affine layout, which rounds GGUF's Q2_K, Q3_K and Q6_K to 8 bits.) Changed
+matrices are not quantised again, because the rounding would remove most of the change. If the adapter changes
+the output head, the head is no longer tied to the embedding, and the embedding keeps its own weights.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,17 +28,17 @@ from .base_lora import BaseLoRA, Pair
 from .interchange import full_name
 from .merge import HEAD
 
-_ROWS = 4096  # the number of rows per block, so that a large head does not need much memory
+_ROWS = 4096  # the number of rows that are computed at a time, so that a large head does not need much memory
 _EMBEDDING = "model.embed_tokens"
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A model's weights, the changes, and the form in which the new weights are written.
+    """A model's weights, the adapter's changes, and the form in which the new weights are written.
 
-    pairs: lora_a and lora_b by the matrix's full name
-    dtype: the dtype of matrices that are not quantised
-    dequantise: True if all quantised matrices are expanded
+    pairs: {full name of a matrix: (lora_a, lora_b)}
+    dtype: the dtype in which matrices that are not quantised are written
+    dequantise: True to write all quantised matrices in this dtype
     """
 
     model: Model
@@ -49,23 +49,23 @@ class _Source:
     dequantise: bool
 
     def parts(self, module: str) -> list[str]:
-        """Return the names of the arrays that store a matrix."""
+        """Return the names of the arrays that store a matrix in the new folder."""
         if self.keeps(module):
             return [f"{module}.{kind}" for kind in ("weight", "scales", "biases")]
         return [f"{module}.weight"]
 
     def keeps(self, module: str) -> bool:
-        """Return True if the matrix stays quantised."""
+        """Return True if the matrix is quantised and stays quantised in the new folder."""
         return f"{module}.scales" in self.weights and not self.dequantise and module not in self.pairs
 
 
 def fuse(
     model: Model, change: BaseLoRA, folder: Path, dtype: str | None = None, dequantise: bool = False
 ) -> None:
-    """Write the folder of the fused model.
+    """Write a new model folder with the adapter's change fused into the weights.
 
     dtype: the dtype of the matrices that are not quantised; None for the model's own dtype
-    dequantise: True to expand all quantised matrices, for tools that cannot read MLX's layout
+    dequantise: True to write all quantised matrices in `dtype`, for tools that cannot read MLX's layout
     """
     if folder.exists():
         raise UsageError(f"{folder} exists; name a new folder.")
@@ -73,7 +73,7 @@ def fuse(
     pairs = {full_name(place): pair for place, pair in change.pairs.items()}
     kind = _dtype(dtype or _own_dtype(weights))
     source = _Source(model, weights, pairs, change.scale, kind, dequantise)
-    try:  # the complete folder appears in one step, or not at all
+    try:  # write to a temporary folder and rename it, so that `folder` is complete or does not exist
         with folder_beside(folder) as fresh:
             _write(source, fresh)
             sync_folder(fresh)
@@ -108,8 +108,9 @@ def _arrays(source: _Source, modules: Mapping[str, tuple[int, int]]) -> Iterator
 
 
 def _narrow_scales(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return an array of a quantised matrix in the dtype in which it is written. Scales that bfloat16 holds
-    exactly are written as bfloat16, because tools compute in the dtype of the scales."""
+    """Return an array of a quantised matrix in the dtype in which it is written. Scales and biases that
+    bfloat16 can hold exactly are written as bfloat16, because other tools compute in the dtype of the
+    scales."""
     if array.dtype != np.float32 or dtype.name != "bfloat16":
         return array
     short = array.astype(dtype)
@@ -117,8 +118,8 @@ def _narrow_scales(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _fused_matrix(source: _Source, module: str, n_in: int) -> np.ndarray:
-    """Return the matrix [out, in] with the adapter's change. The matrix is computed in blocks of rows."""
-    # a tied head has the embedding's weights
+    """Return a matrix [out, in] with the adapter's change. _ROWS rows are computed at a time."""
+    # A tied output head has no weights of its own, so it starts from the embedding's weights.
     origin = module if f"{module}.weight" in source.weights else _EMBEDDING
     n_out, float32 = _reader(source.weights, origin, n_in)
     out = np.empty((n_out, n_in), source.dtype)
@@ -133,7 +134,8 @@ def _fused_matrix(source: _Source, module: str, n_in: int) -> np.ndarray:
 
 
 def _reader(weights: Weights, module: str, n_in: int) -> tuple[int, Callable[[slice], np.ndarray]]:
-    """Return the number of a matrix's rows, and a function that returns some rows as float32."""
+    """Return the number of rows of a stored matrix, and a function that returns a slice of its rows as
+    float32."""
     if stored := rounded_matrix(weights, module):
         return stored.shape[0], stored.dequantise
     parts = [weights[f"{module}.weight"]]
@@ -163,7 +165,8 @@ def _dtype(name: str) -> np.dtype:
 
 
 def _own_dtype(weights: Weights) -> str:
-    """Return the dtype of the embedding; for a quantised model, the dtype of its stored scales."""
+    """Return the model's own dtype: the dtype of the embedding, or of its scales if the embedding is
+    quantised."""
     found = weights[f"{_EMBEDDING}.weight"]
     if f"{_EMBEDDING}.scales" not in weights:
         return found.dtype.name
@@ -172,8 +175,8 @@ def _own_dtype(weights: Weights) -> str:
 
 
 def _quantization(source: _Source, modules: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
-    """Return the "quantization" of config.json: the most common format as the default, and an entry for each
-    matrix with another format."""
+    """Return the entry "quantization" of config.json; {} if no matrix is quantised. It has the most common
+    format as the default, and an entry for each matrix with another format."""
     formats: dict[str, Any] = {}
     for module, (_, n_in) in modules.items():
         formats[module] = _format(source, module, n_in) if source.keeps(module) else False

@@ -1,18 +1,18 @@
-"""This module reads and writes the adapter files of other tools: mlx-lm's folder and Hugging Face PEFT's
-folder.
+"""This module reads and writes LoRA adapters in the folder formats of other tools: mlx-lm and Hugging Face
+PEFT.
 
     mlx-lm  adapters.safetensors       model.layers.3.self_attn.q_proj .lora_a [in, r], .lora_b [r, out]
     PEFT    adapter_model.safetensors  base_model.model.<same> .lora_A.weight [r, in], .lora_B.weight [out, r]
 
-Both folders have an adapter_config.json. Matrices have Hugging Face's layout, as everywhere in this project
-after a model is loaded (the loader reorders GGUF's interleaved q and k rows).
+Both formats have an adapter_config.json. The rows of q_proj and k_proj are in Hugging Face's order, as
+everywhere in this project after a model is loaded (the loader reorders GGUF's interleaved q and k rows).
 
-In a model for images, the names of the language model have a prefix: `language_model.` in mlx-lm, and
-`model.language_model.` instead of `model.` in PEFT.
+If the language model is a part of a model for images, the names of its modules have a prefix:
+`language_model.` in mlx-lm, and `model.language_model.` instead of `model.` in PEFT.
 
-PEFT can change lm_head of any model. mlx-lm can do so only if the embedding is not tied. With a tied
-embedding, mlx-lm's model has no lm_head, and mlx-lm refuses a file that changes lm_head. So this module does
-not write such a file.
+PEFT can change lm_head (the output head) of any model. mlx-lm can change lm_head only if it is not tied to
+the embedding. With a tied embedding, mlx-lm's model has no lm_head, and mlx-lm refuses a file that changes
+lm_head. So this module refuses to write that file.
 """
 
 import os
@@ -43,14 +43,14 @@ FILES = {"mlx-lm": "adapters.safetensors", "peft": "adapter_model.safetensors"}
 PACKED = "adapters-4bit.safetensors"
 _STAGE = ".new"
 _OWN = {CONFIG, PACKED, *FILES.values()}
-_LEFTOVERS = {_STAGE, *(f".{name}.new" for name in _OWN)}  # temporary files of processes that were killed
+_LEFTOVERS = {_STAGE, *(f".{name}.new" for name in _OWN)}  # temporary files that a killed process can leave
 _PEFT_PREFIX = "base_model.model."
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def full_name(place: Place) -> str:
-    """Return a matrix's full name: ("up_proj", 3) -> "model.layers.3.mlp.up_proj"; ("lm_head", 0) ->
-    "lm_head"."""
+    """Return the full name of the matrix at a place (module, layer): ("up_proj", 3) ->
+    "model.layers.3.mlp.up_proj"; ("lm_head", 0) -> "lm_head"."""
     return "lm_head" if place == HEAD else f"model.layers.{place[1]}.{_short_name(place[0])}"
 
 
@@ -62,7 +62,7 @@ def _short_name(module: str) -> str:
 
 
 def places(config: ModelShape) -> dict[str, tuple[Place, tuple[int, int]]]:
-    """Return {full name: (place, (in, out))} of every linear layer that an adapter of this model can
+    """Return {full name: (place, (inputs, outputs))} of every linear layer that an adapter of this model can
     change."""
     found: dict[str, tuple[Place, tuple[int, int]]] = {}
     for name, (n_out, n_in) in matrices(config) if isinstance(config, ModelConfig) else ():
@@ -76,8 +76,8 @@ def places(config: ModelShape) -> dict[str, tuple[Place, tuple[int, int]]]:
 
 
 def combine_adapter(base: BaseLoRA | None, micro: MicroLoRA) -> BaseLoRA:
-    """Return base and MicroLoRA as one adapter. Their factors of the output head are concatenated, without
-    rounding."""
+    """Return a base LoRA and a MicroLoRA as one change. If both change the output head, their factors are
+    concatenated, so nothing is rounded."""
     if not micro.lora_b.any():
         return base or BaseLoRA({})
     if base is None or not base.pairs:
@@ -90,10 +90,11 @@ def combine_adapter(base: BaseLoRA | None, micro: MicroLoRA) -> BaseLoRA:
 
 
 def divide_adapter(change: BaseLoRA, fresh: MicroLoRA) -> tuple[BaseLoRA | None, MicroLoRA]:
-    """Divide an adapter into a base and a MicroLoRA. If it changes only the head and its rank is small
-    enough, it becomes a MicroLoRA. Any other change becomes a base, with the fresh MicroLoRA beside it.
+    """Divide a change into a base LoRA and a MicroLoRA. A change of the output head alone, of at most the
+    MicroLoRA's rank, becomes a MicroLoRA. Another change becomes a base LoRA, and the MicroLoRA is `fresh`.
 
-    Columns of lora_a beyond the change's rank come from the fresh MicroLoRA; their rows of lora_b are zero.
+    If the change has a smaller rank than the MicroLoRA, the other columns of lora_a come from `fresh`, and
+    their rows of lora_b are zero.
     """
     if set(change.pairs) != {HEAD} or change.rank > fresh.rank:
         return (change if change.pairs else None), fresh
@@ -117,10 +118,10 @@ def export(
 ) -> None:
     """Write an adapter folder.
 
-    kind: "mlx-lm" or "peft"
-    bits: 32, or 4; only the command `adapters import` reads 4 bits
+    kind: the format, "mlx-lm" or "peft"
+    bits: the bits per weight, 32 or 4; only ruvmlx's command `adapters import` can read 4 bits
     name: the model's name, which is written into PEFT's settings
-    wrapped: True if the model's folder holds a model for images that contains the language model
+    wrapped: True if the language model is a part of a model for images
     """
     if not change.pairs:
         raise UsageError("the adapter changes nothing yet; rate some replies first.")
@@ -142,8 +143,8 @@ def export(
 
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
-    """Yield a new folder. At the end, the new folder replaces `folder` in one step. Before this step, an
-    adapter in `folder` stays unchanged."""
+    """Yield a new folder. At the end of the with-block, the new folder replaces `folder` in one step. Before
+    this step, an adapter in `folder` stays unchanged."""
     folder = folder.resolve()
     try:
         for old in folder.iterdir() if folder.exists() else ():
@@ -162,8 +163,9 @@ def _replacing(folder: Path) -> Iterator[Path]:
 
 
 def _move_into(folder: Path, fresh: Path) -> None:
-    """Replace the files one by one, because the system cannot exchange folders. The settings name the file of
-    weights. So the new weights are moved first, then the settings, and the old files are removed last."""
+    """Move the files of `fresh` into `folder` one by one, for a system that cannot exchange two folders. The
+    settings tell which file has the weights. So move the new weights first, then the settings, and remove the
+    old files last."""
     written = sorted((file.name for file in fresh.iterdir()), key=lambda name: name == CONFIG)
     for name in written:
         os.replace(fresh / name, folder / name)
@@ -173,8 +175,8 @@ def _move_into(folder: Path, fresh: Path) -> None:
 
 
 def _named_pairs(change: BaseLoRA) -> Iterator[tuple[str, Pair]]:
-    """Yield (full name, pair) in order. Pairs are padded with zeros to the largest rank, because a file has
-    only one rank."""
+    """Yield (full name, pair) of each changed matrix, sorted by layer. Pairs are padded with zeros to the
+    largest rank, because the settings of a folder name one rank for all matrices."""
     for place in sorted(change.pairs, key=lambda p: (p[1], p[0])):
         a, b = change.pairs[place]
         more = change.rank - a.shape[1]
@@ -191,8 +193,8 @@ def _write_mlx_lm(change: BaseLoRA, config: ModelShape, folder: Path, wrapped: b
 
 
 def _mlx_lm_config(change: BaseLoRA, config: ModelShape, prefix: str = "") -> dict[str, Any]:
-    """Return mlx-lm's adapter_config.json. In `keys`, a module has its path in a layer, and the output head
-    its full path."""
+    """Return the content of mlx-lm's adapter_config.json. In `keys`, a module is named by its path in a
+    layer, and the output head by its full path."""
     modules = {module for module, _ in change.pairs}
     keys = sorted(prefix + m if m == HEAD[0] else _short_name(m) for m in modules)
     parameters = {"rank": change.rank, "scale": change.scale, "dropout": 0.0, "keys": keys}
@@ -225,7 +227,7 @@ def _write_peft(change: BaseLoRA, folder: Path, name: str, wrapped: bool) -> Non
         "r": change.rank,
         "lora_alpha": change.scale * change.rank,
         "lora_dropout": 0.0,
-        # full names, because the part that reads images has a q_proj, too
+        # In a model for images, use full names, because the part that reads images has a q_proj, too.
         "target_modules": sorted(named if wrapped else modules),
         "bias": "none",
         "fan_in_fan_out": False,
@@ -235,7 +237,7 @@ def _write_peft(change: BaseLoRA, folder: Path, name: str, wrapped: bool) -> Non
 
 
 def _in_transformers(name: str) -> str:
-    """Return the name of a language model's module inside a vision model of transformers."""
+    """Return the name that a module of the language model has inside transformers' model for images."""
     return re.sub(r"^model\.", "model.language_model.", name)
 
 
@@ -243,7 +245,8 @@ def _in_transformers(name: str) -> str:
 
 
 def load(folder: Path, config: ModelShape) -> BaseLoRA:
-    """Read an adapter folder of mlx-lm, PEFT or `export`. Check that the adapter fits the model."""
+    """Read an adapter folder that mlx-lm, PEFT or `export` wrote. Raises AdapterMismatch if the adapter does
+    not fit the model."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder; an adapter is a folder with {CONFIG} in it.")
     settings = read_object(folder / CONFIG, missing_ok=False)
@@ -256,8 +259,8 @@ def load(folder: Path, config: ModelShape) -> BaseLoRA:
 
 
 def _meant_by(settings: Mapping[str, Any]) -> str:
-    """Return the name of the file that the settings belong to. A killed export can have left another file in
-    the folder."""
+    """Return the name of the file of weights that belongs to the settings. A killed export can leave another
+    file of weights in the folder."""
     if "peft_type" in settings:
         return FILES["peft"]
     return PACKED if "quantization" in settings else FILES["mlx-lm"]
@@ -289,8 +292,8 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def _halves(path: Path, a: str, b: str, prefix: str = "") -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return {layer name: its two LoRA factors, float32}. The factors' names in the file end in `a` and
-    `b`."""
+    """Return {matrix name: its two LoRA factors in float32} from a file. The factors' names in the file begin
+    with `prefix` and end in `a` and `b`."""
     arrays, found = _arrays(path), {}
     for name, array in arrays.items():
         if name.startswith(prefix) and name.endswith(a) and name.removesuffix(a) + b in arrays:
@@ -310,8 +313,8 @@ def _f32(array: np.ndarray) -> np.ndarray:
 
 
 def _check_layers(named: Mapping[str, Pair], scale: float, config: ModelShape, folder: Path) -> BaseLoRA:
-    """Return the named pairs as a BaseLoRA. Raises AdapterMismatch if the model has no such layer or another
-    size."""
+    """Return the named pairs as a BaseLoRA. Raises AdapterMismatch if the model does not have a named matrix,
+    or has it with another size."""
     known, pairs = places(config), {}
     for long_name, (a, b) in named.items():
         if (name := text_name(long_name)) not in known:
@@ -377,8 +380,8 @@ def _read_peft(folder: Path, settings: Mapping[str, Any], config: ModelShape) ->
 
 
 def _scale_pair(folder: Path, settings: Mapping[str, Any], name: str, pair: Pair) -> Pair:
-    """Return a pair times its own alpha / r (or alpha / sqrt(r)). In PEFT, alpha and r can differ between
-    layers."""
+    """Return a LoRA pair multiplied by its own alpha / r, or by alpha / sqrt(r) with rsLoRA. In PEFT, alpha
+    and r can differ between layers."""
     patterns = settings.get("alpha_pattern") or {}
     if not isinstance(patterns, dict) or not all(map(_PLAIN_NAME.fullmatch, patterns)):
         raise UnsupportedModel(f"{folder.name}/{CONFIG}: alpha_pattern holds more than plain names.")

@@ -1,11 +1,12 @@
-"""A LayerLoRA is a rank-1 change of any linear layers, small enough for one rating to update it.
+"""This module defines the LayerLoRA: a rank-1 change of any linear layers, small enough for an update at each
+rating. With the matrix W and the input x of a layer, the changed output is
 
     y = W x + lora_b (lora_a . x)
 
-lora_a [in] is calibrated once and never changes. On average lora_a . x is 1 in replies and 0 in plain prose
-(sona/optional/layer_gradients.py), so lora_b [out] is added to the states of replies. With a random lora_a,
-lora_a . x would mostly depend on the topic of a reply. The lora_b of all changed matrices together is one
-vector of n numbers, where n is the sum of the output widths. So an update takes only a few vector operations.
+lora_a [in] is calibrated once and never changes. On average, lora_a . x is 1 in replies and 0 in plain prose
+(sona/optional/layer_gradients.py), so lora_b [out] is added to the layer's outputs in replies. With a random
+lora_a, lora_a . x would mostly depend on the topic of a reply. The lora_b of all changed matrices together is
+one vector of n numbers; n is the sum of the output widths. So an update takes only a few vector operations.
 """
 
 import io
@@ -23,7 +24,8 @@ from .base_lora import BaseLoRA, Pair, Place, place_shape
 from .merge import merge_changes
 from .micro_lora import MicroLoRA
 
-# the curvature before the first measurement; KL is much more than a sum over matrices, which act together
+# The curvature (LayerLoRA.curvature) before the first measurement. It is large, because the matrices act
+# together: the KL is much larger than the sum of the KL of each matrix.
 CURVATURE = 60.0
 _ARRAYS = ("lora_a", "lora_b", "evidence", "fisher")
 _OF_PLACES = ("starts", "counts", "frame")
@@ -32,17 +34,16 @@ _PREFIX = "body."
 
 @dataclass(frozen=True)
 class LayerLoRA:
-    """A rank-1 change of some matrices. Arrays are never changed after construction.
-    sona/optional/layer_update.py explains the terms.
+    """A rank-1 change of some matrices. The arrays never change after construction.
 
-    places: the changed matrices
+    places: (module, layer) of each changed matrix
     widths: (in, out) of each matrix
-    lora_a: [sum of in], float32
-    lora_b: [n], float32
-    evidence: [2, n]: G and S of the ratings so far
-    fisher: [n], the Fisher information of the original model's answers, per token
-    tokens: N, the weighted sum over the rated replies
-    gain: the factor from theta to lora_b
+    lora_a: [sum of in], the lora_a of all matrices, float32
+    lora_b: [n], the lora_b of all matrices, float32
+    evidence: [2, n], the sums G and S over the ratings so far (sona/optional/layer_update.py)
+    fisher: [n], the Fisher information by lora_b of the original model's answers, per token
+    tokens: N, the weighted number of tokens of the rated replies
+    gain: the factor by which theta, which follows from the evidence, was scaled to lora_b
     curvature: the last measured KL divided by its estimate `energy`
     """
 
@@ -58,8 +59,8 @@ class LayerLoRA:
 
     @classmethod
     def fresh(cls, reads: Mapping[Place, np.ndarray], fisher: Mapping[Place, np.ndarray]) -> "LayerLoRA":
-        """Return a layer LoRA that changes nothing yet. reads: lora_a [in] of each place. fisher: the Fisher
-        information [out] of each place."""
+        """Return a layer LoRA that changes nothing yet. reads: the lora_a [in] of each matrix. fisher: the
+        Fisher information [out] of each matrix."""
         widths = tuple((a.size, fisher[place].size) for place, a in reads.items())
         n = sum(out for _, out in widths)
         a, f = (_concatenate(list(x.values())) for x in (reads, {place: fisher[place] for place in reads}))
@@ -77,7 +78,8 @@ class LayerLoRA:
 
     @cached_property
     def frame(self) -> int:
-        """A checksum of places and lora_a. A gradient is valid only for adapters with the same frame."""
+        """A checksum of places and lora_a. A gradient by lora_b is valid only for layer LoRAs with the same
+        checksum."""
         return zlib.crc32(self.lora_a.tobytes(), zlib.crc32(repr(self.places).encode()))
 
     @cached_property
@@ -87,7 +89,8 @@ class LayerLoRA:
 
     @cached_property
     def energy(self) -> float:
-        """1/2 sum F lora_b^2 (nats): the KL per token if all elements of lora_b acted independently."""
+        """1/2 sum F lora_b^2 (nats), with F the Fisher information. It would be the KL per token if the
+        elements of lora_b acted independently."""
         return 0.5 * float(np.dot(self.lora_b * self.fisher, self.lora_b))
 
     @property
@@ -96,34 +99,34 @@ class LayerLoRA:
 
     @cached_property
     def pairs(self) -> dict[Place, Pair]:
-        """The factors of each place: (lora_a [in, 1], lora_b [1, out])."""
+        """{place of a matrix: its factors (lora_a [in, 1], lora_b [1, out])}."""
         ins, outs = (np.cumsum([w[i] for w in self.widths])[:-1] for i in (0, 1))
         parts = zip(self.places, np.split(self.lora_a, ins), np.split(self.lora_b, outs), strict=True)
         return {place: (a[:, None], b[None]) for place, a, b in parts}
 
     def flat(self, grads: Mapping[Place, Pair], scale: float) -> np.ndarray:
-        """Return the gradient by lora_b [n], from the gradients by the pairs of `combine_loras`. In such a
-        pair, the last row is lora_b / scale."""
+        """Return the gradient by lora_b [n]. grads: the gradients by the pairs of a `combine_loras` LoRA with
+        this layer LoRA; the last row of a pair's second factor is lora_b / scale."""
         return _concatenate([grads[place][1][-1] for place in self.places]) / np.float32(scale)
 
     def replace_fields(self, **new) -> "LayerLoRA":
-        """Return a copy with other values of some fields, but not of places, widths or lora_a. Cached values
-        that depend only on these three fields are kept."""
+        """Return a copy with new values of some fields. `new` must not have places, widths or lora_a. The
+        copy keeps cached values that depend only on these three fields."""
         found = replace(self, **new)
         vars(found).update({name: vars(self)[name] for name in _OF_PLACES if name in vars(self)})
         return found
 
     def with_zero_b(self) -> "LayerLoRA":
-        """Return a copy with lora_b = 0, for use after the change was folded into the base. The evidence
-        stays."""
+        """Return a copy with lora_b = 0 and the same evidence, for use after lora_b was folded into the base
+        LoRA."""
         return self.replace_fields(lora_b=np.zeros_like(self.lora_b), gain=1.0)
 
     def shrunk(self, factor: float) -> "LayerLoRA":
-        """Return a copy with lora_b and gain times `factor`."""
+        """Return a copy with lora_b and gain multiplied by `factor`."""
         return self.replace_fields(lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
 
     def with_places_of(self, other: "LayerLoRA") -> "LayerLoRA":
-        """Return a copy with the places of `other` appended. `other` has no ratings."""
+        """Return a copy that also has the matrices of `other`, which has no evidence of ratings."""
         arrays = {
             name: np.concatenate([getattr(self, name), getattr(other, name)], axis=-1) for name in _ARRAYS
         }
@@ -132,7 +135,7 @@ class LayerLoRA:
     # -- storage ---------------------------------------------------------------------------------------
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the arrays to store. They are stored in the same file as the arrays of a MicroLoRA."""
+        """Return the arrays to store. A file stores them beside the arrays of a MicroLoRA."""
         found = {name: getattr(self, name) for name in _ARRAYS}
         found["places"] = np.array([f"{layer}.{module}" for module, layer in self.places])
         found["widths"] = np.array(self.widths, np.int64).reshape(-1, 2)
@@ -141,8 +144,9 @@ class LayerLoRA:
 
     @classmethod
     def from_arrays(cls, stored: Mapping[str, np.ndarray], config: ModelShape) -> "LayerLoRA | None":
-        """Deserialise a layer LoRA; None if the file has none. Raises CorruptFile if the data is damaged, and
-        AdapterMismatch if the shapes differ."""
+        """Decode a layer LoRA from the arrays of a file; None if the file has no layer LoRA. Raises
+        CorruptFile if the data is damaged, and AdapterMismatch if its matrices do not have the model's
+        shapes."""
         found = {k.removeprefix(_PREFIX): x for k, x in stored.items() if k.startswith(_PREFIX)}
         if not found:
             return None
@@ -176,13 +180,13 @@ class LayerLoRA:
 
 
 def pack_adapter(micro: MicroLoRA, layer_lora: LayerLoRA | None) -> bytes:
-    """Serialise an adapter's MicroLoRA and layer LoRA into one file."""
+    """Encode an adapter's MicroLoRA and layer LoRA as the bytes of one file."""
     return micro.to_bytes(**(layer_lora.arrays() if layer_lora else {}))
 
 
 def unpack_layers(data: bytes, config: ModelShape) -> LayerLoRA | None:
-    """Return the layer LoRA of a serialised adapter; None if the adapter has none. Raises CorruptFile and
-    AdapterMismatch as `from_arrays` does."""
+    """Decode the layer LoRA from the result of `pack_adapter`; None if the adapter has no layer LoRA. Raises
+    the errors of `LayerLoRA.from_arrays`."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as f:
             stored = {name: f[name] for name in f.files if name.startswith(_PREFIX)}
@@ -201,10 +205,10 @@ def _concatenate(parts: list[np.ndarray]) -> np.ndarray:
 def combine_loras(
     base: BaseLoRA | None, layer_lora: LayerLoRA | None, empty: bool = False
 ) -> BaseLoRA | None:
-    """Return the base and the layer LoRA as one LoRA. Their factors are concatenated, without rounding.
+    """Return the base and the layer LoRA as one LoRA. Their factors are concatenated, so nothing is rounded.
+    If the layer LoRA changes nothing, the base LoRA itself is returned.
 
-    If the layer LoRA changes nothing, the base itself is returned. If `empty` is True, the factors are
-    concatenated even then, because gradients need them.
+    empty: True to concatenate the factors even if the layer LoRA changes nothing, because gradients need them
     """
     if layer_lora is None or not (layer_lora.moves or empty):
         return base
@@ -218,7 +222,8 @@ def combine_loras(
 
 
 def base_part(grads: Mapping[Place, Pair], base: BaseLoRA) -> dict[Place, Pair]:
-    """Return the base's part of the gradients by a `combine_loras` LoRA."""
+    """Return the gradients by the base LoRA's factors. grads: the gradients by the factors of a
+    `combine_loras` LoRA with this base LoRA."""
     ranks = {place: a.shape[1] for place, (a, _) in base.pairs.items()}
     return {p: (a[:, : ranks[p]], b[: ranks[p]]) for p, (a, b) in grads.items() if p in ranks}
 
@@ -226,12 +231,11 @@ def base_part(grads: Mapping[Place, Pair], base: BaseLoRA) -> dict[Place, Pair]:
 def fold_layers(
     base: BaseLoRA, layer_lora: LayerLoRA | None, most: int, pause: Callable[[], None] = lambda: None
 ) -> BaseLoRA:
-    """Return the base with the layer LoRA's change folded in.
+    """Return the base LoRA with the layer LoRA's change folded in.
 
-    Each rank grows by one, up to `most`. A pair that already has this rank loses its smallest singular
-    direction.
-
-    pause: a function that is called after each pair; it may raise an exception to stop
+    most: the maximum rank of a pair. Below it, a pair's rank grows by one. Otherwise the pair keeps its rank,
+        and the smallest singular direction of the sum is dropped.
+    pause: a function that is called after each pair; it can raise an exception to stop
     """
     if layer_lora is None or not layer_lora.moves:
         return base

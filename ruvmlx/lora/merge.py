@@ -1,11 +1,12 @@
-"""This module merges two low-rank changes of one matrix into one change of a given rank, and a remainder.
+"""This module merges two low-rank changes of one matrix, alpha A B and beta a b, into one change of a given
+rank, and a remainder.
 
     alpha A B + beta a b  =  [alpha A | beta a] [B; b]  =  Qa (Ra Rb^T) Qb^T  =  (Qa U) S (Qb V)^T
 
-A QR decomposition of both sides leaves a core of (r + q) x (r + q) for ranks r and q, so the SVD of the whole
-change is cheap. The first singular directions are the nearest change of the given rank (Eckart and Young
-1936). The sum of the factors, A + a and B + b, would be wrong, because the cross terms A b + a B are larger
-than the update.
+A QR decomposition of [alpha A | beta a] and of [B; b] leaves a core Ra Rb^T of (r + q) x (r + q) for the
+ranks r and q. So the SVD of the sum of both changes is cheap. The first singular directions are the nearest
+change of the given rank (Eckart and Young 1936). The factors A + a and B + b would be wrong, because the
+cross terms A b + a B are larger than the smaller change.
 """
 
 from dataclasses import dataclass, replace
@@ -17,17 +18,17 @@ from .base_lora import BaseLoRA, Pair
 from .micro_lora import MicroLoRA
 
 HEAD = ("lm_head", 0)
-_NOTHING = 1e-12  # singular values below this share of the largest one are rounding errors
+_NOTHING = 1e-12  # singular values below this share of the largest singular value are rounding errors
 
 
 @dataclass(frozen=True)
 class Merged:
-    """The result of a merge: kept + tail is equal to the requested sum, up to an error of `lost`.
+    """The result of a merge: kept + tail is equal to the sum of both changes, up to an error of `lost`. All
+    factors are float32, contiguous and unscaled.
 
     kept: the factors [in, r], [r, out] of the change of the given rank
     tail: the factors [in, t], [t, out] of the remainder; t can be 0
     lost: the Frobenius norm of the error
-    All factors are float32, contiguous and unscaled.
     """
 
     kept: Pair
@@ -36,8 +37,8 @@ class Merged:
 
 
 def merge_changes(one: Pair, alpha: float, other: Pair, beta: float, rank: int, tail_rank: int = 0) -> Merged:
-    """Return alpha * one + beta * other, split into three parts: the best approximation of `rank`, the next
-    `tail_rank` directions, and the norm of the rest."""
+    """Return the sum alpha * one + beta * other in three parts: its best approximation of rank `rank`, its
+    next `tail_rank` singular directions, and the norm of the rest."""
     left, values, right = _svd(one, alpha, other, beta)
     used = int(np.sum(values > _NOTHING * values[0])) if values.size else 0
     middle, end = min(rank, used), min(rank + tail_rank, used)
@@ -46,7 +47,8 @@ def merge_changes(one: Pair, alpha: float, other: Pair, beta: float, rank: int, 
 
 
 def _svd(one: Pair, alpha: float, other: Pair, beta: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the SVD of the sum in float64: left [in, n], singular values [n], right [n, out]."""
+    """Return the SVD of alpha * one + beta * other in float64: left [in, n], singular values [n], right [n,
+    out]."""
     a = np.hstack([alpha * one[0].astype(np.float64), beta * other[0].astype(np.float64)])
     b = np.vstack([one[1], other[1]]).astype(np.float64)
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
@@ -66,13 +68,14 @@ def _pair(left: np.ndarray, values: np.ndarray, right: np.ndarray, first: int, l
 
 
 def fold_micro(base: BaseLoRA, micro: MicroLoRA, rank: int) -> tuple[BaseLoRA, MicroLoRA]:
-    """Move the head's change from the MicroLoRA into the base, at most `rank` directions. The rest, the tail,
-    stays in the MicroLoRA.
+    """Move the change of the output head from the MicroLoRA into the base LoRA, whose head pair then has at
+    most `rank` directions. The remainder, the tail, stays in the MicroLoRA. Return the new base LoRA and
+    MicroLoRA.
 
     The model's output does not change, unless both changes together have more than rank + micro.rank
-    directions. Without a tail, the MicroLoRA keeps lora_a and its evidence, and later ratings add to the
-    change that the base now has. With a tail, lora_a changes, so the evidence is discarded. Columns of lora_a
-    that the tail does not need are kept if they are orthogonal to the tail; their rows of lora_b are zero.
+    directions. Without a tail, the MicroLoRA keeps lora_a and its evidence, so later ratings add to the
+    change that the base LoRA now has. With a tail, lora_a changes, so the evidence is discarded. Columns of
+    lora_a that the tail does not need are made orthogonal to the tail; their rows of lora_b are zero.
     """
     d, v = micro.lora_a.shape[0], micro.lora_b.shape[1]
     old = base.pairs.get(HEAD, (np.zeros((d, 0), np.float32), np.zeros((0, v), np.float32)))
@@ -84,8 +87,8 @@ def fold_micro(base: BaseLoRA, micro: MicroLoRA, rank: int) -> tuple[BaseLoRA, M
 
 
 def _rest(micro: MicroLoRA, tail: Pair) -> MicroLoRA:
-    """Return a MicroLoRA of the tail alone. The columns of its lora_a get the mean length of the old columns,
-    so that a rating's step keeps its size."""
+    """Return a MicroLoRA that has only the tail of a merge. The columns of its lora_a get the mean length of
+    the old columns, so that ratings change the weights as strongly as before."""
     if tail[0].shape[1] == 0:
         return replace(micro, lora_b=np.zeros_like(micro.lora_b))
     a, b = (w.astype(np.float64) for w in tail)
@@ -100,8 +103,8 @@ def _rest(micro: MicroLoRA, tail: Pair) -> MicroLoRA:
 
 
 def _unused_directions(directions: np.ndarray, taken: np.ndarray, count: int) -> np.ndarray:
-    """Return `count` orthonormal columns [D, count]: the main part of `directions` [D, r] that is orthogonal
-    to `taken`."""
+    """Return `count` orthonormal columns [D, count]: the main directions of the part of `directions` [D, r]
+    that is orthogonal to `taken`."""
     if taken.shape[1]:
         q = np.linalg.qr(taken)[0]
         directions = directions - q @ (q.T @ directions)

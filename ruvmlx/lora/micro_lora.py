@@ -1,8 +1,9 @@
-"""A MicroLoRA is a rank-2 change of the output head, small enough for one rating to update it.
+"""This module defines the MicroLoRA: a rank-2 change of the output head, small enough for an update at each
+rating. With the head W and a hidden state h, the changed logits are
 
     z = W h + scale * lora_b^T (lora_a^T h)        scale = alpha / rank       (Hu et al. 2021)
 
-Only the head changes, so the keys and values in KV caches stay valid after a rating.
+Only the output head changes, so the keys and values in KV caches stay valid after a rating.
 """
 
 import io
@@ -22,15 +23,15 @@ ALPHA = 4.0
 class MicroLoRA:
     """A rank-2 change of the output head. sona/instant.py explains evidence, gain and trend.
 
-    lora_a: [D, r], float32, contiguous
-    lora_b: [r, V], float32, contiguous
-    evidence: [3, r, A + k], sums over the ratings so far, for A tokens and k features
-    gain: the factor by which the update from these ratings was scaled down
+    lora_a: [D, r], float32, contiguous (D: hidden size, r: rank)
+    lora_b: [r, V], float32, contiguous (V: vocabulary size)
+    evidence: [3, r, A + k], sums over the ratings so far, for A movable tokens and k features
+    gain: the factor by which the change that follows from these ratings was scaled down
     trend: above 0 if the latest ratings confirm the older ratings, below 0 if they contradict them
-    taste: [A], a part of lora_b's first row at a gain of 1 (sona/taste_push.py); empty if there is no such
-        part
+    taste: [A], the part of lora_b's first row that the taste model adds at a gain of 1 (sona/taste_push.py);
+        empty if the taste model adds nothing
 
-    Arrays are never changed after construction. An update makes a new MicroLoRA, so a reply in progress keeps
+    The arrays never change after construction. An update makes a new MicroLoRA, so a reply in progress keeps
     the weights with which it started.
     """
 
@@ -44,8 +45,8 @@ class MicroLoRA:
 
     @classmethod
     def fresh(cls, directions: np.ndarray, vocab_size: int, alpha: float = ALPHA) -> "MicroLoRA":
-        """Return a new adapter with lora_a = directions [D, r]. The adapter changes nothing yet, because
-        lora_b is zero."""
+        """Return a new MicroLoRA with lora_a = directions [D, r]. It changes nothing yet, because lora_b is
+        zero."""
         a = np.ascontiguousarray(directions, np.float32)
         b = np.zeros((a.shape[1], vocab_size), np.float32)
         return cls(a, b, alpha=alpha)
@@ -64,7 +65,7 @@ class MicroLoRA:
 
     @property
     def norm(self) -> float:
-        """The Frobenius norm of scale * lora_a lora_b, computed without this product."""
+        """The Frobenius norm of scale * lora_a lora_b, computed without the large product [D, V]."""
         gram_a = self.lora_a.astype(np.float64).T @ self.lora_a
         gram_b = self.lora_b.astype(np.float64) @ self.lora_b.T
         return self.scale * float(np.sqrt(max(0.0, np.sum(gram_a * gram_b))))
@@ -74,11 +75,12 @@ class MicroLoRA:
         kernels.head_add(logits, hidden, self.lora_a, self.lora_b, self.scale)
 
     def shrunk(self, factor: float) -> "MicroLoRA":
-        """Return a copy with lora_b and gain times `factor`."""
+        """Return a copy with lora_b and gain multiplied by `factor`."""
         return replace(self, lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
 
     def to_bytes(self, **more: np.ndarray) -> bytes:
-        """Serialise the adapter. more: arrays to store in the same file; their names contain a dot."""
+        """Encode the MicroLoRA as the bytes of a file. more: other arrays for the same file; their names
+        contain a dot."""
         out = io.BytesIO()
         np.savez(
             out,
@@ -95,8 +97,8 @@ class MicroLoRA:
 
     @classmethod
     def from_bytes(cls, data: bytes, hidden_size: int, vocab_size: int) -> "MicroLoRA":
-        """Deserialise an adapter. Raises CorruptFile if the data is damaged, and AdapterMismatch if the model
-        has another shape."""
+        """Decode a stored MicroLoRA. Raises CorruptFile if the data is damaged, and AdapterMismatch if the
+        model has another hidden size or vocabulary size."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 arrays = {k: f[k] for k in f.files if "." not in k}
@@ -124,7 +126,7 @@ class MicroLoRA:
 
 
 def stored_rank(data: bytes) -> int:
-    """Return the rank of a serialised MicroLoRA without reading its large arrays."""
+    """Return the rank of a stored MicroLoRA."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as f:
             return int(f["lora_a"].shape[1])

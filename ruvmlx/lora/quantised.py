@@ -1,13 +1,14 @@
 """This module stores LoRA factors in files with 4 bits per weight, in MLX's affine layout.
 
-    w ~ scale * q + bias     q: 0..15, one scale and bias (float32) per group of 32
+    w ~ scale * q + bias     q: the 4-bit code, 0..15; each group of 32 weights has one scale and bias
+    (float32)
 
-Groups run along the columns of lora_a and the rows of lora_b, so each of the `rank` directions keeps its own
-range. The error of a weight is at most (max - min of its group) / 30, plus float rounding.
+Groups run along the columns of lora_a and the rows of lora_b, so a group has weights of only one of the
+`rank` directions. The error of a weight is at most (max - min of its group) / 30, plus float rounding.
 
-For example, two factors of rank 8 and width 768 need 49,152 bytes in float32, and 9,216 bytes with 4 bits,
-scales and biases. If the factors are normally distributed, the product A B has a relative error of about 10%
-(Frobenius norm, tests/lora/test_quantised.py).
+For example, two factors of rank 8 and width 768 need 49,152 bytes in float32, and 9,216 bytes as 4-bit codes
+with scales and biases. If the factors are normally distributed, the product lora_a lora_b has a relative
+error of about 10% (Frobenius norm, tests/lora/test_quantised.py).
 """
 
 from dataclasses import dataclass
@@ -25,8 +26,8 @@ _SHIFTS = np.arange(_PER_WORD, dtype=np.uint32) * BITS
 
 @dataclass(frozen=True)
 class Packed:
-    """A packed matrix [rows, n]. There are g = ceil(n / 32) groups in a row. Codes beyond n in the last group
-    are padding.
+    """A matrix [rows, n] as 4-bit codes. There are g = ceil(n / 32) groups in a row. Codes after the n-th
+    code of a row are padding.
 
     weight: uint32 [rows, 4 g], eight 4-bit codes in each number, lowest bits first
     scales, biases: float32 [rows, g]
@@ -43,7 +44,8 @@ class Packed:
 
 
 def pack(w: np.ndarray) -> Packed:
-    """Pack a matrix: float32 [rows, n] -> 4 bits per weight. Raises ValueError for NaN and infinity."""
+    """Convert a matrix float32 [rows, n] to 4-bit codes. Raises ValueError if the matrix holds NaN or
+    infinity."""
     if not np.isfinite(w).all():
         raise ValueError("weights to be packed hold NaN or Inf")
     rows, n = w.shape
@@ -56,7 +58,8 @@ def pack(w: np.ndarray) -> Packed:
 
 
 def unpack(packed: Packed) -> np.ndarray:
-    """Return the matrix, float32 [rows, n]. Raises CorruptFile if the shapes of the arrays do not match."""
+    """Convert 4-bit codes to a matrix float32 [rows, n]. Raises CorruptFile if the shapes of the arrays do
+    not match."""
     rows, groups = packed.scales.shape
     sound = packed.weight.shape == (rows, groups * GROUP // _PER_WORD) and packed.biases.shape == (
         rows,
@@ -73,7 +76,8 @@ def unpack(packed: Packed) -> np.ndarray:
 
 
 def pack_pair(pair: Pair) -> tuple[Packed, Packed]:
-    """Pack a pair: lora_a [in, r], lora_b [r, out] -> packed matrices [r, in], [r, out]."""
+    """Convert a LoRA pair to 4-bit codes: lora_a [in, r], lora_b [r, out] -> packed matrices [r, in], [r,
+    out]."""
     return pack(np.ascontiguousarray(pair[0].T)), pack(pair[1])
 
 

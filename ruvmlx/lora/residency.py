@@ -14,8 +14,9 @@ BUDGET = 256 << 20  # the maximum number of bytes of loaded adapters
 class Resident:
     """The state of one adapter.
 
-    tier: "hot" | "warm" | "cold"
-    bytes: the number of bytes in memory; 0 for a cold adapter
+    tier: "hot" (in use), "warm" (loaded, but not in use) or "cold" (only on disk)
+    accesses, loads: how often the adapter was requested, and how often it was loaded from disk
+    bytes: the adapter's number of bytes in memory; 0 for a cold adapter
     """
 
     name: str
@@ -26,11 +27,11 @@ class Resident:
 
 
 class Residency(Generic[T]):
-    """The loaded adapters by name, within a budget in bytes. The least recently used adapters are evicted
-    first.
+    """The adapters in memory by name, within a budget in bytes. If the budget is exceeded, the least recently
+    used adapters are evicted first, but never the hot adapter. The sizes of adapters are read at every
+    request, because a loaded adapter can grow.
 
-    The hot adapter is never evicted. The sizes are read again at every change, because a loaded adapter can
-    grow.
+    load: a function that loads the adapter of a name; size: a function that returns an adapter's bytes
     """
 
     def __init__(self, load: Callable[[str], T], size: Callable[[T], int], budget: int = BUDGET):
@@ -39,7 +40,8 @@ class Residency(Generic[T]):
         self._counts: dict[str, list[int]] = {}  # [accesses, loads] of each adapter
 
     def get(self, name: str) -> T:
-        """Load the adapter if needed and make it the hot adapter. If loading fails, nothing changes."""
+        """Make an adapter the hot adapter, and return it. Load the adapter if it is cold. If the load fails,
+        the hot adapter stays the same."""
         found = self._loaded.pop(name) if name in self._loaded else None
         counts = self._counts.get(name, [0, 0])
         if found is None:
@@ -50,7 +52,7 @@ class Residency(Generic[T]):
         return found
 
     def load_beside(self, name: str) -> T:
-        """Load the adapter if needed. The hot adapter stays hot."""
+        """Return an adapter, but keep the hot adapter hot. Load the adapter if it is cold."""
         hot = next(reversed(self._loaded), None)
         found = self.get(name)
         if hot is not None and hot in self._loaded:
@@ -64,7 +66,7 @@ class Residency(Generic[T]):
             del self._loaded[coldest], sizes[coldest]
 
     def loaded_adapters(self) -> list[T]:
-        """Return the adapters in memory; the most recently used adapter is the last."""
+        """Return the adapters in memory, the least recently used first and the hot adapter last."""
         return list(self._loaded.values())
 
     def forget(self, name: str) -> None:

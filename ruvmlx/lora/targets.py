@@ -1,9 +1,10 @@
 """This module parses two settings: `learn_targets` (the matrices that a rating changes) and `base_targets`
 (the matrices that the background loop trains). Examples: "head", "q_proj,v_proj:20-29", "ffn,top:8".
 
-head (lm_head)   attention (q k v o)   ffn (gate up down)   all (all of these)
-v_proj           a module in all layers; v_proj:20 in one layer, v_proj:20-29 in several
-top:K            only the K matrices with the largest gradients, among those named (all, if none is named)
+head (lm_head)   attention (q k v o)   ffn (gate up down)   all (head, attention and ffn)
+v_proj           the module v_proj in all layers; v_proj:20 in layer 20, v_proj:20-29 in layers 20 to 29
+top:K            only the K matrices with the largest gradients, among the matrices of the layers that the
+                 setting names (or among all matrices of the layers, if it names none)
 """
 
 from dataclasses import dataclass
@@ -20,11 +21,11 @@ _GROUPS |= {name: (name,) for name in MODULES}
 
 @dataclass(frozen=True)
 class Targets:
-    """The matrices that a rating changes.
+    """The matrices that a rating, or the background loop, changes.
 
-    head: True if a rating changes the output head
-    places: (module, layer) of each matrix in the layers, in the model's order
-    top: the number of matrices with the largest gradients to which the change is limited; 0 for no limit
+    head: True if the output head is changed
+    places: (module, layer) of each changed matrix in the layers, in the model's order
+    top: change only this number of the places, those with the largest gradients; 0 for no limit
     """
 
     head: bool = True
@@ -33,8 +34,11 @@ class Targets:
 
 
 def parse(text: str, shape: ModelShape, name: str = "learn_targets") -> Targets:
-    """Parse the setting of this name. Raises UsageError if the text is wrong or names a layer or a module
-    that the model does not have."""
+    """Parse the text of a setting. Raises UsageError if the text is wrong, or if it names a layer or a module
+    that the model does not have.
+
+    name: the name of the setting, for error messages
+    """
     if not TARGETS.fullmatch(text):
         raise UsageError(f"{name} = {text!r}: expected {TARGETS_EXPECTED}.")
     found, top, missing = set[Place](), 0, missing_modules(shape)
