@@ -177,13 +177,13 @@ class Bench:
         a file. In a chat, the runtime computes the directions in idle time."""
         learner, file = runtime.learner, self._directions_file
         assert learner is not None
+        learner.active.measure()
         if self._directions or learner.directions.are_shipped:
             return
         if file is not None and file.exists():
             self._directions = file.read_bytes()
             runtime.store.checkpoints.put_measurement(self.model.fingerprint, FINISHED, self._directions)
             return
-        learner.active.measure()
         learner.directions.complete(self.model, self.backend, learner.probe, lambda: None)
         self._directions = runtime.store.checkpoints.measurement(self.model.fingerprint, FINISHED) or b""
         if file is not None:

@@ -31,6 +31,7 @@ from .adapter_history import AdapterHistory
 from .base_probe import probe_under
 from .calibration import Measured, Measurement
 from .kl_probe import KLProbe
+from .shipped import shipped_bytes
 from .state import LearnerState, ProbedBase
 
 _BASES_IN_MEMORY = 3  # the maximum number of base LoRAs that stay in memory
@@ -93,18 +94,19 @@ class ActiveAdapter:
         model without any adapter if there is no base LoRA."""
         return self.knows_model and (self.base is None or self.state.base in self._probed)
 
-    def measure(self, pause: Pause | None = None, watch: Watch = QUIET) -> None:
+    def measure(self, pause: Pause | None = None, watch: Watch = QUIET, is_hurried: bool = False) -> None:
         """Measure the KL probes that are still unknown: the model's (measured once, then stored) and the
         probe under the base LoRA in use (measured once per process). A measurement takes seconds.
 
         pause: a function that can raise an exception to stop the measurement; the next call continues
         watch: an object that gets the progress of the model's measurement
+        is_hurried: True if a rating waits; the measurement of a model then takes less time and is rougher
         """
         if self._probe is None:
             self._probe = self._stored_probe()  # another process may have stored the probe
         if self._probe is None:
             with original_model(self.backend):
-                self._probe = self._measurement.run(pause, watch)
+                self._probe = self._measurement.run(pause, watch, is_hurried)
             self._store.model_data.put_reference_text(self._model.fingerprint, self._probe.to_bytes())
         if self.state.version == 0 and is_blank(self.state.micro):
             self.state = self.load(0)
@@ -258,7 +260,9 @@ class ActiveAdapter:
         return known
 
     def _stored_probe(self) -> KLProbe | None:
-        stored = self._store.model_data.reference_text(self._model.fingerprint)
+        """Return the model's probe from the store, or from this package; None if neither has the probe."""
+        fingerprint = self._model.fingerprint
+        stored = self._store.model_data.reference_text(fingerprint) or shipped_bytes("probes", fingerprint)
         eos = np.array(sorted(self._model.tokenizer.eos_ids))
         return KLProbe.from_bytes(stored, self.backend.head, eos) if stored else None
 

@@ -28,6 +28,7 @@ _STORED = (
     "contexts", "rows", "counts", "prose", "following", "directions", "tokens", "precision", "features",
     "drift",
 )  # fmt: skip
+_LARGE = "contexts", "features"
 
 
 Head = Callable[[np.ndarray], np.ndarray]  # hidden [T, D] -> logits [T, V]
@@ -161,8 +162,8 @@ class KLProbe:
     def _packing(self, pause: Callable[[], None]) -> np.ndarray:
         parts = []
         for i in range(0, len(self.contexts), ROWS):
-            rows = log_softmax_rows(self.head(self.contexts[i : i + ROWS]))
-            parts.append(pack_columns(np.exp(rows), self.tokens))
+            rows = softmax_rows(self.head(self.contexts[i : i + ROWS]))
+            parts.append(pack_columns(rows, self.tokens))
             pause()
         return np.ascontiguousarray(np.concatenate(parts))
 
@@ -300,12 +301,17 @@ class KLProbe:
         known = (a for name, a in vars(self).items() if name != "_same")
         return sum(a.nbytes for a in known if isinstance(a, np.ndarray))
 
-    def to_bytes(self) -> bytes:
+    def to_bytes(self, is_small: bool = False) -> bytes:
+        """Return the probe as bytes for `from_bytes`. is_small: True to store the two largest arrays as
+        float16 numbers. Then a model with 600 dimensions takes 1.2 MB and not 2.5 MB."""
         out = io.BytesIO()
         arrays = {name: getattr(self, name) for name in _STORED}
+        if is_small:
+            arrays |= {name: arrays[name].astype(np.float16) for name in _LARGE}
         if self.read_texts is not None:
             arrays["read_texts"] = self.read_texts
-        np.savez(out, **arrays, text=np.array(reference_text.digest()))
+        save = np.savez_compressed if is_small else np.savez
+        save(out, **arrays, text=np.array(reference_text.digest()))
         return out.getvalue()
 
     @classmethod
@@ -317,6 +323,7 @@ class KLProbe:
                 if str(f["text"]) != reference_text.digest():
                     return None
                 arrays = {name: f[name] for name in (*_STORED, "read_texts") if name in f or name in _STORED}
+                arrays |= {name: arrays[name].astype(np.float32, copy=False) for name in _LARGE}
             sound = all(np.isfinite(a).all() for a in arrays.values())
             return cls(**arrays, eos=eos, head=head) if sound else None
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
@@ -340,12 +347,20 @@ class Drift:
         """Return the gradient. `pause` can raise an exception to stop; the next call continues the sum."""
         while self._at < len(self._states):
             part = slice(self._at, self._at + ROWS)
-            rows = np.exp(log_softmax_rows(head(self._states[part])))
+            rows = softmax_rows(head(self._states[part]))
             rows[np.arange(len(rows)), self._following[part]] -= 1
             self._total += (self._states[part] @ self._reading).T @ pack_columns(rows, self._tokens)
             self._at += ROWS
             pause()
         return self._total / max(1, len(self._states))
+
+
+def softmax_rows(z: np.ndarray) -> np.ndarray:
+    """Return the softmax of each row of logits: [T, V] -> [T, V] float32."""
+    p = (z - z.max(axis=1, keepdims=True)).astype(np.float32, copy=False)
+    np.exp(p, out=p)
+    p /= p.sum(axis=1, keepdims=True)
+    return np.ascontiguousarray(p)
 
 
 def log_softmax_rows(z: np.ndarray) -> np.ndarray:

@@ -161,7 +161,7 @@ class Learner:
         started = time.perf_counter()
         rating = objective.check_rating(rating)
         reply = self.rateable(reply_id)
-        self.active.measure(watch=watch)
+        self.active.measure(watch=watch, is_hurried=True)
         return self._retry_commit(lambda: self._rate(reply, rating, note, started))
 
     def _retry_commit(self, attempt: Callable[[], T]) -> T:
@@ -239,7 +239,7 @@ class Learner:
             raise UsageError(f"a preference is between two replies; got {better.id} twice.")
         if better.prompt != worse.prompt:
             raise UsageError("a preference is between replies to one question; these answer two.")
-        self.active.measure()
+        self.active.measure(is_hurried=True)
         return self._retry_commit(lambda: self._prefer(better, worse, kind, strength, started))
 
     def _prefer(

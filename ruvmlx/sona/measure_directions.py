@@ -17,7 +17,6 @@ weighs (taste_push.py).
 import io
 import zipfile
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from ..store import Store
 from . import reference_text
 from .kl_probe import KLProbe
 from .sampled_replies import BegunReply, SampledReply, sampled_replies
+from .shipped import shipped_bytes
 from .taste_measures import MEASURES, measure_text
 
 # The number of replies to each question, and the number of replies in one batch. The batch is small, because
@@ -163,13 +163,13 @@ class StoredDirections:
 
     @property
     def are_shipped(self) -> bool:
-        return _shipped_bytes(self._fingerprint) is not None
+        return shipped_bytes("directions", self._fingerprint) is not None
 
     def of(self, tokens: np.ndarray) -> MeasureDirections | None:
         """Return the directions for the movable tokens. Return None if the model has not yet answered
         MIN_QUESTIONS questions."""
         if self._found is None:
-            data = _shipped_bytes(self._fingerprint) or self._load(FINISHED)
+            data = shipped_bytes("directions", self._fingerprint) or self._load(FINISHED)
             self._found = MeasureDirections.from_bytes(data)
             self._complete = self._found is not None
         if self._found is None and len(self._loaded_bank(tokens).gradients) >= MIN_QUESTIONS:
@@ -211,14 +211,3 @@ class StoredDirections:
 
     def _put(self, name: str, data: bytes) -> None:
         self._store.checkpoints.put_measurement(self._fingerprint, name, data)
-
-
-def shipped_path(fingerprint: str) -> Path:
-    """Return the path of the file in this package that holds the model's directions. Only a few models have
-    this file."""
-    return Path(__file__).parent / "directions" / f"{fingerprint[:16]}.npz"
-
-
-def _shipped_bytes(fingerprint: str) -> bytes | None:
-    file = shipped_path(fingerprint)
-    return file.read_bytes() if file.is_file() else None

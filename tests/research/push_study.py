@@ -23,11 +23,12 @@ from ruvmlx.backends.select import open_backend
 from ruvmlx.models.config.model import Message
 from ruvmlx.models.find.starter import starter_path
 from ruvmlx.models.load import load_model
-from ruvmlx.sona import calibration, measure_directions
+from ruvmlx.sona import calibration
 from ruvmlx.sona.instant import RULE
 from ruvmlx.sona.kl_probe import KLProbe
 from ruvmlx.sona.measure_directions import MeasureDirections, regress
 from ruvmlx.sona.optional.style_bank import StyleBank, texts
+from ruvmlx.sona.shipped import shipped_bytes
 from ruvmlx.sona.taste import NEUTRAL, STARS, RatedFeatures, TasteModel, background_counts
 from ruvmlx.sona.taste_measures import MEASURES
 from ruvmlx.sona.taste_push import ALONG, LOGIT, PUSH_KL, TastePush, TokenEffects, limit_kl
@@ -72,7 +73,7 @@ class PushStudy:
         self._probe = calibration.measure(backend, model.tokenizer, 2, model.shape.max_context)
         self._of = Gradients.of(model, backend, bank, self._probe)
         self._effects = TokenEffects.of(model.tokenizer, self._probe.tokens)
-        shipped = measure_directions._shipped_bytes(model.fingerprint)
+        shipped = shipped_bytes("directions", model.fingerprint)
         directions = MeasureDirections.from_bytes(shipped)
         assert directions is not None, "no directions are shipped for this model"
         self._directions, self._tokenizer = directions, model.tokenizer

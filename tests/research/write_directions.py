@@ -12,6 +12,7 @@ from ruvmlx.models.find.starter import starter_path
 from ruvmlx.models.load import load_model
 from ruvmlx.sona import calibration, measure_directions, reference_text
 from ruvmlx.sona.measure_directions import DirectionBank
+from ruvmlx.sona.shipped import shipped_path
 
 
 def main() -> None:
@@ -23,8 +24,7 @@ def main() -> None:
     for i, question in enumerate(reference_text.questions()):
         bank.add(model, backend, question, lora_a, i, lambda: None)
         print(f"{i + 1} questions", flush=True)
-    path = measure_directions.shipped_path(model.fingerprint)
-    path.parent.mkdir(exist_ok=True)
+    path = shipped_path("directions", model.fingerprint)
     path.write_bytes(bank.directions().to_bytes())
     print(path)
 

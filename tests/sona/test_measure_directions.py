@@ -20,6 +20,7 @@ from ruvmlx.sona.measure_directions import (
     regress,
 )
 from ruvmlx.sona.sampled_replies import BegunReply, sampled_replies
+from ruvmlx.sona.shipped import shipped_bytes
 from ruvmlx.sona.taste_measures import MEASURES, measure_text
 from ruvmlx.store import Store
 
@@ -197,7 +198,7 @@ def test_a_taste_pushes_along_the_directions(open_tiny, monkeypatch):
     ],
 )
 def test_the_directions_of_the_starter_are_shipped(starter, measure, more, less):
-    found = MeasureDirections.from_bytes(measure_directions._shipped_bytes(starter.fingerprint))
+    found = MeasureDirections.from_bytes(shipped_bytes("directions", starter.fingerprint))
     weights = np.array([float(one.more == measure) for one in MEASURES])
 
     def logits(texts):

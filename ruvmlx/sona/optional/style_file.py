@@ -6,29 +6,29 @@ model.
 """
 
 from contextlib import suppress
-from importlib import resources
 from pathlib import Path
 
 from ...platform.files import replacing
 from ...settings import home
+from ..shipped import shipped_bytes, shipped_path
 from .style_bank import StyleBank
 from .style_basis import StyleBasis
 
-_FOLDER, _SHIPPED = "style", "style_bases"  # the folder in the data folder, and the folder in this package
-_NAMED = 16  # the number of characters of the model's fingerprint that form a file name
+_FOLDER = "style"  # the folder in the data folder
+_NAMED = 16  # the number of characters of the model's fingerprint in a file name
 
 
 class StyleFiles:
     """The style basis of one model, and the unfinished bank from which it will be computed."""
 
     def __init__(self, fingerprint: str, folder: Path | None = None):
-        """folder: the folder of the files; None for the folder `style` in the data folder."""
-        self._name = fingerprint[:_NAMED]
+        """folder: the folder of the files; None for the data folder."""
+        self._fingerprint, self._name = fingerprint, fingerprint[:_NAMED]
         self._folder = home() / _FOLDER if folder is None else folder
 
     def basis(self) -> StyleBasis | None:
-        """Return the model's style basis; None if there is no basis yet."""
-        data = self._shipped_bytes() or self._read(self._basis)
+        """Return the basis; None if there is no basis yet."""
+        data = shipped_bytes("style_bases", self._fingerprint) or self._read(self._basis)
         return StyleBasis.from_bytes(data) if data else None
 
     def bank(self) -> StyleBank:
@@ -45,11 +45,9 @@ class StyleFiles:
         self._bank.unlink(missing_ok=True)
 
     def ship(self, basis: StyleBasis) -> None:
-        """Write the basis into the package's own folder, so that users need not compute it. Raises OSError if
-        the file cannot be written."""
-        folder = Path(__file__).parent / _SHIPPED
-        folder.mkdir(exist_ok=True)
-        (folder / f"{self._name}.npz").write_bytes(basis.to_bytes())
+        """Write the basis into the package itself, so that users need not compute it. Raises OSError if the
+        file cannot be written."""
+        shipped_path("style_bases", self._fingerprint).write_bytes(basis.to_bytes())
 
     @property
     def _basis(self) -> Path:
@@ -58,10 +56,6 @@ class StyleFiles:
     @property
     def _bank(self) -> Path:
         return self._folder / f"{self._name}.bank.npz"
-
-    def _shipped_bytes(self) -> bytes | None:
-        file = resources.files(__package__).joinpath(_SHIPPED, f"{self._name}.npz")
-        return file.read_bytes() if file.is_file() else None
 
     def _read(self, path: Path) -> bytes | None:
         with suppress(OSError):
