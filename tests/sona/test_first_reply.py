@@ -180,6 +180,38 @@ def test_a_large_slow_model_reads_fewer_texts_and_says_so(new_model, monkeypatch
     assert Measurement(Measured(backend, new_model.tokenizer, 2, 512, 1)).run().read_texts.size == total
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_small_slow_model_reads_fewer_texts_only_while_a_rating_waits(opened, monkeypatch, waits):
+    """Idle time measures everything; a rating that waits is content with a few texts once HURRY is over."""
+    monkeypatch.setattr(calibration, "HURRY", 0.0)
+    with opened() as runtime:
+        first = reply(runtime)
+        if not waits:
+            runtime.learning.settle(watch=QUIET)
+        result = runtime.rate(first.request_id, "up")
+        assert result.applied and result.logprob_after > result.logprob_before
+        count = len(runtime.learner.active.frozen_probe.read_texts)
+        assert (count < len(reference_text.texts())) is waits
+        runtime.undo()
+        runtime.learner.sync()
+        assert not runtime.learner.micro.lora_b.any()
+
+
+def test_a_rating_that_meets_a_long_measurement_ends_it(new_model, monkeypatch):
+    """Idle time was stopped in the middle; what it has read is enough when a rating waits."""
+    monkeypatch.setattr(calibration, "HURRY", 0.0)
+    measurement = Measurement(Measured.of(new_model, NativeBackend(new_model, threads=1), 2))
+
+    def pause():
+        if len(measurement._reading.states) > 2 * calibration.MIN_TEXTS_OF_KIND:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        measurement.run(pause)
+    done = len(measurement._reading.states)
+    assert len(measurement.run(is_hurried=True).read_texts) == done < len(reference_text.texts())
+
+
 def test_directions_of_a_wide_model_resemble_the_exact_ones(monkeypatch):
     """Features from random combinations of the dimensions span what those from all dimensions span."""
     rng = np.random.default_rng(0)
