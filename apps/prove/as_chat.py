@@ -1,11 +1,11 @@
-"""This module is `prove --as-chat`, an experiment with simulated users who press thumbs. It uses the chat's
-own settings.
+"""This module implements `ruvmlx prove --as-chat`, an experiment with simulated users who rate by thumbs (up
+and down). The experiment uses the chat's own settings.
 
 A simulated user (a rater) reads replies to the prompts in data/. The rater presses a thumb if the length of a
-reply pleases or annoys them, and does not rate other replies. Some raters press only thumbs up, or only
-thumbs down. After certain numbers of presses (the checkpoints), this module keeps a copy of the adapter
-that the rater's presses taught. At the end, the model answers unseen questions with the adapter of each
-checkpoint. The model writes one reply for each rater in one batch, with the rater's own adapter.
+reply pleases or annoys the rater, and does not rate other replies. Some raters press only thumbs up, or only
+thumbs down. After certain numbers of presses (the checkpoints), this module keeps a copy of the adapter that
+learned from the rater's presses. At the end, the model answers unseen questions with the adapter of each
+checkpoint. The replies for all raters are generated in one batch, each with the adapter of its rater.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,17 +25,23 @@ from .readers import learner_of, next_replies
 from .trial import Arm, Bench, seed_for
 from .users import words_of
 
-SHORT, LONG = 80, 120  # words; thumbs up for fewer than SHORT, thumbs down for more than LONG, else no thumb
+# A reply of fewer than SHORT words gets a thumb up, and a reply of more than LONG words gets a thumb down.
+SHORT, LONG = 80, 120
 PRESSES = (5, 10, 20, 30)  # the numbers of presses at the checkpoints
-PATIENCE = 2  # a rater reads at most PATIENCE * presses replies before a checkpoint
-THUMBS = {"both": ("up", "down"), "down": ("down",), "up": ("up",)}  # rater -> the thumbs that they press
+PATIENCE = 2  # a rater reads at most PATIENCE * n replies before the checkpoint at n presses
+THUMBS = {"both": ("up", "down"), "down": ("down",), "up": ("up",)}  # kind of rater -> the thumbs it presses
 
 
 @dataclass(frozen=True)
 class ChatSetup:
-    """The settings for all raters. prompts: the questions whose replies are rated. heldout: the unseen
-    questions. presses: the checkpoints. temperature: None means the model's own temperature, as in the
-    chat."""
+    """The settings for all raters.
+
+    prompts: the questions whose replies the raters rate
+    heldout: the unseen questions, which only test the result
+    presses: the numbers of presses at the checkpoints
+    max_tokens: the maximum number of tokens of a reply
+    temperature: the temperature of replies; None for the model's own temperature, which the chat uses
+    """
 
     prompts: Sequence[str]
     heldout: Sequence[str]
@@ -46,11 +52,14 @@ class ChatSetup:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A rater's weights at a checkpoint.
+    """The weights that a rater's presses gave until a checkpoint.
 
-    presses: the checkpoint. pressed, read: the numbers of thumbs and replies until then. `pressed` is less
-    than `presses` if the rater ran out of patience. kl, ppl_change: the KL to the original model in nats per
-    token, and the relative change of perplexity, both on neutral text.
+    presses: the number of presses at the checkpoint
+    pressed, read: the numbers of thumbs that the rater pressed and of replies that the rater read until the
+        checkpoint; `pressed` is less than `presses` if the rater ran out of patience
+    micro: the MicroLoRA, which has the learned weights
+    kl, ppl_change: the KL to the original model (nats per token) and the relative change of perplexity on
+        neutral text (retention.py)
     """
 
     presses: int
@@ -63,8 +72,11 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class ChatResult:
-    """The result of one rater, one seed and one checkpoint. words, words_base: the mean number of words in
-    the replies to unseen questions, with the rater's weights and with the original model."""
+    """The result of one rater with one seed at one checkpoint. Snapshot explains the other fields.
+
+    words, words_base: the mean number of words in the replies to unseen questions, with the rater's weights
+        and with the original model
+    """
 
     rater: str
     seed: int
@@ -78,12 +90,12 @@ class ChatResult:
 
     @property
     def change(self) -> float:
-        """The mean number of words of a reply against the untouched model's: 0.1 is a tenth longer."""
+        """The relative change of the mean number of words: 0.1 if the learned replies are a tenth longer."""
         return self.words / self.words_base - 1
 
 
 def thumb(rater: str, reply: str) -> str | None:
-    """Return the thumb that this rater presses for a reply: "up", "down" or None."""
+    """Return the thumb that a rater of this kind presses for a reply: "up", "down" or None."""
     n = len(words_of(reply))
     wanted = "up" if n < SHORT else "down" if n > LONG else None
     return wanted if wanted in THUMBS[rater] else None
@@ -91,7 +103,7 @@ def thumb(rater: str, reply: str) -> str | None:
 
 @dataclass
 class _Person:
-    """One rater with one seed and a store of their own."""
+    """A rater with one seed and a separate store."""
 
     rater: str
     seed: int
@@ -101,13 +113,14 @@ class _Person:
     snapshots: list[Snapshot] = field(default_factory=list)
 
     def request(self, setup: ChatSetup) -> GenerationRequest:
-        """Return a request for the next question. The order of the questions depends on the seed."""
+        """Return a request for a reply to the rater's next question. The order of the questions depends on
+        the seed."""
         order = np.random.default_rng([self.seed, 4]).permutation(len(setup.prompts))
         prompt = setup.prompts[order[self.read % len(order)]]
         return asked(self.runtime, prompt, setup, seed_for(self.seed, 0, self.read))
 
     def receive(self, response: GenerationResponse) -> None:
-        """Read a reply, and press a thumb if the rater wants to."""
+        """Count a reply as read, and press a thumb if its length pleases or annoys the rater."""
         self.read += 1
         pressed = thumb(self.rater, response.text)
         if pressed is not None:
@@ -116,7 +129,8 @@ class _Person:
             self.pressed += 1
 
     def checkpoint(self, bench: Bench, setup: ChatSetup) -> None:
-        """Keep the weights if the rater has reached a checkpoint or has run out of patience."""
+        """Keep the weights of each checkpoint that the rater has reached or for which the rater has run out
+        of patience."""
         for presses in setup.presses[len(self.snapshots) :]:
             if self.pressed < presses and self.read < PATIENCE * presses:
                 return
@@ -130,7 +144,7 @@ def run(
     bench: Bench, setup: ChatSetup, raters: Sequence[str], seeds: int, log: Callable[[str], None]
 ) -> list[ChatResult]:
     """Run all raters with all seeds. Return a result for each rater, seed and checkpoint."""
-    with bench.runtime() as first:  # measures the model once; all other runtimes use the measurements
+    with bench.runtime() as first:  # the first runtime measures the model; all others use its measurements
         assert first.learner is not None
         first.learner.rating_index.whitening  # noqa: B018 - kept once measured
     with ExitStack() as stack:
@@ -145,15 +159,15 @@ def run(
 
 
 def _round(bench: Bench, setup: ChatSetup, people: Sequence[_Person]) -> None:
-    """Let each rater read one reply."""
+    """Let each rater read one reply, rate it, and keep the weights at a checkpoint."""
     for person, _, response in next_replies(people, lambda p: p.request(setup)):
         person.receive(response)
         person.checkpoint(bench, setup)
 
 
 def _results(setup: ChatSetup, people: Sequence[_Person], log: Callable[[str], None]) -> list[ChatResult]:
-    """Answer the unseen questions with all weights in one batch, and once per seed with the original model.
-    Return the results."""
+    """Let the model answer the unseen questions with the weights of all checkpoints in one batch, and once
+    for each seed without an adapter. Return the results."""
     runtime, wanted = people[0].runtime, list[tuple[Any, int, MicroLoRA | None]]()
     wanted += [(("base", seed), seed, None) for seed in sorted({p.seed for p in people})]
     wanted += [((p.rater, p.seed, s.presses), p.seed, s.micro) for p in people for s in p.snapshots]
@@ -173,8 +187,11 @@ def mean_words(
     wanted: Sequence[tuple[Any, int, MicroLoRA | None]],
     log: Callable[[str], None],
 ) -> Iterator[tuple[Any, float]]:
-    """Yield (key, mean number of words in the answers to the unseen questions) for each wanted (key, seed,
-    weights)."""
+    """Let the model answer the unseen questions with each of several weights. Yield (key, mean number of
+    words of the answers).
+
+    wanted: (key, random seed, MicroLoRA, or None for the original model) for each of the weights
+    """
     micro_of, lengths = {}, {key: list[int]() for key, *_ in wanted}
     requests = []
     for key, seed, micro in wanted:
@@ -200,8 +217,8 @@ def asked(runtime: Runtime, prompt: str, setup: ChatSetup, seed: int) -> Generat
 
 
 def table(results: Sequence[ChatResult]) -> str:
-    """Return a table with a line for each rater and checkpoint: the mean change of the number of words, and
-    the number of words with each seed."""
+    """Return a table as text with a line for each kind of rater and checkpoint. A line has the mean change of
+    the number of words, and the number of words for each seed."""
     lines = ["rater  presses  words          change  per seed"]
     for rater, presses in dict.fromkeys((r.rater, r.presses) for r in results):
         of = [r for r in results if (r.rater, r.presses) == (rater, presses)]

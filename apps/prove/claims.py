@@ -1,5 +1,5 @@
-"""This module has the claims that the suite of experiments must show. A figure of the results decides each
-claim."""
+"""This module has the claims about learning that the suite of experiments (suite.py) must show. A figure from
+the results decides whether a claim is met."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from .report import Point
 from .users import HOSTILE, TASTES
 
-Found = Mapping[str, list[Point]]  # cell ("user, arm") -> points; without tastes that are out of reach
+Found = Mapping[str, list[Point]]  # cell ("user, arm") -> results; tastes that are out of reach are left out
 
 
 @dataclass(frozen=True)
 class ClaimVerdict:
     claim: str
     figure: str
-    met: bool | None  # None: the figure was not measured
+    met: bool | None  # True if the claim is met; None if the figure was not measured
 
 
 def verdicts(found: Found) -> list[ClaimVerdict]:
@@ -37,7 +37,7 @@ def _one(
 
 def _beats(words: str, better: str, worse: str) -> Callable[[Found], ClaimVerdict]:
     """Return a claim that the cell `better` has more mean stars than the cell `worse` after 100 ratings. The
-    key "A against B" of `found` has A's points over the seeds that B also has."""
+    key "A against B" of `found` has the results of cell A for the seeds that cell B also has."""
 
     def look(found: Found) -> ClaimVerdict:
         a, b = _at(found, f"{better} against {worse}", 100), _at(found, f"{worse} against {better}", 100)
@@ -49,8 +49,8 @@ def _beats(words: str, better: str, worse: str) -> Callable[[Found], ClaimVerdic
 
 
 def _others(found: Found) -> ClaimVerdict:
-    """Return the verdict on the users other than brevity and context. The user context needs the full loop
-    (ratings and training), and not only the instant loop (ratings)."""
+    """Return the verdict on the users other than `brevity` and `context`. The user `context` is left out,
+    because its taste needs the full loop (ratings and training), not only the instant loop (ratings)."""
     points = {u: _at(found, f"{u}, instant", 100) for u in TASTES if u not in ("brevity", "context")}
     good = [u for u, p in points.items() if p and p.win_rate > 0.6 and p.win_ci[0] > 0.5]
     words = "at least two other users above 60% after 100, lower bound above 50%"
@@ -68,8 +68,11 @@ def _retention(
     """Return a claim that the worst figure of all cells is at most `limit`. Cells with examples in the prompt
     are left out, because replies copy from examples without learning.
 
-    hostile: True for the cells of hostile users. form: the format of the figure. seed: the figure of the
-    worst seed, which the verdict also shows.
+    hostile: True for the cells of hostile users, False for the cells of users with tastes
+    figure: the function that returns the figure of a result
+    form: the format of the figure in the verdict's text
+    seed: the function that returns the figure of the worst seed, which the verdict also shows; None to leave
+        it out
     """
 
     def alone(key: str) -> bool:

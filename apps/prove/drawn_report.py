@@ -1,9 +1,9 @@
-"""This module reports the effect of ratings for drawn users (simulated users with random tastes): the
-distribution over users, the worst user, and the cost.
+"""This module reports the effect of ratings for drawn users (simulated users with random tastes). The report
+has the distribution over users, the worst user, and the cost.
 
-The report includes only users within reach. For such a user, a perfect judge picks among eight replies of the
-untouched model, and the pick beats a random reply of the eight in at least REACH of all questions. The reach
-is computed before the model learns.
+The report includes only users within reach. The reach of a user is computed before the model learns. For each
+question, a perfect judge picks the best of eight replies of the untouched model. A user is within reach if
+this pick beats a random reply of the eight in at least the share REACH of all questions.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,20 @@ import numpy as np
 from ..charts import Axis, lines
 from .statistics import mean_interval, win_interval, win_rate
 
-REACH = 0.7  # a share of the questions
-QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+REACH = 0.7  # the minimum reach of a user in the report, a share of the questions
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)  # the quantiles of the users' win-rates in the report
 Results = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class UserPoint:
-    """One user in one arm (a way to learn or to pick replies) after some ratings, over all seeds.
+    """The results of one user with one arm (a way to learn or to pick replies) after some ratings, over all
+    seeds.
 
-    win_rate: the share of pairs in which the new reply has more stars than the untouched model's reply.
-    win_ci: the 95% interval of the win-rate. kl, ppl_change: the largest values of all seeds.
+    user: the user's number
+    win_rate: the share of pairs in which the new reply has more stars than the untouched model's reply
+    win_ci: the 95% interval of the win-rate
+    kl, ppl_change: the largest KL (nats per token) and change of perplexity of all seeds
     """
 
     user: int
@@ -39,8 +42,12 @@ class UserPoint:
 class ArmSpread:
     """The results of an arm over all users within reach.
 
-    quantiles: the quantiles of the users' win-rates at QUANTILES. worst: the user whose interval has the
-    lowest lower end. better, worse: the numbers of users whose whole interval is above 50%, or below 50%.
+    users: the number of users
+    win_rate, win_ci: the mean of the users' win-rates, and its 95% interval
+    quantiles: the quantiles of the users' win-rates at QUANTILES
+    worst: the user whose win-rate's interval has the lowest lower end
+    better, worse: the numbers of users whose whole interval is above 50%, or below 50%
+    kl, ppl_change: the largest values of all users and seeds
     """
 
     arm: str
@@ -58,12 +65,13 @@ class ArmSpread:
 
 @dataclass(frozen=True)
 class ArmCost:
-    """The cost of an arm in seconds of the whole machine. Each figure is the median over users, so that one
-    interrupted trial changes little.
+    """The cost of a way to learn in seconds of the whole machine. Each figure is the median over users, so
+    that one interrupted trial changes little.
 
-    rating: the seconds of one reply that a user reads, with its rating. training: the seconds of training per
-    user. reply: the seconds of one reply to an unseen question, in a batch. best_of: the extra seconds per
-    question for the other replies and for the choice.
+    rating: the seconds of one reply that a user reads, with its rating
+    training: the seconds of training for one user
+    reply: the seconds of one reply to an unseen question, in a batch
+    best_of: the extra seconds of a question for the other replies and for the choice of the best reply
     """
 
     learn: str
@@ -79,7 +87,8 @@ def within_reach(results: Results) -> list[dict[str, Any]]:
 
 
 def points(results: Results, arm: str, ratings: int) -> list[UserPoint]:
-    """Return a point for each user that has this arm, in the order of the user numbers."""
+    """Return the results of each user that has this arm after this number of ratings, in the order of the
+    users' numbers."""
     found = []
     for user in sorted({r["user"] for r in results}):
         of = [c for r in results if r["user"] == user for c in r["checkpoints"]]
@@ -121,7 +130,7 @@ def _distribution(arm: str, ratings: int, users: list[UserPoint]) -> ArmSpread:
 
 
 def costs(results: Results) -> list[ArmCost]:
-    """Return the cost of each way to learn, over all users, also users out of reach."""
+    """Return the cost of each way to learn. Users out of reach are included."""
     return [_arm_cost(learn, [r for r in results if r["learn"] == learn]) for learn in _learns(results)]
 
 
@@ -192,7 +201,8 @@ def markdown(results: Results, picture: str) -> str:
 
 
 def _sections(results: Results) -> list[Results]:
-    """Return groups of comparable results: each group has one family of tastes and the same settings."""
+    """Return the sections of the report: groups of results that can be compared, because they have the same
+    family of tastes and the same settings."""
     keys = list(dict.fromkeys(_section_key(r) for r in results))
     return [[r for r in results if _section_key(r) == key] for key in keys]
 
@@ -202,7 +212,8 @@ def _section_key(result: dict[str, Any]) -> str:
 
 
 def _command(result: dict[str, Any], results: Results) -> str:
-    """Return the command line that makes this result and the results of the same section and way to learn."""
+    """Return the command line that makes this result and the other results of its section with its way to
+    learn."""
     of = [r for r in results if _section_key(r) == _section_key(result) and r["learn"] == result["learn"]]
     setting = result["setting"]
     flags = ["--held-out"] if result["family"] == "held-out" else []
@@ -228,7 +239,7 @@ def _section(of: Results) -> list[str]:
 
 
 def text(results: Results) -> str:
-    """Return the distribution and the cost as text for a terminal."""
+    """Return the distributions over users and the costs as text for a terminal."""
     known = facts(results)
     head = (
         f"{known['within_reach']} of {known['drawn']} users of the {known['family']} family are within reach"
@@ -317,8 +328,8 @@ def _plain(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def picture(results: Results) -> str:
-    """Return an SVG plot of every user's win-rate with its interval. Each arm is a line from the arm's worst
-    user to its best user."""
+    """Return an SVG plot of every user's win-rate with its interval. Each arm has a line from the user with
+    the lowest win-rate to the user with the highest."""
     counted = within_reach(_sections(results)[0])
     last = _last(counted)
     series = {}

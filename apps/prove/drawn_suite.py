@@ -1,5 +1,5 @@
-"""This module runs the trials of drawn users and keeps the results in a file. It runs only trials that the
-file lacks, so the user can stop a run and continue it."""
+"""This module runs the trials of drawn users (simulated users with random tastes) and keeps the results in a
+file. It runs only trials whose results are not in the file, so you can stop a run and continue it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,18 @@ from .processes import Workers
 from .trial import Bench
 
 Log = Callable[[str], None]
-ROUNDS = 2  # parts per process; smaller parts let the processes end at nearly the same time
+ROUNDS = 2  # the number of parts for each process; with small parts, all processes end at nearly one time
 
 
 @dataclass(frozen=True)
 class DrawnRun:
-    """The users to run and the number of seeds. rater: the way in which all users rate; None: each user's way
-    is drawn at random."""
+    """The trials to run.
+
+    setup: the settings of the trials
+    users: the simulated users
+    seeds: the number of seeds; each user has a trial for each seed
+    rater: the way in which all users rate, a key of RATERS; None if each user's way was drawn at random
+    """
 
     setup: DrawnSetup
     users: Sequence[DrawnUser]
@@ -28,7 +33,7 @@ class DrawnRun:
     rater: str | None = None
 
     def setting(self, model: str) -> dict[str, Any]:
-        """Return the settings on which a result depends, besides the user and the seed."""
+        """Return the settings on which a result depends. The user and the seed are left out."""
         chat = self.setup.chat
         return {
             "model": model, "raters": self.rater or "each their own", "ratings": list(chat.presses),
@@ -42,8 +47,11 @@ def results(path: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class DrawnPart:
-    """Users with one seed that one process runs as one batch. frozen: the untouched model's replies for this
-    seed. scale: the untouched model's replies by which stars are scaled."""
+    """The trials of some users with one seed, which one process runs as one batch.
+
+    frozen: the untouched model's replies for this seed, with which learned replies are compared
+    scale: the untouched model's replies from which the scale of the users' stars is computed
+    """
 
     setup: DrawnSetup
     users: Sequence[DrawnUser]
@@ -59,11 +67,12 @@ class DrawnPart:
 def run_missing(
     bench: Bench, wanted: DrawnRun, path: Path | None, machine: str, log: Log, workers: Workers | None = None
 ) -> list[dict[str, Any]]:
-    """Run the trials that the file lacks, and add their results to the file. Return the results of all wanted
-    trials.
+    """Run the wanted trials whose results are not in the file, and add their results to the file. Return the
+    results of all wanted trials.
 
-    path: the file, or None for no file. machine: the machine and the day, which are kept with each result.
-    workers: the processes that run the trials; None: this process runs all trials.
+    path: the file of results; None for no file
+    machine: words for the machine and the day, which are stored with each result
+    workers: the processes that run the trials; None if this process runs all trials
     """
     setting = wanted.setting(bench.model.name)
     old = {_key(r): r for r in results(path)} if path else {}

@@ -1,8 +1,10 @@
-"""This module draws tastes at random. A taste is a set of weights over measurable properties of a text; a
-user wants some of the properties and does not want others.
+"""This module draws tastes of simulated users at random. A taste is a set of weights of measurable properties
+of a
+text: a user wants some of the properties and does not want others.
 
-The properties are not the measures that the taste model uses, so that the taste model does not know a drawn
-taste in advance. Nothing was tuned on tastes from HELD_OUT. Their results are read once, at the end.
+The properties are not the measures that the taste model (sona/taste.py) uses, so that the taste model does
+not know a drawn taste in advance. No part of the program was tuned on tastes with the properties of HELD_OUT.
+Their results are read once, at the end.
 """
 
 import re
@@ -53,27 +55,32 @@ def _per_word(text: str, pattern: str) -> float:
 
 
 def _echo(question: str, text: str) -> float:
-    """Return the share of the reply's words that are in the question, of the words of four or more
-    letters."""
+    """Return the share of a reply's words that are also in the question. Only words of four or more letters
+    are included."""
     asked, said = (re.findall(r"\w{4,}", t.lower()) for t in (question, text))
     return sum(word in set(asked) for word in said) / (5 + len(said))
 
 
 def _sentences(text: str) -> list[int]:
-    """Return the number of words in each sentence, or [0] for a text without words."""
+    """Return the number of words in each sentence of a text; [0] for a text without words."""
     return [count for part in re.split(r"[.!?\n]+", text) if (count := len(part.split()))] or [0]
 
 
 def _repeated_share(text: str) -> float:
-    """Return the share of words that occurred earlier in the text, of the words of four or more letters."""
+    """Return the share of a text's words that occurred earlier in the text. Only words of four or more
+    letters are included."""
     words = re.findall(r"\w{4,}", text.lower())
     return 1 - len(set(words)) / max(1, len(words))
 
 
 @dataclass(frozen=True)
 class DrawnTaste:
-    """A taste over K properties. names [K]: the properties. weights [K]: above zero for a property that the
-    user wants, below zero for a property that the user does not want."""
+    """A taste over K properties.
+
+    names: [K], the names of the properties in KNOWN
+    weights: [K], above zero for a property that the user wants, below zero for a property that the user does
+        not want
+    """
 
     names: tuple[str, ...]
     weights: tuple[float, ...]
@@ -87,18 +94,23 @@ class DrawnTaste:
 
     @property
     def words(self) -> str:
-        """The taste in words: "+1.2 commas, -0.7 length"."""
+        """The taste in words, for example "+1.2 commas, -0.7 length"."""
         pairs = zip(self.names, self.weights, strict=True)
         return ", ".join(f"{weight:+.1f} {name}" for name, weight in pairs)
 
     def values(self, questions: Sequence[str], texts: Sequence[str]) -> np.ndarray:
-        """Return the values of the K properties for each of R replies, [R, K]."""
+        """Return the values of the K properties for each of R replies: [R, K]. questions, texts: the question
+        and the text of each reply."""
         pairs = list(zip(questions, texts, strict=True))
         return np.array([[KNOWN[name](q, t) for name in self.names] for q, t in pairs], float)
 
     def score(self, values: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> np.ndarray:
-        """Return the score of each of R replies, [R]: sum_k weight_k (value_k - centre_k) / spread_k, with
-        values [R, K], centre [K] or [R, K], spread [K]."""
+        """Return the score of each of R replies: [R], sum_k weight_k (value_k - centre_k) / spread_k.
+
+        values: [R, K], the values of the properties
+        centre, spread: [K] (or centre [R, K]), the mean and the standard deviation of the properties in usual
+            replies
+        """
         score = np.zeros(len(values))
         for k, weight in enumerate(self.weights):
             score += weight * (values - centre)[:, k] / spread[k]
@@ -106,8 +118,8 @@ class DrawnTaste:
 
 
 def stars(seed: int, questions: Sequence[str], texts: Sequence[str]) -> tuple[str, np.ndarray]:
-    """Draw a taste. Return the taste in words, and the stars [R] that it gives to R replies. Each number of
-    stars from 1 to 5 is equally frequent."""
+    """Draw a taste at random. Return the taste in words, and the stars [R] that a user with this taste gives
+    to R replies. Each number of stars from 1 to 5 is equally frequent."""
     rng = np.random.default_rng([seed, 22])
     taste = DrawnTaste.draw(rng, list(PROPERTIES), WANTED)
     values = taste.values(questions, texts)
@@ -116,10 +128,10 @@ def stars(seed: int, questions: Sequence[str], texts: Sequence[str]) -> tuple[st
 
 
 def fifths(score: np.ndarray) -> np.ndarray:
-    """Return the four cuts [4] that divide the scores into five parts of equal size."""
+    """Return the four scores [4] that divide the scores of replies into five parts of equal size."""
     return np.quantile(score, [0.2, 0.4, 0.6, 0.8])
 
 
 def in_fifths(score: np.ndarray, cuts: np.ndarray) -> np.ndarray:
-    """Return the stars [R], from 1 to 5, of R scores by the four cuts."""
+    """Return the stars [R], from 1 to 5, of R scores. cuts: [4], the result of `fifths`."""
     return 1 + np.searchsorted(cuts, score).astype(float)

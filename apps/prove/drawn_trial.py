@@ -1,11 +1,12 @@
 """This module runs trials of drawn users (simulated users with random tastes). Each user reads and rates
-replies, and the model then answers unseen questions.
+replies. Then the model, which has learned from the ratings, answers unseen questions.
 
-One batch has several users (readers.py). At each checkpoint (a number of ratings), the model writes `best_of`
-replies to each unseen question with the user's weights. The first reply is the reply of the arm "instant",
-"full" or "style". The arm "+best-of-N" uses the reply that the taste model picks among all of them. The arm
-"original+best-of-N" uses the taste model's pick among the untouched model's replies. Every reply is compared
-with the untouched model's reply for the same seed. While a user rates, each question gets one reply.
+Several users share a batch (readers.py). At each checkpoint (a number of ratings), the model writes `best_of`
+replies to each unseen question with the user's weights. An arm is a way to learn or to pick replies. The
+first reply is the reply of the arm "instant", "full" or "style". The arm "+best-of-N" uses the reply that the
+taste model picks of all N replies. The arm "original+best-of-N" uses the taste model's pick of N replies of
+the untouched model. Every reply is compared with the untouched model's reply for the same seed. While a user
+rates, the model writes only one reply to each question.
 """
 
 import time
@@ -31,22 +32,22 @@ from .statistics import judged_wins
 from .trial import Arm, Bench, seed_for
 from .untouched_replies import JudgedReply
 
-REACH_BEST_OF = 8  # untouched replies to each unseen question, among which a perfect judge picks
-SCALE_REPLIES = 4  # untouched replies to each question whose replies the users rate
-GROUP = 16  # users in one batch
-_FIRST, _RATED, _SCALE, _UNSHOWN = 3, 0, 5, 6  # purposes of seeds, see `seed_for`
+REACH_BEST_OF = 8  # the number of the untouched model's replies to an unseen question in the measure of reach
+SCALE_REPLIES = 4  # the number of the untouched model's replies to a rated question, to scale stars by
+GROUP = 16  # the maximum number of users in one batch
+_FIRST, _RATED, _SCALE, _UNSHOWN = 3, 0, 5, 6  # the purposes of random seeds in `seed_for`
 
-Requests = dict[str, list[GenerationRequest]]  # question -> requests
-Answers = dict[str, list[JudgedReply]]  # question -> replies
+Requests = dict[str, list[GenerationRequest]]  # question -> requests for replies to the question
+Answers = dict[str, list[JudgedReply]]  # question -> replies to the question
 
 
 @dataclass(frozen=True)
 class DrawnSetup:
     """The settings of the trials.
 
-    chat: the questions, the settings of replies, and the numbers of ratings at the checkpoints (`presses`).
-    learn: "instant" (ratings only), "full" or "style" (ratings and a slow loop of training). best_of: the
-    number of replies to each unseen question, at most REACH_BEST_OF.
+    chat: the questions, the settings of replies, and the numbers of ratings at the checkpoints (`presses`)
+    learn: "instant" (each rating updates weights), "full" or "style" (the background or style loop also does)
+    best_of: the number of replies to each unseen question, at most REACH_BEST_OF
     """
 
     chat: ChatSetup
@@ -55,20 +56,21 @@ class DrawnSetup:
 
     @property
     def group(self) -> int:
-        """The number of users in one batch. With a slow loop it is 1, because each user then has a base LoRA,
-        and the backend holds one base LoRA at a time."""
+        """The maximum number of users in one batch. With a slow loop, this number is 1, because each user
+        then has a base LoRA, and the backend holds one base LoRA at a time."""
         return GROUP if self.learn == "instant" else 1
 
     def unseen(self, runtime: Runtime, seed: int, count: int) -> Requests:
-        """Return `count` requests for each unseen question."""
+        """Return `count` requests for replies to each unseen question."""
         return self._requests(runtime, self.chat.heldout, seed, _FIRST, count)
 
     def rated(self, runtime: Runtime, seed: int) -> Requests:
-        """Return SCALE_REPLIES requests for each question whose replies the users rate."""
+        """Return SCALE_REPLIES requests for replies to each question whose replies the users rate."""
         return self._requests(runtime, self.chat.prompts, seed, _SCALE, SCALE_REPLIES)
 
     def unshown_requests(self, runtime: Runtime) -> Requests:
-        """Return `unshown.REPLIES` requests for each question whose replies the users rate."""
+        """Return `unshown.REPLIES` requests for unshown replies to each question whose replies the users
+        rate."""
         return self._requests(runtime, self.chat.prompts, 0, _UNSHOWN, unshown.REPLIES)
 
     def _requests(
@@ -85,9 +87,10 @@ class DrawnSetup:
 class FrozenReplies:
     """The untouched model's replies.
 
-    unseen: REACH_BEST_OF replies to each unseen question; learned replies are compared with the first of
-    them. rated: SCALE_REPLIES replies to each question whose replies the users rate. unshown: the taste
-    measures of other replies to the rated questions, which the chat draws in idle time and does not show.
+    unseen: REACH_BEST_OF replies to each unseen question; learned replies are compared with the first reply
+    rated: SCALE_REPLIES replies to each question whose replies the users rate
+    unshown: the measures of unshown replies to these questions (sona/unshown.py), which users do not see. In
+        a chat, the model writes unshown replies in idle time.
     """
 
     unseen: Answers
@@ -126,8 +129,8 @@ def _write_replies(
     requests: Sequence[GenerationRequest],
     adapter: Callable[[GenerationRequest], HeadAdapter | None],
 ) -> dict[str, JudgedReply]:
-    """Write a reply to each request. Return {request id: reply}. adapter: returns the adapter of a
-    request."""
+    """Let the model write a reply to each request. Return {request id: reply}. adapter: a function that
+    returns the adapter with which a request's reply is written."""
     return {r.request_id: JudgedReply.of(r) for r in generate_many(runtime.engine, requests, adapter)}
 
 
@@ -135,9 +138,10 @@ def _write_replies(
 class TrialSeconds:
     """The seconds of one user's trial. For work in a batch, each user has an equal share of the seconds.
 
-    ratings: the seconds in which the model writes the rated replies and learns from the ratings. training:
-    the seconds of the slow loop. replies: the seconds of one reply to every unseen question at every
-    checkpoint. best_of: the seconds of the other replies to these questions and of the taste model.
+    ratings: the seconds in which the model writes the rated replies and learns from the ratings
+    training: the seconds of the slow loop
+    replies: the seconds in which the model writes one reply to every unseen question at every checkpoint
+    best_of: the seconds of the other replies to these questions, and of the taste model's choice
     """
 
     ratings: float = 0.0
@@ -148,8 +152,14 @@ class TrialSeconds:
 
 @dataclass
 class _Drawn:
-    """One drawn user with one seed and a store of their own. read: the number of replies that the user has
-    read. given: the number of ratings. tested: the facts of each checkpoint."""
+    """A drawn user with one seed and a separate store.
+
+    stars: the function that gives the user's stars
+    unshown: {question: measures of unshown replies to the question}
+    read: the number of replies that the user has read
+    given: the number of ratings that the user has given
+    tested: the results of each checkpoint
+    """
 
     user: DrawnUser
     seed: int
@@ -165,22 +175,22 @@ class _Drawn:
         self._rng = np.random.default_rng([self.seed, 6, self.user.number])
 
     def request(self, chat: ChatSetup) -> GenerationRequest:
-        """Return a request for the next question. The order of questions and the seeds differ between
-        users."""
+        """Return a request for a reply to the user's next question. The order of the questions and the random
+        seeds differ between users."""
         number = self.user.number
         order = np.random.default_rng([self.seed, 4, number]).permutation(len(chat.prompts))
         prompt = chat.prompts[order[self.read % len(order)]]
         return asked(self.runtime, prompt, chat, seed_for(self.seed, _RATED, 1000 * number + self.read))
 
     def receive(self, question: str, response: GenerationResponse) -> None:
-        """Read a reply, and rate it if the user wants to."""
+        """Count a reply as read, and give the user's rating if the user rates this reply."""
         self.read += 1
         rating = self.user.rating(self.worth(question, JudgedReply.of(response)), self._rng)
         if rating is not None:
             self.runtime.learning.settle()
             self.runtime.rate(response.request_id, rating)
             self.given += 1
-        # The chat adds the measures of unshown replies in idle time, by `UserTaste.compare`.
+        # In a chat, `UserTaste.compare` adds the measures of unshown replies in idle time.
         learner_of(self).taste.add_unshown({response.request_id: self.unshown[question]})
 
     def worth(self, question: str, reply: JudgedReply) -> int:
@@ -204,10 +214,10 @@ def run(
     bench: Bench, setup: DrawnSetup, users: Sequence[DrawnUser], seed: int,
     frozen: FrozenReplies, scale: FrozenReplies, log: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Run the trials, and yield the facts of each trial when it ends.
+    """Run the trials, and yield the results of each trial when it ends.
 
-    frozen: the untouched model's replies for this seed. scale: the untouched model's replies by which stars
-    are scaled, the same for all seeds.
+    frozen: the untouched model's replies for this seed, with which learned replies are compared
+    scale: the untouched model's replies from which the scale of the stars is computed; all seeds share them
     """
     for at in range(0, len(users), setup.group):
         with ExitStack() as stack:
@@ -242,8 +252,8 @@ def _round(setup: DrawnSetup, people: Sequence[_Drawn]) -> None:
 
 
 def _test(bench: Bench, setup: DrawnSetup, people: Sequence[_Drawn], frozen: FrozenReplies) -> None:
-    """Answer the unseen questions with the weights of each of these users, and add the facts of the
-    checkpoint."""
+    """Let the model answer the unseen questions with the weights of each of these users, and add the results
+    of the checkpoint to `tested`."""
     wanted, micro = list[Requests](), dict[str, HeadAdapter]()
     for person in people:
         learner_of(person).sync()
@@ -283,8 +293,8 @@ def _checkpoint_facts(
 
 
 def _picked_stars(person: _Drawn, count: int, answers: Answers) -> list[int]:
-    """Return the stars of the replies that the taste model picks. For each question, it picks among the first
-    `count` replies."""
+    """Return the stars of the replies that the taste model picks. For each question, it picks one of the
+    first `count` replies."""
     judge = TasteJudge(learner_of(person).taste.model)
     picked = []
     for question, of in answers.items():
@@ -294,8 +304,9 @@ def _picked_stars(person: _Drawn, count: int, answers: Answers) -> list[int]:
 
 
 def reach(stars: DrawnStars, frozen: FrozenReplies) -> float:
-    """Return the reach of a user: the share of comparisons in which a perfect judge's pick among the
-    untouched model's replies to a question beats a random one of these replies."""
+    """Return the reach of a user. For each question, a perfect judge picks the best of the untouched model's
+    replies. The reach is the share of comparisons in which this pick beats another of these replies; a tie is
+    half a win."""
     worth = [[stars(q, r.text, r.finished) for r in of] for q, of in frozen.unseen.items()]
     return judged_wins(np.array(worth), np.array(worth))
 

@@ -1,9 +1,12 @@
-"""This module draws simulated users from a space of tastes. Each user has a way to rate.
+"""This module draws simulated users at random. A user has a taste, or two tastes, and a way to rate
+(raters.py).
 
 A taste gives weights, above or below zero, to two to five properties of a text (drawn_tastes.py). About one
-user in three has two tastes: one for questions with "I", "me" or "my" ("How do I ..."), and one for all other
-questions. Stars compare a reply with the untouched model's replies to the same question, so that each number
-of stars, 1 to 5, is about equally frequent.
+user in
+three has two tastes: one for questions with "I", "me" or "my" ("How do I ..."), and one for all other
+    questions. The
+stars of a reply come from a comparison with the untouched model's replies to the same question. So each
+number of stars, 1 to 5, is about equally frequent.
 """
 
 import re
@@ -15,8 +18,8 @@ import numpy as np
 from .drawn_tastes import HELD_OUT, PROPERTIES, DrawnTaste, fifths, in_fifths
 from .raters import RATERS
 
-FLIPPED = 0.2  # the share of a noisy rater's ratings that are reversed to 6 - stars
-MIN_PROPERTIES, MAX_PROPERTIES = 2, 5  # the limits of the number of properties of one taste
+FLIPPED = 0.2  # the probability that a noisy user reverses a rating to 6 - stars
+MIN_PROPERTIES, MAX_PROPERTIES = 2, 5  # the minimum and the maximum number of properties of a taste
 BY_TOPIC = 1 / 3  # the share of users with two tastes
 
 _DOING = re.compile(r"\b(?:I|my|me)\b")
@@ -24,9 +27,13 @@ _DOING = re.compile(r"\b(?:I|my|me)\b")
 
 @dataclass(frozen=True)
 class DrawnUser:
-    """A simulated user. rater: the user's way to rate, a key of RATERS. tastes: one taste, or two: the first
-    for questions with "I", "me" or "my", the second for other questions. held_out: True if the tastes are
-    from HELD_OUT."""
+    """A simulated user.
+
+    number: the number from which the user is drawn
+    held_out: True if the tastes have properties of HELD_OUT, False if they have properties of PROPERTIES
+    rater: the user's way to rate, a key of RATERS
+    tastes: one taste, or two tastes: the first for questions with "I", "me" or "my", the second for others
+    """
 
     number: int
     held_out: bool
@@ -39,8 +46,9 @@ class DrawnUser:
     ) -> "DrawnUser":
         """Draw the user with this number.
 
-        held_out: True if the properties are from HELD_OUT, and False if they are from PROPERTIES. rater: the
-        way to rate, or None to draw it. family: names of properties in KNOWN to draw from in place of these.
+        held_out: True for properties of HELD_OUT, False for properties of PROPERTIES
+        rater: the way to rate; None to draw it at random
+        family: the names of the properties (in KNOWN) to draw from, in place of HELD_OUT or PROPERTIES
         """
         rng = np.random.default_rng([number, 23, int(held_out)])
         family = family or list(HELD_OUT if held_out else PROPERTIES)
@@ -68,8 +76,8 @@ class DrawnUser:
         return self.tastes[0] if _DOING.search(question) else self.tastes[-1]
 
     def rating(self, stars: int, rng: np.random.Generator) -> str | None:
-        """Return the rating that the user gives to a reply, or None for no rating. stars: the reply's stars
-        by the user's taste."""
+        """Return the rating that the user gives to a reply; None for no rating. stars: the reply's stars by
+        the user's taste."""
         if self.rater == "stars":
             return str(stars)
         if self.rater == "noisy":
@@ -80,13 +88,13 @@ class DrawnUser:
 
 
 class DrawnStars:
-    """A function that gives a drawn user's stars for replies to known questions (a `Scorer`, see
-    users.py)."""
+    """A function (a `Scorer` of users.py) that returns a drawn user's stars for a reply to a question of the
+    trial."""
 
     def __init__(self, user: DrawnUser, frozen: Mapping[str, Sequence[str]]):
         """frozen: the untouched model's replies to each question of the trial."""
         self._user, self._centre = user, dict[str, np.ndarray]()
-        # The scale of a taste over K properties: (spread [K], cuts [4]).
+        # The scale of each taste with K properties: (standard deviations [K], the cuts [4] of `fifths`).
         self._scale: dict[DrawnTaste, tuple[np.ndarray, np.ndarray]] = {}
         for taste in user.tastes:
             values = {
@@ -96,10 +104,11 @@ class DrawnStars:
                 self._measure(taste, values)
 
     def _measure(self, taste: DrawnTaste, values: Mapping[str, np.ndarray]) -> None:
-        """Measure the centre of each question and the scale of a taste. The scale is the standard deviation
-        of the differences between replies to one question.
+        """Compute the centre of each question and the scale of a taste from the untouched model's replies.
+        The centre is the mean of the properties in the replies to a question. The scale is the standard
+        deviation of the replies' differences from the centre of their question.
 
-        values: for each question, the values of the K properties of R replies, [R, K].
+        values: for each question, [R, K], the values of the K properties of R replies
         """
         self._centre |= {question: v.mean(axis=0) for question, v in values.items()}
         differences = np.concatenate([v - self._centre[question] for question, v in values.items()])

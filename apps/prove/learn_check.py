@@ -1,9 +1,9 @@
-"""This module is `learn check`: the model answers the same questions with the adapter (what it learned from
-ratings) and without the adapter.
+"""This module implements the command `learn check`. The model answers the same questions with the adapter,
+which holds what the model has learned from ratings, and without the adapter.
 
-Both replies to a question are drawn with the same seed, so they are equal if the adapter changes nothing. The
-summary reports a difference only if it is clear: chance alone would cause such a large difference for fewer
-than one of twenty users.
+Both replies to a question are sampled with the same random seed, so they are equal if the adapter changes
+nothing. The summary reports a difference only if it is clear: chance alone would cause a difference of this
+size for fewer than one of twenty users.
 """
 
 import math
@@ -26,19 +26,21 @@ from ruvmlx.text import one_line
 
 from . import prompts
 
-EACH = 10  # the maximum number of fixed questions, and of the user's own questions
-MAX_OWN_CHARACTERS = 600  # the maximum length of a question; a longer message is a text to work on
+EACH = 10  # the maximum number of fixed questions, and the maximum number of the user's own questions
+MAX_OWN_CHARACTERS = 600  # the maximum length of a user's question; a longer message is a text to work on
 LEVEL = 0.95  # the confidence level of a clear difference
-_DEALS = 10_000  # the number of random signs per pair, in the test of the lengths
+_DEALS = 10_000  # the number of random choices of signs in the test of the lengths
 
 
 @dataclass(frozen=True)
 class CheckRow:
-    """A question with both replies: `before` without the adapter, `after` with it.
+    """A question with both replies: `before` without the adapter, `after` with the adapter.
 
-    is_own: True if the user asked the question before. stars_before, stars_after: the stars that the taste
-    model predicts for the replies. predicted: the reply with more stars, "before", "after" or "same", or ""
-    if the ratings do not show clearly what the user likes.
+    is_own: True if the user asked this question in a chat, False for a fixed question
+    words_before, words_after: the numbers of words of the replies
+    stars_before, stars_after: the stars that the taste model predicts for the replies
+    predicted: the reply with more predicted stars: "before", "after" or "same"; "" if the ratings do not show
+        clearly what the user likes
     """
 
     question: str
@@ -54,14 +56,18 @@ class CheckRow:
 
 @dataclass(frozen=True)
 class CheckSummary:
-    """The summary of all questions ("before": without the adapter, "after": with it).
+    """The summary of all questions. "before" means without the adapter, and "after" means with the adapter.
 
-    words_before, words_after: the mean numbers of words. shorter, longer: the numbers of questions whose
-    reply became shorter, or longer. cut_before, cut_after: the numbers of replies that reached the length
-    limit. is_length_clear: True if the change of length is larger than chance explains. preferred,
-    not_preferred: the numbers of questions whose reply with, or without, the adapter is predicted to get more
-    stars. is_taste_clear: True if the ratings show clearly what the user likes. is_preference_clear: True if
-    the taste is clear and one of the two numbers is larger than chance explains.
+    ratings: the number of ratings and preferences from which the taste model was fitted
+    words_before, words_after: the mean numbers of words of the replies
+    shorter, longer: the numbers of questions whose reply is shorter, or longer, with the adapter
+    cut_before, cut_after: the numbers of replies that reached the length limit
+    is_length_clear: True if the change of length is larger than chance explains
+    preferred, not_preferred: the numbers of questions for which the taste model predicts more stars for the
+        reply with the adapter, or for the reply without the adapter
+    is_taste_clear: True if the ratings show clearly what the user likes
+    is_preference_clear: True if the taste is clear, and if the difference between `preferred` and
+        `not_preferred` is larger than chance explains
     """
 
     ratings: int
@@ -86,8 +92,8 @@ class LearnCheck:
 
 
 def own_questions(runtime: Runtime) -> list[str]:
-    """Return the user's own questions: the first messages of the user's chats, then the questions of rated
-    replies, the newest rating first."""
+    """Return at most EACH of the user's own questions: the first messages of the user's chats, then the
+    questions of rated replies, the newest rating first."""
     assert runtime.learner is not None
     rated = [question for question, *_ in reversed(runtime.learner.history.examples())]
     asked = [text for text in chain(runtime.store.messages.first_texts(), rated) if text.strip()]
@@ -95,9 +101,11 @@ def own_questions(runtime: Runtime) -> list[str]:
 
 
 def check(runtime: Runtime, questions: Sequence[str] | None, max_tokens: int, watch: Watch) -> LearnCheck:
-    """Answer questions with and without the adapter. Raise NotFound if the model has learned nothing.
+    """Let the model answer questions with and without the adapter, and return the replies and a summary.
+    Raises NotFound if the adapter has learned nothing.
 
-    questions: the questions to ask, or None for the fixed questions and the user's own questions.
+    questions: the questions to ask; None for the fixed questions and the user's own questions
+    watch: an object that gets the progress
     """
     learner = runtime.learning.require_learner()
     learner.sync()
@@ -126,7 +134,8 @@ def check(runtime: Runtime, questions: Sequence[str] | None, max_tokens: int, wa
 def _replies(
     runtime: Runtime, asked: Sequence[str], max_tokens: int, watch: Watch
 ) -> list[tuple[GenerationResponse, GenerationResponse]]:
-    """Return the replies to each question: (without the adapter, with the adapter)."""
+    """Let the model write two replies to each question. Return (reply without the adapter, reply with the
+    adapter) for each question."""
     found: dict[str, GenerationResponse] = {}
     before, after = (
         [_request(runtime, question, seed, max_tokens) for seed, question in enumerate(asked)]
@@ -188,8 +197,8 @@ def _summary(
 
 
 def is_beyond_chance(differences: np.ndarray) -> bool:
-    """Return True if the mean of n paired differences [n] is larger than chance explains. The test compares
-    it with means of the same differences with random signs."""
+    """Return True if the mean of n paired differences [n] is farther from 0 than chance explains. The test
+    compares this mean with the means of the same differences with random signs."""
     if not differences.any():
         return False
     signs = np.random.default_rng(0).choice((-1.0, 1.0), (_DEALS, differences.size))
@@ -198,8 +207,8 @@ def is_beyond_chance(differences: np.ndarray) -> bool:
 
 
 def sign_test(one: int, other: int) -> float:
-    """Return the probability that a fair coin gives a result at least as one-sided as `one` heads and `other`
-    tails, in either direction."""
+    """Return the p-value of a two-sided sign test: the probability that a fair coin gives a result at least
+    as one-sided as `one` heads and `other` tails."""
     count = one + other
     tail = sum(math.comb(count, k) for k in range(min(one, other) + 1))
     return min(1.0, float(2 * tail) / 2.0**count)
@@ -251,5 +260,5 @@ def _preference(summary: CheckSummary) -> str:
 
 
 def reply_lines(row: CheckRow) -> list[str]:
-    """Return both replies, each as one line."""
+    """Return two lines of text: the reply without the adapter, and the reply with the adapter."""
     return [f"  without: {one_line(row.before)}", f"  with:    {one_line(row.after)}"]

@@ -1,7 +1,7 @@
-"""This module runs independent parts of an experiment in several processes. Each process has its own model.
+"""This module runs independent parts of an experiment in several processes. Each process loads the model.
 
-One process decodes a batch with all cores, but it fits taste models and saves ratings with one core. Two
-processes with one core each can do both kinds of work at the same time.
+One process uses all cores to decode a batch, but only one core to fit taste models and to save ratings. Two
+processes with one core each always use both cores.
 """
 
 import signal
@@ -23,15 +23,16 @@ _opened: list[Any] = []  # the result of `Workers.open` in this process
 
 @dataclass(frozen=True)
 class Workers:
-    """A set of at most `count` processes. open: a function that makes the objects with which a process works,
-    for example a model; each process calls it once."""
+    """A set of at most `count` processes. open: a function that makes the object with which a process works,
+    for example a model; each process calls this function once."""
 
     open: Callable[[], Any]
     count: int
 
     def results(self, work: Callable[[Any, Part], Result], parts: Sequence[Part]) -> Iterator[Result]:
-        """Yield `work(open(), part)` for each part, in the order in which the parts end. If there are several
-        processes, `open`, `work`, parts and results are pickled. The first error ends all processes."""
+        """Yield `work(opened, part)` for each part, in the order in which the parts end. `opened` is the
+        result of `open` in the part's process. With several processes, `open`, `work`, parts and results are
+        pickled. The first error ends all processes."""
         count = min(self.count, len(parts))
         if count <= 1:
             opened = self.open() if parts else None
@@ -51,12 +52,13 @@ class Workers:
 
 @contextmanager
 def _deferred_signals() -> Iterator[None]:
-    """In the block, hold back the signals that end this process, because a child process that is half started
-    would print a traceback. After the block, raise the signals that arrived. Processes that are started in
-    the block inherit a mask that blocks these signals."""
+    """In the with-block, hold back the signals that end this process, because a child process that is half
+    started would print a traceback. After the with-block, raise the signals that arrived. Processes that are
+    started in the with-block inherit a mask that blocks these signals."""
     came: list[int] = []
     # The mask is for the started processes. It is not enough for this process: another thread can take a
-    # signal, and Python then calls the handler in the main thread. So the block also replaces the handlers.
+    # signal, and Python then calls the handler in the main thread. So this function also replaces the
+    # handlers.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
     handlers = {number: signal.getsignal(number) for number in _ENDS}
     try:
@@ -74,7 +76,7 @@ def _deferred_signals() -> Iterator[None]:
 
 def _open(open_worker: Callable[[], Any]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets SIGINT too, and ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process gets SIGINT, too, and ends this process
     end_with_parent()
     _opened.append(open_worker())
 
@@ -84,7 +86,7 @@ def _work(work: Callable[[Any, Part], Result], part: Part) -> Result:
 
 
 def _stop(pool: ProcessPoolExecutor) -> None:
-    """Kill the processes at once. They hold no data that must be saved."""
+    """Kill the pool's processes at once. They hold no data that must be saved."""
     processes = list((pool._processes or {}).values())
     pool.shutdown(wait=False, cancel_futures=True)
     for process in processes:

@@ -1,5 +1,6 @@
-"""This module reads the project's own prompts. Simulated users rate replies to the prompts "train". The
-prompts "heldout", on other topics, test the result."""
+"""This module reads the prompts of the experiments with simulated users. Simulated users rate replies to the
+prompts of the file "train". The prompts of the file "heldout" are on other topics, and they test what the
+model has learned."""
 
 from importlib import resources
 

@@ -1,10 +1,10 @@
-"""This module has the ways in which drawn users rate. It imports nothing, so that the command's help is
-fast."""
+"""This module lists the ways in which drawn users (simulated users with random tastes) rate. It imports
+nothing, so that the help of the command `prove` is fast."""
 
 RATERS = {  # the way to rate -> its share of the drawn users
     "stars": 0.4,
-    "noisy": 0.2,  # gives stars, and reverses some of them
-    "thumbs": 0.2,  # thumb up for 4 or 5 stars, thumb down for 1 or 2 stars
+    "noisy": 0.2,  # the user gives stars, and reverses some of them
+    "thumbs": 0.2,  # the user presses a thumb up for 4 or 5 stars, and a thumb down for 1 or 2 stars
     "only-up": 0.1,
     "only-down": 0.1,
 }

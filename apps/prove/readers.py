@@ -1,5 +1,5 @@
-"""This module writes replies for several simulated users in one batch, with each user's own weights. It saves
-the replies as the chat does, so that the users can rate them."""
+"""This module lets the model write replies for several simulated users in one batch, each reply with the
+weights of its user. The replies are saved in the store as in a chat, so that the users can rate them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
@@ -13,7 +13,7 @@ from ruvmlx.store import ReplyRow
 
 
 class Reader(Protocol):
-    """A simulated user whose runtime has its own store and weights."""
+    """A simulated user who reads replies. The user's runtime has a separate store and separate weights."""
 
     @property
     def runtime(self) -> Runtime: ...
@@ -30,8 +30,9 @@ def learner_of(reader: Reader) -> Learner:
 def next_replies(
     readers: Sequence[AnyReader], request_of: Callable[[AnyReader], GenerationRequest]
 ) -> Iterator[tuple[AnyReader, str, GenerationResponse]]:
-    """Write one reply for each reader in one batch, save the replies, and yield (reader, question, reply).
-    All readers must have the same base LoRA."""
+    """Let the model write one reply for each reader in one batch, save the replies, and yield (reader,
+    question, reply). All readers must have the same base LoRA. request_of: a function that returns a reader's
+    request."""
     by_id: dict[str, tuple[AnyReader, GenerationRequest, Trace]] = {}
     for reader in readers:
         learner_of(reader).sync()

@@ -1,4 +1,5 @@
-"""This module joins the results of trials over all seeds, and formats them as `prove` prints them."""
+"""This module joins the results of trials (trial.py) over all seeds, and formats the results as the command
+`prove` prints them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +12,18 @@ from .trial import Checkpoint
 
 @dataclass(frozen=True)
 class Point:
-    """The results of all seeds after one number of ratings.
+    """The results of all seeds after a certain number of ratings.
 
-    score, score_base: the mean stars of the held-out replies of the learned model and of the frozen model
-    (the original one). win_rate: the share of pairs in which the learned model's reply is better; a tie is
-    half a win. win_ci: the 95% interval of the win-rate. kl (nats per token), ppl_change (relative): the
-    largest values of all seeds on neutral text. variety: distinct-2 divided by the frozen model's distinct-2,
-    the mean of the seeds. variety_worst: the same ratio for the worst seed (the sampling error of one seed is
-    about 1%). best_rate: the win-rate of the replies that the taste model picks.
+    score, score_base: the mean stars of the learned model's and of the frozen (original) model's replies to
+        held-out prompts
+    win_rate: the share of pairs in which the learned model's reply has more stars; a tie is half a win
+    win_ci: the 95% interval of the win-rate
+    kl, ppl_change: the largest KL (nats per token) and the largest relative change of perplexity of all
+        seeds, on neutral text
+    variety: the distinct-2 of the learned model's replies, divided by the frozen model's; the mean of the
+        seeds
+    variety_worst: this ratio for the worst seed (the sampling error of one seed is about 1%)
+    best_rate: the win-rate of the replies that the taste model picks; None if it does not pick
     """
 
     ratings: int
@@ -63,7 +68,7 @@ def _point(seeds: list[Checkpoint]) -> Point:
 
 
 def line(point: Point) -> str:
-    """Return a row of the table that `prove` prints."""
+    """Return a point's row of the table that the command `prove` prints."""
     low, high = point.win_ci
     interval = f"{point.win_rate:4.0%} ({low:.0%} to {high:.0%})"
     return (
