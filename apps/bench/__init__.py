@@ -1,2 +1,2 @@
-"""`ruvmlx bench`: measures speeds, and compares them with this machine's limits and with other runtimes on
-it."""
+"""This package implements the command `ruvmlx bench`. It measures speeds of ruvmlx. It compares them with the
+limits of the machine, and with the speeds of other runtimes on the same machine."""

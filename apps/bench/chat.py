@@ -1,5 +1,5 @@
-"""The chat suite runs the chat app on a pseudo-terminal. The suite measures the delay of keys, of a growing
-reply and of Esc, and the growth of memory."""
+"""This module is the chat suite of `ruvmlx bench`. It runs the chat app on a pseudo-terminal. It measures the
+delay from a key, a reply's token or Esc to its effect, and the growth of the app's memory."""
 
 import json
 import random
@@ -22,14 +22,14 @@ from .chatter import ChatterSettings
 from .pseudo_terminal import PseudoTerminal, Typist
 from .rows import Row, at_most, left_out, measured
 
-RATE = 300.0  # tokens a second of a paced reply, which is written in advance
-KEY, STOP = 50.0, 200.0  # ms: the design's limits for the echo of a key, and for Esc
-FRAME = 1e3 / 30  # ms: the limit for the growth of the lag from a reply's first quarter to its last
-FLAT = 10.0  # MB: the limit for the growth of memory from a fifth of the turns to the last turn
-ANSWERED = 60.0  # seconds in which the chat must accept a message
-TYPING = 0.08  # mean seconds between two keys
-RATINGS_DUE = 16  # number of ratings after which training is due
-ATTEMPTS = 3  # attempts for each key or Esc, because a reply may end too soon
+RATE = 300.0  # tokens a second of a paced reply: a reply that is written in advance and comes at an even pace
+KEY, STOP = 50.0, 200.0  # ms; the design's limits for the time from a key to its echo, and from Esc to idle
+FRAME = 1e3 / 30  # ms; the limit for the growth of the screen's lag from a reply's first quarter to its last
+FLAT = 10.0  # MB; the limit for the growth of memory from a fifth of the turns to the last turn
+ANSWERED = 60.0  # seconds; the chat must accept a message within this time
+TYPING = 0.08  # seconds; the mean time between two keys
+RATINGS_DUE = 16  # the number of ratings after which training is due
+ATTEMPTS = 3  # the maximum number of attempts for each key or Esc, because a reply can end before the key
 TOO_SHORT = "the model's replies are too short"
 STORY = "Write a long story about a ship and the sea."
 
@@ -38,9 +38,13 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Size:
-    """replies: number of paced replies, each of `tokens` tokens. keys: number of keys that are typed while
-    the model replies. trained: number of keys that are typed while the model trains. stops: number of times
-    that Esc is pressed in a reply. turns: number of turns of the chat whose memory is measured."""
+    """The size of the measurements.
+
+    replies, tokens: the number of paced replies, and the number of tokens of each
+    keys, trained: the numbers of keys that are typed while the model replies, and while the model trains
+    stops: the number of times that Esc is pressed during a reply
+    turns: the number of turns of the chat whose memory is measured; 0 to leave out this measurement
+    """
 
     replies: int
     tokens: int
@@ -53,12 +57,12 @@ class Size:
 SIZES = {
     "quick": Size(1, 900, 40, 0, 8, 0),
     "whole": Size(2, 2000, 100, 40, 30, 0),
-    "alone": Size(5, 2000, 300, 100, 100, 500),  # takes minutes
+    "alone": Size(5, 2000, 300, 100, 100, 500),  # these measurements take minutes
 }
 
 
 class BenchChat:
-    """A running chat app, its terminal, and the events that the app writes (chatter.py)."""
+    """A running chat app with its terminal, and the events that the app writes to a file (chatter.py)."""
 
     def __init__(self, source: ChatterSettings):
         self._scratch = tempfile.TemporaryDirectory(prefix="ruvmlx-bench-")
@@ -79,7 +83,7 @@ class BenchChat:
         self._scratch.cleanup()
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """Return all events so far that have this key."""
+        """Return all events so far that have the key `kind`."""
         while (place := self._file.tell(), line := self._file.readline())[1].endswith("\n"):
             self._events.append(json.loads(line))
         self._file.seek(place)  # the app has not finished this line; read the line again later
@@ -91,7 +95,7 @@ class BenchChat:
         return changes[-1]["phase"] if changes else ""
 
     def until(self, phase: str, seconds: float = 120) -> float:
-        """Wait for this phase. Return the time.monotonic() at which it began."""
+        """Wait until the app is in this phase. Return the time.monotonic() at which the phase began."""
         deadline = time.monotonic() + seconds
         while self.phase != phase:
             if time.monotonic() > deadline or self.terminal.process.poll() is not None:
@@ -119,8 +123,8 @@ class BenchChat:
 
 
 def run(model: str, backend: str, threads: int, how: str, log: Log) -> list[Row]:
-    """Return all rows of the suite. how: a key of SIZES. The chats are in temporary folders; the suite never
-    touches the user's chats."""
+    """Run the suite, and return its rows of the report. The chats are in temporary folders, so the suite
+    never touches the user's chats. how: the size of the measurements, a key of SIZES."""
     size, rng = SIZES[how], random.Random(0)
 
     def source(tokens: int, **more: Any) -> ChatterSettings:
@@ -150,7 +154,7 @@ def _keys(doing: str, took: Sequence[float], condition: str) -> list[Row]:
     ]
 
 
-# Measure a reply that comes at an even pace.
+# -- measurements with paced replies, which come at an even pace -------------------------------------------
 
 
 def _paced_rows(source: ChatterSettings, size: Size) -> list[Row]:
@@ -159,7 +163,7 @@ def _paced_rows(source: ChatterSettings, size: Size) -> list[Row]:
         for _ in range(size.replies):
             chat.ask("Go on.")
             took += _type_while(chat, typist)
-        chat.terminal.quiet(0.5)  # wait until the last words are drawn
+        chat.terminal.quiet(0.5)  # wait until the app has drawn the last words
         given = chat.events("given")
         first, last, rate = _lags(given, chat.terminal.arrived)
     condition = f"{rate:.0f} tok/s, keys between"
@@ -176,8 +180,8 @@ def _paced_rows(source: ChatterSettings, size: Size) -> list[Row]:
 
 
 def _type_while(chat: BenchChat, typist: Typist, most: int = 1 << 30) -> list[float]:
-    """Type until the reply ends, at most `most` keys. Return the delay of each key in ms. Leave out a key
-    that came after the end of the reply."""
+    """Type keys until the reply ends, at most `most` keys. Return the delay of each key's echo in ms. Leave
+    out a key that was typed after the end of the reply."""
     before = len(typist.took)
     while chat.phase == "replying" and len(typist.took) - before < most:
         typist.type(TYPING)
@@ -197,8 +201,12 @@ def _lag_row(name: str, lags: Sequence[float], condition: str) -> Row:
 def _lags(
     given: Sequence[dict[str, Any]], arrived: Sequence[tuple[float, bytes]]
 ) -> tuple[list[float], list[float], float]:
-    """Return the ms from the creation of a token to its appearance on the screen, for the first and the last
-    quarter of the replies. Return also the tokens a second."""
+    """Return the lags of tokens: the ms from the creation of a token to its appearance on the screen, for the
+    first quarter and for the last quarter of each reply. Also return the median of the tokens a second.
+
+    given: the events with the times at which the tokens of each reply were created
+    arrived: (time, bytes) of each piece of the app's output
+    """
     drawn = _drawn(arrived)
     first, last, rates = list[float](), list[float](), list[float]()
     for reply in given:
@@ -211,18 +219,18 @@ def _lags(
 
 
 def _drawn(arrived: Sequence[tuple[float, bytes]]) -> list[float]:
-    """Return the times at which the words w00000, w00001, ... appeared on the screen. A word also counts as
-    drawn when a later word is drawn."""
+    """Return the times at which the words w00000, w00001, ... appeared on the screen. If a later word appears
+    before a word, the word gets the time of the later word."""
     times: list[float] = []
     tail = b""
     for at, data in arrived:
-        tail = tail[-5:] + data  # a word may be split between two pieces of output
+        tail = tail[-5:] + data  # a word can be split between two pieces of output
         newest = max(map(int, re.findall(rb"w(\d{5})", tail)), default=-1)
         times += [at] * (newest + 1 - len(times))
     return times
 
 
-# Measure the replies of the model.
+# -- measurements with replies of the model ------------------------------------------------------------------
 
 
 def _replying(source: ChatterSettings, keys: int) -> list[Row]:
@@ -236,8 +244,8 @@ def _replying(source: ChatterSettings, keys: int) -> list[Row]:
 
 
 def _stop_rows(source: ChatterSettings, stops: int, rng: random.Random) -> list[Row]:
-    """Measure the ms from Esc until the app is idle. Esc is pressed at a random moment of a reply's first
-    second."""
+    """Measure the ms from Esc until the app is idle, and return the rows. Esc is pressed at a random moment
+    of a reply's first second."""
     took: list[float] = []
     with BenchChat(source) as chat:
         for _ in range(ATTEMPTS * stops):
@@ -253,7 +261,8 @@ def _stop_rows(source: ChatterSettings, stops: int, rng: random.Random) -> list[
 
 
 def _stop(chat: BenchChat, after: float) -> list[float]:
-    """Return the ms from Esc until the app is idle. Return an empty list if the reply ended before Esc."""
+    """Ask for a reply, and press Esc `after` seconds later. Return the ms from Esc until the app is idle in a
+    list; an empty list if the reply ended before Esc."""
     chat.ask(STORY)
     chat.terminal.watch(after)
     took = []
@@ -266,8 +275,8 @@ def _stop(chat: BenchChat, after: float) -> list[float]:
 
 
 def _training(source: ChatterSettings, keys: int) -> list[Row]:
-    """Type one key while the background loop trains, again and again. After each key, the training
-    resumes."""
+    """Measure the delay of keys that are typed while the background loop trains, and return the rows. A key
+    stops the training; the next key is typed after the training has resumed."""
     if not keys:
         return [left_out("key while it trains", "ms", "not in a quick run", KEY)]
     with BenchChat(source) as chat:
@@ -279,12 +288,12 @@ def _training(source: ChatterSettings, keys: int) -> list[Row]:
     return _keys("it trains", typist.took, "training in the background; each key interrupts it")
 
 
-# Measure the memory.
+# -- measurements of memory ----------------------------------------------------------------------------------
 
 
 def _memory(what: str, source: ChatterSettings, turns: int, log: Log) -> list[Row]:
-    """Measure the growth of the process's memory after a fifth of the turns. One-time allocations are done by
-    then."""
+    """Measure the growth of the app's memory from a fifth of the turns to the last turn, and return the row.
+    After a fifth of the turns, the app has made its one-time allocations."""
     name = f"memory, {what}: growth"
     if not turns:
         return [left_out(name, "MB", "`bench chat` measures it", FLAT)]

@@ -1,9 +1,9 @@
-"""This module runs the chat app for the chat suite: `python -m ruvmlx.apps.bench.chatter SETTINGS`, on a
-terminal.
+"""This module runs the chat app on a terminal for the chat suite of `ruvmlx bench` (chat.py). The command is
+`python -m ruvmlx.apps.bench.chatter SETTINGS`.
 
-Unlike the user's app, this app writes to the file `events`, one JSON value on each line: its phases, the
-times of the paced tokens, and the bytes of the KV cache. The app can start to learn after less than a second,
-and its training never ends.
+This app differs from the user's app. It writes events to the file `events`, one JSON value on each line: the
+app's phases, the times of the tokens of paced replies, and the bytes of the KV cache. It can start to learn
+after less than a second without input, and its training never ends.
 """
 
 import itertools
@@ -27,11 +27,11 @@ from ..chat import run_chat
 Tell = Callable[[dict[str, Any]], None]
 
 QUESTIONS = ["Name a river.", "What is a fjord?", "Say hello.", "Why does ice float?", "Name three birds."]
-REPLY_TOKENS = 8  # tokens of each rated reply
-ENDLESS = 100_000  # number of training steps; the training never reaches it
+REPLY_TOKENS = 8  # the maximum number of tokens of each rated reply
+ENDLESS = 100_000  # the number of training steps, which is so large that the training never ends
 
-# A Markdown document with all constructs that models write. Each {} becomes one token, which is a numbered
-# word.
+# A Markdown document with all constructs that models write. Each {} becomes a numbered word, which is one
+# token together with the text beside it.
 _SENTENCE = [*["{} "] * 14, "**{}** ", "`{}` ", "{}, ", *["{} "] * 8, "*{}*.\n\n"]
 _ITEM = ["- {} ", *["{} "] * 6, "{}\n"]
 _LINES = [*["    {} = ", "{}(", "{})  # ", "{}\n"] * 6, "```\n\n"]
@@ -42,10 +42,15 @@ BLOCKS = ["## {} ", "{}\n\n", *_SENTENCE * 2, *_ITEM * 4, "\n", *_CODE, *_SENTEN
 
 @dataclass(frozen=True)
 class ChatterSettings:
-    """rate: tokens a second of paced replies, which are written in advance; 0: the model writes the replies.
-    tokens: the maximum number of tokens of a reply. ratings: number of ratings before the chat opens, so that
-    training is due. idle_after: seconds without a key, a click, a reply or a rating after which the app
-    trains."""
+    """The settings of the chat app for the chat suite.
+
+    events: the path of the file to which the app writes events
+    tokens: the maximum number of tokens of a reply
+    rate: the tokens a second of paced replies (replies that are written in advance); 0: the model writes
+        replies
+    ratings: the number of ratings that are given before the chat opens, so that training is due
+    idle_after: the app trains after this number of seconds without a key, a click, a reply or a rating
+    """
 
     model: str
     backend: str
@@ -58,7 +63,8 @@ class ChatterSettings:
 
 
 def pieces(first: int, count: int) -> Iterator[str]:
-    """Yield `count` tokens of a Markdown document. Each token has a numbered word, such as w00007."""
+    """Yield `count` tokens of a Markdown document. Each token has a numbered word, such as w00007. first: the
+    number of the first word."""
     number = itertools.count(first)
     blocks = itertools.cycle(BLOCKS)
     for _ in range(count):
@@ -69,9 +75,9 @@ def pieces(first: int, count: int) -> Iterator[str]:
 
 
 class PacedReplies:
-    """This class replaces the writer's `generate`. The replies of this class are written in advance and come
-    at an even pace. The store keeps them like replies of the model, but without a trace (the data from which
-    a rating learns), so a rating changes nothing."""
+    """A writer of paced replies: replies that are written in advance and come at an even pace. Its function
+    `generate` replaces the function of the runtime's writer. The store keeps paced replies like replies of
+    the model, but without a trace (the data from which a rating learns), so a rating changes no weights."""
 
     def __init__(self, runtime: Runtime, rate: float, tell: Tell):
         self._prepared = runtime.writer.prepare_request
@@ -104,7 +110,7 @@ class PacedReplies:
 
 @dataclass(frozen=True)
 class PacedRun:
-    """The part of an engine's Run that the archive of replies needs."""
+    """The fields of the engine's class Run that the archive of replies reads."""
 
     request: GenerationRequest
     drawn: tuple[int, ...] = ()
@@ -145,7 +151,7 @@ def _report_cache_bytes(runtime: Runtime, tell: Tell) -> None:
 
 
 def _rate_replies(runtime: Runtime, ratings: int) -> None:
-    """Write short replies, and rate them down and up in turn."""
+    """Let the model write short replies, and rate the replies down and up in turn."""
     for i in range(ratings):
         chat = runtime.chats.new_chat()
         for _ in runtime.chats.say(

@@ -1,4 +1,5 @@
-"""This module measures the time of decode steps."""
+"""This module measures the time of decode steps. A decode step reads a token and computes the logits of the
+next."""
 
 import itertools
 import time
@@ -28,6 +29,7 @@ class Clocked:
 
 
 def steps(times: Sequence[float]) -> tuple[float, list[float]]:
-    """Return the duration of the first step, and the durations of the other steps. times: points in time."""
+    """Return the duration of the first step, and the durations of the other steps. times: the time before the
+    first step, and the time after each step."""
     first, *others = (after - before for before, after in itertools.pairwise(times))
     return first, others

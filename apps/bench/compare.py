@@ -1,9 +1,11 @@
-"""This module compares two reports. The module finds rows that became faster or slower by more than chance.
+"""This module compares two reports of `ruvmlx bench`. It finds the rows (measurements) that became faster or
+slower by more than chance explains.
 
 If a row has a reference (the machine's own speed in the same turns), the samples are divided by the
 reference, because a slow hour of the machine slows both. A permutation test compares the medians of the
-logarithms. The test is exact if there are few samples. A difference counts if it is significant (with Holm's
-correction over all rows) and larger than WORTH; for rows without a reference, it must be larger than ALONE.
+logarithms of the samples. The test is exact if there are few samples. A row has changed if the difference is
+significant (with Holm's correction over all rows) and larger than WORTH. For rows without a reference, it
+must be larger than ALONE.
 """
 
 import itertools
@@ -20,16 +22,21 @@ from ruvmlx.errors import UsageError
 
 from .rows import ALONE, WORTH, verdict
 
-LEVEL = 0.05
-EXACT = 20_000  # maximum number of permutations for an exact test
-_DRAWN = 20_000
+LEVEL = 0.05  # the significance level of all rows together
+EXACT = 20_000  # the maximum number of permutations for an exact test
+_DRAWN = 20_000  # the number of random permutations in a test that is not exact
 
 
 @dataclass(frozen=True)
 class RowChange:
-    """ratio: the new median / the old median of the samples, which are divided by the reference if there is
-    one. p: the p-value without correction. verdict: "faster", "slower", "same", or the reason why there is no
-    verdict."""
+    """The change of a row from the old report to the new report.
+
+    old, new: the values of the row in both reports
+    ratio: the new median divided by the old median of the samples (divided by their reference, if there is
+        one)
+    p: the p-value without Holm's correction
+    verdict: "faster", "slower", "same", or the reason why there is no verdict
+    """
 
     name: str
     unit: str
@@ -64,15 +71,16 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> list[RowChange]:
 
 
 def verdicts(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Return (name, old verdict, new verdict) of each row that has a value and a target in both reports."""
+    """Return (name, old verdict, new verdict) of each row that has a value and a target in both reports. The
+    verdict says whether the value meets the target."""
     before = {row["name"]: verdict(row) for row in old["rows"]}
     pairs = [(row["name"], before.get(row["name"], ""), verdict(row)) for row in new["rows"]]
     return [(name, was, now) for name, was, now in pairs if was and now]
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Return the differences of machine and settings. Such a difference may explain a change better than the
-    code does."""
+    """Return the differences between the machines and between the settings of two reports. A difference of
+    the machine or the settings can be the cause of a changed row, instead of the code."""
     found = []
     for part in ("machine", "settings"):
         a, b = old.get(part, {}), new.get(part, {})
@@ -112,8 +120,8 @@ def _logs(row: dict[str, Any], other: dict[str, Any]) -> np.ndarray:
 
 
 def permutation(x: np.ndarray, y: np.ndarray) -> float:
-    """Return the p-value: the share of random splits into groups of these sizes whose medians differ at least
-    as much."""
+    """Return the p-value of the difference between the medians of two groups of samples: the share of random
+    divisions of all samples into groups of the same sizes whose medians differ at least as much."""
     every, n = np.concatenate([x, y]), len(x)
     seen = abs(np.median(y) - np.median(x)) - 1e-12
     exact = math.comb(len(every), n) <= EXACT
@@ -129,8 +137,8 @@ def _draws(every: np.ndarray, n: int) -> np.ndarray:
 
 
 def _median_distances(every: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Return, for each row of indices, the distance between the median of the chosen samples and the median
-    of the others."""
+    """Return the distance between the median of some samples and the median of all other samples, for each
+    row of `chosen`, which has the indices of these samples in `every`."""
     rest = np.ones((len(chosen), len(every)), bool)
     np.put_along_axis(rest, chosen, False, axis=1)
     others = np.broadcast_to(every, rest.shape)[rest].reshape(len(chosen), -1)
@@ -138,8 +146,8 @@ def _median_distances(every: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 
 
 def _significant(p: Sequence[float | None]) -> list[bool]:
-    """Return for each p-value whether it is significant. Holm 1979: compare the k-th smallest of m p-values,
-    from k = 0, with LEVEL / (m - k)."""
+    """Return True for each p-value that is significant, else False. Holm (1979) compares the k-th smallest of
+    m p-values, from k = 0, with LEVEL / (m - k)."""
     order = sorted((x, i) for i, x in enumerate(p) if x is not None)
     found = [False] * len(p)
     for k, (x, i) in enumerate(order):

@@ -1,8 +1,8 @@
-"""This module measures the energy of a token with the package counters of Linux (RAPL), if the user may read
-them.
+"""This module measures the energy of a decoded token. It reads the energy counters of the processor packages
+on Linux (RAPL), if the user has the permission to read them.
 
-macOS gives the power only to administrators (powermetrics). On macOS and in virtual machines, the row gives
-the reason why it has no value.
+macOS shows the power only to administrators (powermetrics). On macOS and in virtual machines, the report's
+row has no value but a reason.
 """
 
 import time
@@ -18,8 +18,12 @@ NAME = "energy of a decoded token"
 
 
 def row(decode: Callable[[], int], turns: int, folder: Path = COUNTERS) -> Row:
-    """Return the row of energy. decode: decodes some tokens and returns their number. The energy of other
-    programs is included."""
+    """Measure the energy of a decoded token in `turns` turns, and return the row. The energy of other
+    programs is included.
+
+    decode: a function that decodes some tokens and returns their number
+    folder: the folder of the energy counters
+    """
     readable = packages(folder)
     if not readable:
         return left_out(NAME, "J", "no energy counter that this user may read")

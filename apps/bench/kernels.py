@@ -1,9 +1,9 @@
-"""The kernel suite measures every kernel in every implementation that this machine runs, on one thread, from
-Python.
+"""This module is the kernel suite of `ruvmlx bench`. It measures each C kernel in each implementation that
+this machine can run, on one thread, called from Python.
 
-Each row also has the error relative to the kernel's NumPy twin, and the limit: the time in which one thread
-only reads the call's bytes, or only computes its products. Decoder kernels have Mistral-7B's sizes; learning
-kernels have the starter model's sizes.
+Each row of the report also has the kernel's error relative to its twin (a slow implementation in NumPy), and
+its limit. The limit is the time in which one thread only reads the bytes of a call, or only computes its
+products. Decoder kernels have Mistral-7B's sizes; learning kernels have the starter model's sizes.
 """
 
 import copy
@@ -25,20 +25,23 @@ from .machine import BLOCK, Limits, reading
 from .rows import Row, measured
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 32, 8, 128, 4096
-CONTEXT = 256
-VOCAB, WIDTH, RANK = 49152, 576, 2  # sizes of the starter model
-TOGETHER = 8  # number of tokens in a batch
-GROUPS = 8  # groups of calls; the mean time of a group is a sample
-SLOW = "scalar"  # the scalar C code, which is not measured: it takes too long
+CONTEXT = 256  # the number of tokens to which a new token attends
+VOCAB, WIDTH, RANK = 49152, 576, 2  # the starter model's vocabulary and hidden size, and MicroLoRA's rank
+TOGETHER = 8  # the number of tokens in a batch
+GROUPS = 8  # the number of groups of calls; the mean time of a group's calls is a sample
+SLOW = "scalar"  # the implementation in scalar C code, which is not measured, because it takes too long
 
 Array = np.ndarray
 
 
 @dataclass(frozen=True)
 class BenchKernel:
-    """read(native(implementation)) and twin() return the same numbers. reset: undoes the changes that native
-    made. nbytes: the bytes that a call reads and writes; they come from main memory if `streamed`, else
-    possibly from a cache. products: number of multiplications of two small integers. target: microseconds."""
+    """A kernel to measure. read(native(implementation)) and twin() return the same numbers.
+
+    reset: a function that undoes the changes that `native` or `twin` made to arrays
+    nbytes, streamed: the bytes that a call reads and writes; if `streamed`, they always come from main memory
+    products: the number of multiplications of two small integers; target: the design's target in
+        microseconds"""
 
     name: str
     native: Callable[[str], Any]
@@ -86,7 +89,7 @@ def _row(kernel: BenchKernel, impl: str, limit: float, first: bool) -> Row:
 
 
 def distance(kernel: BenchKernel, impl: str) -> float:
-    """Return the largest error of a call, divided by the twin's largest number."""
+    """Return the largest error of a call's numbers, divided by the twin's largest number."""
     kernel.reset()
     found = kernel.read(kernel.native(impl)).astype(np.float64)
     kernel.reset()
@@ -96,8 +99,8 @@ def distance(kernel: BenchKernel, impl: str) -> float:
 
 
 def _groups(call: Callable[[], object]) -> list[tuple[float, float]]:
-    """Return (mean seconds of a call, mean seconds of fixed arithmetic) for each group. The groups
-    take a fifth of a second together."""
+    """Return (mean seconds of a call, mean seconds of fixed arithmetic) for each group. All groups together
+    take a fifth of a second."""
     call()
     started = time.perf_counter()
     call()
@@ -134,7 +137,7 @@ def kernels() -> list[BenchKernel]:
 
 
 def _for_each(kernel: BenchKernel, names: Sequence[str]) -> BenchKernel:
-    """Return the kernel with these implementations."""
+    """Return a copy of the kernel with these names of implementations."""
     return BenchKernel(**{**vars(kernel), "implementations": tuple(names)})
 
 
@@ -143,7 +146,7 @@ def _turns(tokens: int) -> Array:
 
 
 def _attention(make) -> BenchKernel:
-    """Measure the attention of one new token to 256 tokens, in all heads of a layer."""
+    """Return the attention of one new token to CONTEXT tokens, in all heads of a layer."""
     turn, group = _turns(CONTEXT + 1), HEADS // KV_HEADS
     kv = [(make(CONTEXT, HEAD_DIM), make(CONTEXT, HEAD_DIM)) for _ in range(KV_HEADS)]
     caches = [layers.PagedKV(HEAD_DIM) for _ in kv]
@@ -160,8 +163,8 @@ def _attention(make) -> BenchKernel:
 
 
 def _append(make) -> BenchKernel:
-    """Measure the kernel that appends the second token's keys and values to a page as float16, in all heads
-    of a layer."""
+    """Return the kernel that appends keys and values of a page's second token as float16, in all heads of a
+    layer."""
     turn, k, v, q = _turns(2), make(2, HEAD_DIM), make(2, HEAD_DIM), make(1, 1, HEAD_DIM)
     caches = [layers.PagedKV(HEAD_DIM) for _ in range(KV_HEADS)]
     for cache in caches:
@@ -183,8 +186,8 @@ def _append(make) -> BenchKernel:
 
 
 def _migration(make) -> BenchKernel:
-    """Convert a KV page of 64 tokens from f16 (hot) to 8 bits (warm), in all heads of a layer. Twin: the
-    scalar C code."""
+    """Return the kernel that converts a KV page of 64 tokens from f16 (the tier hot) to 8 bits (the tier
+    warm), in all heads of a layer. Its twin is the scalar C code."""
     hot, warm = (KV_HEADS * head_page_bytes(tier, HEAD_DIM) for tier in (HOT, WARM))
     page, target = matmul.aligned_bytes(hot), matmul.aligned_bytes(warm)
     page.view(np.float16)[:] = make(hot // 2)
@@ -199,7 +202,7 @@ def _migration(make) -> BenchKernel:
 
 
 def _layers(make) -> list[BenchKernel]:
-    """Return the other operations of a decoder layer, and the forward pass of LoRA."""
+    """Return the kernels of a decoder layer's other operations, and of the forward pass of LoRA."""
     turn, heads = _turns(1), make(1, HEADS + KV_HEADS, HEAD_DIM)
     x, weight, gate, up = make(1, HIDDEN), make(HIDDEN), make(1, 14336), make(1, 14336)
     y, wide, a, b = make(1, 768), make(1, 768), make(768, 8), make(8, 768)
@@ -232,8 +235,8 @@ def _layers(make) -> list[BenchKernel]:
 
 
 def _lora_overhead(make, tokens: int) -> BenchKernel:
-    """Return the work that adapters add to a layer and the head: seven matrices 768 of rank 8, and MicroLoRA
-    of rank 2."""
+    """Return the work that adapters add to a layer and the head: a LoRA of rank 8 on each of seven matrices
+    768 x 768, and the MicroLoRA of rank 2 on the head."""
     x, ys = make(tokens, 768), [make(tokens, 768) for _ in range(7)]
     a, b = make(768, 8), make(8, 768)
     h, logits, head_a, head_b = make(tokens, WIDTH), make(tokens, VOCAB), make(WIDTH, RANK), make(RANK, VOCAB)
@@ -266,7 +269,7 @@ def _lora_overhead(make, tokens: int) -> BenchKernel:
 
 
 def _learning(make) -> list[BenchKernel]:
-    """Return the kernels of a rating and of a token's trace, the record from which a rating learns."""
+    """Return the kernels of a rating, and of the trace of a token (the record from which a rating learns)."""
     pair = [(make(*s), np.zeros(s, np.float32), make(*s)) for s in ((768, 2), (2, 768))]
     start = [w.copy() for w, _, _ in pair]
     a, b, h, z = make(WIDTH, RANK), make(RANK, VOCAB), make(WIDTH), make(VOCAB)
@@ -320,8 +323,8 @@ def _learning(make) -> list[BenchKernel]:
 
 
 def _rating(make) -> list[BenchKernel]:
-    """Return the kernels of a rating's update (ruvmlx/sona/instant.py). The sizes of these kernels are the
-    same for all models."""
+    """Return the kernels of a rating's update of weights (ruvmlx/sona/instant.py). Their sizes are the same
+    for all models."""
     tokens, along = 2048, 256
     n = tokens + along
     held, (g, f), precision = np.abs(make(3, RANK, n)), make(2, RANK, n), np.abs(make(n))
@@ -361,8 +364,8 @@ def _rating(make) -> list[BenchKernel]:
 
 
 def _products(rng: np.random.Generator) -> list[BenchKernel]:
-    """Return two products: 4-bit matrices, too large for caches, times one token; and a 4-bit matrix times
-    256 tokens."""
+    """Return two matrix products: of 4-bit matrices that do not fit into caches with one token, and of one
+    4-bit matrix with 256 tokens."""
     rows, cols = 1536, 576
     weight = rng.integers(0, 2**32, (rows, cols // 8), dtype=np.uint32)
     scales = rng.normal(0, 0.1, (rows, cols // 32)).astype(np.float16)
@@ -387,7 +390,7 @@ def _products(rng: np.random.Generator) -> list[BenchKernel]:
 
 
 def _copies(matrix: matmul.Matrix) -> list[matmul.Matrix]:
-    """Return so many copies that they fill BLOCK bytes."""
+    """Return copies of a matrix that together fill BLOCK bytes."""
     copies = [copy.copy(matrix) for _ in range(BLOCK // matrix.memory.nbytes)]
     for w in copies:
         w.memory = matmul.aligned_bytes(matrix.memory.nbytes)

@@ -1,5 +1,6 @@
-"""The KV cache suite compares the cache's tiers with an f16 cache in bytes, peak memory and speed, and with
-llama.cpp's caches. The suite also measures chats that are resumed from disk."""
+"""This module is the KV cache suite of `ruvmlx bench`. It compares a tiered KV cache (old pages with fewer
+bits) with an f16 cache, and with llama.cpp's caches, in bytes, peak memory, speed and quality. It also
+measures chats that are resumed from disk."""
 
 import statistics
 import tempfile
@@ -15,21 +16,26 @@ from .peers import Peers
 from .rows import Row, at_most, measured, rounded
 from .stage import OnStage, take_turns
 
-SHORT = 256
-DECODED = 32  # tokens a turn; two turns include one conversion of a page to fewer bits
+SHORT = 256  # the number of tokens of the short context
+DECODED = 32  # the number of tokens that a turn decodes; in two turns, one KV page is converted to fewer bits
 READ_AGAIN = 4  # the maximum number of rounds of the resume measurement; each round takes seconds
 USUAL, TIGHT_LENGTHS = TIERED.lengths, (64,) * len(TIERED.lengths)
-COST = 0.4, 0.004  # limits for the usual tiers: rise of perplexity in %, KL in nats
-LEAVING = 300  # ms: the limit for the end of a chat
-TARGET_SPEED_RATIO = 2.5  # target: speed / llama.cpp's speed, in a long context
-FAR = 4096  # tokens: from this length on, the design limits the share of f16's bytes
+COST = 0.4, 0.004  # the limits for the usual tiers: of the rise of perplexity in %, and of the KL in nats
+LEAVING = 300  # ms; the limit for the time to write a chat's cache to disk when the chat ends
+TARGET_SPEED_RATIO = 2.5  # the target for ruvmlx's speed divided by llama.cpp's speed, in a long context
+FAR = 4096  # tokens; the design limits the share of f16's bytes for contexts of at least this length
 
 
 def run(
     ours: Mapping[str, OnStage], peers: Peers, long: int, rounds: int, log: Callable[[str], None]
 ) -> list[Row]:
-    """Return all rows of the suite. ours: the players (players.py) of ruvmlx with a "tiered" and with an
-    "f16" cache. long: tokens of the long context."""
+    """Run the suite, and return its rows of the report.
+
+    ours: {"tiered", "f16": the player (a runtime in a separate process, players.py) of ruvmlx with this
+        cache}
+    peers: the other runtimes
+    long: the number of tokens of the long context
+    """
     rows = _memory(ours, long, log)
     for lengths, tokens in ((USUAL, long), (TIGHT_LENGTHS, long // 2)):
         rows += _quality(ours["tiered"], tokens, lengths)
@@ -47,7 +53,8 @@ def run(
 
 
 def _memory(ours: Mapping[str, OnStage], tokens: int, log: Callable[[str], None]) -> list[Row]:
-    """Measure the cache's bytes after a prompt, and the growth of memory to its peak during the prefill."""
+    """Measure the bytes of the KV cache after a prompt, and the growth of memory to its peak during the
+    prefill. Return the rows."""
     peaks = {}
     for kv, player in ours.items():
         player.call("forget_peak")
@@ -68,9 +75,11 @@ def _memory(ours: Mapping[str, OnStage], tokens: int, log: Callable[[str], None]
 
 
 def _quality(ours: OnStage, tokens: int, lengths: tuple[int, ...]) -> list[Row]:
-    """Return the rows on quality: perplexity and KL of a tiered cache compared with f16, on Python's
-    reference manual. lengths: the ages in tokens at which the tiers end; only the usual lengths have a
-    target."""
+    """Measure the quality of a tiered cache compared with an f16 cache: its perplexity and KL on Python's
+    reference
+    manual. Return the rows. lengths: the ages in tokens at which KV pages leave the tiers; only the usual
+        lengths
+    have a target."""
     found = ours.call("quality", "\n\n".join(topics[name] for name in sorted(topics)), tokens, *lengths)
     named = ", ".join(f"{name} {age}" for name, age in zip(LENGTHS, lengths, strict=True))
     policy, note = f"{named}, {tokens} tokens", f"{found['share']:.0%} of f16's bytes"
@@ -88,8 +97,9 @@ def _quality(ours: OnStage, tokens: int, lengths: tuple[int, ...]) -> list[Row]:
 
 
 def _resuming(ours: OnStage, tokens: int, rounds: int) -> list[Row]:
-    """Measure the time to the first token of a closed chat: with its cache from disk, and with a new prefill
-    of all tokens. The file is in the system's page cache, as after a chat that was just closed."""
+    """Measure the time to the first token in a chat that was closed: with the chat's KV cache from disk, and
+    with a new prefill of all tokens. Return the rows. The cache's file is in the system's page cache, as
+    after a chat that was just closed."""
     known, whole = prompt(tokens), prompt(tokens + NEW)
     ours.call("fill", known)
     kept, resumed, again = [], [], []
@@ -110,7 +120,8 @@ def _resuming(ours: OnStage, tokens: int, rounds: int) -> list[Row]:
 
 
 def _speeds(players: Mapping[str, OnStage], context: int, rounds: int) -> dict[str, list[float]]:
-    """Return the tokens a second of each turn, which decodes after `context` tokens."""
+    """Return {player: the tokens a second of each of its turns}. A turn decodes DECODED tokens after a
+    context of `context` tokens."""
     for player in players.values():
         player.call("fill", prompt(context))
     everyone = dict(players)
@@ -119,7 +130,8 @@ def _speeds(players: Mapping[str, OnStage], context: int, rounds: int) -> dict[s
 
 
 def _rows(context: int, rates: Mapping[str, Sequence[float]]) -> list[Row]:
-    """Return a row for each player, and a row that compares tiered with f16."""
+    """Return a row of the speed of each player, and a row that compares the tiered cache with the f16
+    cache."""
     name = f"decode at {context}"
     return [
         *(measured(f"{name}: {player}", turns, "tok/s") for player, turns in rates.items()),
@@ -135,7 +147,7 @@ def _best(rates: Mapping[str, Sequence[float]]) -> str | None:
 def _against(
     context: int, rates: Mapping[str, Sequence[float]], other: str, target: float, called: str
 ) -> Row:
-    """Return the row of the ratios tiered / other, turn by turn."""
+    """Return the row of the tiered cache's speed divided by the speed of `other`, turn by turn."""
     ratios = [a / b for a, b in zip(rates["tiered"], rates[other], strict=True)]
     note = "" if other == called else f"its best: {other}"
     return measured(f"decode at {context}: tiered / {called}", ratios, "x", target, note=note)

@@ -1,5 +1,5 @@
-"""The learning suite measures the cost of a rating, from the key to the disk, on real replies of the real
-model."""
+"""This module is the learning suite of `ruvmlx bench`. It measures the time of a rating, from the key to the
+write on disk, on real replies of the user's model. It also measures the parts of a rating one by one."""
 
 import statistics
 import tempfile
@@ -29,18 +29,19 @@ from ..prove.trial import Arm, Bench, TrialSetup
 from ..prove.users import brevity
 from .rows import Row, at_most, measured, rounded
 
-REPLY_TOKENS = 8
-TRACED = 64  # tokens of the reply whose trace is measured
-GROUPS = 8
+REPLY_TOKENS = 8  # the maximum number of tokens of each rated reply
+TRACED = 64  # the number of tokens of the reply whose trace (gradient, sona/trace.py) is measured
+GROUPS = 8  # the maximum number of samples of a row
 QUESTIONS = ["Name a river.", "What is a fjord?", "Say hello.", "Why does ice float?", "Name three birds."]
 
 
 RATINGS_GIVEN = {"quick": 100, "whole": 1000}
-PROVED = 30, 24  # numbers of ratings and of held-out prompts
+PROVED = 30, 24  # the numbers of ratings and of held-out prompts in the short `ruvmlx prove`
 
 
 def run(model: str, backend: str, threads: int, quick: bool, log: Callable[[str], None]) -> list[Row]:
-    """Rate fresh replies in a temporary store. The suite never touches the user's adapter."""
+    """Run the suite, and return its rows of the report. The suite rates new replies in a temporary store, so
+    it never touches the user's adapter."""
     model_ = load_model(model)
     opened = open_backend(backend, model_, threads)
     with tempfile.TemporaryDirectory(prefix="ruvmlx-bench-") as scratch:
@@ -62,7 +63,8 @@ def run(model: str, backend: str, threads: int, quick: bool, log: Callable[[str]
 
 
 def _proof_rows(model: Any, backend: Any, log: Callable[[str], None]) -> list[Row]:
-    """Run a short `ruvmlx prove` with one user and few questions. `ruvmlx prove --suite` runs all users."""
+    """Run a short form of the command `ruvmlx prove` with one simulated user and few questions, and return
+    the rows. `ruvmlx prove --suite` runs all simulated users."""
     ratings, judged = PROVED
     asked = own("train"), own("heldout")[:judged]
     setting = TrialSetup(brevity, *asked, ratings, (10, ratings))
@@ -82,7 +84,8 @@ def _point(point: Point, judged: int) -> Row:
 
 
 def _ratings(runtime: Any, ratings: int) -> list[Row]:
-    """Rate down and up in turn. Undo every fifth rating, so that the adapter does not only grow."""
+    """Measure the time of ratings, and return the rows. Replies are rated down and up in turn. Every fifth
+    rating is taken back, so that the adapter does not only grow."""
     results = []
     for i in range(ratings):
         _reply(runtime, i)
@@ -113,8 +116,8 @@ def _reply(runtime: Any, i: int) -> None:
 
 
 def _trace(runtime: Any) -> list[Row]:
-    """Measure the trace's time as a share of decoding, token by token, and the time of all learning work in
-    such a reply."""
+    """Measure the time of a trace as a share of the time of decoding, token by token. Also measure the time
+    of all work for learning in a reply of TRACED tokens. Return the rows."""
     backend, learner = runtime.backend, runtime.learner
     cache, begun = backend.new_cache(), time.perf_counter()
     trace = learner.trace()
@@ -143,8 +146,8 @@ def _trace(runtime: Any) -> list[Row]:
 
 
 def _direction(runtime: Any) -> Row:
-    """Measure the direction of a rating's update. The data for this direction are prepared while the user
-    reads the reply."""
+    """Measure the time to compute the gradient of a rating, and return the row. The reply's statistics, from
+    which it is computed, are prepared while the user reads the reply."""
     learner = runtime.learner
     probe, trace = learner.probe, next(reversed(learner.traces.held.values()))
     stats, before = instant.prepare_stats(trace, probe), instant.stored_evidence(learner.micro, probe)
@@ -153,8 +156,9 @@ def _direction(runtime: Any) -> Row:
 
 
 def _bookkeeping() -> Row:
-    """Measure what a rating updates besides weights and index: the trend, the retention, the pace, and the
-    signal's row."""
+    """Measure the time of the small updates at a rating, and return the row: the trend and the retention of
+    earlier ratings (sona/instant.py), the usual time per token, and the store's row of the learning signal
+    (sona/signal.py). The weights and the index of ratings are measured elsewhere."""
     counts, pace = np.arange(len(signal.LABELS)), signal.Pace()
     given = signal.extract("reply", "up", counts, None, 1.1, 1, 200)
 
@@ -167,9 +171,9 @@ def _bookkeeping() -> Row:
 
 
 def _square_update() -> list[Row]:
-    """Measure the design's own figure: a rank-2 update of a 768 x 768 matrix with momentum and checks, and
-    the time of the momentum. Ratings use neither, because they compute weights from all evidence
-    (sona/instant.py)."""
+    """Measure a figure for which the design has a target: a rank-2 update of a 768 x 768 matrix with momentum
+    and checks, and the time of the momentum alone. Return the rows. Ratings do not use this update, because
+    they compute weights from all evidence (sona/instant.py)."""
     rng = np.random.default_rng(0)
 
     def array(*shape: int) -> np.ndarray:
@@ -187,7 +191,8 @@ def _square_update() -> list[Row]:
 
 
 def _extraction() -> Row:
-    """Measure the time to turn a rating into a reward, relative to this user's earlier ratings."""
+    """Measure the time to compute the reward of a rating from the rating and the user's earlier ratings.
+    Return the row."""
     counts = np.arange(len(signal.LABELS))
     query = np.ones(576, np.float32)
     times = _timed(
@@ -197,8 +202,10 @@ def _extraction() -> Row:
 
 
 def _bank(hidden_size: int) -> list[Row]:
-    """Measure a full bank of invented questions: 200 topics, some of them frequent, several intents for each
-    topic, and noise."""
+    """Measure a full reasoning bank (rated questions, found by similarity), and return the rows. The
+    questions are
+    random vectors: the sum of one of 200 topics (some are frequent), one of several intents of the topic, and
+    noise."""
     width = min(hidden_size, embedding.DIMENSIONS)
     rng = np.random.default_rng(0)
     topic, intent = (_unit(rng.normal(size=(count, width))) for count in (200, 3000))
@@ -225,7 +232,7 @@ def _bank(hidden_size: int) -> list[Row]:
 
 
 def _recall(bank: ReasoningBank, vectors: np.ndarray) -> float:
-    """Return the share of the 8 nearest entries that a lookup finds."""
+    """Return the recall of lookups in the bank: the share of the 8 nearest entries that a lookup finds."""
     shares = []
     for query in vectors[CAPACITY : CAPACITY + 100]:
         true = np.sort(vectors[:CAPACITY] @ query)[-8]
@@ -234,8 +241,8 @@ def _recall(bank: ReasoningBank, vectors: np.ndarray) -> float:
 
 
 def _question(runtime: Any) -> Row:
-    """Measure the time to read a question for the bank. With --examples this happens before a reply, else
-    while the user reads."""
+    """Measure the time to embed a question for the reasoning bank, and return the row. With the option
+    --examples, the question is embedded before the reply, else while the user reads."""
     read = embedding.read_question
     times = [
         t / 1e3
@@ -245,8 +252,8 @@ def _question(runtime: Any) -> Row:
 
 
 def _taste() -> list[Row]:
-    """Measure the taste model with 1,000 ratings. The replies are random texts of 30 to 200 words; the stars
-    follow the sum of four of their measures."""
+    """Measure the taste model, which predicts the user's stars, with 1,000 ratings. Return the rows. The
+    replies are random texts of 30 to 200 words. The stars follow the sum of four of the texts' measures."""
     rng = np.random.default_rng(0)
     words = np.array(["".join(rng.choice(list("aeionrstlm"), n)) for n in rng.integers(2, 11, 3000)])
     texts = [
@@ -271,7 +278,7 @@ def _taste() -> list[Row]:
 
 
 def _timed(work: Callable[[int], Any], times: int = 2000) -> list[float]:
-    """Return the microseconds of each call."""
+    """Call `work` with 0, 1, ..., and return the microseconds of each call."""
     found = []
     for i in range(times):
         started = time.perf_counter()
@@ -283,7 +290,8 @@ def _timed(work: Callable[[int], Any], times: int = 2000) -> list[float]:
 def _median(
     name: str, values: Sequence[float], unit: str, target: float | None = None, note: str = ""
 ) -> Row:
-    """Return a row from all values. The samples of the row are the medians of consecutive parts."""
+    """Return a row of measured values. The samples of the row are the medians of consecutive parts of the
+    values."""
     parts = np.array_split(np.asarray(values), min(GROUPS, len(values)))
     samples = [float(np.median(part)) for part in parts]
     return measured(name, samples, unit, target, note=note, better="lower")

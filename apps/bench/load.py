@@ -1,4 +1,5 @@
-"""The load suite measures the time to load a model, the time to its first token, and its memory."""
+"""This module is the load suite of `ruvmlx bench`. It measures the time to load a model, and the memory of
+the loaded model."""
 
 import shutil
 import statistics
@@ -14,18 +15,22 @@ from .peers import peers
 from .rows import Row, at_most, left_out, measured
 from .stage import OnStage, take_turns
 
-LOADS = 3
-CONTEXT = 256  # tokens of llama.cpp's context
-TARGET_SPEED_RATIO = 1.2  # target: speed / llama.cpp's speed, if memory is the limit
+LOADS = 3  # the number of times that the user's model is loaded
+CONTEXT = 256  # the number of tokens of llama.cpp's context
+TARGET_SPEED_RATIO = 1.2  # the target for ruvmlx's speed / llama.cpp's speed, for the large model
 LARGE = "7B-shaped random model, 4 bits"
-ROOM = 2.5  # needed memory / model size: the system's copy of the file is included; llama.cpp needs one more
+ROOM = 2.5  # needed memory / model size, with the system's copy of the file; llama.cpp needs 1 more
 
 
 def run(
     model: str, backend: str, threads: int, large: bool, wanted: Sequence[str], log: Callable[[str], None]
 ) -> list[Row]:
-    """Return all rows of the suite. large: True to measure also a random model of Mistral-7B's shape (4.1 GB
-    of disk, 10 GB of memory), and llama.cpp if it is in `wanted`."""
+    """Run the suite, and return its rows of the report.
+
+    large: True to measure also a random model of Mistral-7B's shape (4.1 GB of disk, 10 GB of memory), with
+        ruvmlx, and with llama.cpp if llama.cpp is in `wanted`
+    wanted: the names of the other runtimes to measure
+    """
     rows = _rows(
         "this model", lambda: OnStage("ruvmlx", model=model, backend=backend, threads=threads), LOADS
     )

@@ -1,4 +1,5 @@
-"""This module describes the machine: its hardware, its limits, and whether its speed was constant."""
+"""This module describes the machine of a report: its hardware, the limits of its speed, and how much it
+slowed down during the measurements."""
 
 import contextlib
 import functools
@@ -22,19 +23,20 @@ import numpy as np
 from ruvmlx.kernels import matmul, micro
 from ruvmlx.platform.cpu import physical_cores, total_memory
 
-BLOCK = 256 << 20  # bytes: more than the last-level cache of any usual processor
-DRIFT = 0.05
+BLOCK = 256 << 20  # bytes; the size of a block of memory that does not fit into any usual processor's caches
+DRIFT = 0.05  # a machine that slows down by more than this share is throttled
 _PACKAGES = ("ruvmlx", "mlx", "mlx-lm", "numpy", "llama-cpp-python")
 
 
 def facts(threads: int) -> dict[str, Any]:
-    """Return the facts besides the code on which figures depend. No fact has the name of a person, host or
-    path."""
+    """Return facts about the machine and the software on which a report's figures depend. No fact names a
+    person, a
+    host or a path. threads: the number of threads in the measurements."""
     return hardware(threads) | {"matmul": matmul.implementations()[0]}
 
 
 def hardware(threads: int) -> dict[str, Any]:
-    """Return the facts that need no C library."""
+    """Return the facts that do not need ruvmlx's C library."""
     return {
         "chip": _chip(),
         "cpu": platform.machine(),
@@ -56,7 +58,7 @@ def _chip() -> str:
 
 
 def _power() -> str:
-    """Return "mains", "battery" or "unknown"."""
+    """Return the source of the machine's power: "mains", "battery" or "unknown"."""
     if sys.platform == "darwin":
         said = output("pmset", "-g", "batt")
         return "battery" if "Battery Power" in said else "mains" if "AC Power" in said else "unknown"
@@ -87,21 +89,26 @@ def _text(path: str | Path) -> str:
 
 @dataclass(frozen=True)
 class Limits:
-    """memory: bytes a second that all threads together read from main memory. products, products_1: products
-    of two small integers a second, on all threads and on one thread (see matmul.peak)."""
+    """The limits of the machine's speed.
+
+    memory: the bytes a second that all threads together read from main memory
+    products, products_1: the products of two small integers a second (matmul.peak), on all threads and on one
+        thread
+    """
 
     memory: float
     products: float
     products_1: float
 
     def or_more(self, other: "Limits") -> "Limits":
-        """Return the larger value of each limit, because a speed that was reached once is possible."""
+        """Return the larger value of each limit, because a speed that the machine reached once is
+        possible."""
         return Limits(*(max(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
 
 
 def limits(threads: int) -> Limits:
-    """Return the best of several tries, because a limit is the best speed of the machine and not the mean
-    speed."""
+    """Measure the machine's limits. Each limit is the best of several measurements, because a limit is the
+    best speed of the machine and not the mean speed."""
     parts = [filled_block(BLOCK // threads) for _ in range(threads)]
     nbytes = sum(part.nbytes for part in parts)
     with ThreadPoolExecutor(threads) as pool:
@@ -114,8 +121,8 @@ def limits(threads: int) -> Limits:
 
 @functools.cache
 def reading(nbytes: int) -> float:
-    """Return the seconds in which one thread reads the same `nbytes` again: from the caches if they fit into
-    them, else from main memory."""
+    """Return the seconds in which one thread reads the same `nbytes` bytes again: from the caches if the
+    bytes fit into them, else from main memory."""
     block = filled_block(max(8, nbytes))
     return min(_best(functools.partial(read, block), 5 if nbytes > 1 << 24 else 100) for read in READS)
 
@@ -130,22 +137,22 @@ def _bits(block: np.ndarray) -> np.uint64:
     return np.bitwise_or.reduce(block.view(np.uint64))
 
 
-# The fastest of these loops depends on the processor.
+# Functions that read all bytes of a block. It depends on the processor which function is the fastest.
 READS: tuple[Callable[[np.ndarray], object], ...] = (micro.all_finite, _bits, np.max)
 
 
 def fastest(parts: Sequence[np.ndarray], pool: ThreadPoolExecutor) -> Callable[[np.ndarray], object]:
-    """Return the loop of READS that reads these parts fastest, one part on each thread."""
+    """Return the function of READS that reads these parts fastest, if each thread reads one part."""
     return min(READS, key=lambda read: _best(functools.partial(_each, pool, read, parts), 3))
 
 
 def filled_block(nbytes: int) -> np.ndarray:
-    """Return an array of nbytes / 4 ones (float32) in large memory pages. The weights use large pages, too.
-    The processor reads small pages more slowly."""
+    """Return an array of nbytes / 4 ones (float32) in large memory pages. A model's weights use large memory
+    pages, too. The processor reads small memory pages more slowly."""
     nbytes = nbytes // 8 * 8
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # the kernel may not support large pages
+        with contextlib.suppress(OSError):  # some Linux kernels do not support large pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     block = np.frombuffer(memory, np.float32)
     block[:] = 1
@@ -172,8 +179,9 @@ def _seconds(run: Callable[[], object]) -> float:
 
 @dataclass
 class Thermometer:
-    """This class repeats a small piece of work during a run. A hot or busy machine does this work slower. The
-    work is arithmetic, because its speed follows the clock rate."""
+    """An object that times the same small piece of work several times during a run. A hot or busy machine
+    does this work more slowly. The work is arithmetic, because the speed of arithmetic follows the
+    processor's clock rate."""
 
     readings: list[float] = field(default_factory=list)
 
@@ -182,8 +190,8 @@ class Thermometer:
 
     @property
     def drift(self) -> float:
-        """The slowdown of the run: the median of the later readings / the first reading - 1. With fewer than
-        2 readings, the drift is 0."""
+        """How much the machine slowed down during the run: the median of the later readings / the first
+        reading - 1. The drift is 0 with fewer than 2 readings, or if the machine did not slow down."""
         if len(self.readings) < 2:
             return 0.0
         first, *rest = self.readings
@@ -195,5 +203,5 @@ class Thermometer:
 
 
 def environment() -> dict[str, str]:
-    """Return the variables RUVMLX_*, which may change the results."""
+    """Return the environment variables RUVMLX_*, which can change the results."""
     return {k: v for k, v in sorted(os.environ.items()) if k.startswith("RUVMLX_") and k != "RUVMLX_HOME"}

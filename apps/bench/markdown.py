@@ -1,4 +1,5 @@
-"""This module writes a report as Markdown, with every row of one run, to keep it beside the code."""
+"""This module writes a report of `ruvmlx bench` as Markdown, with all rows of one run. This repository keeps
+reports in this form beside the code."""
 
 from collections.abc import Iterator, Mapping
 from itertools import groupby

@@ -1,5 +1,6 @@
-"""The model suite measures time to first token, prefill and decode. In a turn, each player (players.py) is
-measured once: ruvmlx, other runtimes, and the machine's limits."""
+"""This module is the model suite of `ruvmlx bench`. It measures the time to the first token, the speed of
+prefill and the speed of decoding. In a turn, each player (players.py) is measured once: ruvmlx, other
+runtimes, and the machine's limits."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -11,19 +12,22 @@ from .peers import NAMES, Peers
 from .rows import Row, at_most, left_out, measured
 from .stage import OnStage, take_turns
 
-DECODED = 24  # tokens that are decoded in a turn
-PROMPT = 256
-NEW = 16  # tokens of a question after a cached prefix
-REPLY = 200  # tokens of each reply in `best_of`
-STREAMED = 32 << 20  # bytes: larger weights do not fit into caches, so reading them limits decoding
-TARGET_SPEED_RATIOS = {"prefill": 2.5, 256: 1.8}  # targets: speed / llama.cpp's speed
+DECODED = 24  # the number of tokens that a turn decodes
+PROMPT = 256  # the number of tokens of a prompt
+NEW = 16  # the number of tokens of a question after a cached prefix
+REPLY = 200  # the number of tokens of each reply in `best_of`
+STREAMED = 32 << 20  # bytes; larger weights do not fit into caches, so the speed of memory limits decoding
+# The targets for ruvmlx's speed / llama.cpp's speed: of prefill, of decoding at a context of 256 tokens, and
+# of decoding at longer contexts.
+TARGET_SPEED_RATIOS = {"prefill": 2.5, 256: 1.8}
 LONG_CONTEXT_RATIO = 1.5
 
 Turns = Mapping[str, Sequence[float]]
 
 
 def prompt(n: int) -> list[int]:
-    """Return n token ids, the same on every call. Ids under 256 exist in every vocabulary."""
+    """Return a prompt of n token ids, which are the same at every call. The ids are under 256, because ids
+    under 256 exist in every vocabulary."""
     return [(i * 7919 + 13) % 200 + 50 for i in range(n)]
 
 
@@ -37,8 +41,13 @@ def run(
     rounds: int,
     log: Callable[[str], None],
 ) -> list[Row]:
-    """Return all rows of the suite. memory, products: players that, in the same turns, only read as many
-    bytes as the weights have, or only multiply. contexts: the numbers of tokens before decoding."""
+    """Run the suite, and return its rows of the report.
+
+    memory, products: the players of the machine's limits. In the same turns, `memory` only reads as many
+        bytes as the weights have, and `products` only multiplies.
+    limits: the machine's limits
+    contexts: the numbers of tokens in the cache at which the speed of decoding is measured
+    """
     rows = _reading(ours, products, peers, limits, rounds)
     log("prefill and time to the first token: measured")
     for context in contexts:
@@ -84,7 +93,7 @@ def _first(known: int, fresh: int, turns: Turns) -> list[Row]:
 
 
 def _prefill(turns: Turns, ours: OnStage, limits: Limits) -> list[Row]:
-    """Return the rows of prefill. The limit is the time of one 8-bit product for each weight and token."""
+    """Return the rows of prefill. The limit of the speed is one 8-bit product for each weight and token."""
     limit = {"ours": limits.products / ours.facts["parameters"]}
     rates = {name: [PROMPT / s for s in seconds] for name, seconds in turns.items()}
     name, reference = f"prefill {PROMPT}", [1 / s for s in turns["products"]]
@@ -93,8 +102,8 @@ def _prefill(turns: Turns, ours: OnStage, limits: Limits) -> list[Row]:
 
 
 def _decode(ours: OnStage, memory: OnStage, peers: Peers, context: int, rounds: int) -> list[Row]:
-    """Return the rows of decoding. The limit is the time to read weights and cache once for each token, at
-    the speed of the player `memory` in the same turns."""
+    """Measure decoding, and return its rows. The limit of the speed is one read of the weights and of the KV
+    cache for each token, at the speed of the player `memory` in the same turns."""
     with peers.on_stage(context + 2 * DECODED, caches=context > PROMPT) as others:
         players = {"ours": ours, "memory": memory} | others
         for name, player in players.items():
@@ -116,7 +125,7 @@ def _decode(ours: OnStage, memory: OnStage, peers: Peers, context: int, rounds: 
 
 
 def decode_turn(player: OnStage) -> float:
-    """Return the median seconds per token of one turn."""
+    """Let a player decode DECODED tokens, and return the median seconds per token."""
     return statistics.median(player.call("decode", prompt(DECODED)))
 
 
@@ -127,8 +136,12 @@ def _speeds(
     reference: Sequence[float] = (),
     target: float | None = None,
 ) -> list[Row]:
-    """Return a row for each player. The row of ruvmlx also has the limit, the target and the memory's speed
-    in the same turns."""
+    """Return a row of the speed of each player. The row of ruvmlx also has the target and the reference: the
+    speed of the machine in the same turns.
+
+    rates: {player: tokens a second in each turn}
+    limits: {player: the largest speed that the machine allows}
+    """
     rows = []
     for player, turns in rates.items():
         own: dict[str, Any] = {"limit": limits.get(player)}
@@ -139,8 +152,9 @@ def _speeds(
 
 
 def ratios(name: str, rates: Turns, target: float) -> list[Row]:
-    """Return the ratios of ruvmlx's speed to the best setting of each peer, turn by turn. The note names this
-    setting, because it may differ from run to run."""
+    """Return a row for each peer (another runtime): ruvmlx's speed divided by the speed of the peer's best
+    setting, turn by turn. The note names this setting, because the best setting can differ from run to
+    run."""
     rows = []
     for kind in NAMES:
         others = {
@@ -155,8 +169,9 @@ def ratios(name: str, rates: Turns, target: float) -> list[Row]:
 
 
 def best_of(ours: OnStage, rounds: int) -> Row:
-    """Measure the time to write four replies in one batch, divided by the time to write one. Both include the
-    prefill, and both are measured in every round. The note lists the median time of each part."""
+    """Measure the time to write four replies in one batch, divided by the time to write one reply. Return the
+    row. Both times include the prefill, and both are measured in every round. The row's note has the median
+    time of each part of the work."""
     name = f"best of 4, {REPLY} tokens at {PROMPT}: / one reply"
     if ours.facts["max_context"] < PROMPT + REPLY:
         return left_out(name, "x", "the model's context is shorter")
@@ -170,8 +185,8 @@ def best_of(ours: OnStage, rounds: int) -> Row:
 
 
 def _parts(turns: Sequence[Mapping[str, float]]) -> str:
-    """Return the medians of the parts that `best_of` of players.py measures. The rest is sampling, traces and
-    text."""
+    """Return in words the median times of the parts of the work that `Ruvmlx.best_of` (players.py) measures.
+    The part "the rest" is sampling, traces and text."""
     whole, read, decode = (
         1e3 * statistics.median(t[part] for t in turns) for part in ("seconds", "prompt", "decode")
     )
@@ -180,8 +195,8 @@ def _parts(turns: Sequence[Mapping[str, float]]) -> str:
 
 
 def resident(ours: OnStage) -> Row:
-    """Return the process's memory after a prefill, with the design's limit for these weights as the
-    target."""
+    """Return the row of the resident memory of ruvmlx's process after the measurements. The target is the
+    design's limit for weights of this size."""
     held, weights = ours.call("resident"), ours.facts["weights_bytes"]
     note = f"weights {weights / 1e6:.0f} MB"
     return at_most("resident memory", held / 1e6, "MB", 1.1 * weights / 1e6 + 300, note)

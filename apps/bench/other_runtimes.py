@@ -1,4 +1,5 @@
-"""This module runs other runtimes, llama.cpp and mlx-lm, as players (see players.py)."""
+"""This module runs other runtimes, llama.cpp and mlx-lm, as players. A player is a runtime that a benchmark
+measures (players.py)."""
 
 import time
 from functools import cache
@@ -20,8 +21,8 @@ def _silence() -> Any:
 
 
 class LlamaCpp:
-    """llama.cpp through its C API: only llama_decode, without sampling and without a Python loop over the
-    vocabulary."""
+    """A player that runs llama.cpp through its C API. It calls llama_decode without sampling and without a
+    Python loop over the vocabulary, so Python does not slow llama.cpp."""
 
     def __init__(
         self,
@@ -34,9 +35,15 @@ class LlamaCpp:
         sequences: int = 1,
         unified: bool = False,
     ):
-        """context: the tokens of all sequences together. repack: True if llama.cpp may arrange the weights
-        for its fastest instructions (its default). unified: True for one buffer with the caches of all
-        sequences."""
+        """Load the model.
+
+        context: the maximum number of tokens of all sequences together
+        flash: True or False to use flash attention or not; None for llama.cpp's default
+        kv: the type of the KV cache, "f16" or "q8_0"
+        repack: True to let llama.cpp arrange the weights for its fastest instructions, which is its default
+        sequences: the number of sequences (replies in parallel)
+        unified: True for one buffer with the KV caches of all sequences
+        """
         import llama_cpp as lib
 
         self._lib = lib
@@ -108,16 +115,17 @@ class LlamaCpp:
         return times
 
     def logits(self, i: int) -> np.ndarray:
-        """Return the logits [V] of token i of the last batch; V: vocabulary size. A negative i counts from
-        the end. The array is valid until the next batch."""
+        """Return the logits [V] of token i of the last batch (V: vocabulary size). A negative i is an index
+        from the end of the batch. The array is valid until the next batch."""
         logits = self._lib.llama_get_logits_ith(self._context, i)
         return np.ctypeslib.as_array(logits, (self._vocab_size,))
 
     def in_parallel(self, prompts: list[list[int]], n: int) -> dict[str, float]:
-        """Read a prompt for each sequence. Then decode n tokens of each sequence; a batch has one token of
-        each.
+        """Read a prompt for each sequence. Then decode n tokens of each sequence in batches of one token of
+        each sequence.
 
-        Return {"rate": tokens per second after the prompts, from the median time of a batch}.
+        Return {"rate": tokens per second of all sequences after the prompts, from the median time of a
+        batch}.
         """
         self._lib.llama_memory_clear(self._memory, True)
         for sequence, tokens in enumerate(prompts):
@@ -138,7 +146,7 @@ class LlamaCpp:
         self._decode([(token, position + i, sequence, i == last) for i, token in enumerate(tokens)])
 
     def _decode(self, entries: list[tuple[int, int, int, bool]]) -> None:
-        """Decode one batch. entries: token, position, sequence, and True if its logits are needed."""
+        """Decode one batch. entries: (token, position, sequence, True if the token's logits are needed)."""
         batch = self._batch
         batch.n_tokens = len(entries)
         for i, (token, position, sequence, wanted) in enumerate(entries):
@@ -151,10 +159,10 @@ class LlamaCpp:
 
 
 class MlxLm:
-    """mlx-lm's own model and cache. The benchmark calls both as mlx-lm's generator does, on as many threads
-    as MLX uses."""
+    """A player that runs mlx-lm's own model and KV cache. It calls both as mlx-lm's generator does. MLX
+    chooses the number of threads."""
 
-    PATIENCE = 20.0  # maximum seconds for 256 prompt tokens; a slower runtime is left out
+    PATIENCE = 20.0  # the maximum number of seconds for 256 prompt tokens; a slower mlx-lm is left out
 
     def __init__(self, model: str, patience: float | None = PATIENCE):
         import mlx.core as mx
@@ -193,8 +201,8 @@ class MlxLm:
         return [self._run([token]) for token in tokens]
 
     def generate(self, tokens: list[int], n: int, kv: str = "") -> tuple[float, list[float]]:
-        """Like `Ruvmlx.generate`, with mlx-lm's own loop, which submits a step before it reads the result of
-        the last step."""
+        """Write n tokens greedily with mlx-lm's own loop, which submits a step before it reads the result of
+        the last step. Return the same times as `Ruvmlx.generate`."""
         from mlx_lm.generate import generate_step, wired_limit
 
         with wired_limit(self._model):

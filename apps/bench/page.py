@@ -1,5 +1,5 @@
-"""This module writes a report as one self-contained HTML file: charts, every row, and a projection to other
-chips."""
+"""This module writes a report of `ruvmlx bench` as one self-contained HTML file. The file has charts, all
+rows, and the computed speeds of other chips."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -114,8 +114,8 @@ def _by_context(title: str, series: Mapping[str, Sequence[tuple[int, float]]]) -
 
 
 def _learning(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the chart of learning. Each row is a checkpoint: "prove: better than the untouched model after N
-    ratings"."""
+    """Return the chart of learning: how often a reply is better, after each number of ratings. The name of a
+    row is "prove: better than the untouched model after N ratings"."""
     points = [(int(row["name"].split()[-2]), *[row["value"]] * 3) for row in rows]
     ratings = Axis(0, points[-1][0], [0, *(x for x, *_ in points)], ".0f")
     half = Axis(0, 1, (0, 0.25, 0.5, 0.75, 1), ".0%", strong=0.5)

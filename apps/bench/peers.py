@@ -1,5 +1,5 @@
-"""This module runs the peers, which are other runtimes to compare with: llama.cpp and mlx-lm. All runtimes
-have the same weights and take part in the same turns."""
+"""This module runs the peers: the other runtimes with which ruvmlx is compared, llama.cpp and mlx-lm. All
+runtimes have the same weights and take part in the same turns."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -23,12 +23,13 @@ CACHES: dict[str, dict[str, Any]] = {
     " flash": {"flash": True},
     " flash q8_0": {"flash": True, "kv": "q8_0"},
 }
-# llama.cpp keeps the caches of several sequences apart, or in one buffer.
+# llama.cpp can store the KV caches of several sequences separately, or in one buffer.
 BUFFERS: dict[str, dict[str, Any]] = {"": {}, " unified": {"unified": True}}
 
 
 class Peers:
-    """The peers that the user asked for. absent: name of a peer -> the reason why it is not measured."""
+    """The peers that the user asked for. absent: {name of a peer: the reason why the peer is not
+    measured}."""
 
     def __init__(self, wanted: Sequence[str], model: str, threads: int, folder: Path):
         self.absent = {name: "not asked for" for name in NAMES if name not in wanted}
@@ -36,8 +37,9 @@ class Peers:
 
     @contextmanager
     def on_stage(self, context: int, caches: bool = False) -> Iterator[dict[str, OnStage]]:
-        """Yield players with room for `context` tokens. caches: True to run llama.cpp with each of its
-        caches; False to run it with each of its layouts of the weights."""
+        """Yield {name: player} of the peers, with KV caches for `context` tokens. caches: True to run
+        llama.cpp with each of its kinds of caches (CACHES); False to run it with each of its layouts of the
+        weights (LAYOUTS)."""
         room = {"threads": self._threads, "context": context}
         with _left(dict[str, OnStage]()) as players:
             for name, more in (CACHES if caches else LAYOUTS).items():
@@ -47,8 +49,8 @@ class Peers:
 
     @contextmanager
     def in_parallel(self, sequences: int, context: int) -> Iterator[dict[str, OnStage]]:
-        """Yield llama.cpp with room for so many sequences of `context` tokens, once for each of its
-        settings."""
+        """Yield {name: player} of llama.cpp with KV caches for `sequences` sequences of `context` tokens
+        each: one player for each layout of the weights and kind of buffers."""
         room = {"threads": self._threads, "sequences": sequences, "context": sequences * context}
         with _left(dict[str, OnStage]()) as players:
             for layout, how in LAYOUTS.items():
@@ -69,7 +71,7 @@ class Peers:
         try:
             players[kind + suffix] = OnStage(kind, model=model(), **settings)
         except RuvmlxError as e:
-            if not suffix:  # if only this setting fails, the other settings are still measured
+            if not suffix:  # llama.cpp is absent only if its default setting fails
                 self.absent[kind] = str(e)
 
     def _gguf(self) -> str:
@@ -78,8 +80,8 @@ class Peers:
         return self._model
 
     def _mlx(self) -> str:
-        """Return a folder for mlx-lm, which reads only folders. Write the weights of a GGUF file to such a
-        folder."""
+        """Return the path of a model folder for mlx-lm, which reads only folders. If the model is a GGUF
+        file, write its weights to a new folder."""
         if not self._model.endswith(".gguf"):
             return self._model
         folder = self._folder / "mlx-lm"
@@ -90,7 +92,8 @@ class Peers:
 
 @contextmanager
 def _left(players: dict[str, OnStage]) -> Iterator[dict[str, OnStage]]:
-    """At the end of the `with` block, all players leave."""
+    """Yield `players`, to which the caller adds players. At the end of the with-block, end all players'
+    processes."""
     try:
         yield players
     finally:

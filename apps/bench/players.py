@@ -1,8 +1,9 @@
-"""This module defines the players of a benchmark. A player is something that is measured: ruvmlx, another
-runtime (other_runtimes.py), or the machine's limits. All players have the same methods.
+"""This module defines the players of a benchmark. A player is an object that a benchmark measures: ruvmlx,
+another runtime (other_runtimes.py), or a limit of the machine. Players that are compared have the same
+methods.
 
-Each player runs in its own process (worker.py), so that idle threads of one player do not slow another. The
-parent process lets the players take turns.
+Each player runs in a separate process (worker.py), so that the idle threads of one player do not slow another
+player. The parent process lets the players take turns (stage.py).
 """
 
 import math
@@ -28,32 +29,35 @@ from .serving_player import ServingPlayer
 
 
 class Decoding(Protocol):
-    """A player that decodes. The times are in seconds and include only the calls that compute."""
+    """A player that decodes tokens. Its functions return times in seconds, which include only calls that
+    compute."""
 
     def fill(self, tokens: list[int]) -> float:
-        """Prefill the context for `decode`."""
+        """Make a new KV cache, and prefill it with the context for `decode`. Return the time."""
 
     def decode(self, tokens: list[int]) -> list[float]:
-        """Feed tokens one by one after the context, then trim the cache to the context. Return one time for
-        each token."""
+        """Decode the given tokens one by one after the context. Then trim the KV cache to the context. Return
+        one time for each token."""
 
     def go_on(self, tokens: list[int]) -> list[float]:
-        """Like `decode`, but without the trim."""
+        """Decode the given tokens one by one after the context, and keep them in the KV cache. Return one
+        time for each token."""
 
 
 class Player(Decoding, Protocol):
-    """A player that also reads prompts."""
+    """A player that decodes, and that also reads prompts."""
 
     def prefill(self, tokens: list[int]) -> float:
-        """Prefill a prompt into an empty cache."""
+        """Prefill a prompt into an empty KV cache, and return the time."""
 
     def first(self, tokens: list[int], known: int) -> float:
-        """Return the time to the first token of a reply. The prompt's first `known` tokens are already in the
-        cache."""
+        """Return the time to the first token of a reply to a prompt. The prompt's first `known` tokens are
+        already in the KV cache."""
 
 
 class Ruvmlx:
-    """One of ruvmlx's backends. settings: model, backend, threads, kv ("tiered", "f16")."""
+    """A player that runs ruvmlx with one of its backends. kv: the kind of the KV cache, "tiered" or "f16";
+    None for the default."""
 
     def __init__(self, model: str | None, backend: str, threads: int, kv: str | None = None):
         from ruvmlx.backends.select import cache_policy, open_backend
@@ -94,7 +98,8 @@ class Ruvmlx:
         return time.perf_counter() - started
 
     def keep(self, folder: str, tokens: list[int]) -> float:
-        """Write the cache that `fill` made of these tokens to disk, as the end of a chat does."""
+        """Write the KV cache that `fill` made of these tokens to disk, as at the end of a chat. Return the
+        time."""
         disk = CacheFolder(Path(folder), 1 << 40)
         disk.remove("chat")
         started = time.perf_counter()
@@ -102,7 +107,8 @@ class Ruvmlx:
         return time.perf_counter() - started
 
     def resume(self, folder: str, tokens: list[int], known: int) -> float:
-        """Like `first`, but load the cache of the known tokens from disk."""
+        """Return the time to the first token of a reply, as `first` does. Here, the KV cache of the first
+        `known` tokens is loaded from disk, and the time includes this load."""
         started, make = time.perf_counter(), partial(self._backend.new_cache, self._policy)
         found = CacheFolder(Path(folder), 1 << 40).load(_names(tokens), tokens, make)
         assert found is not None and found[0].offset == known
@@ -128,8 +134,8 @@ class Ruvmlx:
         return self._cache.stats().facts()
 
     def generate(self, tokens: list[int], n: int, kv: str) -> tuple[float, list[float]]:
-        """Write n tokens greedily. Return the seconds to the first token, then the seconds of each further
-        token."""
+        """Write n tokens greedily. Return the seconds to the first token, and the seconds of each further
+        token. kv: the kind of the KV cache."""
         cache = self._backend.new_cache(self._policy_of(kv))
         times, step, token = [time.perf_counter()], self._backend.prefill(tokens, cache), 0
         for _ in range(n - 1):
@@ -140,8 +146,9 @@ class Ruvmlx:
         return steps([*times, time.perf_counter()])
 
     def best_of(self, tokens: list[int], count: int, n: int) -> dict[str, float]:
-        """Read a prompt and write `count` replies of n tokens each, as one batch: with sampling, an adapter
-        and traces, as in a chat. Return the seconds of the whole, of the prompt, and of the decode steps."""
+        """Read a prompt, and write `count` replies of n tokens each as one batch. The replies are sampled
+        with an adapter, and their traces are recorded, as in a chat. Return the seconds of all work
+        ("seconds"), of the prompt ("prompt"), and of the decode steps ("decode")."""
         from ruvmlx.engine.best_of import BestOf, requests_for
         from ruvmlx.engine.scheduler import Scheduler
 
@@ -168,8 +175,11 @@ class Ruvmlx:
         return cache_policy(kv, self._backend)
 
     def quality(self, text: str, tokens: int, *lengths: int) -> dict[str, float]:
-        """Return the cost of a cache policy on the first tokens of a text, compared with an f16 cache: the
-        change of perplexity, the KL, and the share of bytes."""
+        """Compare a policy of the KV cache with an f16 cache on the first `tokens` tokens of a text. Return
+        the relative change of perplexity, the KL, and the policy's share of f16's bytes.
+
+        lengths: the ages in tokens at which KV pages leave the tiers
+        """
         ids = self._model.tokenizer.encode(text[: 8 * tokens])[:tokens]
         found = perplexity(self._backend, ids, tokens, TierPolicy("tiered", tuple(lengths)))
         assert found.ppl_f16 is not None and found.kl_vs_f16 is not None
@@ -178,13 +188,14 @@ class Ruvmlx:
 
 
 def _names(tokens: list[int]) -> Chain:
-    """Return the names of the KV pages. The names need no key, because the cache folder is for one model."""
+    """Return the names of the KV pages of these tokens. The names need no key of the model, because the cache
+    folder is for one model only."""
     return extend([root({})], tokens)
 
 
 class MemoryReader:
-    """The machine's memory limit: `threads` threads read a buffer as large as the weights, once for each
-    "token"."""
+    """A player that shows the limit of the machine's memory. In place of each token, `threads` threads read a
+    buffer as large as the weights once."""
 
     def __init__(self, nbytes: int, threads: int):
         from concurrent.futures import ThreadPoolExecutor
@@ -216,7 +227,8 @@ class MemoryReader:
 
 
 class Products:
-    """The machine's limit of arithmetic: each call computes the same number of products, on all threads."""
+    """A player that shows the limit of the machine's arithmetic. Each call computes the same number of
+    products of small integers, on all threads."""
 
     ROUNDS = 50_000
 
@@ -239,18 +251,18 @@ class Products:
 
 
 class Verdicts:
-    """This player checks each GPU kernel against its twin. The player has a process of its own, because a bad
-    kernel may crash the process."""
+    """A player that checks each GPU kernel against its twin (a slow implementation of the same function). It
+    runs in a separate process, because a bad kernel can crash the process."""
 
     def __init__(self) -> None:
         self.facts = {"name": "kernels"}
 
     def verdicts(self, head_dim: int, n_heads: int, n_kv_heads: int, dtype: str) -> list[dict[str, Any]]:
-        """Run the kernels' self-check for such heads, and return its results. Without a GPU there are no
-        results.
+        """Check the GPU kernels for attention heads of this shape, and return the results. Without a GPU, the
+        list is empty.
 
-        Each result has the fields of `CheckResult`; "message" is a list of lines, so that each line is
-        cleaned alone.
+        Each result has the fields of `CheckResult`. "message" is a list of lines, so that private data can be
+        removed from each line separately.
         """
         from ruvmlx.backends.mlx.check_results import Shapes
         from ruvmlx.backends.mlx.gpu_check import ask

@@ -1,9 +1,10 @@
-"""This module computes the expected speed of M-series chips from this machine's figures and Apple's
-bandwidths. The module measures nothing.
+"""This module computes the expected decode speed of Apple's M-series chips. It uses the figures that were
+measured on this machine, and the memory bandwidths that Apple states. It measures nothing.
 
-Decoding a token reads every weight and the cache once. If a run here used a share s of this machine's memory
-bandwidth, a chip with a bandwidth of B bytes a second is expected to decode s B / bytes tokens a second, and
-at most B / bytes. This assumes that the kernels reach the same share on the chip, which nobody has measured.
+To decode a token, a runtime reads each weight and the KV cache once. Let s be the share of this machine's
+memory bandwidth that decoding used here. A chip with a memory bandwidth of B bytes a second is expected to
+decode s B / bytes tokens a second, and at most B / bytes. The computation supposes that the kernels reach the
+same share s on the chip, which nobody has measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,13 +19,17 @@ CHIPS = {
     "M4": 120, "M4 Pro": 273, "M4 Max": 546,
     "M5": 153,
 }  # fmt: skip
-SEVEN = 4.07e9  # bytes of a 7B model's weights at 4.5 bits
+SEVEN = 4.07e9  # the bytes of a 7B model's weights at 4.5 bits per weight
 
 
 @dataclass(frozen=True)
 class Projected:
-    """Decode speeds on one chip in tokens per second, of the measured model and of a 7B model. most: the
-    bound by memory bandwidth. expected: the bound times the measured share. bandwidth: GB per second."""
+    """The computed decode speeds on one chip, in tokens per second.
+
+    bandwidth: the chip's memory bandwidth, GB per second
+    most, most_7b: the speed that the memory bandwidth allows, for the measured model and for a 7B model
+    expected, expected_7b: this speed times the measured share of the bandwidth
+    """
 
     chip: str
     bandwidth: float
@@ -35,14 +40,15 @@ class Projected:
 
 
 def share(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the share of memory bandwidth that decoding used, at the shortest context."""
+    """Return the share of the memory bandwidth that decoding used at the shortest context; None if it was not
+    measured. rows: the rows of a report."""
     found = [r for r in rows if r["name"].endswith("share of memory bandwidth") and r["value"]]
     return min(found, key=lambda r: int(r["name"].split()[2].rstrip(":")))["value"] if found else None
 
 
 def project_chips(rows: Sequence[Mapping[str, Any]], weights: float) -> list[Projected]:
-    """Return the projection for each chip. weights: bytes of the measured model. The list is empty if
-    decoding was not measured."""
+    """Return the computed speeds for each chip; an empty list if decoding was not measured. weights: the
+    bytes of the measured model's weights."""
     part = share(rows)
     if part is None or not weights:
         return []

@@ -1,5 +1,5 @@
-"""This module runs a program on a pseudo-terminal. The module sends keys, and records the output with its
-times."""
+"""This module runs a program on a pseudo-terminal, sends keys to the program, and records the program's
+output with its times."""
 
 import fcntl
 import os
@@ -16,15 +16,17 @@ from typing import Any, Self
 
 from ruvmlx.errors import RuvmlxError
 
-SIZE = 100, 30  # columns and rows of the terminal
-# Letters that no reply contains, one cell wide. So the echo of a key differs from all other output.
+SIZE = 100, 30  # the numbers of columns and rows of the terminal
+# Letters that are one cell wide and that no reply contains. So the echo of a key differs from all other
+# output.
 LETTERS = "".join(chr(c) for c in range(0x100, 0x180) if c not in (0x149, 0x17F))
-AT_ONCE = 30  # maximum number of letters in the input line
+AT_ONCE = 30  # the maximum number of letters in the input line
 _SEQUENCE = re.compile(rb"\x1b(\[[0-?]*[ -/]*[@-~]|[\]P_^X][^\x07\x1b]*(\x07|\x1b\\)|[ -/]*[0-~])")
 
 
 class PseudoTerminal:
-    """arrived: all output so far, as pairs (time.monotonic(), bytes)."""
+    """A program on a pseudo-terminal. arrived: all output of the program so far, as pairs (time.monotonic(),
+    bytes)."""
 
     def __init__(self, argv: Sequence[str], environment: dict[str, str]):
         self._fd, inside = pty.openpty()
@@ -41,17 +43,17 @@ class PseudoTerminal:
         )
         os.close(inside)
         self.arrived: list[tuple[float, bytes]] = []
-        self._unread = b""  # output since the last match
+        self._unread = b""  # the output since the last match of `drawn`
 
     def send(self, text: str) -> float:
-        """Type the text. Return the time.monotonic() at which it was sent."""
+        """Send the text as keys to the program. Return the time.monotonic() at which it was sent."""
         at = time.monotonic()
         os.write(self._fd, text.encode())
         return at
 
     def drawn(self, pattern: str, seconds: float = 120) -> float:
-        """Wait until the output since the last match contains this pattern. Return the time at which it
-        arrived."""
+        """Wait until the output since the last match contains this pattern (a regular expression). Return the
+        time.monotonic() at which the matching output arrived."""
         wanted, deadline = re.compile(pattern.encode()), time.monotonic() + seconds
         while not (match := wanted.search(plain := _SEQUENCE.sub(b"", self._unread))):
             if time.monotonic() > deadline or not self._read(deadline):
@@ -61,15 +63,15 @@ class PseudoTerminal:
         return self.arrived[-1][0]
 
     def watch(self, seconds: float) -> None:
-        """Record output for so many seconds. `drawn` will not match this output."""
+        """Record output for `seconds` seconds. `drawn` does not match this output later."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self._read(deadline):
             pass
         self._unread = b""
 
     def quiet(self, seconds: float = 0.1, most: float = 3.0) -> None:
-        """Wait until there was no output for so many seconds. most: the longest wait, because a cursor may
-        blink."""
+        """Wait until the program has written nothing for `seconds` seconds. most: the maximum time of the
+        wait in seconds, because a blinking cursor is output, too."""
         deadline = time.monotonic() + most
         while select.select([self._fd], [], [], seconds)[0] and time.monotonic() < deadline:
             if not self._read(time.monotonic()):
@@ -77,8 +79,8 @@ class PseudoTerminal:
         self._unread = b""
 
     def _read(self, until: float) -> bool:
-        """Read the available output, or wait for output until the time `until`. Return False if the program
-        has ended."""
+        """Read the available output, or wait for output until the time.monotonic() `until`. Return False if
+        the program has ended."""
         if not select.select([self._fd], [], [], max(0.0, until - time.monotonic()))[0]:
             return True
         try:
@@ -99,13 +101,14 @@ class PseudoTerminal:
 
 
 def _take_terminal() -> None:
-    """Make standard input the controlling terminal. When the terminal closes, the program gets SIGHUP, even
-    if this process was killed."""
+    """Make standard input the controlling terminal of the program. So the program gets SIGHUP when the
+    terminal closes, even if the benchmark's process was killed."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 class Typist:
-    """This class types letters and waits for the echo of each letter. took: ms from each key to its echo."""
+    """An object that types letters and waits for the echo of each letter. took: the ms from each key to its
+    echo."""
 
     def __init__(self, terminal: PseudoTerminal, seed: int = 0):
         self._terminal = terminal
@@ -114,8 +117,8 @@ class Typist:
         self.took: list[float] = []
 
     def type(self, pause: float) -> None:
-        """Type a letter after a random pause of 0.5 to 1.5 times `pause` seconds, so that keys are not in
-        step with frames."""
+        """Type a letter after a random pause of 0.5 to 1.5 times `pause` seconds. The pause is random so that
+        keys do not come at the same moment of each frame."""
         self._terminal.watch(pause * (0.5 + self._rng.random()))
         letter = LETTERS[len(self.took) % len(LETTERS)]
         sent = self._terminal.send(letter)
@@ -123,7 +126,7 @@ class Typist:
         self._in_line += 1
 
     def make_room(self, at: int = AT_ONCE) -> None:
-        """Empty the input line if it has `at` or more letters."""
+        """Empty the program's input line if the line has `at` or more letters."""
         if self._in_line >= at:
             self._in_line = 0
             self._terminal.send("\x15")  # Ctrl+U empties the line

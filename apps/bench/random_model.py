@@ -1,8 +1,8 @@
-"""This module makes a random model with a real model's shape, for benchmarks. The weights have no meaning,
-but the sizes are true.
+"""This module makes a model with random weights and a real model's shape, for benchmarks. The weights have no
+meaning, but the sizes of all matrices are those of the real model.
 
-python -m ruvmlx.apps.bench.random_model mistral-7b m.gguf              # 4.1 GB, some seconds
-python -m ruvmlx.apps.bench.random_model mistral-7b m.gguf Q4_K_M 6     # only its first 6 layers
+python -m ruvmlx.apps.bench.random_model mistral-7b m.gguf              # writes 4.1 GB in some seconds
+python -m ruvmlx.apps.bench.random_model mistral-7b m.gguf Q4_K_M 6     # writes a model with only 6 layers
 """
 
 import sys
@@ -34,14 +34,15 @@ class RandomModelSize:
 SHAPES = {
     "mistral-7b": RandomModelSize(4096, 32, 32, 8, 128, 14336),
     "llama-1b": RandomModelSize(2048, 16, 32, 8, 64, 8192, rope_theta=500000.0),
-    "narrow": RandomModelSize(64, 32, 2, 1, 64, 128, vocab_size=512),  # almost no arithmetic in a step
+    "narrow": RandomModelSize(64, 32, 2, 1, 64, 128, vocab_size=512),  # a step has almost no arithmetic
 }
 BLOCKS = {row.name: row for row in ROWS}
 TYPES = ("Q4_0", "Q4_K_M")
 
 
 def tensors(shape: RandomModelSize, kind: str = "Q4_0") -> dict[str, tuple[str, tuple[int, ...], int]]:
-    """Return GGUF name -> (type, shape, bytes)."""
+    """Return {GGUF name: (type, shape, bytes)} of all tensors of a model. kind: the quantisation, one of
+    TYPES."""
     d, heads, kv = shape.hidden_size, shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
     found: dict[str, tuple[str, tuple[int, ...], int]] = {}
 
@@ -67,8 +68,8 @@ def tensors(shape: RandomModelSize, kind: str = "Q4_0") -> dict[str, tuple[str, 
 
 
 def matrix_type(name: str, kind: str, n_layers: int) -> str:
-    """Return the type that llama.cpp's quantiser gives a matrix. In Q4_K_M, the head and the v and down
-    matrices of some layers are Q6_K."""
+    """Return the type that llama.cpp's quantiser gives to a matrix. In Q4_K_M, the output head and the v and
+    down matrices of some layers have the type Q6_K."""
     if kind != "Q4_K_M":
         return kind
     if name == "output.weight":
@@ -81,7 +82,13 @@ def matrix_type(name: str, kind: str, n_layers: int) -> str:
 
 
 def random_blocks(rng: np.random.Generator, kind: str, size: int, fan_in: int) -> bytes:
-    """Return blocks whose weights have a variance of about 1 / fan_in, so that activations stay small."""
+    """Return the bytes of random quantised blocks. Their weights have a variance of about 1 / fan_in, so that
+    activations stay small.
+
+    kind: the type of the blocks
+    size: the number of bytes
+    fan_in: the number of inputs of the matrix
+    """
     blocks = rng.integers(0, 256, (size // BLOCKS[kind].nbytes, BLOCKS[kind].nbytes), np.uint8)
     scale = 1 / (4.6 * np.sqrt(fan_in))  # 4.6: the standard deviation of four random bits
     if kind == "Q4_0":
@@ -92,7 +99,7 @@ def random_blocks(rng: np.random.Generator, kind: str, size: int, fan_in: int) -
         blocks[:, 4:16] = [0xA0] * 8 + [0] * 4  # all scales and minimums are 32
     else:
         blocks[:, 192:208] = 32
-        _put(blocks, 208, scale / 4 / 32)  # the standard deviation of six bits is four times as large
+        _put(blocks, 208, scale / 4 / 32)  # six random bits have four times the standard deviation of four
     return blocks.tobytes()
 
 
@@ -101,7 +108,8 @@ def _put(blocks: np.ndarray, at: int, value: float) -> None:
 
 
 def metadata(shape: RandomModelSize) -> dict[str, Any]:
-    """Return the GGUF metadata. The tokens are single bytes, one merged pair, and names for the other ids."""
+    """Return the model's GGUF metadata. The vocabulary has single bytes, one merged pair, and invented names
+    for all other ids."""
     chars = ["<s>", "</s>", *byte_chars(), "th"]
     tokens = chars + [f"<extra {i}>" for i in range(shape.vocab_size - len(chars))]
     types = np.ones(shape.vocab_size, np.int32)
@@ -133,13 +141,16 @@ def metadata(shape: RandomModelSize) -> dict[str, Any]:
 
 
 def nbytes(name: str) -> int:
-    """Return the bytes of the file without its header."""
+    """Return the number of bytes of a random model's file without its header. name: a key of SHAPES."""
     return sum(size for _, _, size in tensors(SHAPES[name]).values())
 
 
 def make(name: str, path: Path, kind: str = "Q4_0", layers: int | None = None) -> Path:
-    """Write a random model to `path`. layers: the number of layers, to compare the time per layer; None: all
-    layers."""
+    """Write a random model to `path`, and return the path.
+
+    name: a key of SHAPES; kind: the quantisation, one of TYPES
+    layers: the number of layers, for measurements of the time per layer; None for all layers
+    """
     shape, rng = SHAPES[name], np.random.default_rng(0)
     shape = replace(shape, n_layers=layers or shape.n_layers)
     wanted = tensors(shape, kind)

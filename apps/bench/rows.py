@@ -1,22 +1,27 @@
-"""This module defines one row of a report, and checks its value."""
+"""This module defines a row of a report of `ruvmlx bench`: one measurement with its target. It also checks
+the row's value."""
 
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-FAULT = 1.05  # a value above so many times the machine's limit is a wrong measurement
-WORTH, ALONE = 0.04, 0.15  # usual differences between two runs of the same code: of a ratio, of a time
+FAULT = 1.05  # a value that beats the machine's limit by more than this factor is a wrong measurement
+WORTH, ALONE = 0.04, 0.15  # usual differences between two runs of the same code: of a ratio, and of a time
 _TIMES = ("us", "ms", "s", "tok/s")
 
 
 @dataclass(frozen=True)
 class Row:
-    """value: the median of the samples, if there are samples. limit: the best value that this machine allows,
-    in the same unit. condition: the condition under which the value or the target holds. spread: the
-    uncertainty of the value, as a fraction of the value.
+    """A row of a report.
 
-    reference: the machine's own speed beside each sample. Two runs are compared relative to this speed.
+    value: the median of the samples, or a single figure; None if it was not measured
+    target: the design's target for the value; None without a target
+    limit: the best value that this machine allows, in the same unit
+    better: "higher" or "lower", the direction in which a value is better
+    condition: the condition under which the value or the target is valid
+    reference: the machine's own speed beside each sample; two runs are compared relative to this speed
+    spread: the uncertainty of the value, as a fraction of the value
     """
 
     name: str
@@ -33,8 +38,8 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """None if there is no target, or if the value is so near to the target that the next run may
-        differ."""
+        """True if the value meets the target, False if it does not. None if there is no target, or if the
+        value is so near to the target that the next run can have another result."""
         if self.value is None or self.target is None:
             return None
         margin = max(self.spread, ALONE if self.unit in _TIMES else WORTH if self.unit == "x" else 0.0)
@@ -45,14 +50,14 @@ class Row:
 
     @property
     def share(self) -> float | None:
-        """The share of the limit; 1 is the best that the machine can do."""
+        """The share of the limit that the value reaches; 1 is the best that the machine can do."""
         if not self.value or not self.limit:
             return None
         return self.value / self.limit if self.better == "higher" else self.limit / self.value
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The row as a JSON object."""
+        """The row as data for JSON."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()} | {
             "met": self.met,
             "share": None if self.share is None else round(self.share, 3),
@@ -73,8 +78,8 @@ def at_most(name: str, value: float, unit: str, target: float, note: str = "") -
 
 
 def verdict(row: Mapping[str, Any]) -> str:
-    """Return "met", "not met", "close" (too near to the target to decide), or "" without a target. row: the
-    facts of a Row."""
+    """Return in a word whether a row's value meets its target: "met", "not met", "close" (too near to the
+    target to decide), or "" without a target. row: the facts of a Row."""
     if row["value"] is None or row["target"] is None:
         return ""
     return {True: "met", False: "not met", None: "close"}[row["met"]]
@@ -85,8 +90,8 @@ def left_out(name: str, unit: str, why: str, target: float | None = None) -> Row
 
 
 def refuse_impossible(row: Row) -> Row:
-    """Return the row. If its value is better than the machine's limit, remove the value and say so in the
-    note."""
+    """Return the row. If its value is better than the machine's limit by more than FAULT, return the row
+    without the value, with the reason in its note."""
     share = row.share
     if share is None or share <= FAULT:
         return row
@@ -97,12 +102,13 @@ def refuse_impossible(row: Row) -> Row:
 
 
 def rounded(x: float, digits: int = 4) -> float:
-    """Return x with so many significant digits."""
+    """Return x rounded to `digits` significant digits."""
     return float(f"{x:.{digits}g}")
 
 
 def spread(values: Sequence[float]) -> float:
-    """Return half the distance between the quartiles, as a fraction of the median."""
+    """Return half the distance between the quartiles of the values, as a fraction of their median; 0 for
+    fewer than 4 values."""
     if len(values) < 4:
         return 0.0
     low, middle, high = statistics.quantiles(values, n=4)

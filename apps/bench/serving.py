@@ -1,5 +1,6 @@
-"""The serving suite measures requests in parallel, also with llama.cpp, requests with different adapters, and
-the arrival of a long prompt. In a turn, each player (players.py) is measured once."""
+"""This module is the serving suite of `ruvmlx bench`. It measures requests in parallel (with ruvmlx and with
+llama.cpp), requests with different adapters, and the delay of a reply when a long prompt arrives. In a turn,
+each player (players.py) is measured once."""
 
 from collections.abc import Callable
 
@@ -8,11 +9,11 @@ from .peers import Peers
 from .rows import Row, left_out, measured
 from .stage import OnStage, take_turns
 
-COUNTS = (2, 4, 8)
-PROMPT, REPLY = 64, 96  # tokens of each request's prompt and reply
-RUNNING, ARRIVING = 128, 4096  # prompt tokens of a running reply, and of the request that arrives
-EIGHT, BESIDE = 3.0, 1.5  # targets: rate / one request's rate, rate / llama.cpp's rate
-ADAPTERS, DELAY = 1.1, 100.0  # targets: time / time with one adapter, delay in ms
+COUNTS = (2, 4, 8)  # the numbers of requests in parallel
+PROMPT, REPLY = 64, 96  # the numbers of tokens of each request's prompt and of its reply
+RUNNING, ARRIVING = 128, 4096  # the numbers of prompt tokens of a running reply and of the arriving request
+EIGHT, BESIDE = 3.0, 1.5  # targets of eight requests: rate / one request's rate, rate / llama.cpp's rate
+ADAPTERS, DELAY = 1.1, 100.0  # targets: time with eight adapters / time with one adapter; delay in ms
 
 
 def run(ours: OnStage, peers: Peers, rounds: int, quick: bool, log: Callable[[str], None]) -> list[Row]:
@@ -30,7 +31,8 @@ def _rate(ours: OnStage, count: int, adapters: int = 1) -> dict[str, float]:
 
 
 def _prompts(count: int) -> list[list[int]]:
-    """Return different prompts, so that no request can use a cache of another request."""
+    """Return `count` different prompts. They differ, so that no request can use the KV cache of another
+    request."""
     return [_rotate(prompt(PROMPT), i) for i in range(count)]
 
 
@@ -39,8 +41,8 @@ def _rotate(tokens: list[int], n: int) -> list[int]:
 
 
 def _parallel(ours: OnStage, rounds: int) -> list[Row]:
-    """Measure the tokens per second of all replies together. Each round measures one request alone, then
-    several requests at once."""
+    """Measure the tokens per second of all requests in parallel together, and return the rows. Each round
+    measures one request alone, then several requests at once."""
     turns = [{count: _rate(ours, count) for count in (1, *COUNTS)} for _ in range(rounds)]
     rows = [measured("one request", [turn[1]["rate"] for turn in turns], "tok/s")]
     for count in COUNTS:
@@ -55,8 +57,8 @@ def _parallel(ours: OnStage, rounds: int) -> list[Row]:
 
 
 def _peer_rows(ours: OnStage, peers: Peers, rounds: int) -> list[Row]:
-    """Measure the total rates of eight requests, in turns. ruvmlx also samples, records traces and writes
-    text; llama.cpp only decodes."""
+    """Measure the tokens per second of eight requests together with ruvmlx and with llama.cpp, in turns.
+    Return the rows. ruvmlx also samples, records traces and writes text; llama.cpp only decodes."""
     count = COUNTS[-1]
     with peers.in_parallel(count, PROMPT + REPLY + count) as others:
         if not others:
@@ -70,7 +72,8 @@ def _peer_rows(ours: OnStage, peers: Peers, rounds: int) -> list[Row]:
 
 
 def _adapters(ours: OnStage, rounds: int) -> Row:
-    """Return the time of a token with eight adapters / with one adapter, in turns."""
+    """Measure the time of a token with eight adapters divided by the time with one adapter, in turns. Return
+    the row."""
     ratios = []
     for _ in range(rounds):
         one, eight = (_rate(ours, 8, adapters)["rate"] for adapters in (1, 8))
@@ -82,7 +85,7 @@ def _arriving(ours: OnStage, rounds: int, tokens: int) -> list[Row]:
     name = f"{tokens} tokens arrive: delay of a running reply"
     if ours.facts["max_context"] < tokens + 4:
         return [left_out(name, "ms", "the model's context is shorter")]
-    # Each turn has another prompt, because a prompt that was read before is in the cache.
+    # Each turn has another prompt, because a prompt that was read before is in the KV cache.
     turns = [ours.call("arrive", prompt(RUNNING), _rotate(prompt(tokens), 1 + i)) for i in range(rounds)]
     longest = [1e3 * (turn["most"] - turn["plain"]) for turn in turns]
     usual = [1e3 * (turn["median"] - turn["plain"]) for turn in turns]

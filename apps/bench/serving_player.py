@@ -1,5 +1,5 @@
-"""This module defines the player of the serving suite. The player runs requests in parallel with the
-scheduler of `engine/scheduler.py`."""
+"""This module defines ruvmlx's player in the serving suite (serving.py). The player runs requests in parallel
+with the scheduler of `engine/scheduler.py`."""
 
 import time
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from ruvmlx.sona.trace import Trace
 
 from .clocked import Clocked
 
-MAX_REQUESTS = 8  # maximum number of requests, and of adapters
+MAX_REQUESTS = 8  # the maximum number of requests in parallel, and the number of adapters
 
 
 class TimedReply:
-    """This class receives the tokens of a reply from the scheduler, and keeps their times."""
+    """A receiver that gets the tokens of one reply from the scheduler, and keeps the times of the tokens."""
 
     def __init__(self) -> None:
         self.tokens, self.times, self.over = 0, list[float](), False
@@ -36,8 +36,8 @@ class TimedReply:
 
 
 class ServingPlayer:
-    """One of ruvmlx's backends with a scheduler. As in a chat, replies are sampled with an adapter, and their
-    traces are recorded."""
+    """A player that runs one of ruvmlx's backends with a scheduler. Replies are sampled with an adapter, and
+    their traces are recorded, as in a chat."""
 
     def __init__(self, model: str | None, backend: str, threads: int):
         from ruvmlx.backends.select import cache_policy, open_backend
@@ -58,10 +58,10 @@ class ServingPlayer:
         self.facts = {"max_context": shape.max_context, "kernels": self._clocked.kernels}
 
     def in_parallel(self, prompts: list[list[int]], n: int, adapters: int = 1) -> dict[str, float]:
-        """Write a reply of n tokens to each prompt at the same time, with so many different adapters.
+        """Write a reply of n tokens to each prompt at the same time, with `adapters` different adapters.
 
-        Return {"rate": tokens per second after all prefills, from the median time of a step; "decode": share
-        of this time that the backend's steps take}.
+        Return {"rate": tokens per second of all replies after all prefills, from the median time of a step;
+        "decode": the share of the time that the backend's decode steps take}.
         """
         replies = [self._submit(prompt, n + i, i % adapters) for i, prompt in enumerate(prompts)]
         while any(reply.tokens < 2 for reply in replies):
@@ -75,9 +75,11 @@ class ServingPlayer:
         return {"rate": len(prompts) / float(np.median(np.diff(times))), "decode": decode}
 
     def arrive(self, prompt: list[int], arriving: list[int]) -> dict[str, float]:
-        """Return seconds between two tokens of a running reply: in plain steps; and, while another prompt
-        arrives, the largest and the median. Return also the seconds to the first token of the other prompt's
-        reply."""
+        """Let a reply run to `prompt`, and let another prompt, `arriving`, arrive. Return the seconds between
+        two tokens
+        of the running reply: before the other prompt arrives ("plain"), and while it is read ("most",
+            "median"). Also
+        return the seconds to the first token of the reply to the other prompt ("first")."""
         running = self._submit(prompt, 1000, 0)
         while running.tokens < 30:
             self._step([running])

@@ -1,5 +1,5 @@
-"""This module lets players (players.py) take turns: A B C, A B C, ... So a slow minute of the machine affects
-all players alike."""
+"""This module runs the players of a benchmark (players.py) in separate processes, and lets them take turns: A
+B C, A B C, ... So a slow minute of the machine affects all players alike."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from ruvmlx.errors import RuvmlxError
 
 
 class PlayerError(RuvmlxError):
-    """The error of a player. public: the error message without text that may quote the user."""
+    """The error of a player. public: the error message without text that possibly quotes the user."""
 
     def __init__(self, message: str, public: str):
         super().__init__(message)
@@ -19,7 +19,7 @@ class PlayerError(RuvmlxError):
 
 
 class OnStage:
-    """A player in its own process. `call` runs one of its methods."""
+    """A player in a separate process. `call` runs one of the player's methods."""
 
     def __init__(self, kind: str, **settings: Any):
         self._process = subprocess.Popen(
@@ -59,8 +59,11 @@ class OnStage:
 
 
 def take_turns(players: dict[str, OnStage], play: Callable[[OnStage], Any], rounds: int) -> dict[str, list]:
-    """Return `rounds` results of each player. The players take turns; an additional first round warms them
-    up."""
+    """Let the players take turns. Return {player: its results in `rounds` rounds}. An additional round comes
+    first, so that caches are warm; its results are dropped.
+
+    play: a function that measures a player once and returns the result
+    """
     results: dict[str, list] = {name: [] for name in players}
     for i in range(rounds + 1):
         for name, player in players.items():

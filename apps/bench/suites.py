@@ -1,5 +1,5 @@
-"""This module runs suites. The module collects their rows, facts about the machine, and whether the machine's
-speed was constant."""
+"""This module runs the suites (groups of measurements) of `ruvmlx bench`. It makes a report of their rows, of
+facts about the machine, and of the slowdown of the machine during the run."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ CONTEXTS = {"quick": (256,), "whole": (256, 1024, 4096, 8000)}
 LONG = {"quick": 1024, "whole": 4096}
 ROUNDS = {"quick": 8, "whole": 12}
 
-QUICK_SECONDS = {  # approximate seconds of a quick run with the starter model on two idle cores
+QUICK_SECONDS = {  # {suite: approximate seconds of a quick run with the starter model on two idle cores}
     "kernels": 4, "model": 10, "kv": 22, "serving": 28, "learning": 33, "load": 4, "chat": 9,
 }  # fmt: skip
 
@@ -32,8 +32,13 @@ Show = Callable[[Sequence[Mapping[str, Any]]], None]
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """model: the path of a folder or a file. wanted: names of the peers. rounds, contexts: None for the usual
-    values."""
+    """The plan of a run.
+
+    suites: the names of the suites
+    model: the path of a model's folder or file
+    wanted: the names of the peers (other runtimes) to measure
+    rounds, contexts: the number of rounds, and the numbers of context tokens; None for the usual values
+    """
 
     suites: Sequence[str]
     model: str
@@ -50,8 +55,11 @@ class BenchPlan:
 
 
 def run(plan: BenchPlan, say: Log, show: Show = lambda rows: None) -> dict[str, Any]:
-    """Return the report: rows by suite, machine, limits, drift, seconds. say: called with each line of
-    progress. show: called with the rows of each finished suite."""
+    """Run the suites of the plan, and return the report as data for JSON.
+
+    say: a function that gets each line of progress
+    show: a function that gets the rows of each finished suite
+    """
     started, warmth = time.monotonic(), Thermometer()
 
     def log(line: str) -> None:
@@ -92,8 +100,8 @@ def run(plan: BenchPlan, say: Log, show: Show = lambda rows: None) -> dict[str, 
 
 
 def seconds_left(done: Sequence[str], left: Sequence[str], seconds: float) -> float:
-    """Return the remaining seconds of a quick run, from the speed so far. The suites in `done` took
-    `seconds`."""
+    """Estimate the remaining seconds of a quick run from the speed so far. done: the finished suites, which
+    took `seconds` seconds; left: the suites that are left."""
     pace = seconds / sum(QUICK_SECONDS[name] for name in done)
     return pace * sum(QUICK_SECONDS[name] for name in left)
 

@@ -1,4 +1,5 @@
-"""This module prints a report as text: a table for each suite, then bars of decode speed by context."""
+"""This module formats a report of `ruvmlx bench` as text for a terminal: a table for each suite, then bars of
+the decode speed for each length of the context."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -7,12 +8,12 @@ from typing import Any
 from .compare import RowChange
 from .rows import verdict
 
-WIDTH = 40  # characters of the longest bar
+WIDTH = 40  # the number of characters of the longest bar
 _SIGNS = {"faster": "+", "slower": "-", "same": "="}
 
 
 def row_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the rows as lines, suite by suite."""
+    """Yield the lines of text for the rows, suite by suite."""
     for suite, of_suite in groupby(rows, lambda row: row["suite"]):
         yield f"{suite}"
         yield from (_row(row) for row in of_suite)
@@ -20,7 +21,7 @@ def row_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def end_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines that come after all suites."""
+    """Yield the lines of text that come after the rows of all suites."""
     yield from _bars(by_context(report["rows"]))
     yield from footer(report)
 
@@ -51,7 +52,7 @@ def _row(row: Mapping[str, Any]) -> str:
 
 
 def by_context(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Return player -> [(context, tokens a second)] of the model suite."""
+    """Return {player: [(context tokens, decoded tokens a second)]} from the rows of the model suite."""
     found: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         at, _, player = row["name"].removeprefix("decode at ").partition(": ")

@@ -1,11 +1,12 @@
-"""This module runs one player in a process of its own. stdin has a JSON command on each line, and stdout has
-a JSON answer on each line.
+"""This module runs one player of a benchmark (players.py) in a separate process. The process reads a JSON
+command from each line of stdin, and writes a JSON answer to a line of stdout.
 
-{"kind": "llama.cpp", "settings": {...}}     -> its facts
-["decode", [1, 2, 3]]                        -> the method's result
+{"kind": "llama.cpp", "settings": {...}}     -> makes the player, and answers with the player's facts
+["decode", [1, 2, 3]]                        -> calls the player's method, and answers with the method's
+result
 
-The answer to a failed command is {"error": its message, "public": the message without text that may quote the
-user}. The player continues to run.
+The answer to a failed command is {"error": its message, "public": the message without text that possibly
+quotes the user}. The player continues to run.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from .players import KINDS
 def main() -> None:
     end_with_parent()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # text that a library prints must not look like an answer
+    os.dup2(2, 1)  # send text that a library prints to stderr, because stdout has only answers
     first = json.loads(sys.stdin.readline())
     made: list[Any] = []
 
@@ -50,7 +51,7 @@ def _try_call(call: Callable[[], Any]) -> Any:
 
 
 def _forget_peak() -> None:
-    """Reset the peak memory of MLX, and that of the process if the system can do so (Linux)."""
+    """Reset the peak memory of MLX. On Linux, also reset the peak memory of the process."""
     if mx := sys.modules.get("mlx.core"):
         mx.reset_peak_memory()
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as f:
@@ -58,8 +59,8 @@ def _forget_peak() -> None:
 
 
 def _held() -> dict[str, int]:
-    """Return the bytes that the process and MLX hold now, and their peaks. MLX also counts the buffers of a
-    GPU."""
+    """Return the numbers of bytes that the process and MLX hold now, and their peaks. MLX's numbers include
+    the buffers of a GPU."""
     held = {"resident": memory.resident(), "peak_resident": memory.peak()}
     if mx := sys.modules.get("mlx.core"):
         held |= {f"mlx_{kind}": getattr(mx, f"get_{kind}_memory")() for kind in ("peak", "active", "cache")}
