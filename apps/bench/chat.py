@@ -1,5 +1,6 @@
-"""This module is the chat suite of `ruvmlx bench`. It runs the chat app on a pseudo-terminal. It measures the
-delay from a key, a reply's token or Esc to its effect, and the growth of the app's memory."""
+"""This module is the chat suite of `ruvmlx bench`. The suite runs the chat app on a pseudo-terminal. The
+suite measures the delay from a key, a reply's token or Esc to its effect, and the growth of the app's
+memory."""
 
 import json
 import random

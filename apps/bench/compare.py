@@ -1,5 +1,5 @@
-"""This module compares two reports of `ruvmlx bench`. It finds the rows (measurements) that became faster or
-slower by more than chance explains.
+"""This module compares two reports of `ruvmlx bench`. The module finds the rows (measurements) that became
+faster or slower by more than chance explains.
 
 If a row has a reference (the machine's own speed in the same turns), the samples are divided by the
 reference, because a slow hour of the machine slows both. A permutation test compares the medians of the

@@ -1,5 +1,5 @@
-"""This module is the kernel suite of `ruvmlx bench`. It measures each C kernel in each implementation that
-this machine can run, on one thread, called from Python.
+"""This module is the kernel suite of `ruvmlx bench`. The suite measures each C kernel in each implementation
+that this machine can run, on one thread, called from Python.
 
 Each row of the report also has the kernel's error relative to its twin (a slow implementation in NumPy), and
 its limit. The limit is the time in which one thread only reads the bytes of a call, or only computes its
@@ -187,7 +187,7 @@ def _append(make) -> BenchKernel:
 
 def _migration(make) -> BenchKernel:
     """Return the kernel that converts a KV page of 64 tokens from f16 (the tier hot) to 8 bits (the tier
-    warm), in all heads of a layer. Its twin is the scalar C code."""
+    warm), in all heads of a layer. The kernel's twin is the scalar C code."""
     hot, warm = (KV_HEADS * head_page_bytes(tier, HEAD_DIM) for tier in (HOT, WARM))
     page, target = matmul.aligned_bytes(hot), matmul.aligned_bytes(warm)
     page.view(np.float16)[:] = make(hot // 2)
@@ -323,8 +323,8 @@ def _learning(make) -> list[BenchKernel]:
 
 
 def _rating(make) -> list[BenchKernel]:
-    """Return the kernels of a rating's update of weights (ruvmlx/sona/instant.py). Their sizes are the same
-    for all models."""
+    """Return the kernels of a rating's update of weights (ruvmlx/sona/instant.py). The kernels' sizes are the
+    same for all models."""
     tokens, along = 2048, 256
     n = tokens + along
     held, (g, f), precision = np.abs(make(3, RANK, n)), make(2, RANK, n), np.abs(make(n))

@@ -1,6 +1,6 @@
-"""This module is the KV cache suite of `ruvmlx bench`. It compares a tiered KV cache (old pages with fewer
-bits) with an f16 cache, and with llama.cpp's caches, in bytes, peak memory, speed and quality. It also
-measures chats that are resumed from disk."""
+"""This module is the KV cache suite of `ruvmlx bench`. The suite compares a tiered KV cache (old pages with
+fewer bits) with an f16 cache, and with llama.cpp's caches, in bytes, peak memory, speed and quality. The
+suite also measures chats that are resumed from disk."""
 
 import statistics
 import tempfile

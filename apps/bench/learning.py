@@ -1,5 +1,6 @@
-"""This module is the learning suite of `ruvmlx bench`. It measures the time of a rating, from the key to the
-write on disk, on real replies of the user's model. It also measures the parts of a rating one by one."""
+"""This module is the learning suite of `ruvmlx bench`. The suite measures the time of a rating, from the key
+to the write on disk, on real replies of the user's model. The suite also measures each part of the work at a
+rating."""
 
 import statistics
 import tempfile

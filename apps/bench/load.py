@@ -1,5 +1,5 @@
-"""This module is the load suite of `ruvmlx bench`. It measures the time to load a model, and the memory of
-the loaded model."""
+"""This module is the load suite of `ruvmlx bench`. The suite measures the time to load a model, and the
+memory of the loaded model."""
 
 import shutil
 import statistics

@@ -137,7 +137,7 @@ def _bits(block: np.ndarray) -> np.uint64:
     return np.bitwise_or.reduce(block.view(np.uint64))
 
 
-# Functions that read all bytes of a block. It depends on the processor which function is the fastest.
+# Functions that read all bytes of a block. The processor decides which function is the fastest.
 READS: tuple[Callable[[np.ndarray], object], ...] = (micro.all_finite, _bits, np.max)
 
 

@@ -1,5 +1,5 @@
-"""This module is the model suite of `ruvmlx bench`. It measures the time to the first token, the speed of
-prefill and the speed of decoding. In a turn, each player (players.py) is measured once: ruvmlx, other
+"""This module is the model suite of `ruvmlx bench`. The suite measures the time to the first token, the speed
+of prefill and the speed of decoding. In a turn, each player (players.py) is measured once: ruvmlx, other
 runtimes, and the machine's limits."""
 
 import statistics

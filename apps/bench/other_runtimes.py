@@ -21,8 +21,8 @@ def _silence() -> Any:
 
 
 class LlamaCpp:
-    """A player that runs llama.cpp through its C API. It calls llama_decode without sampling and without a
-    Python loop over the vocabulary, so Python does not slow llama.cpp."""
+    """A player that runs llama.cpp through its C API. The player calls llama_decode without sampling and
+    without a Python loop over the vocabulary, so Python does not slow llama.cpp."""
 
     def __init__(
         self,
@@ -159,8 +159,8 @@ class LlamaCpp:
 
 
 class MlxLm:
-    """A player that runs mlx-lm's own model and KV cache. It calls both as mlx-lm's generator does. MLX
-    chooses the number of threads."""
+    """A player that runs mlx-lm's own model and KV cache. The player calls the model and the cache as
+    mlx-lm's generator does. MLX chooses the number of threads."""
 
     PATIENCE = 20.0  # the maximum number of seconds for 256 prompt tokens; a slower mlx-lm is left out
 

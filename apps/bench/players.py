@@ -251,8 +251,8 @@ class Products:
 
 
 class Verdicts:
-    """A player that checks each GPU kernel against its twin (a slow implementation of the same function). It
-    runs in a separate process, because a bad kernel can crash the process."""
+    """A player that checks each GPU kernel against its twin (a slow implementation of the same function). The
+    player runs in a separate process, because a bad kernel can crash the process."""
 
     def __init__(self) -> None:
         self.facts = {"name": "kernels"}

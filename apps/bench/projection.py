@@ -1,5 +1,5 @@
-"""This module computes the expected decode speed of Apple's M-series chips. It uses the figures that were
-measured on this machine, and the memory bandwidths that Apple states. It measures nothing.
+"""This module computes the expected decode speed of Apple's M-series chips. The computation uses the figures
+that were measured on this machine, and the memory bandwidths that Apple states. This module measures nothing.
 
 To decode a token, a runtime reads each weight and the KV cache once. Let s be the share of this machine's
 memory bandwidth that decoding used here. A chip with a memory bandwidth of B bytes a second is expected to

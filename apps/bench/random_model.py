@@ -82,8 +82,8 @@ def matrix_type(name: str, kind: str, n_layers: int) -> str:
 
 
 def random_blocks(rng: np.random.Generator, kind: str, size: int, fan_in: int) -> bytes:
-    """Return the bytes of random quantised blocks. Their weights have a variance of about 1 / fan_in, so that
-    activations stay small.
+    """Return the bytes of random quantised blocks. The blocks' weights have a variance of about 1 / fan_in,
+    so that activations stay small.
 
     kind: the type of the blocks
     size: the number of bytes

@@ -1,5 +1,5 @@
-"""This module defines a row of a report of `ruvmlx bench`: one measurement with its target. It also checks
-the row's value."""
+"""This module defines a row of a report of `ruvmlx bench`: one measurement with its target. The module also
+checks the row's value."""
 
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
-"""This module is the serving suite of `ruvmlx bench`. It measures requests in parallel (with ruvmlx and with
-llama.cpp), requests with different adapters, and the delay of a reply when a long prompt arrives. In a turn,
-each player (players.py) is measured once."""
+"""This module is the serving suite of `ruvmlx bench`. The suite measures requests in parallel (with ruvmlx
+and with llama.cpp), requests with different adapters, and the delay of a reply when a long prompt arrives. In
+a turn, each player (players.py) is measured once."""
 
 from collections.abc import Callable
 
@@ -31,8 +31,8 @@ def _rate(ours: OnStage, count: int, adapters: int = 1) -> dict[str, float]:
 
 
 def _prompts(count: int) -> list[list[int]]:
-    """Return `count` different prompts. They differ, so that no request can use the KV cache of another
-    request."""
+    """Return `count` different prompts. The prompts differ, so that no request can use the KV cache of
+    another request."""
     return [_rotate(prompt(PROMPT), i) for i in range(count)]
 
 

@@ -1,5 +1,5 @@
-"""This module runs the suites (groups of measurements) of `ruvmlx bench`. It makes a report of their rows, of
-facts about the machine, and of the slowdown of the machine during the run."""
+"""This module runs the suites (groups of measurements) of `ruvmlx bench`. The module makes a report of the
+suites' rows, of facts about the machine, and of the slowdown of the machine during the run."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

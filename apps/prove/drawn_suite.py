@@ -1,5 +1,5 @@
 """This module runs the trials of drawn users (simulated users with random tastes) and keeps the results in a
-file. It runs only trials whose results are not in the file, so you can stop a run and continue it."""
+file. The module runs only trials whose results are not in the file, so you can stop a run and continue it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,7 +4,7 @@ text: a user wants some of the properties and does not want others.
 
 The properties are not the measures that the taste model (sona/taste.py) uses, so that the taste model does
 not know a drawn taste in advance. No part of the program was tuned on tastes with the properties of HELD_OUT.
-Their results are read once, at the end.
+The results of these tastes are read once, at the end.
 """
 
 import re

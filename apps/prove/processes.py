@@ -56,8 +56,8 @@ def _deferred_signals() -> Iterator[None]:
     started would print a traceback. After the with-block, raise the signals that arrived. Processes that are
     started in the with-block inherit a mask that blocks these signals."""
     came: list[int] = []
-    # The mask is for the started processes. It is not enough for this process: another thread can take a
-    # signal, and Python then calls the handler in the main thread. So this function also replaces the
+    # The mask is for the started processes. The mask is not enough for this process: another thread can take
+    # a signal, and Python then calls the handler in the main thread. So this function also replaces the
     # handlers.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
     handlers = {number: signal.getsignal(number) for number in _ENDS}
@@ -86,7 +86,7 @@ def _work(work: Callable[[Any, Part], Result], part: Part) -> Result:
 
 
 def _stop(pool: ProcessPoolExecutor) -> None:
-    """Kill the pool's processes at once. They hold no data that must be saved."""
+    """Kill the pool's processes at once. The processes hold no data that must be saved."""
     processes = list((pool._processes or {}).values())
     pool.shutdown(wait=False, cancel_futures=True)
     for process in processes:

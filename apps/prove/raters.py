@@ -1,5 +1,5 @@
-"""This module lists the ways in which drawn users (simulated users with random tastes) rate. It imports
-nothing, so that the help of the command `prove` is fast."""
+"""This module lists the ways in which drawn users (simulated users with random tastes) rate. The module
+imports nothing, so that the help of the command `prove` is fast."""
 
 RATERS = {  # the way to rate -> its share of the drawn users
     "stars": 0.4,

@@ -1,5 +1,5 @@
 """This module compares the scores (stars) of the learned model's and the original model's replies to the same
-prompts. It computes how often the learned model's reply is better."""
+prompts. The module computes how often the learned model's reply is better."""
 
 import numpy as np
 

@@ -1,7 +1,7 @@
 """This module runs a trial: one experiment with one arm (a way to learn) and one random seed. A simulated
 user chats and rates replies. Then the learned model answers the held-out prompts, which the user never rated.
 
-A trial uses a temporary store. It neither reads nor writes the adapter of the real user.
+A trial uses a temporary store. The trial neither reads nor writes the adapter of the real user.
 """
 
 import tempfile

@@ -1,5 +1,5 @@
-"""This module checks the GPU kernels. It checks them first for the attention heads of the starter model, and
-then for the shapes of attention heads of other models."""
+"""This module checks the GPU kernels. The kernels are checked first for the attention heads of the starter
+model, and then for the shapes of attention heads of other models."""
 
 from collections.abc import Sequence
 from dataclasses import astuple

@@ -2,8 +2,8 @@
 caches. A tier is a precision in which KV pages are stored. A policy says at which age a page moves to the
 next tier.
 
-The module records the state of each reply's KV cache. It compares candidate policies with an f16 cache, and
-applies the rule of tier_choice.py.
+The module records the state of each reply's KV cache. The module compares candidate policies with an f16
+cache, and applies the rule of tier_choice.py.
 
 In a measurement, the original model reads a reply's prompt and tokens again, so ratings do not influence the
 result. The work can be stopped between pieces of a few tens of milliseconds. The result of one reply with one
@@ -55,8 +55,8 @@ def reach(policy: TierPolicy) -> int:
 
 
 def long_enough(candidates: tuple[TierPolicy, ...]) -> int:
-    """Return the minimum number of tokens of a prompt and its reply for a measurement of all candidates. It
-    is the largest `reach`, and two blocks and TIMED tokens more."""
+    """Return the minimum number of tokens of a prompt and its reply for a measurement of all candidates. The
+    minimum is the largest `reach`, and two blocks and TIMED tokens more."""
     return max(map(reach, candidates)) + 2 * PAGE + TIMED
 
 
@@ -161,8 +161,8 @@ class KVStatus:
 
 
 class TierHistory:
-    """A reader of the stored measurements and choices of KV policies, for one model on one backend. It needs
-    only the store and not the model's weights."""
+    """A reader of the stored measurements and choices of KV policies, for one model on one backend. The
+    reader needs only the store and not the model's weights."""
 
     def __init__(self, store: Store, fingerprint: str, backend: str, asked: TierPolicy | None = None):
         """asked: the policy that the user chose, which overrides the measurements; None if the user chose

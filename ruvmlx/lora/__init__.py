@@ -1,8 +1,8 @@
 """This package defines LoRA adapters: a small adapter that a rating changes (MicroLoRA), and a larger adapter
 that training changes (BaseLoRA).
 
-The package defines the arrays, the files and the arithmetic of adapters. It can import `kernels`, `models`
-and `platform`, but no backend, and not the package `sona`, which decides how adapters change. Read
+The package defines the arrays, the files and the arithmetic of adapters. The package can import `kernels`,
+`models` and `platform`, but no backend, and not the package `sona`, which decides how adapters change. Read
 `micro_lora.py` first, then `base_lora.py` and `merge.py`. `interchange.py` reads and writes the adapter files
 of other tools.
 """

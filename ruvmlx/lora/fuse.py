@@ -1,5 +1,5 @@
-"""This module fuses an adapter into a model. It writes a model folder with the changed weights, which other
-tools can load.
+"""This module fuses an adapter into a model. The module writes a model folder with the changed weights, which
+other tools can load.
 
     W' = W + scale * (lora_a lora_b)^T      computed in float32, stored as float16, bfloat16 or float32
 
@@ -175,8 +175,8 @@ def _own_dtype(weights: Weights) -> str:
 
 
 def _quantization(source: _Source, modules: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
-    """Return the entry "quantization" of config.json; {} if no matrix is quantised. It has the most common
-    format as the default, and an entry for each matrix with another format."""
+    """Return the entry "quantization" of config.json; {} if no matrix is quantised. The entry has the most
+    common format as the default, and an entry for each matrix with another format."""
     formats: dict[str, Any] = {}
     for module, (_, n_in) in modules.items():
         formats[module] = _format(source, module, n_in) if source.keeps(module) else False

@@ -4,8 +4,9 @@ PEFT.
     mlx-lm  adapters.safetensors       model.layers.3.self_attn.q_proj .lora_a [in, r], .lora_b [r, out]
     PEFT    adapter_model.safetensors  base_model.model.<same> .lora_A.weight [r, in], .lora_B.weight [out, r]
 
-Both formats have an adapter_config.json. The rows of q_proj and k_proj are in Hugging Face's order, as
-everywhere in this project after a model is loaded (the loader reorders GGUF's interleaved q and k rows).
+A folder in either format has an adapter_config.json. The rows of q_proj and k_proj are in Hugging Face's
+order, as everywhere in this project after a model is loaded (the loader reorders GGUF's interleaved q and k
+rows).
 
 If the language model is a part of a model for images, the names of its modules have a prefix:
 `language_model.` in mlx-lm, and `model.language_model.` instead of `model.` in PEFT.

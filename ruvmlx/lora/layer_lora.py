@@ -24,8 +24,8 @@ from .base_lora import BaseLoRA, Pair, Place, place_shape
 from .merge import merge_changes
 from .micro_lora import MicroLoRA
 
-# The curvature (LayerLoRA.curvature) before the first measurement. It is large, because the matrices act
-# together: the KL is much larger than the sum of the KL of each matrix.
+# The curvature (LayerLoRA.curvature) before the first measurement. This value is large, because the matrices
+# act together: the KL is much larger than the sum of the KL of each matrix.
 CURVATURE = 60.0
 _ARRAYS = ("lora_a", "lora_b", "evidence", "fisher")
 _OF_PLACES = ("starts", "counts", "frame")
@@ -89,8 +89,8 @@ class LayerLoRA:
 
     @cached_property
     def energy(self) -> float:
-        """1/2 sum F lora_b^2 (nats), with F the Fisher information. It would be the KL per token if the
-        elements of lora_b acted independently."""
+        """1/2 sum F lora_b^2 (nats), with F the Fisher information. The result would be the KL per token if
+        the elements of lora_b acted independently."""
         return 0.5 * float(np.dot(self.lora_b * self.fisher, self.lora_b))
 
     @property
@@ -205,8 +205,8 @@ def _concatenate(parts: list[np.ndarray]) -> np.ndarray:
 def combine_loras(
     base: BaseLoRA | None, layer_lora: LayerLoRA | None, empty: bool = False
 ) -> BaseLoRA | None:
-    """Return the base and the layer LoRA as one LoRA. Their factors are concatenated, so nothing is rounded.
-    If the layer LoRA changes nothing, the base LoRA itself is returned.
+    """Return the base and the layer LoRA as one LoRA. The factors of both are concatenated, so nothing is
+    rounded. If the layer LoRA changes nothing, the base LoRA itself is returned.
 
     empty: True to concatenate the factors even if the layer LoRA changes nothing, because gradients need them
     """
@@ -233,8 +233,8 @@ def fold_layers(
 ) -> BaseLoRA:
     """Return the base LoRA with the layer LoRA's change folded in.
 
-    most: the maximum rank of a pair. Below it, a pair's rank grows by one. Otherwise the pair keeps its rank,
-        and the smallest singular direction of the sum is dropped.
+    most: the maximum rank of a pair. If a pair's rank is below `most`, the rank grows by one. If not, the
+        pair keeps its rank, and the smallest singular direction of the sum is dropped.
     pause: a function that is called after each pair; it can raise an exception to stop
     """
     if layer_lora is None or not layer_lora.moves:

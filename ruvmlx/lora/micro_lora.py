@@ -45,8 +45,8 @@ class MicroLoRA:
 
     @classmethod
     def fresh(cls, directions: np.ndarray, vocab_size: int, alpha: float = ALPHA) -> "MicroLoRA":
-        """Return a new MicroLoRA with lora_a = directions [D, r]. It changes nothing yet, because lora_b is
-        zero."""
+        """Return a new MicroLoRA with lora_a = directions [D, r]. The MicroLoRA changes nothing yet, because
+        lora_b is zero."""
         a = np.ascontiguousarray(directions, np.float32)
         b = np.zeros((a.shape[1], vocab_size), np.float32)
         return cls(a, b, alpha=alpha)

@@ -7,8 +7,8 @@ After an undo, a rollback or another process's rating, the adapter loads the ada
 has. The adapter also installs its LoRA in the backend.
 
 No measurement runs when the adapter is opened. But a rating needs two measurements: of the model (made once,
-then stored), and of the base LoRA if its KL probe is not in memory. Both run while the user reads the first
-reply, or else at the first rating.
+then stored), and of the base LoRA if its KL probe is not in memory. Both measurements run while the user
+reads the first reply, or else at the first rating.
 """
 
 from collections import OrderedDict
@@ -103,7 +103,7 @@ class ActiveAdapter:
         is_hurried: True if a rating waits; the measurement of a model then takes less time and is rougher
         """
         if self._probe is None:
-            self._probe = self._stored_probe()  # another process may have stored the probe
+            self._probe = self._stored_probe()  # another process has possibly stored the probe
         if self._probe is None:
             with original_model(self.backend):
                 self._probe = self._measurement.run(pause, watch, is_hurried)

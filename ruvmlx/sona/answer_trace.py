@@ -48,6 +48,6 @@ class AnswerTrace:
 
     @property
     def thought(self) -> int:
-        """The number of sampled tokens in the thought. The number is 0 if the thought never ended, because
-        such a reply has no answer to rate."""
+        """The number of sampled tokens in the thought. The number is 0 if the thought never ended, because a
+        reply without an end of its thought has no answer to rate."""
         return 0 if self._counter.in_thought else self._counter.tokens

@@ -210,8 +210,8 @@ class Background:
         return self._sizes.strongest(trainer, here, examples, self._targets.top, pause)
 
     def _start(self, seed: int, places: Iterable[Place], pause: Pause) -> dict[Place, Pair]:
-        """Return the LoRA pairs of these matrices at step 0. They depend only on the seed and the base LoRA
-        in use."""
+        """Return the LoRA pairs of these matrices at step 0. The pairs depend only on the seed and the base
+        LoRA in use."""
         old, rng, pairs = self._learner.base, np.random.default_rng(seed), dict[Place, Pair]()
         root = np.float32(np.sqrt(old.scale / SCALE)) if old else np.float32(1)
         for module, layer in places:

@@ -34,9 +34,9 @@ RIDGE = 0.1  # the ridge of the regression for lora_a, as a share of a state's m
 _CONTEXTS = 48, 48, 80  # numbers of contexts in answers, in prose with the largest projections, other prose
 _ROWS = 64  # the number of hidden states in one call of the output head
 # After some seconds of reading, the model starts no further text, if it has read MIN_TEXTS_OF_KIND texts of
-# answers and of prose. It then writes for at most as many seconds. The number of seconds is HURRY if a rating
-# waits, and PATIENCE for a model with SMALL or more parameters. A smaller model reads and writes everything
-# while no rating waits.
+# answers and of prose. Then the model writes replies for at most the same number of seconds. The number of
+# seconds is HURRY if a rating waits, and PATIENCE for a model with SMALL or more parameters. A smaller model
+# reads and writes everything while no rating waits.
 SMALL, PATIENCE, HURRY, MIN_TEXTS_OF_KIND = 1_000_000_000, 20.0, 10.0, 2
 WHAT = "Getting to know the model, once"
 

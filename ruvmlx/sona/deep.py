@@ -4,8 +4,8 @@ the reasoning bank.
 An anchor says how important each weight of the base LoRA is for the task's liked replies (optional/ewc.py).
 The deep loop measures this importance with one gradient per reply. With an anchor, the background loop
 penalises changes of important weights. The deep loop also clusters the rated questions of the reasoning bank
-(reasoning_bank.py) again into patterns. It merges similar patterns, and it prunes poor patterns, so that
-lookups skip them. All ratings stay.
+(reasoning_bank.py) again into patterns. The loop merges similar patterns, and it prunes poor patterns, so
+that lookups skip them. All ratings stay.
 
 The loop can be stopped between slices of a reply. The same process resumes after the last complete reply;
 another process resumes after the last saved reply.
@@ -72,7 +72,7 @@ class FisherRun:
     @classmethod
     def from_bytes(cls, data: bytes, read: Callable[[bytes], Importance]) -> "FisherRun | None":
         """Decode a stored measurement. Return None if the data is damaged; the caller then starts a new
-        one."""
+        measurement."""
         try:
             facts, _, fisher = data.partition(b"\n")
             return cls(json.loads(facts), read(fisher))

@@ -1,5 +1,5 @@
-"""This module computes embeddings: it turns a text into a vector, so that similar texts can be found. It has
-two methods.
+"""This module computes embeddings: it turns a text into a vector, so that similar texts can be found. The
+module has two methods.
 
 `read_question` embeds a user's question, so that similar rated questions can be found. The store keeps these
 vectors and compares them with new vectors, so this method must not change.
@@ -207,8 +207,8 @@ def vectors(
 
 
 class TextReader:
-    """A reader that computes hidden states of whole texts. It uses the model without any adapter. After each
-    slice (SLICE seconds), it lets other work run."""
+    """A reader that computes hidden states of whole texts. The reader uses the model without any adapter.
+    After each slice (SLICE seconds), the reader lets other work run."""
 
     def __init__(self, backend: Backend, bos: int | None):
         self._backend, self._bos = backend, [] if bos is None else [bos]

@@ -1,5 +1,5 @@
-"""This module imports LoRA adapters of other tools. It measures the KL divergence of an adapter from the
-model without an adapter, and stores the adapter as version 1 under a new name."""
+"""This module imports LoRA adapters of other tools. The module measures the KL divergence of an adapter from
+the model without an adapter, and stores the adapter as version 1 under a new name."""
 
 from dataclasses import dataclass
 

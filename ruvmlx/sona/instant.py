@@ -16,11 +16,11 @@ g_i of its log-probability (E_b of trace.py) and Fisher information f_i in these
     theta = step * G / (1 / sigma^2 + L) * G^2 / (G^2 + agree * S)
 
 The factors before the last one are a natural gradient step with a prior of standard deviation sigma. The last
-factor is Wiener's shrinkage. It depends on G^2 / S, which is 1 for a coordinate that one reply moved, n if n
-ratings agree on the coordinate, and near 0 if the ratings contradict each other. There are many features, and
-each feature moves all tokens, so the noise of the features would add up. All features of one row of lora_b
-are therefore multiplied by James and Stein's factor max(0, 1 - noise * sum S / sum G^2). lora_a keeps its
-calibrated values (calibration.py).
+factor is Wiener's shrinkage. This factor depends on G^2 / S, which is 1 for a coordinate that one reply
+moved, n if n ratings agree on the coordinate, and near 0 if the ratings contradict each other. There are many
+features, and each feature moves all tokens, so the noise of the features would add up. All features of one
+row of lora_b are therefore multiplied by James and Stein's factor max(0, 1 - noise * sum S / sum G^2). lora_a
+keeps its calibrated values (calibration.py).
 
 A rating down must not punish the end of a long reply: the fault is that the reply did not end earlier. So in
 a rating down, the end token of a reply of T tokens has the weight end_credit(T), which is 1 for a short reply
@@ -28,10 +28,10 @@ and near 0 for a long reply. The remaining gradient, -sum_t p_t(end) u_t, is the
 that the reply goes on for T tokens. A step against this gradient makes an end likelier at each position where
 the end had some probability. If earlier ratings have made the end of a long reply likelier, a rating up takes
 that step back in the same way, because a user who likes half of all long replies does not ask for shorter
-ones.
+replies.
 
-A preference between two replies to one question is one piece of evidence. Its w_i g_i is the sum of both
-replies' terms, so the parts that both replies share cancel.
+A preference between two replies to one question is one piece of evidence. The w_i g_i of a preference is the
+sum of both replies' terms, so the parts that both replies share cancel.
 
 Each rating multiplies the evidence of all earlier ratings by 1 - FADE, because tastes change. The adapter
 also

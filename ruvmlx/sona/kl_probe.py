@@ -211,8 +211,8 @@ class KLProbe:
 
     @cached_property
     def answered_contexts(self) -> tuple[np.ndarray, KLContexts]:
-        """The contexts in answers [n, D], and their probabilities. Both come from the frozen model, even if
-        this probe is under a base LoRA."""
+        """The contexts in answers [n, D], and their probabilities. Contexts and probabilities come from the
+        frozen model, even if this probe is under a base LoRA."""
         n = self.answers
         text = KLContexts(
             self.packed[:n], None, self._projections[:n], self._following_indices[:n], [(n, 0.0)]
@@ -220,8 +220,8 @@ class KLProbe:
         return self.contexts[:n], text
 
     def answer_contexts(self, adapter: MicroLoRA) -> KLContexts:
-        """Return the frozen model's contexts in answers, projected onto the adapter's lora_a. They come from
-        the frozen model even if this probe is under a base LoRA."""
+        """Return the frozen model's contexts in answers, projected onto the adapter's lora_a. The contexts
+        come from the frozen model even if this probe is under a base LoRA."""
         contexts, text = self.answered_contexts
         if self.reads(adapter):
             return text

@@ -27,7 +27,8 @@ ROUNDED = 1e-4  # the allowed rise of the held-out loss if the MicroLoRA is only
 ROOM = 0.8  # the maximum share of the KL cap that a base LoRA uses; the rest is for later ratings
 SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # the shares of the trained change of weights that the test tries
 
-# A candidate is a function of the share of the trained change to keep. It returns (base LoRA, MicroLoRA).
+# A candidate is a function of the share of the trained change to keep. The function returns (base LoRA,
+# MicroLoRA).
 Candidate = Callable[[float], tuple[BaseLoRA, MicroLoRA]]
 
 

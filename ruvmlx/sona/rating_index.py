@@ -83,7 +83,8 @@ class RatingIndex:
 
     @cached_property
     def whitening(self) -> embedding.Whitening:
-        """The model's whitening (embedding.py). Its measurement takes seconds, once per model."""
+        """The model's whitening (embedding.py). The measurement of the whitening takes seconds, once per
+        model."""
         return embedding.whitening_of(self._store, self._model, self._backend, self._read)
 
     @cached_property

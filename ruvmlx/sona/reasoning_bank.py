@@ -248,7 +248,8 @@ class ReasoningBank:
         return int(self._hits[: len(self._ids)].sum())
 
     def patterns(self) -> list[Pattern]:
-        """Return the current patterns. Their quality is the weighted mean reward, scaled to 0..1."""
+        """Return the current patterns. The quality of a pattern is the weighted mean reward, scaled to
+        0..1."""
         every = np.arange(len(self._tally))
         live = np.fromiter(self._at.values(), np.int64, len(self._at))
         hits = np.bincount(self._pattern[live], self._hits[live], len(every))

@@ -1,5 +1,5 @@
 """This module defines the state of a learner (learner.py): its weights, their version, and the base LoRA
-under them. It also defines the result of a rating."""
+under them. The module also defines the result of a rating."""
 
 from dataclasses import dataclass
 

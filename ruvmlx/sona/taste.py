@@ -12,9 +12,9 @@ The evidence p(y) chooses the variances and the columns. So with ten ratings, th
 could be chance, and with a hundred ratings, the model finds a favourite phrase. (MacKay 1992; Tipping & Faul
 2003)
 
-A preference between two replies is a row of the regression, too. Its columns are the differences of the two
-replies' columns, so the intercept cancels, and its y is GAP stars. For preferences, the regression is a
-Bradley-Terry model with a linear link instead of a logistic link.
+A preference between two replies is a row of the regression, too. The columns of this row are the differences
+of the two replies' columns, so the intercept cancels. The y of this row is GAP stars. For preferences, the
+regression is a Bradley-Terry model with a linear link instead of a logistic link.
 
 Replies differ most by their questions. One user wants "at most 80 words" for every question. Another user
 compares a reply with what is usual for its question, and says "this reply is long for this question". To see

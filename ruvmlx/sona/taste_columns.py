@@ -1,5 +1,5 @@
-"""This module makes the columns of the taste model's regression (taste.py). It also makes the candidate
-columns; the taste model selects the candidates that explain the ratings."""
+"""This module makes the columns of the taste model's regression (taste.py). The module also makes the
+candidate columns; the taste model selects the candidates that explain the ratings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,8 +50,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Scale:
-    """The usual values of the M measures in this user's replies. They come from the replies to which the
-    taste model is fitted. Without this scale, all long replies of a user would seem equally long.
+    """The usual values of the M measures in this user's replies. These values come from the replies to which
+    the taste model is fitted. Without this scale, all long replies of a user would seem equally long.
 
     centre, spread: [M], the mean and the standard deviation of each measure
     """
@@ -82,8 +82,8 @@ def _stack_measures(replies: Sequence[ReplyFeatures]) -> np.ndarray:
 
 
 def design(replies: Sequence[ReplyFeatures], selected: Sequence[Column], scale: Scale) -> np.ndarray:
-    """Return the design matrix of R replies: [R, 1 + M + K]. Its columns are an intercept, all M measures,
-    and the K selected columns."""
+    """Return the design matrix of R replies: [R, 1 + M + K]. The columns of the matrix are an intercept, all
+    M measures, and the K selected columns."""
     measures = scale.measures(replies)
     words = list(dict.fromkeys(column.word for column in selected if column.word is not None))
     counted = dict(zip(words, roots(replies, words).T, strict=True)) if words else {}

@@ -15,9 +15,9 @@ Few measures of a text matter to one user. So the weights of measures get anothe
 
     w_k ~ chance_k N(0, SLAB) + (1 - chance_k) N(0, SPIKE)
 
-Expectation propagation finds a Gaussian near the posterior. It replaces the prior of each w_k by a Gaussian
-(precision t_k, shift h_k). It chooses this Gaussian so that the true prior would give the same mean and
-variance of w_k. (Hernandez-Lobato, Hernandez-Lobato & Suarez 2015)
+Expectation propagation finds a Gaussian near the posterior. Expectation propagation replaces the prior of
+each w_k by a Gaussian (precision t_k, shift h_k). It chooses this Gaussian so that the true prior would give
+the same mean and variance of w_k. (Hernandez-Lobato, Hernandez-Lobato & Suarez 2015)
 """
 
 import math

@@ -1,5 +1,5 @@
-"""This module fits the taste model (taste.py) to ratings. It selects columns by the evidence, chooses the
-variances, and finds a turn of the taste (a rating at which the user's taste changed)."""
+"""This module fits the taste model (taste.py) to ratings. The module selects columns by the evidence, chooses
+the variances, and finds a turn of the taste (a rating at which the user's taste changed)."""
 
 import itertools
 from collections.abc import Sequence

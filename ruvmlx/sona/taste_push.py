@@ -1,5 +1,5 @@
-"""This module turns the taste model into a change of the output head's weights. It computes how much the
-logit of each token rises or falls in replies. This change of the logits is called the push of the taste.
+"""This module turns the taste model into a change of the output head's weights. The module computes how much
+the logit of each token rises or falls in replies. This change of the logits is called the push of the taste.
 
 The taste model (taste.py) predicts stars from measures of a reply. Some measures change with a token at any
 place in the text. For example, the token " you" raises the measure "more 'you'". So each token has an effect
@@ -91,8 +91,8 @@ class TokenEffects:
         )
 
     def stars(self, taste: TasteModel, likely: np.ndarray) -> np.ndarray:
-        """Return the stars [A] that a reply earns by the taste model if it has each token once more. Their
-        mean, weighted by `likely`, is 0.
+        """Return the stars [A] that a reply earns by the taste model if it has each token once more. The mean
+        of the stars, weighted by `likely`, is 0.
 
         Noise in many weights adds up over the tokens. So all stars are multiplied by a factor (James & Stein
         1961),

@@ -1,5 +1,5 @@
-"""This module tests how well the taste model (taste.py) predicts the ratings of its user. It compares each
-rating with the prediction of a model that was fitted to the earlier ratings."""
+"""This module tests how well the taste model (taste.py) predicts the ratings of its user. The module compares
+each rating with the prediction of a model that was fitted to the earlier ratings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

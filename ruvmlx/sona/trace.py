@@ -26,7 +26,7 @@ from ..lora import MicroLoRA
 @dataclass(frozen=True)
 class ReplyStats:
     """The statistics of a reply under an adapter, with rank r, A movable tokens and k features
-    (coordinates.py). They are computed before the user rates the reply.
+    (coordinates.py). The statistics are computed before the user rates the reply.
 
     gradient, information: [r, A + k], the gradient of the reply's log-probability and the Fisher information
         in the coordinates of instant.py, for a rating of weight 1

@@ -45,8 +45,8 @@ class TasteStatus:
 
 
 class UserTaste:
-    """The taste model of one adapter. The model is fitted when it is needed, not when a rating is given. It
-    is kept until the adapter version in use changes."""
+    """The taste model of one adapter. The model is fitted when it is needed, not when a rating is given. The
+    fitted model is kept until the adapter version in use changes."""
 
     def __init__(self, history: AdapterHistory):
         self._history = history

@@ -1,6 +1,6 @@
-"""This package trains LoRA factors with MLX. It has the gradients, the losses and the optimiser.
+"""This package trains LoRA factors with MLX. The package has the gradients, the losses and the optimiser.
 
-The package can import the MLX backend, `lora` and `models`. It has no code for ratings or for the store,
-because the package `sona` chooses the training data. Read `trainer.py` first. `slices.py` explains how the
-forward and backward pass of a text can be paused.
+The package can import the MLX backend, `lora` and `models`. The package has no code for ratings or for the
+store, because the package `sona` chooses the training data. Read `trainer.py` first. `slices.py` explains how
+the forward and backward pass of a text can be paused.
 """

@@ -1,5 +1,6 @@
-"""This module has two losses as functions of logits, with their gradients. It also has activation functions
-that are fast on a CPU. With p the softmax of the logits, both losses are means over n positions of a text:
+"""This module has two losses as functions of logits, with their gradients. The module also has activation
+functions that are fast on a CPU. With p the softmax of the logits, both losses are means over n positions of
+a text:
 
 logprob:     mean log p(token)            d / d logits = (onehot(token) - p) / n
 divergence:  mean KL(frozen || p)         d / d logits = (p - frozen) / n

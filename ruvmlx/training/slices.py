@@ -16,8 +16,8 @@ from itertools import product
 from ..pausing import Pause
 from ..platform.mx import mx
 
-# The maximum number of tokens in a text. It is small, because the attention scores of every layer stay in
-# memory for the backward pass.
+# The maximum number of tokens in a text. This number is small, because the attention scores of every layer
+# stay in memory for the backward pass.
 MAX_TOKENS = 512
 SLICE = 150  # the work of a slice, in tokens x layers; 20 ms with the starter model
 

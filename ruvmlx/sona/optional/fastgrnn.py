@@ -8,7 +8,7 @@ uses the cell to read the turns of a conversation.
 
 x is the vector of one turn, and h is the state. The cell's weights are drawn from a fixed seed and never
 change; training changes only low-rank updates of U and G (router_lora.py). `backward` computes the gradients
-of all parameters by backpropagation through time. It uses float64, which is fast enough, because a
+of all parameters by backpropagation through time. `backward` uses float64, which is fast enough, because a
 conversation has few turns and a state has 24 numbers. `step` is the slow reference of `forward` for one turn
 of one conversation.
 """

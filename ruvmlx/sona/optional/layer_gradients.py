@@ -1,8 +1,8 @@
-"""This module computes the gradients of replies' log-probabilities by the weights of a LayerLoRA. It also
-calibrates a LayerLoRA. A LayerLoRA is the part of the adapter that changes layers below the output head.
+"""This module computes the gradients of replies' log-probabilities by the weights of a LayerLoRA. The module
+also calibrates a LayerLoRA. A LayerLoRA is the part of the adapter that changes layers below the output head.
 
-Each reply's gradient is computed while the user reads the reply. The calibration runs once per model. Both
-need the training graph (training/trainer.py), which is built at the first use.
+Each reply's gradient is computed while the user reads the reply. The calibration runs once per model. The
+gradients and the calibration need the training graph (training/trainer.py), which is built at the first use.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""The router chooses how each reply is generated. It learns from the ratings and latencies of earlier
+"""The router chooses how each reply is generated. The router learns from the ratings and latencies of earlier
 replies.
 
 An arm is a way to generate a reply. There are up to four arms. An arm uses the learned adapter or the

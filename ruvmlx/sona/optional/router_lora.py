@@ -6,8 +6,8 @@ cell.
     phi_k = [1, h + h A_k B_k]         rank 4, one per arm k: the arm's features, computed from the state h
 
 An arm is a way to generate a reply (router.py). B starts at zero, so a new router uses the untrained cell.
-The loss is the error of the arms' regressions of rewards r_i on these features (bandit.py). Its weights v are
-at the optimum; v0 and P0 are the mean and the precision of their prior:
+The loss is the error of the arms' regressions of rewards r_i on these features (bandit.py). The regressions'
+weights v are at the optimum; v0 and P0 are the mean and the precision of the prior of v:
 
     loss = min_v  sum_i (r_i - v_k . phi_k(i))^2 / 2 sigma^2 + (v - v0)^T P0 (v - v0) / 2
 

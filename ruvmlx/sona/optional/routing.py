@@ -1,5 +1,5 @@
-"""This module applies the router (router.py) to a request. It builds the router's input and chooses an arm: a
-way to generate the reply."""
+"""This module applies the router (router.py) to a request. The module builds the router's input and chooses
+an arm: a way to generate the reply."""
 
 from collections.abc import Callable
 

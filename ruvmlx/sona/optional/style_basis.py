@@ -163,7 +163,8 @@ def directions(bank: BankGradients, rows: int, ridge: float = RIDGE) -> np.ndarr
 def left_out(bank: BankGradients, rows: int, ridge: float = RIDGE) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Divide the questions into FOLDS parts. For each part, yield two arrays about its n replies: the
     predicted rise [n, M] of their log-probability along each direction, and their measures [n, M]. The
-    directions are computed from the other parts. Both arrays are centred by question."""
+    directions are computed from the other parts. The means over the replies to each question are subtracted
+    from both arrays."""
     for fold in range(FOLDS):
         out = bank.question % FOLDS == fold
         if out.any() and not out.all():

@@ -1,5 +1,5 @@
-"""This module chooses the coefficients of the style basis (style_basis.py) from a user's ratings. It also
-chooses the size of the change of weights.
+"""This module chooses the coefficients of the style basis (style_basis.py) from a user's ratings. The module
+also chooses the size of the change of weights.
 
 The coefficients are the weights w that the taste model gives to the measures of a reply. A small change with
 these coefficients raises measure j by (R w)_j, where R is the basis's response, and the predicted stars by

@@ -7,7 +7,8 @@ The coefficients beta_k follow from the ratings in force (style_choice.py). So t
 undo restores the earlier coefficients. The scale s is as large as the confidence in the taste allows, within
 three limits. The limits are for the KL to the original model, for the perplexity of prose, and for faults in
 replies to questions that no user rated (faults.py). The running backend measures all three. The MicroLoRA
-(the LoRA that the instant loop updates at each rating) stays active. It is scaled to the rest of the KL cap.
+(the LoRA that the instant loop updates at each rating) stays active. The MicroLoRA is scaled to the rest of
+the KL cap.
 
 If the background loop (background.py) has trained a base LoRA before, the style is added to this base LoRA.
 """
