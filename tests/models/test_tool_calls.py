@@ -70,6 +70,23 @@ CASES = [
     (HERMES, 'It is {"name": "w", "arguments": {}}', None, []),
     (HERMES, " plain text\n\nand more \n", None, []),
     (HERMES, "", "", []),
+    (HERMES, f'```json\n{{"name": "w", "arguments": {ARGS}}}\n```', "", [("w", ARGS)]),
+    (HERMES, f'\n```\n  {{"name": "w", "arguments": {NESTED}}}\n{{"name": "v", "arguments": {{}}}}```\nDone.',
+     "Done.", [("w", NESTED), ("v", "{}")]),
+    (HERMES, '<think>hm</think>\n```json\n{"name": "w", "arguments": {}}\n``', "<think>hm</think>",
+     [("w", "{}")]),
+    (LLAMA, f'```json \n{{"name": "w", "parameters": {ARGS}}}\n```\n', "", [("w", ARGS)]),
+    (HERMES, '```json\n{"name": "w", "arguments": {}}\n```\n'
+     '<tool_call>{"name": "v", "arguments": {}}</tool_call> x', "x", [("w", "{}"), ("v", "{}")]),
+    (LLAMA, '```json\n{"name": "other", "parameters": {}}\n```', None, []),
+    (HERMES, '```json\n{"answer": 42}\n```', None, []),
+    (HERMES, '```json\n{"name": "w", "arg', "", [("w", "")]),
+    (HERMES, '```json\n{"nam', None, []),
+    (HERMES, '```python\n{"name": "w", "arguments": {}}\n```', None, []),
+    (HERMES, "```js", None, []),
+    (HERMES, '``{"name": "w", "arguments": {}}', None, []),
+    (HERMES, 'So: ```json\n{"name": "w", "arguments": {}}\n```', None, []),
+    (MISTRAL, '```json\n{"name": "w", "arguments": {}}\n```', None, []),
 ]  # fmt: skip
 
 
@@ -130,7 +147,16 @@ def test_text_streams_as_it_comes():
 
 def test_junk_is_text_or_calls_and_never_an_error():
     """Random strings of the forms' own pieces: no exception, and the text between calls is not lost."""
-    marks = ["[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>", "<|python_tag|>", "<think>", "</think>"]
+    marks = [
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "<tool_call>",
+        "</tool_call>",
+        "<|python_tag|>",
+        "<think>",
+        "</think>",
+        "```json\n",
+    ]
     parts = [*marks, *'{}[]":\\, x1', '"name"', '"w"', '"arguments"']
     rng = np.random.default_rng(3)
     for dialect in (LLAMA, MISTRAL, MISTRAL11, HERMES):

@@ -14,7 +14,7 @@ Models write tool calls in these forms (dialects):
 
 A mark is a text such as [TOOL_CALLS] that begins or ends tool calls. Small models leave the marks out.
 Therefore in LLAMA and HERMES, a reply that begins with the JSON object of a call is a tool call without marks
-if the object has the name of a tool.
+if the object has the name of a tool. The object may stand in a fence of Markdown (```json).
 
 Some marks are special tokens. If a request has tools, the engine writes marks that are special tokens into
 the reply's text (`shown_marks`). Text that only looks like a tool call stays text. If the reply ends inside a
@@ -34,6 +34,9 @@ from .typed_text import THOUGHT_TAGS
 
 _ID = string.ascii_letters + string.digits
 _NAME = re.compile(r"[\w.-]+")
+_FENCE = "```"
+_FENCED = re.compile(r"```(?:json|tool_call|tool_code)?[ \t]*\n\s*(?=\{)")
+_FENCE_BEGUN = re.compile(r"`{1,2}|```[a-z_]{0,9}[ \t]*(\n\s*)?")
 _LONGEST_HEAD = 256  # the maximum number of characters between a mark and the arguments
 
 
@@ -123,7 +126,7 @@ class CallParser:
         self._text = ""  # text that the parser has received and not parsed yet
         self._space = ""  # spaces after the answer so far; the parser returns them only if more text follows
         self._mark = ""  # the text before a possible call, which becomes answer text if there is no call
-        self._thought_end = ""
+        self._thought_end, self._call_end = "", dialect.end
         self._call: CallObject | None = None
         self._span: JSONSpan | None = None  # the scanner of the arguments after a name
         self._bare = False  # True if the current call has no mark
@@ -141,7 +144,7 @@ class CallParser:
     def end(self) -> list[Piece]:
         """End the reply and return the last pieces. The parser removes an incomplete mark after a tool
         call."""
-        marks = self._dialect.begin, self._dialect.end
+        marks = self._dialect.begin, self._call_end
         if self._after_call and any(mark.startswith(self._text) for mark in marks):
             self._text = ""
         unused = self._call.raw if self._call is not None and not self._call.begun else ""
@@ -189,6 +192,11 @@ class CallParser:
             self._state = self._in_thought
         elif not begun or any(tag.startswith(begun) for tag in THOUGHT_TAGS):
             return False
+        elif self._dialect.bare and (fence := _FENCED.match(begun)):
+            self._mark, self._text = self._text[: -len(begun)] + fence[0], begun[fence.end() :]
+            self._bare, self._call_end, self._state = True, _FENCE, self._in_object
+        elif self._dialect.bare and _FENCE_BEGUN.fullmatch(begun) and len(begun) < _LONGEST_HEAD:
+            return False
         else:
             self._bare = self._dialect.bare and begun[0] == "{"
             self._state = self._in_object if self._bare else self._in_text
@@ -211,6 +219,7 @@ class CallParser:
             return False
         self._show_first(at)
         self._text, self._mark, self._bare = self._text[len(mark) :], mark, False
+        self._call_end = self._dialect.end
         self._state = self._in_name if self._dialect.named else self._in_object
         return True
 
@@ -260,7 +269,7 @@ class CallParser:
         return True
 
     def _in_between(self) -> bool:
-        rest, end = self._text.lstrip(self._dialect.between), self._dialect.end
+        rest, end = self._text.lstrip(self._dialect.between), self._call_end
         if self._mark or self._bare:
             self._mark += self._text[: len(self._text) - len(rest)]
         self._text = rest
