@@ -26,7 +26,7 @@ from .rows import Row, at_most, left_out, measured
 RATE = 300.0  # tokens a second of a paced reply: a reply that is written in advance and comes at an even pace
 KEY, STOP = 50.0, 200.0  # ms; the design's limits for the time from a key to its echo, and from Esc to idle
 FRAME = 1e3 / 30  # ms; the limit for the growth of the screen's lag from a reply's first quarter to its last
-FLAT = 10.0  # MB; the limit for the growth of memory from a fifth of the turns to the last turn
+FLAT = 10.0  # MB; the limit for the growth of the app's memory after the first fifth of a chat's turns
 ANSWERED = 60.0  # seconds; the chat must accept a message within this time
 TYPING = 0.08  # seconds; the mean time between two keys
 RATINGS_DUE = 16  # the number of ratings after which training is due
@@ -262,8 +262,8 @@ def _stop_rows(source: ChatterSettings, stops: int, rng: random.Random) -> list[
 
 
 def _stop(chat: BenchChat, after: float) -> list[float]:
-    """Ask for a reply, and press Esc `after` seconds later. Return the ms from Esc until the app is idle in a
-    list; an empty list if the reply ended before Esc."""
+    """Ask for a reply, and press Esc `after` seconds later. Return a list with the ms from Esc until the app
+    is idle. The list is empty if the reply ended before Esc."""
     chat.ask(STORY)
     chat.terminal.watch(after)
     took = []
@@ -293,7 +293,7 @@ def _training(source: ChatterSettings, keys: int) -> list[Row]:
 
 
 def _memory(what: str, source: ChatterSettings, turns: int, log: Log) -> list[Row]:
-    """Measure the growth of the app's memory from a fifth of the turns to the last turn, and return the row.
+    """Measure how much the app's memory grows after the first fifth of the chat's turns, and return the row.
     After a fifth of the turns, the app has made its one-time allocations."""
     name = f"memory, {what}: growth"
     if not turns:

@@ -1,5 +1,5 @@
-"""This module measures the time of decode steps. A decode step reads a token and computes the logits of the
-next."""
+"""This module measures the time of decode steps. A decode step reads one token and computes the logits of the
+next token."""
 
 import itertools
 import time

@@ -18,8 +18,8 @@ NAME = "energy of a decoded token"
 
 
 def row(decode: Callable[[], int], turns: int, folder: Path = COUNTERS) -> Row:
-    """Measure the energy of a decoded token in `turns` turns, and return the row. The energy of other
-    programs is included.
+    """Measure the energy of a decoded token in `turns` turns, and return the row. The counters include the
+    energy of all other programs that run at the same time.
 
     decode: a function that decodes some tokens and returns their number
     folder: the folder of the energy counters

@@ -99,8 +99,8 @@ def distance(kernel: BenchKernel, impl: str) -> float:
 
 
 def _groups(call: Callable[[], object]) -> list[tuple[float, float]]:
-    """Return (mean seconds of a call, mean seconds of fixed arithmetic) for each group. All groups together
-    take a fifth of a second."""
+    """Return (mean seconds of a call, mean seconds of `_arithmetic`) for each group of calls. All groups
+    together take a fifth of a second."""
     call()
     started = time.perf_counter()
     call()
@@ -334,7 +334,7 @@ def _rating(make) -> list[BenchKernel]:
         EvidenceSolverRef(precision, features),
     )
     rule = Rule(Push(1.0, 12.0, 0.0), Push(1.5, 12.0, 1.0), 0.05)
-    groups = [(48, 0.0), (48, 0.1), (80, 0.9)]  # (contexts, share of the prose): answers, prose, prose
+    groups = [(48, 0.0), (48, 0.1), (80, 0.9)]  # (contexts, share of the prose): answers, prose at two shares
     p, u = np.exp(make(176, tokens + 1)), make(176, RANK)
     p /= p.sum(axis=1, keepdims=True)
     rest, block, b = make(RANK, tokens + 1) / 1e4, make(RANK, tokens + 1), make(RANK, VOCAB)

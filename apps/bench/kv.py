@@ -76,10 +76,10 @@ def _memory(ours: Mapping[str, OnStage], tokens: int, log: Callable[[str], None]
 
 def _quality(ours: OnStage, tokens: int, lengths: tuple[int, ...]) -> list[Row]:
     """Measure the quality of a tiered cache compared with an f16 cache: its perplexity and KL on Python's
-    reference
-    manual. Return the rows. lengths: the ages in tokens at which KV pages leave the tiers; only the usual
-        lengths
-    have a target."""
+    reference manual. Return the rows.
+
+    lengths: the ages in tokens at which KV pages leave the tiers; only the usual lengths have a target
+    """
     found = ours.call("quality", "\n\n".join(topics[name] for name in sorted(topics)), tokens, *lengths)
     named = ", ".join(f"{name} {age}" for name, age in zip(LENGTHS, lengths, strict=True))
     policy, note = f"{named}, {tokens} tokens", f"{found['share']:.0%} of f16's bytes"
@@ -98,8 +98,8 @@ def _quality(ours: OnStage, tokens: int, lengths: tuple[int, ...]) -> list[Row]:
 
 def _resuming(ours: OnStage, tokens: int, rounds: int) -> list[Row]:
     """Measure the time to the first token in a chat that was closed: with the chat's KV cache from disk, and
-    with a new prefill of all tokens. Return the rows. The cache's file is in the system's page cache, as
-    after a chat that was just closed."""
+    with a new prefill of all tokens. Return the rows. The cache's file is still in memory (in the system's
+    page cache), as it is just after a chat was closed."""
     known, whole = prompt(tokens), prompt(tokens + NEW)
     ours.call("fill", known)
     kept, resumed, again = [], [], []

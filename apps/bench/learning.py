@@ -159,7 +159,7 @@ def _direction(runtime: Any) -> Row:
 def _bookkeeping() -> Row:
     """Measure the time of the small updates at a rating, and return the row: the trend and the retention of
     earlier ratings (sona/instant.py), the usual time per token, and the store's row of the learning signal
-    (sona/signal.py). The weights and the index of ratings are measured elsewhere."""
+    (sona/signal.py). The updates of the weights and of the index of ratings have other rows."""
     counts, pace = np.arange(len(signal.LABELS)), signal.Pace()
     given = signal.extract("reply", "up", counts, None, 1.1, 1, 200)
 

@@ -19,7 +19,7 @@ LOADS = 3  # the number of times that the user's model is loaded
 CONTEXT = 256  # the number of tokens of llama.cpp's context
 TARGET_SPEED_RATIO = 1.2  # the target for ruvmlx's speed / llama.cpp's speed, for the large model
 LARGE = "7B-shaped random model, 4 bits"
-ROOM = 2.5  # needed memory / model size, with the system's copy of the file; llama.cpp needs 1 more
+ROOM = 2.5  # needed memory / model size, with the file in the page cache; with llama.cpp 1 more
 
 
 def run(

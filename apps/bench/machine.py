@@ -30,8 +30,7 @@ _PACKAGES = ("ruvmlx", "mlx", "mlx-lm", "numpy", "llama-cpp-python")
 
 def facts(threads: int) -> dict[str, Any]:
     """Return facts about the machine and the software on which a report's figures depend. No fact names a
-    person, a
-    host or a path. threads: the number of threads in the measurements."""
+    person, a host or a path. threads: the number of threads in the measurements."""
     return hardware(threads) | {"matmul": matmul.implementations()[0]}
 
 
@@ -101,14 +100,14 @@ class Limits:
     products_1: float
 
     def or_more(self, other: "Limits") -> "Limits":
-        """Return the larger value of each limit, because a speed that the machine reached once is
-        possible."""
+        """Return the larger value of each limit of both objects, because the machine can reach a speed that
+        it reached once."""
         return Limits(*(max(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
 
 
 def limits(threads: int) -> Limits:
-    """Measure the machine's limits. Each limit is the best of several measurements, because a limit is the
-    best speed of the machine and not the mean speed."""
+    """Measure the machine's limits. Each limit is the best of several measurements, because other programs
+    can only lower a measured speed."""
     parts = [filled_block(BLOCK // threads) for _ in range(threads)]
     nbytes = sum(part.nbytes for part in parts)
     with ThreadPoolExecutor(threads) as pool:

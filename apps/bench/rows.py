@@ -15,7 +15,7 @@ _TIMES = ("us", "ms", "s", "tok/s")
 class Row:
     """A row of a report.
 
-    value: the median of the samples, or a single figure; None if it was not measured
+    value: the median of the samples, or a single figure; None if there is no measurement
     target: the design's target for the value; None without a target
     limit: the best value that this machine allows, in the same unit
     better: "higher" or "lower", the direction in which a value is better

@@ -1,5 +1,5 @@
 """This module runs the players of a benchmark (players.py) in separate processes, and lets them take turns: A
-B C, A B C, ... So a slow minute of the machine affects all players alike."""
+B C, A B C, ... If the machine is slow for a minute, all players are slow in this minute."""
 
 import json
 import subprocess
@@ -11,7 +11,8 @@ from ruvmlx.errors import RuvmlxError
 
 
 class PlayerError(RuvmlxError):
-    """The error of a player. public: the error message without text that possibly quotes the user."""
+    """The error of a player. public: the error message without the parts that can contain text of the
+    user."""
 
     def __init__(self, message: str, public: str):
         super().__init__(message)

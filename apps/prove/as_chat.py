@@ -29,7 +29,7 @@ from .users import words_of
 SHORT, LONG = 80, 120
 PRESSES = (5, 10, 20, 30)  # the numbers of presses at the checkpoints
 PATIENCE = 2  # a rater reads at most PATIENCE * n replies before the checkpoint at n presses
-THUMBS = {"both": ("up", "down"), "down": ("down",), "up": ("up",)}  # kind of rater -> the thumbs it presses
+THUMBS = {"both": ("up", "down"), "down": ("down",), "up": ("up",)}  # kind of rater -> its thumbs
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Snapshot:
 
     presses: the number of presses at the checkpoint
     pressed, read: the numbers of thumbs that the rater pressed and of replies that the rater read until the
-        checkpoint; `pressed` is less than `presses` if the rater ran out of patience
+        checkpoint; `pressed` is less than `presses` if the rater stopped at the limit of PATIENCE
     micro: the MicroLoRA, which has the learned weights
     kl, ppl_change: the KL to the original model (nats per token) and the relative change of perplexity on
         neutral text (retention.py)

@@ -49,8 +49,8 @@ def _beats(words: str, better: str, worse: str) -> Callable[[Found], ClaimVerdic
 
 
 def _others(found: Found) -> ClaimVerdict:
-    """Return the verdict on the users other than `brevity` and `context`. The user `context` is left out,
-    because its taste needs the full loop (ratings and training), not only the instant loop (ratings)."""
+    """Return the verdict on all simulated users except `brevity` and `context`. The user `context` is left
+    out, because its taste needs the full loop (ratings and training), not only the instant loop (ratings)."""
     points = {u: _at(found, f"{u}, instant", 100) for u in TASTES if u not in ("brevity", "context")}
     good = [u for u, p in points.items() if p and p.win_rate > 0.6 and p.win_ci[0] > 0.5]
     words = "at least two other users above 60% after 100, lower bound above 50%"
@@ -65,8 +65,8 @@ def _retention(
     form: str,
     seed: Callable[[Point], float] | None = None,
 ):
-    """Return a claim that the worst figure of all cells is at most `limit`. Cells with examples in the prompt
-    are left out, because replies copy from examples without learning.
+    """Return a claim that the worst figure of all cells (simulated user and arm) is at most `limit`. Cells
+    with examples in the prompt are left out, because replies copy from examples without learning.
 
     hostile: True for the cells of hostile users, False for the cells of users with tastes
     figure: the function that returns the figure of a result

@@ -47,7 +47,7 @@ class ArmSpread:
     quantiles: the quantiles of the users' win-rates at QUANTILES
     worst: the user whose win-rate's interval has the lowest lower end
     better, worse: the numbers of users whose whole interval is above 50%, or below 50%
-    kl, ppl_change: the largest values of all users and seeds
+    kl, ppl_change: the largest KL (nats per token) and change of perplexity of all users and seeds
     """
 
     arm: str

@@ -33,7 +33,7 @@ from .trial import Arm, Bench, seed_for
 from .untouched_replies import JudgedReply
 
 REACH_BEST_OF = 8  # the number of the untouched model's replies to an unseen question in the measure of reach
-SCALE_REPLIES = 4  # the number of the untouched model's replies to a rated question, to scale stars by
+SCALE_REPLIES = 4  # replies of the untouched model to each rated question; they set the scale of the stars
 GROUP = 16  # the maximum number of users in one batch
 _FIRST, _RATED, _SCALE, _UNSHOWN = 3, 0, 5, 6  # the purposes of random seeds in `seed_for`
 
@@ -293,8 +293,8 @@ def _checkpoint_facts(
 
 
 def _picked_stars(person: _Drawn, count: int, answers: Answers) -> list[int]:
-    """Return the stars of the replies that the taste model picks. For each question, it picks one of the
-    first `count` replies."""
+    """Return the stars of the replies that the taste model picks. For each question, the taste model picks
+    one of the first `count` replies."""
     judge = TasteJudge(learner_of(person).taste.model)
     picked = []
     for question, of in answers.items():

@@ -32,7 +32,8 @@ class DrawnUser:
     number: the number from which the user is drawn
     held_out: True if the tastes have properties of HELD_OUT, False if they have properties of PROPERTIES
     rater: the user's way to rate, a key of RATERS
-    tastes: one taste, or two tastes: the first for questions with "I", "me" or "my", the second for others
+    tastes: one taste; or two tastes, the first for questions with "I", "me" or "my", the second for all other
+        questions
     """
 
     number: int

@@ -56,9 +56,8 @@ def _deferred_signals() -> Iterator[None]:
     started would print a traceback. After the with-block, raise the signals that arrived. Processes that are
     started in the with-block inherit a mask that blocks these signals."""
     came: list[int] = []
-    # The mask is for the started processes. The mask is not enough for this process: another thread can take
-    # a signal, and Python then calls the handler in the main thread. So this function also replaces the
-    # handlers.
+    # The mask protects only the started processes. In this process, another thread can take a signal, and
+    # Python then calls the signal's handler in the main thread. So this function also replaces the handlers.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
     handlers = {number: signal.getsignal(number) for number in _ENDS}
     try:

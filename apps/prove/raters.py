@@ -1,5 +1,5 @@
 """This module lists the ways in which drawn users (simulated users with random tastes) rate. The module
-imports nothing, so that the help of the command `prove` is fast."""
+imports nothing, so that `ruvmlx prove --help`, which lists these ways, starts fast."""
 
 RATERS = {  # the way to rate -> its share of the drawn users
     "stars": 0.4,

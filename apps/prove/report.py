@@ -23,7 +23,7 @@ class Point:
     variety: the distinct-2 of the learned model's replies, divided by the frozen model's; the mean of the
         seeds
     variety_worst: this ratio for the worst seed (the sampling error of one seed is about 1%)
-    best_rate: the win-rate of the replies that the taste model picks; None if it does not pick
+    best_rate: the win-rate of the replies that the taste model picks; None if the taste model does not pick
     """
 
     ratings: int

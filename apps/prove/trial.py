@@ -102,7 +102,7 @@ class Checkpoint:
         P held-out prompts
     kl, ppl_change: the KL from the frozen model and the change of perplexity on neutral text (retention.py)
     mean_tokens, mean_tokens_base: the mean numbers of tokens of these replies
-    best_scores: [P], the stars of the replies that the taste model picks; None if it does not pick
+    best_scores: [P], the stars of the replies that the taste model picks; None if the taste model picks none
     """
 
     ratings: int

@@ -27,7 +27,8 @@ def words_of(text: str) -> list[str]:
 
 
 def _stars(value: float, steps: tuple[float, float, float, float]) -> int:
-    """Return the stars of a value: 1 plus the number of steps that the value reaches. steps: ascending."""
+    """Return the stars of a value: 1 plus the number of steps that the value reaches. steps: four thresholds
+    of the value, ascending."""
     return 1 + sum(value >= step for step in steps)
 
 

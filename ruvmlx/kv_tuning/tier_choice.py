@@ -4,9 +4,9 @@ moves to the next tier (a precision of KV pages). A policy is allowed if
     upper = mean KL + 2 standard errors <= limit        KL(f16 || policy), nats per token
 
 Among the allowed policies that fit the byte budget, the policies within TIE of the fastest policy are equally
-fast. The policy that needs the fewest bytes of these is chosen. Under memory pressure, the allowed policy
-that needs the fewest bytes is chosen. Ratings have no influence, because they judge the reply, not the
-precision of the cache.
+fast. Of these policies, the policy that needs the fewest bytes is chosen. Under memory pressure, the allowed
+policy that needs the fewest bytes is chosen. Ratings do not influence the choice, because a rating judges the
+reply, not the precision of the KV cache.
 """
 
 import math

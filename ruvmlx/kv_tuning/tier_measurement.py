@@ -7,7 +7,7 @@ cache, and applies the rule of tier_choice.py.
 
 In a measurement, the original model reads a reply's prompt and tokens again, so ratings do not influence the
 result. The work can be stopped between pieces of a few tens of milliseconds. The result of one reply with one
-policy is stored as a whole; if its measurement is stopped, it starts again from the beginning.
+policy is stored as a whole; if this measurement is stopped, the measurement starts again from the beginning.
 """
 
 import threading

@@ -108,8 +108,7 @@ def missing_modules(config: ModelShape) -> frozenset[str]:
 
 def place_shape(config: ModelShape, module: str, layer: int) -> tuple[int, int] | None:
     """Return (number of inputs, number of outputs) of a linear layer; None if the model does not have this
-    linear
-    layer. module: one of MODULES."""
+    linear layer. module: one of MODULES."""
     c, d = config, config.hidden_size
     if module == "lm_head":
         return (d, c.vocab_size) if layer == 0 else None

@@ -7,8 +7,8 @@ After an undo, a rollback or another process's rating, the adapter loads the ada
 has. The adapter also installs its LoRA in the backend.
 
 No measurement runs when the adapter is opened. But a rating needs two measurements: of the model (made once,
-then stored), and of the base LoRA if its KL probe is not in memory. Both measurements run while the user
-reads the first reply, or else at the first rating.
+then stored; the package has it for a few models), and of the base LoRA if its KL probe is not in memory. Both
+measurements run while the user reads the first reply, or else at the first rating.
 """
 
 from collections import OrderedDict
@@ -75,7 +75,7 @@ class ActiveAdapter:
         self._measurement = Measurement(Measured.of(model, backend, RANK))
         self._probe = self._stored_probe()
         self._bases: OrderedDict[int, BaseLoRA] = OrderedDict()
-        self._probed: dict[int, ProbedBase] = {}  # the probes of the bases in `_bases`
+        self._probed: dict[int, ProbedBase] = {}  # the KL probes under the base LoRAs in `_bases`
         self.state = self.load(history.version())
         self.base = self._load_base(self.state.base)
         backend.set_lora(self.base)

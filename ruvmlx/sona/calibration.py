@@ -2,8 +2,8 @@
 text (reference_text.py) and over the model's own replies to a few questions, without any adapter.
 
 The calibration computes lora_a of the MicroLoRA, the coordinates in which ratings are added up
-(coordinates.py),
-and the contexts: hidden states on which the KL to the frozen model is measured (kl_probe.py).
+(coordinates.py), and the contexts: hidden states on which the KL to the frozen model is measured
+(kl_probe.py).
 """
 
 import time
@@ -53,7 +53,7 @@ class Measured:
 
     @classmethod
     def of(cls, model: Model, backend: Backend, rank: int) -> "Measured":
-        """Return the data of a model, in the backend that runs it, that the measurement needs."""
+        """Return what the measurement needs to know about a model and the backend that runs the model."""
         return cls(backend, model.tokenizer, rank, model.shape.max_context, model.parameters)
 
 
@@ -68,7 +68,7 @@ class Measurement:
         self._spent, self._written = 0.0, 0.0  # seconds of reading and of writing so far
         self._patience = inf
         self._survey: Survey | None = None
-        self._rest: Callable[[Pause], KLProbe] | None = None  # the work after the survey
+        self._rest: Callable[[Pause], KLProbe] | None = None  # does the work after the survey
 
     def run(self, pause: Pause | None = None, watch: Watch = QUIET, is_hurried: bool = False) -> KLProbe:
         """Run the steps of the measurement that are not done yet, and return the KL probe. `pause` can raise
@@ -208,7 +208,7 @@ class Survey:
         """Run the survey and return its results. `pause` can raise an exception to stop; the next call
         continues."""
         while self._at < len(self.states):
-            # float32 is enough for 64 rows and takes a quarter of the time of float64
+            # float32 is exact enough for the softmax of 64 rows, and takes a quarter of the time of float64
             p = softmax_rows(head(self.states[self._at : self._at + _ROWS]))
             mean = p.sum(axis=0)
             self._ending.append(np.log(p[:, self._ends].sum(axis=1, dtype=np.float64) + 1e-5))

@@ -34,7 +34,7 @@ from .replay import Buffer, RatedExample
 from .task_boundary import boundaries
 from .weight_anchors import Importance
 
-WEEK = 7 * 86400.0  # seconds
+WEEK = 7 * 86400.0  # the number of seconds in a week
 REPLIES = 64  # the maximum number of liked replies to measure; only the newest liked replies are measured
 MIN_LIKED_REPLIES = 3  # the minimum number of liked replies for an anchor
 SAVE_EVERY = 8  # the number of measured replies from one save of a run to the next

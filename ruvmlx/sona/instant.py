@@ -34,9 +34,9 @@ A preference between two replies to one question is one piece of evidence. The w
 sum of both replies' terms, so the parts that both replies share cancel.
 
 Each rating multiplies the evidence of all earlier ratings by 1 - FADE, because tastes change. The adapter
-also
-keeps a trend: a moving mean over the latest ratings. The trend is below 0 while these ratings punish replies
-that earlier ratings made more likely. While it is below 0, the older evidence fades faster, in proportion.
+also keeps a trend: a moving mean over the latest ratings. The trend is below 0 while these ratings punish
+replies that earlier ratings made more likely. While the trend is below 0, the older evidence fades faster, in
+proportion.
 
 A change of the end of replies does not reduce the variety of replies, but a change of other tokens does. So
 held_back scales all tokens except the end-of-reply tokens down until these other tokens add a KL of about
@@ -62,7 +62,9 @@ from .kl_probe import Distance, KLProbe
 from .trace import ReplyStats, Trace
 
 KL_CAP = 0.1  # the maximum KL(learned || frozen) in answers to plain questions, nats per token
-SAID_CAP = KL_CAP / 5  # the maximum KL (nats) of all tokens except end-of-reply; the rest is for the taste
+# The maximum KL of all tokens except end-of-reply tokens, nats per token. The rest of KL_CAP is for the taste
+# model's push (taste_push.py).
+SAID_CAP = KL_CAP / 5
 RISE_CAP = math.log(1.014)  # the maximum rise of the negative log-likelihood of prose, nats/token
 PER_RATING = 0.05  # the maximum KL that one rating adds, nats per token
 TOKEN = Push(step=1.0, agree=12.0, noise=0.0)  # agree: 12 ratings that agree give half of the full step
@@ -134,7 +136,7 @@ def update_by(
     """Return the adapter after one piece of evidence; None if all pushes have a weight of 0. A piece of
     evidence is one rated reply or two compared replies.
 
-    pushes: the push of each reply; its statistics come from a trace under this adapter
+    pushes: the push of each reply; the push's statistics come from the reply's trace under this adapter
     kl: the adapter's KL before the update
     reserve: the part of the KL cap that the layer LoRA uses
     taste: [A], the taste model's new part of lora_b; None to keep the adapter's part

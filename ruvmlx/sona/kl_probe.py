@@ -1,10 +1,10 @@
 """This module measures the KL divergence of an adapted model from the frozen model (the model without any
 adapter) on the reference text. The reference text is a few plain questions with answers, and some prose
-(reference_text.py). Learning must hardly change what the model predicts there.
+(reference_text.py). Learning must hardly change the model's predictions on the reference text.
 
-A model reads the reference text once (calibration.py). Some hidden states of this reading are stored; they
-are called contexts. The distance of an adapter from the frozen model needs only a few matrix products over
-the contexts. So the learner can check the KL cap at every rating.
+A model reads the reference text once (calibration.py). Some hidden states of this reading are stored. These
+hidden states are called contexts. The distance of an adapter from the frozen model needs only a few matrix
+products over the contexts. So the learner can check the KL cap at every rating.
 """
 
 import io
@@ -200,7 +200,8 @@ class KLProbe:
 
     @cached_property
     def likely(self) -> np.ndarray:
-        """The mean probability [A] of each movable token over the contexts in answers. The sum is 1."""
+        """The mean probability [A] of each movable token over the contexts in answers. The sum of the
+        probabilities is 1."""
         p = self.packed[: self.answers, :-1].mean(axis=0, dtype=np.float64)
         return p / p.sum()
 
@@ -303,7 +304,7 @@ class KLProbe:
 
     def to_bytes(self, is_small: bool = False) -> bytes:
         """Return the probe as bytes for `from_bytes`. is_small: True to store the two largest arrays as
-        float16 numbers. Then a model with 600 dimensions takes 1.2 MB and not 2.5 MB."""
+        float16 numbers. The probe of a model with 600 dimensions then takes 1.2 MB and not 2.5 MB."""
         out = io.BytesIO()
         arrays = {name: getattr(self, name) for name in _STORED}
         if is_small:

@@ -40,7 +40,7 @@ def reward(rating: str, history: Sequence[str]) -> float:
     stars = np.array([1, 2, 3, 4, 5] + [int(h) for h in history if h.isdigit()])
     star = int(rating)
     rank = (np.sum(stars < star) + 0.5 * np.sum(stars == star)) / stars.size
-    low, high = 0.1, 0.9  # the mid-ranks of 1 and 5 without any history
+    low, high = 0.1, 0.9  # the mid-ranks of 1 and 5 stars without any earlier ratings
     return float(np.clip(2 * (rank - low) / (high - low) - 1, -1, 1))
 
 

@@ -107,7 +107,7 @@ class PromotionTest:
         self._backend = learner.backend
         self._frozen: dict[str, float] = {}
         self._known: dict[tuple[str, TrainingText], float] = {}  # log-probabilities by (adapter's name, text)
-        self._ground: tuple[str, ProbedBase] | None = None  # the base LoRA that was measured last, its name
+        self._ground: tuple[str, ProbedBase] | None = None  # (name, base LoRA) of the last measurement
         self._version = -1  # the adapter version in use when `_known` and `_ground` were measured
 
     def frozen_logprobs(self, examples: Sequence[RatedExample], known: dict[str, float]) -> None:

@@ -157,9 +157,9 @@ class RatingIndex:
             self.bank.remove(reply_id)
         for reply_id, label in wanted.items():
             if held.get(reply_id) != label:
-                found = pruned.get(reply_id) != label  # False if the entry was pruned with the same rating
+                found = pruned.get(reply_id) != label  # `found`: lookups find the entry
                 self.bank.put(reply_id, label, self._vector(reply_id) if found else None)
-        if self._version is None:  # the first call of `sync`
+        if self._version is None:  # this is the first call of `sync`
             for reply_id in self._store.replies.examples_used(self._model.fingerprint):
                 self.bank.hit(reply_id)
             self.bank.tend()

@@ -5,8 +5,8 @@ An entry is a question's unit vector with a label (a rating, or implicit feedbac
 entries into cells. Cells with nearly the same centre form one pattern. A lookup compares the new question
 (the query) with the cells' centres, then with the entries of the nearest cells, up to SCAN entries. The rows
 of a cell are contiguous, so each cell takes one matrix product. The rows of new entries come after all cells.
-Every lookup compares the query with them, until `tend` sorts them into cells. Up to SCAN entries, a lookup is
-exact. At the start of the program, the bank is filled from the store (rating_index.py).
+Every lookup compares the query with these rows, until `tend` sorts them into cells. Up to SCAN entries, a
+lookup is exact. At the start of the program, the bank is filled from the store (rating_index.py).
 """
 
 from collections.abc import Callable
@@ -73,7 +73,8 @@ class Neighbours:
 
 
 class ReasoningBank:
-    """The bank. The key of an entry is the reply's id. Vectors are float32 [dimensions] of length 1."""
+    """The reasoning bank of one adapter. The key of an entry is the reply's id. Vectors are float32
+    [dimensions] of length 1."""
 
     def __init__(self, dimensions: int):
         self._vectors = np.zeros((64, dimensions), np.float32)

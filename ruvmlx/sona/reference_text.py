@@ -104,8 +104,7 @@ def read(
     which: Sequence[int] | np.ndarray | None = None,
 ) -> ReadTexts:
     """Let the backend's model, with its current LoRA, read texts of the reference text, and return their
-    hidden
-    states. which: the indices of the texts in `texts()`; None for all texts."""
+    hidden states. which: the indices of the texts in `texts()`; None for all texts."""
     reading = Reading()
     for index in range(len(texts())) if which is None else which:
         reading.read(int(index), backend, tokenizer, max_context, pause)

@@ -21,7 +21,7 @@ from .adapter_history import AdapterHistory
 from .rating_index import RatingIndex
 
 LIMIT = 10_000  # the maximum number of ratings; only the newest ratings are used
-HELD_OUT = 5  # one of 5 ratings is held out: it tests the result and is never used for training
+HELD_OUT = 5  # one of 5 ratings is held out: this rating tests the result and is never used for training
 BATCH = (4, 2, 2)  # numbers of texts in one step: newly rated replies, replies rated earlier, plain texts
 
 

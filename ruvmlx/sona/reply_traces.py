@@ -1,6 +1,6 @@
 """This module finds the trace of a reply. A trace (trace.py) is the gradient of the reply's log-probability,
-which a rating needs. The newest traces are in memory, and others are in the store. If a trace is in neither,
-the model reads the reply again in a prefill."""
+which a rating needs. The newest traces are in memory, and older traces are in the store. If a trace is not
+there either, the model reads the reply again in a prefill."""
 
 from collections import OrderedDict
 
@@ -73,7 +73,7 @@ class ReplyTraces:
 
     def _trace_with_directions(self, reply_id: str) -> Trace:
         """Return a trace that is in memory. If a blank adapter recorded the trace, compute the trace again
-        with the calibrated lora_a, which is known now. The original model's output head reads the trace's
+        with the adapter's calibrated lora_a. The original model's output head reads the trace's
         hidden states again."""
         trace = self.held[reply_id]
         if is_blank(trace.adapter):
@@ -116,7 +116,7 @@ class ReplyTraces:
 
     def _read(self, reply: ReplyRow, state: LearnerState) -> Trace | None:
         """Return the stored trace of a reply. Return None if there is no stored trace, or if another adapter
-        wrote the reply. Version 0 belongs to all adapters."""
+        wrote the reply. All adapters share the traces of version 0, which has no learned weights."""
         data = self._store.traces.get(reply.id)
         if data is None or not (reply.adapter == self._active.history.name or reply.adapter_version == 0):
             return None

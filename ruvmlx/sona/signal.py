@@ -3,10 +3,11 @@ feedback.
 
     reward = quality * max(0, 2 - latency_ratio)
 
-quality is the quality of the reply, 0 to 1, from the rating. latency_ratio is 1 at the usual speed and 2 at
-half of the usual speed. This reward includes speed, so only statistics (`learn status --details`) and the
-router use this reward. This reward does not train the adapter, because no change of weights makes a reply
-faster. The DRO weight (objective.py), which depends on the rating and not on the speed, trains the adapter.
+`quality` is the quality of the reply, 0 to 1, as the rating states it. latency_ratio is 1 at the usual speed
+and 2 at half of the usual speed. This reward includes speed, so only statistics (`learn status --details`)
+and the router use this reward. This reward does not train the adapter, because no change of weights makes a
+reply faster. The DRO weight (objective.py), which depends on the rating and not on the speed, trains the
+adapter.
 
 Implicit feedback is an action of the user that hints at a rating, for example to copy a reply or to ask for
 another reply. The action can also have another reason. So implicit feedback is recorded only if the setting

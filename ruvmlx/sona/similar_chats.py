@@ -95,7 +95,7 @@ class _Reader:
 
     def stored_vector(self, question: Question) -> np.ndarray | None:
         """Return the unit vector of a question from the store, or from this search if the model has read the
-        question in it; else None."""
+        question in this search; else None."""
         if question.state is not None and len(question.state) == self._model.shape.hidden_size:
             return self._whitening(question.state)
         return self._known.get(question.content)

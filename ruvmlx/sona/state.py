@@ -69,7 +69,8 @@ class LearnerState:
 
     micro: the MicroLoRA, which changes the output head
     base: the id of the BaseLoRA (trained by the slow loops) under the MicroLoRA; 0 if there is no BaseLoRA
-    layer_lora: the changes that ratings made to layers below the output head; None if there are none
+    layer_lora: the changes that ratings made to layers below the output head; None if ratings made no such
+        changes
     """
 
     micro: MicroLoRA

@@ -9,8 +9,8 @@ begins a new task if it deviates from the task's mean by more than Z standard er
     z = mean over block of clip((value - mean) / deviation, -CLIP, CLIP) * sqrt(BLOCK) > Z
 
 The task's mean and standard deviation are computed by Welford's method (1962). A reward can deviate upwards
-or downwards, a dissimilarity only upwards. By chance, one block in forty exceeds Z = 2 on each side. A
-boundary that was found by chance costs at most one EWC anchor (deep.py).
+or downwards, a dissimilarity only upwards. If the task has not changed, one block in forty still exceeds Z =
+2 on each side by chance. A boundary that was found by chance costs at most one EWC anchor (deep.py).
 """
 
 import math

@@ -6,15 +6,15 @@ The model is a Bayesian linear regression in stars,
     y = f(reply) w + noise,   w_k ~ N(0, a_k),   noise ~ N(0, s)
 
 The columns f are an intercept, all measures of the reply's text (taste_measures.py), and a few columns that
-the ratings select. Only few measures matter to one user (a spike-and-slab prior, taste_evidence.py). A
-selected column is the count of a word, or a measure that applies only to questions with a certain first word.
-The evidence p(y) chooses the variances and the columns. So with ten ratings, the model selects no column that
-could be chance, and with a hundred ratings, the model finds a favourite phrase. (MacKay 1992; Tipping & Faul
-2003)
+the ratings select. The prior says that only few measures matter to one user (a spike-and-slab prior,
+taste_evidence.py). A selected column is the count of a word, or a measure that applies only to questions with
+a certain first word. The evidence p(y) chooses the variances and the columns. So with ten ratings, the model
+selects no column that could be chance, and with a hundred ratings, the model finds a favourite phrase.
+(MacKay 1992; Tipping & Faul 2003)
 
 A preference between two replies is a row of the regression, too. The columns of this row are the differences
 of the two replies' columns, so the intercept cancels. The y of this row is GAP stars. For preferences, the
-regression is a Bradley-Terry model with a linear link instead of a logistic link.
+regression is a Bradley-Terry model with a linear instead of a logistic link function.
 
 Replies differ most by their questions. One user wants "at most 80 words" for every question. Another user
 compares a reply with what is usual for its question, and says "this reply is long for this question". To see
@@ -22,8 +22,8 @@ the second kind of wish, the model needs the measures of unshown replies: other 
 the user did not see (unshown.py). The evidence gives the probability that the user compares replies. With
 this probability as a factor, the mean of the unshown replies' measures is subtracted from a reply's measures.
 
-The fitted model depends only on the list of ratings in force. After an undo it is fitted to the ratings that
-remain.
+The fitted model depends only on the list of ratings in force. After an undo, the model is fitted to the
+ratings that remain.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ NEUTRAL = 3.0  # the neutral number of stars
 MAX_RATINGS = 1000  # the maximum number of ratings in a fit; only the newest ratings are used
 GAP = 2.0  # y of a preference: the better reply gets this many stars more than the worse reply
 COMPARES = 2.0  # the prior log-odds that a user compares a reply with other replies to its question
-ROOT_STEP = 0.5  # one more use of a word raises the root of its count by about 0.5; exactly 1, 0.4, 0.3 ..
+ROOT_STEP = 0.5  # one more use of a word raises the root of its count by 1, 0.4, 0.3 ..: about 0.5
 # The minimum number of unrated replies with unshown replies. With fewer, a fit that uses unrated replies
 # compares no replies.
 MIN_COMPARED = 8

@@ -1,12 +1,12 @@
 """This module decides which likings of a user the ratings show clearly enough to tell the user. Each liking
 is about one column of the taste model (taste.py): a measure of the text, or a word.
 
-The taste model's own uncertainty is no good test. The uncertainty is small after ten ratings that fit by
-chance, and the model divides one taste among all columns that vary together. So the module compares each
-column's correlation with the ratings with the correlations after the same ratings are shuffled. The threshold
-comes from the largest correlation of all columns, so that many columns do not give more findings by chance
-(Westfall & Young 1993). A clear column is then projected out of the ratings and of the other columns, so that
-one taste is found only once.
+The uncertainty that the taste model states is no good test of a liking. This uncertainty is small after ten
+ratings that fit the liking by chance, and the model divides one taste among all columns that vary together.
+So the module compares each column's correlation with the ratings with the correlations after the same ratings
+are shuffled. The threshold comes from the largest correlation of all columns, so that many columns do not
+give more findings by chance (Westfall & Young 1993). A clear column is then projected out of the ratings and
+of the other columns, so that one taste is found only once.
 """
 
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ class _Evidence:
     signal: [R], the weighted stars of each row
     dealt: [R, _DEALS], the same stars after each of the shuffles
     whole: [C], the sum of squares of each column before any column is projected out
-    family: [C], the family of each column: 0 for measures, 1 for others
+    family: [C], the family of each column: 0 for measures, 1 for all other columns
     """
 
     x: np.ndarray

@@ -71,8 +71,8 @@ class Scale:
         return cls(centre, np.sqrt(np.maximum(square, 1)))
 
     def measures(self, replies: Sequence[ReplyFeatures]) -> np.ndarray:
-        """Return the scaled measures of R replies: [R, M] float64. Each is clipped to at most MAX_SPREADS
-        spreads from its centre."""
+        """Return the scaled measures of R replies: [R, M] float64. Each measure is clipped to at most
+        MAX_SPREADS spreads from its centre."""
         return np.clip((_stack_measures(replies) - self.centre) / self.spread, -MAX_SPREADS, MAX_SPREADS)
 
 
@@ -154,7 +154,7 @@ def _common_openers(begun: np.ndarray) -> list[int]:
 
 
 def concatenate_parts(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Concatenate the parts, also if there are none."""
+    """Concatenate the parts; return an empty array if there are no parts."""
     return np.concatenate([np.zeros(0, np.uint8), *parts])
 
 

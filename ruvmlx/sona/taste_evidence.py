@@ -11,13 +11,14 @@ variances of the weights, e the noise, and s the noise variance. Then
 
 The formulas need only sums over ratings, so the time of a step does not grow with the number of ratings.
 
-Few measures of a text matter to one user. So the weights of measures get another prior, a spike and a slab,
+Few measures of a text matter to one user. So the weights of measures do not have the prior N(0, a_k), but a
+prior with a spike and a slab:
 
     w_k ~ chance_k N(0, SLAB) + (1 - chance_k) N(0, SPIKE)
 
 Expectation propagation finds a Gaussian near the posterior. Expectation propagation replaces the prior of
-each w_k by a Gaussian (precision t_k, shift h_k). It chooses this Gaussian so that the true prior would give
-the same mean and variance of w_k. (Hernandez-Lobato, Hernandez-Lobato & Suarez 2015)
+each w_k by a Gaussian (precision t_k, shift h_k). With this Gaussian, the mean and the variance of w_k are
+the same as with the true prior. (Hernandez-Lobato, Hernandez-Lobato & Suarez 2015)
 """
 
 import math
@@ -87,8 +88,8 @@ class Variances:
         return np.array([INTERCEPT, *[self.base] * measures, *self.own])
 
     def scale_variance(self, which: int, factor: float) -> "Variances":
-        """Return the variances after one of them is multiplied by `factor`. which: 0 for `base`, 1 for
-        `noise`, 2 + k for the variance of selected column k."""
+        """Return a copy of the variances in which one variance is multiplied by `factor`. which: 0 for
+        `base`, 1 for `noise`, 2 + k for the variance of selected column k."""
         if which == 0:
             return replace(self, base=self.base * factor)
         if which == 1:
@@ -182,8 +183,9 @@ def log_evidences(
     joint: [..., d + 1, d + 1], the `Sums.joint` of each set
     count: [...], the sum of the ratings' weights of each set
 
-    One Cholesky factorisation gives both terms. In the factor of [[P, b / s], [b^T / s, y^T y / s]], the last
-    corner is the square root of the misfit, and the rest is the factor of P.
+    One Cholesky factorisation gives both terms of log p(y), the misfit and the determinant of P. In the
+    factor of [[P, b / s], [b^T / s, y^T y / s]], the last corner is the square root of the misfit, and the
+    rest is the factor of P.
     """
     both = joint / noise
     size = len(prior)
@@ -198,7 +200,8 @@ def log_evidences(
 def coordinate_ascent(
     variances: Variances, which: Sequence[int], score: Callable[[Variances], float], steps: Sequence[float]
 ) -> Variances:
-    """Return variances with a better score, found by coordinate ascent over log2 of the variances.
+    """Return variances that have a better score than the given variances. Coordinate ascent over log2 of the
+    variances finds them.
 
     which: the variances to change, as in `Variances.scale_variance`
     steps: the step sizes (log2), which are tried one after the other, the largest first

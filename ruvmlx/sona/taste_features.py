@@ -1,8 +1,8 @@
 """This module computes the features of a reply. The taste model (taste.py) knows only these features:
 measures of the reply's text, the reply's words, and the first word of its question.
 
-The features are computed from the question and the reply's text alone. So an edited or imported reply has
-features, too.
+The features are computed from the question and the reply's text alone. So the module can also compute
+features of an edited or imported reply.
 """
 
 import itertools

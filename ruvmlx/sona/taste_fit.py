@@ -28,7 +28,7 @@ MAX_COLUMNS = 8  # the maximum number of selected columns
 _MAX_PRIOR_VARIANCE, _MIN_PRIOR_VARIANCE = 1.0, 0.02  # limits of the prior variance of a column's weight
 
 CHANCE = 0.1  # the prior probability that a measure matters to a user
-LENGTH_CHANCE = 0.6  # this probability for the first two measures: the length and the completeness of a reply
+LENGTH_CHANCE = 0.6  # the prior probability that the first two measures (length, completeness) matter
 
 DEGREES = 4.0  # the degrees of freedom of the noise's Student's t distribution
 

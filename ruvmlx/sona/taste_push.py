@@ -6,7 +6,7 @@ place in the text. For example, the token " you" raises the measure "more 'you'"
 in stars: the taste model's weights times the change of the measures. In replies, the token's logit rises by
     LOGIT times
 this effect. For a limit on the KL to the frozen model, the distribution log p' = log p + stars / beta earns
-the most stars. (Ziegler et al. 2019, eq. 3; here for each token by itself)
+the most stars. (Ziegler et al. 2019, eq. 3; here, log p and the stars are those of one token)
 
 If a taste is about words, the push is better than the gradients of the rated replies. The reason is that many
 tokens share a measure, and that 30 ratings are enough to know the weight of a measure. Lists, paragraphs,
@@ -34,10 +34,10 @@ ALONG = 24.0  # logits for each star along the directions of measures (measure_d
 MAX_RAISE_LOGITS, MAX_LOWER_LOGITS = 2.0, 6.0
 END_LOGIT = 8.0  # logits of the end-of-reply tokens for each star that a reply of half the length earns
 MOST_END = 5.0  # the maximum number of logits by which the push raises or lowers an end-of-reply token
-# The maximum KL of the push, nats per token. End-of-reply tokens use it first; other tokens get the rest, at
-# least a quarter.
+# The maximum KL of the push, nats per token. End-of-reply tokens use this KL first; all other tokens get the
+# rest, at least a quarter.
 PUSH_KL = 0.08
-FIRST, FIRST_END = 8, 4  # the minimum numbers of ratings for a push: of other tokens, of end-of-reply tokens
+FIRST, FIRST_END = 8, 4  # the minimum number of ratings to push other tokens, and end-of-reply tokens
 DOUBTED = 0.5  # an effect below this number of standard deviations gives no push
 # The maximum number of ratings by which the push can be out of date. A fit of the taste model at each rating
 # would delay the rating.

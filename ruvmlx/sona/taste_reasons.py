@@ -29,8 +29,7 @@ _TONE = [
 
 def asked_for(reply: ReplyFeatures, reason: str) -> PreferredFeatures | None:
     """Return the preference for an imaginary reply that the reason "long", "short" or "tone" states. Return
-    None
-    for other reasons. reply: the features of the rated reply."""
+    None for other reasons. reply: the features of the rated reply."""
     measures = reply.measures.copy()
     if reason in ("long", "short"):
         measures[_LENGTH] += _HALF if reason == "short" else -_HALF

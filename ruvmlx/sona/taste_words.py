@@ -70,7 +70,7 @@ def _effect(fit: TasteFit, column: Column) -> tuple[float, float]:
         counted[1 + M + at] = same and other.opener in (None, column.opener)
     stars = float(counted @ fit.posterior.mean)
     spread = float(np.sqrt(counted @ fit.posterior.covariance @ counted))
-    return stars, stars / max(spread, 1e-9)  # for a word that the model did not select, both are 0
+    return stars, stars / max(spread, 1e-9)  # both numbers are 0 for a word that the model did not select
 
 
 def _column_in_words(column: Column, sign: float, names: dict[int, str]) -> str:

@@ -34,7 +34,7 @@ class ReplyStats:
         times the end token's gradient
     beside: [r, A + 1], the part of lora_b that does not follow from earlier ratings, at a gain of 1
     covered: True if the adapter changes only movable tokens, whose logits ratings may change
-    finite: True if the gradients and lora_a have no NaN, no Inf and no far too large numbers
+    finite: True if the gradients and lora_a have no NaN, no Inf and no extremely large numbers
     """
 
     gradient: np.ndarray

@@ -50,7 +50,8 @@ class UnshownReplies:
     def complete(self, model: Model, backend: Backend, rated: Sequence[str], pause: Pause) -> int:
         """Let the model write unshown replies for the rated replies that have none, and store their measures.
         Return the number of rated replies for which unshown replies were written now. A small model needs
-        about a second for each, so call this function in idle time. Only the backend's thread can call it.
+        about a second for each rated reply, so call this function in idle time. Only the backend's thread can
+        call this function.
 
         rated: the ids of the rated replies
         pause: a function that can raise an exception to stop; the finished part is stored

@@ -61,9 +61,9 @@ class UserTaste:
 
     def compare(self, model: Model, backend: Backend, pause: Pause) -> None:
         """Let the model write unshown replies to the questions of the newest rated replies, so that the taste
-        model can compare the rated replies with them. If the user rates only up or only down, also let it
-        write unshown replies for unrated replies. The work takes long (UnshownReplies.complete), so call this
-        function in idle time."""
+        model can compare the rated replies with them. If the user rates only up or only down, the model also
+        writes unshown replies to the questions of unrated replies. The work takes long
+        (UnshownReplies.complete), so call this function in idle time."""
         known = self._measured_unshown().keys() | self._without_question
         newest = [reply_id for reply_id, *_ in self._history.labels()][-COMPARED:]
         newest += [reply_id for reply_id, _ in self._unrated_replies(self.evidence()[0])[:COMPARED_UNRATED]]
@@ -112,8 +112,9 @@ class UserTaste:
         return TasteModel.fit(*self.evidence())
 
     def evidence(self) -> tuple[list[Given], Sequence[RatedFeatures]]:
-        """Return the ratings and preferences in force, the oldest first, and unrated replies. The unrated
-        replies are evidence if the user rates only up or only down; else there are none."""
+        """Return the ratings and preferences in force, the oldest first, and unrated replies. The function
+        returns unrated replies only if the user rates only up or only down, because only then are they
+        evidence."""
         given: list[tuple[int, Given]] = [(version, one) for _, version, one in self._rated_features()]
         given += self._preferred_features() + self._reasons()
         evidence = [one for _, one in sorted(given, key=lambda pair: pair[0])]

@@ -6,9 +6,9 @@
     gradients.apply_with_ewc(training, 5e-4, 1.0, anchors.penalty(...))
     gradients.reset()                              # discard the sums without a step
 
-The background loop, which trains a base LoRA (sona/background.py), makes its optimiser steps in this way. The
-instant loop, which updates a small LoRA at each rating (sona/instant.py), needs no accumulator. The instant
-loop keeps sums of evidence in the adapter, and computes the weights from these sums.
+The background loop, which trains a base LoRA (sona/background.py), makes its optimiser steps with this
+accumulator. The instant loop, which updates a small LoRA at each rating (sona/instant.py), needs no
+accumulator. The instant loop keeps sums of evidence in the adapter, and computes the weights from these sums.
 """
 
 from collections.abc import Mapping

@@ -51,7 +51,7 @@ def mlp_inner(parts: Sequence[mx.array], own: bool) -> mx.array:
     """Return the input of an MLP's down_proj: silu(gate) * up, or gelu(up) if the MLP has no gate.
 
     parts: the outputs of gate_proj and up_proj, or of up_proj alone
-    own: True to use `swiglu`, which is fast on a CPU
+    own: True to use this module's `swiglu`, which is fast on a CPU; False to use MLX's silu
     """
     if len(parts) == 1:
         return nn.gelu(parts[0])

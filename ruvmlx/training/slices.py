@@ -36,7 +36,8 @@ class TrainingText:
     @classmethod
     def cut(cls, prompt: Sequence[int], said: Sequence[int], limit: int = MAX_TOKENS) -> "TrainingText":
         """Return a text of at most `limit` tokens: the end of a prompt, and then a reply (`said`). If prompt
-        and reply are too long together, the reply is cut first, but it keeps at least `limit` / 2 tokens."""
+        and reply are too long together, the reply is cut first, but at least `limit` / 2 tokens of the reply
+        stay."""
         said = said[: max(limit // 2, limit - len(prompt))]
         prompt = prompt[-(limit - len(said)) :]
         return cls((*prompt, *said), len(prompt))
@@ -89,8 +90,9 @@ def evaluate(slices: Iterable[Sequence[mx.array]], pause: Pause | None) -> None:
 
 
 def stage_work(tokens: int) -> dict[str, float]:
-    """Return {stage: work} of the stages of a layer, with the work in tokens x layers. One of its modules
-    names a stage. The attention is a part of the stage q_proj. tokens: the number of tokens of the text."""
+    """Return {stage: work} of the stages of a layer, with the work in tokens x layers. A stage has the name
+    of one of its modules. The attention is a part of the stage q_proj. tokens: the number of tokens of the
+    text."""
     return {
         "v_proj": 0.15 * tokens,
         "q_proj": (0.1 + tokens / 1000) * tokens,
@@ -105,8 +107,7 @@ STAGES = (("down_proj",), ("gate_proj", "up_proj"), ("o_proj",), ("q_proj", "k_p
 
 def from_the_last(grads: Mapping[str, mx.array], text: TrainingText) -> Iterator[list[str]]:
     """Divide the gradients into slices, in the order of the backward pass, and yield the names of each
-    slice's
-    gradients. grads: {"<layer>.<module>...": gradient}."""
+    slice's gradients. grads: {"<layer>.<module>...": gradient}."""
     of: dict[tuple[int, str], list[str]] = {}
     for name in grads:
         at, module = name.split(".")[:2]

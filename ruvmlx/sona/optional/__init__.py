@@ -2,5 +2,5 @@
 below the output head, the router, EWC (elastic weight consolidation), and the style loop.
 
 Some parts implement a protocol of the package `sona` (layer_part.py, weight_anchors.py). A setting turns on
-the others. In `sona`, only `wiring.py` and `slow_loops.py` import this package.
+each other part. In `sona`, only `wiring.py` and `slow_loops.py` import this package.
 """

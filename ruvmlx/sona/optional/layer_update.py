@@ -1,5 +1,6 @@
-"""This module is the instant loop for layers below the output head. At each rating, it computes lora_b of the
-LayerLoRA from all ratings so far, in the same way as instant.py computes lora_b of the output head.
+"""This module is the instant loop for layers below the output head. At each rating, the module computes
+lora_b of the LayerLoRA from all ratings so far, in the same way as instant.py computes lora_b of the output
+head.
 
 For reply i of n_i tokens with weight w_i and gradient g_i of its log-probability with respect to lora_b,
 
@@ -45,8 +46,8 @@ TINY = 1e-7  # nats; the curvature is not measured below this energy (LayerLoRA.
 
 @dataclass(frozen=True)
 class LayerLimit:
-    """The limits of the layer LoRA (nats per token). kl: the maximum KL that it adds in answers. rise: the
-    maximum rise of the prose's negative log-likelihood that it adds."""
+    """The limits of the layer LoRA (nats per token). kl: the maximum KL that the layer LoRA adds in answers.
+    rise: the maximum rise of prose's negative log-likelihood that the layer LoRA adds."""
 
     kl: float
     rise: float

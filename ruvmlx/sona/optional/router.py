@@ -33,8 +33,8 @@ from .bandit import Regression
 from .router_lora import Evidence, RouterLoRA, errors, fit, train
 
 ARMS = ("adapter", "plain", "adapter+examples", "plain+examples")
-WINDOW = 512  # the maximum number of rated replies that the router uses; it uses the newest
-TURNS = 8  # the maximum number of turns of a conversation that the cell reads; it reads the newest
+WINDOW = 512  # the maximum number of rated replies that the router uses: only the newest replies
+TURNS = 8  # the maximum number of turns of a conversation that the cell reads: only the newest
 TOPIC = 32  # the size of a question's vector after its projection
 INPUTS = TOPIC + 2  # the size of the cell's input for one turn
 MINIMUM = 64  # the minimum number of rated choices for a training; a quarter of them is held out

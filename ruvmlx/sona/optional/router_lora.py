@@ -143,8 +143,7 @@ class RouterLoRA:
 
 def fit(lora: RouterLoRA, evidence: Evidence, priors: list[Regression]) -> list[Regression]:
     """Return each arm's regression after all rewards of the evidence, computed by rank-one updates in the
-    order
-    of the evidence. priors: each arm's regression before any reward."""
+    order of the evidence. priors: each arm's regression before any reward."""
     arms = [replace(p, precision=p.precision.copy(), moment=p.moment.copy()) for p in priors]
     h, _ = fastgrnn.forward(lora.cell(), evidence.x, evidence.mask)
     features = [lora.phi(h, arm) for arm in range(len(arms))]

@@ -14,25 +14,26 @@ from ..shipped import shipped_bytes, shipped_path
 from .style_bank import StyleBank
 from .style_basis import StyleBasis
 
-_FOLDER = "style"  # the folder in the data folder
-_NAMED = 16  # the number of characters of the model's fingerprint in a file name
+_FOLDER = "style"  # the name of the folder, inside the data folder, that has the files
+_NAMED = 16  # a file name has this number of characters of the model's fingerprint
 
 
 class StyleFiles:
     """The style basis of one model, and the unfinished bank from which it will be computed."""
 
     def __init__(self, fingerprint: str, folder: Path | None = None):
-        """folder: the folder of the files; None for the data folder."""
+        """folder: the folder that has the files; None for the folder `style` in the data folder."""
         self._fingerprint, self._name = fingerprint, fingerprint[:_NAMED]
         self._folder = home() / _FOLDER if folder is None else folder
 
     def basis(self) -> StyleBasis | None:
-        """Return the basis; None if there is no basis yet."""
+        """Return the model's style basis; None if it is neither in the package nor in the folder."""
         data = shipped_bytes("style_bases", self._fingerprint) or self._read(self._basis)
         return StyleBasis.from_bytes(data) if data else None
 
     def bank(self) -> StyleBank:
-        """Return the finished part of the basis's computation; an empty bank if there is no finished part."""
+        """Return the stored bank, which has the finished part of the basis's computation; an empty bank if
+        none is stored."""
         return StyleBank.from_bytes(self._read(self._bank))
 
     def put_bank(self, bank: StyleBank) -> None:
@@ -45,8 +46,8 @@ class StyleFiles:
         self._bank.unlink(missing_ok=True)
 
     def ship(self, basis: StyleBasis) -> None:
-        """Write the basis into the package itself, so that users need not compute it. Raises OSError if the
-        file cannot be written."""
+        """Write the basis into ruvmlx's own package, so that users of the model need not compute the basis.
+        Raises OSError if the file cannot be written."""
         shipped_path("style_bases", self._fingerprint).write_bytes(basis.to_bytes())
 
     @property

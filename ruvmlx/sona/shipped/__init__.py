@@ -1,5 +1,6 @@
-"""This package has the data of models that take minutes to compute, such as the starter's. A user of such a
-model need not wait for the data.
+"""This package contains data that a learner needs about a model and that take minutes to compute: KL probes,
+directions of measures and style bases. The data of a few models, such as the starter model, are here, so that
+their users need not wait.
 
 Each kind of data has a folder, and each model has a file in the folder. The scripts `write_probe` and
 `write_directions` of tests/research and `prove --ship-basis` write the files.
@@ -9,15 +10,16 @@ from pathlib import Path
 from typing import Literal
 
 Kind = Literal["directions", "probes", "style_bases"]
-_FINGERPRINT_LENGTH = 16  # the number of characters of the model's fingerprint in a file name
+_FINGERPRINT_LENGTH = 16  # a file name has this number of characters of the model's fingerprint
 
 
 def shipped_path(kind: Kind, fingerprint: str) -> Path:
-    """Return the path of a model's file."""
+    """Return the path of the file with this kind of data for a model."""
     return Path(__file__).parent / kind / f"{fingerprint[:_FINGERPRINT_LENGTH]}.npz"
 
 
 def shipped_bytes(kind: Kind, fingerprint: str) -> bytes | None:
-    """Return the contents of a model's file; None if the package has no such file."""
+    """Return the contents of the file with this kind of data for a model; None if the package has no file for
+    the model."""
     file = shipped_path(kind, fingerprint)
     return file.read_bytes() if file.is_file() else None
