@@ -204,9 +204,8 @@ def _extraction() -> Row:
 
 def _bank(hidden_size: int) -> list[Row]:
     """Measure a full reasoning bank (rated questions, found by similarity), and return the rows. The
-    questions are
-    random vectors: the sum of one of 200 topics (some are frequent), one of several intents of the topic, and
-    noise."""
+    questions are random vectors: the sum of one of 200 topics (some are frequent), one of several intents of
+    the topic, and noise."""
     width = min(hidden_size, embedding.DIMENSIONS)
     rng = np.random.default_rng(0)
     topic, intent = (_unit(rng.normal(size=(count, width))) for count in (200, 3000))

@@ -14,7 +14,7 @@ from .processes import Workers
 from .trial import Bench
 
 Log = Callable[[str], None]
-ROUNDS = 2  # the number of parts for each process; with small parts, all processes end at nearly one time
+ROUNDS = 2  # the number of parts for each process; small parts let all processes end at nearly the same time
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """This module draws tastes of simulated users at random. A taste is a set of weights of measurable properties
-of a
-text: a user wants some of the properties and does not want others.
+of a text: a user wants some of the properties and does not want others.
 
 The properties are not the measures that the taste model (sona/taste.py) uses, so that the taste model does
 not know a drawn taste in advance. No part of the program was tuned on tastes with the properties of HELD_OUT.

@@ -62,7 +62,8 @@ def _system_build() -> str:
     """Return the name and version of the operating system, such as "macOS 15.1 (24B83)" or "Linux 6.1". The
     host's name is left out."""
     if sys.platform == "darwin":
-        # Ask sw_vers. On macOS 26, platform.mac_ver() returns 16.0 if Python was built for an older macOS.
+        # Ask the command sw_vers for the version. On macOS 26, platform.mac_ver() returns 16.0 if Python was
+        # built for an older macOS.
         version, build = (
             machine.output("sw_vers", f"-{name}") for name in ("productVersion", "buildVersion")
         )
@@ -117,6 +118,6 @@ def heat() -> dict[str, Any] | None:
 
 
 def load_average() -> Mapping[str, float]:
-    """Return the load average: the mean number of runnable processes over the last minute. If it is above the
-    number of cores, the report's figures of speed are not reliable."""
+    """Return the load average: the mean number of runnable processes over the last minute. If the load
+    average is above the number of cores, the report's figures of speed are not reliable."""
     return {"load": round(os.getloadavg()[0], 1)}

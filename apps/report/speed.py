@@ -30,7 +30,8 @@ Log = Callable[[str], None]
 PROMPTS, DECODED = (512, 2048), 96  # the numbers of tokens of the prompts, and of each reply
 MIN_TOKENS = 128, 16  # the numbers of tokens of the smallest prompt and of its reply
 SHORT = 32, 8  # the numbers of tokens of the prompt and of the reply that give an estimate of the speed
-# The maximum number of rounds. Kernels compile in the first round, so its times are used only without others.
+# The maximum number of rounds. Kernels compile in the first round, so the times of this round are used only
+# if it is the only round.
 ROUNDS = 7
 PEER = "mlx-lm"
 
@@ -112,7 +113,7 @@ class TimedRuntime:
     kv: str
     rounds: list[tuple[float, float]] = field(default_factory=list)
     held: dict[str, int] = field(default_factory=dict)
-    reading: float = 0.0  # this estimate is rough
+    reading: float = 0.0  # only a rough estimate, in seconds
     decoding: float = 0.0
 
     def play(self, deadline: Deadline, tokens: int, decoded: int) -> None:
@@ -209,7 +210,7 @@ def _length(
     beside: Beside, tokens: int, decoded: int, share: Deadline, deadline: Deadline, log: Log
 ) -> dict[str, Any]:
     """Run rounds with one length of the prompt until this length's share of the time is over, and return the
-    results. The last turn can take longer."""
+    results. The last turn can end after this time."""
     turns, longest = list(beside.turns), 0.0
     for turn in turns:
         turn.rounds = []

@@ -45,8 +45,8 @@ class TierReview:
 
     def due_when_idle(self) -> bool:
         """Return True if the program should call `review` in idle time: the setting `kv_measure` is on, and
-        the measurements do not suffice for a choice yet. When they suffice, only the command `learn kv
-        --measure` measures more."""
+        there are too few measurements for a choice. After the choice, only the command `learn kv --measure`
+        measures more."""
         return self._is_asked_for and not self._history.is_enough() and self.is_due()
 
     def status(self) -> KVStatus:

@@ -84,8 +84,8 @@ class BaseLoRA:
         return BaseLoRA(self.pairs, float(np.float32(self.scale * factor)))
 
     def check(self, config: ModelShape) -> None:
-        """Raise AdapterMismatch if a pair does not fit a linear layer of the model, and CorruptFile if a pair
-        holds NaN or Inf."""
+        """Raise AdapterMismatch if a pair (lora_a, lora_b) does not fit its linear layer of the model, and
+        CorruptFile if a pair holds NaN or Inf."""
         for (module, layer), (a, b) in self.pairs.items():
             shape = place_shape(config, module, layer)
             if shape != (a.shape[0], b.shape[1]) or a.shape[1] != b.shape[0]:

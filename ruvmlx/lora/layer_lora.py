@@ -89,7 +89,7 @@ class LayerLoRA:
 
     @cached_property
     def energy(self) -> float:
-        """1/2 sum F lora_b^2 (nats), with F the Fisher information. The result would be the KL per token if
+        """1/2 sum F lora_b^2 (nats), with F the Fisher information. This number would be the KL per token if
         the elements of lora_b acted independently."""
         return 0.5 * float(np.dot(self.lora_b * self.fisher, self.lora_b))
 
@@ -205,8 +205,8 @@ def _concatenate(parts: list[np.ndarray]) -> np.ndarray:
 def combine_loras(
     base: BaseLoRA | None, layer_lora: LayerLoRA | None, empty: bool = False
 ) -> BaseLoRA | None:
-    """Return the base and the layer LoRA as one LoRA. The factors of both are concatenated, so nothing is
-    rounded. If the layer LoRA changes nothing, the base LoRA itself is returned.
+    """Return one LoRA with the changes of the base LoRA and of the layer LoRA. The factors of both are
+    concatenated, so nothing is rounded. If the layer LoRA changes nothing, the base LoRA itself is returned.
 
     empty: True to concatenate the factors even if the layer LoRA changes nothing, because gradients need them
     """

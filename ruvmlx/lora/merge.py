@@ -69,8 +69,8 @@ def _pair(left: np.ndarray, values: np.ndarray, right: np.ndarray, first: int, l
 
 def fold_micro(base: BaseLoRA, micro: MicroLoRA, rank: int) -> tuple[BaseLoRA, MicroLoRA]:
     """Move the change of the output head from the MicroLoRA into the base LoRA, whose head pair then has at
-    most `rank` directions. The remainder, the tail, stays in the MicroLoRA. Return the new base LoRA and
-    MicroLoRA.
+    most `rank` directions. The remainder of the change (the tail) stays in the MicroLoRA. Return the new base
+    LoRA and MicroLoRA.
 
     The model's output does not change, unless both changes together have more than rank + micro.rank
     directions. Without a tail, the MicroLoRA keeps lora_a and its evidence, so later ratings add to the

@@ -12,7 +12,7 @@ BUDGET = 256 << 20  # the maximum number of bytes of loaded adapters
 
 @dataclass(frozen=True)
 class Resident:
-    """The state of one adapter.
+    """The state of one adapter: whether it is in memory, and how often it was used.
 
     tier: "hot" (in use), "warm" (loaded, but not in use) or "cold" (only on disk)
     accesses, loads: how often the adapter was requested, and how often it was loaded from disk

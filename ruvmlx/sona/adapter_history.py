@@ -169,7 +169,7 @@ class AdapterHistory:
 
     def rated_replies(self, limit: int) -> list[RatedReply]:
         """Return the newest `limit` replies with a rating or a preference. The background loop trains on
-        them."""
+        these replies."""
         found = self._store.ratings.replies(*self._key, limit) + self.pairs.replies(limit)
         return sorted(found, key=lambda row: row.version)[-limit:]
 

@@ -151,7 +151,7 @@ class Background:
         except Stopped:
             if training is None:
                 return _report(False, "stopped before it began")
-            self._paused = training  # `close` saves the run; to save it here would take too long
+            self._paused = training  # `close` saves the run, because a save here would take too long
             done = f"stopped after {training.step} of {self.settings.steps} steps; the next run continues it"
             return _report(False, done)
         finally:
@@ -264,7 +264,7 @@ class Background:
                 loss = self._apply(training, pause)
             except NotFinite:
                 self._free()
-                # Delete the saved run. If it stayed, the next run would resume from these broken weights.
+                # Delete the saved run, because the next run would resume from these broken weights.
                 self._learner.history.put_training(None)
                 raise RuvmlxError(
                     f"training stopped at step {training.step}: the loss is not finite. Nothing was changed."
@@ -300,7 +300,7 @@ class Background:
         """Add up one step's gradients over its texts. A stopped step resumes after its last finished text."""
         assert self._trainer is not None
         base, trainer, key = training.base, self._trainer, (training.step, self._learner.version)
-        standing = BaseLoRA({**self._standing, **base.pairs}, base.scale)  # untrained pairs stay active
+        standing = BaseLoRA({**self._standing, **base.pairs}, base.scale)  # untrained pairs stay active, too
         whole = combine_loras(standing, self._learner.layer_lora) or standing
         total = self._gradients
         if self._step_key != key:
@@ -333,7 +333,7 @@ class Background:
         def at(share: float) -> tuple[BaseLoRA, MicroLoRA]:
             pairs = {place: _between(start[place], end, share) for place, end in training.pairs.items()}
             pause()
-            pairs |= self._untrained_pairs(training)  # among them the output head's pair
+            pairs |= self._untrained_pairs(training)  # also the output head's pair
             trained, most = BaseLoRA(pairs, training.scale), 2 * self.settings.rank
             base = fold_layers(trained, self._learner.layer_lora, most, pause)
             return fold_micro(base, self._learner.micro, HEAD_RANK)

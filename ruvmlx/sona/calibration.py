@@ -27,7 +27,7 @@ from .reference_text import Reading
 
 ACTIVE = 2048  # the number of movable tokens, whose logits ratings may change: the likeliest tokens
 FEATURES = 256  # the maximum number of directions in which the logits of similar tokens change together
-PROBES = 1024  # the number of random combinations of dimensions that sample the head of a wider model
+PROBES = 1024  # for a larger hidden size, features come from this number of random directions
 # The largest and the smallest standard deviation of the prior of a token's weight.
 MAX_PRIOR_DEVIATION, MIN_PRIOR_DEVIATION = 8.0, 0.003
 RIDGE = 0.1  # the ridge of the regression for lora_a, as a share of a state's mean square

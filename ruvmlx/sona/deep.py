@@ -5,7 +5,7 @@ An anchor says how important each weight of the base LoRA is for the task's like
 The deep loop measures this importance with one gradient per reply. With an anchor, the background loop
 penalises changes of important weights. The deep loop also clusters the rated questions of the reasoning bank
 (reasoning_bank.py) again into patterns. The loop merges similar patterns, and it prunes poor patterns, so
-that lookups skip them. All ratings stay.
+that lookups skip them. The loop deletes no rating.
 
 The loop can be stopped between slices of a reply. The same process resumes after the last complete reply;
 another process resumes after the last saved reply.
@@ -126,8 +126,8 @@ class Deep:
         return "a week has passed" if (now or time.time()) - since >= WEEK else ""
 
     def task_starts(self) -> list[int]:
-        """Return the adapter versions whose ratings began a new task, the oldest first. The result is cached
-        until the next rating."""
+        """Return the adapter versions whose ratings began a new task (`Task`), the oldest first. The result
+        is cached until the next rating."""
         history, index = self._learner.history, self._learner.rating_index
         if self._seen[0] != (version := history.version()):
             ratings = history.ratings()[-replay.LIMIT :]
@@ -173,7 +173,7 @@ class Deep:
                 self._measure(measuring, task, base, progress, pause)
             report = self._finish(measuring, task, why, pause)
         except Stopped:
-            self._paused = measuring  # `close` saves the run; to save it here would take too long
+            self._paused = measuring  # `close` saves the run, because a save here would take too long
             done = f"stopped after {measuring.fisher.examples} of {len(task.examples)} replies"
             return _report(False, done + "; the next run continues it")
         self._paused = None
@@ -214,7 +214,8 @@ class Deep:
     def _measure(
         self, measuring: FisherRun, task: Task, base: BaseLoRA, progress: Progress | None, pause: Pause
     ) -> None:
-        """Measure the importance for the replies that were not measured yet, and add it to `measuring`."""
+        """Measure the importance of the weights for the replies that were not measured yet, and add this
+        importance to `measuring`."""
         todo, total = task.examples[measuring.fisher.examples :], len(task.examples)
         if not todo:
             return

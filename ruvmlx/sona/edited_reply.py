@@ -1,4 +1,5 @@
-"""This module makes a new reply from a reply whose answer the user rewrote. The original reply stays."""
+"""This module makes a new reply from a reply whose answer the user rewrote. The store keeps the original
+reply, too."""
 
 import uuid
 from dataclasses import replace

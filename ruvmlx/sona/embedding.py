@@ -6,18 +6,18 @@ vectors and compares them with new vectors, so this method must not change.
 
 The model reads the user's message alone, without the chat template and the conversation. So the same question
 has the same vector in every chat. The vector is a mean of the message's final hidden states. Later states
-weigh more, because a later state has seen more of the message (position weights as in SGPT, Muennighoff
-2022). The means of all questions share a few large directions that say nothing about the topic. Whitening
-scales these directions down; everyday questions show which directions these are. A test used 120 questions in
-60 pairs with the same meaning (starter model). The paraphrase was the nearest question for 42% of the
-questions with the plain centred mean, for 63% with position weights, and for 92% with position weights and
-whitening.
+have larger weights in the mean, because a later state depends on more of the message (position weights as in
+SGPT, Muennighoff 2022). The means of all questions share a few large directions that say nothing about the
+topic. Whitening scales these directions down; everyday questions show which directions these are. A test used
+120 questions in 60 pairs with the same meaning (starter model). The paraphrase was the nearest question for
+42% of the questions with the plain centred mean, for 63% with position weights, and for 92% with position
+weights and whitening.
 
 `vectors` embeds any text. A chat model reads the whole text in windows of equal length, at most WINDOW
-tokens, each window in its own context. Each window is pooled like a question. The vector of the text is the
-mean of the windows' vectors, weighted by the windows' numbers of tokens. An embedding model reads the whole
-text in one context instead, and the vector is the hidden state of the last token
-(models/config/embedding_model.py).
+tokens, each window in its own context. The hidden states of a window are averaged in the same way as those of
+a question. The vector of the text is the mean of the windows' vectors, weighted by the windows' numbers of
+tokens. An embedding model reads the whole text in one context instead, and the vector is the hidden state of
+the last token (models/config/embedding_model.py).
 """
 
 import io
@@ -66,7 +66,7 @@ def read_question(backend: Backend, tokenizer: Tokenizer, text: str) -> np.ndarr
 
 def _states(backend: Backend, tokenizer: Tokenizer, text: str) -> np.ndarray:
     """Return the hidden states [T, D] of a message's own tokens. The model reads a beginning-of-text token
-    first, but its state is left out."""
+    first, but the state of this token is left out."""
     # Tokenize at most this many characters of each end of the message, because a pasted text can be long.
     most = 16 * MAX_TOKENS
     ids = tokenizer.encode(text[:most] + text[most:][-most:], add_bos=False)

@@ -2,9 +2,9 @@
 
 A rating says that a reply was good or bad, not why. Changes on which several ratings agree show the user's
 taste; all other changes show only the topics of the replies. So lora_b is computed from all ratings so far,
-weighted by their agreement. A movable token is a token whose logit ratings may change. For the movable
-tokens, lora_b is written in coordinates (coordinates.py): one coordinate for each token, and one for each
-feature. A feature is a direction in which the logits of similar tokens change together:
+and a change is larger if more ratings agree on it. A movable token is a token whose logit ratings may change.
+For the movable tokens, lora_b is written in coordinates (coordinates.py): one coordinate for each token, and
+one for each feature. A feature is a direction in which the logits of similar tokens change together:
 
     lora_b = gain * (held_back(theta_tokens + theta_features @ features^T) + taste)
 
@@ -319,7 +319,8 @@ def cap_update(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> 
     """Search for the largest gain at which the update is within both caps, of KL and of perplexity. Return
     the update at this gain. The search starts at the gain before the update.
 
-    No gain lowers the KL of the base LoRA alone. If the base LoRA alone is at the limit, the gain is 0.
+    A gain scales only this update, so no gain lowers the KL of the base LoRA alone. If the base LoRA alone is
+    at the limit, the gain is 0.
     """
     distance = _distances(whole, probe)
     share, beyond = min(1.0, max(whole.adapter.gain, 1e-3)), 1.0
@@ -361,8 +362,7 @@ def _distances(whole: UncappedUpdate, probe: KLProbe) -> Callable[[float], Dista
 
 def _room(found: Distance, share: float, probe: KLProbe, limit: float) -> float:
     """Return the factor by which the share (the gain) can grow until a cap is reached. The estimate supposes
-    that KL and rise are parabolas of the share. The factor is at least 1 only if the share is within the
-    caps.
+    that KL and rise are parabolas of the share. If the share is not within the caps, the factor is below 1.
 
     The KL and the rise of the base LoRA alone are subtracted, because no share can change them.
     """

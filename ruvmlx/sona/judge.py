@@ -29,8 +29,9 @@ class Judge(Protocol):
 class TasteJudge:
     """A judge that scores a reply by the mean of the stars that the taste model predicts, not by a lower
     bound of these stars. The user sees only one reply, so the best choice is the reply with the highest
-    expected stars. If the ratings say little about a reply, its mean is near neutral. A lower bound would
-    prefer replies that resemble earlier replies, even if the user did not like the earlier replies."""
+    expected stars. If the ratings say little about a reply, the reply's mean is near the neutral number of
+    stars. A lower bound would prefer replies that resemble earlier replies, even if the user did not like the
+    earlier replies."""
 
     def __init__(self, taste: TasteModel):
         self._taste = taste

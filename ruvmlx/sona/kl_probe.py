@@ -136,7 +136,8 @@ class KLProbe:
 
     @property
     def answers(self) -> int:
-        """The number of contexts in answers. `contexts` has these contexts first, then those in prose."""
+        """The number of contexts in answers. `contexts` has the contexts in answers first, then the contexts
+        in prose."""
         return self.groups.answers
 
     @cached_property
@@ -187,8 +188,8 @@ class KLProbe:
 
     @cached_property
     def floor(self) -> float:
-        """The mean of KL(base || frozen) over the contexts in answers (nats per token). No scale of the
-        MicroLoRA can lower this KL."""
+        """The mean of KL(base || frozen) over the contexts in answers (nats per token). This KL comes from
+        the base LoRA alone, so no scale of the MicroLoRA can lower it."""
         if self.packed_ratio is None:
             return 0.0
         n = self.answers

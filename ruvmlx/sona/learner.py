@@ -1,5 +1,6 @@
 """This module holds the learner. The learner records traces of replies, applies ratings and takes ratings
-back. A trace is the gradient of a reply's log-probability; the learner records it during the generation.
+back. A trace is the gradient of a reply's log-probability, which is recorded while the model generates the
+reply.
 
 The learner commits a change of weights to the store together with the rating that caused the change. The
 model uses the new weights only after the commit.
@@ -229,7 +230,8 @@ class Learner:
         """Update the weights by a preference between two replies to one question, and commit both to the
         store. First take back an earlier preference between these replies.
 
-        kind, strength: fields of PreferenceRow (store), which explains them
+        kind: "compare", "regenerated" or "edit"; strength: 1 for a clear choice, else less than 1
+            (PreferenceRow)
 
         Raises UsageError unless the ids name two replies to one question. Also raises the errors of `rate`.
         """

@@ -1,17 +1,17 @@
 """This module finds which tokens raise each measure of a reply, without any rating.
 
 A measure is a number that describes a reply's text, such as its number of lists (taste_measures.py). The
-effect of a token on lists, headings or paragraphs depends on the token's place in the reply. So the token
-alone says little about these measures. But the replies of a model to one question differ. The gradient of a
-reply's log-probability by lora_b's first row says which tokens the reply has more often than expected. The
-regression of each measure on these gradients gives a direction in lora_b that raises the measure. For N
-replies, A tokens and M measures, X [N, A] are the gradients and Y [N, M] the measures, both minus their means
-over the question:
+effect of a token on lists, headings or paragraphs depends on the token's place in the reply. So a token,
+without its place, says little about these measures. But the replies of a model to one question differ. The
+gradient of a reply's log-probability by lora_b's first row says which tokens the reply has more often than
+expected. The regression of each measure on these gradients gives a direction in lora_b that raises the
+measure. For N replies, A tokens and M measures, X [N, A] are the gradients and Y [N, M] the measures, both
+minus their means over the question:
 
     directions = Y^T (X X^T + RIDGE I mean(diag(X X^T)))^-1 X
 
-The directions are computed once per model, because they need no ratings. Ratings choose how much each measure
-weighs (taste_push.py).
+The directions are computed once per model, because they need no ratings. Later, ratings decide how much each
+measure is raised or lowered (taste_push.py).
 """
 
 import io
@@ -177,9 +177,9 @@ class StoredDirections:
         return self._found
 
     def complete(self, model: Model, backend: Backend, probe: KLProbe, pause: Pause) -> None:
-        """Let the model write the replies that the bank does not have yet, and store the directions. A model
-        needs this work once. The work takes minutes, so call this function in idle time. `pause` can raise an
-        exception to stop; the replies so far are then stored."""
+        """Let the model write the replies that the bank does not have yet, and store the directions. The work
+        is done once for each model. The work takes minutes, so call this function in idle time. `pause` can
+        raise an exception to stop; the replies so far are then stored."""
         self.of(probe.tokens)
         if self._complete:
             return

@@ -61,7 +61,7 @@ def dro_weight(rating: str, r: float, value: float, log_ratio: float, tau: float
     """Return the weight w of a rating, in [-1, 1]. w never contradicts the rating: w is at least 0 for up, 4
     and 5, and at most 0 for down, 1 and 2."""
     w = float(np.clip(r - value - tau * log_ratio, -1, 1))
-    if w != w:  # w is NaN, which has no sign; the update of the weights refuses NaN later
+    if w != w:  # w is NaN; the later update of the weights refuses NaN
         return w
     if rating in ("up", "4", "5"):
         return max(0.0, w)

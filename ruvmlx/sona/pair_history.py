@@ -16,8 +16,8 @@ class PairHistory:
         return self._store.preferences.in_force(*self._key)
 
     def evidence_weights(self) -> list[tuple[int, float]]:
-        """Return (adapter version, weight) of each rating and preference in force: first the ratings, the
-        oldest first, then the preferences. The version is the version that the feedback made."""
+        """Return (adapter version that the feedback made, weight) of each rating and preference in force:
+        first the ratings, the oldest first, then the preferences."""
         pairs = [(preference.version, preference.weight) for preference in self.in_force()]
         return self._store.ratings.weights(*self._key) + pairs
 

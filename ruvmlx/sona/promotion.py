@@ -49,7 +49,7 @@ class ModelDrift:
 
     @property
     def limit(self) -> float:
-        """The maximum rise of a candidate that can replace this adapter, which is the adapter in use. If the
+        """The maximum rise of a candidate if this object is the distance of the adapter in use. If the
         adapter in use already exceeds PPL_RISE, a candidate is allowed the same rise."""
         return max(math.log1p(PPL_RISE), self.rise)
 
@@ -121,7 +121,8 @@ class PromotionTest:
                     known[example.reply_id] = self._logprob(example.text, None)
 
     def judge(self, candidate: Candidate, trained: bool = True) -> PromotionResult:
-        """Find the largest share of the trained change within the limits, then test it on held-out ratings.
+        """Find the largest share of the trained change of weights that is within the limits, then test this
+        share on held-out ratings.
 
         trained: False if the MicroLoRA was only merged into the base LoRA without training; the held-out
             ratings then need not prefer the result
@@ -231,7 +232,7 @@ class PromotionTest:
 def objection(before: float, after: float, found: ModelDrift, now: ModelDrift, rounded: float = 0.0) -> str:
     """Return why the promotion test refuses an adapter; "" if it promotes the adapter.
 
-    before, after: the held-out loss of the adapter in use, and of the tested adapter
+    before, after: the loss on held-out ratings of the adapter in use, and of the tested adapter
     found, now: the distance from the original model of the tested adapter, and of the adapter in use
     rounded: the rise of the loss that is allowed, because it can come from rounding; if 0, the loss must fall
     """

@@ -189,7 +189,8 @@ class RatingIndex:
         """Merge and prune the bank's patterns. Return the result, and {reply id: label} of all pruned
         entries.
 
-        The caller must store these labels. If they are not stored, a restart brings the entries back.
+        The caller must store these labels. If these labels are not stored, the next start of the program puts
+        the entries into the bank again.
         """
         self.sync()
         held = self.bank.labels()
@@ -312,8 +313,8 @@ class RatingIndex:
 
 
 def whole_sentences(text: str) -> str:
-    """Return the text up to the end of its last complete line or sentence, because an example must not break
-    off in a sentence."""
+    """Return the text up to the end of its last complete line or sentence, because an example must not end in
+    the middle of a sentence."""
     ends = [m.end() for m in re.finditer(r"(?<!\d)[.!?…][\"'”’)]*(?=\s|$)|[。！？]|\n", text)]
     return text[: ends[-1]].rstrip() if ends else ""
 

@@ -356,8 +356,8 @@ def nearest(vectors: np.ndarray, centres: np.ndarray) -> np.ndarray:
 
 
 def clusters(vectors: np.ndarray, k: int, pause: Callable[[], None] | None = None) -> np.ndarray:
-    """Return the centres [at most k, E] of a spherical k-means of n vectors [n, E]. The centres have length
-    1. The seed is fixed, so the result is deterministic."""
+    """Return the centres [at most k, E] of a spherical k-means of n vectors [n, E] of E numbers. The centres
+    have length 1. The seed is fixed, so the result is deterministic."""
     pause = pause or (lambda: None)
     centres = _initial_centres(vectors, k, pause)
     for _ in range(_ITERATIONS):

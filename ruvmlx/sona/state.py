@@ -41,7 +41,7 @@ class PreferenceResult:
     """The effect of a preference.
 
     better, worse: the ids of the two replies
-    kind, strength: fields of PreferenceRow (store), which explains them
+    kind: "compare", "regenerated" or "edit"; strength: 1 for a clear choice, else less than 1 (PreferenceRow)
     margin_before, margin_after: the better reply's mean log-probability per token minus the worse reply's,
         before and after the preference (nats)
     kl, kl_cap: the KL to the frozen model after the preference, and its maximum, nats per token

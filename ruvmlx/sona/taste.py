@@ -37,7 +37,7 @@ from .taste_fit import M, Rows, TasteFit, fit, log_evidence_of_measures, missing
 from .taste_words import Liking, guess, preferences, sentence
 
 STARS = {"up": 4.5, "down": 1.5} | {str(n): float(n) for n in range(1, 6)}
-# The variance (squared stars) that is hidden in one rating: a number of stars is rounded, and a thumb (up or
+# The minimum noise variance (squared stars) of a rating. A number of stars is rounded, and a thumb (up or
 # down) can mean one of two numbers of stars.
 _STAR, _THUMB = 1 / 12, 4 / 12
 NEUTRAL = 3.0  # the neutral number of stars

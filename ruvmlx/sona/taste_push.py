@@ -4,9 +4,8 @@ the logit of each token rises or falls in replies. This change of the logits is 
 The taste model (taste.py) predicts stars from measures of a reply. Some measures change with a token at any
 place in the text. For example, the token " you" raises the measure "more 'you'". So each token has an effect
 in stars: the taste model's weights times the change of the measures. In replies, the token's logit rises by
-    LOGIT times
-this effect. For a limit on the KL to the frozen model, the distribution log p' = log p + stars / beta earns
-the most stars. (Ziegler et al. 2019, eq. 3; here, log p and the stars are those of one token)
+LOGIT times this effect. For a limit on the KL to the frozen model, the distribution log p' = log p + stars /
+beta earns the most stars. (Ziegler et al. 2019, eq. 3; here, log p and the stars are those of one token)
 
 If a taste is about words, the push is better than the gradients of the rated replies. The reason is that many
 tokens share a measure, and that 30 ratings are enough to know the weight of a measure. Lists, paragraphs,

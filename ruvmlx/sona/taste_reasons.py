@@ -3,8 +3,7 @@
 
 A reason compares the rated reply with an imaginary reply that the user would have liked better. The imaginary
 reply differs only in a few measures: it is half as long, twice as long, or in the usual tone. So the taste
-    model
-gets a preference for the imaginary reply. The bad rating itself stays evidence, too.
+model gets a preference for the imaginary reply. The bad rating itself stays evidence, too.
 """
 
 import math

@@ -2,10 +2,8 @@
 or stop the pass between slices.
 
 MLX is lazy: it builds a graph of the pass, and evaluates a part of the graph when the part is needed. So a
-    slice
-is a part of the graph: a few stages of a layer, or the output head at some positions. The slices are the same
-    with
-and without a pause.
+slice is a part of the graph: a few stages of a layer, or the output head at some positions. The slices are
+the same with and without a pause.
 """
 
 from collections import deque

@@ -6,10 +6,10 @@ standard deviation sigma. P is the precision matrix, and c is P times the mean. 
 
     P <- P + phi phi^T / sigma^2        c <- c + phi r / sigma^2        mean = P^-1 c
 
-For each arm, a reward is drawn from the posterior, and the arm with the largest reward is chosen. The updates
-are exact and of rank one. P is stored instead of its inverse, so that rounding errors do not grow. To take
-back a rating, the router fits the arm again to the other ratings. The result is bit for bit the same as if
-the user had never given the rating.
+For each arm, a reward is drawn from the posterior, and the arm with the largest reward is chosen. Each update
+of P is exact and of rank one. P is stored instead of its inverse, so that rounding errors do not grow. To
+take back a rating, the router fits the arm again to the other ratings. The result is bit for bit the same as
+if the user had never given the rating.
 """
 
 from dataclasses import dataclass

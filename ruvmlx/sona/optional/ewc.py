@@ -4,9 +4,9 @@
 
 dW = scale * lora_a lora_b is the base LoRA's change of a matrix [in, out]. dW* is the value of dW at an
 anchor: the base LoRA at the end of a task (Kirkpatrick et al. 2017). With A for lora_a and B for lora_b, the
-    factors
-(A Q, Q^-1 B) give the same change for any invertible Q, but the Fisher information of the elements of A and B
-depends on Q. So F is the diagonal Fisher information of dW. The matrix F is never computed as a whole:
+factors (A Q, Q^-1 B) give the same change for any invertible Q, but the Fisher information of the elements of
+A and B depends on Q. So F is the diagonal Fisher information of dW. The matrix F is never computed as a
+whole:
 
     F[i, j] = rows[i] columns[j] / sum(rows),    rows[i] = mean sum_j G[i, j]^2,  columns[j] = mean sum_i ...
 
@@ -35,8 +35,8 @@ the ratings of the first task, too.
 
 EWC works, but replay alone keeps more of the first task and learns more of the second task. With replay, the
 penalty costs more of the second task than it keeps of the first. So EWC is off unless the user asks for it
-(`learn consolidate --ewc`). The table has one seed. With another seed and slightly different texts, no nll
-differed by more than 0.04.
+(`learn consolidate --ewc`). The table was measured with one random seed. With another seed and slightly
+different texts, no nll differed by more than 0.04.
 """
 
 import io

@@ -15,7 +15,7 @@ from .. import instant
 from ..active_adapter import ActiveAdapter
 from .layer_adapter import LayerAdapter
 
-LOOKS = 3  # the maximum number of measurements; if the last is over the cap, the layer LoRA is scaled to 0
+LOOKS = 3  # the maximum number of measurements; if the last KL is over the cap, the layer LoRA becomes 0
 SLACK = 1.05  # the layer LoRA is scaled down when it uses more than this many times its limit
 
 
@@ -42,7 +42,7 @@ def enforce_kl_cap(layers: LayerAdapter, active: ActiveAdapter, pause: Pause | N
 
 def _commit_scaled(active: ActiveAdapter, layers: LayerAdapter, layer_lora: LayerLoRA) -> None:
     """Commit a smaller layer LoRA as a new adapter version. The version's MicroLoRA is scaled so that both
-    are within the caps."""
+    LoRAs together are within the caps."""
     state, probe = active.state, active.probe
     micro = instant.rescale_to_caps(state.micro, probe).adapter if layers.targets.head else state.micro
     kl = max(0.0, probe.kl(micro) + layers.added_kl(layer_lora))

@@ -30,8 +30,8 @@ class ProbedLayers:
 
 
 class LayerAdapter:
-    """The implementation of the protocols LayerPart and LayerInstaller. The object does nothing if ratings
-    change only the output head."""
+    """The implementation of the protocols LayerPart and LayerInstaller. If ratings change only the output
+    head, all functions of this object do nothing."""
 
     def __init__(self, store: Store, model: Model, backend: Backend, targets: str):
         self.targets = parse(targets, model.shape)

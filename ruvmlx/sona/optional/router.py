@@ -168,7 +168,8 @@ class Router:
         self._known = known
 
     def _rated_choices(self) -> list[RatedRoute]:
-        """Return the newest rated choices. A choice in an older format is left out."""
+        """Return the newest rated choices. A choice that an older version of ruvmlx stored in another format
+        is left out."""
         return [
             row
             for row in self._store.routes.rated_routes(*self._mine, WINDOW)
@@ -212,8 +213,9 @@ class Router:
         """Train a new cell. Replace the cell in use if the new cell predicts held-out ratings better. Return
         a report.
 
-        A quarter of the replies is held out, always the same replies. The squared error of the new cell must
-        be smaller than the error of the cell in use by more than twice the standard error of the difference.
+        A quarter of the rated replies, always the same replies, is held out. The squared error of the new
+        cell must be smaller than the error of the cell in use by more than twice the standard error of the
+        difference.
         """
         self.sync()
         rows, priors = self._rated_choices(), self._priors()

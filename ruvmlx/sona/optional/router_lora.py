@@ -167,7 +167,7 @@ def loss(
         v = np.linalg.solve(precision, prior.moment + phi.T @ r / NOISE**2)
         error, far = phi @ v - r, v - prior.mean
         total += float(error @ error / (2 * NOISE**2) + far @ prior.precision @ far / 2)
-        g = np.outer(error, v[1:]) / (NOISE**2 * n)  # the gradient by h + h A B
+        g = np.outer(error, v[1:]) / (NOISE**2 * n)  # the gradient by the arm's features h + h A B
         at_h[rows] = g + (g @ b.T) @ a.T
         heads.append((h[rows].T @ (g @ b.T), (h[rows] @ a).T @ g))
         weights.append(v)

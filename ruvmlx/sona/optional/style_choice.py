@@ -16,7 +16,7 @@ from ..taste import GAP, NEUTRAL, STARS, Given, RatedFeatures, TasteModel
 from ..taste_fit import M
 from .style_basis import StyleBasis
 
-DOUBT = 0.5  # the lower bound is this many standard deviations below the expected gain
+DOUBT = 0.5  # the lower bound of the gain in stars is this many standard deviations below the expected gain
 FOLDS = 5  # the number of parts of the ratings; a taste model fitted to the other parts predicts each part
 
 
@@ -24,7 +24,7 @@ FOLDS = 5  # the number of parts of the ratings; a taste model fitted to the oth
 class StyleChoice:
     """The choice of a style for one user.
 
-    coefficients: [M], the coefficients of the directions, up to a common factor
+    coefficients: [M], the coefficients of the M directions; only their ratios have a meaning
     confidence: from 0 (the ratings possibly show no taste at all) to 1 (the taste is certain). The change of
         weights is proportional to the confidence.
     """
