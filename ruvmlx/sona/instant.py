@@ -1,10 +1,11 @@
 """The instant loop updates the LoRA of the output head (lora_a, lora_b) at once after each rating.
 
-A rating says that a reply was good or bad, not why. Changes on which several ratings agree show the user's
-taste; all other changes show only the topics of the replies. So lora_b is computed from all ratings so far,
-and a change is larger if more ratings agree on it. A movable token is a token whose logit ratings may change.
-For the movable tokens, lora_b is written in coordinates (coordinates.py): one coordinate for each token, and
-one for each feature. A feature is a direction in which the logits of similar tokens change together:
+A rating says that a reply was good or bad, but not why the user thinks so. Changes on which several ratings
+agree show the user's taste; all other changes show only the topics of the replies. So lora_b is computed from
+all ratings so far, and a change is larger if more ratings agree on it. A movable token is a token whose logit
+ratings may change. For the movable tokens, lora_b is written in coordinates (coordinates.py): one coordinate
+for each token, and one for each feature. A feature is a direction in which the logits of similar tokens
+change together:
 
     lora_b = gain * (held_back(theta_tokens + theta_features @ features^T) + taste)
 

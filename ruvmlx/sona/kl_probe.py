@@ -54,8 +54,8 @@ class ContextGroups:
     projections onto lora_a, and other contexts in prose.
 
     counts: [3], the number of contexts in each group
-    prose: [], the number of all hidden states in prose. The contexts of the second group represent only
-        themselves. The contexts of the third group represent all remaining states in prose.
+    prose: [], the number of all hidden states in prose. Each context of the second group represents only
+        itself. The contexts of the third group represent all remaining states in prose.
     """
 
     counts: np.ndarray
@@ -101,7 +101,8 @@ class KLProbe:
     drift: [r, A + 1], the result of `Drift` over all prose
     head: the function from hidden states [T, D] to logits [T, V]
     frozen: the frozen model's log-probabilities [m, V] in the `few` contexts
-    packed_ratio: [M, A + 1], log(p_base / p_frozen) of each movable token, and its mean over other tokens
+    packed_ratio: [M, A + 1], log(p_base / p_frozen) of each movable token; the last column has the mean of
+        this value over all other tokens, weighted by p_base
     rise: the rise of the prose's mean negative log-likelihood under the base (nats)
     read_texts: the indices of the reference texts that were read; None if all were read
     """
