@@ -20,10 +20,12 @@ from .chats.learning import Learning, LearningState
 from .chats.reply_writer import ReplyWriter
 from .engine import LLMInferenceEngine
 from .engine.context_window import Turn
+from .engine.draft_model import DraftModel
 from .errors import StoreBusy
 from .kv.disk import CacheFolder
 from .kv_tuning.tier_review import TierReview
 from .memory import memory_plan
+from .memory.draft_plan import open_draft_model
 from .memory.load_plan import Plan, Planning
 from .models.config.model import Model
 from .platform.cpu import total_memory
@@ -73,14 +75,17 @@ class Runtime:
         settings: Settings,
         learn: bool = True,
         plan: Plan | None = None,
+        draft_model: DraftModel | None = None,
     ):
         """learn: if False, the runtime stores ratings but never changes weights. plan: the memory plan that
-        the program made before it read the weights. Raises UsageError if `kv_budget` is too small for one
-        chat."""
+        the program made before it read the weights. draft_model: the small model that guesses tokens. Raises
+        UsageError if `kv_budget` is too small for one chat."""
         self.store, self.model, self.backend, self.settings = store, model, backend, settings
         kept = settings.kv_disk
         folder = None if kept is None else CacheFolder.of_store(store.path, kept << 20)
-        self.engine = LLMInferenceEngine(model, backend, folder=folder, speculate=settings.speculate)
+        self.engine = LLMInferenceEngine(
+            model, backend, folder=folder, speculate=settings.speculate, draft_model=draft_model
+        )
         self.planned = memory_plan.Planned.of(self.engine, plan)
         self.tiers = TierReview(store, self.engine, settings)
         self.learning = Learning(store, model, backend, settings, learn)
@@ -108,7 +113,8 @@ class Runtime:
             budget = (settings.kv_budget or 0) << 20
             weights = planning.counted(loaded)
             backend = open_backend(settings.backend, weights, settings.threads, budget, planning)
-            return cls(store, loaded, backend, settings, learn, planning.plan)
+            small = open_draft_model(settings, loaded, backend, planning.plan, watch)
+            return cls(store, loaded, backend, settings, learn, planning.plan, small)
         except BaseException:
             store.close()
             raise

@@ -27,7 +27,8 @@ DATES = ["%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]  #
 BUILT_IN = ("default", "none")  # names of adapters that the user does not have to make
 SERVER = "http://127.0.0.1:8642"  # the default address of `ruvmlx serve`
 MODEL_SETTINGS = ("model", "backend", "threads", "max_context", "kv", "adapter", "router")
-REPLY_SETTINGS = ("max_tokens", "best_of", *config.SAMPLING, "system", "thinking", "examples", "speculate")
+GUESSES = ("speculate", "draft_model")
+REPLY_SETTINGS = ("max_tokens", "best_of", *config.SAMPLING, "system", "thinking", "examples", *GUESSES)
 
 
 def setting_option(name: str, help: str | None = None) -> Callable[[F], F]:

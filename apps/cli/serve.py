@@ -21,7 +21,7 @@ from ruvmlx.platform.bounded_process import ending
 from ruvmlx.progress import Watch
 
 from . import service
-from .options import SERVER, model_options, open_runtime, resolve, setting_options
+from .options import GUESSES, SERVER, model_options, open_runtime, resolve, setting_options
 from .output import json_option, log, print_json, show
 from .verb import Verb
 
@@ -50,7 +50,7 @@ PORT = int(SERVER.rpartition(":")[2])
 @click.option("--install", is_flag=True, help="Write a service that starts this at login; asks first.")
 @click.option("--uninstall", is_flag=True, help="Remove that service; asks first.")
 @model_options
-@setting_options("max_tokens", "best_of", *config.SAMPLING, "thinking", "examples", "speculate")
+@setting_options("max_tokens", "best_of", *config.SAMPLING, "thinking", "examples", *GUESSES)
 @json_option
 @click.pass_context
 def serve(

@@ -8,6 +8,7 @@ reply shows whether their first token was right. So the module finds out, withou
 to save time in this reply.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,36 +26,50 @@ PRIOR_TOKENS = 6.0
 # Each new guess lowers the weight of older guesses by this factor, because a reply can first copy text and
 # later write new text.
 FADE = 0.97
+LONGEST_CHAIN = 7  # the maximum number of guesses of a draft model that are checked in one call
+UNKNOWN_STEP = 0.2  # before the first measurement: the time of a step of the draft model, in plain steps
 
 
 class Shares(Protocol):
     """The expected share of drafted tokens that are right."""
 
-    def share(self, match: int) -> float:
+    def share(self, sign: float) -> float:
         """Return the share after a match of this length (tokens)."""
 
 
 class Certainty:
     """The shares of tokens that are always right, because a constraint forces them."""
 
-    def share(self, match: int) -> float:
+    def share(self, sign: float) -> float:
         return 1.0
 
 
 class Acceptance:
-    """Acceptance counts how often drafts are right in one reply, by the length of the match before them."""
+    """Acceptance counts how often guessed tokens are right, by a sign of how sure the guess is: the length of
+    the match before the token (prompt_lookup.py), or the draft model's probability of the token."""
 
-    def __init__(self) -> None:
-        self._right = [share * PRIOR_TOKENS for share in PRIOR]
-        self._all = [PRIOR_TOKENS] * len(PRIOR)
+    def __init__(self, ends: Sequence[float] = MATCHES, prior: Sequence[float] = PRIOR) -> None:
+        """ends: signs between two neighbouring ends are counted together. prior: the assumed share of right
+        tokens in each group."""
+        self._ends = ends
+        self._right = [share * PRIOR_TOKENS for share in prior]
+        self._all = [PRIOR_TOKENS] * len(prior)
 
-    def share(self, match: int) -> float:
-        """Return the expected share of right tokens after a match of this length."""
-        i = _group(match)
+    @property
+    def mean(self) -> float:
+        """Return the expected share of right tokens, whatever the sign."""
+        return sum(self._right) / sum(self._all)
+
+    def share(self, sign: float) -> float:
+        """Return the expected share of right tokens with this sign."""
+        i = self._group(sign)
         return self._right[i] / self._all[i]
 
-    def count(self, match: int, is_right: bool) -> None:
-        i = _group(match)
+    def _group(self, sign: float) -> int:
+        return next((i for i, end in enumerate(self._ends) if sign < end), len(self._ends) - 1)
+
+    def count(self, sign: float, is_right: bool) -> None:
+        i = self._group(sign)
         self._right[i] = FADE * self._right[i] + is_right
         self._all[i] = FADE * self._all[i] + 1
 
@@ -68,6 +83,9 @@ class DraftLength(Protocol):
     def measure(self, drafted: int, seconds: float) -> None:
         """Learn from the time of a plain step (drafted=0) or of a check."""
 
+    def chain(self, seconds: float) -> "DraftChain":
+        """Return an empty draft of a draft model. seconds: the time of one step of the draft model."""
+
 
 @dataclass(frozen=True)
 class FixedLength:
@@ -80,6 +98,9 @@ class FixedLength:
 
     def measure(self, drafted: int, seconds: float) -> None:
         """Do nothing, because this rule ignores the times."""
+
+    def chain(self, seconds: float) -> "DraftChain":
+        return DraftChain(self.length, 0.0, 0.0)
 
 
 class MeasuredLength:
@@ -112,13 +133,56 @@ class MeasuredLength:
             slope = min((seconds / self._step - 1) / drafted, 4 * self.slope)
             self.slope += WEIGHT * (max(slope, SMALLEST_SLOPE) - self.slope)
 
+    def chain(self, seconds: float) -> "DraftChain":
+        return DraftChain(LONGEST_CHAIN, self.slope, seconds / self._step if self._step else UNKNOWN_STEP)
+
+
+@dataclass
+class DraftChain:
+    """A draft that a draft model makes token by token, and what the draft promises.
+
+    longest: the maximum number of tokens
+    slope: the added time of the check for each token, in plain steps of the large model
+    step: the time of one step of the draft model, in plain steps of the large model
+    """
+
+    longest: int
+    slope: float
+    step: float
+    count: int = 0
+    tokens: float = 1.0  # the expected number of tokens that the check gives
+    cost: float = 1.0  # the time of the drafts and of the check
+    chance: float = 1.0  # the probability that all tokens of the draft are right
+
+    def is_worth(self, share: float) -> bool:
+        """Return True if a draft of some length saves time. share: the expected share of right tokens."""
+        tokens = chance = cost = 1.0
+        for _ in range(self.longest):
+            chance *= share
+            tokens, cost = tokens + chance, cost + self.slope + self.step
+            if tokens > MARGIN * cost:
+                return True
+        return self.slope + self.step == 0
+
+    def takes(self, share: float) -> bool:
+        """Return True if the check of one more guess is worth its time. The guess is made already."""
+        self.cost += self.step
+        return self.chance * share * self.cost >= self.slope * self.tokens
+
+    def add(self, share: float) -> None:
+        """Add a guess to the draft."""
+        self.count += 1
+        self.chance *= share
+        self.tokens, self.cost = self.tokens + self.chance, self.cost + self.slope
+
+    def goes_on(self, share: float) -> bool:
+        """Return True if one more guess is worth its time. share: the expected share of right tokens."""
+        more = self.slope + self.step
+        return self.count < self.longest and self.chance * share * self.cost >= more * self.tokens
+
 
 def draft_length(speculate: str) -> DraftLength | None:
     """Return the rule for a value of the setting `speculate`: "auto", "off" (None) or a number of tokens."""
     if speculate == "off":
         return None
     return MeasuredLength() if speculate == "auto" else FixedLength(int(speculate))
-
-
-def _group(match: int) -> int:
-    return next((i for i, end in enumerate(MATCHES) if match < end), len(MATCHES) - 1)

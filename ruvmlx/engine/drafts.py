@@ -12,12 +12,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from ..backends.base import Backend, Drafting, HeadAdapter, KVCache, Step
 from .constraint import Matcher
 from .draft_length import Acceptance, Certainty, DraftLength
-from .prompt_lookup import GRAM, Draft, PromptLookup
+from .draft_model import DraftModel
+from .prompt_lookup import GRAM, PromptLookup
 
 
 @dataclass
@@ -29,6 +30,14 @@ class DraftCounts:
     accepted: int = 0
 
 
+class _Guess(NamedTuple):
+    """Guessed tokens, for each a sign of how sure the guess is, and the counts to which the signs belong."""
+
+    tokens: Sequence[int]
+    signs: Sequence[float]
+    acceptance: Acceptance
+
+
 class _Decoder(Drafting, Backend, Protocol):
     """A backend that can check drafts."""
 
@@ -37,12 +46,22 @@ class DraftedSteps:
     """DraftedSteps computes the decode steps of one reply, and computes some of these steps ahead for guessed
     tokens."""
 
-    def __init__(self, backend: _Decoder, length: DraftLength, lookup: PromptLookup, rule: Matcher | None):
+    def __init__(
+        self,
+        backend: _Decoder,
+        length: DraftLength,
+        lookup: PromptLookup,
+        rule: Matcher | None,
+        model: DraftModel | None = None,
+        prompt: Sequence[int] = (),
+    ):
         """length: the rule that all replies share. lookup, rule: the chat's tokens and the constraint of the
-        reply."""
+        reply. model: the draft model, which guesses if the lookup finds nothing. prompt: the tokens before
+        the reply."""
         self._backend, self._length, self._lookup, self._rule = backend, length, lookup, rule
+        self._model, self._tokens = model, list(prompt) if model else []
         self._acceptance = Acceptance()
-        self._guess: Draft | None = None  # the guess at the tokens after the last token
+        self._guesses: list[_Guess] = []  # the guesses at the tokens after the last token
         self._checked: deque[tuple[int, Step]] = (
             deque()
         )  # drafted tokens that can still be right, each with its step
@@ -59,6 +78,8 @@ class DraftedSteps:
             self._checked.clear()
         self._count(token)
         self._lookup.add(token)
+        if self._model:
+            self._tokens.append(token)
 
     def step(self, token: int, cache: KVCache, adapter: HeadAdapter | None) -> Step:
         """Return the step after the newest token, which `add` has received."""
@@ -79,32 +100,50 @@ class DraftedSteps:
 
     def _draft(self) -> list[int]:
         """Return the tokens that are worth a check now."""
-        longest = self._backend.longest_draft
+        longest, self._guesses = self._backend.longest_draft, []
         if self._rule is not None and (forced := self._rule.forced_tokens()[:longest]):
-            self._guess = None
             return forced[: self._length.choose(GRAM, len(forced), Certainty())]
-        guess = self._guess = self._lookup.draft(longest)
-        if guess is None:
+        return self._look_up(longest) or self._ask_model(longest)
+
+    def _look_up(self, longest: int) -> list[int]:
+        found = self._lookup.draft(longest)
+        if found is None:
             return []
-        return guess.tokens[: self._length.choose(guess.match, len(guess.tokens), self._acceptance)]
+        signs = [found.match + i for i in range(len(found.tokens))]
+        self._guesses.append(_Guess(found.tokens, signs, self._acceptance))
+        return found.tokens[: self._length.choose(found.match, len(found.tokens), self._acceptance)]
+
+    def _ask_model(self, longest: int) -> list[int]:
+        if self._model is None:
+            return []
+        draft = self._model.draft(self._tokens, longest, self._length)
+        if draft.tokens:
+            self._guesses.append(_Guess(draft.tokens, draft.confidences, self._model.acceptance))
+        return draft.tokens if draft.is_worth else []
 
     def _count(self, token: int) -> None:
-        """Count whether the first token of the guess was right. While all guessed tokens are right, count the
-        next guessed tokens too."""
-        guess = self._guess
-        if guess is not None:
+        """Count whether the first token of each guess was right. While all guessed tokens are right, count
+        the next guessed tokens too."""
+        still_right = []
+        for guess in self._guesses:
             is_right = guess.tokens[0] == token
-            self._acceptance.count(guess.match, is_right)
-            more = guess.tokens[1:] if is_right and self._checked else []
-            self._guess = Draft(more, guess.match + 1) if more else None
+            guess.acceptance.count(guess.signs[0], is_right)
+            if is_right and self._checked and len(guess.tokens) > 1:
+                still_right.append(_Guess(guess.tokens[1:], guess.signs[1:], guess.acceptance))
+        self._guesses = still_right
+
+
+class DraftParts(Protocol):
+    """The parts of an engine that drafts need. draft_length: None if the engine drafts no tokens. draft_model:
+    None if only the chat's own text gives drafts."""
+
+    backend: Backend
+    draft_length: DraftLength | None
+    draft_model: DraftModel | None
 
 
 def new_drafts(
-    backend: Backend,
-    length: DraftLength | None,
-    prompt: Sequence[int],
-    predicted: Sequence[int] = (),
-    rule: Matcher | None = None,
+    engine: DraftParts, prompt: Sequence[int], predicted: Sequence[int], rule: Matcher | None
 ) -> DraftedSteps | None:
     """Return the decode steps of a reply to this prompt. Return None if drafts are off, or if the backend
     cannot check drafts.
@@ -112,6 +151,8 @@ def new_drafts(
     predicted: tokens that the caller expects in the reply
     rule: the constraint of the reply
     """
+    backend, length, model = engine.backend, engine.draft_length, engine.draft_model
     if length is None or not isinstance(backend, Drafting):
         return None
-    return DraftedSteps(cast(_Decoder, backend), length, PromptLookup(prompt, predicted), rule)
+    lookup = PromptLookup(prompt, predicted)
+    return DraftedSteps(cast(_Decoder, backend), length, lookup, rule, model, prompt)

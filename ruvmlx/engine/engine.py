@@ -14,6 +14,7 @@ from ..kv.policy import TierPolicy
 from ..models.config.model import Model
 from ..models.text.system_prompt import with_system
 from .draft_length import draft_length
+from .draft_model import DraftModel
 from .recorder import Recorder
 from .run import Run
 from .sessions import SessionManager
@@ -31,16 +32,18 @@ class LLMInferenceEngine:
         policy: TierPolicy | None = None,
         folder: CacheFolder | None = None,
         speculate: str = "auto",
+        draft_model: DraftModel | None = None,
     ):
         """policy: the precision of the KV cache by the age of its tokens; None: the backend's plain cache
 
         folder: the folder that keeps the caches of sessions between processes
         speculate: the number of drafted tokens (drafts.py): "auto", "off" or a number; the replies do not
             depend on this value
+        draft_model: a small model that guesses tokens
         """
         self.model = model
         self.backend = backend
-        self.draft_length = draft_length(speculate)
+        self.draft_length, self.draft_model = draft_length(speculate), draft_model
         self.sessions = SessionManager(backend, policy, folder=folder, model=model.fingerprint)
 
     def prompt_ids(self, request: GenerationRequest) -> list[int]:

@@ -22,8 +22,7 @@ from ..sampling import check_sampling, log_softmax, top_ids
 from ..tiers import PAGE
 from .constraint import Matcher, matcher_for
 from .detokenize import StopStrings, StreamDecoder
-from .draft_length import DraftLength
-from .drafts import DraftCounts, new_drafts
+from .drafts import DraftCounts, DraftParts, new_drafts
 from .recorder import Recorder, WorkRecorder
 from .repetition import Repetition, is_repeated_prose
 from .session import Session
@@ -38,13 +37,11 @@ FIRST_PIECE, LEAST_PIECE, PIECE_SECONDS = 512, 256, 2.0  # tokens, tokens, secon
 LEAST_PART = 16  # tokens
 
 
-class EngineParts(Protocol):
+class EngineParts(DraftParts, Protocol):
     """The parts of an engine that a run uses."""
 
     model: Model
-    backend: Backend
     sessions: SessionManager
-    draft_length: DraftLength | None  # None: the engine drafts no tokens
 
     def prompt_ids(self, request: GenerationRequest) -> list[int]: ...
 
@@ -101,7 +98,7 @@ class Run:
             request.session_id, self.prompt, request.cache_salt, request.resumable
         )
         self.cached = engine.sessions.rewind(self.session, self.prompt)
-        self.drafts = new_drafts(backend, engine.draft_length, self.prompt, request.predicted, self.rule)
+        self.drafts = new_drafts(engine, self.prompt, request.predicted, self.rule)
         self.source: Source = self._new_source(steps)
 
     def fork(self, request: GenerationRequest, recorder: Recorder | None = None) -> "Run":

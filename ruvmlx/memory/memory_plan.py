@@ -57,6 +57,7 @@ class Planned:
         kv = token_bytes(shape) * cached_tokens(shape, engine.model.context)
         if plan is not None:
             weights, kv, limit = plan.need.weights, plan.need.cache, plan.memory.limit
+        weights += _draft_bytes(engine)
         return cls(weights, scratch, kv, PER_WORD * shape.vocab_size, limit)
 
     @property
@@ -121,9 +122,10 @@ def purposes(
         tiers[adapter.tier] += adapter.bytes
     adapters = learning.residency.budget
     traces = sum(learner.traces.nbytes for learner in learning.residency.loaded_adapters())
-    rest = max(0, held.rest - traces)
+    draft = _draft_bytes(engine)
+    rest = max(0, held.rest - traces - draft)
     in_memory = [
-        Purpose("weights", planned.weights, held.model - scratch, planned.limit),
+        Purpose("weights", planned.weights, held.model - scratch + draft, planned.limit),
         Purpose("scratch", planned.scratch, scratch, 0),
         Purpose("kv", planned.kv, held.kv, held.kv_budget or engine.sessions.limit),
         Purpose("adapters_hot", tiers["hot"], tiers["hot"], adapters),
@@ -171,6 +173,11 @@ def table(rows: Sequence[Purpose]) -> list[str]:
         name, limit = row.name.replace("_", " "), size(row.limit) if row.limit else "-"
         lines.append(f"{name:<15}{size(row.planned):>10}{size(row.used):>10}{limit:>10}")
     return lines
+
+
+def _draft_bytes(engine: LLMInferenceEngine) -> int:
+    """Return the bytes of the draft model; 0 if there is none."""
+    return engine.draft_model.nbytes if engine.draft_model else 0
 
 
 def _scratch(backend: Backend) -> int:

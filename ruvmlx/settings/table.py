@@ -192,6 +192,13 @@ class Settings:
         expected="auto, off, or 1 to 7",
         public=True,
     )
+    draft_model: str | None = _setting(
+        str,
+        None,
+        "a small model of the same family; it guesses tokens, and the model checks them, so that the reply "
+        "stays the same",
+        unset="none",
+    )
     system: str | None = _setting(
         str, None, "system prompt of new chats; none: no system prompt of yours", nothing="none", unset="none"
     )

@@ -1,0 +1,47 @@
+"""This module opens the draft model (engine/draft_model.py), if the settings name one."""
+
+from ..backends.base import Backend, Drafting
+from ..backends.select import describe, open_backend
+from ..engine.draft_model import DraftModel, check_vocabulary
+from ..errors import UsageError
+from ..models.config.model import Model
+from ..progress import Progress, Watch
+from ..settings import Settings
+from .load_plan import Plan, Planning
+
+
+class _ProgressOnly(Watch):
+    """A watch that reports the progress alone, because the user sees the plan of the large model."""
+
+    def __init__(self, watch: Watch):
+        self._watch = watch
+
+    def progress(self, progress: Progress) -> None:
+        self._watch.progress(progress)
+
+
+def open_draft_model(
+    settings: Settings, large: Model, backend: Backend, plan: Plan | None, watch: Watch
+) -> DraftModel | None:
+    """Open the draft model of the settings. Return None if the settings name no draft model.
+
+    large, backend, plan: the model that writes the replies, its backend and its memory plan
+
+    Raises UsageError if the backend cannot check guessed tokens or if the models have different tokens, and
+    NotEnoughMemory if both models together do not fit.
+    """
+    if settings.draft_model is None or settings.speculate == "off":
+        return None
+    if not isinstance(backend, Drafting):
+        raise UsageError(
+            f"draft_model is {settings.draft_model}, but the {backend.name} backend cannot check guessed "
+            "tokens. Choose --backend native, or leave the draft model out."
+        )
+    choice = describe(settings.backend, settings.threads)
+    planning = Planning(_ProgressOnly(watch), choice, settings.draft_model, settings.backend)
+    small = planning.load(settings.draft_model)
+    check_vocabulary(large, small)
+    if planning.plan is not None and plan is not None:
+        planning.plan.check(-plan.need.total)
+    opened = open_backend(settings.backend, planning.counted(small), settings.threads, 0, planning)
+    return DraftModel(opened, small.context, large.shape.vocab_size)
