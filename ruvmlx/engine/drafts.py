@@ -134,8 +134,8 @@ class DraftedSteps:
 
 
 class DraftParts(Protocol):
-    """The parts of an engine that drafts need. draft_length: None if the engine drafts no tokens. draft_model:
-    None if only the chat's own text gives drafts."""
+    """The parts of an engine that drafts need. draft_length: None if the engine drafts no tokens.
+    draft_model: None if only the chat's own text gives drafts."""
 
     backend: Backend
     draft_length: DraftLength | None

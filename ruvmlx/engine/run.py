@@ -11,7 +11,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from ..backends.base import Backend, HeadAdapter, Step, Streaming
+from ..backends.base import HeadAdapter, Step, Streaming
 from ..errors import UsageError
 from ..kernels.replies import ReplyWork
 from ..kv.cache import PagedCache
