@@ -214,7 +214,8 @@ def _before(p: np.ndarray) -> np.ndarray:
 
 def _most_likely(logits: np.ndarray, logprobs: np.ndarray, filters: list[tuple[Filter, Any]]) -> np.ndarray:
     """Return the token ids that the filters with sorts=True keep, the most likely id first. Of ids with equal
-    logits, the smaller id comes first. The function sorts as few ids as possible."""
+    logits, the smaller id comes first. The function first sorts only the ids above a floor, and more ids
+    only if needed."""
     for floor in _FLOORS:
         ids = np.flatnonzero(logprobs >= floor)
         ids = ids[largest_first(logits[ids])]

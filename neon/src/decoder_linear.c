@@ -1,8 +1,9 @@
 /* The matrix phases of the decoder compute their inputs, the products, and the operations directly after the products.
  *
- * The input of a matrix phase (norm, merge, quantised activations) takes little time for one token. So each thread
- * computes its own copy when it takes its first chunk, which saves a barrier. For more tokens, a separate phase
- * computes the input. */
+ * A matrix phase multiplies by the weights of one role (q/k/v, o, gate/up, down or head). Before it, a thread makes the
+ * input: it normalises the rows or merges the attention of the key ranges, and it quantises the result. For one token
+ * this takes little time. So each thread makes its own copy of the input when it takes its first chunk, which saves a
+ * barrier. For more tokens, a separate phase makes the input. */
 #include "decoder.h"
 
 #include <string.h>

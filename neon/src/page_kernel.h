@@ -2,7 +2,8 @@
  * file of an instruction set includes this header after matrix_kernel.h.  `tier` is a constant in all functions after
  * inlining.
  *
- * A row of queries, or a row of weights p_t s_t, becomes integers x with one float scale `step`. Each x is stored as
+ * A row of queries becomes integers x with one float scale `step`. So does a row of weights p_t s_t, where p_t is the
+ * softmax weight of token t, and s_t is the scale of the values of token t. Each x is stored as
  * `terms` int8 numbers: x = hi, or x = 254 hi + lo with |hi|, |lo| <= 127 (so no instruction saturates). The kernels
  * compute rows in chunks of n rows. With T = n * terms, the codes of a chunk are:
  *   step float [n], step * sum(x) float [n], -128 * sum(term) int32 [T], then for each 32 columns int8 [T][32]

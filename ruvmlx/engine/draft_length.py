@@ -16,10 +16,10 @@ MARGIN = 1.05  # a check must promise at least this factor times the tokens per 
 SLOPE = 0.35  # before the first measurement: the added time of each drafted token, as a part of a plain step
 SMALLEST_SLOPE = 0.02
 WEIGHT = 0.1  # the weight of a new measurement in the average of the added time
-# A match is a run of the newest tokens that occurred in the chat before. Match lengths
-# between two neighbouring numbers of MATCHES are counted together. PRIOR is the assumed share of right
-# guesses; it has the weight of PRIOR_TOKENS counted guesses. `python -m tests.research.drafts` chose these
-# numbers.
+# A match is a run of the newest tokens that occurred in the chat before. Match lengths between two
+# neighbouring numbers of MATCHES are counted together. PRIOR is the assumed share of right guesses for each
+# group of match lengths, and has the weight of PRIOR_TOKENS counted guesses. `python -m tests.research.drafts
+# guesses` measures the shares of real replies, and PRIOR is near these shares.
 MATCHES = (4, 6, 9, 17, 33)
 PRIOR = (0.2, 0.6, 0.75, 0.9, 0.97)
 PRIOR_TOKENS = 6.0

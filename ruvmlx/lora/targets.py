@@ -21,7 +21,8 @@ _GROUPS |= {name: (name,) for name in MODULES}
 
 @dataclass(frozen=True)
 class Targets:
-    """The matrices that a rating, or the background loop, changes.
+    """The matrices that one setting names. With `learn_targets`, a rating changes these matrices. With
+    `base_targets`, the background loop trains these matrices.
 
     head: True if the output head is changed
     places: (module, layer) of each changed matrix in the layers, in the model's order

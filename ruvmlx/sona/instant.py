@@ -62,7 +62,8 @@ from ..lora import MicroLoRA
 from .kl_probe import Distance, KLProbe
 from .trace import ReplyStats, Trace
 
-KL_CAP = 0.1  # the maximum KL(learned || frozen) in answers to plain questions, nats per token
+# The maximum KL(learned || frozen) in answers to the questions of the reference text, nats per token
+KL_CAP = 0.1
 # The maximum KL of all tokens except end-of-reply tokens, nats per token. The rest of KL_CAP is for the taste
 # model's push (taste_push.py).
 SAID_CAP = KL_CAP / 5

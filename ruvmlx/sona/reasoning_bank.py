@@ -22,7 +22,8 @@ CELLS = 100  # the maximum number of cells
 SAMPLE = 4096  # the maximum number of entries from which k-means computes the cells
 SCAN = 1024  # the maximum number of entries that a lookup compares, besides new entries
 TAIL = 128  # the maximum number of new entries that wait before `tend` sorts them into cells
-NEIGHBOURS = 32  # the number of similar entries from which V(x) is computed
+# V(x) is the mean reward of the questions that are similar to the question x. NEIGHBOURS is their number.
+NEIGHBOURS = 32
 PRIOR = 4.0  # the weight of the prior of V(x) (`value`), as a number of ratings
 ALIKE = 0.5  # the minimum similarity at which a question has its full weight in V(x)
 SIMILAR = 0.1  # the minimum similarity of an example: true for 84% of pairs on one topic, 19% of other pairs

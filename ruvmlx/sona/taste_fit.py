@@ -85,8 +85,8 @@ class Rows:
         return np.delete(self.y, self.pairs)
 
     def differences(self, values: np.ndarray) -> np.ndarray:
-        """Return the values of the rows: [E, C] -> [R, C]. The value of a pair is the better reply's value
-        minus the worse reply's value.
+        """Return the values [R, C] of the R rows of the regression. A row of a rated reply has the reply's
+        values. A row of a pair has the better reply's values minus the worse reply's values.
 
         values: [E, C], C values of each of the E replies in `all_replies`
         """

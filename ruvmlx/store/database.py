@@ -206,8 +206,8 @@ class Database:
         return not blocked
 
     def integrity(self) -> str:
-        """Return "ok", or else the first difference from the data that this program writes, or the damage
-        that SQLite finds."""
+        """Return "ok", or else one line about the first fault: text that is not UTF-8, a table of another
+        form, a value of a wrong type or size, or damage that SQLite finds."""
         with _readable_errors(self.path):
             return difference(self._connection, VERSION) or str(self.value("PRAGMA quick_check"))
 

@@ -83,6 +83,6 @@ class Store:
         return self.db.snapshot()
 
     def integrity(self) -> str:
-        """Return "ok", or else the first difference from the data that this program writes, or the damage
-        that SQLite finds."""
+        """Return "ok", or else one line about the first fault: text that is not UTF-8, a table of another
+        form, a value of a wrong type or size, or damage that SQLite finds."""
         return self.db.integrity()

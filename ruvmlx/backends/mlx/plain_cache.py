@@ -1,5 +1,5 @@
-"""This module has the MLX backend's plain KV caches. The attributes keys and values are arrays [1,
-n_kv_heads, T, head_dim] for T tokens."""
+"""This module has the KV caches of the MLX backend that have neither tiers nor pages. In such a cache, the
+keys and the values of a layer are two float arrays [1, n_kv_heads, T, head_dim] for T tokens."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence

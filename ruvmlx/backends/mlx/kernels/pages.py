@@ -1,5 +1,5 @@
-"""This module describes KV pages in the form that the GPU kernels read. metal_kernels/README.md has the bit
-layouts.
+"""This module describes KV pages in the form that the GPU kernels (Metal and CUDA) read.
+metal_kernels/README.md has the bit layouts.
 
 A page is 64 tokens of one layer and one KV head. A pool is uint8 [pages, n_kv_heads, bytes of a page].
 """
