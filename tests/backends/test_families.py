@@ -15,8 +15,9 @@ from ruvmlx.models.config.families import FAMILIES
 from ruvmlx.models.config.rope import rope
 from ruvmlx.models.config.rope_scaling import DynamicRope, LinearRope, LongRope, YarnRope
 from ruvmlx.models.load import load_model
-from tests.models.make_models import TOKENS as VOCABULARY
-from tests.models.make_models import make_gguf_model, make_safetensors_model
+from tests.models.make_gguf import make_gguf_model
+from tests.models.make_models import make_safetensors_model
+from tests.models.vocabularies import TOKENS as VOCABULARY
 from tests.oracles import mpt
 from tests.oracles.mlx_lm import mlx_lm_logits, mlx_lm_model
 

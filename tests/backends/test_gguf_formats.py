@@ -14,8 +14,8 @@ from ruvmlx.models.files.gguf_types import ROWS
 from ruvmlx.models.load import load_gguf
 from ruvmlx.models.weights.stored import stored_tensor
 from ruvmlx.platform.mx import mx
-from tests.models.make_models import TOKENS as VOCABULARY
-from tests.models.make_models import make_gguf_model
+from tests.models.make_gguf import make_gguf_model
+from tests.models.vocabularies import TOKENS as VOCABULARY
 from tests.oracles import llama_cpp
 from tests.oracles.divergence import mean_kl
 

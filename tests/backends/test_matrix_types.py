@@ -11,7 +11,7 @@ from ruvmlx.backends.native.weights import _plan
 from ruvmlx.models.files.gguf_types import ROWS
 from ruvmlx.models.load import load_gguf
 from ruvmlx.platform.mx import mx
-from tests.models.make_models import make_gguf_model
+from tests.models.make_gguf import make_gguf_model
 
 from .test_gguf_formats import PACKED
 

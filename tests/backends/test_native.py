@@ -15,7 +15,8 @@ from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.errors import RuvmlxError, UsageError
 from ruvmlx.kernels.decoder import MODULES, Cancelled, matmul_implementations
 from ruvmlx.models.load import load_model
-from tests.models.make_models import make_gguf_model, make_safetensors_model
+from tests.models.make_gguf import make_gguf_model
+from tests.models.make_models import make_safetensors_model
 
 from .test_agreement import SHAPES, SIZES, STORED, TOKENS, walk, worst
 

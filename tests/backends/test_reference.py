@@ -7,7 +7,8 @@ import pytest
 
 from ruvmlx.backends import reference
 from ruvmlx.models.config.rope import rope as rope_of
-from tests.models.make_models import LLAMA3, Shape, quantize_affine
+from tests.models.make_models import quantize_affine
+from tests.models.shapes import LLAMA3, Shape
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])

@@ -28,14 +28,10 @@ from ruvmlx.store.backup import back_up, restore
 
 from ..models import template_mutants
 from ..models.gguf_writer import gguf_bytes
-from ..models.make_models import (
-    CHAT_TEMPLATE,
-    gguf_metadata,
-    gguf_tensors,
-    make_safetensors_model,
-    safetensors_bytes,
-)
+from ..models.make_gguf import gguf_metadata, gguf_tensors
+from ..models.make_models import make_safetensors_model, safetensors_bytes
 from ..models.test_gguf_fuzz import TINY, exercise, spm_metadata
+from ..models.vocabularies import CHAT_TEMPLATE
 from .mutation import Mutator, byte_mutant, frame, framed_mutant, header_mutant, json_mutant, parts
 
 

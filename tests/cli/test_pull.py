@@ -2,7 +2,7 @@
 
 import json
 
-from ..models.make_models import make_gguf_model
+from ..models.make_gguf import make_gguf_model
 from ..models.store_layouts import make_lmstudio_store, make_ollama_store
 from ..models.test_fetching import NAME, served  # noqa: F401
 from ..models.test_gguf_repositories import repository  # noqa: F401

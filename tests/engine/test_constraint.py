@@ -21,9 +21,10 @@ from ruvmlx.engine.types import Begun, GenerationRequest
 from ruvmlx.errors import UsageError
 from ruvmlx.models.load import load_model
 from ruvmlx.models.text.tokenizer_json import folder_tokenizer
-from tests.models.make_models import gguf_spm_keys, gguf_vocab_keys, make_safetensors_model
+from tests.models.make_models import make_safetensors_model
 from tests.models.test_tekken import written
 from tests.models.test_tokenizers import gguf
+from tests.models.vocabularies import gguf_spm_keys, gguf_vocab_keys
 
 from .schemas import COUNT, compiling
 from .test_engine import request

@@ -22,12 +22,12 @@ from ruvmlx.models.text.chat_template import CHATML, LLAMA3, PLAIN
 from ruvmlx.models.text.tekken import TekkenTokenizer
 from ruvmlx.models.text.tool_calls import ArgumentsPiece, CallBegun, parse, shown_marks
 from ruvmlx.sampling import Sampler
-from tests.models.make_models import gguf_spm_keys, gguf_vocab_keys
 from tests.models.test_chat_template import Letters
 from tests.models.test_chat_tools import ALL
 from tests.models.test_tekken import small
 from tests.models.test_tokenizers import gguf
 from tests.models.tool_templates import LLAMA31, MISTRAL7, QWEN25
+from tests.models.vocabularies import gguf_spm_keys, gguf_vocab_keys
 
 WEATHER = {
     "type": "object",

@@ -8,7 +8,7 @@ from ruvmlx.kv.policy import TIERED
 from ruvmlx.kv.pool import PagePool
 from ruvmlx.platform.mx import mx
 from ruvmlx.tiers import COLD, PAGE
-from tests.models.make_models import Shape
+from tests.models.shapes import Shape
 
 TOKENS, CHUNK = 16_384, 2_048
 

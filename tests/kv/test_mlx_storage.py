@@ -12,7 +12,7 @@ from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.kv.pool import PagePool
 from ruvmlx.platform.mx import mx
 from ruvmlx.tiers import COLD, HOT, PAGE, WARM
-from tests.models.make_models import Shape
+from tests.models.shapes import Shape
 
 SHAPE = Shape(n_layers=3, n_heads=6, n_kv_heads=2, head_dim=80)
 SMALL = TierPolicy("tiered", (64, 128))

@@ -20,8 +20,10 @@ from ruvmlx.models.text.tokenizer_json import folder_tokenizer
 from ruvmlx.models.weights.hf_write import _write_tokenizer
 
 from ..models.gguf_writer import write_gguf
-from ..models.make_models import gguf_spm_keys, gguf_vocab_keys, make_gguf_model, make_safetensors_model
+from ..models.make_gguf import make_gguf_model
+from ..models.make_models import make_safetensors_model
 from ..models.strings import STRINGS
+from ..models.vocabularies import gguf_spm_keys, gguf_vocab_keys
 from .exchange import TOKENS, a_change, a_micro, deltas, logits, mlx_lm_model
 
 TEXTS = ["Hello, world! 123", "  two  spaces\n\n\tand the naïve 日本 🙂", "<|im_end|> is text"]

@@ -25,7 +25,9 @@ from ruvmlx.models.files.safetensors_file import read_safetensors
 from ruvmlx.models.files.safetensors_writer import write_json
 from ruvmlx.models.load import load_model
 
-from ..models.make_models import Shape, make_gguf_model, make_safetensors_model
+from ..models.make_gguf import make_gguf_model
+from ..models.make_models import make_safetensors_model
+from ..models.shapes import Shape
 from .exchange import TOKENS, a_change, a_micro, deltas, logits, mlx_lm_model, peft
 
 

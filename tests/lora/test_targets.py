@@ -5,7 +5,7 @@ import pytest
 from ruvmlx import settings
 from ruvmlx.errors import UsageError
 from ruvmlx.lora.targets import Targets, parse
-from tests.models.make_models import Shape
+from tests.models.shapes import Shape
 
 LLAMA, MPT = Shape().config(), Shape(family="mpt", n_heads=2, n_kv_heads=2).config()
 ATTENTION = [(m, layer) for layer in range(2) for m in ("q_proj", "k_proj", "v_proj", "o_proj")]

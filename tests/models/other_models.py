@@ -6,7 +6,7 @@ from typing import Any
 from ruvmlx.platform import mlxlm
 from ruvmlx.platform.mx import mx, nn
 
-from .make_models import _write_json, write_tokenizer
+from .vocabularies import write_json, write_tokenizer
 
 _COMMON = {
     "hidden_size": 64,
@@ -55,7 +55,7 @@ def make_stored_model(folder: Path, mode: str) -> Path:
     model = module.Model(module.ModelArgs.from_dict(config))
     nn.quantize(model, **how)
     mx.save_safetensors(str(folder / "model.safetensors"), dict(nn.utils.tree_flatten(model.parameters())))
-    _write_json(folder / "config.json", config)
+    write_json(folder / "config.json", config)
     write_tokenizer(folder)
     return folder
 
@@ -71,6 +71,6 @@ def make_other_model(folder: Path, kind: str, bits: int | None = None, seed: int
         nn.quantize(model, group_size=32, bits=bits)
         config["quantization"] = {"group_size": 32, "bits": bits}
     mx.save_safetensors(str(folder / "model.safetensors"), dict(nn.utils.tree_flatten(model.parameters())))
-    _write_json(folder / "config.json", config)
+    write_json(folder / "config.json", config)
     write_tokenizer(folder)
     return folder

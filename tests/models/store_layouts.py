@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .make_models import make_gguf_model, make_safetensors_model
+from .make_gguf import make_gguf_model
+from .make_models import make_safetensors_model
 
 LAYER = "application/vnd.ollama.image."
 REGISTRY = "registry.ollama.ai"

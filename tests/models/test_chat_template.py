@@ -15,7 +15,7 @@ from ruvmlx.models.text.chat_template import CHATML, PLAIN, ChatTemplate, fold_l
 from ruvmlx.models.text.tokenizer_base import BaseTokenizer
 from ruvmlx.models.text.typed_text import GUARD, Guard
 
-from .make_models import make_gguf_model
+from .make_gguf import make_gguf_model
 
 SPECIALS = {"<s>": 1, "</s>": 2, "<|im_start|>": 3, "<|im_end|>": 4, "[INST]": 5, "[/INST]": 6, "<|im": 7}
 LLAMA2 = (

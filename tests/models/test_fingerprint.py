@@ -8,7 +8,7 @@ from ruvmlx.models.config.fingerprint import fingerprint
 from ruvmlx.models.config.model import QueryScale
 from ruvmlx.models.config.rope_scaling import DynamicRope, LinearRope
 
-from .make_models import Shape
+from .shapes import Shape
 
 OF_VERSION_1 = [
     ({}, "c751f8a6bfb95991b3c30e7dc30963f8"),

@@ -17,7 +17,9 @@ from ruvmlx.models.weights.stored import stored_matrix
 from tests.limits import peak_memory
 
 from .gguf_writer import gguf_bytes
-from .make_models import Shape, gguf_metadata, gguf_spm_keys, gguf_tensors
+from .make_gguf import gguf_metadata, gguf_tensors
+from .shapes import Shape
+from .vocabularies import gguf_spm_keys
 
 TINY = Shape(
     hidden_size=32, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=32, intermediate_size=64, llama3=True

@@ -13,7 +13,8 @@ from ruvmlx.models.find.resolve import REPO
 from ruvmlx.models.load import load_model
 from ruvmlx.platform import cpu
 
-from .make_models import make_gguf_model, make_safetensors_model
+from .make_gguf import make_gguf_model
+from .make_models import make_safetensors_model
 from .test_fetching import NAME, Noted, partial, served, wait_for_fetching  # noqa: F401
 
 FILES = {

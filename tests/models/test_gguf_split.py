@@ -8,7 +8,8 @@ from ruvmlx.models.files.gguf_writer import Typed
 from ruvmlx.models.load import load_model
 
 from .gguf_writer import u32, write_gguf
-from .make_models import Shape, gguf_metadata, gguf_tensors, make_gguf_model
+from .make_gguf import gguf_metadata, gguf_tensors, make_gguf_model
+from .shapes import Shape
 
 
 def split(folder, count=3, *, empty_first=False, **changed):

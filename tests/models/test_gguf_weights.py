@@ -17,7 +17,8 @@ from ruvmlx.models.files.gguf_types import TENSOR_TYPES
 from ruvmlx.models.load import load_gguf
 
 from .gguf_writer import decode_blocks, encode_blocks, f32, u32, write_gguf
-from .make_models import LLAMA3, Shape, gguf_metadata, gguf_tensors, make_gguf_model, random_weights
+from .make_gguf import gguf_metadata, gguf_tensors, make_gguf_model
+from .shapes import LLAMA3, Shape, random_weights
 
 QUANTS = ["Q4_0", "Q4_1", "Q8_0"]
 

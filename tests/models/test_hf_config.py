@@ -7,7 +7,8 @@ from ruvmlx.models.config.families import has_decoder
 from ruvmlx.models.config.hf_config import Affine, config_from_json, quantization
 from ruvmlx.models.config.rope_scaling import LinearRope, Llama3Rope
 
-from .make_models import Shape, hf_config
+from .make_models import hf_config
+from .shapes import Shape
 
 LLAMA3 = {
     "factor": 32.0,

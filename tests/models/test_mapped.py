@@ -9,7 +9,7 @@ import pytest
 from ruvmlx.models.files.mapped import release
 from ruvmlx.models.load import load_gguf
 
-from .make_models import make_gguf_model
+from .make_gguf import make_gguf_model
 
 SMAPS = Path("/proc/self/smaps")
 

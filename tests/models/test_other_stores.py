@@ -12,7 +12,7 @@ from ruvmlx.models.find.other_stores import find_stored, stored_models
 from ruvmlx.models.find.resolve import find_model
 from ruvmlx.models.load import load_model
 
-from .make_models import make_gguf_model
+from .make_gguf import make_gguf_model
 from .store_layouts import (
     REGISTRY,
     add_blob,

@@ -18,7 +18,8 @@ from ruvmlx.models.find.local import list_local_models
 from ruvmlx.models.find.resolve import ModelFiles, find_model
 from ruvmlx.models.load import load_model
 
-from .make_models import make_gguf_model, make_safetensors_model
+from .make_gguf import make_gguf_model
+from .make_models import make_safetensors_model
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,8 @@ from ruvmlx.models.config.rope import query_scales, rope
 from ruvmlx.models.config.rope_scaling import DynamicRope, LongRope
 from ruvmlx.platform.mx import mx
 
-from .make_models import Shape, hf_config
+from .make_models import hf_config
+from .shapes import Shape
 
 LONG = LongRope(64, 1.3, tuple(1 + i / 16 for i in range(16)), tuple(2 + i for i in range(16)))
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}

@@ -13,7 +13,8 @@ from ruvmlx.models.config.layout import matrices
 from ruvmlx.models.files.safetensors_file import read_safetensors
 from ruvmlx.models.load import load_model
 
-from .make_models import make_safetensors_model, random_weights, safetensors_bytes
+from .make_models import make_safetensors_model, safetensors_bytes
+from .shapes import random_weights
 
 
 def write(tmp_path, data: bytes):

@@ -16,8 +16,8 @@ from ruvmlx.models.text.gguf_tokenizer import gguf_tokenizer
 from ruvmlx.models.text.tokenizer_json import folder_tokenizer
 
 from .gguf_writer import u32, write_gguf
-from .make_models import vocab_only_keys
 from .texts import varied_texts
+from .vocabularies import vocab_only_keys
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 

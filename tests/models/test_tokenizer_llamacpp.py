@@ -10,8 +10,8 @@ from ruvmlx.models.text.gguf_tokenizer import gguf_tokenizer
 from ruvmlx.models.text.pretokenizers import PATTERNS
 
 from .gguf_writer import u32, write_gguf
-from .make_models import gguf_spm_keys, vocab_only_keys
 from .strings import STRINGS
+from .vocabularies import gguf_spm_keys, vocab_only_keys
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="needs llama-cpp-python, the oracle")
 

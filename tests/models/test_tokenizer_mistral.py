@@ -12,10 +12,10 @@ from ruvmlx.models.text.gguf_tokenizer import gguf_tokenizer
 from ruvmlx.models.text.tokenizer_json import folder_tokenizer
 
 from .gguf_writer import u32, write_gguf
-from .make_models import vocab_only_keys
 from .mistral_data import conversations, encoder, mistral_file
 from .strings import STRINGS
 from .texts import varied_texts
+from .vocabularies import vocab_only_keys
 
 
 def vocabularies() -> list[Path]:

@@ -13,8 +13,9 @@ from ruvmlx.models.text.gguf_tokenizer import gguf_tokenizer
 from ruvmlx.models.text.tokenizer_json import folder_tokenizer
 
 from .gguf_writer import write_gguf
-from .make_models import gguf_spm_keys, gguf_vocab_keys, make_safetensors_model, write_tokenizer
+from .make_models import make_safetensors_model
 from .strings import STRINGS
+from .vocabularies import gguf_spm_keys, gguf_vocab_keys, write_tokenizer
 
 
 def gguf(tmp_path, **keys):

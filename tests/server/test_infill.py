@@ -13,7 +13,8 @@ from ruvmlx.models.load import load_model
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 from ruvmlx.store import Store
-from tests.models.make_models import TOKENS, make_safetensors_model
+from tests.models.make_models import make_safetensors_model
+from tests.models.vocabularies import TOKENS
 from tests.server.conftest import run_server
 
 from .test_request_fields import put, value_of

@@ -24,7 +24,8 @@ from ruvmlx.memory.load_plan import PROGRAM, NotEnoughMemory
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 from tests.models.gguf_writer import u32, write_gguf
-from tests.models.make_models import Shape, gguf_metadata, gguf_tensors
+from tests.models.make_gguf import gguf_metadata, gguf_tensors
+from tests.models.shapes import Shape
 
 from .conftest import CHAT_KEY, run_server
 

@@ -13,14 +13,9 @@ from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 from ruvmlx.sona import embedding
 from tests.models.gguf_writer import u32, write_gguf
-from tests.models.make_models import (
-    Shape,
-    gguf_metadata,
-    gguf_tensors,
-    make_safetensors_model,
-    random_weights,
-    safetensors_bytes,
-)
+from tests.models.make_gguf import gguf_metadata, gguf_tensors
+from tests.models.make_models import make_safetensors_model, safetensors_bytes
+from tests.models.shapes import Shape, random_weights
 
 SHAPE = {"family": "qwen3", "max_context": 900}
 
