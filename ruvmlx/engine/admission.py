@@ -2,9 +2,9 @@
 of the running requests.
 
 Before the prompt is read, admission computes the bytes of the request's caches with the whole prompt and the
-longest allowed replies (kv/need.py). The sum leaves out the caches that are only kept for reuse, because the
+longest allowed replies (kv/need.py). Caches that no running request uses are left out of the sum, because the
 pool can evict them. A request that can never fit fails with CacheTooLarge. A request that does not fit now
-waits. If it waits too long, it fails with MemoryBusy.
+waits. If a request waits too long, it fails with MemoryBusy.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -38,8 +38,8 @@ class Grant:
 
 
 class Admission:
-    """Admission computes the bytes that caches will need. If the backend has no KV pages or no memory budget,
-    every request starts at once."""
+    """Admission computes the bytes that the KV caches of requests will need. If the backend has no KV pages
+    or no memory budget, every request starts at once."""
 
     def __init__(self, engine: EngineParts):
         self._engine = engine
@@ -52,7 +52,7 @@ class Admission:
 
         replies: the number of replies that continue from the request's prompt
         running: the grants of the running requests
-        mine: the ids of the running requests' caches
+        mine: the Python ids of the running requests' KV caches
         """
         pool = getattr(self._engine.backend, "pool", None)
         if pool is None or not pool.budget or request.cancel.is_set():
@@ -75,7 +75,7 @@ class Admission:
     def refusal(
         self, request: GenerationRequest, replies: int, running: Sequence[Grant], mine: Collection[int] = ()
     ) -> MemoryBusy:
-        """Return the error that ends a wait for memory."""
+        """Return the error with which a request that waits for memory ends."""
         pool = self._engine.backend.pool  # type: ignore[attr-defined]
         policy = self._engine.sessions.policy_of(request.session_id) or F16
         tokens = len(self._engine.prompt_ids(request))
@@ -86,15 +86,16 @@ class Admission:
         )
 
     def total(self, grants: Sequence[Grant]) -> int:
-        """Return the maximum number of bytes that the requests hold together. Requests with the same prompt
-        share its pages."""
+        """Return the maximum number of bytes that the requests with these grants hold together. Requests with
+        the same prompt share the KV pages of the prompt."""
         families: dict[Hashable, list[Grant]] = {}
         for grant in grants:
             families.setdefault(grant.prompt, []).append(grant)
         return sum(map(_of_family, families.values()))
 
     def pinned_bytes(self, mine: Collection[int]) -> int:
-        """Return the bytes of the caches that cannot be evicted, without the caches `mine`.
+        """Return the bytes of the KV caches that cannot be evicted, without the caches whose ids are in
+        `mine`.
 
         mine: ids of caches
         """
@@ -114,8 +115,9 @@ class Admission:
     # --------------------------------------------------------------------------------------------
 
     def _growth(self, request: GenerationRequest, prompt: int, replies: int, policy: TierPolicy) -> Growth:
-        """Return the lengths to which the request's sequences can grow. A reply without a limit ends where
-        the memory budget ends. Raises CacheTooLarge if the request does not fit at the lowest precision."""
+        """Return the numbers of tokens to which the request's sequences can grow. A reply without a limit
+        ends where the memory budget ends. Raises CacheTooLarge if the request does not fit at the lowest
+        precision."""
         backend, context = self._engine.backend, self._engine.model.context
         growth = Growth(prompt, min(prompt + request.max_new_tokens, context), replies, backend.chunk)
         least, budget = self._shape(tighten(policy, MAX_LEVEL)), backend.pool.budget  # type: ignore[attr-defined]

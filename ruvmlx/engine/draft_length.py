@@ -3,19 +3,19 @@ plain decoding is faster.
 
 A check of k drafted tokens takes longer than a decode step, but gives the accepted tokens and one more token.
 `MeasuredLength` measures the time on this machine. `Acceptance` counts, in one reply, how often a draft is
-right after a match of some length. Drafts that are not checked are counted too, because the next token of the
-reply shows whether their first token was right. So the module finds out, without any check, when checks begin
-to save time in this reply.
+right after a match of some length. `Acceptance` also counts a draft that is not checked, because the next
+token of the reply shows whether the draft's first token was right. So the module finds out, without a check,
+when checks begin to save time in this reply.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-MARGIN = 1.05  # a check must promise at least this factor times the tokens per second of plain steps
-SLOPE = 0.35  # before the first measurement: the added time of each drafted token, as a part of a plain step
+MARGIN = 1.05  # a check is made if it promises at least MARGIN times the tokens per second of plain steps
+SLOPE = 0.35  # before the first measurement: the time that each drafted token adds to a check, in plain steps
 SMALLEST_SLOPE = 0.02
-WEIGHT = 0.1  # the weight of a new measurement in the average of the added time
+WEIGHT = 0.1  # the weight of a new measurement in the average of the slope (`MeasuredLength`)
 # A match is a run of the newest tokens that occurred in the chat before. Match lengths between two
 # neighbouring numbers of MATCHES are counted together. PRIOR is the assumed share of right guesses for each
 # group of match lengths, and has the weight of PRIOR_TOKENS counted guesses. `python -m tests.research.drafts
@@ -31,10 +31,11 @@ UNKNOWN_STEP = 0.2  # before the first measurement: the time of a step of the dr
 
 
 class Shares(Protocol):
-    """The expected share of drafted tokens that are right."""
+    """An estimate of the share of drafted tokens that are right."""
 
     def share(self, sign: float) -> float:
-        """Return the share after a match of this length (tokens)."""
+        """Return the expected share of right tokens. sign: how sure the guess is, for example the length of
+        the match."""
 
 
 class Certainty:
@@ -49,15 +50,15 @@ class Acceptance:
     the match before the token (prompt_lookup.py), or the draft model's probability of the token."""
 
     def __init__(self, ends: Sequence[float] = MATCHES, prior: Sequence[float] = PRIOR) -> None:
-        """ends: signs between two neighbouring ends are counted together. prior: the assumed share of right
-        tokens in each group."""
+        """A sign is a number that shows how sure a guess is. ends: signs between two neighbouring ends are
+        counted together. prior: the assumed share of right tokens in each group."""
         self._ends = ends
         self._right = [share * PRIOR_TOKENS for share in prior]
         self._all = [PRIOR_TOKENS] * len(prior)
 
     @property
     def mean(self) -> float:
-        """Return the expected share of right tokens, whatever the sign."""
+        """Return the expected share of right tokens over all signs."""
         return sum(self._right) / sum(self._all)
 
     def share(self, sign: float) -> float:
@@ -75,13 +76,13 @@ class Acceptance:
 
 
 class DraftLength(Protocol):
-    """A rule that decides how many tokens to draft, for all replies of an engine."""
+    """A rule that decides how many tokens to draft. All replies of an engine use the same rule."""
 
     def choose(self, match: int, longest: int, acceptance: Shares) -> int:
         """Return the number of tokens to draft, from 0 to `longest`, after a match of this length."""
 
     def measure(self, drafted: int, seconds: float) -> None:
-        """Learn from the time of a plain step (drafted=0) or of a check."""
+        """Learn from the time of a plain decode step (drafted=0) or of a check of `drafted` tokens."""
 
     def chain(self, seconds: float) -> "DraftChain":
         """Return an empty draft of a draft model. seconds: the time of one step of the draft model."""
@@ -104,15 +105,16 @@ class FixedLength:
 
 
 class MeasuredLength:
-    """This rule chooses the number of drafted tokens that promises the most tokens per second. A check of k
-    drafted tokens takes as long as 1 + slope * k plain steps. The rule measures the slope on this machine."""
+    """This rule chooses the number of drafted tokens for which the expected number of tokens per second is
+    the largest. A check of k drafted tokens takes as long as 1 + slope * k plain steps. The rule measures the
+    slope on this machine."""
 
     def __init__(self) -> None:
         self.slope = SLOPE
         self._step = 0.0  # seconds of a plain step
 
     def cost(self, drafted: int) -> float:
-        """Return the time of a check of this number of drafted tokens, in plain steps."""
+        """Return the time of a check of `drafted` tokens, in plain decode steps."""
         return 1 + self.slope * drafted
 
     def choose(self, match: int, longest: int, acceptance: Shares) -> int:
@@ -139,19 +141,20 @@ class MeasuredLength:
 
 @dataclass
 class DraftChain:
-    """A draft that a draft model makes token by token, and what the draft promises.
+    """A draft that a draft model makes token by token, with the expected tokens and the expected time of its
+    check.
 
     longest: the maximum number of tokens
-    slope: the added time of the check for each token, in plain steps of the large model
-    step: the time of one step of the draft model, in plain steps of the large model
+    slope: the time that each drafted token adds to the check, in plain decode steps of the large model
+    step: the time of one step of the draft model, in plain decode steps of the large model
     """
 
     longest: int
     slope: float
     step: float
     count: int = 0
-    tokens: float = 1.0  # the expected number of tokens that the check gives
-    cost: float = 1.0  # the time of the drafts and of the check
+    tokens: float = 1.0  # the expected number of reply tokens that the check of the draft gives
+    cost: float = 1.0  # the time to make and to check the draft, in plain steps of the large model
     chance: float = 1.0  # the probability that all tokens of the draft are right
 
     def is_worth(self, share: float) -> bool:
@@ -165,7 +168,7 @@ class DraftChain:
         return self.slope + self.step == 0
 
     def takes(self, share: float) -> bool:
-        """Return True if the check of one more guess is worth its time. The guess is made already."""
+        """Return True if it saves time to check one more guess, which the draft model has already made."""
         self.cost += self.step
         return self.chance * share * self.cost >= self.slope * self.tokens
 
@@ -176,7 +179,8 @@ class DraftChain:
         self.tokens, self.cost = self.tokens + self.chance, self.cost + self.slope
 
     def goes_on(self, share: float) -> bool:
-        """Return True if one more guess is worth its time. share: the expected share of right tokens."""
+        """Return True if it saves time to let the draft model make one more guess. share: the expected share
+        of right tokens."""
         more = self.slope + self.step
         return self.count < self.longest and self.chance * share * self.cost >= more * self.tokens
 

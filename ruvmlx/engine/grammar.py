@@ -1,4 +1,5 @@
-"""This module holds constraints on a reply (JSON schema, grammar or regex). llguidance compiles them.
+"""This module holds constraints on a reply (JSON schema, grammar or regex). The library llguidance compiles
+the constraints.
 
     Constraint.json_schema({"type": "object", ...})     Constraint.json_object()
     Constraint.lark("start: ...")                       Constraint.regex(r"\\d+")
@@ -6,8 +7,8 @@
 A schema of some hundred bytes can take hours, or all memory, to compile. Because of such schemas, a child
 process with limits compiles each constraint first, for a vocabulary of single bytes
 (`platform/bounded_process.py`). If the child succeeds, this process compiles the constraint for the model's
-vocabulary. The second compilation takes about as long as the first one. Other threads continue during both
-compilations.
+vocabulary. The second compilation takes about as long as the first one. The program's other threads continue
+during both compilations.
 
 If llguidance cannot apply a part of a constraint, the module refuses the whole constraint. For example, a
 keyword of JSON Schema that llguidance does not know raises UsageError.
@@ -39,8 +40,8 @@ _KINDS = {
     "lark": "the grammar",
     "regex": "the regular expression",
 }
-# JSON allows endless space, and small models can write space for ever. 40 characters are enough for an indent
-# of 20 levels.
+# JSON allows endless white space, and small models can write white space for ever. 40 characters are enough
+# for an indent of 20 levels.
 _JSON = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,40}"}
 # Write JSON as json.dumps and the template filter tojson do, so that the prompt of the next turn begins with
 # the tokens that the cache has.
@@ -60,17 +61,17 @@ _LIMITS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Constraint:
-    """A description of the replies that are allowed. kind: "json" | "loose json" | "lark" | "regex"; source:
-    the text of the schema, grammar or pattern."""
+    """A constraint describes which replies are allowed. kind: "json" | "loose json" | "lark" | "regex";
+    source: the text of the schema, grammar or pattern."""
 
     kind: str
     source: str
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool, loose: bool = False) -> "Constraint":
-        """Return a constraint: the reply is JSON that fits the schema (draft 4 to 2020-12). References must
-        stay within the schema. loose: True: unknown keywords restrict nothing; False: an unknown keyword is
-        an error."""
+        """Return a constraint: the reply must be JSON that fits the schema (draft 4 to 2020-12). References
+        must stay within the schema. loose: True: unknown keywords restrict nothing; False: an unknown keyword
+        is an error."""
         if not isinstance(schema, Mapping | bool):
             raise UsageError(
                 f"the JSON schema is {one_line(str(schema))[:40]}; it must be an object, true or false."
@@ -82,32 +83,35 @@ class Constraint:
 
     @classmethod
     def json_object(cls) -> "Constraint":
-        """Return a constraint: the reply is a JSON object."""
+        """Return a constraint: the reply must be a JSON object."""
         return cls("json", '{"type": "object"}')
 
     @classmethod
     def lark(cls, grammar: str) -> "Constraint":
-        """Return a constraint: the reply is a text of the grammar (llguidance's Lark; rule `start`)."""
+        """Return a constraint: the reply must be a text that the grammar allows (llguidance's Lark; rule
+        `start`)."""
         return cls("lark", grammar)
 
     @classmethod
     def regex(cls, pattern: str) -> "Constraint":
-        """Return a constraint: the whole pattern matches the reply."""
+        """Return a constraint: the regular expression must match the whole reply."""
         return cls("regex", pattern)
 
     @property
     def name(self) -> str:
-        """Return the kind of the constraint in words for people."""
+        """Return the kind of the constraint in words for an error message."""
         return _KINDS[self.kind]
 
     def json_rule(self) -> str:
-        """Return a part of a Lark grammar for this constraint, a JSON schema that is an object."""
+        """Return a part of a Lark grammar for this constraint, whose source must be a JSON schema in the form
+        of an object."""
         return json_rule(json.loads(self.source), self.kind == "loose json")
 
 
 def json_rule(schema: Mapping[str, Any], loose: bool = False, as_templates: bool = False) -> str:
-    """Return a part of a Lark grammar: JSON that fits the schema. loose: as in `Constraint.json_schema`.
-    as_templates: True: allow space only where chat templates write space."""
+    """Return a part of a Lark grammar that allows JSON that fits the schema. loose: as in
+    `Constraint.json_schema`. as_templates: True: allow white space only where chat templates write white
+    space."""
     options = {**_json_options(loose), **(_AS_TEMPLATES if as_templates else {})}
     return f"%json {json.dumps({**schema, 'x-guidance': options})}"
 
@@ -128,8 +132,8 @@ class Vocabulary:
 
 @lru_cache(maxsize=32)
 def compiled_matcher(vocabulary: Vocabulary, constraint: Constraint) -> Any:
-    """Return an LLMatcher at the beginning of a reply. Use only a `deep_copy` of the matcher, because the
-    function returns the same matcher again. Raise UsageError if the constraint is not valid, or if its
+    """Return an LLMatcher at the beginning of a reply. Use only a `deep_copy` of the matcher, because later
+    calls return the same matcher object. Raise UsageError if the constraint is not valid, or if its
     compilation takes too much time or memory."""
     size = len(constraint.source)
     if size > MOST_CHARACTERS:
@@ -204,8 +208,8 @@ def _remember_refusal(key: str, why: str) -> UsageError:
 
 
 class _Bytes:
-    """A vocabulary with the size and the special tokens of a model. 256 of the other token ids are the single
-    bytes, and no other id has text."""
+    """A vocabulary with the size and the special tokens of a model. Of the token ids that are not special,
+    256 stand for the single bytes, and the remaining ids have no text."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None

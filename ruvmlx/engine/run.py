@@ -1,7 +1,6 @@
 """This module runs one request: it reads the prompt (prefill), then decodes the reply token by token.
 
-A `Run` holds all state of its request. Because of this, the engine can switch between several runs
-(batch.py).
+A `Run` holds all state of its request, so the engine can switch between several runs (batch.py).
 """
 
 import time
@@ -38,7 +37,7 @@ LEAST_PART = 16  # tokens
 
 
 class EngineParts(DraftParts, Protocol):
-    """The parts of an engine that a run uses."""
+    """The attributes of an engine that a run uses."""
 
     model: Model
     sessions: SessionManager
@@ -77,7 +76,7 @@ class Run:
         self._chunk = min(request.chunk or engine.backend.chunk, engine.backend.chunk)
         room = engine.model.context - len(self.prompt)
         self.limit = min(request.max_new_tokens, room)
-        self.drawn: list[int] = []  # ids of the drawn tokens, with the end token
+        self.drawn: list[int] = []  # ids of the drawn tokens; the end token is one of them
         self.recorded = 0  # the number of drawn tokens that were recorded
         self.ids: list[int] = []
         self.shared = False  # True if a decode step also served other runs
@@ -91,7 +90,7 @@ class Run:
         self.rule = self._new_rule()
         self.repetition = self._new_repetition()
         self.logprobs: list[TokenLogprob] = []
-        self.finish_reason: str | None = None  # the reason why the run has ended; None while it continues
+        self.finish_reason: str | None = None  # the reason why the run has ended; None while the run goes on
         self.started = self.first_token = time.perf_counter()
         self._prefilled_at: float | None = None  # the end of the prefill, if another source read the prompt
         self.session: Session = engine.sessions.get_or_create(
@@ -133,8 +132,8 @@ class Run:
         return 0 if self.over else len(self.prompt) - self.cached - self._read
 
     def read_piece(self, most: int | None = None) -> Chunk | None:
-        """Read the next piece of the prompt. Returns None if nothing is left to read, or if the run was
-        cancelled.
+        """Read the next piece of the prompt. Returns None if the whole prompt has been read, or if the run
+        was cancelled.
 
         most: the maximum number of tokens while other runs wait; None if no other run waits
         """
@@ -154,8 +153,8 @@ class Run:
         return Chunk("", 0, at + len(piece), len(self.prompt))
 
     def _piece(self) -> int:
-        """Return the number of prompt tokens to read next. The number is a multiple of the KV page size. To
-        read this number of tokens takes about PIECE_SECONDS at the measured pace."""
+        """Return the number of prompt tokens to read next, a multiple of the KV page size. The reading of
+        these tokens takes about PIECE_SECONDS at the measured pace."""
         done, chunk = self._read, self._chunk
         pace = done / max(time.perf_counter() - self.started, 1e-6)
         wanted = int(PIECE_SECONDS * pace) // PAGE * PAGE if done else FIRST_PIECE
@@ -230,14 +229,14 @@ class Run:
         cast(StepSource, self.source).take(step)
 
     def use_steps(self, steps: bool) -> None:
-        """Choose who decodes the next tokens: the caller (steps=True: `waits`, `take`), or the backend's own
-        token stream if the backend has one (steps=False)."""
+        """Choose who decodes the next tokens. steps=True: the caller decodes them (`waits`, `take`);
+        steps=False: the backend's own token stream decodes them, if the backend has a stream."""
         source = self.source
         if needs_steps(self.request.sampling, self.rule):
             return
         if isinstance(source, StepSource):
             other = not steps and self._can_stream
-            # If `possible` is false, this source holds a step from which the next token must be drawn.
+            # `possible` is false if this source holds a decode step from which the next token must be drawn.
             possible = source.waits or self.unread
         else:
             other, possible = steps, bool(self.drawn or self.unread)
@@ -278,8 +277,8 @@ class Run:
         return matcher_for(self.engine.model, constraint, self._opening)
 
     def _new_repetition(self) -> Repetition | None:
-        """Return the detector of loops. Return None if the user asked to continue the reply, or if a
-        constraint decides where the reply ends."""
+        """Return a detector of replies that repeat themselves. Return None if the user asked to continue the
+        reply, or if a constraint decides where the reply ends."""
         goes_on = self.request.ignore_eos or self.request.begun is not None
         return None if goes_on or self.rule is not None else Repetition()
 
@@ -323,7 +322,7 @@ class Run:
             yield hidden, logits, token
 
     def end(self) -> Chunk:
-        """End the run. Return a chunk with the last text, which the run held back, and with the response."""
+        """End the run. Return the last chunk: it has the text that the run held back, and the response."""
         self.sync()
         ended = time.perf_counter()
         self.record()
@@ -378,7 +377,7 @@ class Run:
 
 @contextmanager
 def sync_at_exit(runs: Sequence[Run]) -> Iterator[None]:
-    """At the end of the block, sync the runs. After an exception, also drop the sessions of the runs."""
+    """At the end of the block, sync the runs. After an exception, first drop the KV caches of the runs."""
     try:
         yield
     except (Exception, KeyboardInterrupt):

@@ -10,10 +10,11 @@ reply only by rounding errors. With quantised weights on the native backend, bat
 al. 2022, "Orca"; chunks of prompts between decode steps: Agrawal et al. 2024, "Sarathi-Serve")
 
 `ReadingOrder` decides which prompt is read: a short prompt overtakes a long one, and no prompt is ready later
-than with equal shares of the speed. The length of a piece follows from the measured pace. While replies run,
-a piece delays the next token of each reply by at most about DELAY. After a piece, the scheduler decodes for
-some steps without a piece: while n prompts are read, decoding gets 1/(n + 1) of the time. While no reply
-runs, a piece takes about ALONE seconds. A new request waits for the end of this piece.
+than if all prompts shared the speed equally. The number of tokens in a piece follows from the measured pace
+(prompt tokens per second). While replies run, a piece delays the next token of each reply by at most about
+DELAY. After a piece, the scheduler decodes for some steps without a piece: while n prompts are read, decoding
+gets 1/(n + 1) of the time. While no reply runs, a piece takes about ALONE seconds. A request that arrives
+during a piece starts after it.
 
 The replies of one step can have different adapters of the output head. Replies with different base LoRAs
 cannot share a step, so they take turns.
@@ -37,8 +38,8 @@ PLACES = 64  # the maximum number of requests that run at the same time; each on
 DELAY = 0.1  # seconds: the longest time that a piece of a prompt delays the next token of a running reply
 SHARE = 0.5  # the planned time of a piece as a part of DELAY; below 1, because the measured pace varies
 ALONE = 0.15  # seconds: the planned time of a piece while no reply runs
-FIRST = 32  # the number of tokens of a piece while the pace is unknown
-PART = 16  # the number of tokens of a piece is a multiple of this number
+FIRST = 32  # the number of tokens of the first piece, before the pace was measured
+PART = 16  # the number of tokens of a piece of a prompt is a multiple of PART
 
 
 class Scheduler:
@@ -56,11 +57,11 @@ class Scheduler:
         self.admission = Admission(engine)
         self._pace = 0.0  # prompt tokens per second in the last pieces
         self._order = ReadingOrder()
-        self._owed = 0.0  # seconds of decoding that the running replies get before the next piece
+        self._owed = 0.0  # seconds of decoding before the next piece of a prompt
         self._turn: BaseLoRA | None = None  # the base LoRA of the last step
-        # a list with the LoRA that a step installed, or an empty list
+        # a list with the base LoRA that a step installed, or an empty list
         self._installed: list[BaseLoRA | None] = []
-        self._home: BaseLoRA | None = None  # the LoRA that the backend had before the first step
+        self._home: BaseLoRA | None = None  # the base LoRA that the backend had before the first step
 
     # -- requests ------------------------------------------------------------------------------------
 
@@ -134,19 +135,20 @@ class Scheduler:
             self._decode(group)
             self._draw(group)
             self._owed -= perf_counter() - begun
-        except BaseException:  # After, for example, Ctrl-C, the content of the caches is unknown.
+        except BaseException:  # After, for example, Ctrl-C, the content of the KV caches is unknown.
             self.drop_all(keep=False)
             raise
         return len(self) > 0
 
     def rest(self) -> None:
-        """Install the LoRA that the backend had before the last steps. Call it before other work."""
+        """Install the LoRA that the backend had before the last steps. Call `rest` before other work of the
+        engine."""
         if self._installed and self.engine.backend.lora is self._installed[0] is not self._home:
             self.engine.backend.set_lora(self._home)
         self._installed = []
 
     def fail_all(self, error: BaseException) -> None:
-        """End every request with this error. The caches do not change."""
+        """End every request with `error`. The KV caches do not change."""
         for ticket in [*self._active, *self._waiting]:
             self._leave(ticket)
             ticket.sink.fail(error)
@@ -233,7 +235,7 @@ class Scheduler:
         self._installed = [lora]
 
     def _read(self, group: Sequence[Ticket]) -> None:
-        """Read a piece of the next prompt. If no user waits for single tokens, read all prompts. Remove
+        """Read a piece of the next prompt. If no user waits for single tokens , read all prompts. Remove
         cancelled requests."""
         readers = [ticket for ticket in group if not ticket.decoding]
         going = [ticket for ticket in readers if not ticket.request.cancel.is_set()]
@@ -278,8 +280,8 @@ class Scheduler:
         return max(PART, tokens + -tokens % PART)
 
     def _measure(self, tokens: int, seconds: float, most: int) -> None:
-        """Update the pace. A slower piece sets the pace; a faster piece raises the pace by half the
-        difference. A short piece changes nothing, because fixed costs are a large part of its time."""
+        """Update the pace. A piece that was slower sets the pace; a faster piece raises the pace by half the
+        difference. A short piece does not count, because fixed costs are a large part of its time."""
         if 2 * tokens >= most and seconds > 0:
             pace = tokens / seconds
             self._pace = min(pace, (self._pace + pace) / 2) if self._pace else pace
@@ -339,7 +341,8 @@ class Scheduler:
         ticket.sink.fail(error)
 
     def _leave(self, ticket: Ticket, keep: bool = True) -> None:
-        """Remove a request. keep: False if the layers of its cache can hold different numbers of tokens."""
+        """Remove a request. keep: False if the layers of its KV cache can hold different numbers of
+        tokens."""
         if not ticket.decoding:
             self._order.leave(ticket.place)
         for held in (self._waiting, self._active):
@@ -358,25 +361,25 @@ def fits_into(scheduler: Scheduler, nbytes: int) -> bool:
 
 
 def cache_ids(tickets: Sequence[Ticket]) -> set[int]:
-    """Return the ids of the caches of these requests."""
+    """Return the Python ids (`id`) of the KV caches that the requests of `tickets` use."""
     jobs = [ticket.job for ticket in tickets if ticket.job]
     return {id(run.session.cache) for job in jobs for run in job.runs}
 
 
 def unread_tokens(engine: EngineParts, request: GenerationRequest) -> int:
-    """Return the number of prompt tokens that no cache in memory has."""
+    """Return the number of tokens of the request's prompt that are in no KV cache in memory."""
     prompt = engine.prompt_ids(request)
     return len(prompt) - engine.sessions.known_tokens(request.session_id, prompt, request.cache_salt)
 
 
 def has_decoding(tickets: Sequence[Ticket]) -> bool:
-    """Return True if one of these requests writes its reply now."""
+    """Return True if at least one request of `tickets` has read its prompt and writes its reply."""
     return any(ticket.decoding for ticket in tickets)
 
 
 def draw_all(engine: EngineParts, running: Sequence[Run]) -> list[tuple[Run, Exception]]:
     """Draw and record the next token of every run. Several runs work in parallel if the backend is a
-    `Together`. Returns the runs that failed, with their errors."""
+    `Together`. Returns each run that failed, with its error."""
     backend, failed = engine.backend, list[tuple[Run, Exception]]()
     parallel = backend if len(running) > 1 and isinstance(backend, Together) else None
     if parallel:

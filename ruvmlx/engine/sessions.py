@@ -32,7 +32,7 @@ SHARE = 0.1  # the share of the machine's memory for kept sequences if `kv_budge
 class SessionManager:
     """A session manager keeps the caches of the most recently used sequences.
 
-    policy: the tier policy of new caches
+    policy: the tier policy of new caches: the precision of the KV pages by the age of their tokens
     capacity: the maximum number of sequences in memory
     folder: the folder of cache files, for evicted caches and, at the end, for all caches
     model: the fingerprint of the model
@@ -50,7 +50,7 @@ class SessionManager:
         self.capacity = capacity
         self.keys = CacheKeys(backend, model)
         self._disk = SessionsOnDisk(folder, backend, self.keys)
-        self._sessions: OrderedDict[str, Session] = OrderedDict()  # by session id, or by a generated name
+        self._sessions: OrderedDict[str, Session] = OrderedDict()  # by session id or generated name
         self._running: WeakSet[Session] = WeakSet()
         self._unnamed = (f"\0{i}" for i in itertools.count())
         pool = getattr(backend, "pool", None)
@@ -68,8 +68,8 @@ class SessionManager:
         resumable: bool = False,
     ) -> Session:
         """Return a session for this prompt: the session with the id `session_id`, or a fork of the sequence
-        that shares the longest prefix with the prompt, or a new session. The caller must call `rewind` next,
-        and `done` at the end.
+        that shares the longest prefix with the prompt, or a new session. The caller must call `rewind` before
+        the prefill, and `done` at the end of the reply.
 
         salt: a text; only sequences with the same salt share pages
         resumable: True if the session can go to disk although it has no id
@@ -111,14 +111,14 @@ class SessionManager:
         return len(session.tokens)
 
     def fork(self, session: Session) -> Session:
-        """Return a second session with the same tokens, for another run."""
+        """Return a second session that begins with the same tokens, for another run."""
         other = session.fork()
         self._running.add(other)
         return other
 
     def done(self, session: Session) -> None:
-        """End the run of this session and keep its cache. Drop the sequences that have no session id and are
-        a prefix of this session."""
+        """End the run of this session and keep its cache. Drop each kept sequence that has no session id and
+        is a prefix of this session."""
         session.settle()
         if session not in self._running:
             return
@@ -160,9 +160,9 @@ class SessionManager:
         return None
 
     def _mark_used(self, name: str | None, source: Session, fork: Session) -> None:
-        """Mark `source` as used. Other prompts can branch off at the same point as the fork. To serve these
-        prompts, keep the common prefix as a sequence of its own, before later tokens lower the precision of
-        the newest pages of the prefix."""
+        """Mark `source` as used. Later prompts can also leave `source` at the end of the prefix that `fork`
+        holds. To serve these prompts, keep the common prefix as a separate sequence, before later tokens
+        lower the precision of the prefix's newest pages."""
         fork.owner = None
         if name is not None:
             self._sessions.move_to_end(name)
@@ -192,7 +192,8 @@ class SessionManager:
             del self._sessions[name]
 
     def _name(self, session_id: str, session: Session) -> None:
-        """Keep a session under this id. Keep the session that had this id before without a name."""
+        """Keep the session under the id `session_id`. If another session had this id, keep that session
+        without an id."""
         before = self._sessions.pop(session_id, None)
         if before is not None and before is not session:
             self._keep_unnamed(before)
@@ -208,8 +209,8 @@ class SessionManager:
             self._disk.keep(name, self._sessions.pop(name), time.monotonic() + longest)
 
     def _most(self) -> int:
-        """Return the maximum number of bytes of all caches. The result is the budget less one page, because a
-        demotion (the change of a page to a lower precision) first makes a new page."""
+        """Return the maximum number of bytes of all caches: the budget minus one KV page. One page stays
+        free, because a demotion (the change of a page to a lower precision) first makes a new page."""
         pool = getattr(self._backend, "pool", None)
         if pool is None or not pool.budget:
             return self.limit
@@ -220,8 +221,9 @@ class SessionManager:
         return next(idle, None)
 
     def _reclaim(self) -> bool:
-        """Free the least recently used sequence, because a running sequence needs the memory. Returns False
-        if no sequence can be freed. The sequence does not go to disk, because a reply waits."""
+        """Free the least recently used sequence that does not run, because a running sequence needs the
+        memory. Returns False if no sequence can be freed. The sequence does not go to disk, because a reply
+        waits."""
         if (name := self._oldest()) is None:
             return self._disk.stop_early()
         del self._sessions[name]
@@ -254,19 +256,19 @@ class SessionManager:
         return len(self._sessions)
 
     def get(self, session_id: str | None) -> Session | None:
-        """Return the session if it is kept."""
+        """Return the session that is kept in memory under this id, or None."""
         return self._sessions.get(session_id) if session_id is not None else None
 
     def policy_of(self, session_id: str | None) -> TierPolicy | None:
-        """Return the policy of the session's cache. If there is no such session, return the policy of new
+        """Return the tier policy of the session's cache. If no session has this id, return the policy of new
         caches."""
         session = self.get(session_id)
         return session.policy if session else self.policy
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all caches, including running ones. A page that several caches share counts
-        once."""
+        """Return the bytes of all KV caches, including the caches of running requests. A page that several
+        caches share counts once."""
         return held_bytes({id(s): s.cache for s in (*self._sessions.values(), *self._running)}.values())
 
     def put(self, session_id: str, session: Session) -> None:

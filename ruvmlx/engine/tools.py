@@ -34,7 +34,7 @@ from ..models.text.tool_calls import ARGS, CALL_ID, HERMES, LLAMA, MISTRAL, MIST
 from .closed_schemas import close_schema
 from .grammar import Constraint, json_rule
 
-MOST_CALLS = 8  # the maximum number of calls in a reply that must be calls
+MOST_CALLS = 8  # the maximum number of tool calls in a reply that must consist of tool calls
 MOST_TOOLS = 512
 CHOICES = ("none", "auto", "required")
 _NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
@@ -50,7 +50,7 @@ You can call these functions. To call one, answer with its name and its argument
 
 @dataclass(frozen=True)
 class ToolForm:
-    """The form in which a model reads tools and writes tool calls.
+    """The text form in which a model reads the definitions of tools and writes tool calls.
 
     in_template: True if the model's chat template has a place for tools
     call_ids: True if the model's calls have ids
@@ -93,7 +93,7 @@ def prepare(
     choice: one of CHOICES
     function: the name of the function that the reply must call
     parallel: False: a reply that must call tools has exactly one call
-    answer: the JSON schema of a reply without calls
+    answer: the JSON schema that a reply without tool calls must fit
     """
     if choice not in CHOICES:
         raise UsageError(f"tool_choice is {one_line(choice, 40)!r}; it must be one of {', '.join(CHOICES)}.")
@@ -132,7 +132,8 @@ def _constraint(
 
 
 def check_tools(tools: Tools) -> list[dict[str, Any]]:
-    """Return the functions of the tools, each with a description and parameters."""
+    """Return the function of each tool, with its description and its parameters. Raise UsageError if a tool
+    is wrong."""
     if len(tools) > MOST_TOOLS:
         raise UsageError(f"{len(tools)} tools were given; at most {MOST_TOOLS} are allowed.")
     found = [_check_tool(i, tool) for i, tool in enumerate(tools)]
@@ -188,7 +189,7 @@ _CHAT = (
 
 
 def tool_form(tokenizer: Tokenizer) -> ToolForm:
-    """Return the form in which the model's template writes a call."""
+    """Return the form in which the model's chat template writes a tool call."""
     if tokenizer not in _known:
         _known[tokenizer] = _probe_form(tokenizer) or ToolForm(HERMES, in_template=False)
     return _known[tokenizer]
@@ -226,26 +227,27 @@ def _in_form(
 
 
 def _with_short_ids(message: Message) -> Message:
-    """Return the message with call ids of nine letters and digits. Mistral's templates refuse all other
-    ids."""
+    """Return the message with tool call ids of nine letters and digits, because Mistral's chat templates
+    refuse all other ids."""
     calls = tuple({**call, "id": _short_id(str(call.get("id", "")))} for call in message.tool_calls)
     call_id = _short_id(message.tool_call_id) if message.role == "tool" else message.tool_call_id
     return replace(message, tool_calls=calls, tool_call_id=call_id)
 
 
 def _short_id(call_id: str) -> str:
-    """Return an id of nine characters. Equal call ids give equal results."""
+    """Return an id of nine characters for a tool call. Equal values of `call_id` give equal results."""
     if _MISTRAL_ID.fullmatch(call_id):
         return call_id
     return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
 
 
 def _in_words(messages: Sequence[Message], functions: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
-    """Return the messages with definitions, calls and results as text, for a template without tools."""
+    """Return the messages with the tools' definitions, calls and results as plain text, for a chat template
+    that has no place for tools."""
     turns: list[Message] = []
     for message in messages:
         turn, last = _as_text_message(message), turns[-1] if turns else None
-        # chat templates want the roles to alternate
+        # chat templates require that user and assistant alternate
         if last is not None and turn.role == last.role == "user":
             turns[-1] = Message("user", f"{last.content}\n{turn.content}")
         else:
