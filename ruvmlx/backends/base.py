@@ -55,7 +55,7 @@ Adapters = HeadAdapter | None | Sequence[HeadAdapter | None]
 
 
 def each(adapter: Adapters, of: Sequence[Any]) -> Sequence[HeadAdapter | None]:
-    """Return the adapter of each sequence."""
+    """Return a list with one adapter for each sequence in `of`."""
     return adapter if isinstance(adapter, Sequence) else [adapter] * len(of)
 
 
@@ -64,17 +64,18 @@ class KVCache(Protocol):
 
     @property
     def offset(self) -> int:
-        """Return the number of tokens of the sequence. The tokens that a sliding window has dropped are
-        included."""
+        """Return the number of tokens of the sequence. The number includes the tokens that a sliding window
+        has dropped."""
 
     @property
     def nbytes(self) -> int:
         """Return the number of bytes of memory that the cache takes now."""
 
     def trim(self, n: int) -> bool:
-        """Remove the newest n tokens. If the cut is inside a page of 8 or 4 bits, the method removes a few
-        more tokens, so read `offset` after the call. If the cache cannot remove tokens (a sliding window has
-        dropped the tokens before), return False and change nothing; in this case start a new cache."""
+        """Remove the newest n tokens. If the last kept token would be inside a page of 8 or 4 bits, the
+        method removes a few more tokens, so read `offset` after the call. If the cache cannot remove the
+        tokens, because a sliding window has dropped the tokens before them, return False and change nothing;
+        the caller must then start a new cache."""
 
     def stats(self) -> KVStats: ...
 
@@ -209,9 +210,9 @@ class TokenStream(Protocol):
         tokens read since the last call."""
 
     def close(self) -> None:
-        """Undo the step that runs ahead. After the call, the cache holds the prompt and all tokens that were
-        read, except the last one. A caller can still call `take_hidden`. A second call of `close` does
-        nothing."""
+        """Undo the decode step that runs ahead of the reader. After the call, the cache holds the prompt and
+        all tokens that were read, except the last one. A caller can still call `take_hidden`. A second call
+        of `close` does nothing."""
 
 
 @runtime_checkable
@@ -266,8 +267,8 @@ def not_finite() -> RuvmlxError:
 
 @contextmanager
 def with_lora(backend: Backend, lora: BaseLoRA | None) -> Iterator[None]:
-    """In the block the backend uses this base LoRA (None: the original model). After the block the backend
-    uses its former base LoRA again."""
+    """In the `with` block, the backend uses the base LoRA `lora` (None: the original model). After the block,
+    the backend uses its former base LoRA again."""
     own = backend.lora
     if own is not lora:
         backend.set_lora(lora)
@@ -280,7 +281,8 @@ def with_lora(backend: Backend, lora: BaseLoRA | None) -> Iterator[None]:
 
 @contextmanager
 def preserve_lora(backend: Backend) -> Iterator[None]:
-    """After the block the backend has its former base LoRA again, whichever LoRA the block installed."""
+    """After the `with` block, the backend uses the base LoRA from before the block again, whichever LoRA the
+    block installed."""
     own = backend.lora
     try:
         yield
@@ -290,6 +292,6 @@ def preserve_lora(backend: Backend) -> Iterator[None]:
 
 
 def original_model(backend: Backend) -> AbstractContextManager[None]:
-    """In the block the backend runs the original model. After the block the backend has its former base LoRA
-    again."""
+    """In the `with` block, the backend runs the original model. After the block, the backend uses its former
+    base LoRA again."""
     return with_lora(backend, None)

@@ -1,8 +1,8 @@
 """The reference backend, for tests, runs the decoder in NumPy and float32. The reference backend is slow and
-does not need MLX. Tests compare the results of the other backends with its results.
+does not need MLX. Tests compare the results of the other backends with the reference backend's results.
 
-One layer computes:  h += o_proj(attention(norm(h)));  h += down(silu(gate(x)) * up(x)), x = norm(h); or
-    down(gelu(up(x))).
+For the hidden state h, one layer computes: h += o_proj(attention(norm(h))); then, with x = norm(h), h +=
+down(silu(gate(x)) * up(x)), or h += down(gelu(up(x))) for an MLP without a gate.
 
 The configuration alone decides the differences between model families (models/config/families.py). The
 backend computes norms, softmax and RoPE's angles in float64. (Touvron et al. 2023; Jiang et al. 2023)
@@ -31,8 +31,8 @@ CHUNK = 128  # the maximum number of prompt tokens in one prefill step
 
 
 class ReferenceCache:
-    """A cache of all keys and values of one sequence. The cache keeps all tokens, because a sliding window is
-    only a mask here."""
+    """A cache of all keys and values of one sequence. The cache keeps all tokens, because this backend
+    applies a sliding window only as a mask."""
 
     def __init__(self, config: ModelConfig):
         empty = (config.n_kv_heads, 0, config.head_dim)
@@ -230,7 +230,7 @@ class ReferenceBackend:
         return self._add_lora(y, x, path.rsplit(".", 1)[1], int(path.split(".")[2]))
 
     def _add_lora(self, y: np.ndarray, x: np.ndarray, module: str, layer: int) -> np.ndarray:
-        """Return y + scale * (x @ lora_a) @ lora_b if the base LoRA changes that module, else y."""
+        """Return y + scale * (x @ lora_a) @ lora_b if the base LoRA changes `module`, else y."""
         if self.lora is None or (module, layer) not in self.lora.pairs:
             return y
         a, b = self.lora.pairs[module, layer]
@@ -263,7 +263,8 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def visible(offset: int, n: int, window: int | None) -> np.ndarray:
-    """Return [n, offset + n] bool: token t sees itself and the tokens before it, at most `window` in all."""
+    """Return [n, offset + n] bool: True where a new token (row) sees a token (column). A token sees itself
+    and the tokens before it, at most `window` tokens in all."""
     t, s = np.arange(offset, offset + n)[:, None], np.arange(offset + n)[None]
     return (s <= t) & (t - s < (window or offset + n))
 
@@ -293,7 +294,7 @@ def unpack_weights(weights: Weights, config: ModelConfig) -> dict[str, np.ndarra
 
 
 def _width(path: str, config: ModelConfig) -> int:
-    """Return the number of inputs of a module."""
+    """Return the number of input features of the module `path`."""
     if path.endswith("o_proj"):
         return config.n_heads * config.head_dim
     return config.intermediate_size if path.endswith("down_proj") else config.hidden_size

@@ -13,8 +13,8 @@ al. 2022, "Orca"; chunks of prompts between decode steps: Agrawal et al. 2024, "
 than if all prompts shared the speed equally. The number of tokens in a piece follows from the measured pace
 (prompt tokens per second). While replies run, a piece delays the next token of each reply by at most about
 DELAY. After a piece, the scheduler decodes for some steps without a piece: while n prompts are read, decoding
-gets 1/(n + 1) of the time. While no reply runs, a piece takes about ALONE seconds. A request that arrives
-during a piece starts after it.
+gets 1/(n + 1) of the time. While no reply runs, a piece takes about ALONE seconds. A new request waits for
+its end.
 
 The replies of one step can have different adapters of the output head. Replies with different base LoRAs
 cannot share a step, so they take turns.
@@ -72,7 +72,7 @@ class Scheduler:
         adapter: HeadAdapter | None = None,
         recorder: Recorder | None = None,
     ) -> Ticket:
-        """Queue a request for one reply. The request is checked when it starts; errors go to the sink."""
+        """Queue a request for one reply. The request is checked at its start; errors go to the sink."""
         return self.add(request, lambda: BestOf(self.engine, [request], adapter, [recorder]), sink)
 
     def add(
@@ -141,8 +141,7 @@ class Scheduler:
         return len(self) > 0
 
     def rest(self) -> None:
-        """Install the LoRA that the backend had before the last steps. Call `rest` before other work of the
-        engine."""
+        """Install the LoRA that the backend had before the last steps. Call `rest` before other work."""
         if self._installed and self.engine.backend.lora is self._installed[0] is not self._home:
             self.engine.backend.set_lora(self._home)
         self._installed = []
@@ -235,7 +234,7 @@ class Scheduler:
         self._installed = [lora]
 
     def _read(self, group: Sequence[Ticket]) -> None:
-        """Read a piece of the next prompt. If no user waits for single tokens , read all prompts. Remove
+        """Read a piece of the next prompt. If no user waits for single tokens, read all prompts. Remove
         cancelled requests."""
         readers = [ticket for ticket in group if not ticket.decoding]
         going = [ticket for ticket in readers if not ticket.request.cancel.is_set()]
@@ -341,8 +340,7 @@ class Scheduler:
         ticket.sink.fail(error)
 
     def _leave(self, ticket: Ticket, keep: bool = True) -> None:
-        """Remove a request. keep: False if the layers of its KV cache can hold different numbers of
-        tokens."""
+        """Remove a request. keep: False if the layers of its cache can hold different numbers of tokens."""
         if not ticket.decoding:
             self._order.leave(ticket.place)
         for held in (self._waiting, self._active):

@@ -1,7 +1,7 @@
 """This module is the MLX backend: mlx-lm's Llama graph on Metal, CUDA or the CPU.
 
-MLX's default streams belong to threads, so every call uses the calling thread's stream. A backend and its
-caches can move from one thread to another, but only one call can run at a time.
+Each thread has its own default stream (queue of operations) in MLX, so every call uses the calling thread's
+stream. A backend and its caches can move from one thread to another, but only one call can run at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -93,13 +93,14 @@ class MLXBackend(MLXRunner):
         self._head_change: lora_layers.LowRankChange | None = None
 
     def _do_without_kernels(self, caveat: str) -> None:
-        """Use plain KV caches from now on, whatever the tier policy is. (The versions of the kernels in plain
-        MLX would be slow on a GPU.) caveat: the reason, one line for people."""
+        """Use plain KV caches from now on, whatever the tier policy is. (The kernels' twins in plain MLX
+        would be slow on a GPU.) caveat: the reason, one line for the user."""
         self.pool, self.caveat, self.kernels = None, caveat, f"{self.kernels}, plain KV cache"
 
     def warm_up(self) -> None:
         """Compile all parts that a reply needs: run a first token through the graph, then run the kernels. If
-        the graph fails, its error is raised. If a kernel fails, the backend uses no kernels."""
+        the graph fails, the method raises the graph's error. If a kernel fails, the backend uses no
+        kernels."""
         self._run([0], self.new_cache(), self._last)
         if self.pool is not None:
             from .kernels import selfcheck
@@ -123,8 +124,8 @@ class MLXBackend(MLXRunner):
         return None if self._forward is cpu_layers.forward else self._graph
 
     def new_cache(self, policy: TierPolicy | None = None) -> MLXCache | PagedCache:
-        """Return a cache. Without a policy, or with F16, return a plain cache in the precision of the
-        computation."""
+        """Return a cache. Without a policy, or with the policy F16, return a cache without KV pages, in the
+        dtype of the computation."""
         window = self.config.sliding_window
         if policy is None or policy == F16 or self.pool is None:
             return MLXCache(self.config.n_layers, window)
@@ -133,7 +134,8 @@ class MLXBackend(MLXRunner):
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
-        """Decode one token of each cache. All caches of one kind (paged or plain) run in one graph."""
+        """Decode one token of each cache. All caches with KV pages run in one graph, and all plain caches
+        (without pages) in another graph."""
         check_tokens(tokens, self.shape.vocab_size)
         steps: dict[int, Step] = {}
         for paged in (True, False):
@@ -165,8 +167,8 @@ class MLXBackend(MLXRunner):
         return self._forward(self._graph, tokens, layers)
 
     def running(self, caches: Sequence[KVCache], n: int) -> AbstractContextManager[Any]:
-        """Return the context of a step that appends n tokens to each cache. If there are several caches, they
-        must be of one kind, and n must be 1."""
+        """Return the context of a step that appends n tokens to each cache. If there are several caches, all
+        must be paged or all must be plain, and n must be 1."""
         if isinstance(caches[0], PagedCache):
             paged = tiered_cpu if self._own_layers else tiered
             return paged.running(cast(Sequence[PagedCache], caches), n, self.config)
@@ -194,26 +196,26 @@ def _require_graph(found: KernelVerdict) -> KernelVerdict:
 
 
 def dtype_name(dtype: mx.Dtype) -> str:
-    """Return the name of a dtype, for example "float16"."""
+    """Return the name of an MLX dtype, for example "float16"."""
     return str(dtype).rpartition(".")[2]
 
 
 def shapes_of(model: Model) -> Shapes:
-    """Return the shapes and dtype with which a GPU would run the model."""
+    """Return the shapes and the dtype with which the GPU kernels would run the model."""
     return Shapes.of(model.config, dtype_name(_stored_dtype(model.load_weights())))
 
 
 class WeightsPlan(NamedTuple):
     """The form in which a model's weights are stored in memory."""
 
-    dtype: mx.Dtype  # the dtype of all numbers that are not packed
+    dtype: mx.Dtype  # the dtype of all weights that are not packed (quantised)
     unpack: bool
     own_layers: bool  # True: use the layers of cpu_layers.py in place of mlx-lm's layers; only for float32
 
 
 def plan(weights: Weights, device: str) -> WeightsPlan:
-    """Decide how to store a model's weights. On a GPU, the weights keep the form in which the file stores
-    them. A CPU unpacks the weights to float32 if the result fits into a quarter of RAM.
+    """Decide in which form the weights of a model are kept in memory. On a GPU, the weights keep the form in
+    which the file stores them. A CPU unpacks the weights to float32 if the result fits into a quarter of RAM.
 
     MLX's packed product is slow on a CPU (starter model: 11 against 60 tok/s), and 40 times slower again with
     16-bit scales. So on a CPU, the scales of packed weights are converted to float32. Plain 16-bit weights
@@ -244,8 +246,8 @@ def _stored_dtype(weights: Weights) -> mx.Dtype:
 
 
 def _numbers(weights: Weights, name: str) -> int:
-    """Return the number of elements of a tensor. The function assumes that a packed element has 4 bits, which
-    gives too large a number for formats with more bits."""
+    """Return the number of weights of the tensor `name`. For packed weights, the function assumes 4 bits per
+    weight, so the result is too large for formats with more bits."""
     module, _, kind = name.rpartition(".")
     # The file's header gives the format without a conversion of the tensor.
     if kind != "bias" and (tensor := stored_tensor(weights, module)):

@@ -19,7 +19,7 @@ from ...models.config.rope import query_scales, rope
 from ...platform.mx import mx, nn
 
 LARGE = 8192  # the number of elements of an array from which `exp` below is faster than MLX's exp
-HAND_OVER = 4  # the number of layers after which the work so far is handed over to MLX
+HAND_OVER = 4  # the number of layers after which MLX starts to compute the layers described so far
 TILE = 1 << 17  # the number of attention scores that are computed at a time: half a megabyte
 
 
@@ -36,8 +36,8 @@ def install(graph: nn.Module, config: ModelConfig) -> None:
 def forward(graph: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
     """Return hidden states [1, L, D] after the final norm of tokens [1, L].
 
-    After every few layers the work so far is handed over to MLX. MLX computes this work while Python
-    describes the next layers, so a decode step of the starter model is a tenth faster.
+    After every HAND_OVER layers, MLX starts to compute the layers described so far, while Python describes
+    the next layers. So a decode step of the starter model is a tenth faster.
     """
     h = graph.model.embed_tokens(tokens)
     for i, (layer, cache) in enumerate(zip(graph.model.layers, caches, strict=True), 1):
@@ -48,10 +48,11 @@ def forward(graph: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
 
 
 class Positions:
-    """The values that all layers of one step share: RoPE's cosines and sines, the queries' scale, the causal
-    mask.
+    """Positions computes the values that all layers of one step share: RoPE's cosines and sines, the queries'
+    scale, the causal mask.
 
-    The angle of pair i at position t is t * f_i. Cosines and sines are multiplied by RoPE's factor.
+    RoPE turns pair i of a head's numbers at position t by the angle t * f_i (f_i: the pair's frequency).
+    Cosines and sines are multiplied by RoPE's factor.
     """
 
     def __init__(self, config: ModelConfig):
@@ -69,7 +70,7 @@ class Positions:
 
     def angles(self, offset: int, n: int) -> tuple[mx.array, mx.array]:
         """Return cos [n, 1, 1, r/2] and (-sin, +sin) [n, 1, 2, r/2] of the positions offset ... offset + n -
-        1. r: turned_dims, the numbers of a head that RoPE turns."""
+        1. r: turned_dims, the number of a head's numbers that RoPE rotates."""
         if self._angles[0] != (offset, n):
             t = mx.arange(offset, offset + n, dtype=mx.float32)[:, None, None, None]
             angle = t * self.frequencies
@@ -94,8 +95,8 @@ class Positions:
         return np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * np.float32(self.factor)
 
     def still(self, at: Sequence[int]) -> np.ndarray:
-        """Return float32 [len(at), head_dim]: cosines of 1 and sines of 0. A kernel that receives these
-        cosines and sines leaves the heads unrotated."""
+        """Return float32 [len(at), head_dim]: all cosines are 1 and all sines are 0. A kernel that receives
+        these cosines and sines leaves the heads unrotated."""
         row = np.arange(self.head_dim) < self.head_dim // 2
         return np.tile(row.astype(np.float32), (len(at), 1))
 
@@ -116,9 +117,9 @@ class Positions:
         return None if (scales == 1).all() else scales
 
     def mask(self, n: int, total: int) -> mx.array:
-        """Return [n, total]: 0 where the last n of `total` tokens see a token, -inf elsewhere. With ALiBi,
-        return [K, G, n, total] for K key/value heads with G query heads each; the value is slope * (key -
-        query) in place of 0."""
+        """Return [n, total]: row i has 0 for each token that the i-th of the last n tokens sees, and -inf for
+        each other token. With ALiBi, return [K, G, n, total] for K key/value heads with G query heads each;
+        the value is slope * (key - query) in place of 0."""
         if self._mask[0] != (n, total):
             t, s = mx.arange(total - n, total)[:, None], mx.arange(total)[None]
             seen = (s <= t) & (t - s < (self.window or total))
@@ -170,8 +171,8 @@ class CPUAttention(nn.Module):
     def _project_rotated(
         self, x: mx.array, angles: tuple[mx.array, mx.array] | None, at: Sequence[int]
     ) -> tuple[mx.array, mx.array, mx.array]:
-        """Do the work of `_project` with each token's own angles (None: no RoPE). at: the positions of the
-        tokens."""
+        """Do the work of `_project`, with the RoPE angles of each token's position in `at` (None: no RoPE).
+        at: the positions of the tokens."""
         n, h, g, d = x.shape[1], self.n_heads, self.n_kv_heads, self.head_dim
         qkv = self.project_normed(x).reshape(n, h + 2 * g, 2, d // 2)
         qk = qkv[:, : h + g]
@@ -209,7 +210,8 @@ class CPUAttention(nn.Module):
 
 
 def _joined_norms(attention: nn.Module) -> mx.array:
-    """Return the weights of all heads' norms [H + K, d]. The weights of q include the attention scale."""
+    """Return the norm weights of the H query heads and the K key heads in one array [H + K, d]. The weights
+    of q include the attention scale."""
     q = mx.broadcast_to(attention.q_norm.weight * attention.scale, (attention.n_heads, attention.head_dim))
     k = mx.broadcast_to(attention.k_norm.weight, (attention.n_kv_heads, attention.head_dim))
     return mx.concatenate([q, k])
@@ -262,9 +264,11 @@ class CPUMLP(nn.Module):
 
 
 class Joined(nn.Module):
-    """Several linear maps of one input, joined into one product. Packed (quantised) maps are not joined.
+    """Several linear maps of one input, joined into one product. Maps with packed (quantised) weights are not
+    joined.
 
-    change: a function of x [..., in] that returns the change by a BaseLoRA, [..., sum of widths]
+    change: a function of x [..., in] that returns the amount that a BaseLoRA adds to the outputs, [..., sum
+    of widths]
     """
 
     def __init__(self, linears: Sequence[nn.Module], scales: Sequence[float] | None = None):
@@ -280,7 +284,7 @@ class Joined(nn.Module):
             self.linears = list(linears)
 
     def __call__(self, x: mx.array) -> mx.array:
-        """Return the outputs of all maps, [1, L, sum of widths], of x [1, L, in]."""
+        """Return the outputs of all joined maps for x [1, L, in], side by side: [1, L, sum of widths]."""
         if not self.joined:
             return mx.concatenate(self.split(x), axis=-1)
         y = x @ self.weight.T
@@ -288,8 +292,8 @@ class Joined(nn.Module):
         return y if self.change is None else y + self.change(x)
 
     def split(self, x: mx.array) -> list[mx.array]:
-        """Return one array [1, L, width] per map. If there are several rows, compute one product for each
-        map, so that each array is contiguous."""
+        """Return the output of each map for x as an array [1, L, width]. If there are several rows, compute
+        one product for each map, so that each array is contiguous."""
         stops = [sum(self.widths[: i + 1]) for i in range(len(self.widths) - 1)]
         if self.joined and x.shape[1] == 1:
             return list(mx.split(self(x), stops, axis=-1))
@@ -329,10 +333,10 @@ POWERS = (
 
 def exp(x: mx.array) -> mx.array:
     """Return e^x in float32, with a relative error under (3 + |x|) * 1e-7 for -87 <= x <= 88. For x outside
-    the range from -87 to 88, return the value at the nearer bound.
+    the range from -87 to 88, return e^x of the nearer bound.
 
-    x / ln 2 = n + f with whole n. The addition of 1.5 * 2^23 leaves n in the low bits of the float. A shift
-    by 23 bits moves n into the exponent of 2^f.
+    The function writes x / ln 2 as n + f with a whole number n, so that e^x = 2^n * 2^f. The addition of 1.5
+    * 2^23 leaves n in the low bits of the float. A shift by 23 bits moves n into the exponent of 2^f.
     """
     t = mx.clip(x, -87.0, 88.0) * (1.0 / math.log(2.0))
     shifted = t + 12582912.0

@@ -24,14 +24,14 @@ from .kernels.demote import demote
 from .kernels.pages import SequencePages
 from .kernels.source import on_gpu
 
-# A pool grows by at least this number of pages; one number for each tier.
+# MIN_GROWTH_PAGES: for each tier, the least number of pages by which a pool grows.
 MIN_GROWTH_PAGES = tuple(64 // tier.bits for tier in TIERS)
 SPARE = 0.25  # a pool also grows by at least this share of its pages
 
 
 @dataclass(frozen=True)
 class OpenPages:
-    """The hot pages that B sequences are filling.
+    """The hot pages (float16 keys and values) that B sequences are filling.
 
     arrays: by layer, uint8 [B, n_kv_heads, 2, 64, 2 * head_dim]; immutable, because each step makes new
         arrays
@@ -72,12 +72,12 @@ class MLXStorage:
         return missing > 0 and self._room() < missing * self.page_bytes(tier)
 
     def _room(self) -> float:
-        """Return the number of bytes by which the pools can grow."""
+        """Return the number of bytes by which the pools can grow within the memory budget."""
         return self.limit - self.nbytes if self.limit else math.inf
 
     def _spare(self, tier: int, pages: int) -> int:
         """Return the number of unused pages to keep beside `pages` used pages, so that the pool grows rarely.
-        Near the memory limit, the number is smaller."""
+        Near the memory limit, keep fewer unused pages."""
         wanted = max(MIN_GROWTH_PAGES[tier], int(SPARE * pages))
         return int(max(0, min(wanted, self._room() // self.page_bytes(tier))))
 
@@ -90,7 +90,7 @@ class MLXStorage:
             old = self._capacity[tier]
             new = old + max(missing, self._spare(tier, old))
             self._resize(tier, list(range(old)), new)
-            # the new page numbers are larger than all others, so the list stays a heap
+            # the new page numbers are larger than the numbers in the list, so the list stays a heap
             self._free[tier] += range(old, new)
 
     def make(self, tier: int) -> int:
@@ -101,8 +101,8 @@ class MLXStorage:
         heapq.heappush(self._free[tier], page)
 
     def copy(self, page: int) -> int:
-        """Copy one page and return the new number. The function copies the page through the host, because a
-        view of the page would prevent updates of the pool in place."""
+        """Copy one page and return the number of the copy. The page goes through a NumPy array, because an
+        MLX view of the page would prevent updates of the pool in place."""
         to = self.make(HOT)
         copies = [mx.array(np.array(pool[page])) for pool in self._pools(HOT)]
         for pool, copied in zip(self._pools(HOT), copies, strict=True):
@@ -110,7 +110,8 @@ class MLXStorage:
         return to
 
     def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
-        """Add the demotion of the pages `pages` to MLX's graph. MLX computes it at the next evaluation."""
+        """Add the demotion of the pages `pages` to MLX's graph. MLX computes the demotion at the next
+        evaluation."""
         self.prepare(tier - 1, len(pages))
         to = [self.make(tier - 1) for _ in pages]
         for source, target in zip(self._pools(tier), self._pools(tier - 1), strict=True):
@@ -138,7 +139,8 @@ class MLXStorage:
         return MLXTable(self)
 
     def compact(self, tier: int) -> dict[int, int]:
-        """Shrink a pool that is much larger than needed. Returns {old number: new number} of its pages."""
+        """Shrink the pool of `tier` if it has many more pages than are in use. Returns {old number: new
+        number} of its pages."""
         used = sorted(set(range(self._capacity[tier])) - set(self._free[tier]))
         wanted = len(used) + self._spare(tier, len(used))
         if self._capacity[tier] < 1.5 * wanted and not (wanted == len(used) < self._capacity[tier]):
@@ -150,7 +152,7 @@ class MLXStorage:
     # For attention ------------------------------------------------------------------------------
 
     def write(self, layer: int, pages: Sequence[int], at: int, rows: mx.array) -> None:
-        """Write rows into hot pages. The rows begin at row `at` of the first page.
+        """Write the keys and values of new tokens into hot pages, from row `at` of the first page on.
 
         rows: uint8 [n_kv_heads, 2, T, 2 * head_dim], float16 keys and values
         """
@@ -191,7 +193,7 @@ class MLXStorage:
         return self._blank
 
     def pools(self, layer: int) -> list[mx.array]:
-        """Return the pools of a layer by tier, in the kernels' form."""
+        """Return the pools of a layer by tier, as the arrays that the kernels read."""
         found = self._as_read[layer]
         if found is None:
             held = [tier[layer] for tier in self._layers]
@@ -218,13 +220,14 @@ class MLXStorage:
         return [pool for pool in self._layers[tier] if pool is not None]
 
     def _resize(self, tier: int, kept: list[int], capacity: int) -> None:
-        """Make pools of `capacity` pages, with the kept pages first, in one evaluation for all layers. The
-        old pools are removed from MLX's buffer cache, which could not reuse buffers of their size."""
+        """Replace the tier's pools by pools of `capacity` pages, in one evaluation for all layers. The pages
+        `kept` come first. The old pools are removed from MLX's buffer cache, which could not reuse buffers of
+        their size."""
         pools, size = self._layers[tier], layout.page_bytes(tier, self.head_dim)
         alone = self._room() < (capacity - len(kept)) * self.page_bytes(tier) + self.nbytes
         for layer in range(self.n_layers):
             pools[layer] = _resize_pool(pools[layer], kept, capacity, (self.n_kv_heads, size))
-            if alone:  # near the memory limit, an old pool is freed before the next new pool is made
+            if alone:  # near the memory limit, free each old pool before the next new pool is made
                 mx.eval(pools[layer])
                 mx.clear_cache()
         self._as_read = [None] * self.n_layers
@@ -243,7 +246,7 @@ class MLXStorage:
 
 
 class MLXTable:
-    """The page numbers of one sequence by tier, and its open page."""
+    """The page numbers of one sequence by tier, and its open page (the page that is being filled)."""
 
     def __init__(self, storage: MLXStorage) -> None:
         self._storage = storage
@@ -266,8 +269,8 @@ class MLXTable:
         self._tiers = None
 
     def share(self, other: "MLXTable") -> None:
-        """Let this table of a fork continue from the open page of the table `other`. Arrays are immutable, so
-        each of the two sequences makes its own next version of the page."""
+        """Let this table, the table of a fork of a sequence, continue from the open page of the table
+        `other`. Arrays are immutable, so each of the two sequences makes its own next version of the page."""
         other._open, other._open_at = self._open, self._open_at
 
     def flush(self) -> None:

@@ -1,8 +1,8 @@
 """The native backend runs the C decoder of neon/ on the CPU's vector units.
 
-The backend packs the weights once. For products with 4-bit and 8-bit weights, the decoder quantises
-activations; for products with float weights, activations stay float32. Keys and values are float16. In a
-tiered cache, old tokens have 8 or 4 bits.
+The backend packs the weights (converts them to the layout of the C kernels) once, at loading. For products
+with 4-bit and 8-bit weights, the decoder quantises activations; for products with float weights, activations
+stay float32. Keys and values are float16. In a tiered cache, old tokens have 8 or 4 bits.
 """
 
 import ctypes as C
@@ -32,7 +32,7 @@ from .weights import packed_weights
 CHUNK = 256  # the maximum number of prompt tokens in one call of the decoder
 # The main thread checks for signals at this interval during a long call.
 POLL_SECONDS = 0.05
-# A call with fewer multiply-adds than this number is so short that it runs without a way to stop it.
+# A call with fewer multiply-adds than SHORT_CALL is so short that the program cannot stop it.
 SHORT_CALL = 8e9
 
 
@@ -79,10 +79,11 @@ class NativeBackend:
         adapter: HeadAdapter | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Step:
-        """Append tokens [T]; return the Step after the last one. Only the last token goes through the output
-        head.
+        """Append tokens [T]; return the Step after the last token. Only the last token goes through the
+        output head.
 
-        While a long chunk runs, the backend also calls `progress` at intervals, with an unchanged number.
+        While a long chunk runs, the backend also calls `progress` at intervals, with the number of tokens of
+        the chunks before.
         """
         check_tokens(tokens, self.config.vocab_size)
         for start in range(0, len(tokens), self.chunk):
@@ -227,7 +228,8 @@ class NativeBackend:
 
 
 def describe_kernels(threads: int, matmul: str | None = None) -> str:
-    """Return a text such as "native avx512vnni, 2 threads"."""
+    """Return the name of the C kernels and the number of threads, for example "native avx512vnni, 2
+    threads"."""
     name = matmul or matmul_implementations()[0]
     return f"native {name}, {threads} thread{'s' if threads > 1 else ''}"
 

@@ -1,11 +1,11 @@
 """`python -m ruvmlx.backends.mlx.kernels.selfcheck SHAPES` checks every GPU kernel of the KV path on this
 machine.
 
-Each kernel runs on a small random cache with pages in all three tiers. The check compares the kernel's result
-with the result of its twin (the same function in plain MLX) on the CPU. Then the check times the kernel
-against plain MLX on the GPU. SHAPES is `check_results.Shapes` as JSON. The output is JSON lines: one line
-with the names of all cases, then one line before and one line after each case. gpu_check.py reads these
-lines. To add a kernel, write one function that makes a `Case` and add it to `cases`.
+Each kernel runs on a small random KV cache with pages in all three tiers (4, 8 and 16 bits). The check
+compares the kernel's result with the result of its twin (the same function in plain MLX) on the CPU. Then the
+check times the kernel against plain MLX on the GPU. SHAPES is `check_results.Shapes` as JSON. The output is
+JSON lines: one line with the names of all cases, then one line before and one line after each case.
+gpu_check.py reads these lines. To add a kernel, write one function that makes a `Case` and add it to `cases`.
 """
 
 import json
@@ -30,9 +30,10 @@ from . import append, decode, demote, gather, pages, rope_append
 from .pages import SequencePages, unpack
 from .source import HEAD_DIMS
 
-# In mlx-lm, attention is one of about 17 kernel launches of a layer in one decode step. If attention takes
-# three times as long, a token takes an eighth longer. A tiered cache takes half the memory of a long chat,
-# which is worth this time. A kernel that spills its registers, or runs on an emulated GPU, is far slower.
+# In mlx-lm, attention is one of about 17 kernel launches of a layer in a decode step. If attention takes
+# three times as long, a decode step takes an eighth longer. A tiered cache takes half the memory of a long
+# chat, which is worth this time. A kernel that spills its registers, or runs on an emulated GPU, is far
+# slower.
 MAX_SLOWNESS = 3.0
 # the number of timed races, of which the median is taken; the number of calls in one evaluation
 RACES, REPEATS = 5, 16
@@ -47,15 +48,15 @@ Run = Callable[[], Arrays]
 
 @dataclass(frozen=True)
 class Case:
-    """The check of one kernel. `run` calls the function that the backend calls. `twin` computes the same
-    result in plain MLX.
+    """The data for the check of one kernel. `run` calls the function that the backend calls. `twin` computes
+    the same result in plain MLX.
 
     tolerance: the maximum error, relative to the largest number of the twin's array
-    step: the maximum error of one number in a thousand, because a rounding can decide between two codes
+    step: the maximum error of one number in a thousand, because rounding can change a number's code by one
     race: the two functions that are timed against each other; None: run and twin
     timed: True if the kernel is timed
     slowest: the kernel fails if its time divided by the time of plain MLX is larger than this; inf: the time
-        is only reported
+    is reported, but cannot fail the kernel
     """
 
     name: str
@@ -85,7 +86,8 @@ class Sample:
         self.turn = mx.array(np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32))
 
     def numbers(self, tokens: int, heads: int) -> mx.array:
-        """Return random numbers in the model's type. Some channels are far from zero, as in real keys."""
+        """Return random keys or values [tokens, heads, D] in the model's dtype. Some channels are far from
+        zero, as in real keys."""
         x = self._rng.normal(size=(tokens, heads, self.dim)) * self._rng.uniform(0.3, 2, self.dim)
         return mx.array(x.astype(np.float32)).astype(getattr(mx, self.shapes.dtype))
 
@@ -99,7 +101,8 @@ class Sample:
 
     @cached_property
     def pools(self) -> list[mx.array]:
-        """Return the pools by tier: two pages in each tier except the hot tier."""
+        """Return the pools (arrays of pages) by tier: two pages in each lower tier, the other pages in the
+        hot tier (16 bits)."""
         found = [self.hot]
         # In the sample, the newest two pages stay in each tier. The older pages go to the next lower tier.
         for to in reversed(range(HOT)):
@@ -113,8 +116,8 @@ class Sample:
         return SequencePages([[1, 0]] * HOT + [[2 * HOT, 2 * HOT + 1, 2 * HOT + 2]], self.tokens)
 
     def view_of(self, tokens: int) -> SequencePages:
-        """Return a view of this many tokens. The view repeats the sample's full pages. Each tier has the same
-        number of pages; if this is not possible, the lower tiers have fewer pages."""
+        """Return the page list of a sequence of `tokens` tokens. The list repeats the sample's full pages.
+        Each tier has the same number of pages; if this is not possible, the lower tiers have fewer pages."""
         pairs = tokens // PAGE // 2
         n = pairs // len(TIERS)
         hot = [2 * HOT, 2 * HOT + 1] * (pairs - n * HOT)
@@ -134,8 +137,8 @@ class Sample:
 
 
 def cases(shapes: Shapes) -> list[Case]:
-    """Return the case of mlx-lm's own graph, then the cases of the kernels if there are kernels for the
-    model's head size."""
+    """Return the functions that make the cases: first the case of mlx-lm's own graph, then one case for each
+    kernel if kernels exist for the model's head size."""
     if shapes.head_dim not in HEAD_DIMS:
         return [graph_case(shapes)]
     with mx.stream(mx.cpu):
@@ -155,8 +158,8 @@ def append_case(s: Sample) -> Case:
 
 
 def rope_append_case(s: Sample) -> Case:
-    """Return the case of the kernel rope_append. The open page's other rows are zeros, because these rows
-    hold no token yet, and NaN cannot be compared."""
+    """Return the case of the kernel rope_append. In the open page (the page that is being filled), the rows
+    without a token are zeros, because NaN cannot be compared."""
     q, k, v = (x[:1].reshape(1, -1) for x in (s.q, s.k, s.v))
     table, turn = pages.GPUPageTable([s.view], *s.heads), s.turn[s.tokens - 1 :]
     opened = mx.zeros((1, s.shapes.n_kv_heads, 2, PAGE, 2 * s.dim), mx.uint8)
@@ -173,9 +176,9 @@ def rope_append_case(s: Sample) -> Case:
 
 
 def demote_case(to: int) -> Callable[[Sample], Case]:
-    """Return a case that demotes pages of the next higher tier to tier `to` and compares the numbers (the
-    tests compare the bytes). A small error before the rounding can change a code by one. `step` is relative
-    to the largest key."""
+    """Return a case that demotes pages (converts them to fewer bits) from the next higher tier to tier `to`.
+    The case compares the numbers; the tests compare the bytes. A small error before the rounding can change a
+    code by one. `step` is relative to the largest key."""
 
     def case(s: Sample) -> Case:
         ids, source = [1, 0, 1], s.pools[to + 1]
@@ -210,8 +213,8 @@ def decode_case(s: Sample) -> Case:
 
 
 def short_decode_case(s: Sample) -> Case:
-    """Return the case of `decode_case` with few tokens. With few tokens, launches and idle simdgroups take
-    much of the time. The check never fails because this case is slow."""
+    """Return the case of `decode_case` with few tokens. With few tokens, kernel launches and idle simdgroups
+    (groups of GPU threads) take much of the time. The check never fails because this case is slow."""
     wide, pools, dtype = s.q[:1].astype(mx.float32), s.pools, s.q.dtype
     new = rope_append.Turned(wide, demote.rotate(wide), s.hot[-2:-1])
     table = pages.GPUPageTable([s.view_of(BRIEF)], *s.heads)
@@ -227,7 +230,7 @@ def short_decode_case(s: Sample) -> Case:
 
 
 def own_attention(s: Sample, tokens: int) -> Run:
-    """Return MLX's own attention of one query over this many tokens."""
+    """Return a function that runs MLX's own attention of one query over `tokens` tokens."""
     query = s.q[:1].swapaxes(0, 1)[None]  # [1, n_heads, 1, D]
     k, v = (s.numbers(tokens, s.shapes.n_kv_heads).swapaxes(0, 1)[None] for _ in range(2))
     k, v = mx.contiguous(k), mx.contiguous(v)
@@ -334,7 +337,8 @@ def difference(got: Sequence[np.ndarray], want: Sequence[np.ndarray], case: Case
 
 
 def slowness(ours: Run, rival: Run) -> float:
-    """Return the median time of `ours` divided by the time of `rival`, on the GPU, in turns."""
+    """Return the median of the time of `ours` divided by the time of `rival`; the two run on the GPU in
+    turns."""
     with mx.stream(gpu.device):
         # the first call of a function compiles its kernel, so it is not a part of the race
         once = max(gpu.seconds(ours), gpu.seconds(rival), 1e-9)
