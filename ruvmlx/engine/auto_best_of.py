@@ -54,8 +54,8 @@ def most_within(seconds: list[float]) -> int:
 
 
 def step_seconds(backend: Backend) -> list[float]:
-    """Return the median time (seconds) of a decode step for 1, 2 .. MAX_REPLIES replies. The loop measures
-    all sizes in turn, so a slow moment of the machine affects all sizes."""
+    """Return the median times (seconds) of a decode step for 1, 2 .. MAX_REPLIES replies. The loop measures
+    all numbers of replies in turn, so a slow moment of the machine affects all of them."""
     cache = backend.new_cache()
     backend.prefill([1] * PROMPT, cache)
     caches = [[cache.fork() for _ in range(n)] for n in range(1, MAX_REPLIES + 1)]
@@ -72,7 +72,7 @@ def step_seconds(backend: Backend) -> list[float]:
 
 
 def _read() -> dict[str, list[float]]:
-    """Return the stored times. Return {} if there is no file or if the file is damaged."""
+    """Return the stored times of all models; {} if there is no file or if the file is damaged."""
     try:
         whole = json.loads(path().read_text(encoding="utf-8"))
         right = whole["format"] == FORMAT
@@ -86,7 +86,7 @@ def _read() -> dict[str, list[float]]:
 
 def _write(held: dict[str, list[float]]) -> None:
     """Write a new file beside the target, then rename it: a reader sees either the old file or the new
-    one."""
+    file."""
     path().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path().with_suffix(f".{os.getpid()}.new")
     fresh.write_text(json.dumps({"format": FORMAT, "seconds": held}, indent=1), encoding="utf-8")

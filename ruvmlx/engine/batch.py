@@ -28,8 +28,8 @@ def generate_many(
     width: int = WIDTH,
     recorder: RecorderOf = lambda _: None,
 ) -> Iterator[GenerationResponse]:
-    """Yield responses as they finish. At most `width` requests run at a time. The first error ends all
-    requests.
+    """Yield each response when it is finished. At most `width` requests run at a time. The first error ends
+    all requests.
 
     Each request is checked when it starts. Raises UsageError if the request cannot be answered, or if another
     running request uses its session.

@@ -3,15 +3,15 @@
 The prompt is read once. Each reply continues from a fork of the prompt's cache, with its own seed. Reply 0
 equals the reply to a request for a single reply.
 
-The judge scores the replies after CHECKPOINTS tokens. Replies that are more than MARGIN stars behind the best
-reply are dropped. When one reply is left, the user sees its text while it is written. The idea comes from
-Hoeffding races (Maron & Moore 1994).
+The judge scores the replies after CHECKPOINTS tokens. The module drops each reply whose score is more than
+MARGIN stars below the best score. When one reply is left, the user sees its text while it is written. The
+idea comes from Hoeffding races (Maron & Moore 1994).
 
-The start of a reply says little about the whole reply. If the worse half were dropped at 32 and at 64 tokens,
-most of the gain of best of n would be lost. After 100 ratings the chosen reply would beat another reply in
-62% instead of 92% of the cases for a user who likes short replies, and in 54% instead of 72% for a formal
-tone. With this MARGIN the loss is at most 3 percentage points; with a margin of one star the loss is up to 12
-percentage points.
+The score of a reply's start says little about the whole reply. If the worse half of the replies were dropped
+at 32 and at 64 tokens, most of the gain of best of n would be lost. After 100 ratings the chosen reply would
+beat another reply in 62% instead of 92% of the cases for a user who likes short replies, and in 54% instead
+of 72% for a formal tone. With this MARGIN the loss is at most 3 percentage points; with a margin of one star
+the loss is up to 12 percentage points.
 """
 
 import uuid
@@ -34,8 +34,8 @@ Score = Callable[[Sequence[Run]], np.ndarray]  # a judge: n runs, finished or no
 
 
 def requests_for(request: GenerationRequest, count: int) -> list[GenerationRequest]:
-    """Return one request for each reply. The first one is `request`; all others have their own ids and
-    seeds."""
+    """Return `count` requests, one for each reply. The first request is `request`; each later request has a
+    new id and a new seed."""
     others = [
         replace(
             request,
@@ -79,7 +79,7 @@ class BestOf:
         self.runs: list[Run] = []
         self.running: list[Run] = []
         self._chosen = score is None  # True if the leader is final
-        # number of text pieces and of logprobs of the leader that were sent
+        # the numbers of the leader's text pieces and logprobs that the user has received
         self._shown = self._shown_logprobs = 0
         self._drawn = 0  # the number of tokens that each reply has
         self._interrupted: list[Run] = []  # runs that the user stopped
@@ -101,7 +101,7 @@ class BestOf:
 
     @property
     def others(self) -> list[Run]:
-        """Return the replies except the leader and those that the user stopped."""
+        """Return all replies except the leader and the replies that the user stopped."""
         return [run for run in self.runs if run not in (self.leader, *self._interrupted)]
 
     # Decoding

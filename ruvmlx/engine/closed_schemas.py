@@ -1,9 +1,10 @@
 """This module closes the objects of a JSON schema: a closed object can have only the properties that the
 schema declares.
 
-In JSON Schema an object can have any further properties. If a schema allows further properties, a small model
-writes words of the schema language as properties (`required`, `maxLength`). So this module, like llama.cpp,
-closes an object that declares properties and does not mention additional properties.
+In JSON Schema, an object can also have properties that the schema does not declare. If a schema allows
+undeclared properties, a small model writes words of the schema language as properties (`required`,
+`maxLength`). So this module, like llama.cpp, closes an object that declares properties and does not mention
+additional properties.
 """
 
 from collections.abc import Mapping

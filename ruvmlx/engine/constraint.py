@@ -28,8 +28,8 @@ class Matcher:
     sampling.TokenRule."""
 
     def __init__(self, compiled: Any, vocab: int, thought: ThoughtCounter | None = None):
-        """compiled: an LLMatcher that only this reply uses. thought: follows the model's thinking if the
-        reply starts inside the thinking."""
+        """compiled: an LLMatcher that only this reply uses. thought: an object that follows the model's
+        thinking, if the reply starts inside the thinking."""
         self._matcher, self._thought = compiled, thought
         # one bit for each token, and one bit for the end token that `_Vocabulary` adds
         self._bits = np.zeros((vocab + 32) // 32, np.uint32)
@@ -52,8 +52,8 @@ class Matcher:
         if not self._has_begun:
             return
         if forced := self.forced_tokens():
-            # Several token sequences spell the required text. Choose the sequence that a later prompt has for
-            # the same text, so that the KV cache serves it.
+            # Several token sequences spell the required text. Choose the sequence that the next turn's prompt
+            # will have for the same text, so that this prompt can use the KV cache.
             kept = logits[forced[0]]
             logits[:] = -np.inf
             logits[forced[0]] = kept
@@ -94,8 +94,8 @@ def matcher_for(model: Model, constraint: Constraint, opening: str = "") -> Matc
 class _Vocabulary:
     """The tokenizer interface of llguidance: the bytes of each token. 0xFF marks special tokens.
 
-    If a vocabulary has no end token, this class adds one after the last token. This end token is never drawn,
-    because the reply ends as soon as no other token is allowed.
+    If a vocabulary has no end token, this class adds one after the last token. The added end token is never
+    drawn, because the reply ends as soon as only this end token is allowed.
     """
 
     is_tokenizer_wrapper = True

@@ -23,7 +23,7 @@ class Turn:
     rating: str | None = None  # "up" | "down" | "1".."5"
     finish_reason: str | None = None
     id: int | None = None  # the message's id; None for a system prompt
-    # position of this message among the `branches` alternative messages at this place of the chat, from 1
+    # the position (from 1) of this message among the `branches` alternative messages at its place in the chat
     branch: int = 1
     branches: int = 1
     # an assistant's turn: the tool calls of the reply; a tool's turn: the one call that has this result
@@ -63,7 +63,8 @@ class ContextWindow:
     def fitting(
         self, messages: list[Message], max_new_tokens: int, summary: str = "", reserved: int = 0
     ) -> list[Message]:
-        """Return the conversation. If the context would overflow, leave out the oldest exchanges.
+        """Return the messages that fit into the context. If the context would overflow, leave out the oldest
+        exchanges.
 
         A quarter of the context, or the reply's limit if that is less, is kept free for the reply. When the
         context is full, the conversation is cut to half, because all prompts until the next cut then begin
@@ -133,8 +134,8 @@ def _kept_turns(turns: list[Turn]) -> Iterator[Turn]:
 
 
 def _joins(turn: Turn, after: Turn) -> bool:
-    """Return True if the two turns become one message. This is so if both have the same role and no tool
-    calls."""
+    """Return True if the two turns become one message. Two turns become one message if both have the same
+    role and no tool calls."""
     return turn.role == after.role and not turn.calls and not after.calls
 
 

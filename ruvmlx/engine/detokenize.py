@@ -25,7 +25,7 @@ class StreamDecoder:
         return self._strip_first_space(self._utf8.decode(data))
 
     def go_on(self, begun: Begun) -> str:
-        """Continue an earlier reply. Returns the earlier text, without the U+FFFD of an incomplete last
+        """Continue the unfinished reply `begun`. Returns its text, without the U+FFFD of an incomplete last
         character."""
         for token in begun.tail:
             self.add(token)

@@ -79,7 +79,7 @@ class DraftLength(Protocol):
     """A rule that decides how many tokens to draft. All replies of an engine use the same rule."""
 
     def choose(self, match: int, longest: int, acceptance: Shares) -> int:
-        """Return the number of tokens to draft, from 0 to `longest`, after a match of this length."""
+        """Return the number of tokens to draft, from 0 to `longest`, after a match of `match` tokens."""
 
     def measure(self, drafted: int, seconds: float) -> None:
         """Learn from the time of a plain decode step (drafted=0) or of a check of `drafted` tokens."""

@@ -1,6 +1,7 @@
 """A draft model is a small model that guesses the next tokens of a large model's reply (Leviathan et al.
 2023, "Fast Inference from Transformers via Speculative Decoding"). The large model checks the guesses
-(drafts.py), so the reply stays the same. Both models must have the same tokens.
+(drafts.py), so the reply stays the same. Both models must have the same vocabulary: a token id stands for the
+same text in both.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,8 +16,9 @@ from ..errors import UsageError
 from ..models.config.model import Model, Tokenizer
 from .draft_length import Acceptance, DraftLength
 
-# A guess is counted with the guesses of about the same probability. CONFIDENCES are the ends of the groups,
-# and CONFIDENCE_PRIOR is the assumed share of right guesses in each group.
+# The draft model gives each guess a probability. A guess is counted with the guesses of about the same
+# probability. CONFIDENCES are the ends of the groups, and CONFIDENCE_PRIOR is the assumed share of right
+# guesses in each group.
 CONFIDENCES = (0.3, 0.5, 0.7, 0.9, 2.0)
 CONFIDENCE_PRIOR = (0.2, 0.4, 0.55, 0.75, 0.9)
 PIECE = 256  # the maximum number of missing tokens that the draft model reads between two steps of a reply
@@ -44,7 +46,7 @@ class DraftModel:
         large model; a larger token id is no guess."""
         self._backend, self._context, self._vocabulary = backend, context, vocabulary
         self._cache: KVCache = backend.new_cache()
-        self._read: list[int] = []  # the tokens in the cache
+        self._read: list[int] = []  # the token ids in the draft model's KV cache
         self._rest = self._pause = 0  # tokens until the next guess; the length of the last rest
         self.acceptance = Acceptance(CONFIDENCES, CONFIDENCE_PRIOR)
         self.seconds = 0.0  # the average time of a step; 0 before the first step
@@ -55,8 +57,8 @@ class DraftModel:
         return self._backend.nbytes + self._cache.nbytes
 
     def draft(self, tokens: Sequence[int], longest: int, length: DraftLength) -> ModelDraft:
-        """Return guesses at the tokens after `tokens`. Now and then, a single guess is returned that is not
-        worth a check, because the next token shows if the guess is right.
+        """Return guesses at the tokens after `tokens`. Now and then, return a single guess that is not worth
+        a check: the next token of the reply shows without a check if the guess is right.
 
         tokens: the prompt and the reply so far. longest: the maximum number of guesses.
         """
@@ -88,7 +90,7 @@ class DraftModel:
 
     def _guesses(self, tokens: Sequence[int], longest: int) -> Iterator[tuple[int, float]]:
         """Yield the likeliest next token and its probability, then the tokens after it. Yield nothing while
-        the draft model has still to read the tokens before."""
+        the draft model has not yet read all of `tokens`."""
         step = self._follow(tokens) if len(tokens) + longest <= self._context else None
         while step is not None:
             logits = step.logits[: self._vocabulary]
@@ -97,8 +99,8 @@ class DraftModel:
             step = self._decode(token)
 
     def _follow(self, tokens: Sequence[int]) -> Step | None:
-        """Make the cache hold `tokens`, and return the step after the last one. Return None if more than
-        PIECE tokens were missing; the next call continues."""
+        """Make the draft model's cache hold `tokens`, and return the step after the last token. Return None
+        if more than PIECE tokens were missing; the next call continues."""
         same = _common(self._read, tokens[:-1])
         if same < len(self._read):
             if self._cache.trim(len(self._read) - same):

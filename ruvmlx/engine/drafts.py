@@ -31,7 +31,8 @@ class DraftCounts:
 
 
 class _Guess(NamedTuple):
-    """Guessed tokens, for each a sign of how sure the guess is, and the counts to which the signs belong."""
+    """The guessed tokens, for each token a number (sign) that shows how sure the guess is, and the counts to
+    which the signs belong."""
 
     tokens: Sequence[int]
     signs: Sequence[float]
@@ -55,16 +56,16 @@ class DraftedSteps:
         model: DraftModel | None = None,
         prompt: Sequence[int] = (),
     ):
-        """length: the rule that all replies share. lookup, rule: the chat's tokens and the constraint of the
-        reply. model: the draft model, which guesses if the lookup finds nothing. prompt: the tokens before
-        the reply."""
+        """length: the rule for the number of drafted tokens, which all replies share. lookup, rule: the
+        chat's tokens and the constraint of the reply. model: the draft model, which guesses if the lookup
+        finds nothing. prompt: the tokens before the reply."""
         self._backend, self._length, self._lookup, self._rule = backend, length, lookup, rule
         self._model, self._tokens = model, list(prompt) if model else []
         self._acceptance = Acceptance()
-        self._guesses: list[_Guess] = []  # the guesses at the tokens after the last token
+        self._guesses: list[_Guess] = []  # the guesses at the tokens after the reply's last token
         self._checked: deque[tuple[int, Step]] = (
             deque()
-        )  # drafted tokens that can still be right, each with its step
+        )  # drafted tokens that no later token has disproved, each with its decode step
         self.counts = DraftCounts()
 
     @property
@@ -134,7 +135,7 @@ class DraftedSteps:
 
 
 class DraftParts(Protocol):
-    """The parts of an engine that drafts need. draft_length: None if the engine drafts no tokens.
+    """The attributes of an engine that drafts need. draft_length: None if the engine drafts no tokens.
     draft_model: None if only the chat's own text gives drafts."""
 
     backend: Backend

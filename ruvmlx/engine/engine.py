@@ -22,8 +22,8 @@ from .types import Chunk, GenerationRequest, GenerationResponse
 
 
 class LLMInferenceEngine:
-    """An engine runs requests on one backend, one at a time, in the thread that created the engine. batch.py
-    runs several requests at a time."""
+    """An engine runs requests on one backend, in the thread that created the engine. Its methods run one
+    request at a time; batch.py runs several requests at a time."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class LLMInferenceEngine:
         adapter: HeadAdapter | None = None,
         recorder: Recorder | None = None,
     ) -> Run:
-        """Start one request. Iterate over `chunks` of the result."""
+        """Start one request. The caller iterates over `chunks` of the returned run."""
         return Run(self, request, adapter, recorder)
 
     def stream(
@@ -98,7 +98,8 @@ class LLMInferenceEngine:
         adapter: HeadAdapter | None = None,
         recorder: Recorder | None = None,
     ) -> Iterator[Chunk]:
-        """Yield the progress of prefill, then text. Only the last chunk has `response`."""
+        """Run a request: yield chunks with the progress of the prefill, then chunks with text. Only the last
+        chunk has `response`."""
         yield from self.run(request, adapter, recorder).chunks()
 
     def generate(

@@ -61,7 +61,7 @@ def perplexity(
 
 
 class _Seen:
-    """The sums of the log-likelihoods and of the KL divergences of the predicted tokens."""
+    """The sums, over the predicted tokens so far, of the log-likelihoods and of the KL divergences."""
 
     def __init__(self) -> None:
         self.tokens, self.nll, self.nll_f16, self.kl = 0, 0.0, 0.0, 0.0

@@ -1,7 +1,6 @@
-"""This module guesses the next tokens of a reply. If the newest tokens occurred in the chat before, the guess
-is that the reply continues as the chat continued at the earlier place (Saxena 2023, "Prompt Lookup
-Decoding"). A guess is often right for many tokens, for example if the reply edits code or quotes a text of
-the chat.
+"""This module guesses the next tokens of a reply. If the newest tokens occurred in the chat before, the
+module guesses the tokens that followed at the earlier place (Saxena 2023, "Prompt Lookup Decoding"). A guess
+is often right for many tokens, for example if the reply edits code or quotes a text of the chat.
 """
 
 from collections.abc import Sequence
@@ -15,8 +14,8 @@ class Draft(NamedTuple):
     """Guessed tokens.
 
     tokens: the guessed next tokens, in order
-    match: the number of newest tokens that equal the tokens before the source of the guess, from GRAM to
-        LONGEST_MATCH
+    match: the number of the chat's newest tokens that equal the tokens before the guess's source, from GRAM
+    to LONGEST_MATCH
     """
 
     tokens: list[int]
@@ -33,8 +32,8 @@ class PromptLookup:
         self._tokens = [*predicted, *tokens]
         # n-gram -> index of the token after its newest occurrence
         self._ends: dict[tuple[int, ...], int] = {}
-        self._indexed = GRAM  # the n-grams before the tokens with an index below this number are in `_ends`
-        self._source = -1  # index of the token that the draft starts with; -1: unknown
+        self._indexed = GRAM  # `_ends` has the n-grams that end before the token with this index
+        self._source = -1  # index of the earlier token with which the draft starts; -1: unknown
 
     def add(self, token: int) -> None:
         """Append the next token of the chat."""

@@ -21,7 +21,7 @@ class Sink(Protocol):
     """A sink receives the reply to one request. The scheduler calls the sink in the engine's thread."""
 
     def take(self, chunk: Chunk) -> None:
-        """Receive the next chunk. The last chunk has the response."""
+        """Receive the next chunk of the reply. The last chunk has the response."""
 
     def fail(self, error: BaseException) -> None:
         """Receive the error that ended the request. After `fail` the sink receives no more calls."""
@@ -82,7 +82,7 @@ class Ticket:
 
     @property
     def rank(self) -> int:
-        """Return the rank. Requests of a higher rank start first."""
+        """Return the rank of the request; requests of a higher rank start first."""
         return self.request.priority + self.overtaken // OVERTAKEN
 
     @property

@@ -27,12 +27,12 @@ class Place:
 
 
 class ReadingOrder:
-    """ReadingOrder computes the order in which prompts are read. The amount of work is the number of prompt
-    tokens, although a token of a long prompt takes a little longer."""
+    """ReadingOrder computes the order in which prompts are read. The class measures work in prompt tokens,
+    although a token of a long prompt takes a little longer."""
 
     def __init__(self) -> None:
         self._clock = 0.0  # the number of tokens that the imagined machine has read of a prompt with share 1
-        self._read_there: list[Place] = []  # prompts that the imagined machine has not ended
+        self._read_there: list[Place] = []  # prompts that the imagined machine has not read to the end
 
     def join(self, tokens: int, priority: int = 0) -> Place:
         """Add a prompt that has arrived. tokens: the number of prompt tokens that must be read."""
@@ -42,8 +42,8 @@ class ReadingOrder:
         return place
 
     def count(self, tokens: float) -> None:
-        """Let the imagined machine read the same number of tokens as the real machine has just read. Which
-        prompt the real machine read does not matter."""
+        """Let the imagined machine (module docstring) read as many tokens as the real machine has just read.
+        Which prompt the real machine read does not matter."""
         while tokens > 0 and self._read_there:
             first = min(self._read_there, key=lambda place: place.end)
             shares, rest = sum(place.share for place in self._read_there), first.end - self._clock

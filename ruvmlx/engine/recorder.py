@@ -10,9 +10,9 @@ from ..kernels.replies import ReplyWork
 
 class Recorder(Protocol):
     def add(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> None:
-        """Receive one token, with the hidden state [D] and the logits [V] (adapter applied) from which it was
-        drawn. The run calls `add` once for each token: immediately if the backend returns logits, else in
-        `Run.record`."""
+        """Receive one token, with the hidden state [D] and the logits [V] (adapter applied) from which the
+        token was drawn. The run calls `add` once for each token: immediately if the backend returns logits,
+        else in `Run.record`."""
 
 
 @runtime_checkable

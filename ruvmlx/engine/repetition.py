@@ -1,8 +1,8 @@
 """This module detects a reply that repeats the same few tokens again and again.
 
-Small models fall into loops of the same few tokens, and then write until the token limit. The numbers here
-were chosen on the replies in `tests/engine/test_repetition.py`: real loops, and tables, lists and code that
-only look like loops.
+Small models fall into loops of the same few tokens, and then write until the token limit. The constants of
+this module were chosen on the replies in `tests/engine/test_repetition.py`: real loops, and tables, lists and
+code that only look like loops.
 """
 
 from collections import Counter, deque
@@ -18,8 +18,9 @@ WINDOW = 128
 # the reply is a loop if at least this share of the WINDOW newest tokens end a repeated gram; one new token
 # makes GRAM grams new
 SHARE = 0.92
-# The numbers for a reply that reached its token limit. At least PROSE_SHARE of the reply's last PROSE_WINDOW
-# tokens must end a repeated gram. At least PROSE_LETTERS of the reply's characters must be letters or spaces.
+# These three constants are for a reply that reached its token limit. At least PROSE_SHARE of the reply's last
+# PROSE_WINDOW tokens must end a repeated gram. At least PROSE_LETTERS of the reply's characters must be
+# letters or spaces.
 PROSE_WINDOW, PROSE_SHARE, PROSE_LETTERS = 192, 0.75, 0.9
 
 
@@ -27,8 +28,8 @@ class Repetition:
     """A detector of loops in one reply. Pass each token of the reply to `add`. `is_loop` is True if the
     newest tokens only repeat earlier tokens.
 
-    Rows of a table or of JSON repeat too, but each row has some tokens that no other row has. A gram that
-    contains a token of only one row is new.
+    Rows of a table or of JSON repeat too, but each row has some tokens that no earlier row has. A gram (a run
+    of GRAM tokens) with one of these tokens is new, so rows are no loop.
     """
 
     def __init__(self, tokens: Iterable[int] = ()):

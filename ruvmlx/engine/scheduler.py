@@ -10,11 +10,10 @@ reply only by rounding errors. With quantised weights on the native backend, bat
 al. 2022, "Orca"; chunks of prompts between decode steps: Agrawal et al. 2024, "Sarathi-Serve")
 
 `ReadingOrder` decides which prompt is read: a short prompt overtakes a long one, and no prompt is ready later
-than if all prompts shared the speed equally. The number of tokens in a piece follows from the measured pace
-(prompt tokens per second). While replies run, a piece delays the next token of each reply by at most about
-DELAY. After a piece, the scheduler decodes for some steps without a piece: while n prompts are read, decoding
-gets 1/(n + 1) of the time. While no reply runs, a piece takes about ALONE seconds. A new request waits for
-its end.
+than if all prompts shared the speed equally. The measured pace (tokens per second) gives the size of a piece.
+While replies run, a piece delays the next token of each reply by at most about DELAY. After a piece, the
+scheduler decodes for some steps without a piece: while n prompts are read, decoding gets 1/(n + 1) of the
+time. While no reply runs, a piece takes about ALONE seconds. A new request waits for the end of this piece.
 
 The replies of one step can have different adapters of the output head. Replies with different base LoRAs
 cannot share a step, so they take turns.

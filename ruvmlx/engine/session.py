@@ -17,8 +17,8 @@ class Session:
 
     owner: the session id of the request that read the tokens
     chain: the names of the pages of `tokens` (kv/chain.py); the names of the newest pages can be missing
-    branching: True if two longer sequences both begin with this sequence; in this case the sequence is kept
-        beside them
+    branching: True if two longer sequences both begin with this sequence; in this case, the longer sequences
+    do not replace this sequence
     """
 
     cache: KVCache
@@ -37,8 +37,8 @@ class Session:
         return other
 
     def cut(self, n: int) -> bool:
-        """Keep the first n tokens, or fewer if the cache can only go back further. Returns False if the cache
-        cannot drop its newest tokens."""
+        """Keep the first n tokens, or fewer tokens if the cache cannot be cut at exactly n tokens. Returns
+        False if the cache cannot drop its newest tokens."""
         extra = self.cache.offset - n
         if extra and not self.cache.trim(extra):
             return False

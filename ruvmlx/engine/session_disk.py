@@ -17,7 +17,7 @@ from .session import Session, common_prefix
 
 
 class CacheKeys:
-    """CacheKeys makes the keys that identify the caches of a backend."""
+    """CacheKeys makes the keys (data and hashes) by which the caches of a backend are found on disk."""
 
     def __init__(self, backend: Backend, model: str):
         """model: the fingerprint of the model."""
@@ -36,7 +36,7 @@ class CacheKeys:
         }
 
     def root(self, policy: TierPolicy | None, salt: str = "") -> bytes:
-        """Return the name of the empty prefix (kv/chain.py)."""
+        """Return the name of the empty prefix: the first name of a hash chain over KV pages (kv/chain.py)."""
         return root(self.key(policy), salt)
 
 
@@ -68,7 +68,7 @@ class SessionsOnDisk:
         return {id(session.cache)} if session else set()
 
     def stop_early(self) -> bool:
-        """Release the sequence that is being written early. Returns False if no sequence is being written."""
+        """Stop the early write and release its sequence. Returns False if no sequence is being written."""
         held = bool(self.early_caches())
         self.wait()
         return held
@@ -163,8 +163,8 @@ class EarlyWriter:
         return self._part.session if self._part is not None else None
 
     def put(self, session: Session) -> None:
-        """Write this sequence. If the thread still writes the previous sequence, do nothing, because the next
-        reply calls `put` again."""
+        """Let the thread write this sequence. If the thread still writes the previous sequence, do nothing,
+        because the next reply calls `put` again."""
         if self._part is not None and not self._part.done.is_set():
             return
         self._let_go()

@@ -63,7 +63,7 @@ class StepSource:
         self._token: int | None = None  # the token that was drawn from `_step`
         # the token that `draw_work` drew from `_step`; the next `read` returns it
         self._ahead: int | None = None
-        # the step of the newest token; `drawn_from` returns this step and clears it
+        # the step of the newest token, until `drawn_from` returns this step
         self._fresh: Step | None = None
         self.prefilled_at = time.perf_counter()
 
@@ -168,7 +168,7 @@ def source(
 ) -> StepSource | StreamSource:
     """Return the source for a reply of at most `limit` tokens.
 
-    steps: True if the caller decodes the tokens (batch.py)
+    steps: True if the caller decodes the tokens, in a batch with other replies (batch.py)
     """
     steps = steps or needs_steps(sampling, rule)
     if steps or not isinstance(backend, Streaming) or not backend.streams:

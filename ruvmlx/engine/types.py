@@ -20,7 +20,7 @@ class Begun:
     """An unfinished reply that the engine continues.
 
     text: the text of the reply so far
-    tail: the last token ids of the reply; they can end inside a character
+    tail: the last token ids of `text`; the bytes of these tokens can end inside a character
     """
 
     text: str
@@ -112,7 +112,7 @@ class GenerationResponse:
     latency_ms: float
     prompt_tps: float  # prompt tokens per second in the prefill, without cached tokens
     generation_tps: float
-    cache_tokens: int  # tokens in the session's KV cache now
+    cache_tokens: int  # the number of tokens in the session's KV cache after the reply
     kv: KVStats
     drafted: int = 0  # the number of guessed tokens that were checked (drafts.py)
     accepted: int = 0  # the number of guessed tokens that are in the reply
@@ -140,7 +140,7 @@ class GenerationResponse:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a reply. `text` is complete UTF-8 and can be empty. Only the last chunk has `response`."""
+    """A piece of a reply. `text` is complete UTF-8 and can be empty. Only the last chunk has a `response`."""
 
     text: str
     generated: int = 0  # tokens generated so far

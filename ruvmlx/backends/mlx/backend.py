@@ -124,8 +124,8 @@ class MLXBackend(MLXRunner):
         return None if self._forward is cpu_layers.forward else self._graph
 
     def new_cache(self, policy: TierPolicy | None = None) -> MLXCache | PagedCache:
-        """Return a cache. Without a policy, or with the policy F16, return a cache without KV pages, in the
-        dtype of the computation."""
+        """Without a policy, or with the policy F16, return a cache without KV pages, in the dtype of the
+        computation."""
         window = self.config.sliding_window
         if policy is None or policy == F16 or self.pool is None:
             return MLXCache(self.config.n_layers, window)
