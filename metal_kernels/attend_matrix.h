@@ -15,9 +15,9 @@ template <int D, int G> struct Matrix {
     enum {
         PACKED = G <= 4,
         PARTS = PACKED ? 1 : 2,
-        DK = D / 4,              // how many numbers of a key one lane holds
-        DV = D / 8,              // how many numbers of a value one lane holds
-        TILES = PACKED ? 2 : 4,  // how many tiles of 16 tokens: a lane computes their probabilities
+        DK = D / 4,              // the number of elements of a key that one lane holds
+        DV = D / 8,              // the number of elements of a value that one lane holds
+        TILES = PACKED ? 2 : 4,  // the number of tiles of 16 tokens whose probabilities one lane computes
         COLUMN = 72,             // distance of two columns of probabilities in halves: 64, and 8 more that prevent bank conflicts
     };
 };
@@ -72,7 +72,7 @@ template <int N> FN void load_words(GLOBAL_IN(uchar) p, uint at, THREAD uint *w)
 template <int BITS, int D, int G>
 FN void matrix_scores(GLOBAL_IN(uchar) page, LOCAL(uint) q, THREAD float (*c)[4], uint lane) {
     typedef Matrix<D, G> M;
-    constexpr int N = M::DK * BITS / 32; // N: how many words of a key a lane loads
+    constexpr int N = M::DK * BITS / 32; // N: the number of words of a key that a lane loads
     const uint row = lane / 4, column = lane % 4;
     UNROLL for (int i = 0; i < 4; i++) {
         uint x[N], y[N];
@@ -149,7 +149,7 @@ FN void matrix_values(GLOBAL_IN(uchar) page, THREAD const HeldPage<D> &w, LOCAL(
     UNROLL for (int part = 0; part < M::PARTS; part++)
         UNROLL for (int half = 0; half < 2; half++)
             b[part][half] = load_local_halves(p, (part * 8 + row) * M::COLUMN + column * 16 + half * 8);
-    UNROLL for (int k = 0; k < 4; k++) { // a product takes 16 tokens, of which this lane loads four
+    UNROLL for (int k = 0; k < 4; k++) { // a product multiplies 16 tokens, of which this lane loads four
         uint x[4][N];
         UNROLL for (int i = 0; i < 4; i++) {
             const int t = 4 * (4 * k + i) + column;

@@ -195,7 +195,7 @@ template <typename T> struct Global {
 
 // ---- threadgroup memory ----
 
-struct Touch { // the last users of a word, as the number of barriers that the user had passed, plus 1; 0: no user
+struct Touch { // for the last thread that wrote (read) a word: 1 + the number of barriers that it had passed; 0: none
     unsigned write_group, write_simd, read_group, read_simd;
     int writer;
     int reader, reader_simd; // number of the last reading thread and simdgroup; -1: several
@@ -376,7 +376,8 @@ using std::sqrt;
 FN int min(int a, int b) { return a < b ? a : b; }
 FN int max(int a, int b) { return a > b ? a : b; }
 
-FN float product(float x, float y) { return x * y; } // the flag -ffp-contract=off keeps the product apart from a sum
+// the flag -ffp-contract=off forbids the compiler to fuse this product with a sum
+FN float product(float x, float y) { return x * y; }
 FN float as_f32(uint bits) { float x; memcpy(&x, &bits, 4); return x; }
 FN uint as_u32(float x) { uint bits; memcpy(&bits, &x, 4); return bits; }
 
@@ -388,7 +389,7 @@ FN float half_to_f32(uint bits) {
     return sign ? -x : x;
 }
 
-FN uint f32_to_half(float x) { // rounds to the nearest half, ties to even
+FN uint f32_to_half(float x) { // rounds a float to the nearest 16-bit float, ties to even
     uint bits = as_u32(x), sign = bits >> 16 & 0x8000u, a = bits & 0x7fffffffu;
     if (a > 0x7f800000u) return sign | 0x7e00u;
     if (a >= 0x477ff000u) return sign | 0x7c00u;
@@ -397,7 +398,7 @@ FN uint f32_to_half(float x) { // rounds to the nearest half, ties to even
     return sign | ((a + 0xfffu + odd - 0x38000000u) >> 13);
 }
 
-struct half { // a half of Metal and CUDA; each use converts it to a float
+struct half { // a 16-bit float as in Metal and CUDA; each operation first converts it to a float
     ushort bits;
     half() = default;
     explicit half(float x) : bits((ushort)f32_to_half(x)) {}

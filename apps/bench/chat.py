@@ -87,7 +87,7 @@ class BenchChat:
         """Return all events so far that have the key `kind`."""
         while (place := self._file.tell(), line := self._file.readline())[1].endswith("\n"):
             self._events.append(json.loads(line))
-        self._file.seek(place)  # the app has not finished this line; read the line again later
+        self._file.seek(place)  # the app has not yet written the whole line; read the line again later
         return [event for event in self._events if kind in event]
 
     @property

@@ -334,7 +334,8 @@ def _rating(make) -> list[BenchKernel]:
         EvidenceSolverRef(precision, features),
     )
     rule = Rule(Push(1.0, 12.0, 0.0), Push(1.5, 12.0, 1.0), 0.05)
-    groups = [(48, 0.0), (48, 0.1), (80, 0.9)]  # (contexts, share of the prose): answers, prose at two shares
+    # (contexts, share of the prose): one group in answers, two in prose
+    groups = [(48, 0.0), (48, 0.1), (80, 0.9)]
     p, u = np.exp(make(176, tokens + 1)), make(176, RANK)
     p /= p.sum(axis=1, keepdims=True)
     rest, block, b = make(RANK, tokens + 1) / 1e4, make(RANK, tokens + 1), make(RANK, VOCAB)

@@ -86,7 +86,7 @@ def _point(point: Point, judged: int) -> Row:
 
 def _ratings(runtime: Any, ratings: int) -> list[Row]:
     """Measure the time of ratings, and return the rows. Replies are rated down and up in turn. Every fifth
-    rating is taken back, so that the adapter does not only grow."""
+    rating is taken back, so that the adapter does not learn from all of them."""
     results = []
     for i in range(ratings):
         _reply(runtime, i)
@@ -148,7 +148,7 @@ def _trace(runtime: Any) -> list[Row]:
 
 def _direction(runtime: Any) -> Row:
     """Measure the time to compute the gradient of a rating, and return the row. The reply's statistics, from
-    which it is computed, are prepared while the user reads the reply."""
+    which the gradient is computed, are prepared while the user reads the reply."""
     learner = runtime.learner
     probe, trace = learner.probe, next(reversed(learner.traces.held.values()))
     stats, before = instant.prepare_stats(trace, probe), instant.stored_evidence(learner.micro, probe)
@@ -158,8 +158,9 @@ def _direction(runtime: Any) -> Row:
 
 def _bookkeeping() -> Row:
     """Measure the time of the small updates at a rating, and return the row: the trend and the retention of
-    earlier ratings (sona/instant.py), the usual time per token, and the store's row of the learning signal
-    (sona/signal.py). The updates of the weights and of the index of ratings have other rows."""
+    earlier ratings (sona/instant.py), the moving mean of the time per token, and the store's row of the
+    learning signal (sona/signal.py). The updates of the weights and of the index of ratings have other
+    rows."""
     counts, pace = np.arange(len(signal.LABELS)), signal.Pace()
     given = signal.extract("reply", "up", counts, None, 1.1, 1, 200)
 

@@ -23,8 +23,9 @@ import numpy as np
 from ruvmlx.kernels import matmul, micro
 from ruvmlx.platform.cpu import physical_cores, total_memory
 
-BLOCK = 256 << 20  # bytes; the size of a block of memory that does not fit into any usual processor's caches
-DRIFT = 0.05  # a machine that slows down by more than this share is throttled
+# bytes; the size of a block of memory that is larger than the caches of nearly all processors
+BLOCK = 256 << 20
+DRIFT = 0.05  # if a machine slows down by more than this share, the report calls it throttled
 _PACKAGES = ("ruvmlx", "mlx", "mlx-lm", "numpy", "llama-cpp-python")
 
 
@@ -189,7 +190,7 @@ class Thermometer:
 
     @property
     def drift(self) -> float:
-        """How much the machine slowed down during the run: the median of the later readings / the first
+        """The slowdown of the machine during the run: the median of the later readings / the first
         reading - 1. The drift is 0 with fewer than 2 readings, or if the machine did not slow down."""
         if len(self.readings) < 2:
             return 0.0

@@ -1,6 +1,6 @@
 """This module is the model suite of `ruvmlx bench`. The suite measures the time to the first token, the speed
-of prefill and the speed of decoding. In a turn, each player (players.py) is measured once: ruvmlx, other
-runtimes, and the machine's limits."""
+of prefill and the speed of decoding. In a turn, each player (players.py) is measured once. The players are
+ruvmlx, other runtimes, and two programs that show the machine's limits."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence

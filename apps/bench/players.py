@@ -2,8 +2,8 @@
 another runtime (other_runtimes.py), or a limit of the machine. Players that are compared have the same
 methods.
 
-Each player runs in a separate process (worker.py), so that the idle threads of one player do not slow another
-player. The parent process lets the players take turns (stage.py).
+Each player runs in a separate process (worker.py), so that the waiting threads of one player do not slow
+another player. The parent process lets the players take turns (stage.py).
 """
 
 import math
@@ -134,7 +134,7 @@ class Ruvmlx:
         return self._cache.stats().facts()
 
     def generate(self, tokens: list[int], n: int, kv: str) -> tuple[float, list[float]]:
-        """Write n tokens greedily. Return the seconds to the first token, and the seconds of each further
+        """Write n tokens greedily. Return the seconds to the first token, and the seconds of each later
         token. kv: the kind of the KV cache."""
         cache = self._backend.new_cache(self._policy_of(kv))
         times, step, token = [time.perf_counter()], self._backend.prefill(tokens, cache), 0

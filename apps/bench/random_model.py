@@ -34,7 +34,8 @@ class RandomModelSize:
 SHAPES = {
     "mistral-7b": RandomModelSize(4096, 32, 32, 8, 128, 14336),
     "llama-1b": RandomModelSize(2048, 16, 32, 8, 64, 8192, rope_theta=500000.0),
-    "narrow": RandomModelSize(64, 32, 2, 1, 64, 128, vocab_size=512),  # a step has almost no arithmetic
+    # a model with almost no arithmetic in a step
+    "narrow": RandomModelSize(64, 32, 2, 1, 64, 128, vocab_size=512),
 }
 BLOCKS = {row.name: row for row in ROWS}
 TYPES = ("Q4_0", "Q4_K_M")
@@ -99,7 +100,8 @@ def random_blocks(rng: np.random.Generator, kind: str, size: int, fan_in: int) -
         blocks[:, 4:16] = [0xA0] * 8 + [0] * 4  # all scales and minimums are 32
     else:
         blocks[:, 192:208] = 32
-        _put(blocks, 208, scale / 4 / 32)  # six random bits have four times the standard deviation of four
+        # a number of six random bits has four times the standard deviation of a number of four bits
+        _put(blocks, 208, scale / 4 / 32)
     return blocks.tobytes()
 
 

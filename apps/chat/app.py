@@ -82,7 +82,8 @@ class ChatApp(ChatShell):
         self.actions = Actions(self.chat)
         self.idle_learner = IdleLearner(self.chat, self.actions.rate)
         self._keys = keys.parse(self.options.keys, self.bindings_with_names())
-        self._remembers_theme = False  # True once the theme of the options is set; later themes are saved
+        # True after the app has set the theme of the options; a theme that is chosen later is saved
+        self._remembers_theme = False
         self.ended_by = 0  # the number of the signal that ended the app; 0: no signal
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -206,7 +207,8 @@ class ChatApp(ChatShell):
         """Leave the app as Ctrl+Q does: now, or once the app runs. Any thread can call this method."""
         self.ended_by = signum
         if self._loop:
-            with contextlib.suppress(RuntimeError):  # the event loop raises it if the app has ended already
+            # the event loop raises RuntimeError if the app has ended already
+            with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self.action_leave)
 
     def _end_anyway(self) -> None:

@@ -23,7 +23,7 @@ from ruvmlx.text import excerpt, one_line
 
 from .user_files import UserFiles
 
-ID_LENGTH = 12  # characters of a chat's id; up to 5 digits name a place in the list of chats
+ID_LENGTH = 12  # the number of characters of a chat's id; up to 5 digits mean a number in the list of chats
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class ChatEntry:
 
 def entries(runtime: Runtime, words: str = "") -> list[ChatEntry]:
     """Return the entries of all chats, or of the chats that contain `words` or have `words` in their folder's
-    name. Pinned chats come first. The other chats are ordered by folder; the folder and the chat used last
-    come first."""
+    name. Pinned chats come first. The chats that are not pinned are ordered by folder; the folder and the
+    chat that were used last come first."""
     store, wanted = runtime.store, words.split()
     if not wanted:
         return _in_order(_entry(s) for s in store.chats.all())

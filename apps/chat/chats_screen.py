@@ -43,7 +43,8 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
         self._entries: list[chat_files.ChatEntry] = []
         self._naming: chat_files.ChatEntry | None = None  # the chat whose new name the user types; None: none
         self.has_deleted_open_chat = False
-        self._found = asyncio.Event()  # set once the list shows the result of the search for the typed words
+        # the event is set when the list shows the result of the search for the typed words
+        self._found = asyncio.Event()
 
     def compose(self) -> ComposeResult:
         with Vertical(id="chats"):
@@ -77,7 +78,8 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
         """Return the highlighted chat, after the search for all typed letters has ended. The wait is
         necessary because Textual handles a key with a priority binding, for example Ctrl+T, before letters
         that wait in the input's queue."""
-        for pump in (self.query_one(Input), self):  # first the input's letters, then its event Changed
+        # first wait for the input's letters, then for its event Changed
+        for pump in (self.query_one(Input), self):
             heard = asyncio.Event()
             pump.call_later(heard.set)
             await heard.wait()

@@ -32,12 +32,13 @@ class Command:
 class CommandSpec:
     """A row of the table of slash commands."""
 
-    usage: str  # the command and its arguments, for /help; "": the row before has them
+    usage: str  # the command and its arguments, for /help; "": the command is described by the previous row
     help: str
     step: Step  # the function that does the command's work with the runtime
     app: str = ""  # path of a method of `actions.Actions`, which the app calls in place of `step`; "": none
     title: str = ""  # the command's name in the palette; "" if the palette does not show the command
-    presets: dict[str, str] = field(default_factory=dict)  # argument -> title of a further palette entry
+    # argument -> title of the palette entry that runs the command with this argument
+    presets: dict[str, str] = field(default_factory=dict)
     takes_argument: bool = False
     asks: bool = False  # True if the palette only types the command, because the user must add words
     during_reply: bool = False  # True if the command can run while the model writes a reply
@@ -302,8 +303,8 @@ def message_text(text: str) -> str:
 
 
 def help_lines(more: Iterable[tuple[str, str]] = ()) -> list[str]:
-    """Return the lines of /help, with the commands in two columns. more: further rows (left column, right
-    column)."""
+    """Return the lines of /help, with the commands in two columns. more: rows (left column, right column)
+    that follow the commands."""
     rows = [(row.usage, row.help) for row in COMMANDS.values() if row.usage] + list(more)
     width = max(len(left) for left, _ in rows)
     return [f"{left:<{width}}  {right}".rstrip() for left, right in rows]

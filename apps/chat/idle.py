@@ -32,7 +32,8 @@ class Lesson:
     """The result of the work in one idle time.
 
     said: one line for the user, or "" if there is nothing new. stuck: True if the work failed, or if the work
-    ended and the same work is still due. waits: True if the work did not begin; then `said` has the reason.
+    ended and the same work is still due. waits: True if the work did not begin; in this case `said` has the
+    reason.
     """
 
     said: str = ""
@@ -114,8 +115,8 @@ class IdleLearner:
             self.garbage.search()
 
     def interrupt(self) -> None:
-        """Stop the work at once, because the user is back. The waiting time before the next work begins
-        again."""
+        """Stop the work at once, because the user is back. The waiting time before the next work starts from
+        zero again."""
         status = self._chat.status
         self._chat.host.cancel_idle()
         self._interrupted_at = time.monotonic()

@@ -3,8 +3,8 @@ never moves the cursor.
 
 All work runs in the main thread. During a reply, Ctrl-C stops the reply and keeps its text. At the prompt,
 Ctrl-C ends the chat. While the store saves a rating or a message, Ctrl-C has no effect until the store has
-saved. A closed terminal, SIGTERM or a closed pipe stops the reply in the same way and then ends the chat.
-Answers go to stdout, and errors go to stderr.
+saved the data. A closed terminal, SIGTERM or a closed pipe stops the reply in the same way and then ends the
+chat. Answers go to stdout, and errors go to stderr.
 
 Plain mode does not train the model in idle time, because the thread that owns the runtime waits for the
 user's next line. The app and the command `ruvmlx learn consolidate` train the model.
@@ -193,7 +193,7 @@ class PlainChat:
 
     def _stream(self, reply: Iterator[Chunk]) -> None:
         """Print the words of a reply as they arrive. Print the label "Assistant:" only with the first word,
-        so that an error before the first word has its own line."""
+        so that an error before the first word is printed on a separate line."""
         safe, answer, begun, end = Sanitizer(), AnswerFilter(), False, ""
         try:
             for chunk in reply:
@@ -234,7 +234,8 @@ class PlainChat:
 def run_plain(open_runtime: OpenRuntime, options: ChatOptions) -> int:
     """Run a chat over stdin and stdout, and return the exit code. Raise an error if the model cannot be
     opened."""
-    source, sink = sys.stdin or io.StringIO(), sys.stdout or io.StringIO()  # a closed stream is None
+    # Python sets a closed stream to None
+    source, sink = sys.stdin or io.StringIO(), sys.stdout or io.StringIO()
     for stream in (source, sink):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

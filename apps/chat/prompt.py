@@ -2,8 +2,8 @@
 every terminal can send this key.
 
 Shift+Enter begins a new line too, in terminals that distinguish it from Enter (by the kitty keyboard
-protocol, or by xterm's modifyOtherKeys, which gives the key name "shift+\\r" below). In other terminals,
-Alt+Enter arrives as plain Enter.
+protocol, or by xterm's modifyOtherKeys, which gives the key name "shift+\\r" below). In other terminals, the
+app cannot distinguish Alt+Enter from Enter.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,8 @@ from textual.widgets.text_area import Edit, EditResult
 
 from ruvmlx.text import sanitize
 
-MAX_MESSAGE_CHARACTERS = 200_000  # with a longer line, each key takes over half a second
+# the maximum length of a message; with a longer line, each key takes over half a second
+MAX_MESSAGE_CHARACTERS = 200_000
 EDITING = "Editing your question · Enter sends, Esc cancels"
 CHOOSING = "Choosing a reply · keys act on it, Esc goes back to writing"
 NEWLINE_KEYS = frozenset(("ctrl+j", "shift+enter", "shift+\r", "alt+enter", "ctrl+enter"))
@@ -92,7 +93,8 @@ class Prompt(TextArea):
             action = self.action_newline
         elif event.key == "enter":
             action = self.action_submit
-        elif event.key == "tab" and self._complete():  # now, so that later letters follow the suggestion
+        # complete now, so that letters that are typed later follow the suggestion
+        elif event.key == "tab" and self._complete():
             event.stop()
             event.prevent_default()
             return

@@ -127,8 +127,8 @@ class StatusLine(Static):
 
 
 class KeyHints(Static):
-    """A line with the keys that work now, with the most useful key first. The line has as many keys as fit. A
-    click on a key runs the action of the key."""
+    """A line with the keys that work now, with the most useful key first. The line has as many keys as fit
+    into its width. A click on a key runs the action of the key."""
 
     ORDER = (
         "Stop", "Don't edit", "Send", "Back", "Good", "Bad", "Stars", "Undo", "Thought", "Copy", "Switch",

@@ -22,7 +22,7 @@ from .welcome import Welcome
 
 MAX_SHOWN_MESSAGES = 16  # the number of messages that are shown at first; each takes 5 to 10 ms
 EARLIER = 10  # the number of earlier messages that are loaded when the user scrolls to the top
-MAX_COLUMNS = 1 << 16  # a number of columns that is larger than any terminal's
+MAX_COLUMNS = 1 << 16  # a number of columns that no terminal has
 
 ChatMessage = UserMessage | ReplyMessage | ToolMessage
 
@@ -56,7 +56,8 @@ class Transcript(VerticalScroll, can_focus=False):
     def __init__(self, *children: Widget) -> None:
         super().__init__(*children)
         self._earlier: list[Turn] = []  # messages before the shown messages; they have no widgets yet
-        self._later: list[Turn] = []  # messages after the shown messages, if a search found an earlier one
+        # messages after the shown messages, if a search has shown an earlier part of the chat
+        self._later: list[Turn] = []
         self._found: int | None = None  # the id of the message that a search found
         self._left_out: frozenset[int] = frozenset()  # ids of messages that the model no longer reads
         self._loading = asyncio.Lock()
@@ -87,8 +88,8 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def select_found(self) -> bool:
         """Mark the message that the search found, scroll to it, and give its reply the focus. Return False if
-        no message was found. The messages after it are loaded up to the chat's end when the input has the
-        focus again."""
+        no message was found. The messages after the found message are loaded up to the chat's end when the
+        input has the focus again."""
         messages = self.messages
         at = next((n for n, m in enumerate(messages) if m.message_id == self._found), None)
         if self._found is None or at is None:
@@ -116,7 +117,8 @@ class Transcript(VerticalScroll, can_focus=False):
         return bool(self._later)
 
     async def show(self, turns: list[Turn], model: str) -> None:
-        """Show the messages `turns`. Keep the widgets of the messages before the first difference."""
+        """Show the messages `turns`. Keep the widgets of the messages before the first
+        changed message."""
         spoken = [turn for turn in turns if is_shown(turn)]
         place = {turn.id: n for n, turn in enumerate(spoken)}
         kept = [w for w in itertools.takewhile(lambda w: w.message_id in place, self.messages)]
@@ -194,7 +196,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def _load(self) -> None:
         await drawn(self)
-        await self.stop_animation("scroll_y", complete=False)  # its target position will move
+        await self.stop_animation("scroll_y", complete=False)  # the animation's target position will move
         self._earlier, turns = self._earlier[:-EARLIER], self._earlier[-EARLIER:]
         first = self.children[0]
         self._held = ScrollHold(first, first.virtual_region.y, self.scroll_y)

@@ -1,5 +1,5 @@
 """This module implements `ruvmlx prove --as-chat`, an experiment with simulated users who rate by thumbs (up
-and down). The experiment uses the chat's own settings.
+and down). The experiment uses the settings of the chat app.
 
 A simulated user (a rater) reads replies to the prompts in data/. The rater presses a thumb if the length of a
 reply pleases or annoys the rater, and does not rate other replies. Some raters press only thumbs up, or only
@@ -120,7 +120,7 @@ class _Person:
         return asked(self.runtime, prompt, setup, seed_for(self.seed, 0, self.read))
 
     def receive(self, response: GenerationResponse) -> None:
-        """Count a reply as read, and press a thumb if its length pleases or annoys the rater."""
+        """Count a reply as read, and press a thumb if the reply's length pleases or annoys the rater."""
         self.read += 1
         pressed = thumb(self.rater, response.text)
         if pressed is not None:
@@ -144,7 +144,8 @@ def run(
     bench: Bench, setup: ChatSetup, raters: Sequence[str], seeds: int, log: Callable[[str], None]
 ) -> list[ChatResult]:
     """Run all raters with all seeds. Return a result for each rater, seed and checkpoint."""
-    with bench.runtime() as first:  # the first runtime measures the model; all others use its measurements
+    # the first runtime measures the model; all other runtimes use these measurements
+    with bench.runtime() as first:
         assert first.learner is not None
         first.learner.rating_index.whitening  # noqa: B018 - kept once measured
     with ExitStack() as stack:

@@ -35,7 +35,7 @@ ORACLES = {  # user -> a system prompt that states the user's taste
 @dataclass(frozen=True)
 class SuiteCell:
     """A cell of the suite: a simulated user and an arm (a way to learn). checkpoints: the numbers of ratings
-    after which the learned model is measured; each gives a row of the report."""
+    after which the learned model is measured; each checkpoint gives a row of the report."""
 
     user: str
     arm: Arm

@@ -33,7 +33,7 @@ REACH_PROMPTS = REACH_SAMPLES = 8  # the numbers of prompts and of samples of ea
 
 @dataclass(frozen=True)
 class Arm:
-    """An arm: the settings that differ between trials.
+    """An arm is a way to learn: the settings that differ between the trials that are compared.
 
     learn: "off"; "instant": each rating updates weights; "full" or "style": a slow loop updates weights, too
     examples: the number of liked replies that the prompt contains
@@ -77,7 +77,7 @@ class TrialSetup:
     ratings: int
     checkpoints: Sequence[int]
     max_tokens: int = 96
-    temperature: float | None = 0.7  # None: the chat's own temperature
+    temperature: float | None = 0.7  # None: the temperature of the chat app
     best_of: int = 1
 
     def score(self, reply: "TrialReply", reversed_: bool = False) -> int:
@@ -101,7 +101,7 @@ class Checkpoint:
     scores, base_scores: [P], the stars of the learned model's and of the frozen (original) model's replies to
         P held-out prompts
     kl, ppl_change: the KL from the frozen model and the change of perplexity on neutral text (retention.py)
-    mean_tokens, mean_tokens_base: the mean numbers of tokens of these replies
+    mean_tokens, mean_tokens_base: the mean numbers of tokens of both models' replies
     best_scores: [P], the stars of the replies that the taste model picks; None if the taste model picks none
     """
 
@@ -272,7 +272,8 @@ def run_part(bench: Bench, part: TrialPart) -> tuple[int, list[Checkpoint]]:
 def _rate_reply(
     bench: Bench, runtime: Runtime, setting: TrialSetup, arm: Arm, user: "_User", seed: int, done: int
 ) -> None:
-    """Let the model write one reply, and rate this reply as the user does. done: the rating's number."""
+    """Let the model write one reply, and rate this reply as the user does. done: the number of this rating,
+    from 1."""
     prompt = setting.prompts[(done - 1) % len(setting.prompts)]
     reply = _kept_reply(runtime, setting, prompt, seed_for(seed, 0, done), arm.system)
     runtime.rate(reply.id, str(user.stars(reply, done)))

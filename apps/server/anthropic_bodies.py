@@ -63,8 +63,8 @@ class ResultBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="too
 
 
 class ClientTool(Struct, forbid_unknown_fields=True):
-    """A tool that the client runs. strict: as in OpenAI's form: if strict is true and the model must call a
-    tool, a keyword of the schema that the server does not support is an error."""
+    """A tool that the client runs. strict: the field of OpenAI's form: if strict is true and the model must
+    call a tool, a keyword of the schema that the server does not support is an error."""
 
     name: FunctionName
     input_schema: JsonSchema
@@ -214,8 +214,8 @@ def _instructions(system: str | Sequence[TextBlock]) -> str:
 
 
 def _add_asked(turns: list[Message], blocks: Sequence[Any], where: str, names: Mapping[str, str]) -> None:
-    """Append the content of a user's message to the turns. Each tool result becomes a turn of its own, and
-    the text follows."""
+    """Append the content of a user's message to the turns. Each tool result becomes a separate turn, and the
+    text becomes the last turn."""
     for i, block in enumerate(blocks):
         if isinstance(block, ResultBlock):
             if block.tool_use_id not in names:

@@ -55,7 +55,7 @@ class UserTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="user")
 class AssistantTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
     """A turn with an earlier reply of the model: its text, its tool calls, or both. reasoning_content: the
     thought of the reply; the chat template decides whether the model reads the thought again. The server
-    accepts and ignores all other fields, because clients send them back as parts of a reply."""
+    accepts and ignores this struct's other fields, because clients send an earlier reply back with them."""
 
     content: Content | None = None
     tool_calls: Annotated[list[EarlierCall], Meta(min_length=1)] | None = None

@@ -51,7 +51,7 @@ class WrittenCall(Struct):
 
 
 class CallDelta(Struct):
-    """The text that a chunk of the stream adds to tool call number `index`. Only the first such chunk of a
+    """The text that a chunk of the stream adds to tool call number `index`. Only the first chunk of a tool
     call has the id, the type and the name."""
 
     index: int

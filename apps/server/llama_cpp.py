@@ -69,8 +69,8 @@ class Modalities(Struct):
 
 class ServerProps(Struct):
     """The facts about the server's first model. model_path: the name of the model, because the server shows
-    no paths. total_slots: the maximum number of replies at once. is_sleeping: true if the model is closed;
-    then the answer has no chat template and no special tokens."""
+    no paths. total_slots: the maximum number of replies at once. is_sleeping: true if the model is closed; in
+    this case the answer has no chat template and no special tokens."""
 
     default_generation_settings: GenerationSettings
     total_slots: int

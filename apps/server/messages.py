@@ -119,25 +119,25 @@ class BlockStart(Struct, tag_field="type", tag="content_block_start"):
 
 
 class TextDelta(Struct, tag_field="type", tag="text_delta"):
-    """A further piece of the answer's text."""
+    """The next piece of the answer's text."""
 
     text: str
 
 
 class ThoughtDelta(Struct, tag_field="type", tag="thinking_delta"):
-    """A further piece of the thought's text."""
+    """The next piece of the thought's text."""
 
     thinking: str
 
 
 class InputDelta(Struct, tag_field="type", tag="input_json_delta"):
-    """A further piece of the tool call's input, as JSON text."""
+    """The next piece of the tool call's input, as JSON text."""
 
     partial_json: str
 
 
 class BlockDelta(Struct, tag_field="type", tag="content_block_delta"):
-    """The event with a further piece of a content block."""
+    """The event with the next piece of a content block."""
 
     index: int
     delta: TextDelta | ThoughtDelta | InputDelta

@@ -48,10 +48,10 @@ class ModelPool:
         unload_after: float = 0.0,
         learns: bool = False,
     ):
-        """first: the state of the model with which the server starts. opener, installed: these objects
-        open and list further models; if None, the server has only the first model. unload_after: the
-        number of seconds without use after which the server closes a further model; 0: never. learns: see
-        `IdleWork`."""
+        """first: the state of the model with which the server starts. opener: the object that opens models
+        other than the first; installed: the object that lists these models; None: the server has only the
+        first model. unload_after: the number of seconds without use after which the server closes a model
+        other than the first; 0: never. learns: see `IdleWork`."""
         self.first = PooledModel("", first)
         self.share = share or MemoryShare()
         self.end: Callable[[], None] = lambda: None  # a function that stops the server
@@ -181,15 +181,15 @@ class ModelPool:
 
     @contextlib.asynccontextmanager
     async def using_any(self) -> AsyncIterator[Serving]:
-        """Like `using`, for work that any model can do: use the first open model. If no model is open, open
-        the server's first model."""
+        """Yield a `Serving` as `using` does, but of any model: use the first open model. If no model is open,
+        open the server's first model."""
         async with self.using(next(iter(self.open_models), self.first)) as serving:
             yield serving
 
     @contextlib.asynccontextmanager
     async def using_writer(self, reply_id: str) -> AsyncIterator[Serving]:
-        """Like `using`, for the model that wrote the reply `reply_id`. If this model is not on the machine
-        any more, use any model."""
+        """Yield a `Serving` as `using` does, of the model that wrote the reply `reply_id`. If this model is
+        not on the machine any more, use any model."""
         async with self.using_any() as serving:
             writer = await serving.host.call_between(lambda runtime: _writer(runtime, reply_id))
             if writer in (None, serving.model_name):

@@ -40,7 +40,7 @@ class OllamaTool(Struct, forbid_unknown_fields=True):
 
 
 class OllamaCalled(Struct, forbid_unknown_fields=True):
-    """The function of an earlier tool call. index: the number of the call, which the server ignores."""
+    """The function of an earlier tool call. index: the number of the call; the server ignores this field."""
 
     name: FunctionName
     arguments: dict[str, Any] = {}

@@ -56,8 +56,8 @@ class OllamaModels(Struct):
 
 class OllamaRunning(OllamaModel):
     """An open model. expires_at: the time at which the server closes the model if no request uses it; a time
-    in the far future means that the server keeps it open. size_vram: always 0, because no part of the model
-    is in separate GPU memory."""
+    in the far future means that the server keeps the model open. size_vram: always 0, because no part of the
+    model is in separate GPU memory."""
 
     expires_at: str
     size_vram: int

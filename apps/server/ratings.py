@@ -34,8 +34,9 @@ class RatingAnswer(Struct, tag_field="object", tag="rating"):
 
 class PreferenceAnswer(Struct, tag_field="object", tag="preference"):
     """The effect of a preferred text. preferred_id: the id of the preferred text, which the store keeps as a
-    reply. margin_before, margin_after: the mean log-probability per token of the preferred text minus that of
-    the reply, in nats. All other fields have the same meaning as in RatingAnswer."""
+    reply. margin_before, margin_after: the mean log-probability per token (nats) of the preferred text minus
+    the mean log-probability per token of the reply. All other fields have the same meaning as in
+    RatingAnswer."""
 
     id: ReplyId
     preferred_id: ReplyId
@@ -108,8 +109,8 @@ def _learner(runtime: Runtime, reply: ReplyRow) -> str:
 
 
 async def take_back(call: Call) -> Answer:
-    """Undo the rating of a reply, as if the user had not rated the reply. Of preferences, only the newest can
-    be undone."""
+    """Undo the rating of a reply, as if the user had not rated the reply. If the reply has preferences, only
+    the newest preference can be undone."""
     id = call.names["id"]
     async with call.models.using_writer(id) as serving:
         return await serving.host.call_between(lambda runtime: _take_back(runtime, id, call.salt))

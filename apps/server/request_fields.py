@@ -1,10 +1,10 @@
 """This module lists the request fields that this server does not use.
 
-A body's struct lists the fields that the server uses. UNUSED lists further fields that clients send and that
-cannot change the answer. The server accepts these fields, and the answer's header `x-ruvmlx-ignored` names
-them. WOULD_CHANGE lists fields that would change the answer. The server refuses these fields, and the error
-gives the name of the field and the reason. If a field is in no list, the server refuses it, and the error
-gives its name.
+A body's struct lists the fields that the server uses. UNUSED lists fields that clients send, but that cannot
+change the answer. The server accepts these fields, and the answer's header `x-ruvmlx-ignored` names them.
+WOULD_CHANGE lists fields that would change the answer. The server refuses these fields, and the error gives
+the name of the field and the reason. If a field is in no list, the server refuses it, and the error gives its
+name.
 
 A path is written as in an error, without numbers: `tools[].strict`. `tools[web_search]` means the items of
 `tools` whose `type` is web_search.

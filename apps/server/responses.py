@@ -1,5 +1,5 @@
-"""This module answers POST /v1/responses. This is OpenAI's newer form of a conversation, which the coding
-agent Codex uses."""
+"""This module answers POST /v1/responses. This endpoint is OpenAI's newer form of a conversation; the coding
+agent Codex uses it."""
 
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -141,8 +141,8 @@ class ResponseWriter:
 
     @property
     def _index(self) -> int:
-        """The number of the item that begins next. If an item is open, the open item has the number
-        before."""
+        """The number of the item that begins next. If an item is open, the open item has the previous
+        number."""
         return len(self.answer.output) + (self._open is not None)
 
     def _open_item(self, item: OpenText | OpenCall) -> Iterator[Struct]:
@@ -199,8 +199,8 @@ def thought_tokens(tokenizer: Tokenizer, response: GenerationResponse) -> int:
 
 
 def _failed_early(error: ApiError) -> bytes:
-    """Return the event for an error that occurs before the response begins. The client has only got
-    keep-alive comments so far."""
+    """Return the event for an error that occurs before the response begins. Before this event, the client has
+    received only keep-alive comments."""
     return named_event(answers.StreamError(error.code, str(error), error.param))
 
 

@@ -213,7 +213,7 @@ class PartDone(Struct, tag_field="type", tag="response.content_part.done"):
 
 
 class AnswerDelta(Struct, tag_field="type", tag="response.output_text.delta"):
-    """The event with a further piece of the answer's text."""
+    """The event with the next piece of the answer's text."""
 
     sequence_number: int
     item_id: str
@@ -235,7 +235,7 @@ class AnswerDone(Struct, tag_field="type", tag="response.output_text.done"):
 
 
 class ReasoningDelta(Struct, tag_field="type", tag="response.reasoning_text.delta"):
-    """The event with a further piece of the thought's text."""
+    """The event with the next piece of the thought's text."""
 
     sequence_number: int
     item_id: str
@@ -255,7 +255,7 @@ class ReasoningDone(Struct, tag_field="type", tag="response.reasoning_text.done"
 
 
 class ArgumentsDelta(Struct, tag_field="type", tag="response.function_call_arguments.delta"):
-    """The event with a further piece of a tool call's arguments."""
+    """The event with the next piece of a tool call's arguments."""
 
     sequence_number: int
     item_id: str

@@ -63,7 +63,8 @@ class InputItem(Struct, forbid_unknown_fields=True):
     phase: Literal["commentary", "final_answer"] | None = None
 
 
-# These are the fields that an item of each type must have, and the fields that it can have besides `_ANY`.
+# These are the fields that an item of each type must have, and the fields that the item can have besides the
+# fields of `_ANY`.
 _NEEDED = {
     "message": ("role", "content"),
     "reasoning": (),

@@ -30,7 +30,8 @@ class Sender:
         self._send, self._limits, self._headers = send, limits, [*headers]
         self.status = 0
         self._ignored: Sequence[str] = ()
-        self._failed: Callable[[ApiError], bytes] | None = None  # makes the error event of a stream
+        # a function that makes the error event of a stream
+        self._failed: Callable[[ApiError], bytes] | None = None
         self._ended = False
 
     def name_ignored(self, names: Sequence[str]) -> None:
@@ -124,7 +125,7 @@ async def _kept_alive(
             except StopAsyncIteration:
                 return
             finally:
-                following = None  # free the task: it would keep its error and this frame alive
+                following = None  # free the task, because it would keep its error and this frame alive
             del done
             yield event
     finally:

@@ -75,15 +75,15 @@ class ModelFacts:
 
 @dataclass
 class Serving:
-    """The state of one model of a server. `for_model` makes the state of a further model, which shares the
-    fields that belong to the whole server.
+    """The state of one model of a server. `for_model` makes the state of another model of the server, which
+    shares the fields that belong to the whole server.
 
     host: the object that runs the model. alias: another name of the model, as the user wrote it. max_tokens:
     the longest reply for a request without a limit, in tokens; None: all free tokens of the context. calls:
     the number of HTTP requests in progress. recent: the last requests with a method other than GET, each with
     the salt of its API key, the newest last. own_adapters: maps the salt of an API key to the adapter that
-    only this key uses. unloaded: True if the model is closed now. last_look: the memory use from before the
-    present idle work. family: the states of all models.
+    only this key uses. unloaded: True if the model is closed now. last_look: the memory use that was measured
+    before the present idle work began. family: the states of all models.
     """
 
     host: Host
@@ -116,7 +116,7 @@ class Serving:
         self.family.append(self)
 
     def for_model(self, host: Host, name: str, about: ModelFacts) -> "Serving":
-        """Return the state of a further model of this server. The further model is not open yet."""
+        """Return the state of another model of this server, which is not open yet."""
         shared = {
             name: getattr(self, name)
             for name in ("max_tokens", "limits", "metrics", "log", "started", "written_calls", "times",
@@ -128,8 +128,9 @@ class Serving:
 
     @property
     def runtime(self) -> Runtime:
-        """The runtime of the model. Read only facts from it that never change, because all other work must
-        run in the runtime's own thread. Raise ApiError, 503, while the chat app opens another model."""
+        """The runtime of the model. Other threads must read only facts that never change from this runtime,
+        because all other work must run in the runtime's own thread. Raise ApiError, 503, while the chat app
+        opens another model."""
         runtime = self.host.holder.runtime
         if runtime is None:
             raise ApiError(503, "another model is being opened; ask again.", code="opening")
@@ -195,9 +196,9 @@ class Serving:
         return any(serving.calls or serving.is_writing for serving in self.family)
 
     async def adapters(self, salt: str) -> list[str]:
-        """Return the names of the adapters that a request with this salt can use. If an API key has an
-        adapter of its own, only requests with this key can use the adapter, and they cannot use another
-        adapter."""
+        """Return the names of the adapters that a request with this salt can use. If an API key has a
+        separate adapter, only requests with this key can use this adapter, and these requests cannot use
+        another adapter."""
         if salt in self.own_adapters:
             return [self.own_adapters[salt]]
         taken = {*self.own_adapters.values()}
@@ -224,8 +225,8 @@ class Serving:
         """Return the adapter that the fields `model` and `adapter` of a request name, in the form of
         `GenerationRequest.adapter_id`.
 
-        Raise ApiError, 404, if there is no such model or adapter, and ApiError, 400, if the two fields name
-        different adapters.
+        Raise ApiError, 404, if the server has no model or adapter of this name, and ApiError, 400, if the two
+        fields name different adapters.
         """
         name, at, named = (model, "", "") if self.has_name(model) else model.rpartition("@")
         if not self.has_name(name):

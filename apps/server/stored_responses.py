@@ -106,8 +106,8 @@ async def show_response(call: Call) -> Answer:
 
 
 async def _stored_row(call: Call) -> ResponseRow:
-    """Return the response's row in the store. Raise ApiError, 404, if there is no such row, or if it belongs
-    to another API key."""
+    """Return the response's row in the store. Raise ApiError, 404, if the store has no response with this id,
+    or if the response belongs to another API key."""
     id = call.names["id"]
     try:
         async with call.models.using_any() as serving:
@@ -151,8 +151,8 @@ def _items_with_ids(response_id: str, items: Sequence[InputItem]) -> list[Listed
 
 
 async def delete_response(call: Call) -> Answer:
-    """Delete a response and its text. If later responses continue it, no request can continue these responses
-    any more."""
+    """Delete a response and its text. If later responses continue this response, no request can continue the
+    later responses any more."""
     row = await _stored_row(call)
     for model in call.models.open_models:
         await call.models.look(model, lambda runtime: runtime.engine.sessions.drop(REQUESTS))

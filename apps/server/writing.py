@@ -81,7 +81,8 @@ async def requests_for(
             adapter_id=adapter,
             cache_salt=call.salt_for(body.user),
             tenant=call.salt,
-            resumable=i == 0 and is_likely_to_go_on(prompt),  # the other replies share its KV pages
+            # the other replies share the first reply's KV pages
+            resumable=i == 0 and is_likely_to_go_on(prompt),
             # Once the first reply has begun, the other replies wait without a time limit, so that the work on
             # the first reply is not lost.
             patience=Patience() if i or k else patience,
@@ -135,7 +136,7 @@ async def reply_parts(
                 try:
                     raise part
                 finally:
-                    del part  # the error refers to this frame, which refers to the part
+                    del part  # the error keeps this frame alive, and the frame would keep the part alive
             if part.response is not None:
                 unfinished -= 1
             yield part
@@ -178,7 +179,7 @@ async def _pump(
     except RuvmlxError as error:
         arrived.put_nowait(
             _client_error(call.serving, error).with_traceback(None)
-        )  # a traceback would keep this frame alive
+        )  # the traceback of a raised error would keep this frame alive
     except Exception as error:  # noqa: BLE001 - the task that waits for the reply handles it
         arrived.put_nowait(error)
 

@@ -40,7 +40,8 @@ template <int D, int G>
 __global__ void __launch_bounds__(128)
 attend_decode(const float *q, const float *q_rotated, const int *params, const int *pages,
               TIERS(POOL_DECLARED, 0) const uchar *open, float *o, float *ml) {
-    cudaTriggerProgrammaticLaunchCompletion(); // attend_merge can start on the GPU now, and waits there for this kernel's results
+    // attend_merge can start on the GPU now, and waits for this kernel's results
+    cudaTriggerProgrammaticLaunchCompletion();
 #include "../attend_decode.metal"
 }
 
@@ -94,7 +95,8 @@ template <typename T> struct Device {
     Device() {}
     explicit Device(size_t n_) : n(n_) {
         CHECK(cudaMalloc(&p, std::max<size_t>(n, 64) * sizeof(T)));
-        CHECK(cudaMemset(p, 255, n * sizeof(T))); // a number that a kernel forgets to write stays NaN
+        // fill the result with NaN, so that a number that a kernel forgets to write stays NaN
+        CHECK(cudaMemset(p, 255, n * sizeof(T)));
     }
     explicit Device(const std::vector<T> &v) : Device(v.size()) {
         CHECK(cudaMemcpy(p, v.data(), n * sizeof(T), cudaMemcpyHostToDevice));
@@ -150,7 +152,7 @@ struct Sequence {
         while (tier < HOT && page >= lower[tier]) page -= lower[tier++];
         return tier;
     }
-    int cost(int page) const { // the same as cost_before of pages.h
+    int cost(int page) const { // the same sum as in the function cost_before of pages.h
         int sum = 0;
         for (int i = 0; i < page; i++) sum += cost_of(tier(i));
         return sum;

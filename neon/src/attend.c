@@ -1,7 +1,7 @@
 /* This file computes attention over pages (rvm_layers.h) with an online softmax. After each page the code corrects the
- * maximum m, the sum l and the output O, so the code never stores the scores of all pages together. The code multiplies
- * hot pages in float. For pages of codes it calls the matrix kernels (page_kernel.h). The build compiles this file once
- * for each instruction set. */
+ * maximum m, the sum l and the output O, so the code never stores the scores of all pages together. Hot pages store
+ * 16-bit floats, which the code multiplies in float. Older pages store integers (codes); for these pages the code calls
+ * the matrix kernels (page_kernel.h). The build compiles this file once for each instruction set. */
 #include "layers.h"
 #include "page_terms.h"
 
@@ -10,8 +10,8 @@ _Static_assert((int)ROW_SUMS == (int)SUMS && PAGE % SUMS == 0, "sums_add adds wh
 
 /* Compute c[m][n] = a[m][k] @ b[k][n]  (or +=) for as many rows and vectors as fit into the registers.
  * b: float, or half, which is converted while it is read.  The callers pass constants for m, vectors and half.
- * soon: the data that is read next, as large as b; this function prefetches it. The keys and values were last read
- * for the token before, so they are in memory and not in a cache. Without the prefetch, reading them takes twice as
+ * soon: the data that is read next, as large as b; this function prefetches it. The keys and values were last read for
+ * the previous token, so they are in memory and not in a cache. Without the prefetch, reading them takes twice as
  * long. */
 static inline __attribute__((always_inline)) void tile(const float *a, size_t lda, const void *b, size_t ldb,
                                                        const char *soon, size_t k, float *c, size_t ldc, int add,
@@ -235,8 +235,8 @@ static void hadamard(float m[SMALL][SMALL]) {
 }
 
 /* Multiply a row by a block-diagonal Hadamard matrix, as the keys of rotated tiers were multiplied
- * (metal_kernels/README.md). The last bit of a result can be different here. So the code multiplies blocks of 16
- * numbers as a matrix, because butterflies on 16 numbers would not fill a vector. */
+ * (metal_kernels/README.md). The last bit of a result can differ from the last bit in that code. So this code
+ * multiplies blocks of 16 numbers as a matrix, because butterflies on 16 numbers would not fill a vector. */
 static void rotate(const float *restrict x, size_t n, float m[SMALL][SMALL], float *restrict y) {
     const size_t block = hadamard_block(n), small = min_size(block, SMALL);
     const float norm = (float)(1 / sqrt((double)block));

@@ -46,7 +46,7 @@ static void embed(const stage *s, size_t t) {
 }
 
 static void embed_phase(const stage *s) {
-    if (s->n <= TOKEN_BLOCK) return; /* one thread has done this work before the other threads woke up */
+    if (s->n <= TOKEN_BLOCK) return; /* one thread embeds so few tokens before it wakes the other threads */
     const uint32_t blocks = (uint32_t)((s->n + TOKEN_BLOCK - 1) / TOKEN_BLOCK);
     for (uint32_t i; pool_next(s->w, blocks, &i);)
         for (size_t t = i * TOKEN_BLOCK; t < min_size(s->n, (i + 1) * (size_t)TOKEN_BLOCK) && !stopped(s->c); t++)
@@ -149,7 +149,7 @@ static void head_job(pool_worker *w, void *ctx) {
     head_phases(&(stage){c, w, 0, 0, c->n});
 }
 
-/* Compute the output head for max_tokens tokens at a time. */
+/* Compute the output head of n tokens, max_tokens tokens at a time. */
 int rvm_decoder_head(rvm_decoder *d, const float *hidden, size_t n, int with_lora, float *logits) {
     if (!d || !hidden || !logits || n == 0) return RVM_BAD_ARGUMENT;
     if (atomic_flag_test_and_set(&d->busy)) return RVM_BUSY;

@@ -24,14 +24,14 @@ static range part_of(range pages, size_t part, size_t parts) {
     return (range){pages.first + part * n / parts, pages.first + (part + 1) * n / parts};
 }
 
-/* The result depends on the number of pages and not on their tiers. A slow thread can call this function when the
- * caller's page table no longer exists. */
+/* The result depends on the number of pages and not on their tiers. The function must not read the page table, because
+   a slow thread can call it when the caller's page table no longer exists. */
 size_t parts_of(const stage *s) {
     return s->c->rows || s->n > FEW ? 1 : parts_in(pages_seen(s, 0, s->n));
 }
 
 /* Return the address of the partial attention of a head of the stage's token t, for the key range `part`. The results
- * for later parts follow it. */
+   for later parts follow this result in memory. */
 static float *partial_at(const stage *s, size_t part, size_t head, size_t t) {
     const rvm_decoder *d = s->c->d;
     return d->partial + ((part * d->config.n_kv_heads + head) * s->n + t) * d->group * RVM_PARTIAL(d->config.head_dim);
@@ -66,8 +66,8 @@ static const float *turn_of(const stage *s, size_t t) {
     return (still ? d->still : d->turn) + t * d->config.head_dim;
 }
 
-/* Return 1 if rope turns only a part of each head. Then heads_phase turns this part, because the attention kernels turn
- * whole heads. */
+/* Return 1 if rope turns only a part of each head. In this case heads_phase turns this part, because the attention
+   kernels turn only whole heads. */
 static int turns_part(const stage *s) {
     const rvm_decoder_config *c = &s->c->d->config;
     return c->rope_dims && c->rope_dims < c->head_dim && !s->c->d->layers[s->layer].no_rope;
@@ -175,8 +175,8 @@ static void attend_block(const stage *s, size_t head, size_t begin, size_t end, 
     attend(s, head, begin, end, part_of(pages_seen(s, 0, s->n), part, parts), partial_at(s, part, head, begin));
 }
 
-/* Return the number of blocks of queries. A short chunk gets more blocks than it needs, so that the threads get equal
- * shares. The bits of a query's result do not depend on the size of the block. */
+/* Return the number of blocks of queries. A short chunk is cut into more blocks than necessary, so that the threads get
+   equal shares. The bits of a query's result do not depend on the size of the block. */
 static size_t blocks_in(const stage *s, size_t parts) {
     const rvm_decoder *d = s->c->d;
     const size_t heads = d->config.n_kv_heads * parts, threads = d->config.threads, least = 4;

@@ -1,9 +1,9 @@
 /* The matrix phases of the decoder compute their inputs, the products, and the operations directly after the products.
  *
- * A matrix phase multiplies by the weights of one role (q/k/v, o, gate/up, down or head). Before it, a thread makes the
- * input: it normalises the rows or merges the attention of the key ranges, and it quantises the result. For one token
- * this takes little time. So each thread makes its own copy of the input when it takes its first chunk, which saves a
- * barrier. For more tokens, a separate phase makes the input. */
+ * A matrix phase multiplies by the weights of one role (q/k/v, o, gate/up, down or head). Before the products, a thread
+ * makes the input: the thread normalises the rows or merges the attention of the key ranges, and it quantises the
+ * result. For one token this takes little time. So each thread makes its own copy of the input when it takes its first
+ * chunk, which saves a barrier. For more tokens, a separate phase makes the input. */
 #include "decoder.h"
 
 #include <string.h>
@@ -73,7 +73,8 @@ static void prepare(const stage *s, role r, const input *to, size_t begin, size_
         memcpy(s->c->hidden + begin * in, x + begin * in, (end - begin) * in * sizeof *x);
 }
 
-/* Return the number of tokens that a thread takes at a time. For few tokens it is 1, so that all threads take part. */
+/* Return the number of tokens that a thread takes at a time. For few tokens the number is 1, so that all threads take
+   part. */
 static size_t token_block(size_t n) { return n <= TOKEN_BLOCK ? 1 : TOKEN_BLOCK; }
 
 void prepare_phase(const stage *s, role r) {
@@ -137,8 +138,8 @@ static void do_add(const stage *s, const linear *l, const input *from, size_t be
 }
 
 /* Return 1 if all numbers of x are finite. The exponent of NaN and infinity is all ones, so adding 1 to the exponent
- * carries into the sign bit. The code uses this because every machine has vector instructions for `and`, `add` and
- * `or`, but not for the unsigned maximum. */
+ * carries into the sign bit. The code uses this trick because every machine has vector instructions for `and`, `add`
+ * and `or`, but not for the unsigned maximum. */
 static int all_finite(const float *x, size_t n) {
     uint32_t bad = 0;
     for (size_t i = 0; i < n; i++) {

@@ -1,6 +1,6 @@
 /* Demotion converts pages of one tier to pages of a lower tier: it quantises the keys and values to fewer bits. The
- * build compiles this file once for each instruction set, as it does with layers.c. The build compiles it without
- * contraction (fused multiply-add), so that all instruction sets give the bytes of metal_kernels/README.md.
+ * build compiles this file once for each instruction set, as it does with layers.c, but without contraction (fused
+ * multiply-add), so that all instruction sets give the bytes of metal_kernels/README.md.
  *
  * The code converts 16 tokens of keys, or 32 tokens of values, together. The numbers that are converted together are a
  * panel x [columns][lanes], and the lanes are the rows of a tile.

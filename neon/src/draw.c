@@ -22,8 +22,8 @@ static float log_sum_of(const float *logits, size_t vocab, float max) {
     return (float)log(sum);
 }
 
-/* Return the smallest log p that the filter min_p permits, as a float. The double is rounded so that no comparison
- * changes: a float log p is above the result exactly if it is above the double. */
+/* Return the smallest log p that the filter min_p permits, as a float. The exact limit is a double. It is rounded to a
+   float so that a float log p is above the result exactly if it is above the double. */
 static float least_logprob(const distribution *d, double min_p) {
     if (min_p == 0) return -INFINITY;
     const double least = (double)logprob(d, d->max) + log(min_p);
@@ -111,8 +111,8 @@ static void sort_keys(uint64_t *keys, size_t n, uint64_t *spare) {
     memcpy(keys, spare, n * sizeof *keys);
 }
 
-/* Return how many of the n most likely ids the filters keep. If the result is n, the filters would perhaps keep more
- * ids than these n. */
+/* Return how many of the n most likely ids the filters keep. If the result is n, the filters would perhaps also keep
+   ids that are not among these n. */
 static size_t keep_likely(const distribution *d, const rvm_drawing *how, const uint64_t *keys, size_t n) {
     const float least = least_logprob(d, how->min_p);
     const size_t most = how->top_k && how->top_k < n ? how->top_k : n;
@@ -183,7 +183,7 @@ static int32_t draw_any(const distribution *d, const rvm_drawing *how, double *s
             if (w[i] > 0) last = (int32_t)(v + i);
             if (w[i] > 0 && inside > how->u * total) return last;
         }
-        if (here) break; /* because of rounding, u can lie after the block's sum; then take the last id of the block */
+        if (here) break; /* rounding can make u larger than the block's sum; so take the last id */
     }
     return last;
 }

@@ -250,7 +250,7 @@ static int k_kl_to_frozen(const float *p0, const float *log_ratio, const float *
             for (size_t m = 0; m < nm; m++) {
                 set_rows(d, lora_b + v, vocab, c[m], rank, n);
                 const size_t at = (m0 + m) * vocab + v;
-                size_t next = at + vocab; /* the place of the same block in the next context */
+                size_t next = at + vocab; /* the place of this block of the vocabulary in the next context */
                 if (m + 1 == nm) next = m0 * vocab + v + BLOCK;
                 if (m + 1 == nm && nm > 1 && v + BLOCK >= vocab) next = (m0 + nm) * vocab;
                 if (next < all) {
@@ -288,7 +288,7 @@ static int k_evidence_add(const float *held, const float *gradient, const float 
 static int k_evidence_push(const float *evidence, const float *precision, float step, float agree,
                            float noise, size_t rank, size_t n, size_t first, size_t last, float *theta) {
     REQUIRE(evidence && precision && theta && !bad_rank(rank) && first < last && last <= n);
-    const float least = 1e-12f; /* evidence whose sum is smaller than this is treated as 0 */
+    const float least = 1e-12f; /* the code treats a sum of evidence below this number as 0 */
     for (size_t r = 0; r < rank; r++) {
         const float *restrict g = evidence + r * n, *restrict s = g + rank * n, *restrict l = s + rank * n;
         float *restrict out = theta + r * n;

@@ -2,8 +2,8 @@
  * file of an instruction set includes this header after matrix_kernel.h.  `tier` is a constant in all functions after
  * inlining.
  *
- * A row of queries becomes integers x with one float scale `step`. So does a row of weights p_t s_t, where p_t is the
- * softmax weight of token t, and s_t is the scale of the values of token t. Each x is stored as
+ * A row of queries becomes integers x with one float scale `step`. A row of weights p_t s_t becomes integers in the
+ * same way; p_t is the softmax weight of token t, and s_t is the scale of the values of token t. Each x is stored as
  * `terms` int8 numbers: x = hi, or x = 254 hi + lo with |hi|, |lo| <= 127 (so no instruction saturates). The kernels
  * compute rows in chunks of n rows. With T = n * terms, the codes of a chunk are:
  *   step float [n], step * sum(x) float [n], -128 * sum(term) int32 [T], then for each 32 columns int8 [T][32]
@@ -192,7 +192,7 @@ INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, con
         const size_t at = values_at(tier, head_dim) + i * value_tile(tier);
         i32x acc[16];
         const uint8_t *q = codes;
-        __asm__ volatile("" : "+r"(q)); /* keeps gcc from loading all codes into vectors and spilling most of them */
+        __asm__ volatile("" : "+r"(q)); /* so gcc does not load all codes first and spill them */
         tile_dots(acc, page + at, PAGE_TOKENS / PAGE_BLOCK, q, (const uint8_t *)start, n, tier,
                   soon ? soon + at : NULL);
         UNROLL for (size_t r = 0; r < n; r++) {

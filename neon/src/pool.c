@@ -21,10 +21,10 @@
 #include <string.h>
 #include <time.h>
 
-/* PHASE_NS and JOB_NS are the nanoseconds that a thread spins before it sleeps. At the end of a phase it spins longer
- * than the times of the threads in a phase of a decoded token differ. For the next job it spins even longer, because
- * the tokens of a reply follow each other. If a machine has fewer free cores than threads, a spinning thread can block
- * the thread that it waits for. */
+/* PHASE_NS and JOB_NS are the nanoseconds that a thread spins before it sleeps. At the end of a phase a thread spins
+ * for PHASE_NS, which is longer than the difference between the fastest and the slowest thread in a phase of a decoded
+ * token. Before the next job a thread spins for JOB_NS, because the next token of a reply usually follows soon. If a
+ * machine has fewer free cores than threads, a spinning thread can block the thread that it waits for. */
 enum { LINE = 64, PHASE_NS = 20000, JOB_NS = 60000, STACK = 1 << 20 };
 static const uint64_t OPEN = 1u << 31, ENTERING = (1u << 31) - 1;
 
@@ -175,7 +175,7 @@ static void start(pool *p) {
         p->members[n] = (member){.owner = p, .thread = n};
         if (pthread_create(&p->members[n].id, &attr, work, &p->members[n]) != 0) break;
     }
-    p->started = n; /* if the system starts fewer threads, these threads do all the work */
+    p->started = n; /* if the system starts fewer threads than wanted, the started threads do all the work */
     pthread_attr_destroy(&attr);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }

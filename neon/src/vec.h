@@ -1,9 +1,9 @@
 /* This header has loops over float arrays that gcc and clang turn into vector code.
  *
  * The build compiles this file and kernels.c once for each instruction set. `omp simd` (which needs no OpenMP at run
- * time) lets the compiler compute a sum in several vector lanes. The scalar build ignores it, and the tests compare all
- * other builds with the scalar build. -ffast-math stays off, because masks need exp(-inf) = 0, and because the kernels
- * must report NaN.
+ * time) lets the compiler compute a sum in several vector lanes. The scalar build ignores `omp simd`, and the tests
+ * compare all other builds with the scalar build. -ffast-math stays off, because masks need exp(-inf) = 0, and because
+ * the kernels must report NaN.
  */
 #ifndef RVM_VEC_H
 #define RVM_VEC_H
@@ -36,9 +36,9 @@ static const double LN2 = 0.693147180559945309, LOG2_E = 1.44269504088896341;
 static const float ROUNDING = 12582912.0f; /* 1.5 * 2^23 */
 
 /* Compute e^x = 2^k e^r,  k = round(x / ln 2),  |r| <= ln(2)/2;  e^r = 1 + r + r^2 q(r).
- * ln 2 is split so that k * LN2_HI is exact; q is a minimax fit of degree 4 (relative error 4e-9). So the error is
- * mostly rounding: less than 2 ulp from -87 to 88.37. Below this range the result is 0; above it the result is
- * undefined. */
+ * ln 2 is split so that k * LN2_HI is exact; q is a minimax fit of degree 4 (relative error 4e-9). So most of the error
+ * comes from rounding: less than 2 ulp for x from -87 to 88.37. For a smaller x the result is 0; for a larger x the
+ * result is undefined. */
 static inline float exp_up_to_88(float x) {
     const float ln2_hi = 0.693359375f, ln2_lo = -2.1219444170128554e-4f;
     const float shifted = x * 1.4426950216293335f + ROUNDING, k = shifted - ROUNDING;
@@ -53,8 +53,8 @@ static inline float exp_up_to_88(float x) {
     return x < -87.0f ? 0.0f : e;
 }
 
-/* Return 2^x for |x| < 120. This is faster than e^x: 2^r is a minimax fit of degree 5 (relative error with rounding
- * 1.6e-7). */
+/* Return 2^x for |x| < 120. The function is faster than e^x; it computes 2^r by a minimax fit of degree 5 (relative
+ * error with rounding 1.6e-7). */
 static inline float exp2_near(float x) {
     const float shifted = x + ROUNDING, r = x - (shifted - ROUNDING);
     float e = 1.326472731307149e-3f;
@@ -94,8 +94,8 @@ static inline uint32_t magnitude(float x) { return bits_of(x) & 0x7fffffffu; }
 
 static inline int is_finite_magnitude(uint32_t m) { return m < 0x7f800000u; }
 
-/* Return the dot product of x and y, computed in four partial sums. In one sum, gcc would keep one accumulator, and
- * each addition would wait for the one before. */
+/* Return the dot product of x and y, computed in four partial sums. With one sum, gcc would keep one accumulator, and
+   each addition would wait for the previous addition. */
 static inline float dot_of(const float *x, const float *y, size_t n) {
     float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
     size_t q = n / 4;

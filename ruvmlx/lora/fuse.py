@@ -119,7 +119,8 @@ def _narrow_scales(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def _fused_matrix(source: _Source, module: str, n_in: int) -> np.ndarray:
     """Return a matrix [out, in] with the adapter's change. _ROWS rows are computed at a time."""
-    # A tied output head has no weights of its own, so it starts from the embedding's weights.
+    # A tied output head has no separate weights, so the fused head is the embedding's weights plus the
+    # change.
     origin = module if f"{module}.weight" in source.weights else _EMBEDDING
     n_out, float32 = _reader(source.weights, origin, n_in)
     out = np.empty((n_out, n_in), source.dtype)

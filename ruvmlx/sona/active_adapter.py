@@ -100,10 +100,11 @@ class ActiveAdapter:
 
         pause: a function that can raise an exception to stop the measurement; the next call continues
         watch: an object that gets the progress of the model's measurement
-        is_hurried: True if a rating waits; the measurement of a model then takes less time and is rougher
+        is_hurried: True if a rating waits; the measurement of the model then takes less time and is less
+        exact
         """
         if self._probe is None:
-            self._probe = self._stored_probe()  # another process has possibly stored the probe
+            self._probe = self._stored_probe()  # another process can have stored the probe
         if self._probe is None:
             with original_model(self.backend):
                 self._probe = self._measurement.run(pause, watch, is_hurried)

@@ -1,7 +1,7 @@
 """The background loop trains a base LoRA on all ratings together.
 
     loss = mean over replies of (-w mean log p - 0.1 [liked] mean log p)
-         + 0.5 mean over plain texts of KL(frozen || p)
+         + 0.5 mean over plain texts (texts without a rating) of KL(frozen || p)
          + the EWC penalty on changes to weights that earlier tasks depend on, if EWC is on (optional/ewc.py)
 
 w is the reply's DRO weight (objective.py) at its current log-ratio to the frozen model. w shrinks as training
@@ -9,7 +9,7 @@ changes the reply's probability; this is the regulariser of DRO. The MicroLoRA (
 rating updates) is active during the training. At the end, the MicroLoRA is folded into the base LoRA's output
 head. The adapter uses the new base LoRA only if it passes the promotion test (promotion.py).
 
-A run consists of optimiser steps, a step consists of texts, and a text consists of slices. A run can be
+A run consists of optimiser steps; a step trains on texts, and computes each text in slices. A run can be
 stopped between slices. A slice takes some tens of milliseconds on the starter model. If the same process
 resumes the run, the run continues after the last whole text and keeps the promotion test's measurements. In
 another process, the run continues after the last saved step. tests/sona/pauses.py measures the slices' times.
@@ -300,7 +300,7 @@ class Background:
         """Add up one step's gradients over its texts. A stopped step resumes after its last finished text."""
         assert self._trainer is not None
         base, trainer, key = training.base, self._trainer, (training.step, self._learner.version)
-        standing = BaseLoRA({**self._standing, **base.pairs}, base.scale)  # untrained pairs stay active, too
+        standing = BaseLoRA({**self._standing, **base.pairs}, base.scale)  # untrained pairs stay active
         whole = combine_loras(standing, self._learner.layer_lora) or standing
         total = self._gradients
         if self._step_key != key:
@@ -333,7 +333,7 @@ class Background:
         def at(share: float) -> tuple[BaseLoRA, MicroLoRA]:
             pairs = {place: _between(start[place], end, share) for place, end in training.pairs.items()}
             pause()
-            pairs |= self._untrained_pairs(training)  # also the output head's pair
+            pairs |= self._untrained_pairs(training)  # also the output head's pair, which is not trained
             trained, most = BaseLoRA(pairs, training.scale), 2 * self.settings.rank
             base = fold_layers(trained, self._learner.layer_lora, most, pause)
             return fold_micro(base, self._learner.micro, HEAD_RANK)

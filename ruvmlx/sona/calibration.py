@@ -31,7 +31,8 @@ PROBES = 1024  # for a larger hidden size, features come from this number of ran
 # The largest and the smallest standard deviation of the prior of a token's weight.
 MAX_PRIOR_DEVIATION, MIN_PRIOR_DEVIATION = 8.0, 0.003
 RIDGE = 0.1  # the ridge of the regression for lora_a, as a share of a state's mean square
-_CONTEXTS = 48, 48, 80  # numbers of contexts in answers, in prose with the largest projections, other prose
+# numbers of contexts: in answers, in prose with the largest projections, in other prose
+_CONTEXTS = 48, 48, 80
 _ROWS = 64  # the number of hidden states in one call of the output head
 # After some seconds of reading, the model starts no further text, if it has read MIN_TEXTS_OF_KIND texts of
 # answers and of prose. Then the model writes replies for at most the same number of seconds. The number of
@@ -68,7 +69,8 @@ class Measurement:
         self._spent, self._written = 0.0, 0.0  # seconds of reading and of writing so far
         self._patience = inf
         self._survey: Survey | None = None
-        self._rest: Callable[[Pause], KLProbe] | None = None  # does the work after the survey
+        # the function that does the work after the survey
+        self._rest: Callable[[Pause], KLProbe] | None = None
 
     def run(self, pause: Pause | None = None, watch: Watch = QUIET, is_hurried: bool = False) -> KLProbe:
         """Run the steps of the measurement that are not done yet, and return the KL probe. `pause` can raise
@@ -226,9 +228,9 @@ def prior(frequency: np.ndarray, cost: np.ndarray, ends: list[int]) -> tuple[np.
     token's weight.
 
     precision is 1 / sigma^2; sigma is the standard deviation of the prior of a token's weight. Tokens that
-    all replies share carry style; rare tokens carry topics. Every reply has the end-of-reply token. So sigma
-    is smaller for tokens that are rarer than the end-of-reply token. Sigma is also smaller for tokens with a
-    larger variance in plain text, because a change of these tokens' logits adds more KL.
+    occur in all replies show a style; rare tokens show a topic. Every reply has the end-of-reply token. So
+    sigma is smaller for tokens that are rarer than the end-of-reply token. Sigma is also smaller for tokens
+    with a larger variance in plain text, because a change of these tokens' logits adds more KL.
     """
     tokens = np.sort(np.argsort(-frequency, kind="stable")[:ACTIVE])
     end = max(ends, key=lambda t: frequency[t])
@@ -258,8 +260,9 @@ def directions(states: np.ndarray, in_reply: np.ndarray, ending: np.ndarray) -> 
     whether the state is in a reply, and how near the end of that reply is.
 
     The columns are ridge regressions of in_reply [T] and, inside replies, of ending [T]. Both targets are 0
-    in plain prose, because ratings say nothing about plain prose. Over the states in replies, the projection
-    onto the first column has mean 1, and the projection onto the second column has standard deviation 1.
+    in prose outside replies, because ratings say nothing about this prose. Over the states in replies, the
+    projection onto the first column has mean 1, and the projection onto the second column has standard
+    deviation 1.
     """
     states, replies = states.astype(np.float64), np.flatnonzero(in_reply)
     weight = np.where(in_reply, 1 / in_reply.sum(), 1 / max(1, (~in_reply).sum()))

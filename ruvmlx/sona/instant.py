@@ -44,9 +44,9 @@ held_back scales all tokens except the end-of-reply tokens down until these othe
 SAID_CAP. The scale comes from the evidence and the frozen model alone, and is not part of the stored
 evidence.
 
-The last step is the cap of the whole update. If the KL of answers to plain questions exceeds KL_CAP, or if
-the log-perplexity of prose has risen by more than RISE_CAP, lora_b is scaled down. `gain` keeps the scale,
-and the search of the next rating starts from this gain.
+The last step is the cap of the whole update. If the KL of answers to the reference text's questions exceeds
+KL_CAP, or if the log-perplexity of prose has risen by more than RISE_CAP, lora_b is scaled down. `gain` keeps
+the scale, and the search of the next rating starts from this gain.
 """
 
 import math
@@ -100,7 +100,7 @@ class ReplyPush:
 @dataclass(frozen=True)
 class Update:
     adapter: MicroLoRA
-    kl: float  # KL(new || frozen) in answers to plain questions
+    kl: float  # KL(new || frozen) in answers of the reference text
 
 
 @dataclass(frozen=True)

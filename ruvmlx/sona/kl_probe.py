@@ -1,10 +1,10 @@
 """This module measures the KL divergence of an adapted model from the frozen model (the model without any
-adapter) on the reference text. The reference text is a few plain questions with answers, and some prose
+adapter) on the reference text. The reference text is a few everyday questions with answers, and some prose
 (reference_text.py). Learning must hardly change the model's predictions on the reference text.
 
-A model reads the reference text once (calibration.py). Some hidden states of this reading are stored. These
-hidden states are called contexts. The distance of an adapter from the frozen model needs only a few matrix
-products over the contexts. So the learner can check the KL cap at every rating.
+A model reads the reference text once (calibration.py). The probe stores some of the model's hidden states at
+the text's tokens. These hidden states are called contexts. The distance of an adapter from the frozen model
+needs only a few matrix products over the contexts. So the learner can check the KL cap at every rating.
 """
 
 import io

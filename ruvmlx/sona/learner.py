@@ -175,7 +175,7 @@ class Learner:
         try:
             with self._store.transaction():
                 return attempt()
-        except BaseException:  # the attempt has possibly changed the weights in use before the commit failed
+        except BaseException:  # the weights in use can have changed before the commit failed
             self.active.reload()
             raise
 

@@ -1,12 +1,12 @@
 """This module finds which tokens raise each measure of a reply, without any rating.
 
 A measure is a number that describes a reply's text, such as its number of lists (taste_measures.py). The
-effect of a token on lists, headings or paragraphs depends on the token's place in the reply. So a token,
-without its place, says little about these measures. But the replies of a model to one question differ. The
-gradient of a reply's log-probability by lora_b's first row says which tokens the reply has more often than
-expected. The regression of each measure on these gradients gives a direction in lora_b that raises the
-measure. For N replies, A tokens and M measures, X [N, A] are the gradients and Y [N, M] the measures, both
-minus their means over the question:
+effect of a token on lists, headings or paragraphs depends on the token's place in the reply. So a list of
+tokens without places says little about these measures. But the replies of a model to one question differ in
+their measures. The gradient of a reply's log-probability by lora_b's first row says which tokens the reply
+has more often than expected. The regression of each measure on these gradients gives a direction in lora_b
+that raises the measure. For N replies, A tokens and M measures, X [N, A] are the gradients and Y [N, M] the
+measures, both minus their means over the question:
 
     directions = Y^T (X X^T + RIDGE I mean(diag(X X^T)))^-1 X
 
@@ -54,8 +54,8 @@ class MeasureDirections:
     directions: np.ndarray
 
     def logits(self, weights: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return the change [B] of the logits of B tokens. weights: [M], how much to raise each measure. A
-        token without a direction gets 0."""
+        """Return the change [B] of the logits of B tokens. weights: [M], the amounts by which to raise the
+        measures. A token without a direction gets 0."""
         at = np.searchsorted(self.tokens, tokens).clip(max=len(self.tokens) - 1)
         return np.where(self.tokens[at] == tokens, (weights @ self.directions)[at], 0)
 

@@ -1,8 +1,8 @@
 """The promotion test decides whether a newly trained base LoRA replaces the base LoRA in use.
 
 A base LoRA is promoted only if two conditions are true. Held-out ratings (ratings that the training did not
-use) prefer the base LoRA, and it changes plain text no more than the limits allow. All measurements use the
-backend that will run the base LoRA.
+use) prefer the base LoRA, and the base LoRA changes the model's predictions on the reference text no more
+than the limits allow. All measurements use the backend that will run the base LoRA.
 """
 
 import math
@@ -22,7 +22,7 @@ from .replay import Buffer, RatedExample, TrainingText
 from .state import ProbedBase
 from .trace import adapted_logits
 
-PPL_RISE = 0.02  # the allowed rise of perplexity on plain text, compared with the original model
+PPL_RISE = 0.02  # the allowed rise of perplexity on the reference text, compared with the original model
 ROUNDED = 1e-4  # the allowed rise of the held-out loss if the MicroLoRA is only merged into the base
 ROOM = 0.8  # the maximum share of the KL cap that a base LoRA uses; the rest is for later ratings
 SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # the shares of the trained change of weights that the test tries
@@ -50,7 +50,7 @@ class ModelDrift:
     @property
     def limit(self) -> float:
         """The maximum rise of a candidate if this object is the distance of the adapter in use. If the
-        adapter in use already exceeds PPL_RISE, a candidate is allowed the same rise."""
+        adapter in use already exceeds PPL_RISE, a candidate can have the rise of this adapter."""
         return max(math.log1p(PPL_RISE), self.rise)
 
     def is_within(self, now: "ModelDrift") -> bool:
@@ -169,7 +169,8 @@ class PromotionTest:
                 break
         for _ in range(2):
             last = tries[-1]
-            if not last.found.kl > ROOM * KL_CAP:  # also true for NaN, which `objection` refuses later
+            # the condition is also true for a KL of NaN, which `objection` refuses later
+            if not last.found.kl > ROOM * KL_CAP:
                 break
             base = last.base.shrunk(0.97 * math.sqrt(ROOM * KL_CAP / last.found.kl))
             tries.append(self._try(f"try {len(tries)}", last.share, base, last.micro, plain))

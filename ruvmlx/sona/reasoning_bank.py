@@ -191,7 +191,7 @@ class ReasoningBank:
                 break
         rows = np.concatenate([self._numbers[a:b] for a, b in spans])
         similarity, at = np.empty(len(rows), np.float32), 0
-        for a, b in spans:  # use vecdot, because @ wakes BLAS's threads: 8 ms if no thread is free
+        for a, b in spans:  # use vecdot, because the operator @ wakes BLAS's threads: 8 ms if no core is free
             np.vecdot(self._vectors[a:b], query, out=similarity[at : at + b - a])
             at += b - a
         return rows, similarity

@@ -45,8 +45,8 @@ MAX_RATINGS = 1000  # the maximum number of ratings in a fit; only the newest ra
 GAP = 2.0  # y of a preference: the better reply gets this many stars more than the worse reply
 COMPARES = 2.0  # the prior log-odds that a user compares a reply with other replies to its question
 ROOT_STEP = 0.5  # one more use of a word raises the root of its count by 1, 0.4, 0.3 ..: about 0.5
-# The minimum number of unrated replies with unshown replies. With fewer, a fit that uses unrated replies
-# compares no replies.
+# The minimum number of unrated replies with unshown replies. With fewer unrated replies, a fit that uses
+# unrated replies compares no replies.
 MIN_COMPARED = 8
 PAIR = 0.5  # the weight of a preference, in ratings; it is below 1, because two replies have twice the noise
 
@@ -145,7 +145,8 @@ class TokenWeights:
 
 @dataclass(frozen=True)
 class TasteModel:
-    """A fitted taste model. The function `fit` makes a model. A model does not change.
+    """A fitted taste model. A fitted taste model. The function `fit` makes the model, and the model does not
+    change after the fit.
 
     ratings: the number of ratings and preferences in the fit
     share: the factor of the unshown replies' mean measures, which are subtracted from a reply's measures
@@ -166,7 +167,7 @@ class TasteModel:
         count = sum(isinstance(one, RatedFeatures) or not one.is_reason for one in given)
         compared = [one for one in background if one.unshown is not None]
         if background and len(compared) < min(MIN_COMPARED, len(background)):
-            share = 0.0  # compare replies only if the unrated replies can be compared, too
+            share = 0.0  # compare rated replies only if the unrated replies can be compared, too
         else:
             background, share = compared, _probability_of_comparing(given, compared)
         return cls(count, fit(_rows(given, share), _features(background, share)), share)

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 LEAST_NOISE = 1 / 12  # the minimum noise variance: the variance of the error if stars are rounded
-USUAL_NOISE = 0.7  # the usual noise variance of a user's ratings (squared stars)
+USUAL_NOISE = 0.7  # the noise variance of ratings (squared stars) around which the prior is centred
 INTERCEPT = 1.5  # the prior variance of the intercept
 SLAB, SPIKE = 0.5, 0.001  # the prior variance of a weight that matters, and of a weight that does not matter
 _ROUNDS = 60  # the maximum number of rounds of expectation propagation
@@ -216,10 +216,10 @@ def coordinate_ascent(
 
 
 def hyperprior(variances: Variances, base: float, own: Sequence[float]) -> float:
-    """Return the log-density of the variances under their prior. The prior is log-normal around the usual
-    values. A prior is necessary, because few ratings say little about variances.
+    """Return the log-density of the variances under their prior. The prior is log-normal around the values
+    `base`, USUAL_NOISE and `own`. A prior is necessary, because few ratings say little about variances.
 
-    base, own: the usual values of `variances.base` and `variances.own`
+    base, own: the centres of the prior of `variances.base` and `variances.own`
     """
     off = [(variances.base / base, 2.0), (variances.noise / USUAL_NOISE, 1.5)]
     off += [(a / usual, 1.0) for a, usual in zip(variances.own, own, strict=True)]

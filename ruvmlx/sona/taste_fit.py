@@ -198,8 +198,8 @@ class Selection:
 
     @property
     def fit(self) -> TasteFit:
-        # A selected column is the best of hundreds, so it fits some noise: about as much as two columns that
-        # were given in advance.
+        # A selected column is the best of hundreds of candidates, so it fits some noise: about as much as two
+        # columns that were chosen before the ratings.
         count = len(self.rows.y)
         free = max(count / 3, count - 1 - 2 * len(self.columns))
         noise = self.variances.noise * max(1.0, count / max(free, 1.0))

@@ -51,8 +51,8 @@ class ReplyText:
 
     def share(self, count: float) -> float:
         """Return the square root of the rate of a part of the text: its count per 100 words. The root has
-        about the same sampling error for rare and for common parts. Ten words are added to the text's words,
-        so that the rate of a short text is not extreme."""
+        about the same sampling error for rare and for common parts. Ten is added to the number of the text's
+        words, so that the rate of a short text is not extreme."""
         return math.sqrt(100 * count / (len(self.words) + 10))
 
     def share_of(self, wanted: frozenset[str]) -> float:
@@ -241,7 +241,7 @@ MEASURES = (*_NAMED, *(_common(*word) for word in _COMMON))
 
 
 def measure_text(text: str, finished: bool) -> np.ndarray:
-    """Return all M measures of a reply's text: [M] float32. A usual reply has the value 0. finished: True if
-    the reply ended by itself."""
+    """Return all M measures of a reply's text: [M] float32. A measure is 0 if it has its mean over the
+    starter model's replies (`Measure.usual`). finished: True if the reply ended by itself."""
     reply = ReplyText(text, finished)
     return np.array([(m.of(reply) - m.usual) / m.spread for m in MEASURES], np.float32)

@@ -5,7 +5,8 @@ The taste model (taste.py) predicts stars from measures of a reply. Some measure
 place in the text. For example, the token " you" raises the measure "more 'you'". So each token has an effect
 in stars: the taste model's weights times the change of the measures. In replies, the token's logit rises by
 LOGIT times this effect. For a limit on the KL to the frozen model, the distribution log p' = log p + stars /
-beta earns the most stars. (Ziegler et al. 2019, eq. 3; here, log p and the stars are those of one token)
+beta earns the most stars. (Ziegler et al. 2019, eq. 3; here for one token: p and p' are its probabilities
+before and after, 1 / beta is LOGIT)
 
 If a taste is about words, the push is better than the gradients of the rated replies. The reason is that many
 tokens share a measure, and that 30 ratings are enough to know the weight of a measure. Lists, paragraphs,
@@ -27,8 +28,8 @@ from .taste_features import bucket, grams
 from .taste_measures import MEASURES, measure_text
 from .user_taste import UserTaste
 
-LOGIT = 8.0  # logits for each star that one more of the token in a reply earns
-ALONG = 24.0  # logits for each star along the directions of measures (measure_directions.py)
+LOGIT = 8.0  # the rise of a token's logit for each star that one more use of the token earns
+ALONG = 24.0  # the rise of logits along a measure's direction (measure_directions.py) for each star
 # The maximum number of logits by which the push raises, or lowers, a token.
 MAX_RAISE_LOGITS, MAX_LOWER_LOGITS = 2.0, 6.0
 END_LOGIT = 8.0  # logits of the end-of-reply tokens for each star that a reply of half the length earns
@@ -36,14 +37,14 @@ MOST_END = 5.0  # the maximum number of logits by which the push raises or lower
 # The maximum KL of the push, nats per token. End-of-reply tokens use this KL first; all other tokens get the
 # rest, at least a quarter.
 PUSH_KL = 0.08
-FIRST, FIRST_END = 8, 4  # the minimum number of ratings to push other tokens, and end-of-reply tokens
+FIRST, FIRST_END = 8, 4  # minimum number of ratings for a push: of ordinary tokens, of end-of-reply tokens
 DOUBTED = 0.5  # an effect below this number of standard deviations gives no push
 # The maximum number of ratings by which the push can be out of date. A fit of the taste model at each rating
 # would delay the rating.
 LAG = 8
 
-# To measure a token's effect, the token is put between these two parts. The text is about as long as a usual
-# reply, and has about the usual values of the measures.
+# To measure a token's effect, the token is put between these two parts. The text is about as long as the
+# starter model's replies, and each measure is near its mean over those replies.
 _BEFORE = (
     "A good garden starts with the soil. Water it early in the day, and feed it every spring with compost, "
     "because healthy roots need both. Most vegetables like sunlight, but lettuce and spinach also grow well "
@@ -100,7 +101,7 @@ class TokenEffects:
 
         noise is the mean variance of a token's stars, and signal is the mean square of the stars.
 
-        likely: [A], the probability of each token in a usual reply
+        likely: [A], the mean probability of each token in answers of the reference text
         """
         weights = taste.token_weights()
         changes = np.zeros((len(self.words), weights.mean.size))
@@ -114,8 +115,8 @@ class TokenEffects:
 
     def end_stars(self, taste: TasteModel) -> float:
         """Return the stars that a reply earns by the taste model if it ends at half of its words. The stars
-        are shrunk by their uncertainty. The shorter reply is complete, and it is compared with a usual reply
-        of this user, which is not always complete."""
+        are shrunk by their uncertainty. The shorter reply is complete, and it is compared with the mean of
+        this user's replies, of which some are not complete."""
         weights = taste.token_weights()
         change = np.zeros(weights.mean.size)
         change[: self.shorter.size] = self.shorter
@@ -181,7 +182,7 @@ class TastePush:
 
 def limit_kl(logits: np.ndarray, limit: float, probe: KLProbe) -> np.ndarray:
     """Return the logits [A] of a push, scaled down if their KL exceeds `limit` by more than 5%."""
-    for _ in range(4):  # the KL is about a parabola, so a few steps are enough
+    for _ in range(4):  # the KL is about a parabola, so a few steps reach the limit
         if (kl := _kl(logits, probe)) <= 1.05 * limit:
             break
         logits = logits * np.sqrt(limit / kl)
@@ -190,7 +191,7 @@ def limit_kl(logits: np.ndarray, limit: float, probe: KLProbe) -> np.ndarray:
 
 def _kl(logits: np.ndarray, probe: KLProbe) -> float:
     """Return the KL divergence (nats per token) from the original model, in answers of the reference text, of
-    a push that adds `logits` [A] in a usual answer."""
+    a push that adds `logits` [A] to the movable tokens' logits in an answer."""
     text = probe.answered_contexts[1]
     block = np.zeros((probe.directions.shape[1], logits.size + 1), np.float32)
     block[0, :-1] = logits / probe.reading

@@ -1,5 +1,5 @@
 """This module records the trace of a reply while the model generates the reply. A trace is the gradient of
-the reply's log-probability, and the reply's hidden states. A later rating needs the trace.
+the reply's log-probability, and the reply's hidden states. A rating of this reply needs the trace.
 
 With hidden state h, output head W, MicroLoRA factors a and b, scale s and token y, let u = a^T h, z = W h +
 s b^T u and delta = onehot(y) - softmax(z). Then the gradient of the reply's log-probability (temperature 1)
@@ -79,13 +79,13 @@ class Trace:
     # The value of `logprob` when the reply was generated; None if this trace was recorded at that time.
     drawn_logprob: float | None = None
     stats: ReplyStats | None = None
-    layer_gradient: LayerGradient | None = None  # None unless ratings change layers below the head
+    layer_gradient: LayerGradient | None = None  # None if ratings change only the output head
     # The sum of log p(y) under the base LoRA alone; None without a layer LoRA, because it equals
     # frozen_logprob.
     base_logprob: float | None = None
     # First-order estimates of changes of the mean log p(y), nats per token:
     carried: float = 0.0  # the change by the layer LoRA with which the reply was generated
-    moved: float = 0.0  # the change by later changes of the layer LoRA
+    moved: float = 0.0  # the change by the changes of the layer LoRA since then
 
     def __post_init__(self) -> None:
         self.grad_a = np.zeros_like(self.adapter.lora_a)

@@ -19,10 +19,10 @@ from .taste_record import TasteRecord, predicted_before
 from .taste_words import Liking, sentence
 
 # Unshown replies are other replies to a question, which the user does not see (unshown.py). In idle time, the
-# model writes them for this number of the newest rated replies.
+# model writes unshown replies to the questions of this number of the newest rated replies.
 COMPARED = 200
 BACKGROUND = 200  # the number of newest unrated replies that a fit uses if a user rates only up or only down
-COMPARED_UNRATED = 60  # the number of these unrated replies for which the model writes unshown replies
+COMPARED_UNRATED = 60  # the number of the newest unrated replies for which the model writes unshown replies
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class UserTaste:
         self._unshown: dict[str, np.ndarray] | None = None
         self._without_question: set[str] = (
             set()
-        )  # ids of rated replies whose questions were deleted or are too long to read
+        )  # ids of rated replies without unshown replies, because the question was deleted or is too long
         self._fitted: tuple[int, TasteModel, TasteStatus] | None = None
 
     def compare(self, model: Model, backend: Backend, pause: Pause) -> None:

@@ -1,9 +1,9 @@
 """This module computes gradients of a loss by a BaseLoRA's factors (lora_a, lora_b) on Metal, CUDA or CPU.
 
-The output head is linear and is not trained here. So its part of the chain rule is a formula (losses.py) and
-one matrix product, and MLX differentiates the layers. The head is computed only at positions that predict a
-token of the answer. On a CPU, all numbers are float32. MLX is lazy: first, it builds a graph of the forward
-and backward pass; then this module evaluates the graph slice by slice (slices.py).
+The output head is linear and is not trained here. So a formula (losses.py) and one matrix product give the
+head's part of the gradient, and MLX differentiates the layers. The head is computed only at positions that
+predict a token of the answer. On a CPU, all numbers are float32. MLX is lazy: first, it builds a graph of the
+forward and backward pass; then this module evaluates the graph slice by slice (slices.py).
 """
 
 from collections import OrderedDict
@@ -143,7 +143,7 @@ class Trainer:
             found = {}
             for names in from_the_last(grads, text):
                 evaluate([[grads[name] for name in names]], pause)
-                for name in names:  # free each output's gradient [T, out] at once
+                for name in names:  # free each gradient [T, out] after its sums are computed
                     found[name] = sums(inputs.pop(name), grads.pop(name))
                     evaluate([found[name]], pause)
             places = {f"{layer}.{module}": (module, layer) for module, layer in base.pairs}

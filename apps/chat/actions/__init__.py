@@ -67,7 +67,7 @@ class Actions:
         if command is None:
             self.write.send(text)
         elif COMMANDS[command.name].during_reply:
-            self.start(command)  # obey() would wait for the command's end, and the user could not type
+            self.start(command)  # do not wait as obey() does, because the user could not type in the meantime
         else:
             await self.obey(command)
 

@@ -36,7 +36,7 @@ class WriteActions:
         """Send a message that the model must answer with a call of one tool. argument: "NAME TEXT", the name
         of the tool and the message."""
         function, text = named_question(argument)
-        self._chat.state.tools.offer(function)  # raises an error if the server of this tool is off
+        self._chat.state.tools.offer(function)  # `offer` raises an error if the server of this tool is off
         self._chat.start(partial(self._send, text, function), group="write")
 
     async def _send(self, typed: str, function: str = "") -> None:
@@ -251,7 +251,7 @@ class WriteActions:
 
     def flip(self, step: int) -> None:
         """Show another branch (alternative) of the chosen reply or of its question. step: 1 shows the next
-        branch, -1 the previous one."""
+        branch, -1 shows the previous branch."""
         self._chat.start(partial(self._flip, step), group="write")
 
     async def _flip(self, step: int) -> None:

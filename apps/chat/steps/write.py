@@ -84,8 +84,8 @@ def best(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def more(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    """Let the model continue the last reply. Plain mode prints only the rest, because the user has seen the
-    first part."""
+    """Let the model continue the last reply. Plain mode prints only the new text, because the user has seen
+    the first part of the reply."""
     return Outcome(reply=write_more(state))
 
 
@@ -198,7 +198,8 @@ def find(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def goto(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Show the message whose number /find printed. Plain mode also prints the message after it."""
+    """Show the message whose number /find printed. Plain mode also prints the message that follows this
+    message."""
     turns = runtime.chats.turns(state.session)
     if not turns:
         raise NotFound("this chat has no messages yet")

@@ -75,8 +75,8 @@ class Connections:
         return self._wait(self._call(server, tool, arguments), cancel)
 
     def stop(self, server: str) -> None:
-        """End the connection to a server. If this program started the server, end the server, too. Do not
-        wait for the end."""
+        """End the connection to a server. If this program started the server, end the server, too. The method
+        does not wait until the server has ended."""
         if self._loop is not None and server in self._open:
             self._loop.call_soon_threadsafe(self._open.pop(server).closing.set)
 

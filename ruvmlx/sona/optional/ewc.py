@@ -12,9 +12,9 @@ whole:
 
 G = sum_t x_t g_t^T is the gradient of one liked reply's mean log-probability. A product of an input and an
 output side is K-FAC's factorisation (Martens & Grosse 2015; as a penalty between tasks, Ritter et al. 2018),
-here with diagonal sides. Of all products of this form, the product with the row and column sums of F is the
-nearest to F in I-divergence (Shazeer & Stern 2018). "mean" is an exponential mean over replies. Let P =
-[A | -A*] and Q = [B; B*], both with their scales. Then the sum in the penalty is
+here with a diagonal matrix on each side. Of all products of this form, the product with the row and column
+sums of F is the nearest to F in I-divergence (Shazeer & Stern 2018). "mean" is an exponential mean over
+replies. Let P = [A | -A*] and Q = [B; B*], both with their scales. Then the sum in the penalty is
 
     sum_ij F (dW - dW*)^2 = trace((P^T diag(rows) P) (Q diag(columns) Q^T)) / sum(rows)
 
@@ -22,9 +22,9 @@ at a cost of rank^2 per input and output. tests/sona/test_ewc.py compares this f
 
 The test tests/sona/ewc_sweep.py --seeds 1 --steps 8 measured the table below. The starter model learned two
 tasks; the style of the second task contradicts the style of the first. The table shows the negative
-log-likelihood (nll) of both tasks and the KL on plain text, in nats, after the second task. Before the second
-task, the nll was 3.228 (first) and 3.710 (second), and the KL 0.129. With replay, the second training uses
-the ratings of the first task, too.
+log-likelihood (nll) of both tasks and the KL on texts without ratings, in nats, after the second task. Before
+the second task, the nll was 3.228 (first) and 3.710 (second), and the KL 0.129. With replay, the second
+training uses the ratings of the first task, too.
 
               without replay            with replay
     strength  first  second   KL        first  second   KL
@@ -34,8 +34,8 @@ the ratings of the first task, too.
     1e7       3.254   3.357  0.172      3.222   3.448  0.108
 
 EWC works, but replay alone keeps more of the first task and learns more of the second task. With replay, the
-penalty costs more of the second task than it keeps of the first. So EWC is off unless the user asks for it
-(`learn consolidate --ewc`). The table was measured with one random seed. With another seed and slightly
+penalty worsens the second task more than it improves the first task. So EWC is off unless the user asks for
+it (`learn consolidate --ewc`). The table was measured with one random seed. With another seed and slightly
 different texts, no nll differed by more than 0.04.
 """
 

@@ -36,7 +36,7 @@ class LayerAdapter:
     def __init__(self, store: Store, model: Model, backend: Backend, targets: str):
         self.targets = parse(targets, model.shape)
         if self.targets.places:
-            _ = model.config  # raises UnsupportedModel if ruvmlx has no decoder of its own for the model
+            _ = model.config  # raises UnsupportedModel if ruvmlx itself has no decoder for the model
         self.gradients = LayerGradients(store, model, backend)
         self.measured: ProbedLayers | None = None
         self._fresh: LayerLoRA | None = None

@@ -158,7 +158,8 @@ def answer_direction(answers: np.ndarray, prose: np.ndarray) -> np.ndarray:
     inputs x in prose. answers, prose: [in], the mean inputs of the matrix."""
     answers, prose = answers.astype(np.float64), prose.astype(np.float64)
     apart = answers - prose * (answers @ prose) / max(prose @ prose, 1e-12)
-    if apart @ apart < 1e-4 * (answers @ answers):  # this matrix's inputs hardly differ in answers and prose
+    # this matrix's inputs in answers hardly differ from its inputs in prose
+    if apart @ apart < 1e-4 * (answers @ answers):
         apart = answers
     return (apart / max(apart @ answers, 1e-12)).astype(np.float32)
 

@@ -17,7 +17,7 @@ The KL divergence from the frozen model is capped twice. At a rating, the KL tha
 estimated as curvature * 1/2 sum F lora_b^2. `gain` keeps this estimate within the layer LoRA's share of the
 KL cap, and it keeps the rise of the estimate within PER_RATING. While the user reads a reply, the KL guard
 (kl_guard.py) measures KL and perplexity under the layer LoRA. This measurement gives the curvature. The guard
-scales the layer LoRA down if its KL is over its limit.
+scales the layer LoRA down if the measured KL is over the limit.
 """
 
 import math
@@ -34,7 +34,7 @@ from ..trace import LayerGradient
 
 STEP = 1.0
 TOKENS = 300.0  # the weight of the prior, as a number of reply tokens
-AGREE = 12.0  # the number of ratings that agree which gives half of the full step
+AGREE = 12.0  # this number of ratings that agree gives half of the full step
 NOISE = 0.5
 # The layer LoRA's share of the KL and the rise that the base LoRA leaves free under the caps: if ratings
 # change the output head, too, and if they do not.
@@ -166,7 +166,7 @@ def places_mask(layer_lora: LayerLoRA, signal: np.ndarray, targets: Targets) -> 
 
 
 def estimated_kl(layer_lora: LayerLoRA | None) -> float:
-    """Return the estimated KL (nats per token) that the layer LoRA adds to the base LoRA's."""
+    """Return the estimated KL (nats per token) that the layer LoRA adds to the KL of the base LoRA."""
     if layer_lora is None:
         return 0.0
     return layer_lora.curvature * layer_lora.energy

@@ -37,7 +37,7 @@ WINDOW = 512  # the maximum number of rated replies that the router uses: only t
 TURNS = 8  # the maximum number of turns of a conversation that the cell reads: only the newest
 TOPIC = 32  # the size of a question's vector after its projection
 INPUTS = TOPIC + 2  # the size of the cell's input for one turn
-MINIMUM = 64  # the minimum number of rated choices for a training; a quarter of them is held out
+MINIMUM = 64  # the minimum number of rated choices for a training; a quarter of these choices is held out
 _LENGTH = 4.0  # the norm of a question's vector: the gates' inputs then have a standard deviation near 0.7
 _REPORT_CONVERSATIONS = 64  # the number of newest conversations over which the status averages
 
@@ -135,7 +135,7 @@ def turns_of(messages: Sequence[Message], vector_of: Callable[[str], np.ndarray 
 @cache
 def _projection(width: int) -> np.ndarray:
     """Return a projection matrix [width, TOPIC] of random signs, which is the same on every machine. The
-    projection keeps the mean squared norm of vectors."""
+    projection keeps the squared norm of a vector on average."""
     signs = np.random.Generator(np.random.PCG64(2)).integers(0, 2, (width, TOPIC), dtype=np.int8)
     return (2 * signs.astype(np.float32) - 1) / np.float32(np.sqrt(TOPIC))
 

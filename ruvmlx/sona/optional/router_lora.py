@@ -42,7 +42,7 @@ from .bandit import NOISE, Regression
 from .fastgrnn import FastGRNNCell
 
 STATE_RANK, GATE_RANK, HEAD_RANK = 8, 2, 4  # the ranks of the updates of U, of G and of each arm's features
-STEPS, RATE, DECAY = 10, 0.01, 0.1  # of AdamW: the number of steps, the learning rate, the weight decay
+STEPS, RATE, DECAY = 10, 0.01, 0.1  # AdamW's number of steps, its learning rate and its weight decay
 Pair = tuple[np.ndarray, np.ndarray]
 
 

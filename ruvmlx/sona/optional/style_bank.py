@@ -34,14 +34,14 @@ MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
 TEMPERATURE = 0.7
 _INPUT_TEXTS, _INPUT_ROWS = 60, 16  # lora_a comes from a layer's inputs in 60 replies, at 16 positions each
 _PROSE_RIDGE = 1.0  # the ridge of the second moment of prose inputs, as a share of its mean eigenvalue
-_PROSE_TOKENS = 160  # the maximum number of tokens that are used of each plain text
+_PROSE_TOKENS = 160  # the maximum number of tokens that are used of each text of prose
 
 Progress = Callable[[str, int, int], None]  # (name of the step, finished items, items in all)
 
 
 def texts(name: str) -> list[str]:
-    """Return the texts of a file: "style_questions" for neutral questions, or "style_prose" for plain prose
-    whose probability the basis must not change."""
+    """Return the texts of a file: "style_questions" for neutral questions, or "style_prose" for prose (texts
+    that are no replies) whose probability the basis must not change."""
     text = resources.files(__package__).joinpath(f"{name}.json").read_text(encoding="utf-8")
     return json.loads(text)
 
@@ -53,7 +53,7 @@ class StyleBank:
     replies: (index of the question, token ids, True if the reply ended by itself) of each reply
     lora_a: [L, in, r], for L layers with inputs of size `in`, and rank r; None before its computation
     gradients: a gradient [P] float16 for each reply, in the order of the replies
-    prose: a gradient [P] for each plain text
+    prose: a gradient [P] for each text of prose
     """
 
     replies: list[tuple[int, list[int], bool]] = field(default_factory=list)
@@ -92,7 +92,7 @@ class BasisBuilder:
     def __init__(
         self, model: Model, backend: Backend, bank: StyleBank, questions: Sequence[str], prose: Sequence[str]
     ):
-        """questions: neutral questions for the model; prose: plain texts whose probability the basis must not
+        """questions: neutral questions for the model; prose: texts whose probability the basis must not
         change."""
         self._model, self._backend, self.bank = model, backend, bank
         self._questions, self._prose = questions, prose
@@ -149,7 +149,7 @@ class BasisBuilder:
 
     def _directions(self, trainer: "Trainer", pause: Pause) -> np.ndarray:
         """Return lora_a [L, in, RANK]: for each layer, directions along which its inputs are large in replies
-        and small in plain prose. So a change along these directions hardly changes prose."""
+        and small in prose. So a change along these directions hardly changes prose."""
         rng = np.random.default_rng(0)
         chosen = rng.permutation(len(self.bank.replies))[:_INPUT_TEXTS]
         replies = self._inputs(trainer, [self._text(self.bank.replies[at]) for at in chosen], rng, pause)

@@ -15,11 +15,11 @@ computed as a ridge regression over replies (kernel form):
     K = G W G^T      alpha = C (C K C + lambda tr(C K C) / n)^-1 C f      d = W G^T alpha
 
 The rows of G are the gradients g_i. C subtracts the mean over the replies to one question, because a
-direction must tell styles apart, not topics. The direction of a weighted sum of measures is the weighted sum
-of their directions.
+direction must distinguish styles and not topics. The direction of a weighted sum of measures is the weighted
+sum of their directions.
 
-The probability of plain prose must not change. So each direction is projected: d -= W P^T (P W P^T)^-1 P d.
-The rows of P are the gradients of the log-probabilities of prose texts.
+The probability of prose (texts that are no replies) must not change. So each direction is projected: d -= W
+P^T (P W P^T)^-1 P d. The rows of P are the gradients of the log-probabilities of prose texts.
 """
 
 import io
@@ -45,7 +45,7 @@ class BankGradients:
     measures: [n, M], the M measures of each reply
     question: [n], the index of the reply's question
     tokens: [n], the number of tokens of each reply
-    prose: [m, P], the gradients of the log-probabilities of m plain texts
+    prose: [m, P], the gradients of the log-probabilities of m texts of prose
     """
 
     gradients: np.ndarray
@@ -55,7 +55,7 @@ class BankGradients:
     prose: np.ndarray
 
     def __getitem__(self, rows: np.ndarray) -> "BankGradients":
-        """Return the data of the replies with these row indices, and of all plain texts."""
+        """Return the data of the replies with these row indices, and of all texts of prose."""
         chosen = {name: getattr(self, name)[rows] for name in ("gradients", "measures", "question", "tokens")}
         return replace(self, **chosen)
 
@@ -146,7 +146,8 @@ def centre_by_question(values: np.ndarray, question: np.ndarray) -> np.ndarray:
 
 def inverse_information(gradients: np.ndarray, rows: int) -> np.ndarray:
     """Return W [P], which is 1 / mean g^2. All weights in one of the `rows` rows of lora_b get the same
-    value. A separate value for each weight would be noise, because there are more weights than replies."""
+    value. A separate value for each weight would be mostly noise, because the number of weights is larger
+    than the number of replies."""
     square = np.einsum("np,np->p", gradients, gradients, dtype=np.float64) / len(gradients)
     mean = square.reshape(rows, -1).mean(axis=1)
     return np.repeat(1 / np.maximum(mean, 1e-12), square.size // rows).astype(np.float32)

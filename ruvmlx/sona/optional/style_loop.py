@@ -7,8 +7,8 @@ The coefficients beta_k follow from the ratings in force (style_choice.py). So t
 undo restores the earlier coefficients. The scale s is as large as the confidence in the taste allows, within
 three limits. The limits are for the KL to the original model, for the perplexity of prose, and for faults in
 replies to questions that no user rated (faults.py). The running backend measures all three. The MicroLoRA
-(the LoRA that the instant loop updates at each rating) stays active. The MicroLoRA is scaled to the rest of
-the KL cap.
+(the LoRA that the instant loop updates at each rating) stays active. The MicroLoRA is scaled to the part of
+the KL cap that the base LoRA does not use.
 
 If the background loop (background.py) has trained a base LoRA before, the style is added to this base LoRA.
 """
@@ -40,7 +40,8 @@ from .style_basis import MODULE, RANK, StyleBasis
 from .style_choice import StyleChoice, agreement
 from .style_file import StyleFiles
 
-KL = ROOM * KL_CAP  # the base's maximum KL at a confidence of 1, nats per token; the MicroLoRA has the rest
+# the base's maximum KL at a confidence of 1, nats per token; the MicroLoRA has the rest of KL_CAP
+KL = ROOM * KL_CAP
 RISE = ROOM * RISE_CAP  # the maximum rise of the mean negative log-likelihood of prose, nats/token
 TRIES = 4  # the maximum number of measurements in the search for s
 MIN_SHRINK = 0.05  # the factor of s after a measurement whose KL or perplexity is not finite
