@@ -5,10 +5,10 @@
 // threadgroup.
 //
 // The D numbers of a token lie in LANES lanes, 8 numbers in each lane; with D = 80, the lanes past D do nothing. So a
-// simdgroup reads ROWS tokens at once. G query heads use the same keys, so one read serves them all. After STEPS reads,
-// each lane holds LANES partial sums. One transposing butterfly (transposing_sum) adds the partial sums over the lanes,
-// and sum i ends in lane i. Afterwards lane row * LANES + step * HEADS + head holds the scores of its head: for each of
-// the BLOCKS blocks of tokens, the score of one token.
+// simdgroup reads ROWS tokens at once. G query heads use the same keys, so one read of the keys serves all G heads.
+// After STEPS reads, each lane holds LANES partial sums. One transposing butterfly (transposing_sum) adds the partial
+// sums over the lanes, and sum i ends in lane i. Afterwards lane row * LANES + step * HEADS + head holds the scores of
+// its head: for each of the BLOCKS blocks of tokens, the score of one token.
 
 CONSTANT int PART = PAGE / 2; // number of tokens in half a page
 

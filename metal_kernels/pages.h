@@ -32,7 +32,7 @@ CONST_FN bool is_rotated(int tier) { return TIERS(TIER_ROTATED, tier) false; }
 CONST_FN int cost_of(int tier) { return TIERS(TIER_COST, tier) 0; }
 #define POOL_OF(tier) (TIERS(TIER_POOL, tier) hot)
 
-// has_keys is true if a tier has keys of this width in bits that are rotated, or not rotated, as asked.
+// has_keys is true if some tier has keys of `bits` bits that are rotated (rotated = 1) or not rotated (rotated = 0).
 #define TIER_KEYS(x, name, pool, width, turned, cost) || (width == bits && turned == rotated)
 CONST_FN bool has_keys(int bits, bool rotated) { return false TIERS(TIER_KEYS, 0); }
 
@@ -91,7 +91,8 @@ FN int cost_before(int page, THREAD const int *n) {
     }
     return cost;
 }
-FN int first_page_from(int cost, THREAD const int *n) { // the inverse of cost_before, rounded up to a page
+// find the first page before which the pages cost at least `cost`
+FN int first_page_from(int cost, THREAD const int *n) {
     int page = 0;
     UNROLL for (int tier = 0; tier < N_TIERS; tier++) {
         const int here = tier == HOT ? cost : min(cost, cost_of(tier) * n[tier]);

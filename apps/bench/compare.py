@@ -2,10 +2,10 @@
 faster or slower by more than chance explains.
 
 If a row has a reference (the machine's own speed in the same turns), the samples are divided by the
-reference, because a slow hour of the machine slows both. A permutation test compares the medians of the
-logarithms of the samples. The test is exact if there are few samples. A row has changed if the difference is
-significant (with Holm's correction over all rows) and larger than WORTH. For rows without a reference, the
-difference must be larger than ALONE.
+reference, because a slow hour of the machine slows the row and its reference. A permutation test compares the
+medians of the logarithms of the samples. The test is exact if there are few samples. A row has changed if the
+difference is significant (with Holm's correction over all rows) and larger than WORTH. For rows without a
+reference, the difference must be larger than ALONE.
 """
 
 import itertools

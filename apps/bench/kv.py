@@ -20,10 +20,12 @@ SHORT = 256  # the number of tokens of the short context
 DECODED = 32  # the number of tokens that a turn decodes; in two turns, one KV page is converted to fewer bits
 READ_AGAIN = 4  # the maximum number of rounds of the resume measurement; each round takes seconds
 USUAL, TIGHT_LENGTHS = TIERED.lengths, (64,) * len(TIERED.lengths)
-COST = 0.4, 0.004  # the limits for the usual tiers: of the rise of perplexity in %, and of the KL in nats
+COST = 0.4, 0.004  # the limits for the default tiers: of the rise of perplexity in %, and of the KL in nats
 LEAVING = 300  # ms; the limit for the time to write a chat's cache to disk when the chat ends
 TARGET_SPEED_RATIO = 2.5  # the target for ruvmlx's speed divided by llama.cpp's speed, in a long context
-FAR = 4096  # tokens; the design limits the share of f16's bytes for contexts of at least this length
+# tokens; for contexts of at least this length, the design limits the cache's bytes to a share of an f16
+# cache's bytes
+FAR = 4096
 
 
 def run(
@@ -78,7 +80,7 @@ def _quality(ours: OnStage, tokens: int, lengths: tuple[int, ...]) -> list[Row]:
     """Measure the quality of a tiered cache compared with an f16 cache: its perplexity and KL on Python's
     reference manual. Return the rows.
 
-    lengths: the ages in tokens at which KV pages leave the tiers; only the usual lengths have a target
+    lengths: the ages in tokens at which KV pages leave the tiers; only the default lengths have a target
     """
     found = ours.call("quality", "\n\n".join(topics[name] for name in sorted(topics)), tokens, *lengths)
     named = ", ".join(f"{name} {age}" for name, age in zip(LENGTHS, lengths, strict=True))

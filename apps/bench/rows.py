@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 FAULT = 1.05  # a value that beats the machine's limit by more than this factor is a wrong measurement
-WORTH, ALONE = 0.04, 0.15  # usual differences between two runs of the same code: of a ratio, and of a time
+WORTH, ALONE = 0.04, 0.15  # differences that two runs of the same code often have: of a ratio, and of a time
 _TIMES = ("us", "ms", "s", "tok/s")
 
 

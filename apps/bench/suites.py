@@ -37,7 +37,7 @@ class BenchPlan:
     suites: the names of the suites
     model: the path of a model's folder or file
     wanted: the names of the peers (other runtimes) to measure
-    rounds, contexts: the number of rounds, and the numbers of context tokens; None for the usual values
+    rounds, contexts: the number of rounds, and the numbers of context tokens; None for the defaults
     """
 
     suites: Sequence[str]

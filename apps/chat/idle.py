@@ -24,7 +24,7 @@ from .gc_policy import A_REPLY, LATE, NEW, OVERDUE, QUIET, Garbage
 IDLE_AFTER = 20.0  # seconds without a key, a click, a reply or a rating, after which the work starts
 LOOK_EVERY = 0.5  # the maximum number of seconds between two checks whether the work can start
 CLEANING = 0.02  # seconds of work on the search index between two checks whether the user pressed a key
-LONGEST_WAIT = 10  # the wait doubles at most this often after failed work, up to six hours
+LONGEST_WAIT = 10  # the wait doubles at most this number of times after failed work, to at most six hours
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ each widget takes a millisecond.
 
 The display differs from Textual's Markdown in these points: a single newline breaks the line. A horizontal
 rule stays in its quote or list. HTML is shown as it was written. Decoded entities ("&#x202e;") are sanitised.
-If a code block names no language, the module does not guess one.
+If a code block names no language, the module does not guess the language.
 """
 
 from functools import cache, lru_cache

@@ -106,9 +106,9 @@ async def _grow_inside(parent: Widget, new: list[MarkdownBlock], was: list[Shape
 
 async def _grow_list(old: Widget, new: MarkdownBlock, was: list[Shape], now: list[Shape]) -> bool:
     """Change the list `old` in place so that it looks like `new`. Each row of a list is a bullet and the
-    blocks of one item. Return False if the bullets change, for example become wider from "9." to "10."; then
-    the caller builds all rows again."""
-    items = list(new._blocks)  # a copy, because new.compose() empties new._blocks
+    blocks of one item. Return False if the bullets change, for example become wider from "9." to "10."; in
+    this case the caller builds all rows again."""
+    items = list(new._blocks)  # make a copy, because new.compose() empties new._blocks
     blocks = [list(item._blocks) for item in items if isinstance(item, MarkdownListItem)]
     rows, new_rows = list(old.children), list(new.compose())
     same = common_prefix(was, now)

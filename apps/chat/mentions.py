@@ -25,7 +25,8 @@ from .pdf_text import pdf_text
 from .user_files import UserFiles
 
 _MENTION = re.compile(r'(?<!\S)@(?:"(?P<quoted>[^"\n]+)"|(?P<plain>[^\s"]\S*))')
-MAX_FILE_BYTES = 8 << 20  # bytes; no context holds a longer text; `generate` has the same limit
+# bytes; a larger text fits into no model's context; the command `generate` has the same limit
+MAX_FILE_BYTES = 8 << 20
 _PUNCTUATION = ".,;:!?)]}'"  # characters that can follow a file name as punctuation of the sentence
 _OPEN = re.compile(r"\n\n(`{4,})file ([^\n]+)\n")
 

@@ -18,7 +18,7 @@ from .describe import AGES, bar, share
 
 BAR = 4  # terminal cells of the bar that shows a tier's share of the cache's bytes
 LIKES = 2  # the maximum number of rows about what the user likes
-DETAILS = ("model", "caches", "learned", "rest")  # labels of rows that a low panel leaves out
+DETAILS = ("model", "caches", "learned", "rest")  # labels of rows that a panel of few lines leaves out
 
 
 @dataclass(frozen=True)

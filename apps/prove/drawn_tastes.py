@@ -107,8 +107,8 @@ class DrawnTaste:
         """Return the score of each of R replies: [R], sum_k weight_k (value_k - centre_k) / spread_k.
 
         values: [R, K], the values of the properties
-        centre, spread: [K] (or centre [R, K]), the mean and the standard deviation of the properties in usual
-            replies
+        centre, spread: [K] (or centre [R, K]), the mean and the standard deviation of the properties in the
+        replies with which a reply is compared
         """
         score = np.zeros(len(values))
         for k, weight in enumerate(self.weights):

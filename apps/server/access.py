@@ -22,10 +22,10 @@ class Access:
     """The access rules of one server.
 
     keys: the valid API keys; if empty, clients need no key. chat_keys: the valid keys for the chat app, which
-    always needs a key because it shows all chats and writes files. hosts: further names that a Host header
-    can have. localhost and IP addresses are always allowed, because an attacker's name server cannot assign
-    these names. origins: further web pages that can use the server, for example https://chat.example. Web
-    pages of this machine are always allowed.
+    always needs a key because it shows all chats and writes files. hosts: the names that a Host header can
+    have besides localhost and IP addresses. localhost and IP addresses are always allowed, because an
+    attacker's name server cannot assign these names. origins: the web pages of other machines that can use
+    the server, for example https://chat.example. Web pages of this machine are always allowed.
     """
 
     keys: Sequence[str] = ()

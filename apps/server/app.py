@@ -103,8 +103,8 @@ def _not_routed(serving: Serving, endpoints: Sequence[Endpoint]) -> Any:
 
 
 def _shape(path: str, endpoints: Sequence[Endpoint]) -> ErrorShape:
-    """Return the form of errors for a path. This is the form of the endpoint at this path, or at the path
-    above."""
+    """Return the form of errors for a path. The result is the form of the endpoint at this path, or else of
+    the endpoint at the parent path."""
     if path.startswith("/api/"):
         return ollama_error
     found = (e.errors for e in endpoints if path == e.path or path.startswith(f"{e.path}/"))

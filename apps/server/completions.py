@@ -112,8 +112,8 @@ class TokenTally:
         self._characters = 0
 
     def entries(self, logprobs: Sequence[TokenLogprob]) -> TextLogprobs | None:
-        """Return the log-probabilities of the next tokens of the reply. Return None if there are no tokens,
-        or if the client did not ask for log-probabilities."""
+        """Return the log-probabilities of the next tokens of the reply. Return None if the list of tokens is
+        empty, or if the client did not ask for log-probabilities."""
         if self._top is None or not logprobs:
             return None
         infos, offsets = token_infos(self._tokenizer, logprobs, self._top), []

@@ -38,8 +38,8 @@ class EventStream:
 
 @dataclass(frozen=True)
 class PlainText:
-    """An answer that is not JSON. headers: further headers of the answer. The headers Content-Type and
-    Content-Length need no entry."""
+    """An answer that is not JSON. headers: the headers of the answer besides Content-Type and
+    Content-Length."""
 
     text: str
     media_type: str = "text/plain; charset=utf-8"
@@ -85,16 +85,17 @@ class Endpoint:
 
     path: the path in Starlette's notation. body, answer: the structs of the request and the answer. query:
     the struct of the URL's query string; None: the server ignores the query string. event: the struct of a
-    streamed event. is_open: True if a client needs no API key. errors: makes the body of an error in the form
-    that the endpoint's clients read; error_body: the struct of this body. statuses: the error statuses that
-    only this endpoint has. media_type: the type of a PlainText; event_type: the type of a stream. links:
-    OpenAPI's Link Objects, which name requests that can follow the answer. anthropic_answer: the struct of
-    the answer to a request with the header `anthropic-version`, if it differs. opens: returns True if the
-    server opens the model that a body names. waiting: returns the `Waiting` of a streamed answer, which the
-    client gets while the model opens; None: no stream. is_control: True if the endpoint refuses web pages and
-    needs a key of the chat app. is_private: True if the endpoint needs this key and refuses all web pages but
-    the server's own. embeds: True if the body's `model` can be `embedding`, the name of the machine's
-    embedding model. is_look: True if a request does not end the idle work.
+    streamed event. is_open: True if a client needs no API key. errors: a function that makes the body of an
+    error in the form that the endpoint's clients read; error_body: the struct of this body. statuses: the
+    error statuses that only this endpoint has. media_type: the type of a PlainText; event_type: the type of a
+    stream. links: OpenAPI's Link Objects, which name requests that can follow the answer. anthropic_answer:
+    the struct of the answer to a request with the header `anthropic-version`, if it differs. opens: a
+    function that returns True if the server opens the model that a body names. waiting: a function that
+    returns the `Waiting` of a streamed answer, which the client gets while the model opens; None: no stream.
+    is_control: True if the endpoint refuses web pages and needs a key of the chat app. is_private: True if
+    the endpoint needs a key of the chat app and refuses all web pages except the server's own page. embeds:
+    True if the body's `model` can be `embedding`, the name of the machine's embedding model. is_look: True if
+    a request does not end the idle work.
     """
 
     method: str

@@ -37,8 +37,8 @@ RETRY_SECONDS = 1  # seconds: the default of the header Retry-After, for errors 
 
 class ApiError(RuvmlxError):
     """An error that the server sends to the client. param: the name of the field that is wrong. code: a fixed
-    word that programs can test. anthropic: the message with words that Anthropic's clients look for, if these
-    words differ."""
+    word that programs can test. anthropic: the message for Anthropic's clients, which look for certain words;
+    None if `message` has these words."""
 
     def __init__(
         self,

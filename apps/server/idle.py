@@ -19,7 +19,8 @@ from .serving import Serving
 
 LOOK_EVERY = 0.1  # seconds between two checks whether a request runs
 IDLE_AFTER = 20.0  # seconds without a request, after which the server starts to train
-LONGEST_WAIT = 10  # IDLE_AFTER doubles at most this often after failed work, up to six hours
+# after failed work, the wait IDLE_AFTER doubles at most this number of times, to at most six hours
+LONGEST_WAIT = 10
 
 
 def learn(

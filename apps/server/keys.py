@@ -62,7 +62,7 @@ def own_adapters() -> dict[str, str]:
 
 
 def _read_keys() -> list[tuple[str, str | None]]:
-    """Return each key of the key file with its adapter, or with None if the key has no adapter of its own."""
+    """Return each key of the key file with its adapter, or with None if the key has no separate adapter."""
     path = key_file()
     try:
         if path.stat().st_mode & 0o077:

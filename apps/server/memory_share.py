@@ -93,7 +93,7 @@ class MemoryShare:
 
     async def has_room(self, opened: Sequence[PooledModel], model: PooledModel) -> bool:
         """Return True if the model fits into the memory beside the open models. If it fits, the function has
-        made the KV caches of the open models smaller, to leave room for it."""
+        made the KV caches of the open models smaller, to leave room for this model."""
         if not self.limit:
             return True
         together = [*opened, model]

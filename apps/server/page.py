@@ -19,8 +19,8 @@ from .serving import NO_ADAPTER, RecentRequest
 
 
 class MemoryPurpose(Struct):
-    """The bytes of memory for one purpose. planned: the number of bytes in the plan from when the model was
-    opened. limit: the maximum number of bytes; 0: no limit."""
+    """The bytes of memory for one purpose. planned: the number of bytes in the memory plan with which the
+    model was opened. limit: the maximum number of bytes; 0: no limit."""
 
     name: str
     planned: int

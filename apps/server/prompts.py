@@ -80,8 +80,9 @@ class ChatPrompt:
 async def begun_prompt(
     call: Call, messages: Sequence[Message], use: ToolUse, form: ReplyForm | None = None
 ) -> ChatPrompt:
-    """Like `chat_prompt`, but the last message can be the beginning of the reply. If the last message is the
-    assistant's, the model continues this message. Raise ApiError, 400, if the model cannot continue it."""
+    """Return the prompt of a conversation as `chat_prompt` does, but the last message can be the beginning of
+    the reply. If the last message is the assistant's, the model continues this message. Raise ApiError, 400,
+    if the model cannot continue this message."""
     last = messages[-1]
     if last.role != "assistant" or last.tool_calls:
         return await chat_prompt(call, messages, use, form)

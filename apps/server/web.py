@@ -85,7 +85,8 @@ def connection_class(limits: ServerLimits) -> type[H11Protocol]:
             retry = "Retry-After: 1\r\n" if status == 503 else ""
             self.transport.write(f"{head}{retry}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             self.transport.close()
-            self.loop.call_later(1.0, self.transport.abort)  # a client that does not read is cut off, too
+            # also close the connection of a client that does not read the answer
+            self.loop.call_later(1.0, self.transport.abort)
 
     return LimitedConnection
 

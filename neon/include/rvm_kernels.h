@@ -46,7 +46,7 @@ typedef struct {
 
     /* Add the LoRA to the logits: logits += s * (hidden @ lora_a) @ lora_b      hidden: [T, D]   logits: [T, V], in
      * place
-     * Passes NaN on: with a NaN in an input, the result has NaN, and the kernel returns RVM_OK. */
+     * The kernel passes NaN on: with a NaN in an input, the result has NaN, and the kernel returns RVM_OK. */
     int (*head_add)(const float *hidden, const float *lora_a, const float *lora_b, float s, size_t tokens,
                     size_t dim, size_t vocab, size_t rank, float *logits);
 
@@ -73,7 +73,7 @@ typedef struct {
      * (ruvmlx/sona/instant.py).
      * held, out: [3, n], the sums G, S and L before and after   gradient (g), information (f): [n]
      *   out = kept * held + (w g, (w g)^2, |w| f)
-     * Passes NaN on (see head_add). */
+     * The kernel passes NaN on (see head_add). */
     int (*evidence_add)(const float *held, const float *gradient, const float *information, float w,
                         float kept, size_t n, float *out);
 
@@ -83,14 +83,15 @@ typedef struct {
      *   theta = step * G / (precision + L) * G^2 / (G^2 + agree * S + 1e-12)
      * For each rank, theta is also multiplied by max(0, 1 - noise * sum S / max(sum G^2, 1e-12)), with sums over
      * [first, last).
-     * Passes NaN on (see head_add). */
+     * The kernel passes NaN on (see head_add). */
     int (*evidence_push)(const float *evidence, const float *precision, float step, float agree, float noise,
                          size_t rank, size_t n, size_t first, size_t last, float *theta);
 
     /* Compute lora_b after a rating: out = c * lora_b, but the columns at[i] become s * block[.][i]. If c is 0, the
-     * call does not read lora_b, which can then be NULL.
+     * call does not read lora_b, so lora_b can be NULL.
      * block: [R, width], of which the first n columns are used   at: [n]   out: [R, V]
-     * Return RVM_NOT_FINITE if a number of c * lora_b or s * block is not within +-most; then out is undefined. */
+     * Return RVM_NOT_FINITE if a number of c * lora_b or s * block is not within +-most; in this case out is undefined.
+     * */
     int (*micro_place)(const float *lora_b, float c, const float *block, const int32_t *at, float s,
                        size_t rank, size_t vocab, size_t n, size_t width, float most, float *out);
 
@@ -113,7 +114,7 @@ typedef struct {
 RVM_API const rvm_kernels *rvm_impl(const char *name);
 
 /* Return the name of implementation number `index` of the implementations that this machine can run, in the order of
- * speed, fastest first. Return NULL after the last one. */
+ * speed, fastest first. Return NULL after the last implementation. */
 RVM_API const char *rvm_impl_name(size_t index);
 
 RVM_API int rvm_abi_version(void);

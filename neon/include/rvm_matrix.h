@@ -1,12 +1,12 @@
-/* Part of rvm.h, which includes it. */
+/* This header is a part of rvm.h, which includes it. */
 #ifndef RVM_PUBLIC_MATRIX_H
 #define RVM_PUBLIC_MATRIX_H
 
 /* Matrices: y = x @ W^T with W 4-bit, 8-bit or float
  *
  * The caller packs W [rows = out, cols = in] once into an interleaved form that every implementation reads.
- * The form has no pointers, so the caller can write it to a file and map the file. The caller gives the memory for
- * a packed matrix and for activations, which starts at a multiple of 64 bytes (huge pages save 3-8% of the time);
+ * The form has no pointers, so the caller can write it to a file and map the file. The caller gives the memory for a
+ * packed matrix and for activations. This memory starts at a multiple of 64 bytes (huge pages save 3-8% of the time);
  * x, y and the weights before packing need no alignment.
  *
  *   rvm_matrix_spec spec;
@@ -23,9 +23,9 @@
  * become integers with one scale d per token and 32 columns, of -127..127 (8 bits) or -32385..32385 (16); then
  *   y[n] = sum_j d_j * (s[n][g] * (q . xhat)_j + b[n][g] * sum(xhat)_j)      j over blocks of 32 columns
  * Every implementation adds in this order, so all results have the same bits, for any number of tokens and any
- * split. GGUF's super-blocks have 256 columns, and their activations have one scale per token and super-block. Their
- * scales and lows are integers, which the kernels multiply and add as integers. Q4_K and Q5_K (g: groups of 32
- * columns), and Q6_K (groups of 16):
+ * split. GGUF's super-blocks have 256 columns, and their activations have one scale per token and super-block. The
+ * scales and lows of super-blocks are integers, which the kernels multiply and add as integers. Q4_K and Q5_K (g:
+ * groups of 32 columns), and Q6_K (groups of 16):
  *   y[n] = sum_j d_j * (d[n][j] * sum_g scale[n][g] * (q . xhat)_g - dmin[n][j] * sum_g low[n][g] * sum(xhat)_g)
  *   y[n] = sum_j d_j * d[n][j] * sum_g scale[n][g] * ((q - 32) . xhat)_g
  * A NaN or an infinity in x makes the whole row of y NaN; an x with |x| < 1e-30 becomes 0. */
@@ -43,7 +43,7 @@ typedef enum {
 
 /* The form of the activations x: float for float kinds of W, 8 or 16 bits for quantised kinds. The error of a product
  * with normally distributed x, relative to the product's standard deviation, is 0.6% with 8 bits and 2e-5 with 16 bits;
- * for super-blocks it is 0.7% and 2.7e-5. */
+ * for super-blocks the error is 0.7% and 2.7e-5. */
 typedef enum {
     RVM_ACTS_8 = 8,
     RVM_ACTS_16 = 16,
@@ -54,15 +54,15 @@ typedef enum {
 
 enum { RVM_TILE_ROWS = 16, RVM_ALIGNMENT = 64 };
 
-/* How a matrix is stored. To pack several matrices with equal cols and group below each other as one matrix, plan each
- * matrix. Then set rows = the sum of rows, affine = 1 if one of them is affine, scale_kind = the common scale_kind if all
- * are equal, else RVM_F32. */
+/* The form in which a matrix is stored. To pack several matrices with equal cols and group below each other as one
+ * matrix, plan each matrix. Then set rows = the sum of rows, affine = 1 if one of the matrices is affine, scale_kind =
+ * the common scale_kind if all are equal, else RVM_F32. */
 typedef struct {
     uint32_t kind;       /* rvm_kind */
     uint32_t scale_kind; /* RVM_F16, RVM_BF16 or RVM_F32; quantised kinds only */
     uint32_t affine;     /* 0: no biases are stored, because each is -8 * s (4 bits) or -128 * s (8 bits) */
     uint32_t group;      /* columns that share a scale: 32, 64 or 128; 0 for float kinds; 256 for super-blocks */
-    uint64_t rows, cols; /* cols: a multiple of group; any for float kinds */
+    uint64_t rows, cols; /* cols: a multiple of group; for float kinds any number */
 } rvm_matrix_spec;
 
 typedef struct rvm_matrix rvm_matrix; /* the head of a packed matrix */
@@ -78,14 +78,15 @@ RVM_API size_t rvm_matrix_bytes(const rvm_matrix_spec *spec);
 /* Pack rows [row_begin, row_end) of the matrix. The pointers point to the data of row row_begin:
  *   weights: Q4, Q8: uint32 [n, cols * bits / 32], lowest bits first      F16, BF16, F32: [n, cols]
  *            Q4_K, Q5_K, Q6_K: GGUF blocks [n, cols / 256] of 144, 176 or 210 bytes
- *   scales, biases: [n, cols / group] of type scale_kind; biases may be NULL if spec->affine is 0
- * row_begin is a multiple of 16; row_end is a multiple of 16 or the number of rows. Several threads may pack ranges in
+ *   scales, biases: [n, cols / group] of type scale_kind; biases can be NULL if spec->affine is 0
+ * row_begin is a multiple of 16; row_end is a multiple of 16 or the number of rows. Several threads can pack ranges in
  * parallel. The range that begins at 0 also writes the matrix's head, without which accessors return 0. */
 RVM_API int rvm_matrix_pack(const rvm_matrix_spec *spec, const void *weights, const void *scales,
                             const void *biases, rvm_kind scale_kind, size_t row_begin, size_t row_end,
                             void *memory);
 
-/* Return RVM_OK if the memory has a packed matrix whose size, by its head, fits into `bytes`. Use this for mapped files. */
+/* Return RVM_OK if the memory has a packed matrix whose size, by its head, fits into `bytes`. Call it for a mapped
+   file. */
 RVM_API int rvm_matrix_check(const void *memory, size_t bytes);
 
 RVM_API rvm_kind rvm_matrix_kind(const rvm_matrix *w);
@@ -93,7 +94,8 @@ RVM_API size_t rvm_matrix_rows(const rvm_matrix *w);
 RVM_API size_t rvm_matrix_cols(const rvm_matrix *w);
 RVM_API size_t rvm_matrix_tiles(const rvm_matrix *w); /* ceil(rows / 16) */
 
-/* Return the kind of activations of 8 or 16 bits that this matrix multiplies; float for float kinds; 0 if there is none. */
+/* Return the kind of activations of 8 or 16 bits that this matrix multiplies; float for float kinds; 0 for other bits.
+   */
 RVM_API rvm_acts_kind rvm_matrix_acts(const rvm_matrix *w, int bits);
 
 /* Look up an embedding: out[cols] = row `row` of W, dequantised as MLX does. */
@@ -106,12 +108,14 @@ typedef struct {
     const char *name; /* "scalar", "avx2", "avxvnni" .. */
 
     /* Write the activations of the tokens [token_begin, token_end) of `tokens` to their place in acts. All tokens share
-     * acts, so threads may share the work. x: [tokens, x_stride], of which each row's first cols numbers are read. */
+       acts, so several threads can each write some tokens. x: [tokens, x_stride], of which each row's first cols
+       numbers are read. */
     int (*acts)(rvm_acts_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols,
                 size_t token_begin, size_t token_end, void *acts);
 
-    /* y[t][n] = sum_k x[t][k] * W[n][k] for rows n of the tiles [tile_begin, tile_end); threads may share the
-     * tiles. kind: the kind of acts. y: [tokens, y_stride]; rows that only pad the last tile are not written. */
+    /* y[t][n] = sum_k x[t][k] * W[n][k] for rows n of the tiles [tile_begin, tile_end); several threads can each
+       compute some tiles. kind: the kind of acts. y: [tokens, y_stride]; rows that only pad the last tile are not
+       written. */
     int (*matmul)(const rvm_matrix *w, rvm_acts_kind kind, const void *acts, size_t tokens, size_t tile_begin,
                   size_t tile_end, float *y, size_t y_stride);
 
@@ -137,12 +141,12 @@ typedef struct {
 /* Return the bytes of page_queries' result, which only the same implementation can read; 0 for invalid sizes. */
 RVM_API size_t rvm_page_codes_bytes(int tier, size_t rows, size_t head_dim);
 
-/* These two work like rvm_impl and rvm_impl_name; rvm_matmul has more implementations than rvm_kernels. */
+/* These two functions work like rvm_impl and rvm_impl_name; rvm_matmul has more implementations than rvm_kernels. */
 RVM_API const rvm_matmul *rvm_matmul_impl(const char *name);
 RVM_API const char *rvm_matmul_impl_name(size_t index);
 
-/* Return the name of the rvm_kernels whose layers run with these matrices: "avx2" for "avxvnni". NULL for an unknown
- * implementation. */
+/* Return the name of the rvm_kernels whose layers run with these matrices: "avx2" for "avxvnni". Return NULL for an
+   unknown implementation. */
 RVM_API const char *rvm_matmul_layers(const rvm_matmul *matmul);
 
 #endif

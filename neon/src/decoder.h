@@ -36,7 +36,7 @@ typedef struct {
     const float *bias;
     lora lora;
     size_t in, out, tiles;
-    form form; /* the form of the activations that this layer multiplies */
+    form form; /* the form of the activations by which this layer's weights are multiplied */
 } linear;
 
 typedef struct {
@@ -69,9 +69,9 @@ struct rvm_decoder {
     float *slopes; /* [n_heads], ALiBi's slopes, or NULL */
     int gated;
     size_t q_width, kv_width, qkv_width, group, query_block, most_in;
-    /* The kind of the activations in each form. 8 bits are precise enough only if speed matters most: on the starter
-     * model the KL divergence is 0.003 nats, and greedy replies differ. With 16 bits the KL divergence is 1e-6 nats.
-     * With either kind, the decoder reads the weights once. */
+    /* The kind of the activations in each form. With 8 bits, a step is faster, but on the starter model the KL
+     * divergence from float activations is 0.003 nats, and greedy replies differ. With 16 bits the KL divergence is
+     * 1e-6 nats. With either kind, the decoder reads the weights once. */
     rvm_acts_kind acts[FORMS];
     int wanted[FORMS]; /* 1 if any linear layer needs the form */
     uint8_t *arena;
@@ -88,8 +88,8 @@ struct rvm_decoder {
 };
 
 /* One call: consecutive tokens of one sequence, or rows (one token of each of several sequences). Every thread has a
- * copy of the call. The copy has everything that decides the order of the phases, because the caller's arrays possibly
- * no longer exist when a slow thread reads them. */
+ * copy of the call. The copy has all values that decide the order of the phases, because the caller's arrays can be
+ * gone when a slow thread needs these values. */
 typedef struct {
     rvm_decoder *d;
     const rvm_row *rows; /* NULL: the call is for one sequence, given by pages, position and tokens */
@@ -100,7 +100,7 @@ typedef struct {
     size_t position; /* position of the first token of the chunk */
     const int32_t *tokens;
     size_t window;
-    size_t n, outputs; /* number of tokens in the chunk; number of tokens at its end whose outputs are needed */
+    size_t n, outputs; /* number of tokens in the chunk; number of last tokens of the chunk whose outputs are needed */
     float *hidden, *logits;
     const int *cancel;
     int with_head_lora;
@@ -148,7 +148,7 @@ void prepare_phase(const stage *s, role r);
 void head_phases(const stage *s);
 
 /* Apply the norms to q and k of each head, turn a part of each head by rope, and scale queries by their positions. Most
- * model families need none of these steps; the decoder then leaves out this phase. */
+   model families need none of these steps; for these families the decoder leaves out this phase. */
 void heads_phase(const stage *s);
 
 void append_phase(const stage *s);
@@ -158,7 +158,7 @@ void attend_phase(const stage *s);
 size_t parts_of(const stage *s);
 
 /* Return the attention of the stage's tokens [begin, end), in rows of [q_width]. If there are several key ranges, merge
- * them into `made`. If there is one range, return its place. */
+ * them into `made`. If there is one range, return the place of its attention. */
 const float *merged(const stage *s, size_t begin, size_t end, float *made);
 
 /* Find the groups of neighbouring rows of a call that share pages. */

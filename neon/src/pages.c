@@ -76,7 +76,7 @@ static void copy_hot(uint8_t *page, size_t head_dim, uint8_t *shared, int to_pag
 }
 
 /* Copy a head-page between the page's order and the shared order. The two orders have the same scales and biases. The
- * page has them before the codes, and the shared order has them after the codes. */
+   page has the scales and biases before the codes, and the shared order has them after the codes. */
 static void copy_page(rvm_tier tier, uint8_t *page, size_t head_dim, uint8_t *shared, int to_page) {
     if (tier == RVM_HOT) {
         copy_hot(page, head_dim, shared, to_page);

@@ -92,7 +92,8 @@ static int pushed(const rvm_kernels *k, const rvm_matmul *m, const rvm_asking *a
 }
 
 /* The number of steps in which the block is scaled down to the KL cap. The KL divergence is nearly quadratic in the
- * share of the block that is kept. So the first step nearly reaches the cap, and the second step corrects the rest. */
+ * share of the block that is kept. So the first step nearly reaches the cap, and the second step corrects the small
+ * error. */
 enum { LOOKS = 2 };
 
 /* Scale the block down until its KL divergence in answers is at most about `cap`. The columns of `ends` keep their

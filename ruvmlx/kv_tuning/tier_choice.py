@@ -97,7 +97,7 @@ def choose(
 ) -> KVChoice:
     """Choose one of the measured policies, by the rule of the module.
 
-    found: the summaries of the policies; if there are none, the default policy is chosen
+    found: the summaries of the policies; if the list is empty, the default policy is chosen
     budget: the maximum number of bytes of a cache; 0 for no limit
     pressed: True if memory is short
     limit: the maximum of `upper` (KL with two standard errors), nats per token

@@ -41,8 +41,9 @@ class BaseLoRA:
 
     @cached_property
     def of_keys(self) -> str:
-        """A hash of the changes of all layers below the output head; "" if there are none. Keys and values in
-        KV caches depend on these changes, so the hash identifies the caches that fit."""
+        """A hash of the changes of all layers below the output head; "" if these layers are not changed. Keys
+        and values in KV caches depend on these changes, so the hash identifies the caches that this LoRA can
+        use."""
         named = hashlib.blake2b(np.float32(self.scale).tobytes(), digest_size=16)
         below = [place for place in sorted(self.pairs) if place[0] != "lm_head"]
         for place in below:

@@ -1,5 +1,5 @@
-"""This module defines the MicroLoRA: a rank-2 change of the output head, small enough for an update at each
-rating. With the head W and a hidden state h, the changed logits are
+"""This module defines the MicroLoRA: a rank-2 change of the output head, which is small enough that each
+rating can update it. With the head W and a hidden state h, the changed logits are
 
     z = W h + scale * lora_b^T (lora_a^T h)        scale = alpha / rank       (Hu et al. 2021)
 

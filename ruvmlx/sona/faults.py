@@ -1,7 +1,7 @@
 """This module counts faults that learning must not add to replies. A reply with a fault is empty, loops, is
 in another script (writing system) or does not end. Less variety over all replies is a fault, too.
 
-The model with the adapter answers questions that no user rated. The faults of its replies are compared with
+The model with the adapter answers questions that no user rated. The faults of these replies are compared with
 the faults of the original model's replies to the same questions.
 """
 
@@ -24,7 +24,9 @@ from .sampled_replies import BegunReply, SampledReply, sampled_replies
 
 MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
 TEMPERATURE = 0.7
-CHANCE = 2  # this many more endless replies are no fault: one standard deviation in 24 replies by chance
+# up to this number of additional endless replies is no fault: chance gives one standard deviation in 24
+# replies
+CHANCE = 2
 MIN_VARIETY = 0.92  # the minimum variety, as a share of the original model's variety
 _FOREIGN = 0.2  # a reply is foreign if more than this share of its letters is in other scripts
 _REPEATED = 0.5  # a short reply is a loop if more than this share of its token groups repeat
@@ -69,7 +71,8 @@ class Faults:
         )
 
     def worse_than(self, untouched: "Faults") -> str:
-        """Return in words which fault is worse than in the untouched model's replies; "" if no fault is."""
+        """Return in words which fault is worse than in the untouched model's replies; "" if no fault is
+        worse."""
         for name, words in (
             ("empty", "empty replies"), ("loops", "replies that repeat themselves"),
             ("foreign", "replies in another script"),
@@ -113,8 +116,8 @@ def is_foreign(text: str, untouched: str) -> bool:
 
 
 def scripts(text: str) -> Counter[str]:
-    """Return the number of letters in each script. A script is the first word of a letter's Unicode name,
-    such as LATIN."""
+    """Return the number of letters in each script. The script of a letter is the first word of its Unicode
+    name, such as LATIN."""
     return Counter(unicodedata.name(c, "?").split()[0] for c in text if c.isalpha())
 
 

@@ -1,4 +1,4 @@
-"""This module reads the reference text: a few everyday questions with plain answers, and some prose
+"""This module reads the reference text: a few everyday questions with answers, and some prose
 (reference_text.json). Learning must hardly change a model's predictions on the reference text.
 reference_questions.json has more questions, which the model answers itself (reference_replies.py)."""
 

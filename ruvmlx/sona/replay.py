@@ -1,5 +1,5 @@
 """This module reads the training data of the background loop: the ratings and preferences in force, and plain
-text. Training should not change what the model predicts on the plain text.
+text (texts that no user rated). Training should not change what the model predicts on the plain text.
 
 The plain text differs from the reference text (reference_text.py), which tests the result. The ratings are
 read from the store at each run, so the data contains no rating that was taken back.
@@ -22,7 +22,7 @@ from .rating_index import RatingIndex
 
 LIMIT = 10_000  # the maximum number of ratings; only the newest ratings are used
 HELD_OUT = 5  # one of 5 ratings is held out: this rating tests the result and is never used for training
-BATCH = (4, 2, 2)  # numbers of texts in one step: newly rated replies, replies rated earlier, plain texts
+BATCH = (4, 2, 2)  # numbers of texts in one step: newly rated replies, older rated replies, plain texts
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def load(
     pause()
     examples = _examples(rows, index, pause)
     held = [e for e in examples if e.held_out]
-    if len(held) < 2:  # with few ratings, the hash can hold out fewer than two replies by chance
+    if len(held) < 2:  # if ratings are few, the hash can hold out fewer than two replies by chance
         held = sorted(examples, key=lambda e: hashlib.sha256(e.reply_id.encode()).digest())[:2]
     kept = {e.reply_id for e in held}
     plain, judged = (_texts(pairs, tokenizer, context, pause) for pairs in (_plain(), reference_text.texts()))

@@ -1,6 +1,6 @@
 """This module finds the trace of a reply. A trace (trace.py) is the gradient of the reply's log-probability,
-which a rating needs. The newest traces are in memory, and older traces are in the store. If a trace is not
-there either, the model reads the reply again in a prefill."""
+which a rating needs. The newest traces are in memory, and older traces are in the store. If the store does
+not have the trace either, the model reads the reply again in a prefill."""
 
 from collections import OrderedDict
 
@@ -33,9 +33,9 @@ class ReplyTraces:
         return sum(trace.nbytes for trace in self.held.values())
 
     def keep(self, reply_id: str, trace: Trace) -> None:
-        """Keep a reply's trace in memory, and drop the oldest trace if there are too many. A blank adapter is
-        an adapter that was made before the model was measured. A blank adapter's trace under a base LoRA is
-        not kept, because the hidden states do not come from the original model."""
+        """Keep a reply's trace in memory, and drop the oldest trace if memory holds too many traces. A blank
+        adapter is an adapter that was made before the model was measured. A blank adapter's trace under a
+        base LoRA is not kept, because the hidden states do not come from the original model."""
         if trace.tokens and not (is_blank(trace.adapter) and self._active.base is not None):
             self.held[reply_id] = trace
             while len(self.held) > _TRACES_IN_MEMORY:
@@ -115,8 +115,9 @@ class ReplyTraces:
             return state.layer_lora
 
     def _read(self, reply: ReplyRow, state: LearnerState) -> Trace | None:
-        """Return the stored trace of a reply. Return None if there is no stored trace, or if another adapter
-        wrote the reply. All adapters share the traces of version 0, which has no learned weights."""
+        """Return the stored trace of a reply. Return None if the store has no trace of the reply, or if
+        another adapter wrote the reply. All adapters share the traces of version 0, which has no learned
+        weights."""
         data = self._store.traces.get(reply.id)
         if data is None or not (reply.adapter == self._active.history.name or reply.adapter_version == 0):
             return None

@@ -3,11 +3,11 @@ feedback.
 
     reward = quality * max(0, 2 - latency_ratio)
 
-`quality` is the quality of the reply, 0 to 1, as the rating states it. latency_ratio is 1 at the usual speed
-and 2 at half of the usual speed. This reward includes speed, so only statistics (`learn status --details`)
-and the router use this reward. This reward does not train the adapter, because no change of weights makes a
-reply faster. The DRO weight (objective.py), which depends on the rating and not on the speed, trains the
-adapter.
+`quality` is the quality of the reply, 0 to 1, as the rating states it. latency_ratio is 1 at the median speed
+of earlier replies and 2 at half of this speed. This reward includes speed, so only statistics (`learn status
+--details`) and the router use this reward. This reward does not train the adapter, because no change of
+weights makes a reply faster. The DRO weight (objective.py), which depends on the rating and not on the speed,
+trains the adapter.
 
 Implicit feedback is an action of the user that hints at a rating, for example to copy a reply or to ask for
 another reply. The action can also have another reason. So implicit feedback is recorded only if the setting
@@ -101,7 +101,8 @@ def reward_of(label: str, counts: Sequence[int] | np.ndarray) -> float:
         return 1.0 if label == "up" else -1.0
     if label in IMPLICIT:
         return IMPLICIT[label][0]
-    stars = [1 + int(counts[i]) for i in range(2, 7)]  # with one imaginary rating of each number of stars
+    # start with one imaginary rating of each number of stars
+    stars = [1 + int(counts[i]) for i in range(2, 7)]
     at = int(label) - 1
     rank = (sum(stars[:at]) + 0.5 * stars[at]) / sum(stars)
     # Without any ratings, the mid-ranks of 1 and 5 stars are 0.1 and 0.9.
@@ -119,7 +120,8 @@ def tier(parameters: int) -> int:
 
 
 class Pace:
-    """A record of the usual time per token: the median over the newest `keep` replies."""
+    """A record of the times per token of the newest `keep` replies, and of their median (the usual time per
+    token)."""
 
     def __init__(self, keep: int = 65):
         self._ms: deque[float] = deque(maxlen=keep)

@@ -19,10 +19,10 @@ from .taste_fit import Rows
 # The share of users with random ratings for whom the module finds nothing. At 0.95, most findings after ten
 # ratings were wrong: with ten ratings, a real taste was found for fewer users than a false taste by chance.
 LEVEL = 0.99
-_DEALS = 1000  # the number of shuffles of the ratings; 1 - LEVEL of them is 10
-_FAMILIES = 2  # measures, and other columns (words, kinds of questions); each has half of 1 - LEVEL
-# A column repeats the clear columns if less than this share of its square remains after these are projected
-# out.
+_DEALS = 1000  # the number of shuffles of the ratings; the share 1 - LEVEL of these shuffles is 10
+_FAMILIES = 2  # families of columns: measures, and all other columns; each has half of the share 1 - LEVEL
+# A column repeats the clear columns if less than this share of its square remains after the clear columns are
+# projected out.
 _ALIKE = 0.1
 
 
@@ -36,8 +36,8 @@ class ClearColumn:
 
 
 def clear_columns(rows: Rows, scale: Scale, most: int) -> list[ClearColumn]:
-    """Return at most `most` clear columns, the clearest first. A column must be clear on its own, and also
-    after the columns that were found before are projected out."""
+    """Return at most `most` clear columns, the clearest first. A column must be clear without this
+    projection, and also after the columns that were found before are projected out."""
     if not len(rows.y):
         return []
     pool = rows.candidates(scale)

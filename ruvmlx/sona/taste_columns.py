@@ -11,7 +11,7 @@ from .taste_features import BUCKETS, ReplyFeatures
 from .taste_measures import MEASURES, NAMED
 
 MAX_SPREADS = 4.0  # the maximum distance of a measure from its centre, in spreads (standard deviations)
-USUAL = 10  # the number of imaginary usual replies in a scale
+USUAL = 10  # the weight of the starter model's means and spreads in a scale, as a number of replies
 SEEN = 3  # the minimum number of replies that have a candidate word or opener (a question's first word)
 WORDS, OPENERS = 300, 6  # the maximum numbers of candidate words and openers; the most common are candidates
 
@@ -50,8 +50,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Scale:
-    """The usual values of the M measures in this user's replies. These values come from the replies to which
-    the taste model is fitted. Without this scale, all long replies of a user would seem equally long.
+    """The mean and the spread of the M measures in this user's replies. They are computed from the replies to
+    which the taste model is fitted. Without this scale, all long replies of a user would seem equally long.
 
     centre, spread: [M], the mean and the standard deviation of each measure
     """
@@ -61,9 +61,10 @@ class Scale:
 
     @classmethod
     def of(cls, replies: Sequence[ReplyFeatures]) -> "Scale":
-        """Return the scale of these replies together with USUAL imaginary replies. The imaginary replies have
-        the usual values and spreads of taste_measures.py. The spread of a measure is never smaller than its
-        spread in taste_measures.py, because a measure that hardly varies says little."""
+        """Return the scale of these replies together with USUAL imaginary replies. In the imaginary replies,
+        each measure has the mean `usual` and the standard deviation `spread` of taste_measures.py. The spread
+        of a measure is never smaller than its spread in taste_measures.py, because a measure that hardly
+        varies says little."""
         found = _stack_measures(replies)
         count = USUAL + len(found)
         centre = found.sum(axis=0) / count
@@ -141,7 +142,7 @@ def candidates(replies: Sequence[ReplyFeatures], scale: Scale) -> Candidates:
 
 def _common_words(replies: Sequence[ReplyFeatures]) -> list[int]:
     """Return the hashes of the WORDS most common words. A word is left out if fewer than SEEN replies have
-    the word, or if all replies have it."""
+    the word, or if all replies have the word."""
     seen = np.bincount(concatenate_parts([r.words for r in replies]), minlength=BUCKETS)
     found = np.flatnonzero((seen >= SEEN) & (seen < len(replies)))
     return found[np.argsort(-seen[found], kind="stable")[:WORDS]].tolist()
@@ -161,7 +162,7 @@ def concatenate_parts(parts: Sequence[np.ndarray]) -> np.ndarray:
 def roots(replies: Sequence[ReplyFeatures], words: Sequence[int]) -> np.ndarray:
     """Return the square roots of the counts of W words in R replies: [R, W] float32. words: the words'
     hashes."""
-    place = np.zeros(BUCKETS, np.int32)  # 0 for a hash that is not in `words`
+    place = np.zeros(BUCKETS, np.int32)  # place[hash] is 0 if the hash is not in `words`
     place[list(words)] = np.arange(1, len(words) + 1)
     sizes = [len(r.words) for r in replies]
     found = np.zeros((len(replies), len(words) + 1), np.float32)

@@ -2,9 +2,9 @@
 sees. The taste model (taste.py) compares the rated reply with the unshown replies.
 
 If a user gives three stars to a reply of 80 words, perhaps the user wants short replies, or perhaps any reply
-to this question has 80 words. The measures of a few other replies to the question tell which of the two is
-true. The original model writes these replies in idle time. Only their measures (taste_measures.py) are
-stored.
+to this question has 80 words. The measures of a few other replies to the question tell which of the two
+explanations is true. The original model writes these replies in idle time. Only their measures
+(taste_measures.py) are stored.
 """
 
 import io
@@ -25,7 +25,8 @@ from .taste_measures import MEASURES, measure_text
 REPLIES = 4  # the number of unshown replies to each question
 MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
 MAX_PROMPT_TOKENS = 2048  # the maximum number of tokens in a prompt; longer prompts take too long to read
-MAX_QUESTIONS = 1000  # the maximum number of rated replies in the store with measures; the newest are kept
+# the maximum number of rated replies with stored measures; the newest rated replies are kept
+MAX_QUESTIONS = 1000
 SAVE_AFTER = 8  # the number of questions from one save of the measures to the next
 TEMPERATURE = 0.7
 _NAME = "replies/unshown"  # the name of the stored measures; no adapter can have this name

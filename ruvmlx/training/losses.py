@@ -87,7 +87,7 @@ def divergence(
     head: Callable[[mx.array], mx.array], frozen: mx.array, logits: mx.array, rows: slice, stops: Stops
 ) -> Value:
     """Return the sum of KL(frozen || p) over some positions, and the gradient of the mean over all N
-    positions by their logits. With `head` and `frozen` bound, this function is a Measure.
+    positions by their logits. If `functools.partial` binds `head` and `frozen`, this function is a Measure.
 
     head: the original model's output head
     frozen: [N, D], the hidden states of the original model

@@ -68,12 +68,13 @@ class RateActions:
         first ratings."""
         found = await self._chat.attempt(lambda runtime: runtime.learning.first_summary())
         if words := describe.first_summary(found):
-            # `mount` does not scroll the conversation, so a user who reads earlier messages stays at them.
+            # `mount` does not scroll the conversation, so the screen of a user who reads earlier messages
+            # does not move.
             await self._chat.transcript.mount(Notice(words))
 
     def ask_why_no_more(self) -> None:
-        """Hide the question "Why?" below the replies that the user rated bad. The app calls this method for
-        the next message or rating."""
+        """Hide the question "Why?" below the replies that the user rated bad. The app calls this method when
+        the user sends the next message or gives the next rating."""
         for reply in self._chat.transcript.replies:
             reply.asks_why = False
 

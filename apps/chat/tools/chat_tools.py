@@ -134,8 +134,8 @@ class ChatTools:
         self._always.add(call.name)
 
     def run(self, call: ParsedCall, cancel: threading.Event) -> str:
-        """Run a tool call. Return its result, or one line in brackets with the error. Raise Interrupted if
-        the event `cancel` was set."""
+        """Run a tool call. Return the tool's result, or one line in brackets with the error. Raise
+        Interrupted if the event `cancel` was set."""
         self._made += 1
         tool = self.by_name().get(call.name)
         try:
