@@ -5,8 +5,8 @@ JSON: {"format": "ruvmlx-chat", "title", "system", "model", "created", "updated"
     "parent", "role", "content", "rating", "finish_reason", "created", "calls"}], "preferences": [{"better",
     "worse", "kind"}]}; better and worse are the ids of two messages, of which the user prefers the first;
     tool_turns.py describes "calls". `parse` reads files in this JSON format, and files of other programs with
-    any object or list of {"role", "content"} messages. `parse` imports
-only words: imported replies cannot be rated or continued.
+    any object or list of {"role", "content"} messages. `parse` reads only the texts of replies, so the user
+    cannot rate or continue imported replies.
 """
 
 import json
@@ -98,8 +98,8 @@ def as_markdown(store: Store, session_id: str) -> str:
 
 
 def _body(message: MessageRow) -> list[str]:
-    """Return the text of a message. If the message is the result of a tool, the text of the tool call comes
-    first."""
+    """Return the text of a message. If the message is the result of a tool, put the text of the tool call
+    before the result."""
     calls = calls_of_json(message.calls) if message.role == "tool" else ()
     return [*(sanitize(f"{call.name} {call.arguments}") for call in calls), sanitize(message.content)]
 

@@ -48,9 +48,9 @@ class Choices:
         return self._learning.require_learner().give_reason(reply_id, reason)
 
     def rewrite(self, reply_id: str, text: str, adapter: str | None = None) -> PreferenceResult:
-        """Do the work of `edit` for a reply whose chat is not known. Return the result of learning. adapter:
-        the adapter that learns; None: the adapter in use. If no adapter is in use, raise NotFound and save
-        nothing."""
+        """Do the work of `edit` for a reply whose chat the caller does not know. Return the result of
+        learning. adapter: the adapter that learns; None: the adapter in use. If no adapter is in use, raise
+        NotFound and save nothing."""
         with self._learning.using(adapter) as learner:
             edited = self._saved_edit(reply_id, text, None, learner)
         if edited.preference is None:
@@ -107,9 +107,9 @@ class Choices:
         """Learn from a user who sends a message after a reply that has alternatives: the user prefers this
         reply to the newest alternative.
 
-        Returns None and learns nothing in these cases: no other reply was shown complete, a preference
-        between the two replies is known, both replies have ratings, or no adapter is in use. The method
-        suppresses errors of learning, because an error must not stop the user's message.
+        Returns None and learns nothing in these cases: the user has seen no other complete reply, the store
+        already has a preference between the two replies, both replies have ratings, or no adapter is in use.
+        The method suppresses errors of learning, because an error must not stop the user's message.
         """
         learner, mine = self._learning.learner, turn.reply_id
         if learner is None or mine is None or turn.branches < 2:
@@ -122,7 +122,7 @@ class Choices:
 
     def _other(self, session_id: str, turn: Turn) -> str | None:
         """Return the newest other reply to the same question. Return None if a preference between the two
-        would say nothing about the user's taste, or if it is known already."""
+        replies would say nothing about the user's taste, or if the store already has this preference."""
         rows = self._store.messages.all(session_id)
         mine = next(row for row in rows if row.id == turn.id)
         here = [row for row in rows if row.parent == mine.parent and self._counts(row)]

@@ -17,7 +17,7 @@ class ImplicitFeedback:
             self.notice_of(turns[-1], "continued")
 
     def notice_of(self, turn: Turn | None, what: str) -> None:
-        """Record feedback on a reply, unless the reply is rated or was stopped."""
+        """Record the feedback `what` on a reply, unless the user has rated or stopped the reply."""
         if not self._is_on or turn is None or turn.reply_id is None:
             return
         if turn.rating is None and turn.finish_reason != "cancelled":

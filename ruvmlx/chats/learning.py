@@ -1,4 +1,4 @@
-"""This module joins all parts of learning: the adapter in use, the loops that train the adapter, and the
+"""This module joins the parts of learning: the adapter in use, the loops that train the adapter, and the
 router, which chooses whether a reply uses the adapter."""
 
 import contextlib
@@ -37,7 +37,7 @@ SUMMED_UP_AT = 10  # the number of ratings and preferences after which `first_su
 
 @dataclass(frozen=True)
 class Rated:
-    """A current rating, and the question of its reply."""
+    """A rating that is in force, and the question that the rated reply answers."""
 
     reply_id: str
     rating: str
@@ -49,7 +49,7 @@ class Rated:
 class LearningState:
     """The state of the learning of one adapter. missing: the number of ratings until the background loop
     trains again; None: this loop cannot train the model. recent: the newest ratings, the newest first. likes:
-    what the user likes according to the ratings, the strongest first."""
+    the preferences of the user that the ratings show, in words, the strongest first."""
 
     adapter: str
     status: LearnStatus
@@ -74,7 +74,7 @@ class Learning:
     """The adapters of one model. learner: the learner of the adapter in use; None: no adapter is in use."""
 
     def __init__(self, store: Store, model: Model, backend: Backend, settings: Settings, learn: bool):
-        """learn: False: record ratings, as examples for prompts and for later use, but never change
+        """learn: False: store ratings (as examples for prompts and for later training), but never change
         weights."""
         self._store, self._model, self._backend, self._settings = store, model, backend, settings
         self._learns = learn
@@ -107,7 +107,8 @@ class Learning:
         return self.learner
 
     def use(self, name: str | None) -> None:
-        """Switch to another adapter (None: no adapter), also within a chat. The model stays loaded.
+        """Switch to another adapter (None: no adapter); the switch can be in the middle of a chat. The model
+        stays loaded.
 
         Chats keep their KV caches if the adapters differ only at the output head. If the base LoRA differs,
         the model reads each chat again at its next turn.
@@ -149,15 +150,16 @@ class Learning:
     def using(self, name: str | None) -> Iterator[Learner]:
         """Yield the learner of this adapter (None: of the adapter in use), with which the block can rate
         replies.
-        Raises NotFound if there is no such learner. The adapter in use does not change."""
+        Raises NotFound if no adapter has this name, or if no adapter is in use. The adapter in use does not
+        change."""
         learner = self.of(name) if name else self.require_learner()
         assert learner is not None
         with self.in_its_place(learner):
             yield learner
 
     def in_its_place(self, learner: Learner | None) -> AbstractContextManager[None]:
-        """Allow this learner to install its LoRA in the block. After the block the backend gets its earlier
-        LoRA again, unless `learner` is the learner of the adapter in use."""
+        """Allow this learner to install its base LoRA in the `with` block. After the block, the backend gets
+        its earlier LoRA again, unless `learner` is the learner of the adapter in use."""
         return contextlib.nullcontext() if learner is self.learner else preserve_lora(self._backend)
 
     def settle(self, cancel: threading.Event | None = None, watch: Watch | None = None) -> None:
@@ -189,8 +191,8 @@ class Learning:
     def notice(self, reply_id: str, what: str) -> bool:
         """Record that the user "copied", "regenerated", "edited" ... a reply (sona/signal.py).
 
-        Return True if the action was recorded. The action is recorded only if the setting `implicit_feedback`
-        is on and this model wrote the reply.
+        `what` names the action. Return True if the action was recorded. The action is recorded only if the
+        setting `implicit_feedback` is on and this model wrote the reply.
         """
         if self.learner is None:
             return False

@@ -56,8 +56,8 @@ class ReplyWriter:
         return self.archive.last_reply_id
 
     def sampling(self, **given: Any) -> Sampling:
-        """Return the sampling values. Given values override the settings, the settings override the model's
-        values, and the model's values override the defaults. A value None is treated as not given."""
+        """Return the sampling values. The values in `given` override the settings, the settings override the
+        model's recommended values, and these override the defaults. A value None has no effect."""
         own = {k: v for k, v in self._model.default_sampling.items() if k in Sampling.__dataclass_fields__}
         if "top_k" in own:
             own["top_k"] = int(own["top_k"])
@@ -65,8 +65,8 @@ class ReplyWriter:
         return Sampling(**(own | asked))
 
     def generate(self, request: GenerationRequest, session_id: str | None = None) -> Iterator[Chunk]:
-        """Stream one reply and commit it, so that it can be rated. Requests that `submit` queued continue at
-        the same time.
+        """Stream one reply and commit it, so that it can be rated. The requests that `submit` has queued also
+        continue.
 
         session_id: the chat that the reply belongs to. The text of a stopped reply is kept. With best of n,
             the user sees the reply that fits the user's taste, and the other replies are committed beside it.
@@ -92,8 +92,8 @@ class ReplyWriter:
             yield from chunks
 
     def _begin(self, request: GenerationRequest, session_id: str | None, count: int) -> StoredReplies:
-        """Return the job of a request whose turn has come. The job uses the weights that the adapter has
-        now."""
+        """Return the job of a request whose turn has come. The job uses the adapter's weights at the time of
+        this call."""
         learner = self._learning.of(request.adapter_id)
         untouched = request.untouched or (request.route is not None and not request.route.adapter)
         requests = requests_for(request, count)
@@ -111,8 +111,8 @@ class ReplyWriter:
         return StoredReplies(self.archive, replies, learner, traces, session_id)
 
     def _recorder(self, request: GenerationRequest, trace: Trace | None) -> Trace | AnswerTrace | None:
-        """Return the recorder of the tokens to which ratings apply: all tokens of the reply (setting
-        `rate_thoughts`), or only the tokens of its answer."""
+        """Return the recorder of the tokens to which a rating applies: all tokens of the reply if the setting
+        `rate_thoughts` is on, else only the tokens after the thought."""
         if trace is None or self._settings.rate_thoughts:
             return trace
         tokenizer, prompt = self._model.tokenizer, request.input_ids or ()

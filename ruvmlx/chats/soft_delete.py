@@ -18,9 +18,9 @@ AT_START = 0.2  # seconds: the maximum time that each start and end takes to cle
 def delete(store: Store, *session_ids: str, seconds: float = math.inf) -> bool:
     """Erase chats and their KV caches on disk. Either all chats are erased, or none of them.
 
-    Returns False if some files still hold the words of the chats. Words are left for one of two reasons:
-    another process reads the store, so the store's log keeps the words until that process ends; or the search
-    index needs longer than `seconds`, so the next start continues to remove the words.
+    Returns False if some files still hold the words of the chats. Words of a chat are left in files for one
+    of two reasons: another process reads the store, so the store's log keeps the words until that process
+    ends; or the search index needs longer than `seconds`, so the next start continues to remove the words.
     """
     gone = store.chats.delete(*session_ids, seconds=seconds)
     for session_id in session_ids:
@@ -29,8 +29,8 @@ def delete(store: Store, *session_ids: str, seconds: float = math.inf) -> bool:
 
 
 def forget(store: Store, reply_ids: list[str]) -> bool:
-    """Erase the words of replies outside chats, and all KV caches of these replies. Returns False in the same
-    cases as `delete`."""
+    """Erase the words of replies outside chats, and all KV caches of these replies. Returns False if some
+    files still hold the words, in the same cases as `delete`."""
     gone = store.replies.forget(reply_ids)
     CacheFolder.of_store(store.path).remove(REQUESTS)
     return gone
@@ -59,9 +59,7 @@ def delete_older(store: Store) -> list[str]:
 
 def clean_index(store: Store, seconds: float) -> bool:
     """Remove deleted words from the search index for about `seconds` seconds. Returns True if no deleted word
-    is left.
-
-    A later call continues the work, also if another process has locked the store.
+    is left. If a word is left, or if another process has locked the store, a later call continues the work.
     """
     with contextlib.suppress(StoreBusy):
         if not store.search_index.is_clean():

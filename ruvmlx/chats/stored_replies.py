@@ -1,5 +1,6 @@
 """This module commits finished replies, so that they can be rated, and saves unfinished replies as drafts.
-Requests that end without a reply become rows of the witness log (store/audit_log.py)."""
+A request that ends without a reply becomes a row of the witness log (a log of all actions,
+store/audit_log.py)."""
 
 import contextlib
 import time
@@ -59,7 +60,7 @@ class ReplyArchive:
             id=request.request_id,
             model=self._model.name,
             adapter=learner.history.name if learner else None,
-            # a rating during the reply can have made a newer version
+            # the version with which the reply began; a rating during the reply can make a newer version
             adapter_version=trace.version if trace else 0,
             prompt_ids=list(request.input_ids or []),
             sampled_ids=list(run.drawn),
@@ -119,8 +120,8 @@ class ReplyArchive:
 
     @contextlib.contextmanager
     def noting_failure(self, request: GenerationRequest) -> Iterator[None]:
-        """If the block raises an error, record in the witness log that this error ended the request, and
-        raise the error again."""
+        """If the `with` block raises an error, record in the witness log that this error ended the request,
+        and raise the error again."""
         try:
             yield
         except (Exception, KeyboardInterrupt) as error:
@@ -129,7 +130,7 @@ class ReplyArchive:
 
 
 class WitnessedSink:
-    """A sink of the scheduler. If the request fails, the sink also records the failure in the witness log."""
+    """A sink (receiver of a reply's chunks) that also records a failed request in the witness log."""
 
     def __init__(self, sink: Sink, archive: ReplyArchive, request: GenerationRequest):
         self._archive, self._request, self._sink = archive, request, sink
@@ -184,7 +185,7 @@ class StoredReplies:
         return chunk
 
     def end(self) -> Chunk:
-        """Commit all replies, which must be over."""
+        """Commit all replies of the job; the replies must be complete or stopped."""
         chunk = self._replies.end()
         assert chunk.response is not None
         chunk = replace(chunk, response=self._with_adapter(chunk.response))

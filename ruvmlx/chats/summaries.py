@@ -1,8 +1,8 @@
 """This module writes summaries: the model writes notes on the oldest messages of a chat, and then reads the
 notes instead of these messages.
 
-The messages stay in the store and on the screen. The notes stand at the beginning of the first message that
-the model still reads:
+The messages stay in the store and on the screen. The notes are at the beginning of the first message that the
+notes do not replace:
 
     (What was said before, in short: The user plans a trip to Rome in May ...)
 
@@ -72,15 +72,16 @@ class Summaries:
         return (chat.summary or "") if at else "", spoken[at:]
 
     def forget(self, session_id: str) -> None:
-        """Remove the summary, so that the model reads the messages themselves again, if the context has room
-        for them."""
+        """Remove the summary. The model then reads the replaced messages again, if the context has room for
+        them."""
         self._store.chats.set_summary(session_id, None, None)
 
     def write(self, session_id: str, cancel: threading.Event) -> Iterator[Chunk]:
         """Write a summary of all messages except the newest. The model reads this summary for its next
         replies. Yield the chunks of the notes.
 
-        Nothing changes if `cancel` is set before the end. Raises NotFound if the chat is too short.
+        If `cancel` is set before the notes are complete, the chat keeps its old summary. Raises NotFound if
+        the chat is too short.
         """
         text, rest = self._split(session_id, self._turns(session_id))
         old = rest[: self._first_kept(rest)]
@@ -110,7 +111,7 @@ class Summaries:
 
     def _first_kept(self, turns: list[Turn]) -> int:
         """Return the index of the first message that the summary does not replace. This message is always a
-        question."""
+        message of the user."""
         first, room = len(turns), self._window.size // KEPT_SHARE
         while first and (len(turns) - first < KEPT_MESSAGES or room > 0):
             first -= 1

@@ -27,7 +27,7 @@ MOST_CHARACTERS = 16  # about the maximum number of characters of a token
 class ToolOffer:
     """The tools that a reply can call. tools: the definitions of the tools, in the form that the engine
     takes. function: the function that the reply must call; "": the reply can call any tool, or none. is_over:
-    whether the reply can no longer call tools, although the prompt still has the tools."""
+    True if the reply can no longer call tools, although the prompt still has the tools' definitions."""
 
     tools: Tools = ()
     function: str = ""
@@ -46,8 +46,8 @@ NO_TOOLS = ToolOffer()
 
 
 def tool_prompt(model: Model, messages: Sequence[Message], offer: ToolOffer) -> Prepared | None:
-    """Return the conversation in the form in which the model takes tools. Return None if the conversation has
-    neither tools nor tool calls."""
+    """Return the conversation with the tools in the form that the model's chat template expects. Return None
+    if the conversation has neither tools nor tool calls."""
     if not offer.tools and not any(message.tool_calls or message.role == "tool" for message in messages):
         return None
     return prepare(model, messages, offer.tools, "none" if offer.is_over else "auto", offer.function)
@@ -70,7 +70,7 @@ def split_calls(tokenizer: Tokenizer, request: GenerationRequest, text: str) -> 
 
 
 def _id_of(request: GenerationRequest, place: int) -> str:
-    """Return the id of a call in a reply. If the reply is parsed again, the call gets the same id."""
+    """Return the id of a call in a reply. The id is the same at each parse of the reply."""
     return hashlib.sha256(f"{request.request_id} {place}".encode()).hexdigest()[:9]
 
 
@@ -123,8 +123,8 @@ def _as_json(arguments: object) -> str:
 
 
 def readable_result(text: str, context: int, count_tokens: Callable[[str], int]) -> str:
-    """Return the result of a tool. If it would take too much of the context, return one line that says so to
-    the model."""
+    """Return the result of a tool. If the result would take too much of the context, return one line that
+    tells the model so."""
     room = context // RESULT_SHARE
     is_huge = len(text) > MOST_CHARACTERS * room  # a count of the tokens of a huge text would take seconds
     if not is_huge and count_tokens(text) <= room:

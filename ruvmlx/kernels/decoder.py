@@ -2,9 +2,8 @@
 hold Python's global lock (GIL).
 
 Arrays are float32 and C-contiguous. In shapes, T is the number of tokens, V the vocabulary size, D the hidden
-size. The packed matrices and norms stay alive as long as the Decoder that reads them. Keys and values belong
-to the caller (ruvmlx/kv): pages of 64 tokens in a kernels.page_table.NativePageTable. A decoder runs one call
-at a time.
+size. A Decoder keeps the packed matrices and norms that it reads alive. Keys and values belong to the caller
+(ruvmlx/kv): pages of 64 tokens in a kernels.page_table.NativePageTable. A decoder runs one call at a time.
 """
 
 import ctypes as C
@@ -228,7 +227,8 @@ class Decoder:
         cancel: C.c_int | None = None,
     ) -> tuple[Array, Array | None]:
         """Append tokens after `offset` earlier tokens. The pages of the new tokens must exist and be hot.
-        Returns hidden [outputs, D] of the last tokens and, with `head`, logits [outputs, V].
+        Returns the hidden states [outputs, D] of the last `outputs` tokens and, with `head`, their logits
+        [outputs, V].
 
         Raises Cancelled, or NotFinite when a logit is NaN or infinite. After an error the older tokens have
         not changed.
@@ -258,9 +258,9 @@ class Decoder:
         *,
         cancel: C.c_int | None = None,
     ) -> tuple[Array, Array]:
-        """Append one token to each of B different sequences. Returns hidden [B, D] and logits [B, V]. With
-        quantised weights the bits equal the bits of `forward` for each sequence alone. Raises the same errors
-        as `forward`."""
+        """Append one token to each of B different sequences. Returns the hidden states [B, D] and the logits
+        [B, V] of the tokens. With quantised weights, the result equals, bit for bit, the result of `forward`
+        for each sequence alone. Raises the same errors as `forward`."""
         n, shape = len(tokens), self.shape
         rows = np.zeros(n, ROW)
         rows["pages"] = [table.pointer(at + 1) for table, at in zip(tables, offsets, strict=True)]
@@ -298,8 +298,8 @@ class Decoder:
     def set_lora(
         self, module: str, layer: int, lora_a: Array | None, lora_b: Array | None, scale: float = 1.0
     ) -> None:
-        """Add a LoRA to one linear layer, from the next call on: y += scale * (x @ lora_a) @ lora_b. None
-        removes the LoRA. Both arrays are copied.
+        """Add a LoRA to one linear layer (input x, output y), from the next call on: y += scale * (x @
+        lora_a) @ lora_b. None removes the LoRA. Both arrays are copied.
 
         module: one of MODULES, or "lm_head", whose layer is ignored
         """

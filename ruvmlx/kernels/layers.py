@@ -1,5 +1,5 @@
-"""This module has the kernels between a decoder's matrix products, over NumPy arrays. Each kernel has a twin
-(`..._ref`), a simple version for tests.
+"""This module has the kernels that a decoder runs between its matrix products (norms, RoPE, attention and
+others), over NumPy arrays. Each kernel has a twin (`..._ref`), a simple version for tests.
 
 Arrays are float32 and C-contiguous. The formulas are in neon/include/rvm.h, "Layers". `impl` names an
 implementation ("scalar", "avx2", ...); None is the fastest one on this machine. A twin has the same
@@ -165,7 +165,7 @@ def swiglu_ref(gate: Array, up: Array) -> Array:
 
 
 def gelu(x: Array, impl: str | None = None) -> Array:
-    """Return x * P(a standard normal number is below x)."""
+    """Return gelu(x) = x * P(Z < x), where Z is a standard normal random number."""
     y = np.empty_like(x)
     _done("gelu", functions(impl).gelu(_in(x), x.size, _inout(y)))
     return y

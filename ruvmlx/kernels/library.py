@@ -36,7 +36,7 @@ KERNELS = tuple(_SIGNATURES)
 
 
 class Param(C.Structure):
-    """This is struct rvm_param: one weight array with its velocity and gradient."""
+    """This is the C struct rvm_param: one weight array with its velocity and its gradient."""
 
     _fields_ = [("w", _P), ("velocity", _P), ("g", _P), ("n", _N)]
 

@@ -120,14 +120,14 @@ class Matrix:
         return out
 
     def acts_kind(self, bits: int) -> int:
-        """Return the number of the form of activations that this matrix needs. Float weights need float
-        activations. For other weights, `bits` is the number of bits of an activation."""
+        """Return the number (in C) of the form in which a product with this matrix needs the activations.
+        Float weights need float activations. For other weights, `bits` is the number of bits of an
+        activation."""
         return _lib().rvm_matrix_acts(self.memory.ctypes.data, bits)
 
 
 def activations(w: Matrix, x: Array, impl: str | None = None, bits: int = 16) -> NDArray[np.uint8]:
-    """Return x [T, cols] in the form that a matrix of w's kind multiplies. bits: 8 or 16, for quantised
-    weights."""
+    """Return x [T, cols] in the form that a product with w needs. bits: 8 or 16, for quantised weights."""
     if x.dtype != np.float32 or x.ndim != 2 or x.shape[1] != w.cols or not x.flags.c_contiguous:
         raise ValueError(f"x must be contiguous float32 [T, {w.cols}], got {x.dtype} {list(x.shape)}")
     tokens = len(x)
@@ -165,8 +165,8 @@ def dequantise_ref(weight: np.ndarray, scales: np.ndarray, biases: np.ndarray, b
 
 
 def quantise_ref(x: Array, bits: int, block: int = BLOCK) -> np.ndarray:
-    """Return x [T, cols] after rounding: d * round(x / d), d = max |x| / MAX_CODE[bits] over `block`
-    columns."""
+    """Return x [T, cols] after the rounding that the kernels do: d * round(x / d), d = max |x| /
+    MAX_CODE[bits] over `block` columns."""
     blocks, top = x.reshape(len(x), -1, block), np.float32(MAX_CODE[bits])
     most = np.abs(blocks).max(-1, keepdims=True)
     inverse = np.where(most < 1e-30, 0, top / np.where(most < 1e-30, 1, most)).astype(np.float32)

@@ -7,8 +7,8 @@ LoRA; lora_a [D, R], lora_b [R, V]. A twin has the same parameters as its kernel
 in float64. The formulas are in neon/include/rvm.h.
 
 `impl` names an implementation ("scalar", "avx2", ...); None is the fastest one on this machine. Wrong shapes
-or types raise ValueError. NaN or Inf raises NotFinite; in this case weights and accumulators do not change.
-Only head_add and the two evidence kernels return NaN and Inf instead of raising an error.
+or types raise ValueError. NaN or Inf raises NotFinite; in this case the kernel changes no weights and no
+accumulators. Only head_add and the two evidence kernels return NaN and Inf instead of raising an error.
 """
 
 import ctypes as C
@@ -29,7 +29,8 @@ _byte_at, _address = C.c_char.from_buffer, C.addressof
 
 
 class NotFinite(ArithmeticError):
-    """The input has NaN or Inf, or the output would have NaN or Inf. No array was changed."""
+    """This error means that a kernel's input has NaN or Inf, or that its output would have NaN or Inf. No
+    array was changed."""
 
 
 def all_within(x: Array, most: float, impl: str | None = None) -> bool:
@@ -49,13 +50,14 @@ def all_finite(x: Array, impl: str | None = None) -> bool:
 def micro_update(
     w: Array, velocity: Array | None, grad: Array, eta: float, mu: float = 0.0, impl: str | None = None
 ) -> None:
-    """Update weights in place by one gradient step with momentum: velocity = mu * velocity + eta * grad; w +=
-    velocity. If velocity is None: w += eta * grad."""
+    """Update the weights w in place by one gradient step with momentum: velocity = mu * velocity + eta *
+    grad; w += velocity. If velocity is None, the step is w += eta * grad."""
     micro_step([(w, velocity, grad)], eta, mu, impl)
 
 
 def micro_step(steps: Sequence[Step], eta: float, mu: float = 0.0, impl: str | None = None) -> None:
-    """Run micro_update for several arrays as one step: either all arrays change, or none of them."""
+    """Run micro_update for several arrays of weights as one step: either all arrays change, or no array
+    changes."""
     params = (Param * len(steps))()
     for param, (w, velocity, grad) in zip(params, steps, strict=True):
         _shape("grad", grad, w.shape)
@@ -172,10 +174,11 @@ def trace_accumulate_ref(
 def kl_to_frozen(
     p0: Array, u: Array, lora_b: Array, s: float, log_ratio: Array | None = None, impl: str | None = None
 ) -> tuple[float, float]:
-    """Return two means over M contexts. `new` is the distribution with the adapter: new ~ p0 * exp(d) with d
-    = s * u @ lora_b; `frozen` is the distribution of the model without adapters. The first mean is KL(new ||
-    frozen) in nats. The second mean is log sum_v p0 exp(d); the adapter changes each log-probability by its
-    own d minus this second number. The absolute error is about 1e-6 nats.
+    """Return two means over M contexts (positions in texts). `new` is the next token's distribution with the
+    adapter: new ~ p0 * exp(d) with d = s * u @ lora_b; `frozen` is the distribution of the model without
+    adapters. The first mean is KL(new || frozen) in nats. The second mean is log sum_v p0 exp(d); the adapter
+    changes the log-probability of token v by d[v] minus this second number. The absolute error is about 1e-6
+    nats.
 
     p0: [M, V], probabilities without this adapter
     u: [M, R] = hidden @ lora_a
@@ -238,9 +241,9 @@ def evidence_push(
     theta: Array,
     impl: str | None = None,
 ) -> None:
-    """Set theta[:, part] to the weights that follow from the evidence: step * G / (precision + L), times G^2
-    / (G^2 + agree * S), times `beyond_noise` of each row. All other columns of theta do not change. NaN stays
-    NaN.
+    """Set the columns theta[:, part] to the weights that follow from the evidence (sums over all ratings):
+    step * G / (precision + L), times G^2 / (G^2 + agree * S), times `beyond_noise` of each row. All other
+    columns of theta do not change. NaN stays NaN.
 
     evidence: [3, R, N]: the sums G, S and L of evidence_add
     precision: [N]
@@ -262,8 +265,8 @@ def evidence_push_ref(
 
 
 def beyond_noise(g: Array, s: Array, noise: float) -> NDArray[np.float64]:
-    """Return, for each row of g [R, N], the share of the row's sum of squares that chance does not explain:
-    [R, 1]. (James and Stein 1961)"""
+    """Return, for each row of g [R, N], the share of the row's sum of squares that chance (`noise` times the
+    sum of s) does not explain: [R, 1]. (James and Stein 1961)"""
     signal, chance = np.sum(np.square(g), axis=1, keepdims=True), np.sum(s, axis=1, keepdims=True)
     return np.maximum(0, 1 - noise * chance / np.maximum(signal, 1e-12))
 
@@ -277,9 +280,9 @@ def micro_place(
     most: float,
     impl: str | None = None,
 ) -> Array:
-    """Return c * lora_b [R, V], in which the columns `at` [n] are s times the first n columns of block. If c
-    is 0, the old weights lora_b have no effect. Raises NotFinite if a number in c *
-    lora_b or in s * block has a magnitude above `most`."""
+    """Return c * lora_b [R, V], but with the columns `at` [n] replaced by s times the first n columns of
+    block. If c is 0, the old weights lora_b have no effect. Raises NotFinite if a number in c * lora_b or in
+    s * block has a magnitude above `most`."""
     rank, vocab = lora_b.shape
     _shape("block", block, (rank, block.shape[1]))
     if block.shape[1] < at.size:
@@ -339,7 +342,7 @@ def _shape(name: str, x: NDArray, expected: tuple[int, ...]) -> None:
 
 
 def _inout(x: NDArray, dtype: np.dtype = _F32) -> int:
-    """Return the address of an array that the kernel writes to."""
+    """Return the address of an array for a kernel that writes to the array."""
     if x.dtype != dtype:
         raise ValueError(f"array is {x.dtype}, expected {dtype}")
     try:
@@ -350,7 +353,7 @@ def _inout(x: NDArray, dtype: np.dtype = _F32) -> int:
 
 
 def _in(x: NDArray, dtype: np.dtype = _F32) -> int:
-    """Return the address of an array that the kernel only reads."""
+    """Return the address of an array for a kernel that only reads the array."""
     if x.flags.writeable:
         return _inout(x, dtype)
     if x.dtype != dtype or not x.flags.c_contiguous:

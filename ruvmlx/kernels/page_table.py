@@ -19,8 +19,8 @@ def row(address: int, tier: int) -> np.ndarray:
 
 
 class NativePageTable:
-    """The pages of a sequence. Row i is the page of the tokens 64 i to 64 i + 63. A row of zeros means that
-    there is no page."""
+    """A table of the pages of one sequence. Row i is the page of the tokens 64 i to 64 i + 63. A row of zeros
+    stands for a missing page."""
 
     def __init__(self) -> None:
         self.rows = np.zeros(FIRST_ROWS, ROW)
@@ -37,7 +37,7 @@ class NativePageTable:
         self.rows[index] = 0, 0, 0
 
     def share(self, other: "NativePageTable") -> None:
-        """Do nothing, because all tokens are in pages."""
+        """Do nothing, because this table holds no token outside its pages."""
 
     def flush(self) -> None:
         """Do nothing, because appended tokens are written to their pages at once."""

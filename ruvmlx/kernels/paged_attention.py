@@ -57,7 +57,8 @@ class PagedAttention:
         return self._head_pages * self._head_bytes[tier]
 
     def demote(self, source: int, tier: int, target: int, lower: int) -> None:
-        """Fill the page at address `target`, of tier `lower`, from the full page at address `source`."""
+        """Convert the full page at address `source` (tier `tier`) to the tier `lower`, at the address
+        `target`."""
         _done(self._functions.demote(tier, source, lower, target, self._head_pages, self.head_dim))
 
     def run(

@@ -1,5 +1,5 @@
-"""This module computes the weights that follow from ratings, and how far these weights move the model's
-distribution. Each kernel has a twin (`..._ref`), a simple version for tests.
+"""This module computes an adapter's weights from ratings, and how far these weights move the model's
+distribution of the next token. Each kernel has a twin (`..._ref`), a simple version for tests.
 
 One call runs several kernels of micro.py, because separate calls from Python would take longer: after a
 reply, no CPU cache holds the kernels' data or the interpreter's code. Evidence is a set of sums over all
@@ -30,8 +30,8 @@ _GROUPS = 3
 
 @dataclass(frozen=True)
 class Push:
-    """One rule that turns evidence (sums over all ratings) into weights. The fields are the parameters of
-    micro.evidence_push."""
+    """A Push is one rule that turns evidence (sums over all ratings) into weights. The fields are the
+    parameters of micro.evidence_push."""
 
     step: float
     agree: float
@@ -43,7 +43,7 @@ class Rule:
     """The rules that turn evidence (sums over all ratings) into weights.
 
     tokens: the rule for the weights of single tokens
-    along: the rule for the weights along features of tokens
+    along: the rule for the weights of features, which many tokens share
     cap: the maximum KL in answers (nats); if a change exceeds the cap, the weights of all tokens except those
         that end a reply are scaled down to about the cap
     """
@@ -107,8 +107,8 @@ def _tables(impl: str | None) -> tuple[int, int]:
 
 
 class KLContexts:
-    """Contexts (positions in neutral text) at which the effect of an adapter is measured. The first group of
-    contexts is in answers, and all other groups are in prose."""
+    """Contexts (positions in neutral text) at which the kernels measure the effect of an adapter. The first
+    group of contexts is in answers, and all other groups are in prose."""
 
     def __init__(
         self,
@@ -162,9 +162,10 @@ class KLContexts:
         return KLContexts(self.p0, self.log_ratio, u, self.following, self.groups)
 
     def distance(self, lora_b: Array, s: float, impl: str | None = None) -> tuple[float, float, float]:
-        """Return the effects of an adapter with the change s * lora_b [R, V]: the mean KL to the frozen model
-        in answers (nats), the rise of the mean negative log-likelihood of prose (nats), and the derivative of
-        this rise with respect to s at s = 0. If the contexts have no `slope`, the third number is 0."""
+        """Return the effects of an adapter whose second matrix is s * lora_b [R, V]: the mean KL to the
+        frozen model in answers (nats), the rise of the mean negative log-likelihood of prose (nats), and the
+        derivative of this rise with respect to s at s = 0. If the contexts have no `slope`, the third number
+        is 0."""
         _shape("lora_b", lora_b, self._size)
         out = (C.c_double * 3)()
         _done("distance", _lib().rvm_distance(_tables(impl)[0], C.byref(self._spec), _in(lora_b), s, out))
@@ -250,7 +251,8 @@ class EvidenceSolver:
         plus `rest`. Raises NotFinite if a number of the block has a magnitude above `most`, or a number of
         the evidence above the square of `most`.
 
-        gradient, information: [R, A + k], the arrays of the new rating at weight 1
+        gradient, information: [R, A + k], the arrays that evidence_add takes for the new rating, at the
+        weight 1
         kept: the factor of the older evidence (micro.evidence_add)
         rest: a block of weights that is added to the result
         """
@@ -290,7 +292,7 @@ class EvidenceSolverRef:
             others = np.setdiff1d(np.arange(a), self.ends)
             said, share = np.zeros(block.shape, np.float32), 1.0
             said[:, others] = block[:, others]
-            # The KL depends on `share` almost as a parabola. The second step corrects the difference.
+            # The KL depends on `share` almost as a parabola. The second step corrects the first step's error.
             for _ in range(2):
                 if (kl := answers.distance_ref(said, share * scale)[0]) <= rule.cap:
                     break

@@ -10,13 +10,13 @@ _P, _N, _D = C.c_void_p, C.c_size_t, C.c_double
 
 
 class Drawing(C.Structure):
-    """This is struct rvm_drawing: how to draw a token."""
+    """This is the C struct rvm_drawing: the parameters with which a token is drawn."""
 
     _fields_ = [("temperature", _D), ("top_p", _D), ("min_p", _D), ("u", _D), ("top_k", _N)]
 
 
 class ReplyStruct(C.Structure):
-    """This is struct rvm_reply: one kernel call for one reply."""
+    """This is the C struct rvm_reply: one kernel call for one reply."""
 
     _fields_ = [
         ("what", C.c_int),

@@ -1,5 +1,5 @@
 """This package is the key-value (KV) cache: it holds keys and values in pages of 64 tokens, and lowers the
-precision of a page when the page gets old.
+precision of a page as newer tokens follow.
 
 The package decides which tier (precision) a page has, which pages share memory, and which pages go to disk. A
 backend owns the memory of the pages. The package imports `tiers` and `platform`, but no backend, no engine

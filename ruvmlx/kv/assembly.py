@@ -112,8 +112,8 @@ def _run(held: Sequence[Sequence[int]], window: int) -> tuple[int, int] | None:
 
 
 def _tiers(held: Sequence[Sequence[int]], first: int, offset: int, cache: PagedCache) -> list[int]:
-    """Choose the tier of each page, from the newest page to the oldest. If a page has no file with a tier
-    that is low enough, the list ends before this page and holds only the newer pages."""
+    """Choose, from the newest page to the oldest, the tier in which each page is read. If a page has no file
+    with a tier that is low enough, the list ends before this page and holds only the newer pages."""
     wanted, cap = cache.policy.counts(offset), HOT
     tiers: list[int] = []
     for i in range(len(held) - 1, -1, -1):

@@ -1,8 +1,8 @@
-"""This module is the KV cache of one sequence, in pages that it appends, demotes by age, trims and forks.
+"""This module is the KV cache of one sequence, in pages whose precision falls with the age of their tokens.
 
 A page has a tier, its precision (ruvmlx/tiers.py). From the oldest page to the newest the tiers rise: cold,
-warm, hot. To demote a page is to lower its tier. Only the last page can be partly filled. The tier of a page
-depends only on the number of tokens before a call. The same calls therefore always give the same bits.
+warm, hot. To demote a page is to lower its tier. Only the last page can be partly filled. The number of
+tokens before a call alone decides the tier of a page. The same calls therefore always give the same bits.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -99,8 +99,8 @@ class PagedCache:
         self.pages: list[Page | None] = []  # None: the page is behind the sliding window and was dropped
         self.offset = self.first = 0  # offset: number of tokens in the cache; first: number of dropped pages
         self.ends = [0] * HOT  # by tier: the pages [first, ends[tier]) are in this tier or in a lower tier
-        self._until = 0  # up to this offset `reserve` has nothing to do
-        self._look = 0  # offset at which the next demotion starts
+        self._until = 0  # up to this number of tokens, `reserve` has nothing to do
+        self._look = 0  # the number of tokens at which the next demotion starts
         self._whole_at = 0  # while `offset` is below this value, no page is demoted
         self._begun: dict[int, tuple[range, Lower]] = {}  # source tier -> a demotion that was started early
         pool.caches.add(self)
@@ -109,7 +109,7 @@ class PagedCache:
 
     def reserve(self, n: int) -> None:
         """Make room for n more tokens, in hot pages that no other sequence shares. Demote the pages that are
-        due, and drop the pages behind the sliding window."""
+        old enough, and drop the pages behind the sliding window."""
         if self.offset + n <= self._until:
             return
         missing = -(-(self.offset + n) // PAGE) - len(self.pages)
@@ -137,8 +137,8 @@ class PagedCache:
             self._begin_next()
 
     def hold(self, n: int) -> None:
-        """Announce n tokens that come in several calls. No page is demoted before the last of the n tokens,
-        so the cache gets the same bits as from one call with n tokens."""
+        """Announce n tokens that the caller will append in several calls. No page is demoted before the last
+        of the n tokens, so the cache gets the same bits as from one call with n tokens."""
         self._whole_at = 0
         self._demote_due()
         self._whole_at = self.offset + n
@@ -191,7 +191,7 @@ class PagedCache:
         return other
 
     def clear(self) -> None:
-        """Release all pages, so that the cache is empty."""
+        """Release all pages; the cache is then empty."""
         self._stop()
         self._cut(0)
         self.offset = self.first = 0
@@ -272,8 +272,8 @@ class PagedCache:
             self.first += 1
 
     def _policy_ends(self, offset: int) -> list[int]:
-        """Return the `ends` that the pool's policy asks for at this offset. No page moves to a higher
-        tier."""
+        """Return the values of `self.ends` that the pool's policy asks for at this offset. No page moves to a
+        higher tier."""
         wanted, full = self.pool.policy(self.policy).counts(offset), self.offset // PAGE
         return [max(end, min(n, full)) for end, n in zip(self.ends, wanted, strict=True)]
 
@@ -286,8 +286,8 @@ class PagedCache:
             self.ends[tier] = due[tier]
 
     def _lower(self, tier: int, which: range) -> None:
-        """Move pages of one tier to the next lower tier, a few at a time. If a demotion of exactly these
-        pages was started early, use the result of that demotion."""
+        """Convert pages of one tier to the next lower tier, a few pages at a time. If a demotion of exactly
+        these pages was started early, use the result of that demotion."""
         begun, result = self._begun.pop(tier, (None, None))
         if begun == which and result:
             self._take(which, result())
@@ -315,14 +315,14 @@ class PagedCache:
             page.lower = None
 
     def _schedule(self) -> None:
-        """Compute the next offsets at which `reserve` and `advance` have work to do."""
+        """Compute the next numbers of tokens at which `reserve` and `advance` have work to do."""
         due = self.pool.policy(self.policy).next_change(self.offset)
         self._until = min(PAGE * len(self.pages), due)
         self._look = due - AHEAD
 
     def _sound(self, left: int) -> int:
-        """Return the number of tokens that can stay, at most `left`. The last page must be hot or full, and
-        no page of the lowest tier can lie in the hot range."""
+        """Return how many of the oldest tokens a trim can keep, at most `left`. The last page must be hot or
+        full, and no page of the lowest tier can lie in the hot range."""
         if left == self.offset:
             return left
         if left // PAGE < self.ends[-1]:

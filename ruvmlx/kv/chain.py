@@ -1,4 +1,5 @@
-"""This module makes the names of prefixes of a prompt. The names are a hash chain over whole pages of tokens.
+"""This module makes names for the prefixes (first tokens) of a prompt. The names are a hash chain over whole
+pages of tokens.
 
     names[0]      = H(version, key, salt)
     names[i + 1]  = H(names[i], tokens of page i)         H: BLAKE2b of NAME bytes
@@ -43,7 +44,7 @@ def page_name(before: bytes, tokens: Sequence[int]) -> bytes:
 
 def shared_pages(a: Chain, b: Chain) -> int:
     """Return the number of pages at the start of both chains that have the same name; -1 if the chains have
-    another key or salt.
+    different keys or salts.
 
     The search is a bisection: two chains that differ at one page differ at every later page.
     """

@@ -1,9 +1,9 @@
 """This module stores KV caches on disk, so that the model need not read the same prompt again. README.md has
 the format.
 
-Each KV page is stored in one file. The file name is the page's name in the hash chain (chain.py) and its
-tier. The name depends on the model, the version, the policy, the salt and all tokens up to the page's end. A
-page therefore serves every prompt that begins with the same tokens, and no other prompt.
+Each KV page is stored in one file. The file name consists of the page's name in the hash chain (chain.py) and
+the page's tier. The name depends on the model, the version, the policy, the salt and all tokens up to the
+page's end. A page therefore serves every prompt that begins with the same tokens, and no other prompt.
 
 The module ignores or removes a file that it cannot use. The user never sees an error of this module, because
 a prompt without a stored cache only takes longer. The files hold keys and values of the user's words, so the
@@ -39,7 +39,7 @@ _PAGE_SUFFIXES = (*SUFFIXES.values(), TAIL, SEQUENCE)
 class Piece(NamedTuple):
     """A file that must be written."""
 
-    path: str  # the file's name in the folder
+    path: str  # the name of the file in the cache folder
     file: PageFile
     parts: Callable[[], Iterator[Bytes]]
 
@@ -103,7 +103,8 @@ class CacheFolder:
         return False
 
     def _begin(self, owner: str, pieces: list[Piece], anew: bool) -> list[Piece]:
-        """Add the files to the owner's list and make room for them. Returns the files that are missing."""
+        """Add the files to the owner's list, and free enough bytes of the budget for the files. Returns the
+        files that are missing."""
         with self._lock:
             if anew:
                 self._removed.discard(owner)
@@ -121,9 +122,9 @@ class CacheFolder:
         self, names: Chain, prompt: Sequence[int], make: Callable[[], Any], known: int = 0
     ) -> tuple[Any, list[int]] | None:
         """Return (cache, its tokens) of the stored sequence that shares the longest prefix with the prompt.
-        The tokens of the sequence and of the prompt can differ after this prefix. Returns None if no sequence
-        has more whole pages of the prompt than the caller already has. A damaged file is removed, then the
-        search starts again.
+        The tokens of the sequence and of the prompt can differ after this prefix. Returns None if no stored
+        sequence has more whole pages of the prompt than `known` tokens fill. A damaged file is removed, then
+        the search starts again.
 
         names: the page names of the prompt
         make: a function that returns an empty cache
@@ -174,7 +175,7 @@ class CacheFolder:
     # Owners -------------------------------------------------------------------------------------
 
     def remove(self, owner: str) -> None:
-        """Delete the files that only this owner uses."""
+        """Delete the files that only this owner (a chat, or all requests outside of chats) uses."""
         if owners.fits(owner):
             with self._lock:
                 self._removed.add(owner)
@@ -233,15 +234,15 @@ class CacheFolder:
         return len(chats - {owners.REQUESTS}), sum(sizes)
 
     def _file_names(self, endings: tuple[str, ...] = _PAGE_SUFFIXES) -> list[str]:
-        """Return the names of the files with these endings."""
+        """Return the names of the folder's files that end with one of `endings`."""
         try:
             return [name for name in os.listdir(self.path) if name.endswith(endings)]
         except OSError:
             return []
 
     def _touch(self, names: Sequence[str]) -> None:
-        """Mark files as used now. Earlier pages of a sequence get later times, so they are evicted last.
-        Without the earlier pages, the later pages are useless."""
+        """Mark files as used now. Earlier pages of a sequence get later times, so the earlier pages are
+        evicted last. Without the earlier pages, the later pages are useless."""
         now = time.time_ns()
         for i, name in enumerate(names):
             with suppress(OSError):

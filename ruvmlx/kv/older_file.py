@@ -1,5 +1,6 @@
-"""This module reads the old format: one file `<chat>.kv` for each chat, with its whole cache. disk.py writes
-a newer format. This module reads an old file once, when its chat continues; disk.py then removes the file.
+"""This module reads an old format of stored KV caches: one file `<chat>.kv` for each chat, with the chat's
+whole cache. disk.py writes a newer format. This module reads an old file once, when its chat continues;
+disk.py then removes the file.
 
     0   8 bytes   "RUVMLXKV"
     8   u32       bytes of the header

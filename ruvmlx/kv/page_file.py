@@ -1,7 +1,8 @@
 """This module reads and writes one file of the stored KV caches. README.md has the layout.
 
 A file holds a page, a partly filled page, or a whole sequence of a cache without pages. The header repeats
-the page's name, so a file under a wrong name is noticed. The file ends with a checksum of all other bytes.
+the page's name, so `read` finds out if a file has a wrong name. The file ends with a checksum of all other
+bytes.
 """
 
 import json
@@ -95,7 +96,7 @@ def read(path: Path, name: bytes, tier: int) -> tuple[dict[str, Any], memoryview
 
 
 def read_facts(text: bytes | memoryview) -> dict[str, Any]:
-    """Return a JSON object. Raises ValueError if the text is anything else."""
+    """Return a JSON object. Raises ValueError if the text is not a JSON object."""
     try:
         facts = json.loads(bytes(text))
     except RecursionError:
@@ -106,8 +107,8 @@ def read_facts(text: bytes | memoryview) -> dict[str, Any]:
 
 
 def peek(path: Path) -> dict[str, Any]:
-    """Return the facts of a page file. Only `read` checks the whole file; this function does not. Returns {}
-    if the facts are unreadable."""
+    """Return the facts of a page file. This function does not check the file's body and checksum; `read`
+    checks the whole file. Returns {} if the facts are unreadable."""
     try:
         with open_ordinary(path) as file:
             text = HEAD.unpack(file.read(HEAD.size))[4]

@@ -41,13 +41,13 @@ class TierPolicy:
         """Return one number for each tier below hot: how many of the oldest pages, in a sequence of `offset`
         tokens, are in this tier or in a lower tier.
 
-        The numbers are those that the next token must find: with the next token itself, the newest lengths[0]
-        tokens are in f16.
+        The numbers already include the next token: with the next token, the newest lengths[0] tokens are in
+        f16.
         """
         return tuple(max(0, offset + 1 - age) // PAGE for age in reversed(self.lengths))
 
     def next_change(self, offset: int) -> int:
-        """Return the smallest offset above `offset` at which `counts` changes."""
+        """Return the smallest number of tokens above `offset` at which the result of `counts` changes."""
         return min(_next_change(offset, age) for age in self.lengths)
 
     def bytes(self, offset: int, page_bytes: tuple[int, ...]) -> int:
@@ -58,8 +58,8 @@ class TierPolicy:
 
 
 def _next_change(offset: int, age: int) -> int:
-    """Return the next offset at which a page reaches this age. Page j reaches the age at offset 64 (j + 1) +
-    age - 1."""
+    """Return the next number of tokens in the sequence at which a page reaches this age (tokens). Page j
+    reaches the age at offset 64 (j + 1) + age - 1."""
     return (max(0, offset + 1 - age) // PAGE + 1) * PAGE + age - 1
 
 

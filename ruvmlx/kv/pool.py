@@ -40,7 +40,7 @@ Lower = Callable[[], list[Page]]
 
 
 class PageHolder(Protocol):
-    """The protocol of a sequence's cache, as far as the pool uses it."""
+    """The part of a sequence's cache that the pool uses."""
 
     pages: list[Page | None]
     offset: int
@@ -51,21 +51,23 @@ class PageHolder(Protocol):
 
 
 class PagePool:
-    """A pool holds all pages of a backend, and the level of precision that all pages must have now.
+    """A pool holds all pages of a backend, and the level (0: no pressure) by which the tier policies of all
+    sequences are now tightened.
 
-    Near the budget, or when the machine runs out of memory, the policy tightens by one level. A page that was
-    converted to a lower precision keeps this precision. The budget limits precision, not length: a sequence
-    still grows when every page is in the lowest tier. Admission (engine/admission.py) limits the length.
+    Near the budget, or when the machine runs out of memory, the policy tightens by one level: pages lose
+    precision at a lower age. A page that was converted to a lower precision keeps this precision. The budget
+    limits precision, not length: a sequence still grows when every page is in the lowest tier. Admission
+    (engine/admission.py) limits the length.
 
     budget: the maximum bytes of all pages; 0: no budget
-    least: the minimum level of tightening (0: none), because a running sequence fits only at this level
+    least: the minimum level of tightening (0: none), at which all running sequences fit
     """
 
     def __init__(self, storage: Storage, budget: int = 0, pressure: Callable[[], float] = memory_pressure):
         self.storage, self.level, self.least = storage, 0, 0
         self.budget = budget
         self.pressure = pressure
-        # A function that frees a cache that is only kept for reuse. The function returns True if it freed a
+        # A function that frees a cache that no running request uses. The function returns True if it freed a
         # cache.
         self.reclaim: Callable[[], bool] = lambda: False
         self._pages = [0] * len(TIERS)
@@ -107,8 +109,8 @@ class PagePool:
 
     def demote(self, pages: Sequence[Page]) -> Lower:
         """Start to convert pages of one tier to the next lower tier. Returns a function that waits and
-        returns the new pages. The new pages are counted in the budget from now on; the caller still has to
-        release the old pages. Sequences that share a page also share its lower page."""
+        returns the new pages. The budget includes the new pages from now on; the caller still has to release
+        the old pages. Sequences that share a page also share the page's version in the lower tier."""
         self._make_room(pages[0].tier - 1, len(pages))
         found = [page.lower for page in pages if page.lower is not None and page.lower.users]
         fresh = [page for page in pages if page.lower is None or not page.lower.users]
@@ -127,8 +129,8 @@ class PagePool:
         return result
 
     def at_once(self, tier: int) -> int:
-        """Return the number of pages of a tier to demote together. Near the budget the number is smaller,
-        because during a demotion both versions of a page use memory."""
+        """Return the number of pages of a tier to demote together. Near the budget, the number is smaller
+        than AT_ONCE, because during a demotion both versions of a page use memory."""
         if not self.budget:
             return AT_ONCE
         return max(1, min(AT_ONCE, (self.budget - self.nbytes) // self.sizes[tier - 1]))
@@ -187,7 +189,7 @@ class PagePool:
 
     def adapt(self, pages: int) -> bool:
         """Choose the level of tightening before `pages` more hot pages are made. Before the level rises, free
-        caches that are only kept for reuse. Returns True if the level rose."""
+        caches that no running request uses. Returns True if the level rose."""
         before = self.level
         pressure, need = self.pressure(), pages * self.sizes[HOT]
         if pressure > HIGH:
@@ -202,7 +204,7 @@ class PagePool:
         return self.level > before
 
     def _make_room(self, tier: int, n: int) -> None:
-        """Free caches that are only kept for reuse, until n more pages of a tier fit into the budget."""
+        """Free caches that no running request uses, until n more pages of a tier fit into the budget."""
         self._thread = threading.get_ident()
         self.release_abandoned()
         while self._exceeds(self.nbytes + n * self.sizes[tier]) and self.reclaim():
@@ -218,8 +220,8 @@ class PagePool:
         return bool(self.budget) and nbytes > self.budget
 
     def _at(self, level: int) -> int:
-        """Return the size of all sequences, in bytes, as if each sequence had used this level from its
-        start."""
+        """Return the bytes that all sequences would take if each sequence had used this level of tightening
+        from its start."""
         return sum(tighten(c.policy, level).bytes(c.offset, self.sizes) for c in self.caches)
 
     def policy(self, wanted: TierPolicy) -> TierPolicy:

@@ -22,7 +22,7 @@ class PageTable(Protocol):
         """Remove a page from the table: the page was trimmed, or it is behind the sliding window."""
 
     def share(self, other: Any) -> None:
-        """Give the tokens that are not in pages yet to the table of a fork. other: the fork's table."""
+        """Share the tokens that are not yet in pages with `other`, the table of a fork of this sequence."""
 
     def flush(self) -> None:
         """Write appended tokens into their pages. The cache calls `flush` before pages are dumped or written
@@ -47,7 +47,8 @@ class Storage(Protocol):
         `compact` returns."""
 
     def prepare(self, tier: int, n: int) -> None:
-        """Prepare for n new pages of a tier. The cache calls `prepare` before the pages are made."""
+        """Get the memory for n new pages of a tier, if needed. The cache calls `prepare` before it makes the
+        pages."""
 
     def make(self, tier: int) -> int:
         """Make a page and return its number. The page's contents are undefined."""
@@ -59,7 +60,7 @@ class Storage(Protocol):
     def free(self, page: int, tier: int) -> None: ...
 
     def copy(self, page: int) -> int:
-        """Return the number of a second hot page with the same contents."""
+        """Copy a hot page and return the number of the copy."""
 
     def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
         """Start to convert full pages of `tier` to the next lower tier. Returns a function that the caller

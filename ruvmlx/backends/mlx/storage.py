@@ -269,8 +269,8 @@ class MLXTable:
         self._tiers = None
 
     def share(self, other: "MLXTable") -> None:
-        """Let this table, the table of a fork of a sequence, continue from the open page of the table
-        `other`. Arrays are immutable, so each of the two sequences makes its own next version of the page."""
+        """Let `other`, the table of a fork of this sequence, continue from this table's open page. Arrays are
+        immutable, so each of the two sequences makes its own next version of the page."""
         other._open, other._open_at = self._open, self._open_at
 
     def flush(self) -> None:
