@@ -4,8 +4,8 @@
 //   4 bits:  s = f16((max - min) / 15)    b = f16(min)    q = clamp(rint((x - b) / s), 0, 15)        x ~ s q + b
 //   If s = 0, then q = 0. A scale or bias of -0 is stored as +0, because the sign of a zero minimum depends on the
 //   order of comparisons.
-//   Products s * q are exact in float32, so a compiler may fuse s * q - b. For all other products the code uses
-//   `product`, which no compiler fuses.
+//   Products s * q are exact in float32, so a compiler can fuse s * q - b without a change of the result. For all other
+//   products the code uses `product`, which no compiler fuses.
 
 FN float max_over_lanes(float x) {
     UNROLL for (int w = 1; w < 32; w *= 2) x = fmax(x, shuffle_xor(x, w));

@@ -2,7 +2,7 @@
 packages on Linux (RAPL), if the user has the permission to read them.
 
 macOS shows the power only to administrators (powermetrics). On macOS and in virtual machines, the report's
-row has no value but a reason.
+row has no value, but the row's note says why.
 """
 
 import time

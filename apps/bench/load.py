@@ -19,7 +19,8 @@ LOADS = 3  # the number of times that the user's model is loaded
 CONTEXT = 256  # the number of tokens of llama.cpp's context
 TARGET_SPEED_RATIO = 1.2  # the target for ruvmlx's speed / llama.cpp's speed, for the large model
 LARGE = "7B-shaped random model, 4 bits"
-ROOM = 2.5  # needed memory / model size, with the file in the page cache; with llama.cpp 1 more
+# needed memory / model size, with the file in the page cache; llama.cpp needs the model size once more
+ROOM = 2.5
 
 
 def run(
@@ -37,7 +38,8 @@ def run(
     log("load: measured")
     if not large:
         return [*rows, left_out(f"{LARGE}: load", "s", "not in a quick run", 30)]
-    beside = [name for name in wanted if name == "llama.cpp"]  # mlx-lm would need another copy of the weights
+    # leave out mlx-lm, because it would need another copy of the weights
+    beside = [name for name in wanted if name == "llama.cpp"]
     with tempfile.TemporaryDirectory(prefix="ruvmlx-bench-") as folder:
         size = random_model.nbytes("mistral-7b")
         room = (ROOM + len(beside)) * size

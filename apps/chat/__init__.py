@@ -5,7 +5,7 @@
     state.py      the chat that is open, and the outcome that a step returns
     plain.py      the plain mode, which runs the steps and prints their outcomes
     app.py        the app: keys, widgets, and the action that each key calls
-    actions/      the app's further work: it streams replies, takes ratings and opens screens
+    actions/      the app's work around the steps: it streams replies, takes ratings and opens screens
     context.py    the objects that actions and screens share: the host, the state, the widgets
 
 The host (ruvmlx/host/host.py) has the thread that owns the model. To add a command, add a row to commands.py
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from .options import ChatOptions
 
-# Textual reads TEXTUAL_FPS at import. It is the number of times per second that Textual checks for widgets to
-# draw. With 120 checks, a typed letter appears 4 ms later while the app draws a reply. More checks do not
-# draw more frames.
+# Textual reads TEXTUAL_FPS at import. TEXTUAL_FPS is the number of times per second that Textual checks for
+# widgets to draw. With 120 checks, a typed letter appears 4 ms later while the app draws a reply. More checks
+# do not draw more frames.
 os.environ.setdefault("TEXTUAL_FPS", "1000")
 # ESCDELAY is the time in ms after which Textual takes a lone ESC byte for the Esc key. Textual checks for
 # such a byte every 100 ms, so Textual's default of 100 can delay the Esc key by 200 ms. A user with a slow
@@ -49,7 +49,8 @@ def run_chat(
     motion: bool = True,
     keys: str = "",
 ) -> int:
-    """Chat until the user leaves; return the exit code. If stdin or stdout is no terminal, use plain mode."""
+    """Chat until the user leaves; return the exit code. If stdin or stdout is not a terminal, use plain
+    mode."""
     from .options import ChatOptions
 
     chosen = session or ("continue" if continue_ else "new")

@@ -1,8 +1,7 @@
 """This module copies text to the clipboard with a tool of the system, for example pbcopy. Over SSH, or if the
 system has no tool, the module sends the text to the terminal, which copies it (escape sequence OSC 52).
 
-A tool on the far side of an SSH connection would fill the clipboard of that machine, which the user cannot
-reach.
+Over SSH, a tool would fill the clipboard of the remote machine, which the user cannot reach.
 """
 
 import base64
@@ -36,7 +35,7 @@ def tool(environment: Mapping[str, str] = os.environ, platform: str = sys.platfo
 
 
 def copy_with_tool(text: str) -> bool:
-    """Copy the text with a tool of the system. Return True if a tool copied it."""
+    """Copy the text with a tool of the system. Return True if a tool copied the text."""
     command = tool()
     if command is None:
         return False

@@ -34,8 +34,8 @@ def edit(text: str, words: list[str]) -> str | None:
     with tempfile.TemporaryDirectory(prefix="ruvmlx-") as folder:
         file = Path(folder) / "message.md"
         file.write_text(text, encoding="utf-8")
-        # Ctrl-C is for the editor, so this process ignores Ctrl-C with a handler of its own. The editor does
-        # not inherit a handler, but it would inherit SIG_IGN.
+        # Ctrl-C is for the editor, so this process ignores Ctrl-C with a handler that does nothing. The
+        # editor does not inherit a handler, but it would inherit SIG_IGN.
         before = signal.signal(signal.SIGINT, lambda *_: None)
         try:
             code = subprocess.run([*words, str(file)], check=False).returncode

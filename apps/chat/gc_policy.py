@@ -12,7 +12,8 @@ import gc
 
 EVERY = 0.5  # seconds between two calls of `IdleLearner.tidy`, which calls `Garbage.set_aside`
 QUIET = 2.0  # seconds without a key or a reply after which a full collection can run
-NEW, LATE, OVERDUE = 1.02, 1.2, 2.0  # limits; 1.0 is the number of objects that the last full collection left
+# limits of the number of objects; 1.0 means the number that the last full collection left
+NEW, LATE, OVERDUE = 1.02, 1.2, 2.0
 A_REPLY = 400_000  # number of objects that one reply can add before a full collection interrupts it
 
 
@@ -34,7 +35,8 @@ class Garbage:
         # objects.
         allowed = times * self._left + more
         if self._aside > allowed:
-            self._aside = gc.get_freeze_count()  # count exactly: many frozen objects are freed by now
+            # get the exact number, because many frozen objects have been freed
+            self._aside = gc.get_freeze_count()
         return self._aside > allowed
 
     def search(self) -> None:

@@ -34,7 +34,7 @@ class Interrupts:
         self._heard.close()
 
     def stop(self) -> None:
-        """End the reply that the model writes now, if there is one."""
+        """End the reply if the model writes a reply now."""
         if self._cancel is not None:
             self._cancel.set()
 

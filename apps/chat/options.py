@@ -20,17 +20,19 @@ class ChatOptions:
     sampling: Sampling | None = None  # sampling settings; None: the model's own settings
     max_new_tokens: int = 1024
     system: str | None = None
-    # Only the app uses the next four options. Plain mode cannot learn in idle time.
+    # Only the app uses the options learn_when_idle, theme, motion and keys. Plain mode cannot learn in idle
+    # time.
     learn_when_idle: bool = True
     theme: str = "auto"
     motion: bool = True
     keys: str = ""  # the user's own keys, for example "again=ctrl+t,chats=f3"
-    best_of: int | str | None = None  # number of replies to a question, or "auto"; None: the setting's
+    best_of: int | str | None = None  # number of replies to a question, or "auto"; None: as in the settings
     find: str = ""  # words of the message to show first; session "new": search in all chats
     message: int | None = None  # the id of the message to show first; None: the end of the chat
     files: UserFiles = HERE
     tools: bool = True  # False if the user must not turn on tool servers
-    copies: Callable[[str], bool] | None = None  # copies a text to the clipboard of the user's machine
+    # a function that copies a text to the clipboard of the user's machine
+    copies: Callable[[str], bool] | None = None
 
     def for_reply(self, cancel: threading.Event) -> dict[str, Any]:
         """Return keyword arguments for `Conversations.say` and similar methods. cancel: an event; once it is
@@ -64,6 +66,6 @@ def start_session(runtime: Runtime, options: ChatOptions) -> str:
         return runtime.chats.new_chat(options.system)
     if options.session != "continue":
         earlier = runtime.chats.find_chat(earlier)
-    if options.system is not None:  # "" removes the system prompt
+    if options.system is not None:  # `system` = "" removes the system prompt
         runtime.chats.set_system(earlier, options.system)
     return earlier

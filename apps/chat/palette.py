@@ -1,5 +1,5 @@
 """This module has the entries of the command palette (Ctrl+P): slash commands under their titles. Textual
-adds its own entries to the palette."""
+adds more entries to the palette, for example "Quit"."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

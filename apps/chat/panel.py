@@ -9,7 +9,7 @@ from ruvmlx.kv.cache import KVStats
 
 from .overview import Overview, Rows, fitted, sections
 
-WIDTH = 34  # the width in terminal cells; the panel's frame takes four of them
+WIDTH = 34  # the width in terminal cells; the panel's frame takes four cells of this width
 
 
 class Panel(VerticalScroll, can_focus=False):

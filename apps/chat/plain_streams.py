@@ -10,7 +10,8 @@ from ruvmlx.text import sanitize
 
 from .interrupts import Interrupts
 
-MAX_LINE_CHARACTERS = 1 << 20  # the maximum number of characters of an input line; no context holds more
+# the maximum number of characters of an input line; a longer line fits into no model's context
+MAX_LINE_CHARACTERS = 1 << 20
 
 
 class PlainStreams:
@@ -61,7 +62,8 @@ class PlainStreams:
         except OSError as error:
             self.closed = True
             self._interrupts.stop()
-            if error.errno not in (errno.EPIPE, errno.EIO):  # another error, for example of a full disk
+            # raise any other error, for example of a full disk
+            if error.errno not in (errno.EPIPE, errno.EIO):
                 self.complain(error)
 
     def complain(self, error: Exception) -> None:
@@ -71,5 +73,5 @@ class PlainStreams:
     @staticmethod
     def note(line: str) -> None:
         """Write a line to stderr, because stdout is only for replies."""
-        with contextlib.suppress(OSError):  # raised if stderr has no reader
+        with contextlib.suppress(OSError):  # `print` raises OSError if stderr has no reader
             print(line, file=sys.stderr, flush=True)

@@ -1,5 +1,5 @@
 """This module has the roles for the command /as. A role is a system prompt with a name. Some roles are built
-in. The user's own roles are files, `roles/NAME.md` in the data folder."""
+in. Each role that the user saved is a file `roles/NAME.md` in the data folder."""
 
 import re
 from pathlib import Path
@@ -32,7 +32,7 @@ def folder() -> Path:
 
 
 def names() -> list[str]:
-    """Return the names of the user's own roles and of the built-in roles."""
+    """Return the names of the roles that the user saved and of the built-in roles."""
     own = [file.stem for file in sorted(folder().glob("*.md")) if _NAME.fullmatch(file.stem)]
     return [*own, *(name for name in BUILT_IN if name not in own)]
 

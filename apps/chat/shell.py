@@ -10,7 +10,7 @@ from .keyboard import TerminalDriver
 class ChatShell(App[int]):
     """The app without its widgets and actions. The actions call Textual through this class."""
 
-    phase: var[str] = var("opening")  # later "idle", "replying" or "closing"
+    phase: var[str] = var("opening")  # "opening", later "idle", "replying" or "closing"
 
     def __init__(self) -> None:
         super().__init__(driver_class=TerminalDriver)

@@ -31,21 +31,23 @@ class ChatState:
     candidates: list[Candidate] = field(default_factory=list)  # the two replies of the newest comparison
     response: GenerationResponse | None = None  # the newest reply of the model, with its figures
     lesson: RatingResult | PreferenceResult | None = None  # the result of the newest rating or choice
-    left_out: int = 0  # number of oldest messages that the model does not read, as the user last heard
+    # number of oldest messages that the model does not read, by the last message to the user about them
+    left_out: int = 0
     told_full: bool = False  # True if plain mode has told the user that the context is nearly full
     listed_chats: list[str] = field(default_factory=list)  # chat ids in the order of the last /chats list
     found_messages: dict[str, int] = field(default_factory=dict)  # last search: chat id -> message id
     listed_models: list[str] = field(default_factory=list)  # names in the order of the last /models list
     sensors: Sensors = field(default_factory=Sensors)
     tools: ChatTools = field(default_factory=ChatTools)
-    cancel: threading.Event = field(default_factory=threading.Event)  # once set, it ends the step that runs
+    # if this event is set, the step that runs now ends
+    cancel: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self.tools.may_run = self.options.tools
         self.system = self.system or self.options.system
 
     def open_chat(self, session: str, system: str | None) -> None:
-        """Switch to another chat, and forget what belongs to the chat before."""
+        """Switch to another chat, and forget the data of the previous chat."""
         self.session, self.system = session, system
         self.selected, self.candidates, self.response, self.left_out = None, [], None, 0
         self.told_full = False
@@ -64,7 +66,7 @@ class ChatState:
 @dataclass(frozen=True)
 class Outcome:
     """The outcome of a step. Only the app uses the fields `notice` and `flash`. Only plain mode uses `words`,
-    `reply`, `then` and `model`. The app and plain mode use the other fields."""
+    `reply`, `then` and `model`. The app and plain mode use all other fields."""
 
     words: str = ""  # the answer for plain mode, in lines that can be read aloud
     notice: str = ""  # the answer for the app as a notice in the conversation

@@ -1,5 +1,5 @@
-"""This module finds the files that the user names in a chat. The app can run in another folder or on another
-machine than the user's terminal."""
+"""This module finds the files that the user names in a chat. The app can run in another folder than the
+user's terminal, or on another machine."""
 
 from dataclasses import dataclass
 from pathlib import Path

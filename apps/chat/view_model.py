@@ -54,7 +54,7 @@ class Opened:
     turns: list[Turn]
     model: str
     backend: str
-    caveat: str  # says which part of the machine ruvmlx cannot use, and why; "": nothing is missing
+    caveat: str  # the part of the machine that ruvmlx cannot use, and why; "": no such part
     max_context: int
     learned: LearnStatus | None
     said: list[str]  # the user's earlier messages in all chats, the newest first

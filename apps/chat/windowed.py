@@ -16,7 +16,7 @@ from textual.widget import Widget
 
 if TYPE_CHECKING:
     _Base = Widget
-else:  # as a mixin, a subclass of Widget would become the base class in Textual's CSS
+else:  # do not subclass Widget here, because Textual's CSS would take this mixin as the base class
     _Base = object
 
 

@@ -9,8 +9,8 @@ BELOW = "ratings; how often the reply is better than the original model's"
 
 
 def curves(title: str, series: Mapping[str, Sequence[Point]]) -> str:
-    """Return an SVG plot of the win-rate (how often the reply is better than the original model's) over the
-    number of ratings. Each line starts at a win-rate of 50% for 0 ratings.
+    """Return an SVG plot of the win-rate (how often the reply is better than the original model's reply) over
+    the number of ratings. Each line starts at a win-rate of 50% for 0 ratings.
 
     series: {name of a line: its points (ratings, win-rate, lower end and upper end of the 95% interval)}
     """

@@ -38,7 +38,8 @@ class Workers:
             opened = self.open() if parts else None
             yield from (work(opened, part) for part in parts)
             return
-        context = get_context("spawn")  # a fork would copy locks of threads that the child does not have
+        # do not fork, because a fork copies locks of threads that the child does not have
+        context = get_context("spawn")
         with ProcessPoolExecutor(count, context, _open, (self.open,)) as pool:
             try:
                 with _deferred_signals():

@@ -22,7 +22,7 @@ class Point:
         seeds, on neutral text
     variety: the distinct-2 of the learned model's replies, divided by the frozen model's; the mean of the
         seeds
-    variety_worst: this ratio for the worst seed (the sampling error of one seed is about 1%)
+    variety_worst: the variety of the worst seed (the sampling error of one seed is about 1%)
     best_rate: the win-rate of the replies that the taste model picks; None if the taste model does not pick
     """
 

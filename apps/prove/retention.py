@@ -15,8 +15,9 @@ _ROWS = 64  # the number of tokens whose logits are computed at a time
 
 
 class NeutralText:
-    """A neutral text, on a topic that no simulated user rates. `compare` measures on this text the KL
-    divergence of a learned model from the frozen (original) model, and the change of perplexity."""
+    """A neutral text, whose topic does not occur in the prompts that simulated users rate. On this text,
+    `compare` measures the KL divergence of a learned model from the frozen (original) model, and the change
+    of perplexity."""
 
     def __init__(self, backend: Backend, tokenizer):
         text = resources.files(__package__).joinpath("data/neutral.txt").read_text(encoding="utf-8")

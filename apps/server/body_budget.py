@@ -39,7 +39,7 @@ class HeldBody:
             bodies.held += count
 
     def whole(self) -> bytes:
-        """Return the whole body. Raise ApiError if the body was dropped because there was no room."""
+        """Return the whole body. Raise ApiError if the body was dropped because the limit left no room."""
         if self._refused is not None:
             raise self._refused
         return b"".join(self._pieces)

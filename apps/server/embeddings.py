@@ -32,7 +32,7 @@ class EmbeddingUsage(Struct):
 
 class Embeddings(Struct):
     """The answer with one vector for each text. model: the name of the model that computed the vectors.
-    method: how the model computed the vectors."""
+    method: words for the method by which the model computed the vectors."""
 
     object: Literal["list"]
     data: list[EmbeddingRow]

@@ -16,7 +16,7 @@ GAP_TOKENS = (
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # the tokens of SantaCoder
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # the tokens of DeepSeek-Coder
 )
-FILE_TOKENS = ("<|file_sep|>", "<file_sep>")  # the special tokens that begin a further file
+FILE_TOKENS = ("<|file_sep|>", "<file_sep>")  # the special tokens that stand before each other file
 
 
 async def gap_prompt(call: Call, before: str, after: str) -> list[int]:
@@ -29,7 +29,7 @@ def gap_ids(model: Model, before: str, after: str, files: Sequence[str] = ()) ->
     """Return the token ids of an infilling prompt. The names of special tokens in the texts are read as plain
     text. Raise ApiError, 400, if the model has no infilling tokens.
 
-    before, after: the text before and after the text that the model writes. files: texts of further files,
+    before, after: the text before and after the text that the model writes. files: texts of other files,
     which the model reads first.
     """
     tokenizer, most = model.tokenizer, model.context
@@ -45,8 +45,8 @@ def gap_ids(model: Model, before: str, after: str, files: Sequence[str] = ()) ->
 
 def _file_ids(tokenizer: Tokenizer, files: Sequence[str], most: int) -> list[int]:
     """Return the token ids of the other files that the model reads before the text with the gap. If the model
-    has a token that begins a file, each file begins with this token. most: the number of tokens from which
-    the next files are left out."""
+    has a token that begins a file, each file begins with this token. most: if there are
+    more ids than this number, the next files are left out."""
     special, ids = tokenizer.special_tokens, list[int]()
     mark = [special[name] for name in FILE_TOKENS if name in special][:1]
     for text in files:

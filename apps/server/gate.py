@@ -55,8 +55,8 @@ class Gate:
             await self._sender(send, cors).error(error, shape)
 
     def _check_size(self, scope: dict[str, Any]) -> None:
-        """Raise ApiError, 431, if the request's header is too large. The library h11 limits the header only
-        if it arrives in several parts."""
+        """Raise ApiError, 431, if the request's header is too large. The library h11 limits the size of the
+        header only if the header arrives in several parts."""
         fields = [(scope.get("raw_path", b""), scope.get("query_string", b"")), *scope["headers"]]
         if sum(len(name) + len(value) for name, value in fields) > self._serving.limits.header:
             message = f"the header is larger than {self._serving.limits.header} bytes."

@@ -30,7 +30,7 @@ class InstalledModels:
         return {name: facts for name, facts in found.items() if facts is not None}
 
     def need(self, facts: Facts) -> Need:
-        """Return how much memory the model will take when it is open, as planned, in bytes."""
+        """Return the number of bytes of memory that the open model will take by the plan."""
         settings = self._settings
         backend = for_model(self._choice, settings.backend, facts.shape)
         return Need.of(facts, backend, settings.max_context)

@@ -10,7 +10,8 @@ from .bodies import Text
 Model = Annotated[
     str | None, Meta(description="NAME, as GET /v1/models lists it; null: the server's first model.")
 ]
-MOST_CHARACTERS = 2**18  # characters of a text to tokenize; other requests wait for the tokenizer
+# the maximum number of characters of a text to tokenize, because other requests wait for the tokenizer
+MOST_CHARACTERS = 2**18
 MOST_TOKENS = 2**18
 
 
@@ -41,7 +42,8 @@ class ExtraFile(Struct, forbid_unknown_fields=True):
 
 
 class InfillBody(Struct, forbid_unknown_fields=True):
-    """The body of POST /infill. prompt: further text before the gap, which is the text that the model writes.
+    """The body of POST /infill. prompt: a text between `input_prefix` and the gap, which is the text that the
+    model writes.
     n_predict: the maximum number of tokens of the reply; -1: all free tokens of the context."""
 
     input_prefix: str

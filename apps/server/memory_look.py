@@ -10,8 +10,8 @@ from ruvmlx.runtime import Runtime
 
 class MemoryLook(NamedTuple):
     """The answer of an open model. held: the memory use of all models together. waiting: the number of
-    replies that wait for a place or for memory. adapter: the adapter version that the first of the models
-    uses, as NAME@VERSION; None: no adapter."""
+    replies that cannot begin yet, because the maximum number of replies is in progress or memory is full.
+    adapter: the adapter version that the first of the models uses, as NAME@VERSION; None: no adapter."""
 
     held: MemoryUse
     purposes: list[Purpose]

@@ -10,8 +10,8 @@ from .model_pool import ModelPool, PooledModel
 
 
 def idle_work_of(models: ModelPool) -> str:
-    """Return the name of the idle work of the open models, or "" if no model works. All models share one
-    thread, so at most one model works at a time."""
+    """Return the name of the idle work of the open models, or "" if no model does idle work. All models share
+    one thread, so at most one model does idle work at a time."""
     return next((model.serving.idle_work for model in models.open_models if model.serving.idle_work), "")
 
 

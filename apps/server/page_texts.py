@@ -15,7 +15,8 @@ from ..learning_words import status_facts, status_lines
 from .endpoint import Answer, Call, Endpoint
 from .errors import ApiError
 
-MOST_LETTERS = 262_144  # the maximum number of characters of all texts; they take tenths of a second
+# the maximum number of characters of all texts together, which take tenths of a second
+MOST_LETTERS = 262_144
 
 
 class MarkdownBody(Struct, forbid_unknown_fields=True):

@@ -20,7 +20,7 @@ class ResponseFunction(
 
 
 class FunctionGroup(Struct, forbid_unknown_fields=True, tag_field="type", tag="namespace"):
-    """A group of functions for one purpose. The model reads and writes the name of such a function as
+    """A group of functions for one purpose. The model reads and writes the name of a function of the group as
     GROUP.FUNCTION. In an item, `namespace` is the name of the group and `name` is the name of the function.
     description: the server ignores this field."""
 

@@ -37,7 +37,7 @@ class Calls:
         return kept
 
 
-NewCalls = Callable[[], Calls] | None  # makes a parser for each reply; None: no tool calls
+NewCalls = Callable[[], Calls] | None  # a function that makes a parser for each reply; None: no tool calls
 
 
 @dataclass

@@ -14,7 +14,7 @@ class ThoughtStream:
         # The tag that ends the thought. "": the stream has not decided yet whether the reply has a thought.
         # None: the answer has begun.
         self._end: str | None = "" if split else None
-        self._begun = not split  # True if the spaces before the thought or the answer are cut
+        self._begun = not split  # True if the spaces before the thought or the answer have been cut
 
     def feed(self, text: str) -> tuple[str, str]:
         """Add a piece of the reply's text. Return the new text of the thought and the new text of the
@@ -39,8 +39,8 @@ class ThoughtStream:
             self._end, self._begun = None, True
 
     def _take_thought(self) -> str:
-        """Return the new text of the thought. Hold back spaces at its end, and text that can be the beginning
-        of the tag that ends the thought."""
+        """Return the new text of the thought. Hold back spaces at the end of this text, and text that can be
+        the beginning of the tag that ends the thought."""
         end = self._end or ""
         thought, ended, rest = self._held.partition(end)
         if not self._begun:

@@ -2,7 +2,7 @@
 
 A client can send the arguments of an earlier tool call in another order. For example, Claude Code puts
 arguments with a default first. Without this module, the new prompt would differ from the prompt in the KV
-cache, although both mean the same.
+cache, although both prompts mean the same.
 """
 
 from collections import OrderedDict

@@ -8,8 +8,8 @@
  *
  * Every kernel returns RVM_OK, or an error code that says why the kernel did nothing:
  *   RVM_BAD_ARGUMENT  a null pointer, a size of 0, a rank over RVM_MAX_RANK, a token id out of range
- *   RVM_NOT_FINITE    an input or a result is NaN or Inf, unless the kernel's comment says "passes NaN on". The kernel has
- *                     not changed weights and accumulators then; the contents of other outputs are undefined.
+ *   RVM_NOT_FINITE    an input or a result is NaN or Inf, unless the kernel's comment says "passes NaN on". After this
+ *                     error, weights and accumulators are unchanged; the contents of other outputs are undefined.
  * A logit of -inf is no error, because it means probability 0.
  */
 #ifndef RVM_H

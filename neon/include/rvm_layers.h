@@ -27,13 +27,13 @@ typedef struct {
     const float *q; /* the queries before rope: token t, head g begins at q + t * q_stride + g * head_dim */
     size_t q_stride;
     const float *turn; /* [queries][head_dim]: the cosines, then the sines, of the rope angles of each query */
-    size_t queries, position; /* position: the position of the first query; a query sees itself and all tokens before it */
+    size_t queries, position; /* position: the position of the first query; a query sees its own and all earlier tokens */
     const float *slopes;      /* [group], ALiBi: a score gets slope * (key's position - query's position); NULL: no slopes */
-    size_t window;            /* the maximum number of tokens that a query sees, including itself; 0: no maximum */
+    size_t window;            /* the maximum number of tokens that a query sees, its own included; 0: no maximum */
     size_t first_page, end_page;
     float *out; /* the results: token t, head g begins at out + t * out_stride + g * head_dim */
     size_t out_stride;
-    float *partial; /* not NULL: the output, for `merge` and in place of out: [queries * group][RVM_PARTIAL(head_dim)] */
+    float *partial; /* not NULL: attend's output for merge, in place of out: [queries * group][RVM_PARTIAL(head_dim)] */
     float *scratch; /* scratch memory, [rvm_attention_scratch(queries * group, head_dim)] */
 } rvm_attention;
 
@@ -42,7 +42,7 @@ RVM_API size_t rvm_attention_scratch(size_t rows, size_t head_dim);
 /* An implementation of all layers for one instruction set. Arrays are float32 if no other type is named. T: number of
  * tokens, D:  width. */
 struct rvm_layers {
-    const char *name; /* the same name as in rvm_kernels */
+    const char *name; /* the name of the implementation, as in rvm_kernels */
 
     /* RMS norm: y = x / sqrt(mean(x^2) + eps) * weight      x, y: [T, D]   weight: [D] */
     int (*rms_norm)(const float *x, const float *weight, float eps, size_t tokens, size_t dim, float *y);

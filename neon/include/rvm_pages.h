@@ -5,9 +5,9 @@
 /* A KV page holds the keys and values of RVM_PAGE_TOKENS consecutive tokens.
  *
  * A tier is a storage precision: hot, warm or cold. New tokens go into a hot page. When newer tokens follow, a page is
- * converted to the next lower tier. A page holds all layers and key-value heads, [layer][kv head]. Each of them is a
- * head-page of rvm_head_page_bytes(tier, head_dim) bytes.
- * A hot head-page has IEEE half floats:
+ * converted to the next lower tier. A page holds all layers and key-value heads, [layer][kv head]. Each pair of a layer
+ * and a key-value head has a head-page of rvm_head_page_bytes(tier, head_dim) bytes. A hot head-page has IEEE half
+ * floats:
  *   keys   [head_dim][RVM_PAGE_TOKENS]      turned by rope; one row for each dimension
  *   values [RVM_PAGE_TOKENS][width]         width = head_dim rounded up to 16
  * A head-page of another tier has codes (small integers) in the order that is fastest for the kernels.
@@ -43,8 +43,8 @@ typedef struct {
  * invalid tier or head_dim. */
 RVM_API size_t rvm_head_page_bytes(rvm_tier tier, size_t head_dim);
 
-/* Convert n consecutive head-pages from one tier to a lower tier. A conversion over several tiers gives the same bytes
- * as one step after the other. */
+/* Convert n consecutive head-pages from one tier to a lower tier. A conversion that skips tiers gives the same bytes as
+   conversions from each tier to the next. */
 RVM_API int rvm_pages_demote(rvm_tier from, const uint8_t *src, rvm_tier to, uint8_t *dst, size_t n,
                              size_t head_dim);
 

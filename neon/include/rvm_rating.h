@@ -17,7 +17,7 @@ typedef struct {
     const int32_t *following;        /* [M]: the column in V of the token that follows each context */
     const float *rest, *slope;       /* [R, V] or NULL: rvm_distance adds dot(rest, s * lora_b) to out[1]; slope: for out[2] */
     uint64_t ends[RVM_GROUPS];       /* the end of each group among the M contexts, ascending; a group can be empty */
-    double share[RVM_GROUPS];        /* the group's fraction of all prose; 0 for answers */
+    double share[RVM_GROUPS];        /* the fraction of all prose that the group stands for; 0 for answers */
     uint64_t vocab, rank;
 } rvm_text;
 
@@ -54,8 +54,8 @@ RVM_API size_t rvm_asking_scratch(const rvm_asking *asking, size_t rank);
 
 /* Compute weights from evidence [3, R, A + k]: block [R, A + 1] = theta_tokens + theta_features @ features^T. The last
  * column, which stands for all other tokens, is 0. If `answers` is not NULL, measure the KL divergence of an adapter
- * with the weights scale * block. If it is above rule->cap, scale all columns except `ends` down until the KL is about
- * the cap. */
+ * with the weights scale * block. If this KL is above rule->cap, scale all columns except `ends` down until the KL is
+ * about the cap. */
 RVM_API int rvm_asked(const rvm_kernels *k, const rvm_matmul *m, const rvm_asking *asking, const rvm_rule *rule,
                       const rvm_text *answers, float scale, const float *evidence, size_t rank, void *scratch,
                       float *block);

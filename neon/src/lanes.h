@@ -3,8 +3,8 @@
  *
  *   LANES   16 AVX-512   8 AVX2 with F16C   4 NEON   1 the scalar build
  *
- * A half is an IEEE binary16 number, kept as uint16_t. The scalar build converts halves with integer arithmetic of its
- * own, and the tests compare the conversions of the hardware with it.
+ * A half is an IEEE binary16 number, kept as uint16_t. The scalar build converts halves with integer arithmetic, and
+ * the tests compare the conversions of the hardware with these conversions.
  */
 #ifndef RVM_LANES_H
 #define RVM_LANES_H
@@ -16,12 +16,12 @@
 #define LANES_JOIN(a, b) LANES_JOIN_(a, b)
 #define RVM_PLAIN LANES_JOIN(RVM_IS_, RVM_IMPL)
 
-/* Convert a float to a half, to nearest, ties to even. Add 2^13 times the binade of the number (at least the binade of
+/* Convert a float to the nearest half, ties to even. Add 2^13 times the binade of the number (at least the binade of
  * the smallest normal half): the low bits of the result are then the rounded mantissa. */
 static inline uint16_t float_to_half(float x) {
     uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000u, mag = bits & 0x7fffffffu;
     if (mag > 0x7f800000u) return (uint16_t)(sign | 0x7e00u); /* x is NaN, so return a NaN */
-    if (mag >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* rounds to 65536, or is infinite: becomes infinity */
+    if (mag >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* x rounds to 65536 or is infinite: return infinity */
     if (mag >= 0x38800000u)
         return (uint16_t)(sign | ((mag + 0xfffu + (mag >> 13 & 1)) - 0x38000000u) >> 13);
     return (uint16_t)(sign | (bits_of(float_of(mag) + 0.5f) - 0x3f000000u));

@@ -1,5 +1,5 @@
 /* This file gets memory for pages from the operating system (mmap), and gives it back when a page is freed. malloc
- * would keep the freed memory, and the system would report it as used. */
+   would keep the freed memory, and the system would report this memory as used. */
 #define _GNU_SOURCE /* for MAP_ANONYMOUS under -std=c11 */
 #include "rvm.h"
 

@@ -1,4 +1,4 @@
-/* This header has what all implementations of attention over pages of codes share (page_kernel.h). */
+/* This header has the definitions that all implementations of attention over pages of codes share (page_kernel.h). */
 #ifndef RVM_PAGE_TERMS_H
 #define RVM_PAGE_TERMS_H
 

@@ -27,7 +27,7 @@ typedef struct {
     int holding; /* 1 if the thread has taken a chunk that it has not yet reported as done */
 } pool_worker;
 
-/* Make a pool. Return NULL if there is no memory. threads: the number of threads, including the caller's thread; a pool
+/* Make a pool. Return NULL if no memory is free. threads: the number of threads, including the caller's thread; a pool
  * of 1 makes no thread and takes no lock. The threads start with the first job, and again with the first job of a
  * forked child process. */
 pool *pool_create(uint32_t threads);
@@ -40,7 +40,7 @@ void pool_limit(pool *p, uint32_t n);
 enum { POOL_CONTEXT = 256 };
 
 /* Run `job` on every thread, and return when all chunks of the job are done. A pool runs one job at a time. Each thread
- * has its own copy of the `size` <= POOL_CONTEXT bytes of ctx, because a thread that slept can still go through
+ * has its own copy of the `size` <= POOL_CONTEXT bytes of ctx, because a thread that has slept can still go through
  * finished phases after pool_run has returned. So outside a chunk, a job can read only its copy, and data that never
  * changes. */
 void pool_run(pool *p, void (*job)(pool_worker *w, void *ctx), void *ctx, size_t size);

@@ -26,8 +26,8 @@ class TierReview:
             self._sessions.policy = self._history.policy
 
     def observation(self, request_session: str | None, response: GenerationResponse) -> KVObservation:
-        """Return the state of a reply's KV cache at the end of the reply. request_session: the id of its
-        session, or None."""
+        """Return the state of a reply's KV cache at the end of the reply. request_session: the id of the
+        session of the reply's request, or None."""
         return self._loop.observation(response, self._sessions.policy_of(request_session))
 
     def review(self, cancel: threading.Event | None = None) -> dict[str, Any]:

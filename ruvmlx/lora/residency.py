@@ -36,7 +36,8 @@ class Residency(Generic[T]):
 
     def __init__(self, load: Callable[[str], T], size: Callable[[T], int], budget: int = BUDGET):
         self._load, self._size, self.budget = load, size, budget
-        self._loaded: OrderedDict[str, T] = OrderedDict()  # the hot adapter is the last
+        # the adapters in memory by name; the hot adapter is the last
+        self._loaded: OrderedDict[str, T] = OrderedDict()
         self._counts: dict[str, list[int]] = {}  # [accesses, loads] of each adapter
 
     def get(self, name: str) -> T:

@@ -26,7 +26,7 @@ class Targets:
 
     head: True if the output head is changed
     places: (module, layer) of each changed matrix in the layers, in the model's order
-    top: change only this number of the places, those with the largest gradients; 0 for no limit
+    top: the maximum number of places that are changed: the places with the largest gradients; 0 for no limit
     """
 
     head: bool = True

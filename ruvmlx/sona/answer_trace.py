@@ -11,8 +11,8 @@ _Drawn = tuple[np.ndarray, np.ndarray, int]
 
 
 class AnswerTrace:
-    """A recorder (engine/run.py) that passes only the tokens of the answer to a trace. A token that possibly
-    begins a tag of the thought waits until the next tokens show whether there is a tag."""
+    """A recorder (engine/run.py) that passes only the tokens of the answer to a trace. If a token can be the
+    beginning of the tag of a thought, the token waits until the next tokens show whether the tag follows."""
 
     def __init__(self, trace: Trace, counter: ThoughtCounter):
         self._trace, self._counter = trace, counter
@@ -25,8 +25,8 @@ class AnswerTrace:
 
     def work(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> list[ReplyWork]:
         """Return the work that records one token, as `Trace.work` does. A trace must not add two tokens at
-        the same time. So this function adds all waiting tokens at once, except the last one, and returns the
-        work of the last one."""
+        the same time. So this function adds all waiting tokens at once, except the last token, and returns
+        the work of the last token."""
         decided = self._pop_answer_tokens(hidden, logits, token)
         for drawn in decided[:-1]:
             self._trace.add(*drawn)

@@ -1,6 +1,6 @@
 """This module measures the KL probe under a base LoRA. The model reads the reference text (reference_text.py)
-again with the base LoRA, and its predictions are compared with the frozen model's (the model without any
-adapter)."""
+again with the base LoRA, and its predictions are compared with the predictions of the frozen model (the model
+without any adapter)."""
 
 from dataclasses import replace
 
@@ -19,8 +19,8 @@ def probe_under(
 ) -> KLProbe:
     """Measure the KL probe under the base LoRA that the backend has now. The base LoRA stays in the backend.
 
-    frozen: the frozen model's KL probe. The caller must call its function `look`, which calls the backend's
-        output head, before the base LoRA is installed.
+    frozen: the frozen model's KL probe. Before the base LoRA is installed, the caller must call the function
+    `look` of `frozen`, which calls the backend's output head.
     pause: a function that can raise an exception to stop the measurement
     """
     pause = pause or (lambda: None)

@@ -21,7 +21,7 @@ class ImportedAdapter:
 
 def import_adapter(store: Store, learner: Learner, change: BaseLoRA, name: str) -> ImportedAdapter:
     """Store a change of the model's matrices as an adapter under a new name. learner: a learner of this
-    model; its adapter does not matter."""
+    model, with any adapter."""
     active = learner.active
     size = learner.micro.lora_b.shape[1]
     base, micro = divide_adapter(change, MicroLoRA.fresh(active.frozen_probe.directions, size))

@@ -33,14 +33,14 @@ def reward(rating: str, history: Sequence[str]) -> float:
     mid-rank among the user's earlier star ratings, scaled.
 
     The ranking starts with one imaginary rating of each number of stars. So the first rating of 5 stars has r
-    = 1, and the first rating of 4 stars has r = 0.5. If a user always gives 5 stars, r of 5 stars is smaller.
+    = 1, and the first rating of 4 stars has r = 0.5. If a user always gives 5 stars, r of 5 stars is below 1.
     """
     if rating in ("up", "down"):
         return 1.0 if rating == "up" else -1.0
     stars = np.array([1, 2, 3, 4, 5] + [int(h) for h in history if h.isdigit()])
     star = int(rating)
     rank = (np.sum(stars < star) + 0.5 * np.sum(stars == star)) / stars.size
-    low, high = 0.1, 0.9  # the mid-ranks of 1 and 5 stars without any earlier ratings
+    low, high = 0.1, 0.9  # the mid-ranks of 1 star and of 5 stars if the user has given no ratings yet
     return float(np.clip(2 * (rank - low) / (high - low) - 1, -1, 1))
 
 

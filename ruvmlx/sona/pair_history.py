@@ -49,7 +49,7 @@ class PairHistory:
 
     def last_version(self) -> int:
         """Return the newest version that a preference made, among the version in use and its ancestors; 0 if
-        there is none."""
+        no preference made one of these versions."""
         return self._store.preferences.last_version(*self._key, self._store.versions.head(*self._key))
 
     def commit(self, parent: int, row: PreferenceRow, state: bytes, kl: float, norm: float) -> int:

@@ -2,7 +2,7 @@
 (calibration.py) reads their hidden states.
 
 The replies show how the hidden states of replies differ from the hidden states of other prose. The answers of
-the reference text (reference_text.py) show this difference badly, because the model did not write these
+the reference text (reference_text.py) do not show this difference well, because the model did not write these
 answers.
 """
 

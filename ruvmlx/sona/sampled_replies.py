@@ -44,7 +44,7 @@ def sampled_replies(
     """Sample one reply of at most `longest` tokens to each prompt in `begun`, and return the replies.
 
     pause: a function that is called before each step of the batch; it can raise an exception to stop
-    note: a function that gets each token; None for no function
+    note: a function that gets each token; None to pass the tokens to no function
     """
     last, ids = [one.last for one in begun], [list[int]() for _ in begun]
     going, ended = list(range(len(begun))), [False] * len(begun)

@@ -9,8 +9,9 @@ begins a new task if it deviates from the task's mean by more than Z standard er
     z = mean over block of clip((value - mean) / deviation, -CLIP, CLIP) * sqrt(BLOCK) > Z
 
 The task's mean and standard deviation are computed by Welford's method (1962). A reward can deviate upwards
-or downwards, a dissimilarity only upwards. If the task has not changed, one block in forty still exceeds Z =
-2 on each side by chance. A boundary that was found by chance costs at most one EWC anchor (deep.py).
+or downwards; of a dissimilarity, only an upward deviation begins a task. If the task has not changed, one
+block in forty still exceeds Z = 2 on each side by chance. A boundary that was found by chance costs at most
+one EWC anchor (deep.py).
 """
 
 import math
@@ -23,7 +24,8 @@ Z = 2.0
 WARM = 50  # the number of values of a task before the first test
 BLOCK = 16  # the number of values in one test
 CLIP = 3.0  # the maximum deviation of one value, in standard deviations; larger deviations are clipped
-_MIN_DEVIATION = 1e-3  # the minimum standard deviation to divide by; a smaller one is a rounding error
+# the minimum standard deviation to divide by; a smaller standard deviation is a rounding error
+_MIN_DEVIATION = 1e-3
 
 
 @dataclass
@@ -45,8 +47,8 @@ class Moments:
         return math.sqrt(self.square / (self.count - 1)) if self.count > 1 else 0.0
 
     def z(self, values: Sequence[float]) -> float:
-        """Return by how many standard errors the mean of new values exceeds this mean; 0 if there are fewer
-        than WARM values so far."""
+        """Return by how many standard errors the mean of new values exceeds the running mean; 0 if the
+        running mean has fewer than WARM values."""
         if self.count < WARM:
             return 0.0
         off = (np.asarray(values) - self.mean) / max(self.deviation, _MIN_DEVIATION)

@@ -2,8 +2,9 @@
 (taste.py).
 
 A reason compares the rated reply with an imaginary reply that the user would have liked better. The imaginary
-reply differs only in a few measures: it is half as long, twice as long, or in the usual tone. So the taste
-model gets a preference for the imaginary reply. The bad rating itself stays evidence, too.
+reply differs only in a few measures: it is half as long, twice as long, or in a neutral tone (the mean tone
+of the starter model's replies). So the taste model gets a preference for the imaginary reply. The bad rating
+itself stays evidence, too.
 """
 
 import math
@@ -33,7 +34,7 @@ def asked_for(reply: ReplyFeatures, reason: str) -> PreferredFeatures | None:
     if reason in ("long", "short"):
         measures[_LENGTH] += _HALF if reason == "short" else -_HALF
     elif reason == "tone":
-        measures[_TONE] = 0  # 0 is the value of a usual reply
+        measures[_TONE] = 0  # 0 is the mean of this measure over the starter model's replies
     else:
         return None
     return PreferredFeatures(replace(reply, measures=measures), reply, is_reason=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from .taste import NEUTRAL, STARS, RatedFeatures, TasteModel
 
-GROWTH = 20  # the model is fitted again when there are more than 1 / GROWTH more ratings than at the last fit
+GROWTH = 20  # the taste model is fitted again if the number of ratings has grown by more than 1 / GROWTH
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class GradientAccumulator:
         if a sum is not finite.
 
         lr: the learning rate; clip: the maximum norm of the gradients
-        pause: a function that can raise an exception to stop; weights and sums then stay unchanged
+        pause: a function that can raise an exception to stop; in this case, weights and sums stay unchanged
         """
         return self.apply_with_ewc(training, lr, clip, (0.0, {}), pause)
 

@@ -18,8 +18,8 @@ class CompareActions:
         self._chat, self._rate, self._write = chat, rate, write
 
     async def ask(self, argument: str) -> None:
-        """Let the model answer a question once with the adapter and once without it. The screen hides which
-        reply is which until the user has chosen one.
+        """Let the model answer a question once with the adapter and once without it. The screen hides the
+        names of the replies until the user has chosen a reply.
 
         argument: the question; "" for the last question of the chat.
         """

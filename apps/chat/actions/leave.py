@@ -36,7 +36,7 @@ class LeaveActions:
 
     def interrupt(self) -> None:
         """Copy the selected text, because the user pressed Ctrl+C. If no text is selected, stop the reply or
-        the opening of a model. If there is nothing to stop, end the app at the second Ctrl+C within
+        the opening of a model. If no work can be stopped, end the app at the second Ctrl+C within
         QUIT_WINDOW."""
         if self._clipboard.copy_selected_text():
             return

@@ -27,8 +27,8 @@ class RewriteActions:
             self.save(argument)
 
     def begin(self, text: str = "") -> bool:
-        """Put the text of a new version of the chosen reply into the input; "" means the reply's own text.
-        Return False if the user can rewrite no reply now."""
+        """Put the text of a new version of the chosen reply into the input; if `text` is "", put the reply's
+        present text into the input. Return False if the user can rewrite no reply now."""
         chat, reply = self._chat, self._chat.chosen()
         if chat.phase != "idle" or reply is None or reply.message_id is None:
             chat.status.flash("There is no reply to rewrite yet")

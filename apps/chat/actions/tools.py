@@ -19,7 +19,8 @@ from ..tools.described import call_lines
 class ToolActions:
     def __init__(self, chat: ChatContext) -> None:
         self._chat = chat
-        self._cancel = threading.Event()  # once set, it ends the newest tool call or a server's start
+        # if this event is set, the newest tool call or a server's start ends
+        self._cancel = threading.Event()
 
     async def list_or_switch(self, argument: str) -> None:
         """List the tools, or turn a tool server on or off. A separate thread starts the server, because the
@@ -43,7 +44,7 @@ class ToolActions:
             await chat.transcript.add(Notice(said))
 
     def stop(self) -> None:
-        """End the tool call that runs now. The model then does not continue its answer."""
+        """End the tool call that runs now. After this end, the model does not continue its answer."""
         self._cancel.set()
 
     async def run_calls(self, session: str, response: GenerationResponse) -> bool:

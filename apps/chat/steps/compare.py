@@ -17,7 +17,7 @@ def compare_replies(runtime: Runtime, state: ChatState, argument: str) -> Outcom
 
 def _write_side(state: ChatState, text: str, sides: list[bool]) -> Outcome:
     """Let the model write one of the two replies. sides: the replies that remain; True means a reply with the
-    adapter, False a reply without it."""
+    adapter, and False means a reply without the adapter."""
     learned, *rest = sides
     number = len(state.candidates) + 1
 
@@ -39,7 +39,8 @@ def show_effect(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def _write_named(state: ChatState, text: str, seed: int, replies: list[str]) -> Outcome:
-    """Let the model write the next reply: the first reply without the adapter, the second reply with it.
+    """Let the model write the next reply: the first reply without the adapter, or the second reply with the
+    adapter.
     replies: the texts of the replies that the model has already written."""
     learned = bool(replies)
 

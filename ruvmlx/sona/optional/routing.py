@@ -42,8 +42,9 @@ class Routing:
     def _vectors(
         self, learner: Learner, question: str, session_id: str | None
     ) -> Callable[[str], np.ndarray | None]:
-        """Return a function that returns a question's vector; None if there is no vector. The function embeds
-        the newest question, and it takes earlier questions' hidden states from the store or a cache."""
+        """Return a function that returns a question's vector, or None if the question has no vector. The
+        function embeds the newest question, and it takes earlier questions' hidden states from the store or a
+        cache."""
         index = learner.rating_index
         known = dict(self._store.replies.questions(session_id)) if session_id is not None else {}
 

@@ -16,7 +16,7 @@ from ..taste import GAP, NEUTRAL, STARS, Given, RatedFeatures, TasteModel
 from ..taste_fit import M
 from .style_basis import StyleBasis
 
-DOUBT = 0.5  # the lower bound of the gain in stars is this many standard deviations below the expected gain
+DOUBT = 0.5  # the lower bound of the gain in stars is the expected gain minus DOUBT standard deviations
 FOLDS = 5  # the number of parts of the ratings; a taste model fitted to the other parts predicts each part
 
 
