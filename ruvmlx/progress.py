@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 TICK = 0.1  # seconds between two reports
-WINDOW = 5.0  # seconds over which a rate is averaged
+WINDOW = 5.0  # seconds over which the units per second are averaged
 
 
 def megabytes(count: float) -> str:
@@ -162,11 +162,12 @@ class Told(Count):
 
 
 class Left(Exception):
-    """This error is raised in the worker's thread when the caller no longer waits for the result."""
+    """Worker.add raises this error in the worker's thread if the caller no longer waits for the result."""
 
 
 class Worker(Count):
-    """A counter for work in a separate thread. `add` raises `Left` if the caller no longer waits."""
+    """A counter for work in a separate thread. `add` raises `Left` if the caller no longer waits for the
+    work."""
 
     def __init__(self, what: str):
         super().__init__(what)

@@ -144,7 +144,7 @@ class Runtime:
     # -- learning ------------------------------------------------------------------------------------
 
     def embed(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return one unit vector [dimensions] for each text, from the model without an adapter."""
+        """Return one vector of length 1 [dimensions] for each text, from the model without an adapter."""
         return embedding.embed(self.store, self.model, self.backend, texts)
 
     @property
@@ -166,8 +166,8 @@ class Runtime:
             return learner.rate(reply_id, rating, note, watch)
 
     def unrate(self, reply_id: str, adapter: str | None = None) -> LearnStatus:
-        """Remove the rating of one reply, and remove its effect on the adapter (`take_back`). adapter: as in
-        `rate`."""
+        """Remove the rating of one reply, and take back the effect of this rating on the adapter's weights.
+        adapter: as in `rate`."""
         with self.learning.using(adapter) as learner:
             return take_back(self.store, learner, reply_id)
 

@@ -26,9 +26,9 @@ from .kernels.replies import ReplyWork
 from .settings import SAMPLING, SPECS
 from .settings.setting_spec import SettingSpec
 
-# The sampler sorts only the token ids with a log-probability above the first of these values, and tries the
-# next value if these ids are too few. To sort all 49,152 ids takes 0.8 ms; at most e^7 = 1,096 ids have more
-# than e^-7.
+# The sampler sorts only the token ids whose log-probability is above the first of these values. If the
+# filters need more ids, the sampler tries the next value. To sort all 49,152 ids takes 0.8 ms; at most e^7 =
+# 1,096 ids have more than e^-7.
 _FLOORS = (-7.0, -10.0, -np.inf)
 
 
@@ -143,9 +143,9 @@ class Filter:
     option: the name of the field of Sampling.
     off: the value of the option that excludes no id.
     keep(distribution, value): bool [..., n], True for the ids that stay.
-    sorts: True if `keep` needs the ids in order, the most likely id first; `keep` is then True for the first
-        ids and False for the rest, and the distribution can have only the most likely ids. If sorts is
-        False, `keep` receives all ids in any order.
+    sorts: True if `keep` needs the ids in order, the most likely id first; `keep` then keeps a number of the
+        first ids and excludes all later ids, and the distribution can be cut after the most likely ids. If
+        sorts is False, `keep` receives all ids in any order.
     """
 
     option: str
@@ -155,7 +155,7 @@ class Filter:
 
 
 def _top_p(d: Distribution, mass: float) -> Any:
-    """Keep the smallest number of most likely ids whose probabilities have a sum of at least `mass`."""
+    """Keep the most likely ids: as many as are needed for a sum of probabilities of at least `mass`."""
     return d.before(d.p) < mass
 
 
@@ -214,8 +214,8 @@ def _before(p: np.ndarray) -> np.ndarray:
 
 def _most_likely(logits: np.ndarray, logprobs: np.ndarray, filters: list[tuple[Filter, Any]]) -> np.ndarray:
     """Return the token ids that the filters with sorts=True keep, the most likely id first. Of ids with equal
-    logits, the smaller id comes first. The function first sorts only the ids above a floor, and more ids
-    only if needed."""
+    logits, the smaller id comes first. The function first sorts only the ids whose log-probability is above
+    the first floor (`_FLOORS`), and sorts more ids if the filters need them."""
     for floor in _FLOORS:
         ids = np.flatnonzero(logprobs >= floor)
         ids = ids[largest_first(logits[ids])]
@@ -236,7 +236,7 @@ def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.n
     everything = Distribution(logprobs, np, np.exp, _before)
     for f, value in others:
         ids = ids[f.keep(everything, value)[ids]]
-    if sampling.top_k > 0:  # this sorts the ids even if top_k is larger than the number of ids
+    if sampling.top_k > 0:  # top_k always sorts the ids, even if top_k is larger than the number of ids
         ids = ids[top_ids(logits[ids], sampling.top_k)]
     return ids, logprobs[ids]
 
@@ -311,7 +311,7 @@ class LogitChanges:
 
 
 class Sampler:
-    """A sampler that draws the tokens of one reply. The same seed gives the same draws."""
+    """A sampler that draws the tokens of one reply. The same seed and the same logits give the same draws."""
 
     def __init__(self, sampling: Sampling, rule: TokenRule | None = None):
         """rule: a constraint on the tokens, or None; the sampler tells the rule every token that it draws."""
@@ -331,9 +331,9 @@ class Sampler:
         return token
 
     def work(self, logits: np.ndarray, drawn: Callable[[int], None]) -> ReplyWork | None:
-        """Return the call that draws the next token in the C library, together with the draws of other
-        replies. After the call, the function `drawn` receives the token. Return None if the C library cannot
-        draw with these options."""
+        """Return the kernel call that draws the next token in the C library. The caller can run this call
+        together with the draws of other replies. After the call, the function `drawn` receives the token.
+        Return None if the C library cannot draw with these options."""
 
         def done(token: int) -> None:
             self._took(token)

@@ -57,7 +57,8 @@ class Sanitizer:
         self._after_cr = False
 
     def feed(self, text: str) -> str:
-        """Sanitise the next piece. The sanitiser keeps no text for later, so the caller need not flush it."""
+        """Sanitise the next piece. The sanitiser keeps no text for later calls, so the caller need not flush
+        the sanitiser at the end."""
         if self._state is _State.TEXT and not self._after_cr and not SUSPECT.search(text):
             return text
         return "".join(map(self._one, text))
@@ -83,7 +84,8 @@ class Sanitizer:
         return ""
 
     def _again(self, char: str) -> str:
-        """End the escape sequence before the character `char`, and treat `char` as ordinary text."""
+        """End the current escape sequence before the character `char`, and handle `char` as if no sequence
+        had begun."""
         self._state = _State.TEXT
         return self._text(char)
 

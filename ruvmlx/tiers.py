@@ -20,7 +20,8 @@ class Tier:
     rotated: True if keys are multiplied by a rotation before the quantisation.
     terms: the precision of the queries by which the C library multiplies the codes: 7 bits (terms 1) or 15
         bits (terms 2).
-    cost: the time of attention over a page on a GPU, divided by the time over a page of the tier "cold".
+    cost: the time that a GPU needs for attention over a page of this tier, divided by the time for a page of
+    the tier "cold".
     lengths: the age in tokens at which a page leaves the tier, first without memory pressure, then at each
         level of pressure; empty for the oldest tier.
     """
@@ -40,7 +41,7 @@ TIERS = (
 )
 COLD, WARM, HOT = range(len(TIERS))
 
-# The names of the tiers that pages leave, from the newest tokens to the oldest: ("hot", "warm")
+# The names of the tiers that a page leaves as it ages, in this order: ("hot", "warm")
 LENGTHS = tuple(tier.name for tier in reversed(TIERS[1:]))
 EXAMPLE = ",".join(str(tier.lengths[1]) for tier in reversed(TIERS[1:]))
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class AsyncReplyStream(AsyncIterator[str]):
-    """An iterator over the pieces of one reply's text. If the task that reads the pieces is cancelled, the
-    reply ends."""
+    """An iterator over the pieces of one reply's text. If the asyncio task that reads the pieces is
+    cancelled, the reply ends."""
 
     def __init__(self, begin: Callable[[], ReplyStream]):
         """begin: a function that starts the reply; the iterator calls the function when the caller requests

@@ -7,7 +7,7 @@
         reply.rate("up")
 
 The runtime runs in a thread of its own, because MLX binds its streams to threads. Any thread can call the
-methods here; the calls run one after another. The methods raise the errors of `ruvmlx.errors`.
+methods of this module; the calls run one after another. The methods raise the errors of `ruvmlx.errors`.
 """
 
 import threading
@@ -215,8 +215,8 @@ class LocalModel:
         return self._call(lambda runtime: runtime.status())
 
     def use_adapter(self, name: str | None) -> None:
-        """Use the named adapter, or no adapter if the name is None. If no adapter has this name, it begins
-        untrained."""
+        """Use the named adapter, or no adapter if the name is None. If no adapter has this name, a new
+        untrained adapter begins."""
         self._call(lambda runtime: runtime.learning.use(name))
 
     def embed(self, texts: str | Sequence[str]) -> list[list[float]]:
@@ -370,7 +370,7 @@ def _piped_chunks(
     chunks: "SimpleQueue[Chunk | None]",
     cancel: threading.Event,
 ) -> Callable[["Runtime"], None]:
-    """Return a function for the runtime's thread that puts a reply's chunks into the queue, and then None."""
+    """Return a function for the runtime's thread that queues a reply's chunks, and None at the end."""
 
     def write(runtime: "Runtime") -> None:
         try:

@@ -40,8 +40,9 @@ def show(reply: ReplyStream | Reply) -> None:
 
 
 class ReplyView:
-    """A notebook widget with a reply, its rating and the buttons. The attribute `box` is the widget
-    (ipywidgets) that shows all this. The user can click the buttons only when the reply is complete."""
+    """A notebook widget with a reply, its rating and the buttons. The attribute `box` is the ipywidgets
+    widget that contains the reply, the rating and the buttons. The user can click the buttons only when the
+    reply is complete."""
 
     def __init__(self) -> None:
         widgets = _widgets()

@@ -27,8 +27,7 @@ TAIL = 8  # a number of tokens that is larger than the number of tokens of any s
 
 @dataclass(frozen=True)
 class ChatRoom:
-    """The messages of a chat that the model does not read for its next reply. left_out: the ids of these
-    messages, the oldest of the chat.
+    """The messages that the model does not read. left_out: the ids of these messages, the oldest of the chat.
     summed_up: the number of left-out messages that the summary covers."""
 
     left_out: frozenset[int]
@@ -57,8 +56,7 @@ class Conversations:
         return sessions[0].id if sessions else None
 
     def find_chat(self, beginning: str) -> str:
-        """Return the id of the chat whose id begins with `beginning`, if only one chat's id does. Raises
-        NotFound if there is no such chat."""
+        """Return the id of the only chat whose id begins with `beginning`; else raise NotFound."""
         return self._store.chats.find(beginning)
 
     def find_message(self, words: str, session_id: str | None = None) -> tuple[str, int]:
@@ -136,8 +134,7 @@ class Conversations:
     def _read(
         self, session_id: str, turns: list[Turn], max_new_tokens: int, offer: ToolOffer = NO_TOOLS
     ) -> tuple[Sequence[Message], dict[str, Any]]:
-        """Return (the messages of these turns that the model reads, {name: value} of more fields of the
-        request)."""
+        """Return (the messages of these turns that the model reads, more fields of the request)."""
         summary, read = self.summaries.read_turns(session_id, turns)
         reserved = self.count_tokens(tool_turns.offered_text(offer)) if offer.tools else 0
         messages = self._writer.window.fitting(alternating(read), max_new_tokens, summary, reserved)
@@ -148,8 +145,7 @@ class Conversations:
         return fields.pop("messages"), fields
 
     def template_system(self) -> str:
-        """Return the system prompt that the model gets if the user has chosen none; "": the model gets no
-        system prompt."""
+        """Return the system prompt that the model gets if the user has set none; "": no system prompt."""
         return system_prompt(self._model).text
 
     def check_chat(self, session_id: str) -> None:
@@ -173,8 +169,7 @@ class Conversations:
         adapter_id: str | None = None,
         tools: ToolOffer = NO_TOOLS,
     ) -> Iterator[Chunk]:
-        """Answer one message of a chat. The message is saved in the store before the first token of the
-        reply.
+        """Answer one message of a chat. The message is in the store before the first token.
 
         sampling: None: `ReplyWriter.sampling()`. instead_of: id of an earlier user message that this message
         replaces, on a new branch. untouched: use the model without an adapter. best_of: the number of replies
@@ -210,14 +205,13 @@ class Conversations:
         adapter_id: str | None = None,
         tools: ToolOffer = NO_TOOLS,
     ) -> GenerationRequest:
-        """Commit a chat message. Return the request for the reply to this message. The parameters are as in
-        `say`."""
+        """Save a message and return the request for its reply. The parameters are as in `say`."""
         if not text.strip():
             raise UsageError("the message is empty; give some text.")
         turns = self.turns(session_id)
         before = turns if instead_of is None else turns[: self._place(turns, instead_of, "user")]
         asked = [*before, Turn("user", text)]
-        # If the message is empty or too long, this call raises an error before the message is saved.
+        # This call raises an error if the message is empty or too long, before the message is saved.
         request = self._request(
             session_id, asked, sampling, max_new_tokens, cancel or threading.Event(), untouched, best_of,
             adapter_id, tools,
@@ -337,8 +331,7 @@ class Conversations:
         yield from self._writer.generate(request, session_id)
 
     def next_sibling(self, session_id: str, step: int, message: int | None = None) -> int:
-        """Show the next alternative (step -1: the previous one) of the message `message` (None: the last
-        message). Return its id."""
+        """Show the next (step -1: previous) version of a message (None: the last). Return its id."""
         turns = [turn for turn in self.turns(session_id) if turn.id is not None]
         if not turns:
             raise NotFound("this chat has no messages yet.")

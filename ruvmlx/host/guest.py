@@ -89,7 +89,7 @@ class Guest:
             await asyncio.sleep(LOOK_EVERY)
 
     def close_now(self) -> BaseException | None:
-        """End the newest reply as `Host.close_now` does, but do not wait for it, and do not close the
-        host."""
+        """End the guest's newest reply. Unlike `Host.close_now`, do not wait for the end of the reply, and do
+        not close the host."""
         self.stop()
         return None

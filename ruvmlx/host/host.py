@@ -1,10 +1,10 @@
 """This module runs one open model in one thread with a queue of calls. The chat app and the server use this
 module.
 
-MLX binds its streams to threads, and a reply takes seconds. Because of this, all calls of the runtime, also
-`open` and `close`, run in the host's thread, one at a time and in order. Every call ends idle work (work of
-`run_idle`, which runs while no user needs the model). The caller's event loop never blocks. The callers can
-have different event loops.
+MLX binds its streams to threads, and a reply takes seconds. So all calls of the runtime, also `open` and
+`close`, run in the host's thread, one at a time, in the order of their arrival. Every call ends idle work
+(work of `run_idle`, which runs while no user needs the model). The caller's event loop never blocks. The
+callers can have different event loops.
 
 `write` and `submit` stream any number of replies at the same time (serving.py). Other calls run between two
 steps of the replies.
@@ -65,7 +65,7 @@ class Host:
         self._idle_cancel: threading.Event | None = None  # the event that ends the newest `run_idle`
         self._settle_cancel: threading.Event | None = None  # the event that ends the newest `settle`
         self._opening: StoppableWatch | None = None  # the watch of the newest `open` or `switch`
-        self.used_at = time.monotonic()  # the time of the newest call; calls for idle work are not included
+        self.used_at = time.monotonic()  # the time of the newest call that was not for idle work
         self._serving = ServingLoop(self._pool, lambda: self.holder.runtime, self._answer)
 
     async def open(self, watch: Watch) -> None:
@@ -144,7 +144,7 @@ class Host:
             self._between.popleft()()
 
     async def run_idle(self, work: Callable[[Runtime, threading.Event], T]) -> T:
-        """Run work(runtime, cancel) while no user needs the model. Any other call of the host sets `cancel`,
+        """Run work(runtime, cancel) while no user needs the model. Each later call of the host sets `cancel`,
         which ends the work. If replies are in progress, `cancel` is set before the work begins."""
         cancel = self._idle_cancel = threading.Event()
 
@@ -234,7 +234,8 @@ class Host:
         return await self._serving.encode_request(request)
 
     def stop(self) -> None:
-        """End the newest reply of `write` and keep its text. Also end the loading of a model."""
+        """End the newest reply of `write` and keep its text. If a model is being loaded, end the loading
+        too."""
         if self._reply_cancel is not None:
             self._reply_cancel.set()
         self.stop_opening()
@@ -251,8 +252,8 @@ class Host:
         await asyncio.shield(asyncio.wrap_future(self._close_once()))
 
     def close_now(self) -> BaseException | None:
-        """Do the same as `close`, but block the thread, and return the error or None. Any thread can call
-        this method, also more than once."""
+        """Do the same as `close`, but block the calling thread. Return the error of the close, or None. Any
+        thread can call this method, also more than once."""
         return self._close_once().exception()
 
     def _close_once(self) -> Future[None]:

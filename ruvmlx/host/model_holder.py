@@ -1,4 +1,5 @@
-"""This module holds the runtime in use and replaces it by a runtime with another model."""
+"""This module holds the runtime (an open model with its store) in use, and can replace the runtime by one
+with another model."""
 
 import gc
 import sys
@@ -17,7 +18,7 @@ from ..runtime import Runtime
 
 @dataclass(frozen=True)
 class Opener:
-    """An opener: a function that opens a runtime, with the names of the first model and adapter.
+    """An opener holds a function that opens a runtime, and the names of the first model and adapter.
 
     open(model, adapter, watch): the function; the names are values of the settings `model` and `adapter`.
     model, adapter: the names for the first runtime. first_run: True if this machine had no data of ruvmlx
@@ -148,7 +149,7 @@ class ModelHolder:
         self.plan = plan_watch.plan
 
     def switch(self, model: str, session: str, watch: Watch = QUIET) -> None:
-        """Switch to another model. Use the other model's adapter that has the name of the adapter in use.
+        """Switch to another model. Use the new model's adapter with the same name as the adapter in use.
 
         Raises ModelUnchanged if the switch fails; the old model then stays in use. `runtime` is None only if
         the holder closed the old runtime to free memory and cannot open it again.
@@ -167,8 +168,8 @@ class ModelHolder:
         self.runtime, self.model, self.plan = new, model, plan_watch.plan
 
     def _make_room(self, plan: Plan, held: int) -> None:
-        """Close the runtime in use if the new model fits only after that. held: the bytes of memory of the
-        runtime in use."""
+        """Close the runtime in use if the new model fits into the memory only without this runtime. held: the
+        bytes of memory of the runtime in use."""
         need, memory = plan.need.total, plan.memory
         beside = plan.fits and need + held <= memory.total * GPU_SHARE
         if not (plan.facts.to_fetch or beside or need > memory.limit + held):

@@ -107,8 +107,8 @@ class ServingLoop:
                 cancel.set()
 
     def rest(self) -> None:
-        """Load the adapter in use into the model again, because other calls of the runtime expect this
-        adapter."""
+        """Install the adapter in use in the model again after replies with other adapters, because all other
+        calls of the runtime expect the adapter in use."""
         if (self.busy or self._written) and (runtime := self._runtime()) is not None:
             runtime.writer.scheduler.rest()
 
@@ -229,8 +229,8 @@ class ChunkStream:
         return self._ended and not self._chunks
 
     async def batches(self) -> AsyncIterator[list[Chunk]]:
-        """Yield lists of chunks. Each list has all chunks since the last list. Raises the error that `end`
-        got."""
+        """Yield lists of chunks. Each list has all chunks that came after the previous list. Raises the error
+        that `end` got."""
         while not self.over:
             await self._news.wait()
             self._news.clear()
@@ -262,7 +262,7 @@ class GeneratedReply:
         self._chunks: Iterator[Chunk] | None = None
 
     def step(self, runtime: Runtime) -> bool:
-        """Write the next chunk. Return False if the generator has no more chunks."""
+        """Write the next chunk. Return False if the generator has ended."""
         try:
             if self._chunks is None:
                 self._chunks = self._begin(runtime, self.cancel)

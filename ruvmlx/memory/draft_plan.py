@@ -11,7 +11,8 @@ from .load_plan import Plan, Planning
 
 
 class _ProgressOnly(Watch):
-    """A watch that reports the progress alone, because the user sees the plan of the large model."""
+    """A watch that passes on only the progress of the draft model and not its plan, because the user sees the
+    plan of the large model."""
 
     def __init__(self, watch: Watch):
         self._watch = watch

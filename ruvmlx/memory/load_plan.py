@@ -1,5 +1,5 @@
-"""This module plans the backend and the memory of a model, and checks that the model fits, before the program
-reads the weights."""
+"""This module plans which backend runs a model and how much memory the model needs, and checks that the model
+fits, before the program reads the weights."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,7 +45,7 @@ class Need:
     @classmethod
     def of(cls, facts: Facts, backend: Choice, context: int | None = None) -> "Need":
         """Return the bytes that a model needs. context: the number of tokens in the KV cache; None: CONTEXT.
-        The number is at most the model's own maximum context."""
+        If the model's own maximum context is smaller, that number of tokens is used."""
         work = PROGRAM + PER_WORD * facts.shape.vocab_size
         tokens = min(facts.shape.max_context, context or CONTEXT)
         return cls(_held(facts, backend), token_bytes(facts.shape) * cached_tokens(facts.shape, tokens), work)
@@ -214,7 +214,7 @@ class Planning(Watch):
         plan.check(self._watch.held if facts.to_fetch else 0)
 
     def chosen(self, choice: FileChoice) -> None:
-        """Raise NotEnoughMemory before a file is downloaded if the file's weights alone exceed the memory
+        """Before a download, raise NotEnoughMemory if the chosen file's weights alone exceed the memory
         limit."""
         self._watch.chosen(choice)
         limit = MachineMemory.now(self._backend).limit + self._watch.held
@@ -234,7 +234,7 @@ class Planning(Watch):
         return replace(model, context_limit=self._context)
 
     def counted(self, model: Model) -> Model:
-        """Return the same model with a loader that reports to the watch while it reads the weights."""
+        """Return the model with a weight loader that reports its progress to the watch."""
         if self._watch is QUIET or not model.is_own:
             return model
         return replace(model, load_weights=lambda: watched_weights(model, self))

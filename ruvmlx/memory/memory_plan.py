@@ -50,8 +50,8 @@ class Planned:
 
     @classmethod
     def of(cls, engine: LLMInferenceEngine, plan: Plan | None) -> "Planned":
-        """plan: the memory plan that the program made before it read the weights. If the plan is None, the
-        bytes that the weights use now are the planned bytes."""
+        """plan: the memory plan that the program made before it read the weights. If `plan` is None, the
+        method takes the bytes that the weights use now as the planned bytes."""
         shape, scratch = engine.model.shape, _scratch(engine.backend)
         weights, limit = engine.backend.nbytes - scratch, 0
         kv = token_bytes(shape) * cached_tokens(shape, engine.model.context)
@@ -62,9 +62,9 @@ class Planned:
 
     @property
     def kv_room(self) -> int:
-        """Return the bytes that remain for KV caches, or 0 if the limit is not known. The result is never
-        less than the smaller of two numbers: the planned bytes of the KV cache, and a quarter of the
-        limit."""
+        """Return the bytes that the memory limit leaves for KV caches, or 0 if the limit is not known. The
+        result is never less than the smaller of two numbers: the planned bytes of the KV cache, and a quarter
+        of the limit."""
         if not self.limit:
             return 0
         rest = self.limit - self.weights - self.scratch - self.learning - PROGRAM - BUDGET
@@ -140,8 +140,8 @@ def purposes(
 
 
 def sum_purposes(tables: Sequence[Sequence[Purpose]], resident: int) -> list[Purpose]:
-    """Return the sums of several models' tables in one process. Memory that the models share is added only
-    once. resident: the bytes of memory that the process uses."""
+    """Return one table for all models of a process: the sum of the models' tables, for each purpose. Memory
+    that the models share is added only once. resident: the bytes of memory that the process uses."""
     found: dict[str, Purpose] = {}
     for row in (row for table in tables for row in table):
         one = found.get(row.name)

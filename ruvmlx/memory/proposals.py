@@ -63,7 +63,8 @@ def installed() -> list[ModelOffer]:
 
 
 def proposals(few: int = MAX_PROPOSALS) -> list[ModelOffer]:
-    """Return the best models of the table that fit this machine and are not installed, the best model first.
+    """Return at most `few` models of the table that fit this machine and are not installed, the best model
+    first.
     few: the maximum number of models in the result."""
     rows = [row for row in table() if not any(_is_same(row.facts, here) for here in readable_models())]
     fitting = [row for row in rows if _need(row.facts).total <= _limit()]
@@ -72,8 +73,8 @@ def proposals(few: int = MAX_PROPOSALS) -> list[ModelOffer]:
 
 
 def chosen(offers: Sequence[ModelOffer], few: int) -> list[ModelOffer]:
-    """Return the first `few` offers with at least PLEASANT tokens per second. If no offer is so fast, return
-    the fastest offer. offers: the best model first."""
+    """Return the first `few` offers with at least PLEASANT tokens per second. If no offer reaches PLEASANT
+    tokens per second, return the fastest offer. offers: the best model first."""
     pleasant = [offer for offer in offers if offer.tps_expected >= PLEASANT]
     return list(pleasant[:few]) or sorted(offers, key=lambda offer: -offer.tps_expected)[:1]
 
@@ -89,8 +90,8 @@ def best_proposal(in_use: Facts) -> ModelOffer | None:
 
 
 def _parse_row(row: dict[str, Any]) -> Proposed:
-    """Return a row of the table as Facts. The fields that the table does not have get fixed values, because
-    these fields do not change the memory or the speed."""
+    """Return a row of the table as Facts. Fields of Facts that the table does not have get fixed values,
+    because they do not change the memory or the speed."""
     shape = {key: row[key] for key in ("hidden_size", "n_layers", "n_heads", "n_kv_heads", "head_dim")}
     config = ModelConfig(
         model_type="", vocab_size=row["vocab_size"], max_context=row["max_context"],

@@ -25,7 +25,7 @@ SHIM_ENV = "RUVMLX_BLAS_SHIM"
 
 @dataclass
 class Blas:
-    """The library that computes MLX's matrix products on the CPU."""
+    """A Blas describes the library that computes MLX's matrix products on the CPU."""
 
     name: str  # "openblas 0.3.34", "accelerate", "reference"
     detail: str = ""  # the kernels that OpenBLAS chose, or the reason why MLX does not use OpenBLAS

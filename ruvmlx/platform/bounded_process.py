@@ -228,12 +228,12 @@ def answer_requests(answer: Callable[[Any], Any]) -> None:
 
 
 def _end_with_parent(life: int) -> None:
-    """Make the kernel end this process when the parent ends. The function works on Linux only.
+    """Make the Linux kernel end this process when the parent process ends. The function works on Linux only.
 
     The kernel sends SIGIO when the socket `life` closes, and SIGIO ends this process, even inside a library's
     code. Data on the socket would also cause SIGIO, so the parent sends no data on it. If the parent has
-    ended before this call, the kernel sends no SIGIO; `select` finds this case. On other systems only the
-    limit of time ends this process."""
+    ended before this call, the kernel sends no SIGIO; `select` finds this case. On other systems, only the
+    limit of processor time ends this process."""
     if sys.platform != "linux":
         return
     fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())

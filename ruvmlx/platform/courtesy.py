@@ -29,7 +29,7 @@ class Courtesy:
         self._looked_at = time.monotonic()
 
     def reason_to_wait(self) -> str:
-        """Return the reason why work must not begin now, or "" if the work can begin."""
+        """Return the reason why background work must not begin now, or "" if the work can begin."""
         if reason := self._reason():
             return reason
         return IS_BUSY if self._load()[0] >= self._cores else ""

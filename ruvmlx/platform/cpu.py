@@ -49,9 +49,9 @@ def has_metal() -> bool:
 
 
 def memory_limit(metal: bool) -> int:
-    """Return the number of bytes of memory that one model can use. On macOS the limit does not depend on the
-    free memory, because macOS moves other programs' memory to the disk, up to the GPU's share of the RAM.
-    Other systems kill a process that takes more memory than is free."""
+    """Return the number of bytes of memory that one model can use. On a Mac with Metal, the limit is the
+    GPU's share of the RAM, because macOS can move other programs' memory to the disk. Other systems kill a
+    process that takes more memory than is free, so there the limit is a share of the free memory."""
     return int(total_memory() * GPU_SHARE) if metal else int(available_memory() * SPARE)
 
 

@@ -52,7 +52,7 @@ def read_ordinary(path: Path, limit: int) -> bytes:
 
 @contextmanager
 def file_beside(path: Path) -> Iterator[Path]:
-    """Create a temporary empty file in the folder of `path`, under a name that no other process uses.
+    """Create an empty temporary file in the folder of `path`, with a name that no other process uses.
 
     The end of the `with` block removes the file and the files that SQLite makes beside a database, so the
     caller must rename or link the file before. The function first removes the temporary files that killed
@@ -154,8 +154,8 @@ def _is_running(process: int) -> bool:
 
 
 def swap(one: Path, other: Path) -> bool:
-    """Exchange the names of two files or folders in one step. Return False if the system cannot exchange
-    names in one step."""
+    """Exchange the names of two files or folders in one system call, so that no moment is without one of the
+    names. Return False if the system cannot exchange names in one call."""
     libc = ctypes.CDLL(None, use_errno=True)
     try:
         if sys.platform == "darwin":

@@ -1,7 +1,7 @@
 """This module describes the GPU of this machine and launches kernels on the GPU.
 
 All queries about the GPU and all kernel launches use the object `gpu`. Tests replace `gpu` by a simulated
-device, and so run all GPU code on a machine without a GPU.
+device, so that a machine without a GPU can run the GPU code.
 """
 
 import platform
@@ -53,7 +53,7 @@ class GPU:
 
     @property
     def device(self) -> mx.Device:
-        """Return MLX's GPU device. The device is valid only if `kind` is not empty."""
+        """Return MLX's GPU device. Use the device only if `kind` is not empty."""
         return mx.Device(mx.gpu)
 
     @property

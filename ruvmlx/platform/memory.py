@@ -29,8 +29,8 @@ class MemoryUse:
 
     @property
     def rest(self) -> int:
-        """Return the bytes of memory for all other purposes, such as Python, libraries and the user
-        interface."""
+        """Return the bytes of `resident` that are not model, kv or adapters: Python, libraries, the user
+        interface and so on."""
         return max(0, self.resident - self.model - self.kv - self.adapters)
 
 

@@ -33,7 +33,7 @@ class _LazyPackage(ModuleType):
 
     def __getattr__(self, name: str):
         if name.startswith("__") and name != "__version__" and name != "__all__":
-            # `inspect` and `warnings` ask every module for these names, so the question must not run __init__
+            # `inspect` and `warnings` ask every module for these names, so such a query must not run __init__
             raise AttributeError(name)
         with _lock:
             if type(self) is _LazyPackage:

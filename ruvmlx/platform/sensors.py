@@ -132,7 +132,8 @@ class Counter:
         return _number(self._path / "energy_uj")
 
     def since(self, before: int) -> float:
-        """Return the joules since an earlier value of the counter. before: that value in microjoules."""
+        """Return the joules that the processor used since an earlier read of the counter. before: the
+        counter's value at that read, in microjoules."""
         now, around = self.read(), _number(self._path / "max_energy_range_uj")
         if now is None:
             return 0.0
