@@ -17,7 +17,7 @@ _Q6_K = next(row for row in ROWS if row.name == "Q6_K")
 
 @dataclass(frozen=True)
 class MatrixType:
-    """The facts about one type of matrix in a model.
+    """The facts about all matrices of a model that have one storage type (for example Q4_K).
 
     matrices: the number of matrices of this type
     file_bits, native_bits, mlx_bits: the number of bits per weight, with its scales, in the file and in each
@@ -51,8 +51,8 @@ def matrix_types(model: Model) -> list[MatrixType]:
 
 
 def bytes_in_memory(types: Mapping[str, int], backend: str) -> int:
-    """Return the bytes that weights take on the backend "native" or "mlx". types: {storage type: number of
-    weights}."""
+    """Return the bytes that weights of these types take in memory on the backend "native" or "mlx". types:
+    {storage type: number of weights}."""
     kinds = {row: types[row.name] for row in (*ROWS, *TYPES.values()) if row.name in types}
     wide = any(kind.wide for kind in kinds)
     bits = {kind: native_bits(kind) if backend == "native" else mlx_bits(kind, wide) for kind in kinds}

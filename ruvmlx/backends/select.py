@@ -1,4 +1,5 @@
-"""This module chooses the backend for a model and gives the reason for the choice.
+"""This module chooses the backend (MLX, the native decoder or the reference) for a model, and gives the
+reason for the choice.
 
 `describe` returns the choice without opening a backend, and imports MLX only if it must search for a GPU.
 `open_backend` opens the backend and loads the weights.
@@ -99,8 +100,9 @@ def asked_policy(kv: str | None, tiers: str | None = None) -> TierPolicy | None:
 
 
 def parse_tiers(text: str) -> TierPolicy:
-    """Return the policy from the lengths of its tiers in tokens, for example "256,1024" or "256,all". A tier
-    for which the text gives no length holds no pages. Raises UsageError if the text has another form."""
+    """Return the tier policy of a text such as "256,1024" or "256,all": the ages (tokens) at which a page
+    leaves the hot and the warm tier. A tier without an age in the text holds no pages. Raises UsageError if
+    the text has another form."""
     try:
         lengths = [EVERYTHING if age == "all" else int(age) for age in text.split(",")]
         return TierPolicy(TIERED.name, fill_lengths(lengths))
@@ -115,7 +117,7 @@ def cache_policy(kv: str | None, backend: Backend, tiers: str | None = None) -> 
     """Return the policy that the user named. If the user named none, return TIERED if the backend has tiers,
     else None."""
     if backend.name == "mlx" and getattr(backend, "pool", None) is None:
-        return None  # this backend can use only its plain cache; `caveat` gives the reason
+        return None  # this backend can use only its cache without pages; `caveat` gives the reason
     default = None if backend.name == "reference" else TIERED
     return asked_policy(kv, tiers) or default
 
@@ -179,7 +181,8 @@ def _mlx_on_cpu(model: Model, threads: int | None, watch: Watch) -> "MLXBackend 
 
 
 def _open_on_gpu(name: str, model: Model, device: str, threads: int | None, watch: Watch) -> Backend:
-    """Open the backend on the GPU. If the GPU fails, do the steps that `open_backend` describes."""
+    """Open the backend on the GPU. If the GPU fails, open the backend that `open_backend` names for this
+    case."""
     try:
         return _on_gpu(model, device, threads, watch)
     except GPUFailed as error:

@@ -42,7 +42,7 @@ class AnyCache:
 
     @property
     def room(self) -> int:
-        """Return the number of tokens that can be appended and still be retracted; 0 if a layer's state
+        """Return the number of tokens that can be appended and then removed again; 0 if the state of a layer
         cannot go back."""
         return min((_room(leaf) for leaf in self._leaves()), default=0)
 
@@ -100,7 +100,8 @@ class AnyCache:
 
 
 def _trimmable(layer: Any, caches: Any) -> Any:
-    """Return the layer's cache, or a SlidingKVCache in its place if the layer has a plain sliding window."""
+    """Return the layer's cache, or a SlidingKVCache in its place if the cache is a RotatingKVCache that does
+    not keep the first tokens."""
     if type(layer) is caches.RotatingKVCache and not layer.keep:
         return SlidingKVCache(layer.max_size)
     return layer

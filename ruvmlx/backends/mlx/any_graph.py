@@ -19,8 +19,8 @@ PROBE = (0, 1, 2)  # token ids that every vocabulary has
 
 
 class _HiddenStates:
-    """A wrapper of the submodule that computes hidden states. given: an array that the wrapper returns in
-    place of the submodule's output; None: the wrapper runs the submodule."""
+    """A wrapper of the submodule that computes the hidden states after the final norm. given: an array that
+    the wrapper returns in place of the submodule's output; None: the wrapper runs the submodule."""
 
     def __init__(self, module: nn.Module):
         self._module = module
@@ -103,7 +103,8 @@ def _submodules(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
 
 
 def _body_states(model: nn.Module, body: _HiddenStates, whole: mx.array) -> mx.array | None:
-    """Return the body's output [1, L, D] if the logits depend on it alone; else None."""
+    """Return the output [1, L, D] of the submodule `body` if the logits depend on this output alone; else
+    None."""
     again = _array(model(mx.array([PROBE], mx.uint32)))
     hidden = body.last
     if not isinstance(hidden, mx.array) or hidden.ndim != 3 or hidden.shape[:2] != whole.shape[:2]:

@@ -31,7 +31,8 @@ def load_graph(model: Model, float32: bool, watch: Watch = QUIET) -> nn.Module:
 
 @contextmanager
 def one_line(model: Model, *through: type[Exception]) -> Iterator[None]:
-    """Turn any error of mlx-lm or MLX into UnsupportedModel, except the error types `through`."""
+    """Convert every error of mlx-lm or MLX in the `with` block to UnsupportedModel, except errors of the
+    types `through`."""
     try:
         yield
     except RuvmlxError:

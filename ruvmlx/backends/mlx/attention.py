@@ -3,7 +3,8 @@ model families.
 
 A model family can apply a norm to q and k of each head, scale RoPE's frequencies, rotate only a part of each
 head or use no RoPE, scale queries by their position, and add ALiBi's biases to the attention scores. The
-module names are mlx-lm's names, because the cache, LoRA and training use them.
+submodules (q_proj ...) have the same names as in mlx-lm, because the cache, LoRA and training use these
+names.
 """
 
 from typing import Any
@@ -20,7 +21,8 @@ _base = mlxlm.load("models.base")
 
 
 class MLXRope(nn.Module):
-    """Return factor * x, rotated by RoPE for the positions offset ... offset + T - 1. x: [B, H, T, d]."""
+    """A call returns factor * x, rotated by RoPE for the positions offset ... offset + T - 1. x: [B, H, T,
+    d]."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -36,7 +38,8 @@ class MLXRope(nn.Module):
 
 
 def query_scales(scale: QueryScale, offset: int | mx.array, n: int) -> mx.array:
-    """Return the factors of the queries of n tokens at each offset: float32 [B, 1, n, 1] or [n, 1]."""
+    """Return the factor by which each query of n tokens from `offset` on is multiplied: float32 [B, 1, n, 1]
+    or [n, 1]."""
     positions = mx.arange(n) + (offset[:, None] if isinstance(offset, mx.array) and offset.ndim else offset)
     scales = 1 + scale.beta * mx.log1p(mx.floor(positions / scale.original_max_position))
     return scales[:, None, :, None] if scales.ndim == 2 else scales[:, None]
@@ -74,7 +77,8 @@ class UngatedMLP(nn.Module):
 
 
 class Attention(nn.Module):
-    """Compute softmax(q k^T / sqrt(d)) v. H: query heads; K: key/value heads; x [B, T, D] -> [B, T, D]."""
+    """A module that computes softmax(q k^T / sqrt(d)) v. H: query heads; K: key/value heads; x [B, T, D] ->
+    [B, T, D]."""
 
     def __init__(self, config: ModelConfig, layer: int, bias: DistanceBias | None = None):
         super().__init__()
@@ -117,7 +121,8 @@ class Attention(nn.Module):
         return self.split(self.q_proj(x), self.k_proj(x), self.v_proj(x))
 
     def rows(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """Return the result of `heads` with one row per token: q [B, T, H * d], k and v [B, T, K * d]."""
+        """Return q, k and v as in `heads`, but with all heads of a token in one row: q [B, T, H * d], k and v
+        [B, T, K * d]."""
         if "q_norm" not in self:
             return self.q_proj(x), self.k_proj(x), self.v_proj(x)
         q, k, v = (y.reshape(*x.shape[:-1], -1) for y in self.heads(x))

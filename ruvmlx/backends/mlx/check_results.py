@@ -66,8 +66,8 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class KernelVerdict:
-    """The results of all kernels. told: True if the check really ran. A verdict without a check is not stored
-    for later starts."""
+    """The results of all kernels. told: True if the check really ran. The program does not store a verdict
+    with told=False."""
 
     results: tuple[CheckResult, ...]
     seconds: float = 0.0

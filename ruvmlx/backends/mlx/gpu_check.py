@@ -24,7 +24,7 @@ from .verdict import keep, key, stored_verdict
 # -P: do not import a file of the user's working folder that has the name of one of ruvmlx's modules.
 COMMAND = [sys.executable or "python3", "-P", "-m", "ruvmlx.backends.mlx.kernels.selfcheck"]
 TIME_LIMIT = 120.0  # seconds for the check, which takes a few seconds; must be less than selfcheck.LIFETIME
-LEAVING = 5.0  # seconds to wait for the end of a killed child, because a hung GPU can delay it
+LEAVING = 5.0  # seconds to wait for the end of a killed child, because a hung GPU can delay the end
 WHAT = "Checking the GPU kernels (once)"
 
 
@@ -41,7 +41,7 @@ def check(shapes: Shapes, watch: Watch = QUIET, fresh: bool = False) -> KernelVe
 
 
 def ask(shapes: Shapes, watch: Watch = QUIET) -> KernelVerdict:
-    """Run the check. Only the watch can make this function raise an exception."""
+    """Run the check and return its verdict. Only the watch can make this function raise an exception."""
     started = time.monotonic()
     try:
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:

@@ -17,7 +17,8 @@ LEAST_SPARE = 512 << 20
 
 
 class GPUMemory:
-    """This class sets the limits and restores the old limits when its owner (`holder`) is freed.
+    """This class sets MLX's limits for GPU memory, and restores the old limits when Python frees the object
+    `holder`.
 
     why_not: one line for people if the model's memory is not wired or does not fit; else ""
     """

@@ -48,8 +48,8 @@ def build(
 
 
 def model_args(config: ModelConfig) -> dict:
-    """Return a ModelConfig in the form of mlx-lm's ModelArgs. The function `adapt` makes the changes that
-    ModelArgs cannot describe."""
+    """Return the values of a ModelConfig as arguments of mlx-lm's ModelArgs. The function `adapt` makes the
+    changes that ModelArgs cannot describe."""
     return {
         "model_type": config.model_type,
         "hidden_size": config.hidden_size,
@@ -107,14 +107,15 @@ Format = dict[str, Any]  # "bits", "group_size", and "mode" if the format is not
 
 
 def quantised_formats(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Format]:
-    """Return {module path: format} of the packed tensors. The formats follow from the shapes of the
-    tensors."""
+    """Return {module path: format} of the packed (quantised) tensors. The formats follow from the shapes of
+    the tensors."""
     paths = [name.removesuffix(".scales") for name in weights if name.endswith(".scales")]
     return {path: _format(path, weights, shapes) for path in paths}
 
 
 def _format(path: str, weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> Format:
-    """Return a matrix's format: in = shape[-1];  bits = 32 * packed / in;  group_size = in / n_scales."""
+    """Return a matrix's format from its shapes: in = shape[-1]; bits = 32 * (words per row) / in; group_size
+    = in / (scales per row)."""
     # the file's header gives the format without a conversion of the tensor
     if tensor := stored_tensor(weights, path):
         if mode := tensor.type.mode:
@@ -151,7 +152,8 @@ def _convert(
 
 
 def _as_mlx_has_it(path: str, weights: Weights) -> dict[str, mx.array]:
-    """Return a matrix in one of the formats that MLX calls a mode (for example mxfp4)."""
+    """Return a matrix in the layout of one of MLX's float formats, which MLX calls modes (for example
+    mxfp4)."""
     stored = stored_matrix(weights, path)
     assert isinstance(stored, FloatMatrix)
     arrays = {f"{path}.{part}": _array(value, None) for part, value in stored.as_mlx_has_it().items()}
@@ -185,8 +187,8 @@ def _whole(value: np.ndarray, dtype: mx.Dtype | None, pause: Pause) -> mx.array:
 def _by_blocks(
     block: Callable[[slice], mx.array], shape: tuple[int, ...], dtype: mx.Dtype, pause: Pause
 ) -> mx.array:
-    """Return an array that the function assembles from blocks of rows, because a conversion at once would
-    need more memory. block: a function that returns the rows of a slice."""
+    """Convert an array block by block (blocks of rows) and return the result, because a conversion of the
+    whole array at once would need more memory. block: a function that returns the rows of a slice."""
     step = max(1, BLOCK * shape[0] // max(1, math.prod(shape)))
     if step >= shape[0]:
         whole = block(slice(None))
@@ -218,8 +220,8 @@ def parameters(graph: nn.Module) -> dict[str, mx.array]:
 
 
 def _check(arrays: Mapping[str, mx.array], wanted: Mapping[str, mx.array]) -> None:
-    """Raise CorruptFile if an array for a parameter is missing or has another shape, or if an array belongs
-    to no parameter."""
+    """Raise CorruptFile if the array of a parameter of the graph is missing or has another shape, or if an
+    array belongs to no parameter."""
     missing, surplus = sorted(wanted.keys() - arrays.keys()), sorted(arrays.keys() - wanted.keys())
     if missing or surplus:
         what = f"{missing[0]} is missing" if missing else f"{surplus[0]} is not part of it"

@@ -1,7 +1,8 @@
-"""This module installs a BaseLoRA in the MLX graph. It wraps mlx-lm's modules. On the CPU, where one product
-computes several modules, this file sets the attribute `change` of that product to the LoRA's factors.
+"""This module installs a BaseLoRA in the MLX graph. The module wraps mlx-lm's linear layers. On the CPU, one
+joined product (cpu_layers.Joined) computes several modules. There, this module sets the attribute `change` of
+the joined product to the LoRA's matrices.
 
-The LoRA's factors lora_a and lora_b have the dtype of the graph. The scale of the LoRA is multiplied into
+The LoRA's matrices lora_a and lora_b have the dtype of the graph. The scale of the LoRA is multiplied into
 lora_b.
 """
 
@@ -51,7 +52,8 @@ def install(graph: nn.Module, base: BaseLoRA | None, dtype: mx.Dtype) -> LowRank
 
 
 def _places(block: nn.Module) -> Iterator[tuple[nn.Module, str, Sequence[str]]]:
-    """Yield (owner, attribute, the modules that the attribute computes)."""
+    """Yield (owner, attribute, modules) for each linear layer of a block: the attribute of the owner computes
+    these modules."""
     if isinstance(block, CPUAttention):
         yield block, "qkv", ("q_proj", "k_proj", "v_proj")
         yield block, "o_proj", ("o_proj",)
@@ -76,7 +78,8 @@ def _set(owner: nn.Module, name: str, pairs: Sequence[Pair | None], dtype: mx.Dt
 def _join_pairs(
     pairs: Sequence[Pair | None], widths: Sequence[int], factors: Sequence[float], dtype: mx.Dtype
 ) -> LowRankChange | None:
-    """Join several low-rank maps of one input into one map: lora_a side by side, lora_b block-diagonal."""
+    """Join several low-rank maps of one input into one map: the matrices lora_a side by side, the matrices
+    lora_b on the diagonal of one matrix."""
     there = [p for p in pairs if p is not None]
     if not there:
         return None

@@ -17,8 +17,8 @@ _base = mlxlm.load("models.base")
 
 
 class LayerBatch:
-    """The plain caches of B sequences in one layer. The attention module gets this object instead of one
-    cache."""
+    """The plain caches of B sequences in one layer. The layer's attention module gets this object in place of
+    one cache."""
 
     def __init__(self, caches: Sequence[Any]):
         self._caches, self._offsets = caches, [cache.offset for cache in caches]
@@ -49,7 +49,7 @@ class LayerBatch:
         return mx.concatenate(outs).reshape(b, 1, -1)
 
     def attend_on_cpu(self, own: CPUAttention, x: mx.array) -> mx.array:
-        """Return the same result as `attend`, with the CPU layers."""
+        """Return the same result as `attend`, computed with the CPU layers (cpu_layers.py)."""
         angles = own._positions.angles_at(self._offsets) if own.turns else None
         q, k, v = own._project_rotated(x.swapaxes(0, 1), angles, self._offsets)
         outs = []

@@ -20,7 +20,7 @@ _base = mlxlm.load("models.base")
 
 class SlidingKVCache:
     """A cache for a layer with a sliding window. The cache holds the last `window` tokens, in order, in a
-    buffer that is shifted when it is full.
+    buffer. When the buffer is full, its newest tokens move to the front.
 
     mlx-lm's RotatingKVCache overwrites its oldest token. So a full RotatingKVCache cannot remove its newest
     tokens. SlidingKVCache also keeps `slack` older tokens behind the window. So at most `slack` of the newest
@@ -33,11 +33,12 @@ class SlidingKVCache:
         self.keys: mx.array | None = None  # [1, n_kv_heads, capacity, head_dim]
         self.values: mx.array | None = None
         self.offset = 0  # the number of tokens in the sequence so far
-        self.end = 0  # the number of tokens that are still in the buffer
+        self.end = 0  # the number of tokens that the buffer holds now
 
     @property
     def state(self) -> tuple[mx.array | None, mx.array | None, int, int]:
-        """Return the buffers and the positions. mlx-lm's caches also have a property `state`."""
+        """Return the buffers of keys and values, the number of tokens, and the number of tokens in the
+        buffer. mlx-lm's caches also have a property `state`."""
         return self.keys, self.values, self.offset, self.end
 
     @state.setter
@@ -45,8 +46,8 @@ class SlidingKVCache:
         self.keys, self.values, self.offset, self.end = value
 
     def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None):
-        """Return the mask that mlx-lm's graph applies to n new tokens. The results None (no mask) and
-        "causal" need no array.
+        """Return the mask that mlx-lm's graph applies to n new tokens. For the results None (no mask) and
+        "causal", MLX needs no array.
 
         window_size: the layer's own window, if it is narrower than the window of this cache
         """
@@ -69,8 +70,8 @@ class SlidingKVCache:
         return all_keys[..., stop - n - past : stop, :], all_values[..., stop - n - past : stop, :]
 
     def _make_room(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Return the buffers, with room for the new tokens. If a buffer is full, a new buffer replaces it and
-        begins with the newest window + slack tokens of the old buffer."""
+        """Return the buffers of keys and values, with room for the new tokens. If a buffer is full, a new
+        buffer replaces it and begins with the newest window + slack tokens of the old buffer."""
         n = keys.shape[2]
         if self.keys is None or self.values is None or self.end + n > self.keys.shape[2]:
             keep, room = min(self.end, self.window + self.slack), max(n, self.slack)
@@ -151,7 +152,8 @@ class MLXCache:
         return 0 if keys is None else keys.shape[2] - self._stored_tokens
 
     def retract(self, n: int) -> None:
-        """Remove the newest n tokens, like PagedCache.retract."""
+        """Remove the newest n tokens, which were appended one by one within `room`, like
+        PagedCache.retract."""
         for layer in self.layers:
             layer.trim(n)
 

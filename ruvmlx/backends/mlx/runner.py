@@ -72,8 +72,8 @@ class MLXRunner(ABC):
         adapter: HeadAdapter | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Step:
-        """Return the Step after the last of the tokens [T]. Only the last token goes through the output
-        head."""
+        """Append tokens [T] to the cache and return the Step after the last token. Only the last token goes
+        through the output head."""
         check_tokens(tokens, self.shape.vocab_size)
         for start in range(0, len(tokens), self.chunk):
             part = tokens[start : start + self.chunk]
@@ -131,8 +131,8 @@ class MLXRunner(ABC):
         return self.hidden_states(tokens).mean(axis=0)
 
     def _run(self, tokens: Sequence[int], cache: KVCache, read: Callable) -> list[np.ndarray]:
-        """Append tokens to the cache and return the evaluated outputs of `read`. After a failure the cache
-        does not change."""
+        """Append tokens to the cache, call `read` on their hidden states, and return the evaluated arrays of
+        `read`. After a failure the cache does not change."""
         self.adapt_threads()
         with mx.stream(self.device), self.running([cache], len(tokens)) as held:
             hidden = self.forward(mx.array([list(tokens)], mx.uint32), held.layers)[0]

@@ -61,15 +61,15 @@ def _softmax(logits: mx.array) -> mx.array:
 
 
 def _before(p: mx.array) -> mx.array:
-    """Return, for each of the probabilities p [1, n], the sum of the probabilities before it, divided by the
-    sum of all."""
+    """Return, for each of the probabilities p [1, n], the sum of the earlier probabilities in p, divided by
+    the sum of all probabilities."""
     sums = _sums(p)
     return (sums - p) / sums[:, -1:]
 
 
 def draw_index(logits: mx.array, temperature: float, u: float) -> mx.array:
     """Return [1]: the first index at which the cumulative probability of logits [1, n] exceeds u times the
-    total."""
+    total. u: a uniform random number."""
     if temperature < COLD:
         logits = logits - logits.max(axis=-1, keepdims=True)
     p = mx.softmax(logits * min(1 / temperature, MAX_INVERSE_TEMPERATURE), axis=-1)

@@ -4,8 +4,8 @@ while the host reads a token.
     step k       feeds token k - 1, draws token k
     read() = k   submits step k + 1 (token k is not evaluated yet), then waits for token k
 
-Sampling and the head's adapter are part of the step. The host reads only the token, and one number that shows
-whether the logits were finite.
+Sampling and the adapter of the output head are part of each step on the device. The host reads only the
+token, and one number that shows whether the logits were finite.
 """
 
 import math
@@ -171,7 +171,8 @@ class MLXTokenStream:
         return self._run(token[None], self._draw)
 
     def _run(self, tokens: mx.array, then: Callable):
-        """Append tokens [1, L] to the cache. Submit the function `then` of their hidden states [L, D]."""
+        """Append tokens [1, L] to the cache. Submit then(h) to MLX, where h is the hidden states [L, D] of
+        these tokens."""
         backend, n = self._backend, tokens.shape[1]
         backend.adapt_threads()
         more = n > self._cache.room  # True if pages will be made or will change their tiers in this step
@@ -181,14 +182,15 @@ class MLXTokenStream:
         return made
 
     def _draw(self, hidden: mx.array) -> Drawn:
-        """Return the next token from hidden [1, D], not evaluated yet."""
+        """Return the next token, drawn from hidden [1, D]; MLX has not evaluated the token yet."""
         logits = self._backend.output_head(hidden).astype(mx.float32)
         if self._change is not None:
             logits = self._change(logits, hidden)
         return Drawn(self._sampler(logits), logits.sum(), hidden)
 
     def _token(self, drawn: Drawn) -> int:
-        """Wait for a token. The host reads only the token and the sum of the logits."""
+        """Wait for a token and return its id. The host reads only the token and the sum of the logits from
+        the device."""
         if not self._count:
             mx.eval(self._prompt)
             self.prefilled_at = time.perf_counter()

@@ -1,8 +1,9 @@
-"""This module computes the attention over the KV pages of tiered caches, in mlx-lm's graph.
+"""This module computes the attention over the KV pages of tiered caches (pages of 16, 8 and 4 bits), in
+mlx-lm's graph.
 
-The module wraps the attention of every layer. With a plain cache the layer runs unchanged. In a step over
-tiered caches only the layer's projections are used, and ruvmlx's kernels do the other work. RoPE is applied
-to keys in float32. Keys are stored as f16, whatever the dtype of the graph is. For the layers of
+The module wraps the attention of every layer. With a plain cache (without pages) the layer runs unchanged. In
+a step over tiered caches only the layer's projections are used, and ruvmlx's kernels do the other work. RoPE
+is applied to keys in float32. Keys are stored as f16, whatever the dtype of the graph is. For the layers of
 cpu_layers.py, tiered_cpu.py computes the attention over tiered caches.
 
 A `PromptStep` appends n tokens of one sequence. A `DecodeStep` appends one token to each of B sequences.
@@ -110,15 +111,15 @@ class DecodeStep:
 
 
 def _view_of_next(cache: PagedCache) -> SequencePages:
-    """Return the pages that the next token of the cache sees. The page of the next token itself is
-    included."""
+    """Return the pages that the next token of the cache sees, including the page that will hold this
+    token."""
     end = cache.offset + 1
     return cache.table.view(end, max(0, end - cache.window) if cache.window else 0)
 
 
 def _join_open_pages(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
-    """Return the open pages of all sequences in one object. If the last step joined the same sequences,
-    return its object again."""
+    """Return the open pages of all sequences in one object. If the last step joined the same open pages,
+    return the object of the last step again."""
     pages = opened[0][0]
     together = all(held is pages and index == i for i, (held, index) in enumerate(opened))
     if together and len(pages.arrays[0]) == len(opened):
@@ -129,8 +130,8 @@ def _join_open_pages(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
 
 
 class Turns:
-    """The cosines, sines and query scales for the positions of one step. The first layer computes the
-    cosines, sines and scales for all layers.
+    """A Turns object computes RoPE's cosines and sines and the query scales for the positions of one step.
+    The first layer computes the cosines, sines and scales for all layers.
 
     The CPU computes them, because a GPU launch for a few hundred numbers takes longer.
     """
@@ -163,7 +164,8 @@ class Turns:
 
 
 class LayerPages:
-    """A step, and the number of one layer. The attention module receives this object in place of a cache."""
+    """A LayerPages object names a step and one layer. The layer's attention module receives this object in
+    place of a cache."""
 
     def __init__(self, step: Any, layer: int):
         """step: a PromptStep or a DecodeStep"""
@@ -174,7 +176,7 @@ class LayerPages:
 
 
 class RunningStep(NamedTuple):
-    """The object that the graph receives in place of a cache during one step."""
+    """A RunningStep is the object that the graph receives in place of caches during one step."""
 
     layers: Sequence[LayerPages]
     # a function that returns the arrays to evaluate together with the step
@@ -183,8 +185,8 @@ class RunningStep(NamedTuple):
 
 @contextmanager
 def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterator[RunningStep]:
-    """Reserve room for n more tokens in each cache (n > 1: one cache). When the block succeeds, add n to the
-    number of tokens of each cache."""
+    """Reserve room for n more tokens in each cache (n > 1: one cache). If the `with` block raises no error,
+    add n to the number of tokens of each cache."""
     storage = _storage(caches)
     try:
         with room_for(caches, n):

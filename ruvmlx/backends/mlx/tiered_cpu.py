@@ -3,7 +3,7 @@ products, the C library computes the paged attention (kernels/paged_attention.py
 
 MLX on a CPU unpacks pages with single operations. For 512 tokens of a layer, MLX's unpacking of pages took
 0.7 ms. The C library takes 0.1 ms for the same attention, with the copy of q, k and v to the host. The copy
-to the host delays no other work, because no work is queued.
+to the host delays no other work, because no other work is queued at that time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -70,8 +70,8 @@ class CPUStep:
         return mx.array(out.reshape(*x.shape[:2], -1))
 
     def _turns(self, own: CPUAttention) -> np.ndarray:
-        """Return the cosines and sines of the angles by which the library turns heads, [n, head_dim]. All
-        layers with RoPE use the same array."""
+        """Return the cosines and sines of RoPE's angles, by which the C library rotates heads: [n, head_dim].
+        All layers with RoPE use the same array."""
         if not own.kernels_turn:
             return own._positions.still(self._at)
         if self._turn is None:
@@ -79,19 +79,20 @@ class CPUStep:
         return self._turn
 
     def _parts(self) -> Iterator[slice]:
-        """Yield the rows of each sequence."""
+        """Yield, for each sequence, the slice of its rows in the step's arrays."""
         return (slice(i * self._n, (i + 1) * self._n) for i in range(len(self._sequences)))
 
 
 class CPULayerPages:
-    """A step, and the number of one layer. The attention module receives this object in place of a cache."""
+    """A CPULayerPages object names a step and one layer. The layer's attention module receives this object in
+    place of a cache."""
 
     def __init__(self, step: CPUStep, layer: int):
         self.step, self.layer = step, layer
 
 
 class CPURunningStep:
-    """The object that the graph receives in place of a cache during one step."""
+    """A CPURunningStep is the object that the graph receives in place of caches during one step."""
 
     def __init__(self, step: CPUStep, n_layers: int):
         self.layers = [CPULayerPages(step, layer) for layer in range(n_layers)]
@@ -103,8 +104,8 @@ class CPURunningStep:
 
 @contextmanager
 def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterator[CPURunningStep]:
-    """Reserve room for n more tokens in each cache (n > 1: one cache). When the block succeeds, add n to the
-    number of tokens of each cache."""
+    """Reserve room for n more tokens in each cache (n > 1: one cache). If the `with` block raises no error,
+    add n to the number of tokens of each cache."""
     with room_for(caches, n):
         yield CPURunningStep(CPUStep(caches, n), config.n_layers)
 

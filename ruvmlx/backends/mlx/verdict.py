@@ -26,7 +26,8 @@ from ...platform.gpu import gpu
 from .check_results import CheckResult, KernelVerdict, Shapes
 from .kernels import source
 
-# FORMAT: the version of the file. MAX_VERDICTS: the maximum number of stored verdicts; the newest ones stay.
+# FORMAT: the version of the file. MAX_VERDICTS: the maximum number of stored verdicts; the oldest verdicts
+# are dropped.
 FORMAT, MAX_VERDICTS = 1, 16
 
 
@@ -79,7 +80,8 @@ def stored_verdict(wanted: dict[str, Any]) -> KernelVerdict | None:
 
 
 def keep(wanted: dict[str, Any], verdict: KernelVerdict) -> None:
-    """Store the verdict. If the folder cannot be written, the next start checks again."""
+    """Store the verdict. If the folder cannot be written, the next start of the program checks the kernels
+    again."""
     entry = {
         "key": wanted,
         "seconds": round(verdict.seconds, 2),
@@ -112,7 +114,7 @@ def _read_entry(entry: dict[str, Any]) -> KernelVerdict:
 
 def _write(whole: dict[str, Any]) -> None:
     """Write a new file beside the target, then rename it: a reader sees either the old file or the new
-    one."""
+    file."""
     fresh = path().with_suffix(f".{os.getpid()}.new")
     try:
         path().parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -81,7 +81,8 @@ class NativeStorage:
 
 
 class Demotion:
-    """A running demotion. A thread converts pages of `tier` to the pages `to` of the next lower tier."""
+    """A running demotion. A thread converts the pages `pages` of `tier` to the pages `to` of the next lower
+    tier."""
 
     def __init__(self, kernels: PageKernels, pages: Sequence[int], to: Sequence[int], tier: int):
         self._kernels, self._tier, self._to = kernels, tier, to

@@ -1,7 +1,7 @@
 """This module packs a model's weights for the C decoder, one tensor at a time.
 
-Only the packed copy stays in memory. After a tensor is packed, the module returns the memory of the model's
-mapped file to the system and drops converted copies.
+Only the packed copy stays in memory. After a tensor is packed, the module returns the memory of the tensor's
+part of the mapped file to the system, and drops converted copies of the tensor.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ BLOCKS = {*SUPER_BLOCKS, "Q3_K"}  # the GGUF types whose blocks are packed witho
 
 
 def packed_weights(weights: Weights, config: ModelConfig, threads: int) -> DecoderWeights:
-    """Check the shape of every tensor with the configuration, and return the packed tensors."""
+    """Check the shape of every tensor against the configuration, and return the packed tensors."""
     _check_names(weights, config)
     shapes, found = dict(matrices(config)), {}
     memory = _Memory()
@@ -128,7 +128,7 @@ def _plan(weights: Weights, module: str, shape: tuple[int, int]) -> PackedMatrix
 
 
 def _eight_bits(weights: Weights, module: str, shape: tuple[int, int]) -> AffineArrays:
-    """Return a matrix of GGUF codes as 8-bit codes, because C kernels exist only for 4 and 8 bits."""
+    """Return a GGUF matrix with codes of 8 bits, because C kernels exist only for 4 and 8 bits."""
     stored = stored_matrix(weights, module)
     assert isinstance(stored, StoredMatrix)
     arrays = stored.eight_bits()
@@ -162,7 +162,8 @@ def _check(name: str, got: tuple[int, ...], expected: tuple[int, ...]) -> None:
 
 
 def _check_names(weights: Weights, config: ModelConfig) -> None:
-    """Raise CorruptFile if a tensor of the model is missing, or if the file has other tensors."""
+    """Raise CorruptFile if a tensor of the model is missing, or if the file has a tensor that the model does
+    not use."""
     wanted = {f"{m}.weight" for m, _ in matrices(config)} | {name for name, _ in vectors(config)}
     scales = {name for name in weights if name.endswith((".scales", ".biases"))}
     missing = sorted(wanted - set(weights)) + sorted(_missing_partners(scales))

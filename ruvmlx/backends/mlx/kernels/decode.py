@@ -105,7 +105,8 @@ def attend_ops(
 def _attend_one(
     q: mx.array, q_rotated: mx.array, pools: Pools, opened: mx.array, table: GPUPageTable, i: int
 ) -> mx.array:
-    """Return [n_heads, D] of q [n_heads, D]: scores of all tiers, one softmax, then values of all tiers."""
+    """Return the attention output [n_heads, D] of one sequence's queries [n_heads, D]: compute the scores
+    over the pages of all tiers, one softmax, then the sum of the values."""
     view, n_kv = table.views[i], table.n_kv_heads
     if view.first >= view.n_tokens:
         return mx.zeros_like(q)

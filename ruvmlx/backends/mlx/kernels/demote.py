@@ -1,8 +1,8 @@
 """This kernel demotes whole KV pages: it converts them to the next lower tier, which has fewer bits.
 
 Every implementation of a demotion (NumPy, C, GPU) gives the same bytes, because all implementations use
-float32, true divisions, and rounding of ties to even (metal_kernels/quantise.h). The outputs are new pages
-uint8 [n, n_kv_heads, page_bytes]. The KV cache copies the new pages into its pool.
+float32, divisions (not products with a reciprocal), and rounding of ties to even (metal_kernels/quantise.h).
+The outputs are new pages uint8 [n, n_kv_heads, page_bytes]. The KV cache copies the new pages into its pool.
 """
 
 from functools import lru_cache

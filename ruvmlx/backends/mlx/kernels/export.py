@@ -34,7 +34,8 @@ typedef bfloat bfloat16_t;
 
 
 def export(folder: Path) -> list[Path]:
-    """Write all sources into `folder`, which is made if it does not exist. Return the paths of the files."""
+    """Write all sources into `folder`; make the folder if it does not exist. Return the paths of the
+    files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return [_write_kernel(folder, kernel, chosen) for kernel, chosen in sources()]
@@ -45,7 +46,7 @@ def export(folder: Path) -> list[Path]:
 
 
 def sources() -> Iterator[tuple[Kernel, tuple[Template, ...]]]:
-    """Yield each kernel with each of its template values."""
+    """Yield each kernel with each set of its template values (sizes and types)."""
     return ((kernel, chosen) for kernel in KERNELS for chosen in kernel.values)
 
 
@@ -57,7 +58,8 @@ def _write_kernel(folder: Path, kernel: Kernel, chosen: tuple[Template, ...]) ->
 
 
 def title(kernel: Kernel, chosen: tuple[Template, ...]) -> str:
-    """Return the name of a file, for example attend_decode-D64-G3 or append-D64-TRADITIONAL0-Tfloat16."""
+    """Return the name of a kernel's file, without the ending, for example attend_decode-D64-G3 or
+    append-D64-TRADITIONAL0-Tfloat16."""
     values = (str(value).removeprefix("mlx.core.") for value in chosen)
     return "-".join([kernel.name, *map("".join, zip(kernel.templates, values, strict=True))])
 

@@ -47,15 +47,15 @@ class PromptChunk:
 
     @cached_property
     def first(self) -> int:
-        """Return the first token to gather: the start of the page with the oldest token that any new token
-        sees."""
+        """Return the index of the first token to gather: the first token of the page with the oldest token
+        that any new token sees."""
         view = self.table.views[0]
         oldest = max(view.first, view.n_tokens - self.window + 1 if self.window else 0)
         return min(max(oldest, 0), view.n_tokens) // PAGE * PAGE
 
     @cached_property
     def total(self) -> int:
-        """Return the number of keys: gathered keys and new keys."""
+        """Return the number of keys of one head: the gathered keys and the keys of the new tokens."""
         return self.table.views[0].n_tokens - self.first + self.tokens
 
     @cached_property
@@ -66,7 +66,8 @@ class PromptChunk:
 
     @cached_property
     def mask(self) -> mx.array | str:
-        """Return the mask: bool [tokens, total], or "causal", MLX's name for the usual mask."""
+        """Return the mask: bool [tokens, total], or "causal", MLX's name for the mask in which a token sees
+        itself and all tokens before it."""
         if not self.window or self.total <= self.window:
             return "causal"
         token = mx.arange(self.total - self.tokens, self.total)[:, None]

@@ -71,8 +71,8 @@ class SequencePages:
 
     by_tier: the page ids of each tier; the lowest tier holds the oldest tokens
     n_tokens: the number of tokens; all pages except the last are full, and the last is hot
-    first: the first token that attention reads; a page with only earlier tokens can be missing, and can have
-        any page id here
+    first: the first token that attention reads; a page with only earlier tokens can be missing; the page id
+    of a missing page has no meaning
     """
 
     by_tier: Sequence[Sequence[int]]
@@ -98,7 +98,8 @@ class SequencePages:
         return cost
 
     def visible(self) -> list[tuple[int, int, list[int]]]:
-        """Return (tier, first token, page ids) of the tiers that hold a visible page, oldest first."""
+        """Return (tier, first token, page ids) of each tier with a page that attention reads, the oldest
+        tokens first."""
         skip, starts = self.first // PAGE, accumulate(self.counts(), initial=0)
         found = []
         for tier, (start, ids) in enumerate(zip(starts, self.by_tier, strict=False)):
@@ -122,9 +123,9 @@ def check(view: SequencePages) -> SequencePages:
 class GPUPageTable:
     """The pages of several sequences (`views`) in the kernels' format. One table serves all layers of a step.
 
-    split: the amount of work of one threadgroup, counted in cold pages. A larger split leaves fewer parts to
-        merge. A smaller split keeps more threadgroups busy. The default makes about THREADGROUPS
-        threadgroups.
+    split: the amount of work of one threadgroup, counted in cold pages. With a larger split, fewer partial
+        results must be merged. With a smaller split, more threadgroups have work. The default makes about
+        THREADGROUPS threadgroups.
     """
 
     def __init__(
@@ -201,6 +202,6 @@ def _halves(pages: mx.array, start: int, n: int) -> mx.array:
 
 
 def _nibbles(packed: mx.array) -> mx.array:
-    """Return 2n numbers [..., 2n] from n bytes [..., n], the low nibble first."""
+    """Return 2n numbers of 4 bits [..., 2n] from n bytes [..., n], the low half of each byte first."""
     both = mx.stack([packed & 15, packed >> 4], axis=-1)
     return both.reshape(*packed.shape[:-1], -1).astype(mx.float32)

@@ -2,7 +2,8 @@
 
 MLX builds and hashes the whole text of a kernel at every call, so each unused definition costs time in every
 layer for every token. A definition stays if its name occurs in the body or in another definition that stays.
-If a name occurs by chance, the text is longer than necessary, but still correct.
+If the name of an unused definition occurs in the text by chance, the text is longer than necessary, but still
+correct.
 """
 
 import re

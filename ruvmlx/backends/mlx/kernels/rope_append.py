@@ -3,7 +3,8 @@ writes its key and value to the open page.
 
 The open page is the hot page that is being filled. The open page is separate from the pool, because a kernel
 cannot write into an existing array. The kernel makes a new page of 64 rows, 32 KB a head for D = 128. The
-rows after the new row are zeros, because pages go to files, and old contents of the memory must not.
+rows after the new row are zeros, because pages are written to files, and old contents of the memory must not
+get into files.
 """
 
 from itertools import product

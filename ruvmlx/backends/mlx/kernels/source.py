@@ -1,8 +1,8 @@
 """This module turns kernel bodies into the arguments of mx.fast.metal_kernel and mx.fast.cuda_kernel.
 
-A `Kernel` names a file of metal_kernels/ and its arguments once. From a `Kernel`, the module builds the
-kernels for Metal, for CUDA and for the tests' simulator. metal_kernels/README.md describes the dialect of the
-bodies.
+A `Kernel` object describes a kernel once: its file in metal_kernels/ and its arguments. From a `Kernel`, the
+module builds the kernels for Metal, for CUDA and for the tests' simulator. metal_kernels/README.md describes
+the dialect of the bodies.
 """
 
 import re
@@ -85,7 +85,7 @@ class Kernel:
     values: tuple[tuple[Template, ...], ...] = ((),)  # all values of the templates that the backends can use
 
     def header(self, dialect: str) -> str:
-        """Return the definitions of its headers that the body needs."""
+        """Return the definitions in the kernel's header files that its body needs, in this dialect."""
         every = [piece for name in (f"dialect_{dialect}.h", *self.headers) for piece in pieces(name)]
         # The text starts with a line break, because MLX writes text before it that can end without a line
         # break.
@@ -123,7 +123,7 @@ class Kernel:
         groups: tuple[int, int, int],
         templates: tuple[Template, ...],
     ) -> list[mx.array]:
-        """Start the kernel. `gpu.run` calls this method on a real device."""
+        """Launch the kernel. On a real device, `gpu.run` calls this method."""
         return _compiled_kernel(self)(**self.arguments(inputs, shapes, groups, templates))
 
     def arguments(
