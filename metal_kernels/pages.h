@@ -42,14 +42,14 @@ enum {
     N_TOKENS = N_TIERS, // number of tokens in the sequence; only the last page can be partly filled, and only if it is hot
     FIRST,              // index of the first token that the query sees
     TABLE,              // the index in `pages` at which the page ids of the sequence begin
-    SPLIT,              // decode: the work of one threadgroup, as a sum of page costs (cost_before)
+    SPLIT,              // decode kernels: the work of one threadgroup, as a sum of page costs (cost_before)
     KV_HEADS,           // the number of KV heads; n_heads = KV_HEADS * GROUP
     GROUP,
     SCALE,              // the scale of the scores: the bits of the float log2(e) / sqrt(D)
-    N_NEW,              // prefill: the number of tokens in the present chunk of the prompt
-    SPLITS,             // decode: the number of threadgroups for one head
-    HEAD,               // gather: the index of the first KV head
-    HEADS,              // gather: the number of KV heads
+    N_NEW,              // prefill kernels: the number of tokens in the present chunk of the prompt
+    SPLITS,             // decode kernels: the number of threadgroups for one head
+    HEAD,               // kernel gather: the index of the first KV head
+    HEADS,              // kernel gather: the number of KV heads
     PARAMS = 16,
 };
 
@@ -81,8 +81,8 @@ FN int tier_of(int page, THREAD const int *n) {
     return tier;
 }
 
-// Return the cost of all pages before `page`. The threadgroups of the decode kernels share the cost equally and not the
-// pages: threadgroup i takes the pages that begin in its interval of SPLIT costs.
+// Return the cost of all pages before `page`. The threadgroups of the decode kernels get equal costs, and not equal
+// numbers of pages: threadgroup i takes the pages that begin in its interval of SPLIT costs.
 FN int cost_before(int page, THREAD const int *n) {
     int cost = 0;
     UNROLL for (int tier = 0; tier < N_TIERS; tier++) {

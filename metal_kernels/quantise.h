@@ -31,8 +31,8 @@ template <int BITS> FN uint code_of(float x, float s, float b) {
 // has the numbers 4 l .. 4 l + 3 of the block.
 CONST_FN int blocks_of(int D) { return (D + 127) / 128; }
 
-// Load x[0..3] = the dequantised numbers d .. d+3 of token t of K (value = 0) or V (value = 1). Numbers past D are
-// zeros. Rotated keys stay rotated.
+// Load x[0..3] = the dequantised numbers d .. d+3 of token t of K (value = 0) or V (value = 1). Numbers after the first
+// D numbers are zeros. Rotated keys stay rotated.
 template <int BITS, int D> FN void load_values(GLOBAL_IN(uchar) page, int value, uint t, uint d, THREAD float *x) {
     UNROLL for (int i = 0; i < 4; i++) x[i] = 0;
     if (d >= D) return;

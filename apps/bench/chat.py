@@ -96,7 +96,8 @@ class BenchChat:
         return changes[-1]["phase"] if changes else ""
 
     def until(self, phase: str, seconds: float = 120) -> float:
-        """Wait until the app is in this phase. Return the time.monotonic() at which the phase began."""
+        """Wait until the app is in the phase `phase`. Return the time.monotonic() at which the phase
+        began."""
         deadline = time.monotonic() + seconds
         while self.phase != phase:
             if time.monotonic() > deadline or self.terminal.process.poll() is not None:

@@ -49,8 +49,8 @@ class Peers:
 
     @contextmanager
     def in_parallel(self, sequences: int, context: int) -> Iterator[dict[str, OnStage]]:
-        """Yield {name: player} of llama.cpp with KV caches for `sequences` sequences of `context` tokens
-        each: one player for each layout of the weights and kind of buffers."""
+        """Yield {name: player} of llama.cpp, with KV caches for `sequences` sequences of `context` tokens
+        each. Each layout of the weights and kind of buffers has one player."""
         room = {"threads": self._threads, "sequences": sequences, "context": sequences * context}
         with _left(dict[str, OnStage]()) as players:
             for layout, how in LAYOUTS.items():
@@ -71,7 +71,7 @@ class Peers:
         try:
             players[kind + suffix] = OnStage(kind, model=model(), **settings)
         except RuvmlxError as e:
-            if not suffix:  # llama.cpp is absent only if its default setting fails
+            if not suffix:  # leave out llama.cpp only if its default setting fails
                 self.absent[kind] = str(e)
 
     def _gguf(self) -> str:

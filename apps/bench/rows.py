@@ -20,7 +20,8 @@ class Row:
     limit: the best value that this machine allows, in the same unit
     better: "higher" or "lower", the direction in which a value is better
     condition: the condition under which the value or the target is valid
-    reference: the machine's own speed beside each sample; two runs are compared relative to this speed
+    reference: the machine's own speed, measured beside each sample; two runs are compared relative to this
+    speed
     spread: the uncertainty of the value, as a fraction of the value
     """
 

@@ -12,7 +12,8 @@ from .stage import OnStage, take_turns
 COUNTS = (2, 4, 8)  # the numbers of requests in parallel
 PROMPT, REPLY = 64, 96  # the numbers of tokens of each request's prompt and of its reply
 RUNNING, ARRIVING = 128, 4096  # the numbers of prompt tokens of a running reply and of the arriving request
-EIGHT, BESIDE = 3.0, 1.5  # targets of eight requests: rate / one request's rate, rate / llama.cpp's rate
+# targets for eight requests at once: their rate / the rate of one request, their rate / llama.cpp's rate
+EIGHT, BESIDE = 3.0, 1.5
 ADAPTERS, DELAY = 1.1, 100.0  # targets: time with eight adapters / time with one adapter; delay in ms
 
 

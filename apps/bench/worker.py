@@ -27,7 +27,7 @@ from .players import KINDS
 def main() -> None:
     end_with_parent()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # send text that a library prints to stderr, because stdout has only answers
+    os.dup2(2, 1)  # if a library prints text, send the text to stderr, because stdout has only answers
     first = json.loads(sys.stdin.readline())
     made: list[Any] = []
 

@@ -19,7 +19,7 @@ from .view_model import learn_status
 # Names for the tiers of the KV cache, from the oldest tokens to the newest. A tier is a part of the cache
 # with one precision.
 AGES = ("oldest", *("older",) * (len(TIERS) - 2), "recent")
-# the used share of the context from which the app warns; a reply needs part of the unused share
+# if more than this share of the context is used, the app warns; a reply needs part of the unused share
 NEARLY_FULL = 5 / 8
 FELT = 0.0005  # nats per token: the smallest change of the mean log-probability that three digits show
 

@@ -36,7 +36,8 @@ class ChatState:
     told_full: bool = False  # True if plain mode has told the user that the context is nearly full
     listed_chats: list[str] = field(default_factory=list)  # chat ids in the order of the last /chats list
     found_messages: dict[str, int] = field(default_factory=dict)  # last search: chat id -> message id
-    listed_models: list[str] = field(default_factory=list)  # names in the order of the last /models list
+    # names of models in the order of the last /models list
+    listed_models: list[str] = field(default_factory=list)
     sensors: Sensors = field(default_factory=Sensors)
     tools: ChatTools = field(default_factory=ChatTools)
     # if this event is set, the step that runs now ends

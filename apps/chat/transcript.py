@@ -103,7 +103,8 @@ class Transcript(VerticalScroll, can_focus=False):
         return True
 
     def follow_end(self) -> None:
-        """Scroll to the end of the chat after `select_found`. From now on, scroll with new text again."""
+        """Scroll to the end of the chat after `select_found`. From now on, scroll down again when new text
+        arrives."""
         if self._found is not None:
             self._found = None
             self.anchor()
@@ -213,8 +214,8 @@ class Transcript(VerticalScroll, can_focus=False):
         """Lay out the messages. While earlier messages are added at the top, keep the held widget on its line
         of the screen.
 
-        The scroll position must change during the layout, as Textual's anchor does. If it changed after the
-        layout, one frame would show the messages in a wrong place.
+        The scroll position must change during the layout, as Textual's anchor does. If the scroll position
+        changed after the layout, one frame would show the messages in a wrong place.
         """
         arranged = super().arrange(size, optimal)
         if self._held:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .report import Point
 from .users import HOSTILE, TASTES
 
-Found = Mapping[str, list[Point]]  # cell ("user, arm") -> results; tastes that are out of reach are left out
+Found = Mapping[str, list[Point]]  # cell ("user, arm") -> its results; tastes out of reach are left out
 
 
 @dataclass(frozen=True)

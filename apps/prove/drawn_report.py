@@ -40,7 +40,8 @@ class UserPoint:
 
 @dataclass(frozen=True)
 class ArmSpread:
-    """The results of an arm over all users within reach.
+    """The results of an arm (a way to learn) over all users within reach (users whose taste some replies
+    meet).
 
     users: the number of users
     win_rate, win_ci: the mean of the users' win-rates, and its 95% interval

@@ -14,7 +14,9 @@ from .processes import Workers
 from .trial import Bench
 
 Log = Callable[[str], None]
-ROUNDS = 2  # the number of parts for each process; small parts let all processes end at nearly the same time
+# the number of parts of the work for each process; with small parts, all processes end at nearly the same
+# time
+ROUNDS = 2
 
 
 @dataclass(frozen=True)

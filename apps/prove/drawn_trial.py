@@ -46,7 +46,8 @@ class DrawnSetup:
     """The settings of the trials.
 
     chat: the questions, the settings of replies, and the numbers of ratings at the checkpoints (`presses`)
-    learn: "instant" (each rating updates weights), "full" or "style" (the background or style loop also does)
+    learn: "instant" (each rating updates weights), "full" or "style" (the background or the style loop
+    updates weights, too)
     best_of: the number of replies to each unseen question, at most REACH_BEST_OF
     """
 

@@ -27,7 +27,8 @@ from ruvmlx.text import one_line
 from . import prompts
 
 EACH = 10  # the maximum number of fixed questions, and the maximum number of the user's own questions
-MAX_OWN_CHARACTERS = 600  # the maximum length of a user's question; a longer message is a text to work on
+# the maximum length of a user's question; a longer message probably contains a text and not only a question
+MAX_OWN_CHARACTERS = 600
 LEVEL = 0.95  # the confidence level of a clear difference
 _DEALS = 10_000  # the number of random choices of signs in the test of the lengths
 

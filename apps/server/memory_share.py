@@ -15,7 +15,7 @@ from .serving import Serving
 
 @dataclass
 class PooledModel:
-    """A model that the server has opened at least once. The model can be closed now.
+    """A model that the server has opened at least once. At present, the model is open or closed.
 
     name: the name in the request; "" for the server's first model. need: the planned memory; None before
     there is a plan. scratch: bytes of working memory that the plan does not include. users: the number of
@@ -58,9 +58,9 @@ class PooledModel:
 
 @dataclass
 class MemoryShare:
-    """The memory that a server has for its models. limit: the maximum memory of all models together in bytes;
-    0: no limit is known. is_fixed: True if the user chose the limit. kv_budget: the bytes for the KV caches
-    of each model, if the user chose this number; else 0."""
+    """The memory that a server has for its models. limit: the maximum memory of all models together in bytes,
+    or 0 if no limit is known. is_fixed: True if the user chose the limit. kv_budget: the bytes for the KV
+    caches of each model, if the user chose this number; else 0."""
 
     limit: int = 0
     is_fixed: bool = False

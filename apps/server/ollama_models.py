@@ -25,7 +25,8 @@ from .serving import ModelFacts
 
 
 class OllamaDetails(Struct):
-    """The kind of a model. A field is empty if the server does not know its value."""
+    """The file format, the family, the size and the quantisation of a model. A field is empty if the server
+    does not know its value."""
 
     parent_model: str
     format: str

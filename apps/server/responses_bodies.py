@@ -45,8 +45,8 @@ Parts = Annotated[list[InputText | OutputText | ReasoningText], Meta(min_length=
 class InputItem(Struct, forbid_unknown_fields=True):
     """An item of the conversation. An item has one of four types: a message (role, content), the thought of
     an earlier reply (content), an earlier tool call (call_id, name, namespace, arguments), or the result of a
-    tool call (call_id, output). The chat template decides whether the model reads a thought again. id,
-    status, phase: the server accepts and ignores these fields."""
+    tool call (call_id, output). The chat template decides whether the model reads a thought again. The server
+    accepts and ignores the fields `id`, `status` and `phase`."""
 
     type: Literal["message", "reasoning", "function_call", "function_call_output"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None

@@ -5,8 +5,8 @@ from ruvmlx.models.text.thinking import TAGS
 
 
 class ThoughtStream:
-    """The streaming twin of `ruvmlx.models.text.thinking.split`: the pieces of a stream, joined, are equal to
-    the result of `split` for the whole text."""
+    """A class that splits a stream as `ruvmlx.models.text.thinking.split` splits a whole text: the joined
+    pieces are equal to the result of `split`."""
 
     def __init__(self, split: bool = True):
         """split: False if the whole text is the answer."""

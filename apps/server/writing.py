@@ -58,8 +58,8 @@ class WrittenReply:
 async def requests_for(
     call: Call, body: ReplyBody, limit: int | None, logprobs: int, prompts: Sequence[dict[str, Any]]
 ) -> list[GenerationRequest]:
-    """Return the requests for body.n replies to each prompt. limit: the maximum number of tokens of a reply;
-    None: the client set no limit.
+    """Return the requests for body.n replies to each prompt. limit: the maximum number of tokens of a
+    reply, or None if the client set no limit.
 
     prompts: for each prompt, the fields of a GenerationRequest: messages, prompt or input_ids, and related
     fields.

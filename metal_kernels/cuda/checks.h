@@ -309,7 +309,8 @@ template <int D> static void check_gather(Sequence s, int n_new, int first, int 
             for (int t = 0; t < total; t++) {
                 std::vector<double> want = gathered(a, fresh, n_new, head + h, value, skipped + t);
                 const ushort *row = (const ushort *)got.data() + (size_t)((value * heads + h) * total + t) * D;
-                for (int d = 0; d < D; d++) { // rounding to a half changes a number by at most half of its last bit
+                // rounding to a 16-bit float changes a number by at most half of its last bit
+                for (int d = 0; d < D; d++) {
                     const double unit = std::max(1.0, fabs(want[d]));
                     compare(worst, f32(row[d]) / unit, want[d] / unit);
                 }
@@ -327,7 +328,7 @@ template <int D> static void check_others() {
     check_demotion<D>();
     check_typed<D, float>(), check_typed<D, __half>(), check_typed<D, __nv_bfloat16>();
     check_gather<D>({{2, 1}, 100, 0}, 37, 0, 0, 3);
-    check_gather<D>({{2, 1}, 100, 0}, 70, 64, 1, 2); // out leaves out the first cold page
-    check_gather<D>({{2, 1}, 128, 0}, 1, 130, 2, 1); // out leaves out the cold pages and begins with the warm page
+    check_gather<D>({{2, 1}, 100, 0}, 70, 64, 1, 2); // `out` does not have the first cold page
+    check_gather<D>({{2, 1}, 128, 0}, 1, 130, 2, 1); // `out` has no cold page and begins with the warm page
     check_gather<D>({{}, 3, 0}, 65, 0, 0, 3);
 }

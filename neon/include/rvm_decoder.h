@@ -42,7 +42,7 @@ typedef struct {
     const double *rope_frequencies; /* [rope_dims / 2], in radians per position, after rope scaling; NULL without rope */
     double rope_factor;             /* factor of the queries and keys that rope turns; 1: no change */
     double query_beta, query_span;  /* a query at position p is multiplied by 1 + beta ln(1 + floor(p / span)) */
-    const char *impl;               /* name of the implementation of matrices and layers; NULL: the fastest one */
+    const char *impl;               /* name of the implementation of matrices and layers; NULL: the fastest */
 } rvm_decoder_config;
 
 typedef struct {
@@ -55,7 +55,7 @@ typedef struct {
 } rvm_decoder_layer;
 
 typedef struct {
-    const rvm_matrix *embedding, *lm_head; /* the two pointers are equal in a model that uses one matrix for both */
+    const rvm_matrix *embedding, *lm_head; /* if a model has one matrix for both, the pointers are equal */
     const float *norm;
     const rvm_decoder_layer *layers; /* [n_layers] */
     const float *norm_bias;          /* bias of the final norm if it is a LayerNorm, or NULL */

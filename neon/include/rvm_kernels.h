@@ -28,8 +28,8 @@ typedef struct {
 
 typedef struct rvm_layers rvm_layers;
 
-/* An implementation of all kernels for one instruction set.  T: number of tokens, D: hidden size, V: size of the
- * vocabulary, R: rank. lora_a: [D, R]   lora_b: [R, V]   s: the scale of the LoRA */
+/* An implementation of all kernels for one instruction set.  T: number of tokens, D: hidden size, V: vocabulary
+ * size, R: rank. lora_a: [D, R]   lora_b: [R, V]   s: the scale of the LoRA */
 typedef struct {
     const char *name; /* name of the implementation: "scalar", "avx2" .. */
 

@@ -39,8 +39,8 @@ typedef struct {
 
 RVM_API size_t rvm_attention_scratch(size_t rows, size_t head_dim);
 
-/* An implementation of all layers for one instruction set. Arrays are float32 if no other type is named. T: number of
- * tokens, D:  width. */
+/* An implementation of all layers for one instruction set. Arrays are float32 if no other type is named. T is
+ * the number of tokens, and D is the width of a row. */
 struct rvm_layers {
     const char *name; /* the name of the implementation, as in rvm_kernels */
 

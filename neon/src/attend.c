@@ -89,7 +89,7 @@ typedef struct {
     float *sum;    /* [rows][stride], the output O of the online softmax; the sum of the last 16 is added to every dimension */
     float *most;   /* [rows], the maximum score m so far */
     float *total;  /* [rows][SUMS], the sum l of the weights, in parts */
-    float *keys, *values; /* the keys and values of a hot page as float, used if there are many rows */
+    float *keys, *values; /* the keys and values of a hot page as float, for many rows of queries */
     float *rotated;       /* [rows][head_dim], the rotated queries, before they become codes */
     uint8_t *codes[RVM_HOT]; /* the queries as codes, for the pages of each tier with codes */
     uint8_t *own[RVM_HOT];   /* the codes of the queries of one sequence */

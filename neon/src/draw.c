@@ -107,7 +107,7 @@ static void sort_keys(uint64_t *keys, size_t n, uint64_t *spare) {
     }
     by_digit(keys, n, 32, spare);
     by_digit(spare, n, 43, keys);
-    by_digit(keys, n, 54, spare); /* the last digit has only 10 bits */
+    by_digit(keys, n, 54, spare); /* the last 11 bits begin at bit 54, so only 10 bits are left */
     memcpy(keys, spare, n * sizeof *keys);
 }
 

@@ -80,7 +80,7 @@ class TrainingSettings:
         return self.lr * min(1.0, (step + 1) / self.warmup) * fall
 
 
-Progress = Callable[[int, int, float], None]  # steps done, steps in all, loss (NaN before the first step)
+Progress = Callable[[int, int, float], None]  # (finished steps, all steps, loss or NaN before the first step)
 
 
 class Background:

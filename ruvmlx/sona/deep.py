@@ -39,7 +39,7 @@ REPLIES = 64  # the maximum number of liked replies to measure; only the newest 
 MIN_LIKED_REPLIES = 3  # the minimum number of liked replies for an anchor
 SAVE_EVERY = 8  # the number of measured replies from one save of a run to the next
 
-Progress = Callable[[int, int], None]  # replies measured so far, replies in all
+Progress = Callable[[int, int], None]  # (replies measured so far, all replies to measure)
 
 
 @dataclass(frozen=True)

@@ -135,8 +135,8 @@ def update_by(
     reserve: float = 0.0,
     taste: np.ndarray | None = None,
 ) -> Update | None:
-    """Return the adapter after one piece of evidence; None if all pushes have a weight of 0. A piece of
-    evidence is one rated reply or two compared replies.
+    """Return the adapter after one piece of evidence; None if the weights of all replies in `pushes` are 0. A
+    piece of evidence is one rated reply or two compared replies.
 
     pushes: the push of each reply; the push's statistics come from the reply's trace under this adapter
     kl: the adapter's KL before the update

@@ -338,7 +338,7 @@ class Drift:
 
     The gradient is the mean of u (p - onehot(y))^T over T hidden states [T, D]. u is a state times `reading`
     (lora_a [D, r]), p is the model's prediction, and y is the token that follows in the text. The last column
-    is for all tokens that are not in `tokens` together.
+    is the sum over all tokens that are not in `tokens`.
     """
 
     def __init__(self, states: np.ndarray, following: np.ndarray, reading: np.ndarray, tokens: np.ndarray):

@@ -55,7 +55,7 @@ class MeasureDirections:
 
     def logits(self, weights: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Return the change [B] of the logits of B tokens. weights: [M], the amounts by which to raise the
-        measures. A token without a direction gets 0."""
+        measures. The change is 0 for a token that has no direction."""
         at = np.searchsorted(self.tokens, tokens).clip(max=len(self.tokens) - 1)
         return np.where(self.tokens[at] == tokens, (weights @ self.directions)[at], 0)
 

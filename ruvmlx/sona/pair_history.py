@@ -12,7 +12,7 @@ class PairHistory:
         self._store, self._key = store, key
 
     def in_force(self) -> list[PreferenceLabel]:
-        """Return the preferences in force, the oldest first."""
+        """Return the preferences in force (the preferences that were not taken back), the oldest first."""
         return self._store.preferences.in_force(*self._key)
 
     def evidence_weights(self) -> list[tuple[int, float]]:

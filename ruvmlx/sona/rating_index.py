@@ -1,9 +1,9 @@
 """The rating index keeps the reasoning bank in step with the store, and answers queries about the bank. The
 reasoning bank holds rated questions and finds similar questions (reasoning_bank.py).
 
-The bank has the ratings that are in force in the store, also after an undo, a rollback or another process's
-rating. Questions are embedded while the user reads a reply (`settle`). Before a reply, its question is
-embedded only if the prompt needs liked replies as examples.
+The bank has the ratings in force (the stored ratings that were not taken back), also after an undo, a
+rollback or another process's rating. Questions are embedded while the user reads a reply (`settle`). Before a
+reply, its question is embedded only if the prompt needs liked replies as examples.
 """
 
 import re

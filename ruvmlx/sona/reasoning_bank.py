@@ -16,7 +16,8 @@ import numpy as np
 
 from .signal import INDEX, LABELS, WEIGHTS, rewards
 
-# The maximum number of entries in lookups. Entries of poor patterns are removed first, then the oldest.
+# The maximum number of entries in lookups. Entries of poor patterns are removed first, then the oldest
+# entries.
 CAPACITY = 10_000
 CELLS = 100  # the maximum number of cells
 SAMPLE = 4096  # the maximum number of entries from which k-means computes the cells

@@ -1,5 +1,6 @@
-"""This module reads the training data of the background loop: the ratings and preferences in force, and plain
-text (texts that no user rated). Training should not change what the model predicts on the plain text.
+"""This module reads the training data of the background loop: the ratings and preferences in force (not taken
+back), and plain text (texts that no user rated). Training should not change what the model predicts on the
+plain text.
 
 The plain text differs from the reference text (reference_text.py), which tests the result. The ratings are
 read from the store at each run, so the data contains no rating that was taken back.

@@ -49,7 +49,8 @@ class LearningSignal:
     kind: str  # "explicit" | "implicit"
     label: str  # a rating, or a key of IMPLICIT
     quality: float  # the quality of the reply by the label, 0 to 1
-    latency_ratio: float  # the reply's time per token, divided by the usual time per token
+    # the reply's time per token, divided by the median time per token of earlier replies
+    latency_ratio: float
     tier: int  # the size class of the model: 0 (below 0.5e9 parameters) to 4
     context_tokens: int  # the number of tokens of prompt and reply together
 

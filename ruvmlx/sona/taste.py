@@ -22,8 +22,8 @@ the second kind of wish, the model needs the measures of unshown replies: other 
 the user did not see (unshown.py). The evidence gives the probability that the user compares replies. With
 this probability as a factor, the mean of the unshown replies' measures is subtracted from a reply's measures.
 
-The fitted model depends only on the list of ratings in force. After an undo, the model is fitted to the
-ratings that remain.
+The fitted model depends only on the list of ratings in force (the ratings that were not taken back). After an
+undo, the model is fitted to the ratings that remain.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,6 @@
-"""This module fits the taste model (taste.py) to ratings. The module selects columns by the evidence, chooses
-the variances, and finds a turn of the taste (a rating at which the user's taste changed)."""
+"""This module fits the taste model (taste.py) to ratings. The module selects columns by the evidence p(y)
+(the probability of the ratings under the model), chooses the variances, and finds a turn of the taste (a
+rating at which the user's taste changed)."""
 
 import itertools
 from collections.abc import Sequence
@@ -23,7 +24,8 @@ from .taste_features import ReplyFeatures
 from .taste_measures import MEASURES
 
 M = len(MEASURES)
-BASE = 0.25 / M  # the usual prior variance of a measure's weight: all M measures together give half a star
+# prior variance of a measure's weight before any rating: all M measures together give half a star
+BASE = 0.25 / M
 MAX_COLUMNS = 8  # the maximum number of selected columns
 _MAX_PRIOR_VARIANCE, _MIN_PRIOR_VARIANCE = 1.0, 0.02  # limits of the prior variance of a column's weight
 

@@ -1,5 +1,5 @@
 """This module keeps one adapter's taste model (taste.py) in step with the store. The taste model is fitted to
-the ratings in force, also after an undo."""
+the ratings in force (the ratings that were not taken back), also after an undo."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -122,7 +122,7 @@ class UserTaste:
 
     def _rated_features(self) -> list[tuple[str, int, RatedFeatures]]:
         """Return (reply id, adapter version that the rating made, features and rating) of each rating in
-        force, the oldest first. Ratings of replies without features are left out."""
+        force, the oldest first. A rating is left out if its reply has no features."""
         labels = self._history.labels()
         if any(reply_id not in self._features for reply_id, *_ in labels):
             for row in self._history.rated_words():
@@ -144,7 +144,7 @@ class UserTaste:
 
     def _preferred_features(self) -> list[tuple[int, Given]]:
         """Return (adapter version that the preference made, preference) of each preference in force.
-        Preferences with a reply without features are left out."""
+        A preference is left out if one of its replies has no features."""
         pairs = self._history.pairs.in_force()
         if any({pair.better, pair.worse} - self._features.keys() for pair in pairs):
             for row in self._history.pairs.words():

@@ -383,8 +383,8 @@ def _probed_linear(
     probes: Mapping[str, mx.array], inputs: dict[str, mx.array], factors: Mapping[str, mx.array], layer: int,
     x: mx.array, own: nn.Module, names: Sequence[str],
 ):  # fmt: skip
-    """Run `_linear`, and add a probe (zeros from `_probes`) to each output that has one. Store the input x of
-    each matrix with a probe in `inputs`."""
+    """Run `_linear`, and add a probe (zeros from `_probes`) to each output that has a probe. Store the input
+    x of each matrix with a probe in `inputs`."""
     out = _linear(factors, layer, x, own, names)
     for i, name in enumerate(names):
         if (key := f"{layer}.{name}") in probes:

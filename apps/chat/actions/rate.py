@@ -109,7 +109,8 @@ class RateActions:
 
     def notice(self, replies: Iterable[str | None], what: str) -> None:
         """Tell the runtime what the user did with the given replies, for example `what` = "copied" (implicit
-        feedback). The app shows no error of this call, because the user did not ask for the call."""
+        feedback). The app shows no error of this call, because the app makes the call without a request of
+        the user."""
         ids = [reply_id for reply_id in replies if reply_id]
         self._chat.start(lambda: self._notice(ids, what))
 

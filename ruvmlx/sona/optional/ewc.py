@@ -2,11 +2,11 @@
 
     penalty = strength / 2 * sum over anchors, matrices, i, j of F[i, j] (dW - dW*)[i, j]^2
 
-dW = scale * lora_a lora_b is the base LoRA's change of a matrix [in, out]. dW* is the value of dW at an
-anchor: the base LoRA at the end of a task (Kirkpatrick et al. 2017). With A for lora_a and B for lora_b, the
-factors (A Q, Q^-1 B) give the same change for any invertible Q, but the Fisher information of the elements of
-A and B depends on Q. So F is the diagonal Fisher information of dW. The matrix F is never computed as a
-whole:
+dW = scale * lora_a lora_b is the base LoRA's change of a matrix [in, out]. An anchor is the base LoRA at the
+end of a task (Kirkpatrick et al. 2017). dW* is the value of dW at an anchor. With A for lora_a and B for
+lora_b, the factors (A Q, Q^-1 B) give the same change for any invertible Q, but the Fisher information of the
+elements of A and B depends on Q. So F is the diagonal Fisher information of dW. The matrix F is never
+computed as a whole:
 
     F[i, j] = rows[i] columns[j] / sum(rows),    rows[i] = mean sum_j G[i, j]^2,  columns[j] = mean sum_i ...
 

@@ -17,7 +17,7 @@ from .layer_adapter import LayerAdapter
 
 # the maximum number of measurements; if the last measured KL is over the cap, the layer LoRA becomes 0
 LOOKS = 3
-SLACK = 1.05  # the layer LoRA is scaled down when it uses more than this many times its limit
+SLACK = 1.05  # the layer LoRA is scaled down if its KL exceeds its limit times SLACK
 
 
 def enforce_kl_cap(layers: LayerAdapter, active: ActiveAdapter, pause: Pause | None = None) -> None:
