@@ -9,7 +9,8 @@
 // A's columns can have any order if B's rows have the same order. So a lane takes D/4 consecutive numbers of a key,
 // which are whole words of memory, and D/8 numbers of the value of every fourth token. 8-bit and 4-bit numbers are
 // exact in f16. Queries and probabilities are not exact in f16, so each is the sum of two f16 parts. For up to 4 heads,
-// the two parts lie side by side in the 8 columns of B (PACKED). For more heads, a second product adds part 1.
+// the two parts lie side by side in the 8 columns of B (PACKED). For more heads, a second product adds the second f16
+// part (part 1).
 
 template <int D, int G> struct Matrix {
     enum {

@@ -3,8 +3,7 @@ that this machine can run, on one thread, called from Python.
 
 Each row of the report also has the kernel's error relative to its twin (a slow implementation in NumPy), and
 its limit. The limit is the time in which one thread only reads the bytes of a call, or only computes its
-products. The kernels of the decoder are measured with Mistral-7B's sizes, and the kernels of learning with
-the starter model's sizes.
+products. Decoder kernels run with Mistral-7B's sizes, and learning kernels with the starter model's sizes.
 """
 
 import copy

@@ -97,7 +97,7 @@ def random_blocks(rng: np.random.Generator, kind: str, size: int, fan_in: int) -
     elif kind == "Q4_K":
         _put(blocks, 0, scale / 32)
         _put(blocks, 2, scale / 32 * 7.5)
-        blocks[:, 4:16] = [0xA0] * 8 + [0] * 4  # all scales and minimums are 32
+        blocks[:, 4:16] = [0xA0] * 8 + [0] * 4  # set all scales and minimums to 32
     else:
         blocks[:, 192:208] = 32
         # a number of six random bits has four times the standard deviation of a number of four bits

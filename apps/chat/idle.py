@@ -1,4 +1,5 @@
-"""This module lets the runtime learn while the user does nothing (idle time). The first key stops the work.
+"""This module lets the runtime learn while the user does nothing (idle time). The first key that the user
+presses stops the work.
 
 The work runs in the runtime's thread (`Host.run_idle`), which is free again some tens of milliseconds after a
 key. If a key stopped the work, the work continues in the next idle time, or after a restart. This module

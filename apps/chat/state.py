@@ -31,7 +31,7 @@ class ChatState:
     candidates: list[Candidate] = field(default_factory=list)  # the two replies of the newest comparison
     response: GenerationResponse | None = None  # the newest reply of the model, with its figures
     lesson: RatingResult | PreferenceResult | None = None  # the result of the newest rating or choice
-    # number of oldest messages that the model does not read, by the last message to the user about them
+    # number of oldest messages that the model did not read when the chat last told the user so
     left_out: int = 0
     told_full: bool = False  # True if plain mode has told the user that the context is nearly full
     listed_chats: list[str] = field(default_factory=list)  # chat ids in the order of the last /chats list

@@ -22,8 +22,8 @@ static float log_sum_of(const float *logits, size_t vocab, float max) {
     return (float)log(sum);
 }
 
-/* Return the smallest log p that the filter min_p permits, as a float. The exact limit is a double. It is rounded to a
-   float so that a float log p is above the result exactly if it is above the double. */
+/* Return the smallest log p that the filter min_p permits, as a float. The exact limit is a double. The code rounds it
+   so that a float log p is above the result exactly if it is above the double. */
 static float least_logprob(const distribution *d, double min_p) {
     if (min_p == 0) return -INFINITY;
     const double least = (double)logprob(d, d->max) + log(min_p);

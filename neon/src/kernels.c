@@ -180,8 +180,8 @@ typedef struct {
 /* If all |d| are at most NEAR, e^d cannot overflow, so the code does not have to find the largest d. */
 static const float NEAR = 8;
 
-/* Add a block of the vocabulary to the sums.  near: 1 if all |d| are at most NEAR; in this case d is in units of ln 2
-   */
+/* Add a block of the vocabulary to the sums.  near: 1 if all |d| are at most NEAR; in this case d is in units of
+   ln 2 */
 static inline __attribute__((always_inline)) void tilt_sums(tilt *a, const float *p0, const float *log_ratio,
                                                             const float *d, const int near, size_t n) {
     const float m = a->max;

@@ -74,8 +74,8 @@ class Cost:
 
 
 class TierComparison:
-    """An object that compares policies with f16 on the last BLOCKS blocks of one reply. The f16 cache and the
-    policy's cache take turns.
+    """An object that compares policies with f16 on the last BLOCKS blocks of one reply. The model reads and
+    decodes with the f16 cache and with the policy's cache in turns.
 
     All policies are compared on the same tokens. Each of these tokens attends to pages of every tier.
     """
@@ -340,7 +340,8 @@ class KVLoop:
             check_memory()
             return reading.cost(policy, check_memory)
         finally:
-            pool.level = level  # restore the pool's level, because the measurement's memory is free again
+            # restore the pool's level of memory pressure, because the memory is free again
+            pool.level = level
 
     def _choose(self, pool: PagePool) -> dict[str, Any]:
         """Choose a policy from all measurements, and return a report. Store the choice if there are enough

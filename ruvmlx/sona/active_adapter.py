@@ -223,7 +223,7 @@ class ActiveAdapter:
 
     def probe_base(self, lora: BaseLoRA, pause: Pause | None = None) -> ProbedBase:
         """Measure the KL probe under the base LoRA `lora`, and return both. `lora` stays in the backend. Call
-        this function within `install_for`.
+        this function only in the with-block of `install_for`.
 
         pause: a function that is called every few tokens; it can raise an exception to stop
         """

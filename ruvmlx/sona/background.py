@@ -98,7 +98,7 @@ class Background:
         self._standing: dict[Place, Pair] = {}  # LoRA pairs of the matrices that the run does not train
         self._promotion: PromotionTest | None = None
         self._gradients = GradientAccumulator()  # the gradients of the current step, which can be stopped
-        self._step_key: tuple[int, int] | None = None  # (step, version) to which `_gradients` belong
+        self._step_key: tuple[int, int] | None = None  # (training step, adapter version) of `_gradients`
 
     @property
     def is_paused(self) -> bool:

@@ -16,8 +16,8 @@ g_i of its log-probability (E_b of trace.py) and Fisher information f_i in these
 
     theta = step * G / (1 / sigma^2 + L) * G^2 / (G^2 + agree * S)
 
-The factors before the last one are a natural gradient step with a prior of standard deviation sigma. The last
-factor is Wiener's shrinkage. This factor depends on G^2 / S, which is 1 for a coordinate that one reply
+The factors before the last factor are a natural gradient step with a prior of standard deviation sigma. The
+last factor is Wiener's shrinkage. This factor depends on G^2 / S, which is 1 for a coordinate that one reply
 moved, n if n ratings agree on the coordinate, and near 0 if the ratings contradict each other. There are many
 features, and each feature moves all tokens, so the noise of the features would add up. All features of one
 row of lora_b are therefore multiplied by James and Stein's factor max(0, 1 - noise * sum S / sum G^2). lora_a

@@ -94,7 +94,7 @@ class KLProbe:
 
     contexts: [M, D], the hidden states on which distances are measured
     rows: [M], the indices of the contexts among all hidden states of the reference text
-    counts, prose: fields of ContextGroups
+    counts, prose: the numbers that ContextGroups explains
     following: [M], the token after each context
     directions: [D, r], the calibrated lora_a
     tokens, eos, precision, features: fields of Coordinates
@@ -300,7 +300,7 @@ class KLProbe:
 
     @property
     def nbytes(self) -> int:
-        # The array `_same` belongs to the adapter, so its bytes are counted there.
+        # The array `_same` belongs to the adapter, so the adapter's byte count includes this array.
         known = (a for name, a in vars(self).items() if name != "_same")
         return sum(a.nbytes for a in known if isinstance(a, np.ndarray))
 

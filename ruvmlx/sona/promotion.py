@@ -49,8 +49,8 @@ class ModelDrift:
 
     @property
     def limit(self) -> float:
-        """The maximum rise of a candidate if this object is the distance of the adapter in use. If the
-        adapter in use already exceeds PPL_RISE, a candidate can have the rise of this adapter."""
+        """The maximum rise (ModelDrift.rise) of a candidate if this object is the distance of the adapter in
+        use. If the adapter in use already exceeds PPL_RISE, a candidate can have the rise of this adapter."""
         return max(math.log1p(PPL_RISE), self.rise)
 
     def is_within(self, now: "ModelDrift") -> bool:

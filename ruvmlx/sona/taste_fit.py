@@ -43,7 +43,8 @@ TURN_COST = 8.0  # the minimum log-evidence that a turn must add
 
 @dataclass(frozen=True)
 class Rows:
-    """The R rows of the regression. A row is a rating, or a pair (a preference between two replies).
+    """The R rows of the taste model's regression. A row is a rating, or a pair (a preference between two
+    replies).
 
     replies: for each row, the features of the rated reply, or of the better reply of a pair
     y: [R], the stars of a rating minus 3 (neutral); for a pair, the better reply's stars minus the worse's

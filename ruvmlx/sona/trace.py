@@ -84,8 +84,8 @@ class Trace:
     # frozen_logprob.
     base_logprob: float | None = None
     # First-order estimates of changes of the mean log p(y), nats per token:
-    carried: float = 0.0  # the change by the layer LoRA with which the reply was generated
-    moved: float = 0.0  # the change by the changes of the layer LoRA since then
+    carried: float = 0.0  # the change of mean log p(y) by the layer LoRA with which the reply was generated
+    moved: float = 0.0  # the change of mean log p(y) by the changes of the layer LoRA since then
 
     def __post_init__(self) -> None:
         self.grad_a = np.zeros_like(self.adapter.lora_a)

@@ -54,8 +54,8 @@ class LayerLimit:
 
     @classmethod
     def above(cls, probe: KLProbe, targets: Targets) -> "LayerLimit":
-        """Return the limits of a layer LoRA beside a base LoRA. probe: the KL probe under the base LoRA
-        alone."""
+        """Return the limits of a layer LoRA that is active together with a base LoRA. probe: the KL probe
+        under the base LoRA alone."""
         share = BESIDE_HEAD if targets.head else ALONE
         return cls(share * max(KL_CAP - probe.floor, 1e-5), share * max(RISE_CAP - probe.rise, 1e-5))
 
