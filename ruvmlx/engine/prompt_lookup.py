@@ -15,7 +15,7 @@ class Draft(NamedTuple):
 
     tokens: the guessed next tokens, in order
     match: the number of the chat's newest tokens that equal the tokens before the guess's source, from GRAM
-    to LONGEST_MATCH
+        to LONGEST_MATCH
     """
 
     tokens: list[int]

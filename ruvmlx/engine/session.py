@@ -18,7 +18,7 @@ class Session:
     owner: the session id of the request that read the tokens
     chain: the names of the pages of `tokens` (kv/chain.py); the names of the newest pages can be missing
     branching: True if two longer sequences both begin with this sequence; in this case, the longer sequences
-    do not replace this sequence
+        do not replace this sequence
     """
 
     cache: KVCache

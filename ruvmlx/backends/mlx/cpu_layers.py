@@ -335,8 +335,8 @@ def exp(x: mx.array) -> mx.array:
     """Return e^x in float32, with a relative error under (3 + |x|) * 1e-7 for -87 <= x <= 88. For x outside
     the range from -87 to 88, return e^x of the nearer bound.
 
-    The function writes x / ln 2 as n + f with a whole number n, so that e^x = 2^n * 2^f. The addition of 1.5
-    * 2^23 leaves n in the low bits of the float. A shift by 23 bits moves n into the exponent of 2^f.
+    The function writes x / ln 2 as n + f with a whole number n, so that e^x = 2^n * 2^f. The addition of
+    1.5 * 2^23 leaves n in the low bits of the float. A shift by 23 bits moves n into the exponent of 2^f.
     """
     t = mx.clip(x, -87.0, 88.0) * (1.0 / math.log(2.0))
     shifted = t + 12582912.0

@@ -1,8 +1,8 @@
 """This module has a table with one row for each model family. A row lists the differences from Llama's
 decoder, and the fields of the model's files that describe these differences.
 
-To support a new family of this kind, add a row. tests/backends/test_families.py compares every row with
-mlx-lm's model.
+To support a new family that differs from Llama only in these points, add a row.
+tests/backends/test_families.py compares every row with mlx-lm's model.
 """
 
 from collections.abc import Mapping

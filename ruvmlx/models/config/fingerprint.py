@@ -21,8 +21,8 @@ def fingerprint(config: ModelShape, layout: Mapping[str, tuple], samples: Iterab
     some tensors.
 
     samples: the raw bytes, uint8 [n], of the embedding, the head and other tensors, which differ between two
-        trainings. The function reads 64 places of each, which takes a millisecond. A hash of a whole file
-        would take seconds.
+        trainings. The function reads pieces at 64 places of each array, which takes a millisecond. A hash of
+        a whole file would take seconds.
     """
     digest = hashlib.sha256(repr(sorted(_facts(config).items())).encode())
     digest.update(repr(sorted(layout.items())).encode())
@@ -32,8 +32,9 @@ def fingerprint(config: ModelShape, layout: Mapping[str, tuple], samples: Iterab
 
 
 def _facts(config: ModelShape) -> dict[str, Any]:
-    """Return the configuration in the form of the first version of ruvmlx, and add the fields that the first
-    version did not have. With these facts, the fingerprint of an old adapter stays the same."""
+    """Return the configuration in the form of the first version of ruvmlx, with added fields for the settings
+    that the first version did not have. With these facts, the fingerprint of an old adapter stays the
+    same."""
     facts = asdict(config)
     if not isinstance(config, ModelConfig):
         return facts

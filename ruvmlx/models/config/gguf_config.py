@@ -150,7 +150,7 @@ NO_ROPE_INTERVAL = 4  # files have no key for this interval; as in llama.cpp, ev
 
 
 def _family(families: list[Family], scale: QueryScale | None, window: int | None) -> Family:
-    """Return the family of this architecture that has the features of the file."""
+    """Return the one of these families that has the features of the file."""
     for family in families:
         if family.scales_queries == (scale is not None) and (
             window is None or family.window is Window.EVERY_LAYER
@@ -287,8 +287,8 @@ def _rope_dims(keys: Keys, family: Family, head_dim: int) -> int | None:
 
 
 def _check_widths(keys: Keys, config: ModelConfig) -> None:
-    """Raise UnsupportedModel if RoPE rotates another number of dimensions than the configuration says, or if
-    values have another width than keys."""
+    """Raise UnsupportedModel if the file's number of rotated dimensions differs from the configuration's, or
+    if values have another width than keys."""
     wanted = {"rope.dimension_count": config.turned_dims, "attention.value_length": config.head_dim}
     if not config.turned_dims:
         del wanted["rope.dimension_count"]

@@ -34,7 +34,8 @@ def text_config(data: dict[str, Any], where: str) -> dict[str, Any]:
         return data
     inner = {"model_type": "mistral"} | Fields(data, where).table("text_config")
     if inner["model_type"] not in families:
-        # This call raises an error with the reason if the families' table has a reason for this model_type.
+        # If the table of families has a reason why ruvmlx cannot run this model_type, this call raises an
+        # error with the reason.
         family_of(inner["model_type"], f"{where}, text_config")
         raise UnsupportedModel(f"{where}: text_config holds a {str(inner['model_type'])[:40]!r} model.")
     shared = {key: data[key] for key in _SHARED if data.get(key) is not None}

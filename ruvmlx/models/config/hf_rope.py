@@ -20,7 +20,8 @@ PARTIAL = "partial_rotary_factor"
 
 
 def rope_table(fields: Fields) -> Fields:
-    """Return the table of RoPE's parameters. The table is empty if config.json has no parameters of RoPE."""
+    """Return the JSON object of config.json that has RoPE's parameters. The result is empty if config.json
+    has no such object."""
     new, old = fields.table("rope_parameters"), fields.table("rope_scaling")
     if any(isinstance(value, dict) for table in (new, old) for value in table.values()):
         raise UnsupportedModel(
@@ -174,7 +175,8 @@ def query_scale(fields: Fields, rope: Fields, family: Family) -> QueryScale | No
 
 
 def rope_to_json(config: ModelConfig) -> dict[str, Any]:
-    """Return RoPE's fields of a config.json: `rope_theta`, and the table of parameters if RoPE is scaled."""
+    """Return the fields of a config.json that describe RoPE: `rope_theta`, and the object of parameters if
+    RoPE is scaled."""
     out: dict[str, Any] = {"rope_theta": config.rope_theta}
     table = _scaling_to_json(config.rope_scaling)
     # mlx-lm reads the RoPE of a Ministral 3 model only from the table `rope_parameters`

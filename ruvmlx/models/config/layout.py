@@ -54,7 +54,8 @@ def parameter_count(config: ModelConfig) -> int:
 
 
 def check_config(config: ModelConfig, where: str) -> None:
-    """Raise CorruptFile for sizes that no model has, before the program allocates memory of these sizes."""
+    """Raise CorruptFile if the configuration has sizes that no model has, before the program allocates memory
+    of these sizes."""
     sizes = (
         "hidden_size",
         "n_heads",

@@ -25,7 +25,8 @@ class QueryScale:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes that every model has. To learn from ratings, ruvmlx needs only the sizes in this class."""
+    """The sizes that every model has. To train the adapter of the output head on ratings, ruvmlx needs only
+    the sizes in this class."""
 
     model_type: str
     hidden_size: int
@@ -64,7 +65,7 @@ class ModelConfig(ModelShape):
 
     @property
     def turned_dims(self) -> int:
-        """Return how many of the numbers in each head RoPE rotates."""
+        """Return the number of each head's numbers that RoPE rotates."""
         return self.head_dim if self.rope_dims is None else self.rope_dims
 
 
@@ -183,7 +184,8 @@ class Model:
     shape: ModelShape  # a ModelConfig if ruvmlx has its own decoder for the model
     tokenizer: Tokenizer
     load_weights: Callable[[], Weights]
-    # an id of the model's files that does not depend on their path; an adapter belongs to a fingerprint
+    # an id of the model's files that does not depend on their path; an adapter belongs to the model with one
+    # fingerprint
     fingerprint: str
     parameters: int
     bytes: int

@@ -1,4 +1,5 @@
-"""This module converts the config.json of an MPT model (MosaicML) to the field names of the other families.
+"""This module converts the config.json of an MPT model (MosaicML) to the field names that Llama and all other
+families have.
 
 The library llm-foundry can build many variants of MPT. The module raises UnsupportedModel for a variant that
 transformers' MptModel does not support.

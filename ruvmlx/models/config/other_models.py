@@ -30,7 +30,7 @@ _NAMES = {  # {field of ModelShape: its names in the config.json files of differ
 # the values of quant_method that mlx-lm supports
 _METHODS = ("mxfp4", "mxfp8", "fp8", "compressed-tensors", "modelopt")
 _SAMPLED = 4  # the number of tensors for the fingerprint
-# the context in tokens if config.json has no limit; state space models, for example, have none
+# the context in tokens if config.json has no limit; state space models, for example, have no limit
 _USUAL_CONTEXT = 4096
 
 
@@ -102,8 +102,8 @@ def weights_format(data: Mapping[str, Any]) -> str:
 
 
 def open_other(data: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> OtherFolder:
-    """Check a folder and return it. data: the content of config.json. Raises UnsupportedModel if the model
-    needs Python code from its own folder."""
+    """Check a folder and return its description. data: the content of config.json. Raises UnsupportedModel if
+    the model needs Python code from its own folder."""
     if "model_file" in data:
         raise UnsupportedModel(
             f"{where}: config.json names Python code of the model's own (model_file), which is never run; "

@@ -24,7 +24,7 @@ TOLERANCE = 1e-3
 
 
 class Rope(NamedTuple):
-    """The rotation of queries and keys.
+    """The parameters of RoPE, the rotation of queries and keys.
 
     frequencies: the rotation of each pair of numbers in radians per position, float64 [turned_dims / 2]
     factor: the number by which the rotated queries and keys are multiplied
@@ -39,9 +39,9 @@ def rope(config: ModelConfig, context: int | None = None) -> Rope:
 
     The scalings dynamic and longrope depend on the context. For dynamic, transformers and mlx-lm change the
     frequencies while a text grows beyond max_context. ruvmlx uses the frequencies of the maximum context from
-    the first token on. (Up to max_context all three are equal.) For longrope, mlx-lm always uses the long
-    factors, and transformers uses the factors for the current length of the text. ruvmlx chooses the factors
-    once, by the maximum context.
+    the first token on. (If the maximum context is at most max_context, the frequencies of all three programs
+    are equal.) For longrope, mlx-lm always uses the long factors, and transformers uses the factors for the
+    current length of the text. ruvmlx chooses the factors once, by the maximum context.
     """
     dims, scaling = config.turned_dims, config.rope_scaling
     f = frequencies(dims, config.rope_theta)

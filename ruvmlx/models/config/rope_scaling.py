@@ -20,8 +20,8 @@ class DynamicRope:
 
 @dataclass(frozen=True)
 class Llama3Rope:
-    """Llama-3's scaling: low frequencies are divided by `factor`, high frequencies do not change, and the
-    frequencies between are a mixture of both."""
+    """Llama-3's scaling: low frequencies are divided by `factor`, high frequencies do not change, and each
+    frequency between these is a weighted mean of its unchanged and its divided value."""
 
     factor: float
     low_freq_factor: float

@@ -59,8 +59,8 @@ ADVICE = (
 def sampling_defaults(
     values: Mapping[str, Any], model_type: str = "", names: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Return the `values` from the model's files that are plausible numbers. If no value is plausible, return
-    the makers' recommendation for a model of this family and these names."""
+    """Return those of the `values` (from the model's files) that are plausible numbers. If no value is
+    plausible, return the makers' recommendation for a model of this family and these names."""
     found = {name: values.get(name) for name in SAMPLING if name not in NOT_ADVISED}
     usable = {
         name: value

@@ -37,7 +37,7 @@ def as_eight_bits(
     packed: np.ndarray, scales: np.ndarray, biases: np.ndarray, bits: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the same weights with codes of 8 bits. If each old bias is -2^(bits - 1) * scale, each new bias
-    is -128 * scale. Kernels can therefore still compute these biases from the scales."""
+    is -128 * scale. Kernels that compute the biases from the scales can therefore use the result too."""
     wide = np.empty((len(packed), packed.shape[1] * 8 // bits), np.uint32)
     middle = 1 << bits - 1
     symmetric = bool((biases == -middle * scales).all())

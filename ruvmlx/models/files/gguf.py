@@ -8,9 +8,9 @@
 A string is a u64 length and then this number of bytes of UTF-8. All numbers are little-endian.
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)
 
-The reader compares every length with the rest of the file before it allocates memory. Because of this
-comparison, a hostile header costs neither memory nor time. For an inconsistent header, the reader raises
-`CorruptFile` with one line of text.
+Before it allocates memory, the reader compares every length with the number of bytes that are left in the
+file. Because of this comparison, a hostile header costs neither memory nor time. For an inconsistent header,
+the reader raises `CorruptFile` with one line of text.
 
 The module cannot handle one case: if another program shortens the file while this process has the file
 mapped, the process ends (SIGBUS).

@@ -3,10 +3,10 @@ arrays.
 
 In the affine layout, a weight is w = scale * q + bias with an unsigned code q. The codes of consecutive
 weights are packed into uint32 words from the low bits upwards. The conversion is exact for GGUF types with
-groups of 32 or more weights: the values of the codes stay, and only their places in memory change. MLX has no
-groups of 16 weights, as Q2_K, Q3_K and Q6_K have. The module joins two groups of 16 weights into one group of
-32 and rounds the weights to 8 bits. The step between two 8-bit levels is at most a quarter of the larger step
-of the two groups.
+groups (weights with the same scale) of 32 or more weights: the values of the codes stay, and only their
+places in memory change. MLX has no groups of 16 weights, as Q2_K, Q3_K and Q6_K have. The module joins two
+groups of 16 weights into one group of 32 and rounds the weights to 8 bits. The distance between two 8-bit
+levels is then at most a quarter of the larger of the two groups' distances.
 """
 
 from collections.abc import Callable
@@ -152,11 +152,11 @@ def round_to_8_bits(w: np.ndarray, scales_for: Callable[[np.ndarray], np.ndarray
 
 
 def _scales_for(most: np.ndarray) -> np.ndarray:
-    """Return, for the largest magnitude of each group, the smallest scale for 127 steps. The scales are in
-    float16, or in float32 if a scale is too small or too large for float16."""
+    """Return, for the largest magnitude of each group, the smallest scale with which 127 steps reach this
+    magnitude. The scales are in float16, or in float32 if a scale is too small or too large for float16."""
     scales = most / np.float32(127)
     used = scales[scales > 0]
-    # the condition is also true for NaN, which no comparison accepts
+    # the condition is also true for NaN, because every comparison with NaN is false
     if used.size and not (used.min() > 2.0**-18 and used.max() < 256):
         return scales
     short = scales.astype(np.float16)

@@ -5,9 +5,9 @@ Blocks are uint8 [n, bytes of a block]. A weight follows from its code q by one 
 
     scale * (q - zero)      or, if the type stores `lows`,      scale * q - low
 
-Each group of consecutive weights has one scale (and one low). The product of a block's float16 scale and the
-integer scale of a group is exact in float32. A weight is therefore rounded at most once, as in llama.cpp.
-ggml-common.h of https://github.com/ggml-org/ggml defines the bit layouts.
+Each group of consecutive weights has one scale (and one low, the number that is subtracted). The product of a
+block's float16 scale and the integer scale of a group is exact in float32. A weight is therefore rounded at
+most once, as in llama.cpp. ggml-common.h of https://github.com/ggml-org/ggml defines the bit layouts.
 
 The docstring of each function gives the layout of a block: the fields in order, separated by | or commas. d
 and dmin are scales, m is a minimum, qs are the low bits of the codes, and qh or hmask are the high bits of

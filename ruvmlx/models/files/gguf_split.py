@@ -1,7 +1,7 @@
 """This module reads models that consist of several GGUF files: `name-00001-of-00003.gguf` and so on.
 
-The first file has the metadata. Each file has the headers and the data of its own tensors. (The format is
-that of tools/gguf-split in llama.cpp.)
+The first file has the metadata. Each file has the headers and the data of its own tensors. (llama.cpp's
+tools/gguf-split writes this format.)
 """
 
 import re

@@ -11,7 +11,7 @@ from .gguf_codes import Codes
 
 @dataclass(frozen=True)
 class TensorType:
-    """One tensor type. gguf_codes.py explains codes and lows.
+    """One GGUF tensor type. gguf_codes.py explains codes and lows.
 
     block: the number of weights in one block; 1 for plain numbers
     nbytes: the number of bytes in one block

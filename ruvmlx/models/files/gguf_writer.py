@@ -12,7 +12,7 @@ ALIGNMENT = 32
 
 
 class Typed:
-    """A value with its GGUF type id. For example, Typed(4, 32) is the u32 number 32."""
+    """A metadata value with its GGUF type id. For example, Typed(4, 32) is the u32 number 32."""
 
     def __init__(self, kind: int, value: Any):
         self.kind, self.value = kind, value

@@ -28,8 +28,8 @@ def write_stream(
     """Write a safetensors file from an iterator of (name, array). names: all names. If an error occurs, no
     file with the name `path` appears.
 
-    The function knows the types and shapes only at the end. It therefore leaves space for the header at the
-    start of the file, and writes the header last.
+    The function knows the types and shapes of the tensors only at the end. Therefore it leaves space for the
+    header at the start of the file, and writes the header last.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     room = len(json.dumps(header)) + sum(len(json.dumps(name)) + _ENTRY for name in names)
@@ -50,9 +50,9 @@ def write_stream(
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Do the same as `files.replacing`, but raise StoreError if the file cannot be written. Only the user can
-    read the file, because weights that were trained on ratings contain information about the person who gave
-    the ratings."""
+    """Do the same as `platform.files.replacing`, but raise StoreError if the file cannot be written. Only the
+    user can read the file, because weights that were trained on ratings contain information about the person
+    who gave the ratings."""
     try:
         with files.replacing(path) as file:
             yield file

@@ -11,7 +11,7 @@ A weight is code * scale. (OCP Microscaling Formats 1.0; FP8: Micikevicius et al
 
 In MLX's affine layout, matrices of small floats have codes of 8 bits in groups of 32. The conversion is exact
 for mxfp4, because twice an mxfp4 code is an integer. For the other formats, the conversion rounds the
-weights. A GPU uses MLX's three formats without a conversion.
+weights. On a GPU, MLX computes with its formats mxfp4, nvfp4 and mxfp8 without a conversion.
 """
 
 from collections.abc import Callable, Mapping
@@ -171,8 +171,8 @@ def _doubled_fours() -> np.ndarray:
 def mlx_format(
     module: str, shape: tuple[int, int], mode: str, where: str
 ) -> tuple[FloatFormat, dict[str, tuple]]:
-    """Return the format of a matrix in one of MLX's formats, and the shapes of its tensors. mode: MLX's
-    name."""
+    """Return the FloatFormat of a matrix in one of MLX's formats, and the shapes of the matrix's tensors.
+    mode: MLX's name of the format."""
     (rows, cols), (group, bits) = shape, MODES[mode]
     if cols % 32:
         raise CorruptFile(f"{where}: rows of {module} have {cols} weights, not whole groups of 32.")

@@ -81,7 +81,7 @@ class Listing:
         return cls(name, str(info.sha), repo, weights, ggufs, architecture, whole)
 
     def only(self, files: tuple[str, ...]) -> "Listing":
-        """Return a listing of the same repository in which only these GGUF files are to be downloaded."""
+        """Return a listing of the same repository, in which `weights` has only these GGUF files."""
         weights = tuple(weight for weight in self.ggufs if weight.file in files)
         return replace(self, weights=weights, patterns=tuple(map(escape, files)))
 

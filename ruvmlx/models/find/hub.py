@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 
 def fetch(name: str, watch: Watch = QUIET, wanted: str = "") -> Path:
-    """Return the folder of a repository's safetensors files, or one of its GGUF files. If the cache does not
-    have the files, download them. An interrupted download continues where it stopped.
+    """Return the path of a repository's folder of safetensors files, or of one of the repository's GGUF
+    files. If the cache does not have the files, download them. An interrupted download continues where it
+    stopped.
 
     wanted: the path of a GGUF file in the repository, or its type ("Q5_K_M"). If `wanted` is "" and the
         repository has no safetensors files, the function chooses the GGUF file that suits this machine.
@@ -186,7 +187,7 @@ def _download_gguf(listing: "Listing", wanted: str, watch: Watch, worker: Worker
     from . import fetching
 
     name, found = listing.name, variants({weight.file: weight.size for weight in listing.ggufs})
-    # raise the error for an unsupported architecture before gigabytes are downloaded
+    # if the architecture is not supported, raise the error before gigabytes are downloaded
     if listing.architecture:
         families_of(listing.architecture, name)
     choice = named_variant(name, found, wanted) if wanted else choose_variant(name, found, _memory_limit())
@@ -215,7 +216,7 @@ def _about(size: int, data: Mapping[str, Any]) -> int:
 
 
 def _why(name: str, error: Exception) -> str:
-    """Return one line of text for the user about an error of the download."""
+    """Return one line for the user that explains why the download failed."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):

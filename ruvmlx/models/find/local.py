@@ -36,8 +36,8 @@ def readable_models() -> Iterator[Facts]:
 
 
 def local_paths() -> dict[str, Path]:
-    """Return {name: path} of the models on this machine, without the models of other programs that have a
-    known problem."""
+    """Return {name: path} of the models on this machine, without those models of ollama and LM Studio that
+    ruvmlx is known to be unable to read."""
     return {name: path for name, path, problem in _local_models() if not problem}
 
 

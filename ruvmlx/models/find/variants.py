@@ -46,7 +46,8 @@ class GGUFVariant:
 
     @property
     def line(self) -> str:
-        """Return one line for the user, such as "Q4_K_M  4.9 GB  model-Q4_K_M.gguf"."""
+        """Return one line for the user with type, size and file name, such as "Q4_K_M 4.9 GB
+        model-Q4_K_M.gguf"."""
         return f"{self.type or '?':<8} {megabytes(self.bytes):>8}  {one_line(self.files[0])}"
 
 

@@ -49,7 +49,7 @@ class CallObject:
 
     name: the function's name; None until the parser has read the name
     bad: True if the object is not a tool call
-    begun: a flag for the caller; this class neither sets nor reads it
+    begun: a flag that only the caller sets and reads
     raw: all text that the parser has read
     """
 

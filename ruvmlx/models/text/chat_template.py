@@ -95,7 +95,7 @@ class ChatTemplate:
 
         If the template ends with the tag that begins a thought, and `opening` begins with this tag, the tag
         occurs only once in the result. If `opening` has no thought, the function writes the tag that ends the
-        template's thought."""
+        thought before `opening`."""
         bare = prompt.rstrip()
         tag = next((tag for tag in THOUGHT_TAGS if bare.endswith(tag)), None)
         if tag is None:

@@ -9,8 +9,8 @@ A file can name the version of its chat form. The versions differ in these point
     v15   the reasoning effort is before the first user turn
 
 The template writes no space after a special token, because SentencePiece puts a space before every run of
-text. `gap` is the space for tokenizers that put a space only before the whole text. The tests compare the
-result with mistral-common's encoder.
+text. For tokenizers that put a space only before the whole text, the template writes this space itself
+(`gap`). The tests compare the result with mistral-common's encoder.
 """
 
 import json

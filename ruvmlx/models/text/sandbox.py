@@ -1,9 +1,9 @@
 """This module runs a model's Jinja chat templates in a sandbox with limits of time and memory.
 
 Jinja's ImmutableSandboxedEnvironment keeps templates away from Python's internals: it stops all attacks in
-`tests/models/test_sandbox.py`. Jinja limits only the work of range(); `sandbox_bounds.py` limits all other
-work. Jinja must not evaluate expressions when it compiles a template, because the limits apply only while the
-template renders.
+`tests/models/test_sandbox.py`. Of a template's work, Jinja limits only range(); `sandbox_bounds.py` limits
+all other work. Jinja must not evaluate expressions when it compiles a template, because the limits apply only
+while the template renders.
 """
 
 import json
@@ -86,8 +86,8 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Bound(NodeTransformer):
-    """A visitor of a template's syntax tree. The visitor puts filters with limits around operations. Jinja
-    calls the method whose name has the type of a node."""
+    """A visitor of a template's syntax tree. The visitor replaces operations by calls of filters that check
+    limits. Jinja calls the method whose name has the type of a node."""
 
     def _filter_node(self, name: str, node: Any, *args: nodes.Expr | None) -> nodes.Filter:
         given = [arg or nodes.Const(None, lineno=node.lineno) for arg in args]

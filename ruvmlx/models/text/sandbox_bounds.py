@@ -1,13 +1,13 @@
-"""This module limits the time, the text and the memory of one render of a chat template.
+"""This module limits the time, the amount of text and the memory that one render of a chat template can use.
 
 Jinja's sandbox has one limit: 100,000 steps of a range(). With this limit, two nested loops can run for
 hours, and "a" * 10**10 takes gigabytes. A limit of time alone is not enough: one call of a C function can
 take hours, and Python can neither stop nor measure the call. Because of such calls, the size of every value
 has a limit. The expanded size of a value (a part is counted at each place where it occurs) is at most
-`Budget.longest`. All text of one render is at most TIMES `Budget.longest` long. The live values of a render
-take at most `Budget.most_held` bytes. The module refuses an operation before it runs if its result could be
-too large. Templates cannot call filters and methods whose work grows faster than the size of their values
-(see `FILTERS`, `METHODS`). Loops and calls check the time.
+`Budget.longest`. All texts that one render makes have together at most TIMES * `Budget.longest` characters.
+The live values of a render take at most `Budget.most_held` bytes. The module refuses an operation before it
+runs if its result could be too large. Templates cannot call filters and methods whose work grows faster than
+the size of their values (see `FILTERS`, `METHODS`). Loops and calls check the time.
 """
 
 import re
@@ -36,7 +36,7 @@ MAX_DIGITS = 100  # the maximum number of digits of a rounded number
 MAX_BITS = 4096  # the maximum number of bits of an integer
 MAX_INDENT = 16  # the maximum indentation of JSON
 MAX_DEPTH = 100  # the maximum depth of nested lists; Python itself allows about 1,000 nested calls
-OTHER = 64  # the size, in characters, that is counted for a number, None, or an object without its own text
+OTHER = 64  # the size, in characters, that a number, None, or an object without its own text counts as
 
 FILTERS = frozenset(
     """
@@ -191,7 +191,8 @@ def admit(value: Any) -> Any:
 
 
 def bounded_operation(operator: str, left: Any, right: Any, apply: Callable[[Any, Any], Any]) -> Any:
-    """Compute `left operator right` for +, *, ** or %. Raises SecurityError for too large results."""
+    """Compute `left operator right` for the operators +, *, ** and %, after a check of the result's size.
+    Raises SecurityError for too large results."""
     budget = _budget.get()
     budget.check_clock()
     # Most operations add two texts, so this case comes first.
@@ -239,8 +240,8 @@ def call_function(function: Any, args: tuple, apply: Callable[..., Any], kwargs:
 
 
 def check_work(name: str, subject: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise SecurityError for a text method or a filter that would write a long text from a short text, or
-    run for a long time."""
+    """Raise SecurityError for a call of a text method or a filter that would make a long text from a short
+    text, or run for a long time."""
     budget, given = _budget.get(), (*args, *kwargs.values())
     if name in _WIDENING and any(isinstance(x, int) and abs(x) > MAX_WIDTH for x in given):
         raise SecurityError(f"{name} with a width above {MAX_WIDTH}")
@@ -329,8 +330,8 @@ class Steps:
 
 
 class Variables(Namespace):
-    """Jinja's namespace() whose text is always the same, because the text of a namespace that contains itself
-    would be endless."""
+    """Jinja's namespace(), but with a fixed text, because the text of a namespace that contains itself would
+    be endless."""
 
     def __repr__(self) -> str:
         return "<Namespace>"
@@ -354,7 +355,7 @@ def bounded_slice(values: Any, start: Any, stop: Any, step: Any) -> Any:
 
 
 def bounded_join(pieces: Iterable[str]) -> str:
-    """Join pieces of text. The function checks the size of the whole text at each piece."""
+    """Join pieces of text. At each piece, the function checks the size of the whole text so far."""
     budget, texts, size = _budget.get(), list[str](), 0
     whole: list[str] = []
     for piece in pieces:

@@ -44,13 +44,13 @@ def tag_of(template: str | None) -> str | None:
 
 
 def join_thought(thought: str, answer: str, tag: str) -> str:
-    """Join a thought and an answer to a reply's text. `split` does the reverse."""
+    """Join a thought and an answer into the text of a reply. `split` does the reverse."""
     return f"{tag}\n{thought}\n{TAGS[tag]}\n\n{answer}"
 
 
 def opened_by(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> str:
-    """Return the tag that begins a thought if the prompt ends with it, and the spaces after the tag; else
-    ""."""
+    """If the prompt ends with the tag that begins a thought, return this tag and the spaces after it; else
+    return ""."""
     tail = tokenizer.decode(prompt_ids[-_TAIL:])
     bare = tail.rstrip()
     return next((begin + tail[len(bare) :] for begin in TAGS if bare.endswith(begin)), "")

@@ -15,8 +15,9 @@ MAX_CACHED_CHARACTERS = 1 << 20
 class KnownRuns:
     """A cache of the results of encode(text, first). Any thread can call the cache.
 
-    salt: a part of the key. The cache finds a text only with the salt of the first call. Because of the salt,
-        a user cannot find out, from the time of a request, which texts other users have sent.
+    salt: a part of the key. The cache finds a text only if the call has the same salt as the call that stored
+        the text. Because of the salt, a user cannot find out, from the time of a request, which texts other
+        users have sent.
     """
 
     def __init__(self, encode: Callable[[str, bool], list[int]]):

@@ -98,7 +98,7 @@ class BaseTokenizer(ABC):
         return self._bytes[token_id]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids without special tokens. Invalid UTF-8 becomes U+FFFD."""
+        """Return the text of token ids; special tokens give no text. Invalid UTF-8 becomes U+FFFD."""
         data = b"".join(map(self.token_bytes, ids))
         if self.strips_leading_space:
             data = data.removeprefix(b" ")
@@ -176,8 +176,8 @@ class BaseTokenizer(ABC):
         return KnownRuns(self._encode_run)
 
     def _encode_special(self, text: str, salt: str = "", most: int | None = None) -> list[int]:
-        """Return the ids of a text. The strings of special tokens become their ids. The method first removes
-        the guard characters from the text between the special tokens."""
+        """Return the ids of a text. The strings of special tokens become their ids. Before it encodes the
+        text between the special tokens, the method removes the guard characters (U+FDD0) from this text."""
         text = _clean(text)
         parts = self._special_pattern.split(text) if self._special_pattern else [text]
         ids: list[int] = []
@@ -193,8 +193,8 @@ class BaseTokenizer(ABC):
 
     @staticmethod
     def _encode_bounded(encode: Callable[[str], Sequence[int]], run: str, most: int | None) -> list[int]:
-        """Return the ids of a run of text. If the run has more than `most` tokens, encode only its beginning,
-        because this takes less time."""
+        """Return the ids of a run of text. If the run has more than `most` tokens, the method can encode only
+        the run's beginning, because this takes less time."""
         if most is not None and len(run) > (enough := LETTERS * (most + BRIEF)):
             begun = encode(run[:enough])
             if len(begun) > most:

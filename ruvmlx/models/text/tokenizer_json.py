@@ -150,8 +150,8 @@ def _metaspace_bytes(piece: str) -> bytes:
 
 
 class _Steps:
-    """The normalizer and the pre-tokenizer of a tokenizer.json, and what ruvmlx must know about these two
-    steps."""
+    """The normalizer and the pre-tokenizer of a tokenizer.json, and the properties of these two steps that
+    ruvmlx needs."""
 
     def __init__(self, full: Any, where: str):
         self._pre = _state(full.pre_tokenizer)
@@ -177,8 +177,8 @@ class _Steps:
         return False
 
     def tokenizer(self, full: Any, plain_added: list[Any], first: bool) -> Any:
-        """Return a tokenizer with the same model and steps, but without special tokens. first: False for a
-        tokenizer of runs that are not at the start of the text."""
+        """Return a tokenizer with the same model and steps as `full`, but without special tokens. first:
+        False for a tokenizer that encodes parts of a text after its start."""
         from tokenizers import Tokenizer
 
         out = Tokenizer(full.model)

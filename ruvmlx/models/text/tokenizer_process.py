@@ -106,8 +106,8 @@ def texts() -> Iterator[str]:
 
 
 class _Answers:
-    """The function with which the child answers the parent's requests. The first request opens the
-    tokenizer."""
+    """A callable object with which the child process answers the parent's requests. The first request opens
+    the tokenizer."""
 
     def __init__(self, folder: Path):
         self._folder = folder

@@ -13,8 +13,9 @@ Models write tool calls in these forms (dialects):
     HERMES     <tool_call>{"name": "weather", "arguments": {...}}</tool_call>         also Qwen's form
 
 A mark is a text such as [TOOL_CALLS] that begins or ends tool calls. Small models leave the marks out.
-Therefore in LLAMA and HERMES, a reply that begins with the JSON object of a call is a tool call without marks
-if the object has the name of a tool. The object may stand in a fence of Markdown (```json).
+Therefore, with the dialects LLAMA and HERMES, a reply that begins with the JSON object of a call is a tool
+call without marks, if the object names a tool of the request. The object may stand in a fence of Markdown
+(```json).
 
 Some marks are special tokens. If a request has tools, the engine writes marks that are special tokens into
 the reply's text (`shown_marks`). Text that only looks like a tool call stays text. If the reply ends inside a
@@ -135,7 +136,7 @@ class CallParser:
         self.calls = 0  # the number of calls that have begun
 
     def add(self, text: str) -> list[Piece]:
-        """Add text of the reply. Return the pieces that later text cannot change."""
+        """Add text of the reply. Return the new pieces that later text cannot change."""
         self._text += text
         while self._text and self._state():
             pass
@@ -168,7 +169,8 @@ class CallParser:
         return joined
 
     def _show(self, text: str) -> None:
-        """Add text to the answer. Keep the spaces at the end of the text for later."""
+        """Add text to the answer. Hold back the spaces at the end of the text, because a tool call can
+        follow."""
         text = self._space + text
         if self._after_call:
             text = text.lstrip(SPACE)

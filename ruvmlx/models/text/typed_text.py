@@ -52,7 +52,8 @@ class Guard:
         return [self.inside(part) for part in value] if isinstance(value, list | tuple) else value
 
     def _completes(self, text: str) -> bool:
-        """Return whether the end of the template's text and the start of `text` can form a special token."""
+        """Return True if the end of the template's text and the start of `text` can together form a special
+        token."""
         near = text[:_NEAR]
         if any(self._ends_one(near[:k]) for k in range(1, min(self._longest, len(near) + 1))):
             return True
@@ -62,7 +63,7 @@ class Guard:
         return 0 < len(text) < self._longest and text in self._inside
 
     def _ends_one(self, text: str) -> bool:
-        """Return True if a special token ends with this text and has more characters before it."""
+        """Return True if `text` is the end of a longer special token."""
         backwards = text[::-1]
         at = bisect_left(self._tails, backwards)
         return at < len(self._tails) and self._tails[at].startswith(backwards)

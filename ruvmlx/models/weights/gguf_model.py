@@ -51,7 +51,7 @@ def check_tensors(file: GGUFFile, config: ModelConfig) -> None:
 
 
 def weights_loader(file: GGUFFile, config: ModelConfig) -> Callable[[], Weights]:
-    """Return the function that becomes `Model.load_weights` of this file's model."""
+    """Return a function that loads the weights; the function becomes `Model.load_weights`."""
     return lambda: LazyWeights(file, config)
 
 
@@ -131,7 +131,7 @@ def _matrix(
     raw = file.raw(tensor)
     parts = unpack(raw, tensor, pause)
     heads = _rope_heads(config, module)
-    # because the parts are copies, the pages of the mapped file are not needed again
+    # the parts are copies of the file's bytes, so the memory of the mapped file is not needed again
     if heads or len(parts) > 1:
         parts = {kind: half_split_rows(a, heads) if heads else a for kind, a in parts.items()}
         release(raw)
@@ -152,7 +152,8 @@ def _vector(file: GGUFFile, config: ModelConfig, name: str) -> np.ndarray:
 
 
 def _rope_heads(config: ModelConfig, module: str) -> int:
-    """Return the number of heads in the module's rows if GGUF's order of the rows is interleaved; else 0."""
+    """Return the number of heads in the module's rows if the GGUF file has these rows in interleaved order;
+    else 0."""
     if not family_of(config.model_type, "").interleaved:
         return 0
     if module.endswith("q_proj"):

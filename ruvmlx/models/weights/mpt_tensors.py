@@ -1,4 +1,4 @@
-"""This module gives the tensors of an MPT model the names of the other families.
+"""This module gives the tensors of an MPT model the names that Llama and all other families have.
 
 The module also splits the tensor Wqkv into three tensors. The rows of Wqkv are first those of q, then those
 of k, then those of v.

@@ -36,8 +36,8 @@ SAMPLED = (
 @dataclass(frozen=True)
 class Folder:
     """A checked folder. data: the part of config.json that describes the language model. wrapped: True if
-    this language model is a part of a model for images. embeds: True if the model is trained to embed
-    texts."""
+    this language model is a part of a model for text and images. embeds: True if the model is trained to
+    embed texts."""
 
     data: dict[str, Any]
     shape: ModelConfig
@@ -70,7 +70,7 @@ class Folder:
         return FolderWeights(self.tensors, self.plan)
 
     def samples(self) -> Iterator[np.ndarray]:
-        """Yield the raw bytes of the tensors in SAMPLED, which differ between two trainings of one
+        """Yield the raw bytes of the tensors in SAMPLED, whose bytes differ between two models of the same
         architecture."""
         return (self.tensors[n].raw() for n in SAMPLED if n in self.tensors)
 
@@ -120,7 +120,7 @@ def load_folder(path: Path, name: str) -> Model:
 
 
 def _read_all(path: Path, known: Mapping[str, int] = ITEM_BYTES) -> dict[str, Tensor]:
-    """Return every tensor of every file, by name. known: as in read_safetensors."""
+    """Return {name: tensor} for all tensors of all weight files. known: as in read_safetensors."""
     found: dict[str, Tensor] = {}
     for file in _files(path):
         for name, tensor in read_safetensors(file, known).items():

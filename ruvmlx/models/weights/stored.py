@@ -2,8 +2,8 @@
 blocks.
 
 `Weights` gives every matrix in MLX's affine layout. The conversion to the affine layout rounds the weights of
-some types (with groups of 16). Because of this, `stored_matrix` returns the original blocks to backends that
-have kernels for the blocks.
+some types (with groups of 16). So `stored_matrix` returns the original blocks, for backends that have kernels
+for these blocks.
 """
 
 from dataclasses import dataclass

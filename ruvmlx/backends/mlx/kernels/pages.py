@@ -72,7 +72,7 @@ class SequencePages:
     by_tier: the page ids of each tier; the lowest tier holds the oldest tokens
     n_tokens: the number of tokens; all pages except the last are full, and the last is hot
     first: the first token that attention reads; a page with only earlier tokens can be missing; the page id
-    of a missing page has no meaning
+        of a missing page has no meaning
     """
 
     by_tier: Sequence[Sequence[int]]

@@ -56,7 +56,7 @@ class Case:
     race: the two functions that are timed against each other; None: run and twin
     timed: True if the kernel is timed
     slowest: the kernel fails if its time divided by the time of plain MLX is larger than this; inf: the time
-    is reported, but cannot fail the kernel
+        is reported, but cannot fail the kernel
     """
 
     name: str
