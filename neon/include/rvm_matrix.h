@@ -109,7 +109,7 @@ typedef struct {
 
     /* Write the activations of the tokens [token_begin, token_end) of `tokens` to their place in acts. All tokens share
        acts, so several threads can each write some tokens. x: [tokens, x_stride], of which each row's first cols
-       numbers are read. */
+       numbers are read. Only the same implementation can read acts. */
     int (*acts)(rvm_acts_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols,
                 size_t token_begin, size_t token_end, void *acts);
 

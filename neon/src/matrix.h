@@ -26,6 +26,7 @@
  *   quantised panel: for each 32 columns
  *     q int8 [n][planes][32], d float [n], d * sum float [n], -8 sum int32 [n], -128 sum int32 [n]
  *     8 bits: one plane, x = d q    16 bits: two planes, x = d (254 high + low)    sum: the sum of the 32 factors of d
+ *     An implementation with WORDS (matrix_kernel.h) has q int16 [n][32] in place of two planes.
  *   panel for super-blocks: for each 256 columns
  *     q int8 [4][n][planes][64], d float [n], sum float [8 blocks of 32][n],
  *     -32 times the sum of each plane int32 [16 halves of a block][planes][n]

@@ -40,29 +40,29 @@ INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t apart, si
 /* 16-bit products, as in matrix_avx2.c. */
 #define WORDS 8
 
-INLINE void i_words(uint8_t *to, i32x a) { _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(a)); }
-
-/* Add the two sums of each row, rows 0 .. 7 and 8 .. 15, and return one sum per row. */
-INLINE __m512i add_twos(__m512i low, __m512i high) {
-    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-    return _mm512_add_epi32(_mm512_permutex2var_epi32(low, even, high), _mm512_permutex2var_epi32(low, odd, high));
+/* Change the order 0, 1, 2, 3 of each four words to 0, 2, 1, 3. */
+INLINE void i_words(uint8_t *to, i32x a) {
+    const __m256i words = _mm512_cvtepi32_epi16(a);
+    _mm256_storeu_si256((__m256i *)to, _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8));
 }
 
-INLINE void dots_words(i32x *acc, const uint8_t *p, const uint8_t *q, size_t m) {
-    __m512i sum[WORDS][2];
-    UNROLL for (size_t r = 0; r < m; r++) UNROLL for (size_t i = 0; i < 2; i++) sum[r][i] = _mm512_setzero_si512();
-    UNROLL for (size_t j = 0; j < 8; j++) {
-        UNROLL for (size_t i = 0; i < 2; i++) {
-            const __m512i w = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(p + 64 * j + 32 * i)));
-            UNROLL for (size_t r = 0; r < m; r++) {
-                int64_t x;
-                memcpy(&x, q + 64 * r + 8 * j, 8);
-                sum[r][i] = _mm512_add_epi32(sum[r][i], _mm512_madd_epi16(w, _mm512_set1_epi64(x)));
-            }
-        }
+/* Add the products of four columns, the bytes of w, for all tokens.   q: the words of these columns for the first token */
+INLINE void add_columns(i32x *acc, __m512i w, const uint8_t *q, const size_t m) {
+    const __m512i even = _mm512_and_si512(w, _mm512_set1_epi16(255)), odd = _mm512_srli_epi16(w, 8);
+    UNROLL for (size_t t = 0; t < m; t++) {
+        const __m512i x = _mm512_set1_epi32(act_i32(q + 64 * t)), y = _mm512_set1_epi32(act_i32(q + 64 * t + 4));
+        acc[t] = _mm512_add_epi32(_mm512_add_epi32(acc[t], _mm512_madd_epi16(even, x)), _mm512_madd_epi16(odd, y));
     }
-    UNROLL for (size_t r = 0; r < m; r++) acc[r] = _mm512_add_epi32(acc[r], add_twos(sum[r][0], sum[r][1]));
+}
+
+INLINE void dots_words(i32x *acc, const uint8_t *p, const uint8_t *q, const size_t m, const uint32_t kind) {
+    const __m512i low = _mm512_set1_epi8(15);
+    const size_t steps = kind == RVM_Q4 ? 4 : 8;
+    UNROLL for (size_t j = 0; j < steps; j++) {
+        const __m512i w = _mm512_loadu_si512(p + 64 * j);
+        add_columns(acc, kind == RVM_Q4 ? _mm512_and_si512(w, low) : w, q + 8 * j, m);
+        if (kind == RVM_Q4) add_columns(acc, _mm512_and_si512(_mm512_srli_epi16(w, 4), low), q + 32 + 8 * j, m);
+    }
 }
 
 #include "matrix_kernel.h"

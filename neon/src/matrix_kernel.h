@@ -18,8 +18,26 @@
  *   STEP     the number of planes whose dot products are computed together: 1, 2, 4 or 8; a token's planes always are
  *   FLOAT_T  float weights: the number of tokens computed together for one tile
  *   WIDE_T   float weights: the maximum number of tokens for which WIDE tiles have enough registers
- */
+ *
+ * If the instruction set multiplies bytes slowly, the file also defines WORDS, the maximum number of tokens at a time, and
+ *   dots_words(acc, p, q, m, kind)   acc[t] += w . q[t], t < m, for each row of the stored block at p of kind Q4 or Q8
+ *                               q: int16 [m][32], with columns in the order in which i_words(p, i32x) stores 16 values
+ * Then 16-bit activations are stored as words instead of two planes, in the same number of bytes. Super-blocks still have
+ * planes. The sums are the same integers. */
 #include "matrix.h"
+
+#ifndef WORDS
+#define WORDS 0
+INLINE void dots_words(i32x *acc, const uint8_t *p, const uint8_t *q, const size_t m, const uint32_t kind) {
+    (void)acc, (void)p, (void)q, (void)m, (void)kind;
+}
+INLINE void i_words(uint8_t *to, i32x a) { (void)to, (void)a; }
+#endif
+
+enum { BLOCK_T = WORDS > STEP ? WORDS : STEP };
+
+/* Return 1 if activations of this number of planes are stored as words. */
+INLINE int in_words(const size_t planes) { return WORDS && planes == 2; }
 
 /* Run `dots` `rounds` times over one block that stays in the registers and the L1 cache. */
 static inline uint64_t peak(uint64_t rounds, int32_t *sum) {
@@ -52,8 +70,8 @@ INLINE void prefetch_ahead(const uint8_t *p, uint32_t kind) {
 }
 
 /* Return the start value of a dot product that gives (q - zero point) . xhat.  act: the address of the token's d */
-INLINE i32x start_of(const uint8_t *act, size_t n, uint32_t kind, int affine) {
-    const int offset = kind == RVM_Q8 ? OFFSET8 : 0;
+INLINE i32x start_of(const uint8_t *act, size_t n, const size_t planes, uint32_t kind, int affine) {
+    const int offset = kind == RVM_Q8 && !in_words(planes) ? OFFSET8 : 0;
     if (affine && offset) return i_all(-act_i32(act + 12 * n));
     if (affine || offset) return i_all(0);
     return i_all(act_i32(act + (kind == RVM_Q4 ? 8 : 12) * n));
@@ -64,18 +82,28 @@ INLINE f32x joined_planes(i32x high, i32x low, uint32_t kind) {
     return kind == RVM_Q8 ? f_of(i_join(high, low)) : f_fma(f_all(HIGH), f_of(high), f_of(low));
 }
 
-/* Add one block times T <= STEP tokens to sum[t].   d: the tokens' scales, followed by their sums */
-INLINE void add_block(f32x *sum, f32x s, f32x b, const weights *w, const uint8_t *q, const uint8_t *d, size_t n,
-                      const size_t T, const size_t planes, const uint32_t kind, const int affine) {
-    i32x acc[2 * STEP];
+/* Compute one block times T <= BLOCK_T tokens, without the scales.   d: the tokens' scales, followed by their sums */
+INLINE void block_dots(f32x *dot, const weights *w, const uint8_t *p, const uint8_t *q, const uint8_t *d, size_t n,
+                       const size_t T, const size_t planes, const uint32_t kind, const int affine) {
+    const size_t parts = in_words(planes) ? 1 : planes;
+    i32x acc[2 * BLOCK_T];
     UNROLL for (size_t t = 0; t < T; t++) {
-        acc[planes * t] = i_all(0);
-        acc[planes * t + planes - 1] = start_of(d + 4 * t, n, kind, affine);
+        acc[parts * t] = i_all(0);
+        acc[parts * t + parts - 1] = start_of(d + 4 * t, n, planes, kind, affine);
     }
-    dots(acc, w, q, 32, T * planes, kind);
+    if (in_words(planes)) dots_words(acc, p, q, T, kind);
+    else dots(acc, w, q, 32, T * planes, kind);
+    UNROLL for (size_t t = 0; t < T; t++)
+        dot[t] = parts == 2 ? joined_planes(acc[2 * t], acc[2 * t + 1], kind) : f_of(acc[t]);
+}
+
+/* Add one block times T <= BLOCK_T tokens to sum[t]. */
+INLINE void add_block(f32x *sum, f32x s, f32x b, const weights *w, const uint8_t *p, const uint8_t *q, const uint8_t *d,
+                      size_t n, const size_t T, const size_t planes, const uint32_t kind, const int affine) {
+    f32x dot[BLOCK_T];
+    block_dots(dot, w, p, q, d, n, T, planes, kind, affine);
     UNROLL for (size_t t = 0; t < T; t++) {
-        const f32x dot = planes == 2 ? joined_planes(acc[2 * t], acc[2 * t + 1], kind) : f_of(acc[t]);
-        sum[t] = f_fma(f_mul(s, f_all(act_f32(d + 4 * t))), dot, sum[t]);
+        sum[t] = f_fma(f_mul(s, f_all(act_f32(d + 4 * t))), dot[t], sum[t]);
         if (affine) sum[t] = f_fma(b, f_all(act_f32(d + 4 * t + 4 * n)), sum[t]);
     }
 }
@@ -90,8 +118,8 @@ INLINE void quantised_tile(const rvm_matrix_spec *spec, const uint8_t *p, const 
                            float *y, size_t y_stride, size_t rows) {
     const uint32_t scale_kind = spec->scale_kind;
     const size_t scales = TILE * float_size(scale_kind), group = spec->group, cols = spec->cols;
-    const size_t step = STEP < planes ? 1 : STEP / planes;
-    const int ahead = reads_ahead(n);
+    const size_t step = in_words(planes) ? WORDS : STEP < planes ? 1 : STEP / planes;
+    const int ahead = reads_ahead(n) && i == 0;
     f32x sum[MAX_T];
     UNROLL for (size_t t = 0; t < T; t++) sum[t] = f_zero();
     for (size_t k = 0; k < cols; k += group) {
@@ -104,7 +132,7 @@ INLINE void quantised_tile(const rvm_matrix_spec *spec, const uint8_t *p, const 
             if (ahead) prefetch_ahead(p, kind);
             unpack(p, kind, T * planes, &w);
             UNROLL for (size_t t = 0; t < T; t += step)
-                add_block(sum + t, s, b, &w, q + 32 * planes * t, d + 4 * t, n, T - t < step ? T - t : step, planes,
+                add_block(sum + t, s, b, &w, p, q + 32 * planes * t, d + 4 * t, n, T - t < step ? T - t : step, planes,
                           kind, affine);
         }
     }
@@ -160,6 +188,7 @@ INLINE void any_tile(const rvm_matrix_spec *spec, const uint8_t *tile, const uin
         } else {                                                                                     \
             if (MAX_T > 4) TOKENS_AT_A_TIME(8, n, planes, kind, affine);                             \
             TOKENS_AT_A_TIME(4, n, planes, kind, affine);                                            \
+            if (in_words(planes)) TOKENS_AT_A_TIME(3, n, planes, kind, affine);                      \
             TOKENS_AT_A_TIME(2, n, planes, kind, affine);                                            \
             TOKENS_AT_A_TIME(1, n, planes, kind, affine);                                            \
         }                                                                                            \
@@ -298,6 +327,13 @@ INLINE i32x integers(const float *x, float inverse, const size_t planes, size_t 
     return whole;
 }
 
+/* Store 16 activations as words. Return the integers. */
+INLINE i32x words(const float *x, float inverse, uint8_t *q) {
+    const i32x whole = i_round(f_mul(f_load((const uint8_t *)x, RVM_F32), f_all(inverse)));
+    i_words(q, whole);
+    return whole;
+}
+
 /* Quantise 32 activations. Return their scale d. */
 INLINE float quantise(const float *x, const size_t planes, uint8_t *q, int32_t *sum) {
     float inverse;
@@ -305,6 +341,7 @@ INLINE float quantise(const float *x, const size_t planes, uint8_t *q, int32_t *
     i32x high;
     *sum = 0;
     if (inverse == 0) memset(q, 0, 32 * planes);
+    else if (in_words(planes)) *sum = i_sum(i_add(words(x, inverse, q), words(x + 16, inverse, q + 32)));
     else *sum = i_sum(i_add(integers(x, inverse, planes, 32, q, &high),
                             integers(x + 16, inverse, planes, 32, q + 16, &high)));
     return d;

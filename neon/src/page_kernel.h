@@ -14,20 +14,8 @@
 #define ODD_TOKENS 1
 #endif
 
-/* If the instruction set multiplies bytes slowly, the including file defines WORDS, the maximum number of rows at a time, and
- *   dots_words(acc, p, q, m)   acc[r] += w . q[r], r < m, for each row of a block of stored 8-bit weights
- *                              at p.  q: int16 [m][32]
- *   i_words(p, i32x)           stores 16 values as int16
- * For 8-bit weights a row of two terms is then stored as int16, [n][32] for each block, in the same number of bytes. The
- * sums are the same integers. */
-#ifndef WORDS
-#define WORDS 0
-INLINE void dots_words(i32x *acc, const uint8_t *p, const uint8_t *q, size_t m) {
-    (void)acc, (void)p, (void)q, (void)m;
-}
-INLINE void i_words(uint8_t *to, i32x a) { (void)to, (void)a; }
-#endif
-
+/* If the instruction set has products of words (matrix_kernel.h), a row of two terms is stored as words for 8-bit weights,
+ * in the same number of bytes. The sums are the same integers. */
 INLINE int as_words(const rvm_tier tier) { return WORDS && TIERS[tier].bits == 8 && page_terms(tier) == 2; }
 
 /* Return the maximum number of rows in a chunk, which is the number of rows that fits into the registers. */
@@ -122,7 +110,7 @@ INLINE void tile_dots(i32x *acc, const uint8_t *tile, size_t blocks, const uint8
         weights w;
         if (soon) prefetch_near(soon, tier), soon += page_block(tier);
         if (as_words(tier)) {
-            dots_words(acc, tile, q, n);
+            dots_words(acc, tile, q, n, kind);
             continue;
         }
         unpack(tile, kind, T, &w);

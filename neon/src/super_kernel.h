@@ -55,7 +55,7 @@ INLINE void super_tile(const rvm_matrix_spec *spec, const uint8_t *tile, const u
     const size_t step = STEP < planes ? 1 : STEP / planes, supers = spec->cols / SUPER_COLS;
     const size_t scales = kind == RVM_Q6_K ? 2 * TILE : TILE; /* bytes of the scales of a block */
     const uint8_t *p = tile + super_front(spec);
-    const int ahead = reads_ahead(n);
+    const int ahead = reads_ahead(n) && i == 0;
     f32x sum[MAX_T];
     UNROLL for (size_t t = 0; t < T; t++) sum[t] = f_zero();
     for (size_t k = 0; k < supers; k++, act += n * super_act_bytes(planes)) {

@@ -172,7 +172,8 @@ static void compare(const rvm_matmul *m, const round_of *r) {
                  n = (r->tokens - 1) * (r->rows + 3) + r->rows;
     void *acts[2] = {aligned(bytes), aligned(bytes)};
     float *got = product(m, r, w, x, acts[0]), *want = product(rvm_matmul_impl("scalar"), r, w, x, acts[1]);
-    CHECK(r->odd_values || memcmp(acts[0], acts[1], bytes) == 0);
+    /* 16-bit activations of 32 columns have one of two forms (matrix.h). The products show that their integers are equal. */
+    CHECK(r->odd_values || r->acts == RVM_ACTS_16 || memcmp(acts[0], acts[1], bytes) == 0);
     int bad = 0;
     for (size_t i = 0; i < n; i++) bad += !same(got[i], want[i]);
     if (bad && failed++ < 20)
@@ -187,11 +188,11 @@ static int rounds;
 static void all_sizes(const rvm_matmul *m, rvm_kind kind, rvm_kind scale_kind, size_t group, int affine,
                       rvm_acts_kind acts) {
     const size_t rows[] = {1, 3, 17, 33, 80}, blocks[] = {1, 3, 5}, cols[] = {1, 7, 33},
-                 tokens[] = {1, 2, 3, 4, 15, 16, 43};
+                 tokens[] = {1, 2, 3, 4, 5, 7, 8, 15, 16, 43};
     const int quantised = kind == RVM_Q4 || kind == RVM_Q8 || is_super(kind), few = getenv("RVM_FEW") != NULL;
     for (size_t i = 0; i < 5; i++)
         for (size_t j = 0; j < 3; j++)
-            for (size_t t = 0; t < 7; t++)
+            for (size_t t = 0; t < sizeof tokens / sizeof *tokens; t++)
                 for (size_t odd = 0; odd < 2; odd++) {
                     if (few && (i + j + t + odd) % 3) continue;
                     round_of r = {kind,   rows[i],   quantised ? group * blocks[j] : cols[j],

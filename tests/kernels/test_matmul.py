@@ -94,6 +94,21 @@ def test_a_token_does_not_depend_on_its_neighbours(impl, acts):
             assert np.array_equal(m.matmul(w, x[t : t + 1], impl, acts)[0], together[t])
 
 
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("acts", ACTS)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_few_tokens_have_the_bits_of_the_scalar_kernel(impl, acts, bits, symmetric):
+    """One to nine tokens, as a call with guessed tokens has them, at rows that leave tiles unfilled."""
+    rng = np.random.default_rng(12)
+    for rows, cols in [(1, 32), (17, 96), (43, 160)]:
+        w = m.Matrix(*quantised(rng, rows, cols, bits, 32, symmetric=symmetric), cols)
+        x = rng.normal(size=(9, cols)).astype(np.float32)
+        want = m.matmul(w, x, "scalar", acts)
+        for tokens in range(1, 10):
+            assert np.array_equal(m.matmul(w, x[:tokens], impl, acts), want[:tokens]), (rows, tokens)
+
+
 @pytest.mark.parametrize("dtype", SCALES)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("symmetric", [False, True])

@@ -2,15 +2,19 @@
 
 python -m tests.research.drafts speed [--model M] [--threads N] [--questions N] [--rounds N]
 python -m tests.research.drafts guesses [--model M]
+python -m tests.research.drafts calls [--model M] [--threads N] [--rounds N]
 
 speed: the twenty prompts of copy_prompts.json, whose replies repeat their prompt, and the ordinary questions
 of tests/first_replies. Each reply is written plain and drafted, in turns. Both must be equal. A ratio
 compares the decode times of one prompt: processor time with one thread, else time on the clock; of several
 rounds the fastest. guesses: the share of right guesses by the length of the match. `PRIOR` of
-ruvmlx/engine/draft_length.py is near these shares.
+ruvmlx/engine/draft_length.py is near these shares. calls: the time of a call of 1, 2, 4 and 8 tokens after
+CONTEXT tokens, and of its parts. The numbers are those of the fastest of 10 * rounds calls; parts are timed on
+the clock.
 """
 
 import argparse
+import ctypes as C
 import json
 import statistics
 import time
@@ -24,13 +28,16 @@ from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
 from ruvmlx.engine.batch import generate_many
 from ruvmlx.engine.draft_length import MATCHES
 from ruvmlx.engine.prompt_lookup import PromptLookup
-from ruvmlx.kv.policy import TIERED
+from ruvmlx.kernels.decoder import _lib
+from ruvmlx.kv.policy import F16, TIERED
 from ruvmlx.models.config.model import Message, Model
 from ruvmlx.models.load import load_model
 from tests.first_replies.questions import questions
 
 COPIES = Path(__file__).with_name("copy_prompts.json")
 MAX_TOKENS = 400
+CONTEXT = 264  # tokens; the page of the next 8 tokens has room for them
+PARTS = ("embed", "qkv", "attend", "o", "gate_up", "down", "head")  # RVM_PART_EMBED .. of rvm_decoder.h
 
 
 @dataclass(frozen=True)
@@ -103,6 +110,37 @@ def compare_speed(model: Model, threads: int, count: int, rounds: int) -> None:
     print(f"a drafted token adds {engines[1].draft_length.slope:.2f} steps to a check")
 
 
+def call_seconds(backend: NativeBackend, width: int, rounds: int) -> list[float]:
+    """Return the seconds of the fastest call of `width` tokens, then those of its parts."""
+    profile, parts = _lib().rvm_decoder_profile, (C.c_double * len(PARTS))()
+    profile.restype, profile.argtypes = None, [C.c_void_p, C.c_void_p]
+    clock = time.process_time if backend.decoder.threads == 1 else time.perf_counter
+    cache, seconds = backend.new_cache(F16), []
+    backend.prefill([i % 250 for i in range(CONTEXT)], cache)
+    for _ in range(10 * rounds):
+        profile(backend.decoder.handle, parts)
+        begun = clock()
+        backend.decode_drafted(1, range(2, width + 1), cache)
+        whole = clock() - begun
+        profile(backend.decoder.handle, parts)
+        cache.trim(1)
+        seconds.append([whole, *parts])
+    return min(seconds)
+
+
+def print_calls(model: Model, threads: int, rounds: int) -> None:
+    backend = NativeBackend(model, threads=threads)
+    plain = 0.0
+    for width in (1, 2, 4, 8):
+        whole, *parts = call_seconds(backend, width, rounds)
+        plain = plain or whole
+        each = "  ".join(f"{name} {1e3 * part:.2f}" for name, part in zip(PARTS, parts, strict=True))
+        print(
+            f"{width} tokens: {1e3 * whole:6.2f} ms, {whole / plain:.2f} of a call of 1  ({each})", flush=True
+        )
+    print(f"{threads} threads, {backend.kernels}")
+
+
 def guess_counts(model: Model) -> Iterator[tuple[str, int, bool]]:
     """Yield (kind, length of the match, whether the guess was right) at each token of each reply."""
     engine, some = LLMInferenceEngine(model, NativeBackend(model)), prompts(100)
@@ -128,7 +166,7 @@ def print_guesses(model: Model) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("speed", "guesses"))
+    parser.add_argument("what", choices=("speed", "guesses", "calls"))
     parser.add_argument("--model")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--questions", type=int, default=100)
@@ -137,6 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = load_model(flags.model)
     if flags.what == "speed":
         compare_speed(model, flags.threads, flags.questions, flags.rounds)
+    elif flags.what == "calls":
+        print_calls(model, flags.threads, flags.rounds)
     else:
         print_guesses(model)
 
