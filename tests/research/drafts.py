@@ -9,8 +9,8 @@ of tests/first_replies. Each reply is written plain and drafted, in turns. Both 
 compares the decode times of one prompt: processor time with one thread, else time on the clock; of several
 rounds the fastest. guesses: the share of right guesses by the length of the match. `PRIOR` of
 ruvmlx/engine/draft_length.py is near these shares. calls: the time of a call of 1, 2, 4 and 8 tokens after
-CONTEXT tokens, and of its parts. The numbers are those of the fastest of 10 * rounds calls; parts are timed on
-the clock.
+CONTEXT tokens, by the same clocks, and of its parts by the clock. These are numbers of the fastest of
+10 * rounds calls.
 """
 
 import argparse
