@@ -91,8 +91,8 @@ def left_out(name: str, unit: str, why: str, target: float | None = None) -> Row
 
 
 def refuse_impossible(row: Row) -> Row:
-    """Return the row. If its value is better than the machine's limit by more than FAULT, return the row
-    without the value, with the reason in its note."""
+    """Return the row. If the row's value is better than the machine's limit by more than FAULT, return the
+    row without the value, with the reason in its note."""
     share = row.share
     if share is None or share <= FAULT:
         return row

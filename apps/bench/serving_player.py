@@ -76,9 +76,9 @@ class ServingPlayer:
 
     def arrive(self, prompt: list[int], arriving: list[int]) -> dict[str, float]:
         """Let a reply run to `prompt`, and let another prompt, `arriving`, arrive. Return the seconds between
-        two tokens of the running reply: before the other prompt arrives ("plain"), and while it is read
-        ("most", "median"). Also return the seconds to the first token of the reply to the other prompt
-        ("first")."""
+        two tokens of the running reply: before the other prompt arrives ("plain"), and while the other prompt
+        is read ("most", "median"). Also return the seconds to the first token of the reply to the other
+        prompt ("first")."""
         running = self._submit(prompt, 1000, 0)
         while running.tokens < 30:
             self._step([running])

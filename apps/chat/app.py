@@ -175,7 +175,7 @@ class ChatApp(ChatShell):
     def _show_mode(self, event: events.DescendantFocus) -> None:
         self.chat.prompt.is_choosing = isinstance(event.widget, ReplyMessage)
         if event.widget is self.chat.prompt and self.chat.transcript.has_found and not self.chat.editing:
-            self.chat.start(self.actions.write.show_end)  # a new message follows the chat's end
+            self.chat.start(self.actions.write.show_end)  # before a new message, show the chat's end
 
     def on_app_focus(self) -> None:
         self.actions.rate.look_again()

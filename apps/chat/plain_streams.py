@@ -62,7 +62,7 @@ class PlainStreams:
         except OSError as error:
             self.closed = True
             self._interrupts.stop()
-            # raise any other error, for example of a full disk
+            # report any other error, for example of a full disk
             if error.errno not in (errno.EPIPE, errno.EIO):
                 self.complain(error)
 

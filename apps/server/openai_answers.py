@@ -25,7 +25,7 @@ class PromptDetails(Struct):
 class CompletionDetails(Struct):
     """The numbers of drafted tokens. The server drafted (guessed) these tokens from the prediction or the
     prompt. accepted_prediction_tokens: the drafted tokens that are in the reply. rejected_prediction_tokens:
-    the drafted tokens that are not."""
+    the drafted tokens that are not in the reply."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int

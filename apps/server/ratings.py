@@ -17,8 +17,8 @@ from .openai_answers import ReplyId
 class RatingAnswer(Struct, tag_field="object", tag="rating"):
     """The effect of a rating. applied: true if the weights changed. logprob_before, logprob_after: the mean
     log-probability per token of the reply in nats, before and after the update. kl: the distance between the
-    model with the adapter and the frozen model on reference text, in nats per token; it is never more than
-    kl_cap. adapter_version: the adapter version that the rating made."""
+    model with the adapter and the frozen model on reference text, in nats per token; ratings keep it at or
+    below kl_cap. adapter_version: the adapter version that the rating made."""
 
     id: ReplyId
     rating: str

@@ -82,7 +82,8 @@ template <typename T> static std::vector<float> rounded(std::vector<float> x) {
     return x;
 }
 
-// limit: the largest allowed error. It is half of the last bit of a number below 2, because attend_merge rounds once.
+// limit: the largest allowed error. The limit is half of the last bit of a number below 2, because attend_merge rounds
+// once.
 template <typename T> static void check_merge(double limit) {
     Layer a(128, 4, 2, {{{3, 2}, 100, 0}, {{}, 1, 0}}, 3);
     a.attend(), a.merge();

@@ -63,7 +63,7 @@ RVM_API int rvm_asked(const rvm_kernels *k, const rvm_matmul *m, const rvm_askin
 /* A rating: the gradient and the information of its reply at weight 1 (rvm_kernels.evidence_add). weight: the weight of
  * the rating; kept: the factor by which older evidence is multiplied. */
 typedef struct {
-    const float *gradient, *information; /* [R, A + k], for each rank and weight */
+    const float *gradient, *information; /* [R, A + k]: a number for each rank and weight */
     const float *rest;                   /* [R, A + 1]: a sum that rvm_rated adds to the weights from the evidence */
     float weight, kept;
 } rvm_rating;

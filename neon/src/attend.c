@@ -329,7 +329,7 @@ static void flash_page(flash *f, const rvm_attention *a, size_t page) {
     else flash_codes_page(f, a, page);
 }
 
-/* Add a page to the attention that is different for each sequence. */
+/* Add to the attention a page that is different for each sequence. */
 static void flash_own_pages(const flash *all, const rvm_attention *a, size_t page) {
     for (size_t t = 0; t < a->queries; t++) {
         flash f = flash_of(all, a, t);

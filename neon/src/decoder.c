@@ -10,7 +10,7 @@
  *     attend   attention                             per key-value head, query block and key range
  *     o        x += merged attention @ Wo^T
  *     gate_up  silu(norm(x) @ Wg^T) * (norm(x) @ Wu^T), or gelu(norm(x) @ Wu^T)
- *     down     x += that @ Wd^T
+ *     down     x += the result of gate_up @ Wd^T
  *   head       the last `outputs` tokens:  norm(x) @ Wv^T
  *
  * The order of every sum depends only on the sizes, so the results have the same bits for any number of threads. */

@@ -151,8 +151,8 @@ static void separate(const uint8_t *line, uint8_t *const column[4]) {
         for (size_t i = 0; i < 4; i++) column[i][r] = line[4 * r + i];
 }
 
-/* Write a block from 32 columns of codes. `lanes` is the distance of two columns. A byte of 4-bit codes has the code of
- * column c in its lower half and the code of column c + 16 in its upper half. */
+/* Write a block from 32 columns of codes. `lanes` is the number of codes from one column to the next. A byte of 4-bit
+ * codes has the code of column c in its lower half and the code of column c + 16 in its upper half. */
 static void to_block(const uint8_t *code, size_t lanes, rvm_tier tier, uint8_t *block) {
     const int two = TIERS[tier].bits == 4;
     for (size_t j = 0; j < (two ? 4 : 8); j++, block += LINE) {

@@ -5,7 +5,7 @@
          + the EWC penalty on changes to weights that earlier tasks depend on, if EWC is on (optional/ewc.py)
 
 w is the reply's DRO weight (objective.py) at its current log-ratio to the frozen model. w shrinks as training
-changes the reply's probability; this is the regulariser of DRO. The MicroLoRA (the small LoRA that each
+changes the reply's probability; this shrinkage is DRO's regulariser. The MicroLoRA (the small LoRA that each
 rating updates) is active during the training. At the end, the MicroLoRA is folded into the base LoRA's output
 head. The adapter uses the new base LoRA only if it passes the promotion test (promotion.py).
 

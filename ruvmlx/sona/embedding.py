@@ -14,10 +14,10 @@ topic. Whitening scales these directions down; everyday questions show which dir
 weights and whitening.
 
 `vectors` embeds any text. A chat model reads the whole text in windows of equal length, at most WINDOW
-tokens, each window in its own context. The hidden states of a window are averaged in the same way as those of
-a question. The vector of the text is the mean of the windows' vectors, weighted by the windows' numbers of
-tokens. An embedding model reads the whole text in one context instead, and the vector is the hidden state of
-the last token (models/config/embedding_model.py).
+tokens, each window in its own context. The hidden states of a window are averaged in the same way as the
+hidden states of a question. The vector of the text is the mean of the windows' vectors, weighted by the
+windows' numbers of tokens. An embedding model reads the whole text in one context instead, and the vector is
+the hidden state of the last token (models/config/embedding_model.py).
 """
 
 import io

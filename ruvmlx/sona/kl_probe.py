@@ -97,7 +97,7 @@ class KLProbe:
     counts, prose: the numbers that ContextGroups explains
     following: [M], the token after each context
     directions: [D, r], the calibrated lora_a
-    tokens, eos, precision, features: fields of Coordinates
+    tokens, eos, precision, features: the fields of Coordinates (coordinates.py)
     drift: [r, A + 1], the result of `Drift` over all prose
     head: the function from hidden states [T, D] to logits [T, V]
     frozen: the frozen model's log-probabilities [m, V] in the `few` contexts

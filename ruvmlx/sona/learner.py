@@ -343,7 +343,8 @@ class Learner:
 
     def _pushes_taste(self, micro: MicroLoRA) -> bool:
         """Return True if the taste model changes this adapter's weights. The taste model changes no imported
-        adapter, because the first column of its lora_a possibly does not tell replies from prose."""
+        adapter, because the first column of its lora_a does not necessarily distinguish replies from
+        prose."""
         return self._learns and self.targets.head and self.probe.reads(micro)
 
     def _push(self, trace: Trace, weight: float) -> instant.ReplyPush:

@@ -197,7 +197,7 @@ class PromotionTest:
         (objective.py). The constant c is the constant that makes the loss minimal.
 
         Training makes all old replies less likely by about the same log-ratio, which says nothing about the
-        taste. The constant removes this effect. DRO fits V in the same way.
+        taste. The constant removes this effect. DRO also chooses V so that the loss is minimal.
         """
         held = self.buffer.held_out
         rho = [self._cached_logprob(name, e.text, micro) - self._frozen[e.reply_id] for e in held]

@@ -24,7 +24,9 @@ from .reasoning_bank import SIMILAR, ReasoningBank, Tidied
 from .signal import LearningSignal
 
 MAX_PENDING_REPLIES = (
-    64  # the number of replies that `settle` prepares; an earlier reply's question is embedded at its rating
+    # `settle` prepares at most this number of replies; the question of an older reply is embedded at its
+    # rating
+    64
 )
 _UNKNOWN = -1  # a version that no adapter has; the next `sync` then compares the bank with the store again
 

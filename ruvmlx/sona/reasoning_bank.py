@@ -392,7 +392,7 @@ def _means(vectors: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 def join_cells(centres: np.ndarray) -> np.ndarray:
     """Return the pattern of each cell: [k] int16. Two cells share a pattern if the similarity of their
-    centres exceeds MERGE, or if other cells connect them in this way."""
+    centres exceeds MERGE, or if a chain of such pairs connects the two cells."""
     pattern = np.arange(len(centres))
     for a, b in np.argwhere(np.triu(centres @ centres.T > MERGE, 1)):
         pattern[pattern == pattern[b]] = pattern[a]

@@ -46,7 +46,8 @@ class Loops:
         """Run the background or the style loop, and return a report. Before the background loop, run the deep
         loop if it is due.
 
-        settings: the settings of a training that the user asked for; None to run the usual loop
+        settings: the settings of a training that the user asked for; None to run the loop `slow_loop` with
+        its default settings
         """
         if self._slow_loop == STYLE and settings is None:
             return self.style().run(progress, cancel)

@@ -16,11 +16,12 @@ A preference between two replies is a row of the regression, too. The columns of
 of the two replies' columns, so the intercept cancels. The y of this row is GAP stars. For preferences, the
 regression is a Bradley-Terry model with a linear instead of a logistic link function.
 
-Replies differ most by their questions. One user wants "at most 80 words" for every question. Another user
-compares a reply with what is usual for its question, and says "this reply is long for this question". To see
-the second kind of wish, the model needs the measures of unshown replies: other replies to the question, which
-the user did not see (unshown.py). The evidence gives the probability that the user compares replies. With
-this probability as a factor, the mean of the unshown replies' measures is subtracted from a reply's measures.
+Most of the difference between replies comes from their questions. One user wants "at most 80 words" for every
+question. Another user compares a reply with what is usual for its question, and says "this reply is long for
+this question". To see the second kind of wish, the model needs the measures of unshown replies: other replies
+to the question, which the user did not see (unshown.py). The evidence gives the probability that the user
+compares replies. With this probability as a factor, the mean of the unshown replies' measures is subtracted
+from a reply's measures.
 
 The fitted model depends only on the list of ratings in force (the ratings that were not taken back). After an
 undo, the model is fitted to the ratings that remain.

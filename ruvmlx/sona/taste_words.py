@@ -12,7 +12,7 @@ from .taste_features import bucket, grams, opener_of
 from .taste_fit import M, TasteFit
 from .taste_measures import MEASURES
 
-FELT = 0.2  # the minimum effect (stars) of a liking for a usual difference between two replies
+FELT = 0.2  # the minimum effect of a liking, in stars, if its column of the taste model rises by 1
 MOST_SAID = 4  # the maximum number of likings in a sentence
 POINTS = 1.0  # the minimum effect of a guessed liking, in standard deviations of the effect
 
@@ -22,7 +22,7 @@ class Liking:
     """A liking of the user: a property of replies that the user rates higher.
 
     words: the property in words
-    stars: the effect on the rating if two replies differ as usual in this property
+    stars: the effect on the rating if the property's column of the taste model rises by 1
     sure: the effect divided by its standard deviation
     """
 

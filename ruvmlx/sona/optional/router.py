@@ -66,8 +66,8 @@ class Route:
         return self.arm.endswith("+examples")
 
     def without_examples(self) -> "Route":
-        """Return the choice if the user has no liked replies that can be examples. An arm with examples is
-        then the same as the arm without examples."""
+        """Return the choice if the user has no liked replies that can be examples. For this user, an arm with
+        examples is the same as the arm without examples."""
         best: dict[str, float] = {}
         for arm, share in self.best.items():
             plain = arm.removesuffix("+examples")

@@ -36,7 +36,8 @@ _INPUT_TEXTS, _INPUT_ROWS = 60, 16  # lora_a comes from a layer's inputs in 60 r
 _PROSE_RIDGE = 1.0  # the ridge of the second moment of prose inputs, as a share of its mean eigenvalue
 _PROSE_TOKENS = 160  # the maximum number of tokens that are used of each text of prose
 
-Progress = Callable[[str, int, int], None]  # (name of the step, finished items, items in all)
+# (name of the step, number of finished items, number of all items)
+Progress = Callable[[str, int, int], None]
 
 
 def texts(name: str) -> list[str]:

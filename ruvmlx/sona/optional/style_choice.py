@@ -25,7 +25,7 @@ class StyleChoice:
     """The choice of a style for one user.
 
     coefficients: [M], the coefficients of the M directions; only their ratios have a meaning
-    confidence: from 0 (the ratings possibly show no taste at all) to 1 (the taste is certain). The change of
+    confidence: from 0 (it is not clear that the user has a taste) to 1 (the taste is certain). The change of
         weights is proportional to the confidence.
     """
 
