@@ -284,7 +284,7 @@ def _rate_reply(
 
 class _User:
     """A simulated user. The setup's `scorer` gives the stars. An arm (`Arm`) can make the user give the
-    stars of an earlier reply (shuffle), give 6 - stars by chance (flip), or want the opposite later (reverse)."""
+    stars of an earlier reply (shuffle), 6 - stars by chance (flip), or want the opposite later (reverse)."""
 
     def __init__(self, setting: TrialSetup, arm: Arm, seed: int):
         self._setting, self._arm = setting, arm
