@@ -143,8 +143,8 @@ def _add(store: Store, chat: Imported) -> str:
 
 
 def chat_files(path: Path) -> list[Path]:
-    """Return the file itself, or all .json files below a folder. Raises UsageError for a folder without .json
-    files."""
+    """Return [path] if `path` is a file; if it is a folder, return all .json files below it. Raises
+    UsageError for a folder without .json files."""
     if not path.is_dir():
         return [path]
     found = sorted(file for file in path.rglob("*.json") if file.is_file())

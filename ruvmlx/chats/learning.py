@@ -271,8 +271,8 @@ class Learning:
         """Train a base LoRA on the ratings, and use the base LoRA if it passes the promotion test. Returns a
         report.
 
-        progress: a function of (steps done, steps, loss). The work checks `cancel` every few tens of
-            milliseconds. A stopped run continues at the next call, also in another process.
+        progress: a function of (training steps done, all training steps, loss). The work checks `cancel`
+            every few tens of milliseconds. A stopped run continues at the next call, also in another process.
         """
         report = self.loops.consolidate(progress, cancel, settings)
         if self._routing is not None and not (cancel is not None and cancel.is_set()):

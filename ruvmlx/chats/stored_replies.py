@@ -214,8 +214,8 @@ class StoredReplies:
             self._archive.store.drafts.put(session_id, reply, run.request.question_id)
 
     def _commit_all(self, best: GenerationResponse) -> None:
-        """Commit the replies to one question. The best reply is committed last, because the user sees this
-        reply, and a rating of the reply "last" must mean it."""
+        """Commit the replies to one question. The best reply is committed last: the user sees the best reply,
+        and a rating of the reply "last" must apply to the best reply."""
         for run, response in zip(self._replies.others, best.others, strict=True):
             self._commit(run, response, beside=best.request_id)
         # In a batch, the time for a token also depends on the other replies, so it is not recorded.

@@ -81,7 +81,7 @@ class BestOf:
         self._chosen = score is None  # True if the leader is final
         # the numbers of the leader's text pieces and logprobs that the user has received
         self._shown = self._shown_logprobs = 0
-        self._drawn = 0  # the number of tokens that each reply has
+        self._drawn = 0  # the number of tokens that each running reply has now
         self._interrupted: list[Run] = []  # runs that the user stopped
 
     def start(self) -> Run:
@@ -121,8 +121,8 @@ class BestOf:
         return Chunk(text, len(self.leader.ids), read, read, replies=replies, logprobs=logprobs)
 
     def _drop(self) -> None:
-        """Drop the replies that are clearly worse than the best one. MARGIN leaves room for the unwritten
-        part of each reply."""
+        """Drop the replies that are clearly worse than the best one. MARGIN is large because the unwritten
+        part of each reply can change its score."""
         stars = self._choose()
         behind = stars < stars.max() - MARGIN
         for run, is_behind in zip(self.runs, behind, strict=True):
@@ -150,7 +150,7 @@ class BestOf:
         return "".join(self.leader.text[shown:]), tuple(self.leader.logprobs[known:])
 
     def end(self) -> Chunk:
-        """Return the last piece of text with the response. All replies must be over."""
+        """Return the last piece of text with the response. All replies must have ended."""
         tails = [run.end() for run in self.runs]
         if not self._chosen:
             self._choose()

@@ -52,8 +52,8 @@ class Matcher:
         if not self._has_begun:
             return
         if forced := self.forced_tokens():
-            # Several token sequences spell the required text. Choose the sequence that the next turn's prompt
-            # will have for the same text, so that this prompt can use the KV cache.
+            # Several sequences of tokens can spell the text that must come next. Choose the sequence that the
+            # next turn's prompt will have for the same text, so that this prompt can use the KV cache.
             kept = logits[forced[0]]
             logits[:] = -np.inf
             logits[forced[0]] = kept
@@ -94,8 +94,8 @@ def matcher_for(model: Model, constraint: Constraint, opening: str = "") -> Matc
 class _Vocabulary:
     """The tokenizer interface of llguidance: the bytes of each token. 0xFF marks special tokens.
 
-    If a vocabulary has no end token, this class adds one after the last token. The added end token is never
-    drawn, because the reply ends as soon as only this end token is allowed.
+    If a vocabulary has no end token, this class adds an end token after the last token. The added end token
+    is never drawn, because the reply ends as soon as only this end token is allowed.
     """
 
     is_tokenizer_wrapper = True

@@ -30,7 +30,7 @@ class Sink(Protocol):
 class Job(Protocol):
     """A job writes one reply to a request, or several replies of which one is chosen.
 
-    lora: the base LoRA of the runs
+    lora: the base LoRA with which the backend runs the replies
     several: True if there are several replies
     runs: all replies
     running: the replies that are being decoded

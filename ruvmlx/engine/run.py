@@ -77,7 +77,7 @@ class Run:
         room = engine.model.context - len(self.prompt)
         self.limit = min(request.max_new_tokens, room)
         self.drawn: list[int] = []  # ids of the drawn tokens; the end token is one of them
-        self.recorded = 0  # the number of drawn tokens that were recorded
+        self.recorded = 0  # the number of drawn tokens that the recorder has received
         self.ids: list[int] = []
         self.shared = False  # True if a decode step also served other runs
         self._read = self._fed = 0  # number of prompt tokens read by this run; number of `ids` in the session
@@ -135,7 +135,7 @@ class Run:
         """Read the next piece of the prompt. Returns None if the whole prompt has been read, or if the run
         was cancelled.
 
-        most: the maximum number of tokens while other runs wait; None if no other run waits
+        most: the maximum number of tokens of the piece, because other runs wait; None if no other run waits
         """
         if not self.unread:
             return None
@@ -382,7 +382,7 @@ def sync_at_exit(runs: Sequence[Run]) -> Iterator[None]:
         yield
     except (Exception, KeyboardInterrupt):
         for run in runs:
-            run.forget_cache()  # because the layers of the cache can hold different numbers of tokens
+            run.forget_cache()  # the layers of the cache can now hold different numbers of tokens
         raise
     finally:
         for run in runs:

@@ -135,7 +135,7 @@ class SessionManager:
         self.make_room()
 
     def forget(self, session: Session) -> None:
-        """Remove a session whose cache has wrong content, from memory and from disk."""
+        """Remove a session from memory and from disk, because the content of its cache is wrong."""
         self._running.discard(session)
         self._take_out(session)
         self._disk.forget(session)

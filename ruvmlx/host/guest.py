@@ -16,7 +16,7 @@ from .host import Host
 from .serving import BeginReply
 
 T = TypeVar("T")
-LOOK_EVERY = 0.01  # seconds between two checks that the replies have ended
+LOOK_EVERY = 0.01  # seconds between two checks whether the guest's replies have ended
 Switch = Callable[[str, str, Watch], Awaitable[None]]  # a method with the parameters of `Host.switch`
 
 

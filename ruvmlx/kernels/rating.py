@@ -126,11 +126,11 @@ class KLContexts:
         log_ratio: [M, V] = log(p0 / frozen); None: p0 is frozen
         u: [M, R] = hidden @ lora_a
         following: [M], the column of the next token
-        groups: for each group, the number of its contexts and the share of the prose that they represent; the
-            share of answers is 0
+        groups: for each group, the number of its contexts and the share of the prose that these contexts
+            represent; the share of answers is 0
         rest: [R, V]; the dot product of `rest` and the adapter's change is added to the rise of the negative
             log-likelihood of prose
-        slope: [R, V]; the dot product of `slope` and lora_b is the slope of the rise
+        slope: [R, V]; the dot product of `slope` and lora_b is the derivative that `distance` returns
         """
         contexts, vocab = p0.shape
         sizes = [n for n, _ in groups]
@@ -197,7 +197,8 @@ class EvidenceSolver:
     def __init__(
         self, precision: Array, features: matmul.Matrix, rank: int, ends: NDArray[np.int32] | None = None
     ):
-        """precision: [A + k]. features: [A, k]. ends: the tokens that end a reply."""
+        """precision: [A + k], the numbers that evidence_push adds to L (micro.py). features: [A, k], the
+        features of each token. ends: the tokens that end a reply."""
         a, n_ends = features.rows, 0 if ends is None else ends.size
         _shape("precision", precision, (a + features.cols,))
         if ends is not None and n_ends and not 0 <= ends.min() <= ends.max() < a:

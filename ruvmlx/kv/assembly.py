@@ -99,8 +99,9 @@ def pages(
 
 
 def _run(held: Sequence[Sequence[int]], window: int) -> tuple[int, int] | None:
-    """Return (first, end) of the longest run of pages on disk that is complete for a cache. Without a sliding
-    window, the run begins with the first page. With a sliding window, the run has all pages in the window."""
+    """Return (first, end), the indexes of the longest run of pages on disk that can restore a cache. Without
+    a sliding window, the run begins with the first page. With a sliding window, the run has all pages in the
+    window."""
     for end in range(len(held), 0, -1):
         needed = max(0, PAGE * end - window) // PAGE if window else 0
         if all(held[needed:end]):

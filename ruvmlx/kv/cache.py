@@ -346,7 +346,7 @@ class PagedCache:
     def _begin_next(self) -> None:
         """Start the demotions that must be finished within the next AHEAD tokens."""
         self._look = EVERYTHING  # start no other demotion early until `reserve` computes a new value
-        # by tier: the end of the pages that are now in the next higher tier or lower
+        # by tier: the index after the last page that is in the next higher tier or below
         there = [*self.ends[1:], len(self.pages)]
         for tier, due in enumerate(self._policy_ends(self.offset + AHEAD), 1):
             which = range(max(self.ends[tier - 1], self.first), min(due, there[tier - 1]))

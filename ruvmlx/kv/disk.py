@@ -104,7 +104,7 @@ class CacheFolder:
 
     def _begin(self, owner: str, pieces: list[Piece], anew: bool) -> list[Piece]:
         """Add the files to the owner's list, and free enough bytes of the budget for the files. Returns the
-        files that are missing."""
+        pieces whose files are not on disk yet."""
         with self._lock:
             if anew:
                 self._removed.discard(owner)

@@ -86,9 +86,9 @@ class CacheShape:
         return sum(max(0, min(stop, end) - max(start, first)) * size for start, stop, size in spans)
 
     def _page_bytes(self, offset: int, tokens: int, start: int) -> int:
-        """Return the bytes of the pages of `tokens` tokens, without the pages before index `start`. Pages
-        whose demotion is due before `offset` are counted as demoted. The last token of a page demotes an old
-        page before the next page is made, so the next page is not counted."""
+        """Return the bytes of the pages of `tokens` tokens, without the pages before index `start`. A page
+        that the policy demotes before the sequence has `offset` tokens is counted in its lower tier. The last
+        token of a page demotes an old page before the next page is made, so the next page is not counted."""
         offset -= offset % PAGE == PAGE - 1
         start = max(start, self._first(offset))
         ends = (0, *self.policy.counts(offset), -(-tokens // PAGE))

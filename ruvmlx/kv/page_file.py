@@ -107,8 +107,8 @@ def read_facts(text: bytes | memoryview) -> dict[str, Any]:
 
 
 def peek(path: Path) -> dict[str, Any]:
-    """Return the facts of a page file. This function does not check the file's body and checksum; `read`
-    checks the whole file. Returns {} if the facts are unreadable."""
+    """Return the facts (the JSON values in the header) of a page file. This function does not check the
+    file's body and checksum; `read` checks the whole file. Returns {} if the facts are unreadable."""
     try:
         with open_ordinary(path) as file:
             text = HEAD.unpack(file.read(HEAD.size))[4]

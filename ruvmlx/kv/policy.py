@@ -14,8 +14,8 @@ MAX_LEVEL = len(_LEVELS) - 1
 
 @dataclass(frozen=True)
 class TierPolicy:
-    """A policy decides the tier of each page by its age. The lengths of the tiers say how old a page can get
-    in each tier.
+    """A policy decides the tier of each page by the age of the page (the number of newer tokens). The lengths
+    of the tiers say how old a page can get in each tier.
 
     lengths: the ages (tokens) at which a page leaves the hot tier, the warm tier, and so on. Only whole pages
         change their tier, so with a length of 256 tokens the hot tier holds 256 to 319 tokens.

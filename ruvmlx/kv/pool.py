@@ -12,7 +12,8 @@ from ..tiers import HOT, TIERS
 from .policy import MAX_LEVEL, TierPolicy, tighten
 from .storage import Storage
 
-# memory pressure (0 to 1): above HIGH the policy tightens (lowers the precision); below LOW it relaxes
+# memory pressure (0 to 1): above HIGH the policy tightens (lowers the precision); below LOW the policy
+# relaxes
 HIGH, LOW = 0.9, 0.8
 # The number of pages that are demoted (moved to a lower tier) together. During a demotion, the old and the
 # new version of a page use memory.

@@ -93,7 +93,8 @@ class Fit:
         return self.longest_context > 0
 
     def words(self) -> str:
-        """Return one line of text for the user."""
+        """Return one line for the user: whether the model fits, the longest context, and the bytes for each
+        purpose."""
         parts = (
             f"weights {megabytes(self.weights)}, learning and program {megabytes(self.work)}, "
             f"KV cache {megabytes(self.kv_per_token * 1000)} per 1,000 tokens; "

@@ -93,7 +93,8 @@ class Sensors:
 
     def _processor_watts(self) -> float | None:
         """Return the processor's mean power (watts) since the last reading of the counters. If the last
-        reading is too old or too new, wait _MIN_SPAN_SECONDS and return the mean power during the wait."""
+        reading is older than _MAX_SPAN_SECONDS or newer than _MIN_SPAN_SECONDS, wait _MIN_SPAN_SECONDS and
+        return the mean power during the wait."""
         if not self._counters:
             return None
         if not _MIN_SPAN_SECONDS <= time.monotonic() - self._last[0] <= _MAX_SPAN_SECONDS:

@@ -196,8 +196,8 @@ class CPUAttention(nn.Module):
         return mx.concatenate([part.reshape(*qk.shape[:2], dims), flat[..., dims:]], axis=-1)
 
     def project_normed(self, x: mx.array) -> mx.array:
-        """Return q (scaled), k and v of x [1, L, D] before RoPE. If the model family has norms, each head has
-        gone through its norm.
+        """Return q (scaled), k and v of x [1, L, D] before RoPE. If the model family has norms for heads, the
+        heads in the result are normed.
 
         The result keeps the L rows of H + 2 K heads in one or two axes, because another operation to split
         the axes would cost as much as a small product.
@@ -303,7 +303,7 @@ class Joined(nn.Module):
         return [y + d for y, d in zip(parts, mx.split(self.change(x), stops, axis=-1), strict=True)]
 
     def _parts(self, x: mx.array, stops: list[int]) -> list[mx.array]:
-        """Return the product of each map."""
+        """Return the output of each map for x, without a BaseLoRA's change."""
         if not self.joined:
             return [m(x) * s if s != 1.0 else m(x) for m, s in zip(self.linears, self.factors, strict=True)]
         parts = [x @ w.T for w in mx.split(self.weight, stops)]

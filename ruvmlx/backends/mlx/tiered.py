@@ -143,7 +143,8 @@ class Turns:
 
     def of(self, own: nn.Module, positions: Positions) -> mx.array:
         """Return float32 [n, head_dim]: the cosines of the layer's head_dim / 2 angles at each position, then
-        their sines. If the kernels must not rotate heads, all angles are 0."""
+        their sines. If the kernels must not rotate heads (for example, a layer without RoPE), all angles are
+        0."""
         if own.kernels_turn not in self._made:
             make = positions.turns if own.kernels_turn else positions.still
             self._made[own.kernels_turn] = mx.array(make(self._at))

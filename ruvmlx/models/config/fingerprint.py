@@ -33,8 +33,8 @@ def fingerprint(config: ModelShape, layout: Mapping[str, tuple], samples: Iterab
 
 def _facts(config: ModelShape) -> dict[str, Any]:
     """Return the configuration in the form of the first version of ruvmlx, with added fields for the settings
-    that the first version did not have. With these facts, the fingerprint of an old adapter stays the
-    same."""
+    that the first version did not have. With this form, a model has the same fingerprint as in the first
+    version, so old adapters still fit."""
     facts = asdict(config)
     if not isinstance(config, ModelConfig):
         return facts
@@ -54,8 +54,8 @@ def _of_version_1(config: ModelConfig) -> dict[str, Any]:
 
 
 def _since(config: ModelConfig) -> dict[str, Any]:
-    """Return the values of the fields that version 1 did not have. A value is empty if it equals the value
-    that version 1 used for every model."""
+    """Return the values of the ModelConfig fields that the first version of ruvmlx did not have. A value is
+    empty if it equals the value that the first version used for every model."""
     flagged = [modules for modules in (ATTENTION, MLP) if config.biases >= modules]
     known = config.rope_scaling is None or isinstance(config.rope_scaling, LinearRope | Llama3Rope)
     return {

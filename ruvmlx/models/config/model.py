@@ -65,7 +65,7 @@ class ModelConfig(ModelShape):
 
     @property
     def turned_dims(self) -> int:
-        """Return the number of each head's numbers that RoPE rotates."""
+        """Return how many numbers of each head RoPE rotates."""
         return self.head_dim if self.rope_dims is None else self.rope_dims
 
 
@@ -115,7 +115,8 @@ Tools = Sequence[Mapping[str, Any]]  # {"type": "function", "function": {"name",
 
 
 class Tokenizer(Protocol):
-    """The methods of a tokenizer. A user's text can become a special token only with `special=True`."""
+    """The methods that every tokenizer has. A user's text can become a special token only with
+    `special=True`."""
 
     vocab_size: int
     bos_id: int | None
@@ -127,8 +128,8 @@ class Tokenizer(Protocol):
     def encode(
         self, text: str, *, add_bos: bool = True, special: bool = False, most: int | None = None
     ) -> list[int]:
-        """Return the token ids of a text. Any thread can call this method, and other threads run at the same
-        time.
+        """Return the token ids of a text. Any thread can call this method, and other Python threads run
+        during the call.
 
         special: if False, a text such as "<|im_end|>" becomes ten plain characters and no special token
         most: a limit of tokens; for a longer text, the result can be the ids of only the text's beginning,

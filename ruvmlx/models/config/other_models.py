@@ -29,7 +29,7 @@ _NAMES = {  # {field of ModelShape: its names in the config.json files of differ
 }
 # the values of quant_method that mlx-lm supports
 _METHODS = ("mxfp4", "mxfp8", "fp8", "compressed-tensors", "modelopt")
-_SAMPLED = 4  # the number of tensors for the fingerprint
+_SAMPLED = 4  # the number of tensors whose bytes are a part of the fingerprint
 # the context in tokens if config.json has no limit; state space models, for example, have no limit
 _USUAL_CONTEXT = 4096
 

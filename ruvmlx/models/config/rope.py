@@ -84,8 +84,9 @@ def _ntk_theta(config: ModelConfig, factor: float, context: int) -> float:
 
 
 def _yarn_kept(scaling: YarnRope, head_dim: int, theta: float) -> np.ndarray:
-    """Return YaRN's weight of the unchanged frequency for each pair: [head_dim / 2]. The weight is 1 for the
-    fast pairs, 0 for the slow pairs, and falls linearly between these.
+    """Return YaRN's weight of the unchanged frequency for each pair: [head_dim / 2]. The weight is 1 for
+    pairs that rotate fast, 0 for pairs that rotate slowly, and falls linearly with the index of the pairs
+    between.
 
     The pair with index d ln(n / (2 pi r)) / (2 ln theta) makes r rotations over the original context of n
     tokens; d is head_dim. (Peng et al. 2023)

@@ -8,7 +8,7 @@ format)
 ruvmlx does not use the safetensors library (0.8, for NumPy), because the library copies every tensor: a file
 of 338 MiB took 0.6 s and 338 MiB of memory. In this module, tensors are views of the mapped file. To open the
 same file takes 0.5 ms, and the system can free the memory pages of the tensors again. The library also
-accepts a name that occurs twice, and its errors often name neither the file nor the tensor.
+accepts a name that occurs twice, and the texts of its errors often name neither the file nor the tensor.
 """
 
 import json

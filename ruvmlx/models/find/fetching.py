@@ -91,8 +91,8 @@ class Listing:
 
     @property
     def here(self) -> int:
-        """Return the number of bytes of the weights that the cache already has. The bytes of incomplete files
-        are included."""
+        """Return the number of bytes of the weights that the cache already has. The number includes the bytes
+        of incomplete files."""
         return sum(min(weight.size, self._size(weight)) for weight in self.weights)
 
     def _size(self, weight: Weight) -> int:

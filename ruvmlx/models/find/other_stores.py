@@ -31,7 +31,7 @@ class StoredModel:
     """A model in the folders of another program.
 
     name: the short name
-    full_name: the name with all parts
+    full_name: the name without omitted parts: for ollama with registry, namespace and tag
     path: a folder or a GGUF file; if there is a `problem`, the manifest
     problem: the error that stops ruvmlx from opening the model, or None
     """

