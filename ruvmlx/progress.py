@@ -1,7 +1,7 @@
 """This module measures the progress of loading a model and reports the progress to a `Watch`.
 
-The command line and the chat app each pass a `Watch` of their own. The thread that loads the model calls the
-methods of the watch a few times a second. A method can raise an error, usually `Interrupted`, to stop the
+The command line and the chat app each define their own kind of `Watch`. The thread that loads the model calls
+the methods of the watch a few times a second. A method can raise an error, usually `Interrupted`, to stop the
 loading.
 """
 

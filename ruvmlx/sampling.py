@@ -4,8 +4,8 @@
 candidate at the given temperature. ruvmlx does not use mlx-lm's sampler: the native backend has no MLX, and a
 seed must give the same reply even if other code of this process draws random numbers.
 `backends/mlx/sampler.py` applies the same filters on the GPU. If a reply uses only the filters in `IN_C`, the
-C code in neon/src/draw.c draws the tokens. If a reply uses another filter, the slower NumPy code here draws
-the tokens.
+C code in neon/src/draw.c draws the tokens. If a reply uses another filter, the slower NumPy code of this
+module draws the tokens.
 
 Penalties, logit_bias and a constraint change a copy of the logits before the draw. The logprobs of a response
 and the stored activations for training come from the unchanged logits, because ratings train the model and

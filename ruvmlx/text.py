@@ -29,8 +29,8 @@ _DROPPED = (
 SUSPECT = re.compile(f"[{_DROPPED}\u2028\u2029]")
 _DROP = re.compile(f"[{_DROPPED}]")
 
-# An escape sequence without an end ends after this number of characters, so that it cannot remove a whole
-# reply.
+# An escape sequence without an end ends after _CSI_LIMIT characters, so that the sequence cannot remove a
+# whole reply.
 _CSI_LIMIT = 64
 _STRING_LIMIT = 4096
 

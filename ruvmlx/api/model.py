@@ -6,8 +6,8 @@
         print(reply.text)
         reply.rate("up")
 
-The runtime runs in a thread of its own, because MLX binds its streams to threads. Any thread can call the
-methods of this module; the calls run one after another. The methods raise the errors of `ruvmlx.errors`.
+The runtime runs in its own thread, because MLX binds its streams to threads. Any thread can call the methods
+of this module; the calls run one after another. The methods raise the errors of `ruvmlx.errors`.
 """
 
 import threading

@@ -17,7 +17,7 @@ class Rating:
         change, in nats.
     kl: KL divergence between the model with and without the adapter on a reference text, in nats per token;
         it never exceeds the setting kl_cap.
-    adapter_version: the new version of the adapter.
+    adapter_version: the version of the adapter after the rating.
     seconds: the number of seconds that the rating took.
     """
 

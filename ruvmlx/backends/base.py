@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..sampling import Sampling
 
 # The maximum number of tokens between two calls of `pause`. With a base LoRA and one thread, the starter
-# model computes this number of tokens in 35 ms.
+# model computes PAUSED tokens in 35 ms.
 PAUSED = 32
 
 
@@ -122,8 +122,8 @@ class Backend(Protocol):
         """Append tokens (T >= 1) to the cache, in chunks.
 
         progress: a function that gets, after each chunk, the number of appended tokens. The function
-            `progress` can raise an exception to stop the call. After such an exception, the cache holds
-            exactly the number of tokens that `progress` got last.
+            `progress` can raise an exception to stop the call. After this exception, the cache holds exactly
+            the number of tokens that `progress` got last.
         """
 
     def decode(self, token: int, cache: KVCache, adapter: HeadAdapter | None = None) -> Step:

@@ -58,8 +58,8 @@ class Choices:
         return edited.preference
 
     def edit(self, reply_id: str, text: str, place: tuple[str, int] | None = None) -> EditedReply:
-        """Save the user's version of a reply beside the reply, on a branch of its own. Learn that the user's
-        version is better.
+        """Save the user's version of a reply beside the reply, on a new branch of the chat. Learn that the
+        user's version is better.
 
         text: the new answer; the reply's thinking is kept. place: (chat, message) of the reply; None: the
             place where the reply was shown last. Raises UsageError for an empty, unchanged or too long text,
@@ -84,7 +84,7 @@ class Choices:
             return saved
         try:
             return replace(saved, preference=learner.prefer(edited.id, original.id, "edit"))
-        # The new version is saved already. An error here would make the user save the version again.
+        # The new version is saved already. An error from `edit` would make the user save the version again.
         except RuvmlxError as e:
             return replace(saved, failure=f"your version is saved, but nothing was learned from it: {e}")
 

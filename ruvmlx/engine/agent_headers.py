@@ -12,8 +12,8 @@ def without_agent_headers(system: str) -> str:
 
     One value in these headers changes with every request. Because of this value, the KV cache of the last
     request would serve no token after the header. The model does not need the header. Only the header's own
-    `name=value;` pairs are removed. Text after the `name=value;` pairs on the same line stays. A header at
-    another place stays too.
+    `name=value;` pairs are removed. Text after the `name=value;` pairs on the same line stays. A header that
+    is not at the start of the system prompt stays too.
     """
     while found := _HEADER.match(system):
         system = system[found.end() :]

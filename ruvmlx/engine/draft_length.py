@@ -90,7 +90,7 @@ class DraftLength(Protocol):
 
 @dataclass(frozen=True)
 class FixedLength:
-    """This rule always drafts `length` tokens, if the backend allows so many."""
+    """This rule always drafts `length` tokens, or the backend's maximum if that is smaller."""
 
     length: int
 

@@ -47,7 +47,7 @@ class DraftModel:
         self._backend, self._context, self._vocabulary = backend, context, vocabulary
         self._cache: KVCache = backend.new_cache()
         self._read: list[int] = []  # the token ids in the draft model's KV cache
-        self._rest = self._pause = 0  # tokens until the next guess; the length of the last rest
+        self._rest = self._pause = 0  # _rest: tokens until the next guess; _pause: tokens of the last rest
         self.acceptance = Acceptance(CONFIDENCES, CONFIDENCE_PRIOR)
         self.seconds = 0.0  # the average time of a step; 0 before the first step
 

@@ -123,8 +123,8 @@ class DraftedSteps:
         return draft.tokens if draft.is_worth else []
 
     def _count(self, token: int) -> None:
-        """Count whether the first token of each guess was right. While all guessed tokens are right, count
-        the next guessed tokens too."""
+        """Count whether the first token of each guess was right. While all guessed tokens were right so far,
+        count the next guessed token too."""
         still_right = []
         for guess in self._guesses:
             is_right = guess.tokens[0] == token

@@ -27,8 +27,8 @@ from ..errors import Interrupted, UsageError
 from ..platform.bounded_process import BoundedProcess, ProcessEnded, ProcessStopped, answer_requests
 from ..text import one_line
 
-# SECONDS: the processor time (seconds) that one constraint can use; OPENING: the same for the start of a
-# child process
+# SECONDS: the processor time (seconds) that one constraint can use; OPENING: the processor time for the start
+# of a child process
 SECONDS, OPENING = 2.0, 1.0
 MEMORY = 256 << 20  # bytes: the memory limit of a child process
 AT_ONCE = 2  # the number of child processes that compile at the same time

@@ -12,8 +12,8 @@ from .reading_order import Place
 from .run import Run
 from .types import Chunk, GenerationRequest
 
-# The number of later requests that can start before a waiting request. Each time this number of later
-# requests has started, the rank of the waiting request rises by one.
+# The number of later requests that can start before a waiting request. Each time OVERTAKEN later requests
+# have started, the rank of the waiting request rises by one.
 OVERTAKEN = 8
 
 

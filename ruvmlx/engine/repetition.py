@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 REPEATS = "the reply only repeated itself, so it was ended; ratings of it teach nothing."
 
 GRAM = 6  # the number of tokens in a gram; a gram is a run of tokens that is compared as a whole
-BEFORE = 2  # a gram is repeated if it occurred at least this number of times before
-# the number of newest tokens that are checked; this is more than a row of JSON has, because a row has few
-# tokens of its own
+BEFORE = 2  # a gram is repeated if it occurred at least BEFORE times earlier in the reply
+# the number of newest tokens that are checked; more than a row of JSON has, because most of a row's tokens
+# are also in other rows
 WINDOW = 128
 # the reply is a loop if at least this share of the WINDOW newest tokens end a repeated gram; one new token
 # makes GRAM grams new

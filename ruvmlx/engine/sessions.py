@@ -91,7 +91,7 @@ class SessionManager:
 
     def known_tokens(self, session_id: str | None, prompt: Sequence[int], salt: str = "") -> int:
         """Return the approximate number of leading prompt tokens that a sequence in memory has. `rewind` can
-        keep fewer tokens than this number."""
+        then keep fewer tokens, because some caches cannot be cut at every token."""
         own, held = self.get(session_id), 0
         if own is not None:
             held = own.shares(prompt, extend(own.chain[:1], prompt))

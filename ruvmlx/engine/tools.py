@@ -282,8 +282,8 @@ def forced_calls(
     most: int = 1,
     answer: Constraint | None = None,
 ) -> Constraint:
-    """Return the constraint of a reply: one to `most` calls of these functions in the model's form, or text
-    that fits `answer` (a JSON schema)."""
+    """Return a constraint: the reply must be one to `most` calls of these functions in the model's form, or
+    text that fits `answer` (a JSON schema)."""
     dialect = form.dialect
 
     def mark(text: str) -> str:

@@ -82,7 +82,8 @@ class GenerationRequest:
     adapter_id: str | None = None  # the name of the adapter; "": no adapter; None: the current adapter
     # the maximum number of prompt tokens in one step, set by admission; None: the backend's own maximum
     chunk: int | None = None
-    # a prompt of a higher priority is read earlier and does not wait for a place of a lower priority
+    # a prompt with a higher priority is read earlier, and requests with a lower priority do not take its
+    # place
     priority: int = 0
     patience: Patience = Patience()
     # set this event from any thread to stop the reply

@@ -47,7 +47,8 @@ def _slice(work: Generator[None, None, T]) -> tuple[float, bool, T | None]:
 
 
 class Host:
-    """The owner of a runtime in a separate thread. Any event loop can call the coroutines of a host."""
+    """A host owns a runtime (an open model with its store), which runs in a separate thread. Any event loop
+    can call the coroutines of a host."""
 
     def __init__(self, open_runtime: OpenRuntime, beside: "Host | None" = None) -> None:
         """beside: another host whose thread this host uses. Close `beside` after this host. If `beside` is

@@ -80,8 +80,8 @@ class ServingLoop:
         return await self.encode(lambda runtime: runtime.writer.encode_request(request), sum(map(len, texts)))
 
     async def _encoded_or_noted(self, request: GenerationRequest) -> GenerationRequest:
-        """Do the same as `encode_request`. If the encoding fails, the runtime's thread records the failure
-        in the store."""
+        """Return the request with its token ids, as `encode_request` does. If the encoding fails, the
+        runtime's thread records the failure in the store."""
         try:
             return await self.encode_request(request)
         except Exception as error:

@@ -193,7 +193,7 @@ def lora_add_ref(y: Array, x: Array, lora_a: Array, lora_b: Array, s: float) -> 
 
 @dataclass
 class PagedKV:
-    """The keys and values of one head in pages of 64 tokens, in the form of the C decoder."""
+    """The keys and values of one head in pages of 64 tokens, in the layout of the C decoder."""
 
     head_dim: int
     pages: list[NDArray[Any]] = field(default_factory=list)  # an array of Half if the page is hot, else bytes

@@ -19,7 +19,7 @@ from .storage import Bytes
 
 # number of tokens kept behind a sliding window, so that a trim of up to SLACK tokens leaves it complete
 SLACK = 256
-AHEAD = 32  # a demotion starts this number of tokens before its page must have the lower tier
+AHEAD = 32  # a demotion starts AHEAD tokens before its page must have the lower tier
 
 
 @dataclass(frozen=True)

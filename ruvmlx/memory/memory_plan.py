@@ -20,7 +20,7 @@ from ..platform.memory import MemoryUse
 from ..text import size
 from .load_plan import PER_WORD, PROGRAM, Plan, cached_tokens, token_bytes
 
-# a KV budget must be large enough for this number of tokens of prompt and reply together
+# a KV budget must be large enough for at least MIN_CONTEXT_TOKENS tokens (prompt and reply)
 MIN_CONTEXT_TOKENS = 128
 
 

@@ -33,8 +33,8 @@ def total_memory() -> int:
 
 
 def available_memory() -> int:
-    """Return the bytes that this process can still allocate, with swap. If the system does not report this
-    number, return the total memory."""
+    """Return the bytes that this process can still allocate, with swap. If the system does not report the
+    free memory, return the total memory."""
     total = total_memory()
     if sys.platform == "darwin":
         return total * _darwin_level() // 100

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 ENDING = ".new"  # the end of the name of a temporary file, which later replaces another file
-IDLE_SECONDS = 3600.0  # a temporary file to which nothing was written for this number of seconds is abandoned
+IDLE_SECONDS = 3600.0  # seconds without a write after which a temporary file counts as abandoned
 # The error codes of `os.link` on a file system without hard links.
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 # the number of characters of the target's name in the temporary file's name, because file names have a

@@ -120,7 +120,8 @@ class MLXCache:
         return other
 
     def dump(self) -> Dump:
-        """Return the keys, then the values, of one layer after the other. Only stored tokens are included."""
+        """Return the keys, then the values, of one layer after the other. The dump leaves out the unused ends
+        of the buffers."""
         some, held = self.layers[0].keys, self._stored_tokens
         shape = [some.shape[1], held, some.shape[3]] if some is not None else [0, 0, 0]
         dtype = str(some.dtype) if some is not None else ""

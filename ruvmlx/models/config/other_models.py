@@ -1,4 +1,4 @@
-"""This module opens folders of models for which ruvmlx has no decoder of its own; mlx-lm runs these models.
+"""This module opens folders of models that ruvmlx's own decoder cannot run; mlx-lm runs these models.
 
 The module checks the headers of the weight files and counts the parameters. Later backends/mlx/any_backend.py
 lets mlx-lm load the model.
@@ -137,8 +137,8 @@ def _first(names: tuple[str, ...], *tables: Mapping[str, Any]) -> int | None:
 
 
 def _parameters(tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> int:
-    """Return the number of weights in all tensors. For a quantised tensor, the number is the number of groups
-    times the group size."""
+    """Return the number of weights in all tensors. A quantised tensor has as many weights as its number of
+    groups times the group size."""
     table = data.get("quantization") or data.get("quantization_config") or {}
     usual = table.get("group_size") if isinstance(table, dict) else None
     total = 0

@@ -5,7 +5,7 @@
     n_tensors x  name string | n_dims u32 | dims u64[n_dims] (fastest first) | type u32 | offset u64
     padding to `general.alignment` | tensor data
 
-A string is a u64 length and then this number of bytes of UTF-8. All numbers are little-endian.
+A string is a length n (u64), then n bytes of UTF-8. All numbers are little-endian.
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)
 
 Before it allocates memory, the reader compares every length with the number of bytes that are left in the
@@ -167,7 +167,7 @@ class _Cursor:
 
 def _read_preamble(cursor: _Cursor) -> tuple[int, int, int]:
     """Return the number of tensors, the number of metadata keys, and the version. The function raises
-    CorruptFile if a count is too large for the rest of the file."""
+    CorruptFile if the file is too short to have this number of tensors and keys."""
     magic = cursor.data[cursor.take(4, "the magic") : 4]
     if magic != b"GGUF":
         raise cursor.bad(f"it begins with {magic!r}, not b'GGUF'")

@@ -159,9 +159,9 @@ def q5_k(blocks: np.ndarray) -> Codes:
 def _six_bits(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return eight scales and eight lows of six bits from 12 bytes.
 
-    The low six bits of the bytes 0 to 3 are the first four scales, and those of the bytes 4 to 7 are the
-    first four lows. The high two bits of these bytes are the high bits of the last four scales and lows. The
-    bytes 8 to 11 hold the low four bits of the last four scales and lows.
+    The low six bits of the bytes 0 to 3 are the first four scales, and the low six bits of the bytes 4 to 7
+    are the first four lows. The high two bits of these bytes are the high bits of the last four scales and
+    lows. The bytes 8 to 11 hold the low four bits of the last four scales and lows.
     """
     a, b, c = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = np.concatenate([a & 63, c & 15 | a >> 6 << 4], axis=1)

@@ -157,8 +157,8 @@ def _check_dtype(where: str, name: str, dtype: Any, known: Mapping[str, int]) ->
 
 
 def _whole(values: Any) -> TypeGuard[list[int]]:
-    """Return True for a list of integers from 0 to 2^62 - 1. The values True and False are no integers
-    here."""
+    """Return True for a list of integers from 0 to 2^62 - 1. The function does not accept True and False as
+    integers."""
     return isinstance(values, list) and all(type(v) is int and 0 <= v < 1 << 62 for v in values)
 
 

@@ -50,9 +50,9 @@ def write_stream(
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Do the same as `platform.files.replacing`, but raise StoreError if the file cannot be written. Only the
-    user can read the file, because weights that were trained on ratings contain information about the person
-    who gave the ratings."""
+    """Open a temporary file that replaces `path` at the end, as `platform.files.replacing` does, but raise
+    StoreError if the file cannot be written. Only the user can read the file, because weights that were
+    trained on ratings contain information about the person who gave the ratings."""
     try:
         with files.replacing(path) as file:
             yield file

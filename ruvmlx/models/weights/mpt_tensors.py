@@ -1,7 +1,7 @@
 """This module gives the tensors of an MPT model the names that Llama and all other families have.
 
-The module also splits the tensor Wqkv into three tensors. The rows of Wqkv are first those of q, then those
-of k, then those of v.
+The module also splits the tensor Wqkv into three tensors. Wqkv has first the rows of q, then the rows of k,
+then the rows of v.
 """
 
 from collections.abc import Iterator, Mapping

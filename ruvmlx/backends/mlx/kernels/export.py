@@ -2,8 +2,8 @@
 template values. The module needs no GPU.
 
 MLX makes the text when it traces a call: header, signature, body and the template's instantiation. Before the
-text of a kernel, MLX puts a preamble of its own, metal::utils(), which Python cannot see. PREAMBLE replaces
-that preamble, so that a file can be compiled alone:  xcrun -sdk macosx metal -c attend_decode-D64-G3.metal
+text of a kernel, MLX puts its own preamble, metal::utils(), which Python code cannot read. PREAMBLE replaces
+that preamble, so that a file can be compiled alone: xcrun -sdk macosx metal -c attend_decode-D64-G3.metal
 """
 
 from collections.abc import Iterator

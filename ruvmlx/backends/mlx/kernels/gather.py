@@ -60,8 +60,8 @@ class PromptChunk:
 
     @cached_property
     def heads(self) -> int:
-        """Return the number of KV heads to process at a time. The keys and values of this number of heads
-        take at most BLOCK bytes in f16."""
+        """Return the number of KV heads to process at a time. The keys and values of the heads that are
+        processed at a time take at most BLOCK bytes in f16."""
         return max(1, min(self.table.n_kv_heads, BLOCK // (4 * self.table.head_dim * self.total)))
 
     @cached_property

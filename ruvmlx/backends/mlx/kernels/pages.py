@@ -26,8 +26,8 @@ POOLS = tuple((tier.name, "uchar") for tier in TIERS)  # the kernels' arguments 
 
 
 class KernelParam(IntEnum):
-    """The index of each kernel parameter, as in pages.h. The parameters before the first index here are the
-    numbers of pages in each tier."""
+    """The index of each kernel parameter, as in pages.h. The parameters before the first index of this class
+    are the numbers of pages in each tier."""
 
     @staticmethod
     def _generate_next_value_(name: str, start: int, count: int, last_values: list[int]) -> int:
