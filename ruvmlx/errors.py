@@ -22,7 +22,7 @@ class UsageError(RuvmlxError):
 
 
 class ModelNotFound(RuvmlxError):
-    """The model is not on this machine, and the program could not download it."""
+    """The model is not on this machine, and the program could not download the model."""
 
     exit_code = 3
 

@@ -27,7 +27,7 @@ PAUSED = 32
 
 
 class Step(NamedTuple):
-    """The model's output after the last token."""
+    """The model's output after the last token of a sequence."""
 
     logits: np.ndarray  # [V] float32, the logits of the next token, with the adapter applied
     hidden: np.ndarray  # [D] float32, the input of the output head (after the final norm)
@@ -60,7 +60,7 @@ def each(adapter: Adapters, of: Sequence[Any]) -> Sequence[HeadAdapter | None]:
 
 
 class KVCache(Protocol):
-    """The keys and values of one sequence."""
+    """A cache of the keys and values of one sequence."""
 
     @property
     def offset(self) -> int:

@@ -121,8 +121,8 @@ class Imported:
 
 @dataclass(frozen=True)
 class ImportResult:
-    """The result of an import. is_new: False if the store had the chat already, perhaps with more
-    messages."""
+    """The result of an import of a chat from a file. is_new: False if the store had the chat already, perhaps
+    with more messages."""
 
     session_id: str
     is_new: bool

@@ -71,7 +71,8 @@ class FirstSummary:
 
 
 class Learning:
-    """The adapters of one model. learner: the learner of the adapter in use; None: no adapter is in use."""
+    """The adapters of one model, and the objects that train them. learner: the learner of the adapter in use;
+    None: no adapter is in use."""
 
     def __init__(self, store: Store, model: Model, backend: Backend, settings: Settings, learn: bool):
         """learn: False: store ratings (as examples for prompts and for later training), but never change

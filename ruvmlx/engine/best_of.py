@@ -8,10 +8,10 @@ MARGIN stars below the best score. When one reply is left, the user sees its tex
 idea comes from Hoeffding races (Maron & Moore 1994).
 
 The score of a reply's start says little about the whole reply. If the worse half of the replies were dropped
-at 32 and at 64 tokens, most of the gain of best of n would be lost. After 100 ratings the chosen reply would
-beat another reply in 62% instead of 92% of the cases for a user who likes short replies, and in 54% instead
-of 72% for a formal tone. With this MARGIN the loss is at most 3 percentage points; with a margin of one star
-the loss is up to 12 percentage points.
+at 32 and at 64 tokens, most of the gain of best of n would be lost. After 100 ratings, the chosen reply would
+then fit the user's taste better than another reply in 62% of the cases instead of 92% (a user who likes short
+replies), and in 54% instead of 72% (a formal tone). With this MARGIN the loss is at most 3 percentage points;
+with a margin of one star the loss is up to 12 percentage points.
 """
 
 import uuid

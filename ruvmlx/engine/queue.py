@@ -62,7 +62,7 @@ class Job(Protocol):
 
 
 class Ticket:
-    """A request in the scheduler.
+    """A request that waits or runs in the scheduler.
 
     replies: the number of replies to the request
     arrived: the time when the request arrived (time.monotonic())

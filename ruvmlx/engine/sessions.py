@@ -160,9 +160,9 @@ class SessionManager:
         return None
 
     def _mark_used(self, name: str | None, source: Session, fork: Session) -> None:
-        """Mark `source` as used. Later prompts can also leave `source` at the end of the prefix that `fork`
-        holds. To serve these prompts, keep the common prefix as a separate sequence, before later tokens
-        lower the precision of the prefix's newest pages."""
+        """Mark `source` as used. Later prompts can also begin with the prefix that `fork` holds and then
+        differ from `source`. To serve these prompts, keep the common prefix as a separate sequence, before
+        later tokens lower the precision of the prefix's newest pages."""
         fork.owner = None
         if name is not None:
             self._sessions.move_to_end(name)

@@ -21,8 +21,9 @@ Switch = Callable[[str, str, Watch], Awaitable[None]]  # a method with the param
 
 
 class Guest:
-    """One user of an open host. The class has the methods of `Host` that the chat app calls. The host is open
-    before the guest starts, and stays open when the guest closes."""
+    """A guest is one chat app that uses an open host, together with other chat apps. The class has the
+    methods of `Host` that the chat app calls. The host is open before the guest starts, and stays open when
+    the guest closes."""
 
     is_first_run = False
 

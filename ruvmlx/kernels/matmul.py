@@ -90,8 +90,8 @@ def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
 
 
 class Matrix:
-    """W [rows, cols] in packed form. weight, scales, biases: as in PackedMatrix.plan. If `blocks` is given,
-    weight is as in PackedMatrix.plan_blocks."""
+    """A matrix W [rows, cols] in the packed form that the C kernels read. weight, scales, biases: as in
+    PackedMatrix.plan. If `blocks` is given, weight is as in PackedMatrix.plan_blocks."""
 
     def __init__(
         self,

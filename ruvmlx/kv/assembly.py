@@ -29,7 +29,7 @@ class Damaged(Exception):
 
 
 class Found(NamedTuple):
-    """The files that restore one cache.
+    """The files from which one KV cache can be restored.
 
     facts: the values that `PagedCache.restore` needs in addition to the bytes
     wanted: (file, name, tier) of each file, in the order in which `restore` reads them

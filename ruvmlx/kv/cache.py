@@ -24,7 +24,7 @@ AHEAD = 32  # a demotion starts AHEAD tokens before its page must have the lower
 
 @dataclass(frozen=True)
 class KVStats:
-    """The size of a cache.
+    """The size of a KV cache.
 
     tokens: the number of tokens, by tier
     bytes: the bytes of the pages and of the page table
@@ -85,7 +85,7 @@ _ENDS = (*(tier.name for tier in TIERS[: HOT - 1]), "low")
 
 
 class PagedCache:
-    """The keys and values of one sequence, for all layers.
+    """A cache of the keys and values of one sequence, for all layers.
 
     A backend calls `reserve(n)`, runs n tokens against `table`, then calls `advance(n)`. If the run failed,
     the backend calls `abandon()`.

@@ -37,7 +37,7 @@ _PAGE_SUFFIXES = (*SUFFIXES.values(), TAIL, SEQUENCE)
 
 
 class Piece(NamedTuple):
-    """A file that must be written."""
+    """A part of a sequence that will be one file in the cache folder."""
 
     path: str  # the name of the file in the cache folder
     file: PageFile

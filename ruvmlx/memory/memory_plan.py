@@ -26,10 +26,10 @@ MIN_CONTEXT_TOKENS = 128
 
 @dataclass(frozen=True)
 class Purpose:
-    """The bytes of memory for one purpose. limit: the maximum number of bytes; 0: no limit. name: "weights",
-    "scratch" (working memory), "kv", "kv_disk" (KV caches on the disk), "adapters_hot", "adapters_warm",
-    "adapters_cold" (adapters by the time since their last use), "learning", "program", or "total" (the sum
-    without the disk)."""
+    """The bytes of memory that the program plans and uses for one purpose. limit: the maximum number of
+    bytes; 0: no limit. name: "weights", "scratch" (working memory), "kv", "kv_disk" (KV caches on the disk),
+    "adapters_hot", "adapters_warm", "adapters_cold" (adapters by the time since their last use), "learning",
+    "program", or "total" (the sum without the disk)."""
 
     name: str
     planned: int

@@ -83,8 +83,8 @@ def busy_sample() -> BusySample:
 
 
 class OtherLoad:
-    """A measurement of the number of cores that other processes keep busy: the busy time of all cores minus
-    the CPU time of this process, divided by the clock time, since the last measurement.
+    """OtherLoad measures how many cores other processes keep busy: the busy time of all cores minus the CPU
+    time of this process, both since the last measurement, divided by the clock time.
 
     The measurement works on Linux only (/proc/stat) and gives 0 on other systems. A result stays valid for
     PERIOD seconds, because the kernel counts in steps of 10 ms.

@@ -46,8 +46,8 @@ def query_scales(scale: QueryScale, offset: int | mx.array, n: int) -> mx.array:
 
 
 class DistanceBias:
-    """ALiBi's bias of the attention scores, together with the causal mask. One object serves all layers of a
-    graph."""
+    """DistanceBias makes ALiBi's bias of the attention scores, joined with the causal mask. One object serves
+    all layers of a graph."""
 
     def __init__(self, config: ModelConfig):
         self.slopes = alibi_slopes(config.n_heads, config.alibi_bias_max)

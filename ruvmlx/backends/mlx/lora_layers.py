@@ -16,8 +16,8 @@ from .cpu_layers import CPUMLP, CPUAttention
 
 
 class LowRankChange:
-    """A change of a linear layer by a LoRA. A call returns scale * (x @ lora_a) @ lora_b [..., out] of x
-    [..., in]."""
+    """The amount that a LoRA adds to the output of a linear layer. A call returns scale * (x @ lora_a) @
+    lora_b [..., out] of x [..., in]."""
 
     def __init__(self, lora_a: np.ndarray, lora_b: np.ndarray, dtype: mx.Dtype):
         self.lora_a, self.lora_b = mx.array(lora_a).astype(dtype), mx.array(lora_b).astype(dtype)

@@ -103,7 +103,8 @@ def _shift_tokens(old: mx.array | None, start: int, stop: int, room: int, like: 
 
 
 class MLXCache:
-    """The keys and values of one sequence, for all layers. The cache belongs to the thread of its backend."""
+    """A cache of the keys and values of one sequence, for all layers. The cache belongs to the thread of its
+    backend."""
 
     def __init__(self, n_layers: int, sliding_window: int | None):
         make = (lambda: SlidingKVCache(sliding_window)) if sliding_window else _cache.KVCache

@@ -30,7 +30,7 @@ class Window(Enum):
 
 @dataclass(frozen=True)
 class Family:
-    """The differences between one family and Llama.
+    """The differences between the models of one family and Llama's models.
 
     model_type: the family's name in config.json
     architectures: the family's names in GGUF's general.architecture

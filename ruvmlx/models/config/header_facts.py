@@ -10,7 +10,7 @@ from .model import Model, ModelShape
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts about a model.
+    """The facts about a model that the headers of its files give.
 
     bytes: the number of bytes of the tensors in the files
     to_fetch: the number of bytes that the program must still download

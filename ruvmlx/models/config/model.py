@@ -176,8 +176,8 @@ class Tokenizer(Protocol):
 
 @dataclass
 class Model:
-    """A checked model on this machine. The method `load_weights` reads the weights; this takes more time than
-    all other steps of loading."""
+    """A model on this machine whose files were checked. The method `load_weights` reads the weights; this
+    takes more time than all other steps of loading."""
 
     name: str
     path: Path

@@ -36,8 +36,8 @@ _USUAL_CONTEXT = 4096
 
 @dataclass(frozen=True)
 class OtherFolder:
-    """A checked folder. data: the content of config.json. bytes: the number of bytes of the tensors in the
-    files."""
+    """A folder whose configuration and file headers were checked. data: the content of config.json. bytes:
+    the number of bytes of the tensors in the files."""
 
     data: Mapping[str, Any]
     shape: ModelShape

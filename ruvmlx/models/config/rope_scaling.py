@@ -31,8 +31,8 @@ class Llama3Rope:
 
 @dataclass(frozen=True)
 class YarnRope:
-    """YaRN's scaling: like Llama-3's scaling, but the mixture changes linearly with the pair's index. Queries
-    and keys are multiplied by attention_factor."""
+    """YaRN's scaling: like Llama-3's scaling, but the weights of the mean change linearly with the pair's
+    index. Queries and keys are multiplied by attention_factor."""
 
     factor: float
     original_max_position: int

@@ -41,7 +41,7 @@ MODES = {"mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
 
 
 class FloatFormat(NamedTuple):
-    """The stored format of one matrix.
+    """The format in which a file stores one matrix of small floats.
 
     scales: the name of the tensor of scales
     block: (rows, columns) of the weights that share one scale

@@ -45,7 +45,8 @@ _ESCAPED = re.compile(f"[^\0-\x7f{GUARD}]")
 
 
 class Refused(TemplateError):
-    """The template called raise_exception(), because the template does not accept this conversation."""
+    """This error means that a template called raise_exception(), because it does not accept the
+    conversation."""
 
 
 class _NothingFolded(CodeGenerator):

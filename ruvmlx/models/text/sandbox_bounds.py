@@ -299,7 +299,7 @@ def ticking(values: Iterable[Any]) -> Iterator[Any]:
 
 
 class Loop:
-    """The values of a {% for %} loop. Each step of the loop checks the time."""
+    """An iterator over the values of a {% for %} loop. Each step of the loop checks the time."""
 
     def __init__(self, values: Any):
         self._values = values

@@ -56,7 +56,8 @@ def weights_loader(file: GGUFFile, config: ModelConfig) -> Callable[[], Weights]
 
 
 class LazyWeights(Mapping[str, np.ndarray]):
-    """The weights of a GGUF file. A weight is converted when a caller reads it.
+    """A mapping from names to the weights of a GGUF file. Each weight is converted when a caller reads the
+    weight.
 
     The class keeps only the last converted matrix. A program that reads all matrices in order therefore needs
     memory for only one converted matrix.

@@ -35,9 +35,9 @@ SAMPLED = (
 
 @dataclass(frozen=True)
 class Folder:
-    """A checked folder. data: the part of config.json that describes the language model. wrapped: True if
-    this language model is a part of a model for text and images. embeds: True if the model is trained to
-    embed texts."""
+    """A folder whose configuration and file headers were checked. data: the part of config.json that
+    describes the language model. wrapped: True if this language model is a part of a model for text and
+    images. embeds: True if the model is trained to embed texts."""
 
     data: dict[str, Any]
     shape: ModelConfig

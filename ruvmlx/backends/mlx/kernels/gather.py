@@ -102,7 +102,8 @@ def attend(q: mx.array, pools: Pools, fresh: mx.array, new: PromptChunk) -> mx.a
     """Return the attention output, in the shape of q. q: [1, n_heads, n, D], the queries after RoPE. fresh:
     rows from `append`, uint8 [n_kv_heads, 2, n, 2 * D].
 
-    16-bit queries are converted to float16, the cache's type. In bfloat16 every key would lose three bits.
+    16-bit queries are converted to float16, the cache's type. A conversion of the keys to bfloat16 would lose
+    three of their 11 significant bits.
     """
     kind = mx.float32 if q.dtype == mx.float32 else mx.float16
     wide, scale = q.astype(kind), new.table.head_dim**-0.5

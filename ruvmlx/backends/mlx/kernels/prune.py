@@ -21,8 +21,8 @@ GAP = 20
 
 @dataclass(frozen=True)
 class Definition:
-    """One top-level piece of a header. names: the names that it defines; a piece without names always
-    stays."""
+    """One top-level piece (a function, a macro, a type ...) of a C header. names: the names that it defines;
+    a piece without names always stays."""
 
     file: str
     line: int
