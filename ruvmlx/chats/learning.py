@@ -79,7 +79,7 @@ class Learning:
         weights."""
         self._store, self._model, self._backend, self._settings = store, model, backend, settings
         self._learns = learn
-        self._summed_up: set[str] = set()  # the adapters whose `first_summary` was shown
+        self._summed_up: set[str] = set()  # names of the adapters whose `first_summary` was shown
         parse(settings.base_targets, model.shape, "base_targets")
         self.residency = Residency(self._load, lambda learner: learner.active.nbytes)
         name = settings.adapter_name

@@ -47,7 +47,7 @@ def delete_older(store: Store) -> list[str]:
     for session_id in old:
         try:
             delete(store, session_id, seconds=0)
-        except NotFound:  # another process deleted this chat first
+        except NotFound:  # another process has deleted this chat meanwhile
             continue
         except StoreBusy:
             raise

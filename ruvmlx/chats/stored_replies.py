@@ -26,7 +26,7 @@ from ..sona.user_taste import reply_features
 from ..store import ReplyRow, Store
 from .tool_turns import calls_to_json, split_calls
 
-SAVE_EVERY = 1.0  # seconds: if the process is killed, at most this much of a reply's text is lost
+SAVE_EVERY = 1.0  # seconds: if the process is killed, the text of at most the last SAVE_EVERY seconds is lost
 
 Traced = Mapping[str, Trace | None]  # reply id -> trace of the reply
 

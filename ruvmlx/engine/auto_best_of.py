@@ -20,11 +20,11 @@ from .engine import LLMInferenceEngine
 AUTO = "auto"  # with this value of the setting `best_of`, the module chooses the number of replies
 # the maximum number of replies; the maximum time of a step divided by the time of a step for one reply
 MAX_REPLIES, MAX_STEP_RATIO = 4, 1.5
-PROMPT = 32  # the number of prompt tokens in the measurement
+PROMPT = 32  # the number of prompt tokens in the caches with which the steps are measured
 # Each number of replies is measured ROUNDS times. If this takes more than SECONDS, LEAST_ROUNDS times are
 # enough.
 ROUNDS, LEAST_ROUNDS, SECONDS = 15, 3, 1.0
-FORMAT, MAX_MODELS = 1, 32  # version of the file; maximum number of models in the file
+FORMAT, MAX_MODELS = 1, 32  # version of the file batch_costs.json; maximum number of models in the file
 
 
 def path() -> Path:

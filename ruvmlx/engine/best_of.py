@@ -78,11 +78,11 @@ class BestOf:
         self.several = len(requests) > 1
         self.runs: list[Run] = []
         self.running: list[Run] = []
-        self._chosen = score is None  # True if the leader is final
+        self._chosen = score is None  # True if no other reply can become the leader any more
         # the numbers of the leader's text pieces and logprobs that the user has received
         self._shown = self._shown_logprobs = 0
         self._drawn = 0  # the number of tokens that each running reply has now
-        self._interrupted: list[Run] = []  # runs that the user stopped
+        self._interrupted: list[Run] = []  # the runs of the replies that the user stopped
 
     def start(self) -> Run:
         """Return the run that reads the prompt."""

@@ -94,7 +94,7 @@ class ContextWindow:
         asked = next((n for n in range(len(turns), 0, -1) if turns[n - 1].role == "user"), 0)
         read = turns[:asked]
         if sum(len(turn.content.encode()) + 16 for turn in read) < self.size // 2:
-            return []  # because a token has at least one byte, these turns fit
+            return []  # a token has at least one byte, so these turns certainly fit
         messages, spoken = alternating(read), [t for t in _kept_turns(read) if t.role != "system"]
         gone = len(messages) - len(self.fitting(messages, max_new_tokens, summary))
         found, number = list[Turn](), 0

@@ -25,7 +25,7 @@ PIECE = 256  # the maximum number of missing tokens that the draft model reads b
 # If the guesses do not save time, the draft model rests for a number of tokens before it guesses again. The
 # number doubles from SHORTEST_REST to LONGEST_REST.
 SHORTEST_REST, LONGEST_REST = 8, 256
-WEIGHT = 0.1  # the weight of a new time in the average time of a step
+WEIGHT = 0.1  # the weight of a new measurement in the average time of a step
 
 
 class ModelDraft(NamedTuple):

@@ -50,7 +50,7 @@ class LLMInferenceEngine:
         """Return the token ids of the prompt. Raises UsageError if the prompt is empty or does not fit the
         context."""
         tokenizer, limit = self.model.tokenizer, self.model.context
-        if request.input_ids is not None:  # the caller has encoded the prompt
+        if request.input_ids is not None:  # the caller has encoded the prompt already
             ids = self._checked_ids(request.input_ids)
         elif request.messages is not None:
             if not any(m.content.strip() for m in request.messages if m.role == "user"):

@@ -33,7 +33,7 @@ SECONDS, OPENING = 2.0, 1.0
 MEMORY = 256 << 20  # bytes: the memory limit of a child process
 AT_ONCE = 2  # the number of child processes that compile at the same time
 KNOWN = 1024  # the number of refused constraints that are remembered
-MOST_CHARACTERS = 1 << 19  # the maximum length of a schema or a grammar
+MOST_CHARACTERS = 1 << 19  # the maximum number of characters of a schema or a grammar
 _KINDS = {
     "json": "the JSON schema",
     "loose json": "the JSON schema",

@@ -10,7 +10,7 @@ a short prompt overtakes a long one. A prompt of a higher priority has a larger 
 
 from dataclasses import dataclass
 
-MORE = 8.0  # each step of priority makes a prompt's share of the speed larger by this factor
+MORE = 8.0  # each step of priority multiplies a prompt's share of the speed by MORE
 
 
 @dataclass(eq=False)

@@ -79,7 +79,7 @@ class Run:
         self.drawn: list[int] = []  # ids of the drawn tokens; the end token is one of them
         self.recorded = 0  # the number of drawn tokens that the recorder has received
         self.ids: list[int] = []
-        self.shared = False  # True if a decode step also served other runs
+        self.shared = False  # True if at least one decode step also served other runs
         self._read = self._fed = 0  # number of prompt tokens read by this run; number of `ids` in the session
         backend = engine.backend
         self._can_stream = isinstance(backend, Streaming) and backend.streams

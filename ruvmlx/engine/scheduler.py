@@ -33,11 +33,11 @@ from .recorder import Recorder
 from .run import EngineParts, Run
 from .types import Chunk, GenerationRequest
 
-PLACES = 64  # the maximum number of requests that run at the same time; each one slows the others
+PLACES = 64  # the maximum number of requests that run at the same time; each request slows all others
 DELAY = 0.1  # seconds: the longest time that a piece of a prompt delays the next token of a running reply
 SHARE = 0.5  # the planned time of a piece as a part of DELAY; below 1, because the measured pace varies
 ALONE = 0.15  # seconds: the planned time of a piece while no reply runs
-FIRST = 32  # the number of tokens of the first piece, before the pace was measured
+FIRST = 32  # the number of tokens of a piece before the pace was measured
 PART = 16  # the number of tokens of a piece of a prompt is a multiple of PART
 
 

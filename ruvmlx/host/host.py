@@ -57,7 +57,7 @@ class Host:
         own = ThreadPoolExecutor(1, thread_name_prefix="runtime") if beside is None else None
         self._pool: ThreadPoolExecutor = own or cast(Host, beside)._pool
         self._first = beside is None
-        self._hosts: list[Host] = beside._hosts if beside else []  # all hosts of this thread
+        self._hosts: list[Host] = beside._hosts if beside else []  # all hosts that share this host's thread
         self._hosts.append(self)
         self._between: deque[Callable[[], None]] = deque()
         self._closing = threading.Lock()

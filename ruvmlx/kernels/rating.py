@@ -100,7 +100,7 @@ def _lib() -> C.CDLL:
 @functools.cache
 def _tables(impl: str | None) -> tuple[int, int]:
     """Return two addresses: the table of an implementation's kernels, and the table of its matrix kernels."""
-    functions(impl)  # raises an error for an unknown implementation
+    functions(impl)  # this call raises an error for an unknown implementation
     kernels = _lib().rvm_impl(impl.encode() if impl else None)
     matrices = matmul._lib().rvm_matmul_impl(impl.encode() if impl == "scalar" else None)
     return C.addressof(kernels.contents), C.addressof(matrices.contents)

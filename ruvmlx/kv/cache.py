@@ -264,7 +264,7 @@ class PagedCache:
     def _drop_left_behind(self) -> None:
         keep = self.window - 1 + SLACK
         while self.window and (self.first + 1) * PAGE <= self.offset - keep:
-            self._stop()  # because a demotion that is not finished can read this page
+            self._stop()  # a demotion that is not finished can read this page, so discard it first
             page, self.pages[self.first] = self.pages[self.first], None
             if page is not None:
                 self.pool.release(page)

@@ -131,7 +131,7 @@ class CacheFolder:
         known: the number of leading tokens that the caller already has
         """
         unknown = {name.hex() for name in names[known // PAGE + 1 :]} | {names[0].hex()}
-        useless: set[str] = set()  # damaged files that could not be removed
+        useless: set[str] = set()  # names of damaged files that could not be removed
         while self.budget and len(unknown) > 1:
             there = [file for file in self._file_names() if file not in useless]
             if not any(_chain_name(file) in unknown for file in there):

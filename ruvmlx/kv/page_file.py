@@ -23,7 +23,7 @@ MAGIC, FORMAT = b"RUVMLXPG", 1
 # magic, format, tier, name, number of bytes of the text, number of bytes of the body
 HEAD = struct.Struct(f"<8sHH{NAME}sIQ")
 UNFINISHED = ".new"
-WHOLE = 255  # stands for the tier of a file that holds a whole sequence
+WHOLE = 255  # the value in place of a tier for a file that holds a whole sequence
 MAX_FILE_BYTES = 4 << 30  # the maximum size of a file to read
 # The exceptions that can occur when a damaged file is read. The facts of the file can have values of any
 # type.

@@ -30,8 +30,8 @@ class Blas:
     name: str  # "openblas 0.3.34", "accelerate", "reference"
     detail: str = ""  # the kernels that OpenBLAS chose, or the reason why MLX does not use OpenBLAS
     shim: ctypes.CDLL | None = None
-    most: int = 1  # the number of threads if no other process is busy
-    fixed: bool = False  # True if the user set the number of threads
+    most: int = 1  # the number of threads that BLAS uses if no other process is busy
+    fixed: bool = False  # True if the user set the number of threads, so that it stays the same
 
     @property
     def fast(self) -> bool:

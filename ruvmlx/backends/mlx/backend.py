@@ -239,7 +239,7 @@ def _stored_dtype(weights: Weights) -> mx.Dtype:
     if any(kind.wide for kind in types.values()):
         return mx.float32
     if (embedding := types.get("model.embed_tokens")) and embedding.mode:
-        return mx.bfloat16  # MLX computes with this dtype if the weights have these formats
+        return mx.bfloat16  # MLX computes with bfloat16 if the weights have one of the formats in MODES
     table = weights.get("model.embed_tokens.scales", weights.get("model.embed_tokens.weight"))
     names = {"float16": mx.float16, "bfloat16": mx.bfloat16}
     return mx.float32 if table is None else names.get(table.dtype.name, mx.float32)

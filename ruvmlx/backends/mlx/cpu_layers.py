@@ -20,7 +20,7 @@ from ...platform.mx import mx, nn
 
 LARGE = 8192  # the number of elements of an array from which `exp` below is faster than MLX's exp
 HAND_OVER = 4  # the number of layers after which MLX starts to compute the layers described so far
-TILE = 1 << 17  # the number of attention scores that are computed at a time: half a megabyte
+TILE = 1 << 17  # the number of attention scores (half a megabyte) that are computed at a time
 
 
 def install(graph: nn.Module, config: ModelConfig) -> None:

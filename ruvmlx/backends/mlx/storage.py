@@ -24,9 +24,10 @@ from .kernels.demote import demote
 from .kernels.pages import SequencePages
 from .kernels.source import on_gpu
 
-# MIN_GROWTH_PAGES: for each tier, the least number of pages by which a pool grows.
+# MIN_GROWTH_PAGES: for each tier, the least number of pages by which a pool grows, except near the memory
+# limit.
 MIN_GROWTH_PAGES = tuple(64 // tier.bits for tier in TIERS)
-SPARE = 0.25  # a pool also grows by at least this share of its pages
+SPARE = 0.25  # a pool grows by this share of its pages if that is more than MIN_GROWTH_PAGES
 
 
 @dataclass(frozen=True)

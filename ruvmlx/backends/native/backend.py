@@ -32,7 +32,7 @@ from .weights import packed_weights
 CHUNK = 256  # the maximum number of prompt tokens in one call of the decoder
 # The main thread checks for signals at this interval during a long call.
 POLL_SECONDS = 0.05
-# A call with fewer multiply-adds than SHORT_CALL is so short that the program cannot stop it.
+# A call with fewer multiply-adds than SHORT_CALL takes so little time that it runs without a way to stop it.
 SHORT_CALL = 8e9
 
 

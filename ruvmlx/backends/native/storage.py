@@ -26,7 +26,7 @@ class PageKernels(Protocol):
 class NativeStorage:
     layout = "librvm"
     background = True
-    limit = 0  # 0: the storage keeps no unused pages
+    limit = 0  # 0: no limit, because the storage keeps no unused pages
 
     def __init__(self, pages: PageKernels):
         self.pages = pages

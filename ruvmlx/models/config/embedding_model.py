@@ -12,7 +12,7 @@ from ..files.json_files import read_object
 
 FAMILIES = ("qwen2", "qwen3")
 END = "<|endoftext|>"
-LAST_TOKEN = 3  # the value of GGUF's pooling_type for the state of the last token
+LAST_TOKEN = 3  # the value of GGUF's pooling_type if the vector of a text is the state of its last token
 
 
 def folder_embeds(path: Path, name: str, model_type: object) -> bool:

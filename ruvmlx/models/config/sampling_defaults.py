@@ -8,7 +8,7 @@ from typing import Any
 
 from ...settings import SAMPLING
 
-MAX_VALUE = 1e9  # the limit for a plausible number in a model's file
+MAX_VALUE = 1e9  # a larger number in a model's file is not plausible
 # The options that ruvmlx does not take from a model's files. The makers mean a repetition penalty that also
 # applies to the prompt's tokens, but ruvmlx's penalty does not. Also, a penalty makes the draw of a token
 # slower.

@@ -14,7 +14,7 @@ from ...errors import StoreError
 from ...platform import files
 
 _NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "uint32": "U32"}
-_ENTRY = 110  # the maximum number of bytes that one matrix adds to the header, without its name
+_ENTRY = 110  # the maximum number of bytes that one tensor adds to the header, without the tensor's name
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:

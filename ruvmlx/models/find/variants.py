@@ -11,7 +11,7 @@ from ...progress import megabytes
 from ..files.error_text import one_line
 from ..files.gguf_split import PART
 
-WEIGHTS_SHARE = 2 / 3  # the weights' share of the memory limit; the KV cache needs the rest
+WEIGHTS_SHARE = 2 / 3  # the maximum share of the memory limit for the weights; the KV cache needs a third
 # The types in the order of preference, the best type last. The types without quantisation come first (as the
 # worst), because the program chooses an unquantised file only if the repository has no quantised file.
 _ORDER = str.split(
