@@ -44,7 +44,7 @@ class _Decoder(Drafting, Backend, Protocol):
 
 
 class DraftedSteps:
-    """DraftedSteps computes the decode steps of one reply, and computes some of these steps ahead for guessed
+    """DraftedSteps computes the decode steps of one reply, and computes steps ahead of time for guessed
     tokens."""
 
     def __init__(

@@ -161,7 +161,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Start waiting requests in the order of rank, then of arrival. If a request waits for memory, all
-        later requests wait too, because they could take the memory again and again."""
+        later requests wait too, because later requests could take the free memory again and again."""
         ordered = sorted(self._waiting, key=lambda t: -t.rank)
         for i, ticket in enumerate(ordered):
             if self._uses(ticket.request.session_id):

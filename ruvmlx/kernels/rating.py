@@ -192,7 +192,8 @@ class KLContexts:
 
 class EvidenceSolver:
     """This class turns evidence [3, R, A + k] into a block of weights [R, A + 1], for A tokens and k features
-    of each token. The last column of the block belongs to all other tokens and is 0."""
+    of each token. The last column of the block is for all tokens that are not among the A tokens, and is
+    0."""
 
     def __init__(
         self, precision: Array, features: matmul.Matrix, rank: int, ends: NDArray[np.int32] | None = None

@@ -159,7 +159,7 @@ class PagePool:
     def abandon(self, pages: Sequence[Page | None], begun: Sequence[Lower]) -> None:
         """Note these pages, and the pages of demotions that have begun, so that they are released later.
 
-        The garbage collector calls this function in any thread, and in the middle of any work of the pool.
+        The garbage collector can call this function in any thread, and in the middle of any work of the pool.
         During a garbage collection a wait for another thread could last for ever.
         """
         self._abandoned.append((pages, begun))
