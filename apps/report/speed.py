@@ -113,7 +113,7 @@ class TimedRuntime:
     kv: str
     rounds: list[tuple[float, float]] = field(default_factory=list)
     held: dict[str, int] = field(default_factory=dict)
-    reading: float = 0.0  # only a rough estimate, in seconds
+    reading: float = 0.0  # a rough estimate, in seconds for each prompt token; 0: not estimated yet
     decoding: float = 0.0
 
     def play(self, deadline: Deadline, tokens: int, decoded: int) -> None:

@@ -49,7 +49,7 @@ class Job(Protocol):
     def running(self) -> list[Run]: ...
 
     def start(self) -> Run:
-        """Return the run that reads the prompt."""
+        """Begin the first reply, and return its run, which reads the prompt."""
 
     def join(self) -> None:
         """Start the replies other than the first one, and put all replies into `running`. The prompt must

@@ -161,7 +161,8 @@ class ServingLoop:
     def _join(self, served: "ServedRequest", session_id: str | None) -> None:
         try:
             runtime = self._runtime()
-            # another model's tokenizer made the token ids of this request
+            # Refuse the request if no model is open, or if another model was opened since. The token ids of
+            # the request come from the earlier model's tokenizer.
             if runtime is None or runtime is not served.runtime:
                 raise RuvmlxError(NOT_OPEN)
             self.rest()

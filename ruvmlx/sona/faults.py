@@ -44,7 +44,8 @@ class Faults:
 
     empty: replies without text
     loops: replies that loop
-    foreign: replies with many letters of another script (writing system)
+    foreign: replies of which over a fifth of the letters are in scripts (writing systems) that the original
+        model's reply to the same question does not use
     endless: replies that do not end within MAX_REPLY_TOKENS
     variety: the distinct-2 of the replies, divided by the distinct-2 of the original model's replies
     """

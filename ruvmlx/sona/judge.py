@@ -30,8 +30,9 @@ class TasteJudge:
     """A judge that scores a reply by the mean of the stars that the taste model predicts, not by a lower
     bound of these stars. The user sees only one reply, so the best choice is the reply with the highest
     expected stars. If the ratings say little about a reply, the reply's mean is near the neutral number of
-    stars. A lower bound would prefer replies that resemble earlier replies, even if the user did not like the
-    earlier replies."""
+    stars. The prediction for a reply that resembles no earlier reply is less certain, so its lower bound is
+    lower. A judge by lower bounds could then prefer a reply that resembles earlier replies, even if the user
+    did not like the earlier replies."""
 
     def __init__(self, taste: TasteModel):
         self._taste = taste

@@ -223,8 +223,9 @@ class KLProbe:
         return self.contexts[:n], text
 
     def answer_contexts(self, adapter: MicroLoRA) -> KLContexts:
-        """Return the frozen model's contexts in answers, projected onto the adapter's lora_a. The contexts
-        come from the frozen model even if this probe is under a base LoRA."""
+        """Return the frozen model's contexts (hidden states) in the answers of the reference text, with their
+        probabilities. The hidden states are projected onto the adapter's lora_a. They come from the frozen
+        model even if this probe is under a base LoRA."""
         contexts, text = self.answered_contexts
         if self.reads(adapter):
             return text

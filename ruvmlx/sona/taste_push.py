@@ -144,7 +144,8 @@ class TastePush:
 
     def prepare(self, version: int, probe: KLProbe) -> None:
         """Compute the push for an adapter version, unless the push is known. The computation takes
-        milliseconds, or 0.3 s at the first call."""
+        milliseconds. The first computation with a tokenizer takes 0.3 s, because it measures the effects of
+        all movable tokens."""
         if version not in self._versions[:1]:
             self._push, self._versions = self._compute_push(probe), [version]
 

@@ -246,7 +246,7 @@ def _make_private(path: Path) -> None:
 
 def _read_only(path: Path) -> sqlite3.Connection | None:
     """Open a file of the current format without writing. Returns None if the file cannot be opened, or if it
-    has an older format."""
+    has an older or a newer format."""
     connection = open_unchanged(path)
     if connection is None or connection.execute("PRAGMA user_version").fetchone()[0] == VERSION:
         return connection

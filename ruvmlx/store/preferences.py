@@ -160,8 +160,8 @@ class Preferences:
     def steps_of_pair(
         self, fingerprint: str, name: str, head: int, one: str, other: str
     ) -> list[tuple[int, int]]:
-        """Return (version before, version after) of the preferences between two replies that led to the head,
-        oldest first."""
+        """Return (adapter version before, adapter version after) of each preference between two replies that
+        led to the version `head`, oldest first."""
         rows = self._db.rows(
             WITH_ANCESTORS + "SELECT a.parent, p.version FROM preferences p JOIN adapters a"
             " ON a.fingerprint = p.fingerprint AND a.name = p.adapter AND a.version = p.version"

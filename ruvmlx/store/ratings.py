@@ -197,7 +197,8 @@ class Ratings:
         return [RatedReply(**row) for row in reversed(rows)]
 
     def steps_of_reply(self, fingerprint: str, name: str, head: int, reply_id: str) -> list[tuple[int, int]]:
-        """Return (version before, version after) of a reply's ratings that led to the head, oldest first."""
+        """Return (adapter version before, adapter version after) of each rating of this reply that led to the
+        version `head`, oldest first."""
         rows = self._db.rows(
             WITH_ANCESTORS + "SELECT a.parent, t.version FROM ratings t JOIN adapters a"
             " ON a.fingerprint = t.fingerprint AND a.name = t.adapter AND a.version = t.version"

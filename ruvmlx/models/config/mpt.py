@@ -1,8 +1,8 @@
 """This module converts the config.json of an MPT model (MosaicML) to the field names that Llama and all other
 families have.
 
-The library llm-foundry can build many variants of MPT. The module raises UnsupportedModel for a variant that
-transformers' MptModel does not support.
+The library llm-foundry can build many variants of MPT. The module accepts the variants of _MODEL, _ATTENTION,
+_NORMS and _MLPS, and raises UnsupportedModel for every other variant.
 """
 
 from collections.abc import Mapping
