@@ -17,6 +17,10 @@ from ..kernels import micro as kernels
 
 RANK = 2
 ALPHA = 4.0
+# the significant bits of evidence: those of a float16, but with the exponents of a float32
+EVIDENCE_BITS = 11
+# the steps between 0 and the largest weight of a row: about 2 to the power of this
+WEIGHT_BITS = 12
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,20 @@ class MicroLoRA:
         """Return a copy with lora_b and gain multiplied by `factor`."""
         return replace(self, lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
 
+    def rounded(self) -> "MicroLoRA":
+        """Return a copy with fewer significant bits, so that a version takes less room in the store.
+
+        A weight changes by at most half a step of `row_steps`, evidence by at most a part in 2^11.
+        """
+        steps = row_steps(self.lora_b)
+        taste = row_steps(self.taste[None])[0]
+        return replace(
+            self,
+            lora_b=np.rint(self.lora_b / steps) * steps,
+            evidence=_round_bits(self.evidence, EVIDENCE_BITS),
+            taste=np.rint(self.taste / taste) * taste,
+        )
+
     def to_bytes(self, **more: np.ndarray) -> bytes:
         """Encode the MicroLoRA as the bytes of a file. more: other arrays for the same file; their names
         contain a dot."""
@@ -123,6 +141,21 @@ class MicroLoRA:
             raise CorruptFile(
                 "the stored adapter holds NaN or Inf; `ruvmlx learn undo` goes back one version."
             )
+
+
+def row_steps(rows: np.ndarray) -> np.ndarray:
+    """Return the step to which `rounded` rounds the weights of each row: [r, n] -> [r, 1], a power of 2."""
+    largest = np.abs(rows).max(axis=1, keepdims=True, initial=np.float32(2**-100))
+    _, exponent = np.frexp(largest)
+    return np.ldexp(np.float32(1), exponent - 1 - WEIGHT_BITS)
+
+
+def _round_bits(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """Return float32 numbers with this many significant bits. Half of the last bit is added, then the bits
+    after it are set to 0."""
+    low = 24 - bits
+    words = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
+    return ((words + np.uint32(1 << (low - 1))) & np.uint32(0xFFFFFFFF << low & 0xFFFFFFFF)).view(np.float32)
 
 
 def stored_rank(data: bytes) -> int:

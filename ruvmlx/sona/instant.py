@@ -59,6 +59,7 @@ from ..kernels import micro as kernels
 from ..kernels.micro import NotFinite
 from ..kernels.rating import Push, Rule
 from ..lora import MicroLoRA
+from ..lora.micro_lora import row_steps
 from .kl_probe import Distance, KLProbe
 from .trace import ReplyStats, Trace
 
@@ -292,8 +293,12 @@ def residual_block(adapter: MicroLoRA, evidence: np.ndarray, probe: KLProbe) -> 
     [r, A + 1]."""
     if not adapter.gain:
         return np.zeros((adapter.rank, probe.tokens.size + 1), np.float32)
-    now = probe.coordinates.columns(adapter.lora_b) * np.float32(1 / adapter.gain)
-    return now - _add_taste(block_of(adapter, evidence, probe), adapter.taste)
+    share = np.float32(1 / adapter.gain)
+    now = probe.coordinates.columns(adapter.lora_b) * share
+    rest = now - _add_taste(block_of(adapter, evidence, probe), adapter.taste)
+    # Less than a step is what `MicroLoRA.rounded` left. If each rating kept it, it would add up.
+    rest[np.abs(rest) < row_steps(adapter.lora_b) * share] = 0
+    return rest
 
 
 def _add_taste(block: np.ndarray, taste: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from ..errors import CorruptFile
 from ..tiers import LENGTHS, fill_lengths
 from .audit_log import WitnessRow, digest
 from .store import Store
-from .versions import unpack_state
+from .weights import KnownWeights
 
 _MOVES = ("version", "undo", "rollback", "save")  # kinds of log rows that put a version in use
 _VERSION_FACTS = ("parent", "base", "kl", "norm")
@@ -116,21 +116,29 @@ def _key(body: Body, number: str) -> Key:
 
 
 def _versions(store: Store, logged: _Logged) -> str:
-    missing = dict(logged.versions)
-    sql = "SELECT rowid, fingerprint, name, version, parent, base, kl, norm, created FROM adapters"
-    for rowid, model, name, number, *facts, created in store.db.rows(sql):
+    missing, before = dict(logged.versions), None
+    sql = (
+        "SELECT fingerprint, name, version, parent, base, kl, norm, created FROM adapters"
+        " ORDER BY fingerprint, name, version"
+    )
+    for model, name, number, *facts, created in store.db.rows(sql):
         key, what = (model, name, number), f"version {number} of adapter {name!r}"
         body = missing.pop(key, None)
         if body is None:
             return f"{what} is not in the log"
-        weights = store.db.row("SELECT state, packed FROM adapters WHERE rowid = ?", rowid)
         earliest, latest = logged.times[key]
         if facts != [body[name] for name in _VERSION_FACTS]:
             return f"{what} is not what was written"
         if not earliest <= created <= latest:
             return f"{what} has another time than was written"
-        if not _are_as_written(weights, body["state"], logged.heads.get(key[:2]) == number):
+        near = before if before and (before.fingerprint, before.name) == key[:2] else None
+        try:
+            state = store.versions.weights.get(*key, near)
+        except CorruptFile:
             return f"{what} is not what was written"
+        if not _are_as_written(state, body["state"], logged.heads.get(key[:2]) == number):
+            return f"{what} is not what was written"
+        before = KnownWeights(*key, created, state) if state is not None else None
     return _first(missing, "version {2} of adapter {1!r} is gone")
 
 
@@ -140,23 +148,18 @@ def _bases(store: Store, logged: _Logged) -> str:
         body = missing.pop(tuple(key), None)
         if body is None:
             return f"base {key[2]} of adapter {key[1]!r} is not in the log"
-        weights = store.db.row("SELECT state, 0 FROM bases WHERE rowid = ?", rowid)
-        if not _are_as_written(weights, body["state"]):
+        state = store.db.value("SELECT state FROM bases WHERE rowid = ?", rowid)
+        if not _are_as_written(state, body["state"]):
             return f"base {key[2]} of adapter {key[1]!r} is not what was written"
     return _first(missing, "base {2} of adapter {1!r} is gone")
 
 
-def _are_as_written(weights: Any, written: str | None, are_needed: bool = False) -> bool:
+def _are_as_written(state: bytes | None, written: str | None, are_needed: bool = False) -> bool:
     """Return True if the weights equal the weights that were written.
 
-    weights: (state, True if the state is packed)
     written: the digest in the log
     are_needed: True if the weights belong to the version in use
     """
-    try:
-        state = unpack_state(*weights)
-    except CorruptFile:
-        return False
     return digest(state) == written if state is not None else not are_needed
 
 

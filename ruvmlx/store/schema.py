@@ -7,7 +7,7 @@ import sqlite3
 
 from ..errors import StoreError
 
-VERSION = 14
+VERSION = 15
 
 # Token ids are little-endian int32. Vectors and matrices are little-endian float32.
 _V1 = """
@@ -177,7 +177,7 @@ ALTER TABLE replies  -- a digest of the API key that asked for it; empty: asked 
   ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
 """
 _V9 = """
-ALTER TABLE adapters  -- 1: state is compressed, see versions.py
+ALTER TABLE adapters  -- 1: state is compressed, see weights.py
   ADD COLUMN packed INTEGER NOT NULL DEFAULT 0;
 CREATE INDEX adapters_with_weights ON adapters(fingerprint, name, packed, version) WHERE state IS NOT NULL;
 CREATE INDEX adapters_by_base ON adapters(fingerprint, name, base) WHERE state IS NOT NULL;
@@ -213,6 +213,11 @@ _V14 = """
 ALTER TABLE messages  -- calls of tools as JSON, see chats/tool_turns.py; '' for none
   ADD COLUMN calls TEXT NOT NULL DEFAULT '';
 """
+_V15 = """
+ALTER TABLE adapters  -- the version from which state is the difference; 0: state is whole, see weights.py
+  ADD COLUMN source INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX adapters_by_source ON adapters(fingerprint, name, source) WHERE source > 0;
+"""
 _STEPS = (
     _V1,
     _V2,
@@ -228,6 +233,7 @@ _STEPS = (
     _V12,
     _V13,
     _V14,
+    _V15,
 )  # each step brings a file from one version to the next
 
 

@@ -5,25 +5,18 @@ rollback move the head. A rating and the version that it made are written in one
 """
 
 import time
-import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import CorruptFile, NotFound
+from ..errors import NotFound
 from .ancestors import ALL_STEPS, WITH_ANCESTORS
 from .audit_log import Witness, digest
 from .bases import Bases
-from .database import Database, columns
+from .database import Database
 from .preferences import Preferences
 from .ratings import Ratings
+from .weights import Weights
 
-# the number of newest versions, and of the head's nearest ancestors, whose weights stay uncompressed
-KEEP_PLAIN = 64
-# the number of older versions with compressed weights: about 80 KB each for the starter model, 3 ms to
-# compress
-KEEP_PACKED = 10_000
-# the maximum number of versions compressed per rating; after an undo there can be more than one to compress
-PACKED_AT_ONCE = 4
 KEEP_COPIED = 8  # the number of nearest ancestors of a copied version whose weights are copied too
 
 
@@ -53,6 +46,7 @@ class Versions:
     ):
         self._db, self._witness, self._bases = db, witness, bases
         self._ratings, self._preferences = ratings, preferences
+        self.weights = Weights(db)
 
     def head(self, fingerprint: str, name: str) -> int:
         """Return the version in use; 0: the model without an adapter."""
@@ -61,26 +55,32 @@ class Versions:
 
     def get(self, fingerprint: str, name: str, version: int) -> VersionRow:
         """Return a version. Raises NotFound if there is no such version or its weights were deleted."""
-        row = (
-            None
-            if version.bit_length() > 63
-            else self._db.row(
-                f"SELECT {columns(VersionRow)}, packed FROM adapters"
-                " WHERE fingerprint = ? AND name = ? AND version = ?",
-                fingerprint,
-                name,
-                version,
-            )
-        )
-        if row is None:
+        facts = None if version.bit_length() > 63 else self._facts(fingerprint, name, version)
+        if facts is None:
             raise NotFound(
                 f"adapter {name!r} has no version {version}; {self._kept_in_words(fingerprint, name)}."
             )
-        if row["state"] is None:
+        state = self.weights.get(fingerprint, name, version)
+        if state is None:
             known = self._kept_in_words(fingerprint, name)
             raise NotFound(f"version {version} of adapter {name!r} is no longer kept; {known}.")
-        found = dict(row)
-        return VersionRow(**found | {"state": unpack_state(found["state"], found.pop("packed"))})
+        return VersionRow(**facts, state=state)
+
+    def _facts(self, fingerprint: str, name: str, version: int) -> dict[str, Any] | None:
+        """Return what is known of a version, without its weights."""
+        row = self._db.row(
+            "SELECT version, parent, base, kl, norm FROM adapters"
+            " WHERE fingerprint = ? AND name = ? AND version = ?",
+            fingerprint,
+            name,
+            version,
+        )
+        return None if row is None else dict(row)
+
+    def parent_of(self, fingerprint: str, name: str, version: int) -> int:
+        """Return the parent of a version; 0: none."""
+        facts = self._facts(fingerprint, name, version)
+        return facts["parent"] if facts else 0
 
     def _kept_in_words(self, fingerprint: str, name: str) -> str:
         """Return, as text for the user, the versions that rollback accepts."""
@@ -176,9 +176,11 @@ class Versions:
         )
         base = self.base_of(fingerprint, name, parent) if base is None else base
         row = VersionRow(newest + 1, parent, base, state, kl, norm)
-        self._db.insert("adapters", fingerprint=fingerprint, name=name, created=time.time(), **vars(row))
+        facts = vars(row) | {"state": None}
+        self._db.insert("adapters", fingerprint=fingerprint, name=name, created=time.time(), **facts)
+        self.weights.write(fingerprint, name, row.version, parent, state)
         self._set_head(fingerprint, name, row.version)
-        self._pack_old_weights(fingerprint, name, row.version)
+        self._forget_old_weights(fingerprint, name, row.version)
         self._record(fingerprint, name, vars(row))
         return row.version
 
@@ -204,9 +206,8 @@ class Versions:
         """
         self._db.execute(
             WITH_ANCESTORS
-            + "INSERT INTO adapters (fingerprint, name, version, parent, base, state, kl, norm,"
-            " created, packed) SELECT a.fingerprint, ?5, a.version, a.parent, a.base,"
-            f" CASE WHEN c.step <= {KEEP_COPIED} THEN a.state END, a.kl, a.norm, a.created, a.packed"
+            + "INSERT INTO adapters (fingerprint, name, version, parent, base, kl, norm, created)"
+            " SELECT a.fingerprint, ?5, a.version, a.parent, a.base, a.kl, a.norm, a.created"
             " FROM ancestors c JOIN adapters a"
             " ON a.fingerprint = ?1 AND a.name = ?2 AND a.version = c.version",
             fingerprint,
@@ -215,11 +216,32 @@ class Versions:
             ALL_STEPS,
             new,
         )
-        sql = f"SELECT {columns(VersionRow)}, packed FROM adapters WHERE fingerprint = ? AND name = ?"
-        for row in map(dict, self._db.rows(sql, fingerprint, new)):
-            self._record(fingerprint, new, row | {"state": unpack_state(row["state"], row["packed"])})
+        self._copy_weights(fingerprint, name, new, head)
         self._bases.copy(fingerprint, name, new)
         self._set_head(fingerprint, new, head)
+
+    def _copy_weights(self, fingerprint: str, name: str, new: str, head: int) -> None:
+        """Copy the weights of a version's nearest ancestors, and record all its ancestors."""
+        nearest = self._db.rows(
+            WITH_ANCESTORS + "SELECT version FROM ancestors WHERE step <= ?5",
+            fingerprint,
+            name,
+            head,
+            ALL_STEPS,
+            KEEP_COPIED,
+        )
+        copied = {row["version"] for row in nearest}
+        sql = (
+            "SELECT version, parent, base, kl, norm FROM adapters WHERE fingerprint = ? AND name = ?"
+            " ORDER BY version"
+        )
+        for row in map(dict, self._db.rows(sql, fingerprint, new)):
+            number = row["version"]
+            state = self.weights.get(fingerprint, name, number) if number in copied else None
+            if state is not None:
+                source = row["parent"] if row["parent"] in copied else 0
+                self.weights.write(fingerprint, new, number, source, state)
+            self._record(fingerprint, new, row | {"state": state})
 
     def _record(self, fingerprint: str, name: str, row: dict[str, Any]) -> None:
         facts = {key: row[key] for key in ("version", "parent", "base", "kl", "norm")}
@@ -229,39 +251,7 @@ class Versions:
     def _set_head(self, fingerprint: str, name: str, version: int) -> None:
         self._db.replace("adapter_heads", fingerprint=fingerprint, name=name, version=version)
 
-    def _pack_old_weights(self, fingerprint: str, name: str, head: int) -> None:
-        """Compress the weights of older versions, and delete the weights of the oldest versions. The newest
-        versions and the head's nearest ancestors are not changed."""
-        of = fingerprint, name, head, KEEP_PLAIN
-        old = " version <= ?3 - ?5 AND version NOT IN (SELECT version FROM ancestors)"
-        kept = " fingerprint = ?1 AND name = ?2 AND state IS NOT NULL AND"
-        rows = self._db.rows(
-            WITH_ANCESTORS
-            + f"SELECT version, state FROM adapters WHERE {kept} packed = 0 AND {old} LIMIT ?6",
-            *of,
-            KEEP_PLAIN,
-            PACKED_AT_ONCE,
-        )
-        for row in rows:
-            self._db.execute(
-                "UPDATE adapters SET state = ?, packed = 1"
-                " WHERE fingerprint = ? AND name = ? AND version = ?",
-                zlib.compress(row["state"], level=1),
-                fingerprint,
-                name,
-                row["version"],
-            )
-        sql = WITH_ANCESTORS + f"UPDATE adapters SET state = NULL WHERE {kept} packed = 1 AND {old}"
-        if self._db.execute(sql, *of, KEEP_PACKED).rowcount:
+    def _forget_old_weights(self, fingerprint: str, name: str, head: int) -> None:
+        self.weights.pack_plain(fingerprint, name, head)
+        if self.weights.delete_old(fingerprint, name, head):
             self._bases.delete_unused(fingerprint, name)
-
-
-def unpack_state(state: bytes | None, packed: int) -> bytes | None:
-    """Return the weights of a version, decompressed if they are packed (compressed). Raises CorruptFile if
-    the weights are damaged."""
-    try:
-        return zlib.decompress(state) if packed and state is not None else state
-    except zlib.error:
-        raise CorruptFile(
-            "the stored adapter is damaged; `ruvmlx learn undo` goes back one version."
-        ) from None

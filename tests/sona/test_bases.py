@@ -195,10 +195,10 @@ class Counting:
 
 
 def test_bases_nobody_stands_on_are_forgotten(open_tiny, monkeypatch):
-    from ruvmlx.store import versions as versions_module
+    from ruvmlx.store import weights as weights_module
 
-    monkeypatch.setattr(versions_module, "KEEP_PLAIN", 3)
-    monkeypatch.setattr(versions_module, "KEEP_PACKED", 3)
+    monkeypatch.setattr(weights_module, "KEEP_NEAREST", 3)
+    monkeypatch.setattr(weights_module, "KEEP_NEWEST", 3)
     with open_tiny() as runtime:
         for i in range(4):
             runtime.rate(reply(runtime, seed=i), "up")

@@ -306,10 +306,10 @@ def test_those_left_behind_by_an_undo_go_first(learned):
 def test_an_anchors_base_is_kept(learned, monkeypatch):
     """Even when no version stands on it any more whose weights are."""
     assert learned.learning.loops.deepen()["anchored"]
-    from ruvmlx.store import versions
+    from ruvmlx.store import weights
 
-    monkeypatch.setattr(versions, "KEEP_PLAIN", 2)
-    monkeypatch.setattr(versions, "KEEP_PACKED", 2)
+    monkeypatch.setattr(weights, "KEEP_NEAREST", 2)
+    monkeypatch.setattr(weights, "KEEP_NEWEST", 2)
     base = learned.learner.base.to_bytes()
     promote(learned, seed=4)
     for i in range(14, 19):

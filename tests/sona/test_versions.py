@@ -6,7 +6,7 @@ import pytest
 
 from ruvmlx.errors import CorruptFile, NotFound
 from ruvmlx.sona import objective
-from ruvmlx.store import versions as versions_module
+from ruvmlx.store import weights as weights_module
 from ruvmlx.store.audit import disagreement
 
 from .feedback import reply, weights
@@ -43,8 +43,8 @@ def test_a_rating_that_changed_nothing_can_be_undone_and_rolled_back_like_any(op
 
 def test_what_undo_needs_is_never_thrown_away(open_tiny, monkeypatch):
     """Roll back to the oldest version that is kept, rate once more: that rating can be undone."""
-    monkeypatch.setattr(versions_module, "KEEP_PLAIN", 5)
-    monkeypatch.setattr(versions_module, "KEEP_PACKED", 5)
+    monkeypatch.setattr(weights_module, "KEEP_NEAREST", 5)
+    monkeypatch.setattr(weights_module, "KEEP_NEWEST", 5)
     with open_tiny() as runtime:
         for i in range(12):
             runtime.rate(reply(runtime, seed=i), "up" if i % 2 else "down")
@@ -58,18 +58,18 @@ def test_what_undo_needs_is_never_thrown_away(open_tiny, monkeypatch):
 
 
 def test_every_version_can_be_gone_back_to(open_tiny, monkeypatch):
-    """Older ones are compressed: their weights are bit for bit what they were, in the audit, too."""
-    monkeypatch.setattr(versions_module, "KEEP_PLAIN", 3)
+    """Most are differences from their parents: their weights are bit for bit what they were, in the audit,
+    too."""
+    monkeypatch.setattr(weights_module, "MOST_LINKS", 3)
     with open_tiny() as runtime:
         known = {0: weights(runtime)}
         for i in range(12):
             runtime.rate(reply(runtime, seed=i), "up" if i % 2 else "down")
             known[runtime.learner.version] = weights(runtime)
         assert runtime.status().versions == list(range(1, 13))
-        packed = runtime.store.db.rows("SELECT version, length(state) AS size FROM adapters WHERE packed")
-        assert [row["version"] for row in packed] == list(range(1, 10))
-        plain = runtime.store.db.value("SELECT min(length(state)) FROM adapters WHERE NOT packed")
-        assert max(row["size"] for row in packed) < plain
+        rows = runtime.store.db.rows("SELECT source, length(state) AS size FROM adapters ORDER BY version")
+        assert [row["source"] for row in rows] == [0, 1, 2, 3, 0, 5, 6, 7, 0, 9, 10, 11]
+        assert all(row["size"] < rows[0]["size"] for row in rows[-3:])
         assert disagreement(runtime.store) == ""
         for version in (1, 12, 5, 0, 9):
             runtime.rollback(version)
@@ -158,11 +158,14 @@ def test_versions_are_never_reused(open_tiny):
         assert runtime.rate(reply(runtime, seed=2), "up").adapter_version == 2
 
 
-@pytest.mark.full("ruvmlx/store/versions.py")
-def test_the_newest_64_versions_are_not_compressed(open_tiny):
+def test_a_version_in_memory_is_the_one_in_the_store(open_tiny):
+    """Undo, rollback and a restart bring back the weights with which replies were written."""
     with open_tiny() as runtime:
-        rated = reply(runtime, seed=1)
-        for i in range(68):
-            runtime.rate(rated, "up" if i % 2 else "down")
-        packed = runtime.store.db.rows("SELECT version FROM adapters WHERE packed ORDER BY version")
-    assert [row["version"] for row in packed] == [1, 2, 3, 4]
+        for i in range(3):
+            runtime.rate(reply(runtime, seed=i), "up" if i % 2 else "down")
+        used = runtime.learner.micro
+    with open_tiny() as runtime:
+        stored = runtime.learner.micro
+    for name in ("lora_a", "lora_b", "evidence", "taste"):
+        assert (getattr(used, name) == getattr(stored, name)).all()
+    assert (stored.gain, stored.trend) == (used.gain, used.trend)

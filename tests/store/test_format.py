@@ -2,7 +2,8 @@
 
 store_v3.db.gz was written by `fill` before the store was split into parts, store_v6.db.gz before there were
 preferences, store_v7.db.gz to store_v10.db.gz by `fill` and `prefer`, store_v11.db.gz by `respond`, too, and
-store_v12.db.gz has a pinned chat, store_v13.db.gz one with a summary in a folder. The .json files are what
+store_v12.db.gz has a pinned chat, store_v13.db.gz one with a summary in a folder, and store_v14.db.gz an adapter
+with 68 versions, all of them whole. The .json files are what
 was read from them then. A change of the schema adds new files; these stay as they are.
 """
 
@@ -172,6 +173,20 @@ def responded(store) -> dict:
     return json.loads(json.dumps(found, default=plain))
 
 
+def rate_often(store) -> None:
+    """68 versions of one adapter: format 14 compressed the weights of the first four."""
+    for version in range(68):
+        state = (np.arange(1, 16, dtype="<f4").repeat(6) * np.float32(version + 1)).tobytes()
+        with store.transaction():
+            store.versions.add(MODEL, "often", version, state, 0.01, 0.5)
+
+
+def rated_often(store) -> dict:
+    """All weights of the adapter of `rate_often`, as JSON."""
+    states = [store.versions.get(MODEL, "often", version).state for version in range(1, 69)]
+    return json.loads(json.dumps({"weights": states}, default=plain))
+
+
 def learn(store) -> None:
     """Anchors (two of three are merged), deep runs, checkpoints, a copied and a removed adapter."""
     for i in range(3):
@@ -308,10 +323,14 @@ def written_by(version: int, folder: Path) -> Store:
     return Store(path)
 
 
-PARTS = {"preferred": preferred, "responded": responded}  # what files of later formats have besides
+PARTS = {
+    "preferred": preferred,
+    "responded": responded,
+    "rated_often": rated_often,
+}  # what files of later formats have besides
 
 
-@pytest.mark.parametrize("version", [3, 6, 7, 8, 9, 10, 11, 12, 13])
+@pytest.mark.parametrize("version", [3, 6, 7, 8, 9, 10, 11, 12, 13, 14])
 def test_a_file_written_before_opens_with_everything_in_it(tmp_path, clock, version):
     store, then = written_by(version, tmp_path), known(version)
     assert disagreement(store) == ""
@@ -319,6 +338,27 @@ def test_a_file_written_before_opens_with_everything_in_it(tmp_path, clock, vers
     found = everything(store) | {name: read(store) for name, read in PARTS.items() if name in then}
     assert as_then(found, then) == then
     assert disagreement(store) == ""
+
+
+def test_versions_go_on_from_a_file_written_before(tmp_path):
+    """Format 14 has whole weights alone. New versions are differences from them, old ones become compressed,
+    and all read as they were written."""
+    store, then = written_by(14, tmp_path), known(14)["rated_often"]["weights"]
+    assert [row["packed"] for row in packed_often(store)] == [1] * 4 + [0] * 64
+    for version in range(68, 84):
+        with store.transaction():
+            store.versions.add(MODEL, "often", version, bytes.fromhex(then[version - 68]), 0.01, 0.5)
+    rows = packed_often(store)
+    assert [row["packed"] for row in rows] == [1] * 84
+    assert [row["source"] for row in rows] == [0] * 68 + list(range(68, 84))
+    states = [store.versions.get(MODEL, "often", version).state.hex() for version in range(1, 85)]
+    assert states == then + then[:16]
+    assert disagreement(store) == ""
+
+
+def packed_often(store) -> list:
+    sql = "SELECT packed, source FROM adapters WHERE fingerprint = ? AND name = 'often' ORDER BY version"
+    return store.db.rows(sql, MODEL)
 
 
 def test_preferences_can_be_added_to_a_file_written_before(tmp_path):

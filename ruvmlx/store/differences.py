@@ -1,0 +1,117 @@
+"""This module writes the weights of an adapter as the difference from similar weights. The result is exact,
+bit for bit.
+
+A rating changes most numbers a little. The bits of a float32, read as an integer, also change a little then.
+So a difference holds, for each number of the older weights that is not 0, the difference of these integers.
+Small differences have three bytes of zeros, which are compressed. Numbers that were 0 stand in a list at the
+end, each with its place.
+
+    difference = crc32 of the weights [4 bytes], deflate(first bytes of all words, second bytes, ...)
+    words      = changes of known numbers, then steps to the places of new numbers, then new numbers
+"""
+
+import zlib
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import CorruptFile
+
+_CRC_BYTES = 4
+# Arrays in a .npz file begin at any byte. So each part, from one array's magic number to the next, is read as
+# words of its own.
+_ARRAY = b"\x93NUMPY"
+
+Words = NDArray[np.uint32]
+
+
+def difference(state: bytes, older: bytes) -> bytes | None:
+    """Return the difference of weights from older weights; None if the two do not have the same parts."""
+    parts = _parts(older)
+    if _parts(state) != parts:
+        return None
+    now, before = _words(state, parts), _words(older, parts)
+    known = np.flatnonzero(before)
+    new = np.flatnonzero((before == 0) & (now != 0))
+    steps = np.diff(new, prepend=0).astype(np.uint32)
+    words = np.concatenate([_fold_sign(now[known] - before[known]), steps, now[new]])
+    return zlib.crc32(state).to_bytes(_CRC_BYTES, "little") + _deflate(words)
+
+
+def add_differences(oldest: bytes, differences: Sequence[bytes]) -> bytes:
+    """Return the newest weights of a chain. Each difference belongs to the weights before it; the first
+    difference belongs to the oldest weights. Raises CorruptFile if a difference is damaged, is missing or
+    belongs to other weights."""
+    parts = _parts(oldest)
+    words = _words(oldest, parts).copy()
+    try:
+        for stored in differences:
+            _add(words, _inflate(stored[_CRC_BYTES:]))
+    except (zlib.error, ValueError, IndexError):
+        raise CorruptFile(DAMAGED) from None
+    state = _bytes(words, parts)
+    if differences and zlib.crc32(state) != int.from_bytes(differences[-1][:_CRC_BYTES], "little"):
+        raise CorruptFile(DAMAGED)
+    return state
+
+
+def _add(words: Words, changes: Words) -> None:
+    """Add one difference to the words, in place."""
+    known = np.flatnonzero(words)
+    steps, new = changes[known.size :].reshape(2, -1)
+    words[known] += _unfold_sign(changes[: known.size])
+    words[np.cumsum(steps)] = new
+
+
+DAMAGED = "the stored adapter is damaged; `ruvmlx learn undo` goes back one version."
+
+
+# -- words -------------------------------------------------------------------------------------------
+
+
+def _parts(state: bytes) -> list[int]:
+    """Return the places at which the parts of the weights begin and end."""
+    parts = [0]
+    while (at := state.find(_ARRAY, parts[-1] + 1)) > 0:
+        parts.append(at)
+    return [*parts, len(state)]
+
+
+def _words(state: bytes, parts: list[int]) -> Words:
+    """Return the weights as words. Each part is filled up to whole words with bytes of 0."""
+    pieces = (state[a:b] + bytes(-(b - a) % 4) for a, b in pairwise(parts))
+    return np.frombuffer(b"".join(pieces), "<u4")
+
+
+def _bytes(words: Words, parts: list[int]) -> bytes:
+    data, at, pieces = words.astype("<u4", copy=False).tobytes(), 0, []
+    for size in (b - a for a, b in pairwise(parts)):
+        pieces.append(data[at : at + size])
+        at += size + -size % 4
+    return b"".join(pieces)
+
+
+def _fold_sign(changes: Words) -> Words:
+    """Return 0, 2, 4 .. for changes 0, 1, 2 .., and 1, 3, 5 .. for -1, -2, -3 .., so that small changes have
+    small numbers."""
+    signed = changes.view(np.int32)
+    return ((signed << 1) ^ (signed >> 31)).view(np.uint32)
+
+
+def _unfold_sign(folded: Words) -> Words:
+    return (folded >> 1) ^ (0 - (folded & 1))
+
+
+def _deflate(words: Words) -> bytes:
+    """Compress the words, one byte of each after another. Repetitions other than runs are rare, so only runs
+    are looked for: this is faster."""
+    planes = words.astype("<u4", copy=False).view(np.uint8).reshape(-1, 4).T.tobytes()
+    packer = zlib.compressobj(strategy=zlib.Z_RLE)
+    return packer.compress(planes) + packer.flush()
+
+
+def _inflate(data: bytes) -> Words:
+    planes = np.frombuffer(zlib.decompress(data), np.uint8).reshape(4, -1)
+    return np.ascontiguousarray(planes.T).view("<u4").ravel()
