@@ -33,7 +33,7 @@ from ..chat.large_store import Size, fill
 
 Opener = Callable[[], Runtime]
 WORDS = ("a", "riv", "river", "needle")
-CHANGED = 60  # columns of the head that a rating changes, of those that ratings can change at all
+CHANGE = 0.05  # of every number that ratings move: differences are then as large as after 80 real ratings
 RANK = 8  # of the bases, in all of attention
 START, RATE, SEARCH, BYTES = 1000.0, 15.0, 50.0, 1_000_000_000  # limits: ms, ms (p99), ms, bytes
 
@@ -112,11 +112,10 @@ def _rate_and_train(runtime: Runtime, use: Use) -> None:
 
 
 def _change_head(micro: MicroLoRA, seed: int) -> MicroLoRA:
-    rng, b = np.random.default_rng(seed), micro.lora_b.copy()
-    columns = rng.choice(np.flatnonzero(b[0]), CHANGED)
-    b[:, columns] = 0.9 * b[:, columns] + 1e-3 * rng.standard_normal((len(b), CHANGED)).astype(np.float32)
-    noise = 1 + 1e-3 * rng.standard_normal(micro.evidence.shape).astype(np.float32)
-    return replace(micro, lora_b=b, evidence=micro.evidence * noise)
+    rng, names = np.random.default_rng(seed), ("lora_b", "evidence", "taste")
+    noise = {name: 1 + CHANGE * rng.standard_normal(getattr(micro, name).shape) for name in names}
+    numbers = {name: (getattr(micro, name) * noise[name]).astype(np.float32) for name in names}
+    return replace(micro, **numbers).rounded()
 
 
 def _base(runtime: Runtime, seed: int) -> BaseLoRA:

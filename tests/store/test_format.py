@@ -2,9 +2,9 @@
 
 store_v3.db.gz was written by `fill` before the store was split into parts, store_v6.db.gz before there were
 preferences, store_v7.db.gz to store_v10.db.gz by `fill` and `prefer`, store_v11.db.gz by `respond`, too, and
-store_v12.db.gz has a pinned chat, store_v13.db.gz one with a summary in a folder, and store_v14.db.gz an adapter
-with 68 versions, all of them whole. The .json files are what
-was read from them then. A change of the schema adds new files; these stay as they are.
+store_v12.db.gz has a pinned chat, store_v13.db.gz one with a summary in a folder, store_v14.db.gz an adapter
+with 68 versions. The .json files are what was read from them then. A change of the schema adds new files;
+these stay as they are.
 """
 
 import gzip

@@ -1,0 +1,25 @@
+"""The sizes of a simulated year, here of two days; year.py is the whole."""
+
+import pytest
+
+from .year import Sizes, simulate
+
+
+def test_each_version_is_a_small_difference(open_tiny):
+    """Weights are most of the store, and a version takes a third of what whole weights take."""
+    found = simulate(open_tiny, 2)
+    lines = found.lines(2)
+    assert lines[1].startswith("adapters ") and lines[2].startswith("  state ")
+    with open_tiny() as runtime:
+        rows = runtime.store.db.rows("SELECT source, length(state) AS size FROM adapters ORDER BY version")
+        whole = [row["size"] for row in rows if row["source"] == 0]
+        small = [row["size"] for row in rows if row["source"] > 0]
+    assert len(small) > 30 and max(small) < min(whole)
+    assert found.bytes["adapters", "state"] == sum(whole) + sum(small)
+
+
+@pytest.mark.parametrize(
+    "size, days, over", [(200_000_001, 365, True), (9_000_000, 18, False), (9_000_000, 1, True)]
+)
+def test_a_store_over_the_limit_is_marked(size, days, over):
+    assert Sizes({("adapters", "state"): 5}, size).lines(days)[-1].endswith("OVER") == over
