@@ -18,7 +18,7 @@ MOST_LINKS = (
 )
 # the number of the head's nearest ancestors that always keep their weights
 KEEP_NEAREST = 64
-# the number of newest versions that keep their weights: about 18 KB each for the starter model
+# the number of newest versions that keep their weights: about 16 KB each for the starter model
 KEEP_NEWEST = 10_000
 # the maximum number of versions compressed per rating, in a store of format 14 or older
 PACKED_AT_ONCE = 4
@@ -44,6 +44,10 @@ class KnownWeights:
     version: int
     created: float
     state: bytes
+
+    @property
+    def key(self) -> tuple[str, str, int, float]:
+        return self.fingerprint, self.name, self.version, self.created
 
 
 class Weights:
@@ -120,22 +124,16 @@ class Weights:
         """Return the difference from a version's weights; None if its chain is full or its weights cannot be
         read."""
         of = fingerprint, name, source
-        sql = "SELECT created FROM adapters WHERE fingerprint = ? AND name = ? AND version = ?"
         if self._db.value(_CHAIN + "SELECT max(step) FROM chain", *of) == MOST_LINKS:
             return None
+        sql = "SELECT created FROM adapters WHERE fingerprint = ? AND name = ? AND version = ?"
         known = self._known
-        if known and (*of, self._db.value(sql, *of)) == (
-            known.fingerprint,
-            known.name,
-            known.version,
-            known.created,
-        ):
-            older = known.state
-        else:
-            try:
-                older = self.get(*of)
-            except CorruptFile:
-                older = None
+        if known and known.key == (*of, self._db.value(sql, *of)):
+            return difference(state, known.state)
+        try:
+            older = self.get(*of)
+        except CorruptFile:
+            return None
         return None if older is None else difference(state, older)
 
     # -- old versions --------------------------------------------------------------------------------
