@@ -82,7 +82,7 @@ class MicroLoRA:
         """Return a copy with lora_b and gain multiplied by `factor`."""
         return replace(self, lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
 
-    def rounded(self) -> "MicroLoRA":
+    def rounded_copy(self) -> "MicroLoRA":
         """Return a copy with fewer significant bits, so that a version takes less room in the store.
 
         A weight changes by at most half a step of `row_steps`, evidence by at most a part in 2^11.
@@ -144,7 +144,7 @@ class MicroLoRA:
 
 
 def row_steps(rows: np.ndarray) -> np.ndarray:
-    """Return the step to which `rounded` rounds the weights of each row: [r, n] -> [r, 1], a power of 2."""
+    """Return the step to which `rounded_copy` rounds the weights of each row: [r, n] -> [r, 1], a power of 2."""
     largest = np.abs(rows).max(axis=1, keepdims=True, initial=np.float32(2**-100))
     _, exponent = np.frexp(largest)
     return np.ldexp(np.float32(1), exponent - 1 - WEIGHT_BITS)

@@ -72,10 +72,6 @@ class AdapterHistory:
     def adapter(self, version: int) -> VersionRow:
         return self._store.versions.get(*self._key, version)
 
-    def parent_of(self, version: int) -> int:
-        """Return the version from which a version was made; 0 is the original model."""
-        return self._store.versions.parent_of(*self._key, version)
-
     def base_of(self, version: int) -> int:
         """Return the id of a version's base LoRA; 0 if the version has no base LoRA."""
         return self._store.versions.base_of(*self._key, version)
@@ -221,7 +217,9 @@ class AdapterHistory:
             version = max(rated, self.pairs.last_version())
             if version == 0:
                 raise NotFound("there is no rating or preference to take back.")
-            self._store.versions.move_head(*self._key, self.parent_of(version), "undo")
+            self._store.versions.move_head(
+                *self._key, self._store.versions.parent_of(*self._key, version), "undo"
+            )
         return replace(self.status(), undone="rating" if version == rated else "preference")
 
     def go_back(self, version: int) -> None:

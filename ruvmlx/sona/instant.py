@@ -296,7 +296,7 @@ def residual_block(adapter: MicroLoRA, evidence: np.ndarray, probe: KLProbe) -> 
     share = np.float32(1 / adapter.gain)
     now = probe.coordinates.columns(adapter.lora_b) * share
     rest = now - _add_taste(block_of(adapter, evidence, probe), adapter.taste)
-    # Less than a step is what `MicroLoRA.rounded` left. If each rating kept it, it would add up.
+    # Less than a step is what `MicroLoRA.rounded_copy` left. If each rating kept it, it would add up.
     rest[np.abs(rest) < row_steps(adapter.lora_b) * share] = 0
     return rest
 

@@ -220,7 +220,7 @@ class Learner:
         try:
             with self._store.transaction():
                 if version == self.history.version():
-                    self.history.go_back(self.history.parent_of(version))
+                    self.history.go_back(self.history.adapter(version).parent)
                 return self.rate(reply_id, rating, with_reason(note, reason))
         except BaseException:
             self.active.reload()
@@ -335,7 +335,7 @@ class Learner:
         if update is None:
             return base, apply_us
         kl = max(0.0, update.kl + more)
-        micro = update.adapter.rounded()  # the store writes fewer bits, and undo stays exact
+        micro = update.adapter.rounded_copy()  # the store writes fewer bits, and undo stays exact
         return LearnerState(micro, base.base, _NEVER_STORED, kl, layers), apply_us
 
     def _taste_for(self, micro: MicroLoRA) -> np.ndarray | None:

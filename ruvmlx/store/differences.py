@@ -101,7 +101,7 @@ def _fold_sign(changes: Words) -> Words:
 
 
 def _unfold_sign(folded: Words) -> Words:
-    return (folded >> 1) ^ (0 - (folded & 1))
+    return ((folded >> 1) ^ (0 - (folded & 1))).astype(np.uint32)
 
 
 def _deflate(words: Words) -> bytes:

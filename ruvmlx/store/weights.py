@@ -103,11 +103,10 @@ class Weights:
 
         source: a version with similar weights, usually the parent; 0: none
         """
-        stored = self._difference(fingerprint, name, source, state) if source else None
-        if stored is not None and len(stored) < len(state):
-            packed = 1
-        else:
-            (stored, packed), source = _pack(state), 0
+        stored, packed = self._difference(fingerprint, name, source, state) if source else None, 1
+        if stored is None or len(stored) >= len(state):
+            stored, packed = _pack(state)
+            source = 0
         found = self._db.execute(
             "UPDATE adapters SET state = ?, packed = ?, source = ?"
             " WHERE fingerprint = ? AND name = ? AND version = ? RETURNING created",

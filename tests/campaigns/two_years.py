@@ -115,7 +115,7 @@ def _change_head(micro: MicroLoRA, seed: int) -> MicroLoRA:
     rng, names = np.random.default_rng(seed), ("lora_b", "evidence", "taste")
     noise = {name: 1 + CHANGE * rng.standard_normal(getattr(micro, name).shape) for name in names}
     numbers = {name: (getattr(micro, name) * noise[name]).astype(np.float32) for name in names}
-    return replace(micro, **numbers).rounded()
+    return replace(micro, **numbers).rounded_copy()
 
 
 def _base(runtime: Runtime, seed: int) -> BaseLoRA:

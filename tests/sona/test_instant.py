@@ -6,6 +6,7 @@ import pytest
 from ruvmlx.kernels.micro import NotFinite, beyond_noise
 from ruvmlx.kernels.rating import EvidenceSolverRef, Rule
 from ruvmlx.lora import MicroLoRA
+from ruvmlx.lora.micro_lora import row_steps
 from ruvmlx.sona import instant
 from ruvmlx.sona.calibration import directions, features, measure, states_to_measure
 from ruvmlx.sona.kl_probe import log_softmax_rows
@@ -305,9 +306,8 @@ def test_what_is_held_back_leaves_no_trace(trace, probe):
     first = step(trace.adapter, much, much, probe).at(0.5, probe)
     second = step(first, much, little, probe).at(0.7, probe)
     back = step(second, little, much, probe).at(0.5, probe)
-    np.testing.assert_allclose(
-        back.lora_b, first.lora_b, atol=1e-5 * np.abs(instant.block_of(trace.adapter, much, probe)).max()
-    )
+    # Each step leaves out a rest below one step of the rounding.
+    np.testing.assert_allclose(back.lora_b, first.lora_b, atol=4 * row_steps(first.lora_b).max())
 
 
 def step(adapter, before, evidence, probe) -> instant.UncappedUpdate:
