@@ -144,7 +144,7 @@ class MicroLoRA:
 
 
 def row_steps(rows: np.ndarray) -> np.ndarray:
-    """Return the step to which `rounded_copy` rounds the weights of each row: [r, n] -> [r, 1], a power of 2."""
+    """Return the step to which `rounded_copy` rounds each row: [r, n] -> [r, 1], powers of 2."""
     largest = np.abs(rows).max(axis=1, keepdims=True, initial=np.float32(2**-100))
     _, exponent = np.frexp(largest)
     return np.ldexp(np.float32(1), exponent - 1 - WEIGHT_BITS)

@@ -3,7 +3,8 @@
     python -m tests.campaigns.year            makes such a store in a scratch folder, and prints its sizes
     python -m tests.campaigns.year 18         for 18 days
 
-Replies, ratings and weights are simulated as two_years.py does. test_year.py runs it on a small store.
+Replies, ratings and weights are simulated as two_years.py does, with one training: each that is kept adds its
+base LoRA. test_year.py runs it on a small store.
 """
 
 import os
@@ -19,7 +20,6 @@ from ruvmlx.store import Store
 from .two_years import Opener, Use, live
 
 PER_DAY = 20
-TRAININGS = 22  # a year; each leaves a base LoRA
 BYTES = 200_000_000  # the limit of a year
 
 
@@ -35,11 +35,12 @@ class Sizes:
         for (table, _), size in self.bytes.items():
             tables[table] = tables.get(table, 0) + size
         said = [f"{'':32}{'MB':>9}{'bytes per rating':>19}"]
-        for table in sorted(tables, key=lambda name: -tables[name]):
+        large = [name for name, size in tables.items() if 1000 * size > self.file]
+        for table in sorted(large, key=lambda name: -tables[name]):
             said.append(_line(table, tables[table], days))
             columns = sorted((-size, column) for (name, column), size in self.bytes.items() if name == table)
             said += [_line(f"  {column}", -size, days) for size, column in columns[:3]]
-        mark = "  OVER" if self.file > BYTES * days / 365 else ""
+        mark = "  OVER" if self.file > BYTES * max(1, days / 365) else ""
         return [*said, _line("the file", self.file, days) + mark]
 
 
@@ -50,7 +51,7 @@ def _line(name: str, size: int, days: int) -> str:
 def use_of(days: int) -> Use:
     """What a user does in so many days."""
     ratings = PER_DAY * days
-    return Use(max(2, days), ratings, ratings, max(1, TRAININGS * days // 365), 0)
+    return Use(max(2, days), ratings, ratings, 1, 0)
 
 
 def sizes_of(store: Store) -> Sizes:
