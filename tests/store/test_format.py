@@ -28,6 +28,7 @@ from ruvmlx.store import (
     RouteRow,
     SignalRow,
     Store,
+    weights,
 )
 from ruvmlx.store.audit import disagreement
 from ruvmlx.store.schema import VERSION
@@ -340,9 +341,10 @@ def test_a_file_written_before_opens_with_everything_in_it(tmp_path, clock, vers
     assert disagreement(store) == ""
 
 
-def test_versions_go_on_from_a_file_written_before(tmp_path):
+def test_versions_go_on_from_a_file_written_before(tmp_path, monkeypatch):
     """Format 14 has whole weights alone. New versions are differences from them, old ones become compressed,
     and all read as they were written."""
+    monkeypatch.setattr(weights, "PACKED_AT_ONCE", 4)
     store, then = written_by(14, tmp_path), known(14)["rated_often"]["weights"]
     assert [row["packed"] for row in packed_often(store)] == [1] * 4 + [0] * 64
     for version in range(68, 84):
