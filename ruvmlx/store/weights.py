@@ -18,7 +18,7 @@ MOST_LINKS = (
 )
 # the number of the head's nearest ancestors that always keep their weights
 KEEP_NEAREST = 64
-# the number of newest versions that keep their weights: about 16 KB each for the starter model
+# the number of newest versions that keep their weights: about 11 KB each for the starter model
 KEEP_NEWEST = 10_000
 # the maximum number of versions compressed per rating, in a store that had format 14 or older: 3 ms each
 PACKED_AT_ONCE = 1
