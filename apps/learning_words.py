@@ -38,7 +38,7 @@ def status_facts(status: Any) -> dict[str, Any]:
 
 def status_lines(facts: dict[str, Any]) -> list[str]:
     """Return sentences about the state of learning. facts: the facts that `learn status --json` prints."""
-    lines = [_learned(facts), _taste_line(facts), _way_back(facts), _training(facts)]
+    lines = [_learned_text(facts), _taste_line(facts), _way_back(facts), _training(facts)]
     if targets := facts.get("targets"):
         where = "the output layer" if targets == "head" else f"these parts of the model: {targets}"
         lines.append(f"Ratings change {where}.")
@@ -102,7 +102,7 @@ def _after(result: "RatingResult | PreferenceResult") -> str:
     return f"{_difference(result.kl, result.kl_cap)} `ruvmlx learn undo` takes it back."
 
 
-def _learned(facts: dict[str, Any]) -> str:
+def _learned_text(facts: dict[str, Any]) -> str:
     ratings, pairs, used = facts["ratings"], facts.get("preferences", 0), facts["updates"]
     if not facts["adapter_version"]:
         kept = any(facts["versions"])

@@ -40,7 +40,7 @@ def public_error(error: BaseException) -> str:
     # MLX begins its messages with the operation in brackets. Other messages can quote the user's text.
     if isinstance(error, RuntimeError | ValueError) and words.startswith("["):
         told += f": {words[:_MAX_ERROR_CHARACTERS]}"
-    return without(told, known_names())
+    return remove_private(told, known_names())
 
 
 def _place(error: BaseException) -> str:
@@ -66,7 +66,7 @@ def known_names() -> set[str]:
     return found | {part for name in found if "/" in name for part in Path(name).parts}
 
 
-def without(text: str, names: Iterable[str]) -> str:
+def remove_private(text: str, names: Iterable[str]) -> str:
     """Return the text without paths, addresses and these names. Places in ruvmlx's own code stay."""
     kept = _OURS.findall(text)
     pieces = [_clean_piece(piece, names) for piece in _OURS.split(text)]
@@ -87,7 +87,7 @@ _COMMON = set("home Users root default none auto tmp opt usr local share Library
 def clean_json(value: Any, names: Iterable[str]) -> Any:
     """Return a JSON value with every string cleaned. The keys stay, because the program wrote them."""
     if isinstance(value, str):
-        return without(value, names)
+        return remove_private(value, names)
     if isinstance(value, dict):
         return {key: clean_json(item, names) for key, item in value.items()}
     return [clean_json(item, names) for item in value] if isinstance(value, list | tuple) else value

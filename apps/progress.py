@@ -86,10 +86,10 @@ class TerminalWatch(Watch):
         self._line, self._first = line, first
         self._told = False  # True after the plan was shown
 
-    def chosen(self, choice: FileChoice) -> None:
+    def note_choice(self, choice: FileChoice) -> None:
         self._line.say(*choice.lines)
 
-    def planned(self, plan: Plan) -> None:
+    def note_plan(self, plan: Plan) -> None:
         if (self._first or plan.facts.to_fetch) and not self._told:
             self._told = True
             self._line.say(*plan_lines(plan))
@@ -105,10 +105,10 @@ class PullWatch(Watch):
     def __init__(self, line: TerminalLine, terminal: bool = True):
         self._line, self._terminal = line, terminal
 
-    def chosen(self, choice: FileChoice) -> None:
+    def note_choice(self, choice: FileChoice) -> None:
         self._line.say(*choice.lines)
 
-    def found(self, facts: Facts) -> None:
+    def note_facts(self, facts: Facts) -> None:
         if facts.to_fetch and self._terminal:
             size = f"{parameters(facts.parameters)} parameters of {facts.bits:.1f} bits"
             self._line.say(

@@ -87,22 +87,22 @@ class Progress:
 class Watch:
     """A receiver of the progress of loading a model. The base class ignores all reports of progress.
 
-    held: the number of bytes of memory that the method `planned` can free if the new model needs the memory.
+    held: the number of bytes of memory that the method `note_plan` can free if the new model needs them.
     """
 
     held = 0
 
-    def found(self, facts: Any) -> None:
+    def note_facts(self, facts: Any) -> None:
         """The loader calls this method when it knows the model's files, before it downloads or reads weights.
 
         facts: models.config.header_facts.Facts"""
 
-    def chosen(self, choice: Any) -> None:
+    def note_choice(self, choice: Any) -> None:
         """The loader calls this method when it has chosen a GGUF file of a repository, before the download.
 
         choice: models.find.variants.FileChoice"""
 
-    def planned(self, plan: Any) -> None:
+    def note_plan(self, plan: Any) -> None:
         """The loader calls this method when the memory plan is ready. The loader then measures the free
         memory again, so this method can free memory for the model.
 

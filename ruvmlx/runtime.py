@@ -111,7 +111,7 @@ class Runtime:
             planning = Planning(watch, choice, settings.model, settings.backend, settings.max_context)
             loaded = planning.load(settings.model)
             budget = (settings.kv_budget or 0) << 20
-            weights = planning.counted(loaded)
+            weights = planning.watched_model(loaded)
             backend = open_backend(settings.backend, weights, settings.threads, budget, planning)
             small = open_draft_model(settings, loaded, backend, planning.plan, watch)
             return cls(store, loaded, backend, settings, learn, planning.plan, small)
@@ -189,9 +189,9 @@ class Runtime:
     def memory_purposes(self) -> list[memory_plan.Purpose]:
         """Return, for each purpose of memory (weights, KV caches and others), the planned bytes, the bytes in
         use and the limit."""
-        return memory_plan.purposes(self.planned, self.held(), self.engine, self.learning)
+        return memory_plan.purposes(self.planned, self.memory_use(), self.engine, self.learning)
 
-    def held(self) -> MemoryUse:
+    def memory_use(self) -> MemoryUse:
         """Return the memory that this process uses: the model, the KV cache, the adapters and the total."""
         pool, now = getattr(self.backend, "pool", None), resident()
         return MemoryUse(

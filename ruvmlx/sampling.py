@@ -108,7 +108,7 @@ def check_sampling(sampling: Sampling) -> None:
 
 def _check(name: str, value: float | None, rule: SettingSpec) -> None:
     if value is not None and not rule.allows(value):
-        raise UsageError(f"{name} is {value}; it must be {rule.allowed}.")
+        raise UsageError(f"{name} is {value}; it must be {rule.allowed_values}.")
 
 
 _COUNT = SettingSpec(int, "", least=0)
@@ -241,7 +241,7 @@ def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.n
     return ids, logprobs[ids]
 
 
-def drawn(logits: np.ndarray, sampling: Sampling, u: float) -> int:
+def draw_token(logits: np.ndarray, sampling: Sampling, u: float) -> int:
     """Draw a token: return the first candidate at which the running sum of the probabilities exceeds u times
     the sum of all candidates' probabilities. u: a uniform random number, 0 <= u < 1."""
     ids, logprobs = candidates(logits, sampling)
@@ -326,7 +326,7 @@ class Sampler:
 
     def __call__(self, logits: np.ndarray) -> int:
         """Draw one token id from logits [V]."""
-        token = self._drawn(self._apply_rules(logits))
+        token = self._draw(self._apply_rules(logits))
         self._took(token)
         return token
 
@@ -352,11 +352,11 @@ class Sampler:
             rule.restrict(logits)
         return logits
 
-    def _drawn(self, logits: np.ndarray) -> int:
+    def _draw(self, logits: np.ndarray) -> int:
         if self.sampling.temperature == 0:
             return int(np.argmax(logits))
         u = self._rng.random()
-        return self._kernel(logits, u) if self._kernel else drawn(logits, self.sampling, u)
+        return self._kernel(logits, u) if self._kernel else draw_token(logits, self.sampling, u)
 
     def _took(self, token: int) -> None:
         for rule in self._rules:

@@ -12,8 +12,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MOST_METHODS, MOST_LINES, LONGEST_CHAIN = 30, 400, 2
 
-# Functions whose name is one participle, which says neither what they do nor return. Fewer each time.
-PARTICIPLE_FUNCTIONS = 105
+# Functions whose name is one participle, which says neither what they do nor return. Each has a reason: the
+# public API has `learned`, the store has a column `thought`, and other replies have a field `finished`.
+PARTICIPLE_FUNCTIONS = 4
 # Constants whose name is one superlative, which does not say of what. Fewer each time.
 SUPERLATIVE_CONSTANTS = 0
 
@@ -110,7 +111,7 @@ IRREGULAR = {
     "shown", "sought", "spent", "spoken", "taken", "taught", "thought", "told", "understood", "within",
     "without", "written",
 }  # fmt: skip
-NO_PARTICIPLES = {"embed", "feed", "need", "red", "seed", "shed", "speed"}
+NO_PARTICIPLES = {"embed", "feed", "need", "red", "seed", "shed", "speed", "zed"}  # Zed is an editor
 SUPERLATIVES = {
     "BEST", "BIGGEST", "ENOUGH", "FEWEST", "LARGEST", "LEAST", "LONGEST", "MANY", "MOST", "NEWEST", "RECENT",
     "SHORTEST", "SMALLEST",

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from ruvmlx.apps.chat.steps.write import spoken
+from ruvmlx.apps.chat.steps.write import message_lines
 
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.models.config.model import Message
@@ -73,7 +73,7 @@ def test_a_rating_is_that_of_the_answer_alone(opened, settled):
     with opened() as runtime:
         reply = written(runtime)
         trace = runtime.learner.traces.held[reply.id]
-        assert trace.tokens == reply.rated_ids and len(trace.hidden) == len(reply.rated_ids)
+        assert trace.tokens == reply.rated_ids and len(trace.hidden_states) == len(reply.rated_ids)
         again = runtime.learner.traces.replay(reply, runtime.learner.active.state)
         assert again.tokens == reply.rated_ids
         np.testing.assert_allclose(again.grad_b, trace.grad_b, atol=1e-4)
@@ -121,4 +121,4 @@ def test_the_next_turn_keeps_the_thought_out_of_the_words_that_people_see(opened
     """A saved turn has both parts; what is shown of it is the answer."""
     with opened() as runtime:
         reply = written(runtime)
-        assert spoken([Turn("assistant", reply.text)]) == [f"Assistant: {split(reply.text).answer}"]
+        assert message_lines([Turn("assistant", reply.text)]) == [f"Assistant: {split(reply.text).answer}"]

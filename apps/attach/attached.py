@@ -42,7 +42,7 @@ class AttachedChat:
             max_new_tokens=max_tokens,
             system=hello.system,
             learn_when_idle=False,  # the server itself learns in idle time
-            theme=theme.preferred(hello.theme, hello.environment),
+            theme=theme.theme_name(hello.theme, hello.environment),
             motion=hello.motion,
             keys=hello.keys,
             files=UserFiles(Path(hello.folder) if same else None),

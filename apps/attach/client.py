@@ -34,7 +34,8 @@ class Ended(BaseException):
 
 
 class Link:
-    """A WebSocket connection to a server. The method `arrived` yields the events that the server has sent."""
+    """A WebSocket connection to a server. The method `read_events` yields the events that the server has
+    sent."""
 
     def __init__(self, url: str, key: str | None) -> None:
         """Connect to a server. Raise a RuvmlxError with one line of text if the server does not answer or
@@ -112,7 +113,7 @@ class Link:
 
     def send(self, data: bytes | str) -> None:
         """Send bytes or a text to the server. If the server has closed the connection, send nothing;
-        `arrived` yields the end of the connection."""
+        `read_events` yields the end of the connection."""
         message = events.TextMessage(data) if isinstance(data, str) else events.BytesMessage(data)
         with contextlib.suppress(OSError, ProtocolError):
             self._send(message)
@@ -123,7 +124,7 @@ class Link:
     def _send(self, event: events.Event) -> None:
         self._socket.sendall(self._ws.send(event))
 
-    def arrived(self) -> Iterator[events.Event]:
+    def read_events(self) -> Iterator[events.Event]:
         """Yield the events that have arrived since the last call. Call this method if `select` says that the
         socket has data. The last event of the connection is a CloseConnection."""
         try:
@@ -190,7 +191,7 @@ class Client:
 
     def _show(self) -> bool:
         """Show on the terminal what the server has sent. Return False if the connection has ended."""
-        for event in self._link.arrived():
+        for event in self._link.read_events():
             if isinstance(event, events.BytesMessage):
                 self._terminal.write(bytes(event.data))
             elif isinstance(event, events.TextMessage):
@@ -221,26 +222,26 @@ class Client:
         """In the `with` block, let SIGTERM and SIGHUP raise `Ended`. When SIGTSTP (Ctrl+Z) stops the client,
         restore the terminal for the shell."""
 
-        def ended(number: int, _: object) -> None:
+        def end(number: int, _: object) -> None:
             raise Ended(number)
 
         def note_resize(*_: object) -> None:
             self._resized = True
 
-        def stopped(*_: object) -> None:
+        def stop(*_: object) -> None:
             self._terminal.leave()
             os.kill(os.getpid(), signal.SIGSTOP)
 
-        def continued(*_: object) -> None:
+        def resume(*_: object) -> None:
             self._terminal.enter()
             self._resized = True  # so that the client sends the size and the app draws the whole screen
 
         handlers: dict[signal.Signals, Callable[[int, Any], Any]] = {
-            signal.SIGTERM: ended,
-            signal.SIGHUP: ended,
+            signal.SIGTERM: end,
+            signal.SIGHUP: end,
             signal.SIGWINCH: note_resize,
-            signal.SIGTSTP: stopped,
-            signal.SIGCONT: continued,
+            signal.SIGTSTP: stop,
+            signal.SIGCONT: resume,
         }
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)

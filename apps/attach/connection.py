@@ -43,7 +43,7 @@ class Outbox:
         with contextlib.suppress(RuntimeError):  # raised if the server's event loop is closed
             self._loop.call_soon_threadsafe(self._news.set)
 
-    async def taken(self) -> list[bytes | str]:
+    async def take_all(self) -> list[bytes | str]:
         """Wait for items of the queue and return all of them in order, with adjacent bytes joined. At the end
         of the output, return an empty list."""
         while not (self._items or self._finished):

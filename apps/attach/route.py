@@ -149,7 +149,7 @@ class Terminals:
 async def _send(websocket: WebSocket, outbox: Outbox) -> None:
     """Send the app's output to the terminal until the app ends or the connection ends."""
     with contextlib.suppress(WebSocketDisconnect, RuntimeError):
-        while items := await outbox.taken():
+        while items := await outbox.take_all():
             for item in items:
                 await (websocket.send_text(item) if isinstance(item, str) else websocket.send_bytes(item))
                 outbox.release_room(item)

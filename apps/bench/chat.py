@@ -21,7 +21,7 @@ from ruvmlx.errors import RuvmlxError
 
 from .chatter import ChatterSettings
 from .pseudo_terminal import PseudoTerminal, Typist
-from .rows import Row, at_most, left_out, measured
+from .rows import Row, at_most, left_out, median_row
 
 RATE = 300.0  # tokens a second of a paced reply: a reply that is written in advance and comes at an even pace
 KEY, STOP = 50.0, 200.0  # ms; the design's limits for the time from a key to its echo, and from Esc to idle
@@ -150,7 +150,7 @@ def _keys(doing: str, took: Sequence[float], condition: str) -> list[Row]:
     if not took:
         return [left_out(f"{name}: median", "ms", TOO_SHORT, KEY)]
     return [
-        measured(f"{name}: median", took, "ms", KEY, note=note, better="lower", condition=condition),
+        median_row(f"{name}: median", took, "ms", KEY, note=note, better="lower", condition=condition),
         at_most(f"{name}: p99", float(np.percentile(took, 99)), "ms", KEY, note),
         at_most(f"{name}: worst", max(took), "ms", KEY, note),
     ]
@@ -196,7 +196,7 @@ def _type_while(chat: BenchChat, typist: Typist, most: int = 1 << 30) -> list[fl
 
 def _lag_row(name: str, lags: Sequence[float], condition: str) -> Row:
     note = f"p99 {np.percentile(lags, 99):.0f} ms, most {max(lags):.0f} ms"
-    return measured(name, lags[:: max(1, len(lags) // 200)], "ms", None, note=note, better="lower",
+    return median_row(name, lags[:: max(1, len(lags) // 200)], "ms", None, note=note, better="lower",
                     condition=condition)  # fmt: skip
 
 
@@ -209,7 +209,7 @@ def _lags(
     given: the events with the times at which the tokens of each reply were created
     arrived: (time, bytes) of each piece of the app's output
     """
-    drawn = _drawn(arrived)
+    drawn = _times_of_words(arrived)
     first, last, rates = list[float](), list[float](), list[float]()
     for reply in given:
         times = reply["given"]
@@ -220,7 +220,7 @@ def _lags(
     return first, last, statistics.median(rates)
 
 
-def _drawn(arrived: Sequence[tuple[float, bytes]]) -> list[float]:
+def _times_of_words(arrived: Sequence[tuple[float, bytes]]) -> list[float]:
     """Return the times at which the words w00000, w00001, ... appeared on the screen. If a later word appears
     before a word, the word gets the time of the later word."""
     times: list[float] = []
@@ -257,7 +257,7 @@ def _stop_rows(source: ChatterSettings, stops: int, rng: random.Random) -> list[
         return [left_out("Esc in a reply, until idle: median", "ms", TOO_SHORT, STOP)]
     note = f"{stops} times; 100 ms of it wait for the rest of a longer key code"
     return [
-        measured("Esc in a reply, until idle: median", took, "ms", STOP, note=note, better="lower"),
+        median_row("Esc in a reply, until idle: median", took, "ms", STOP, note=note, better="lower"),
         at_most("Esc in a reply, until idle: worst", max(took), "ms", STOP, note),
     ]
 
@@ -284,7 +284,7 @@ def _training(source: ChatterSettings, keys: int) -> list[Row]:
     with BenchChat(source) as chat:
         typist = Typist(chat.terminal)
         while len(typist.took) < keys:
-            chat.terminal.drawn("learning in the background", 120)
+            chat.terminal.wait_for("learning in the background", 120)
             typist.type(0.5)
             chat.terminal.send("\x15")
     return _keys("it trains", typist.took, "training in the background; each key interrupts it")

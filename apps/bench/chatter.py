@@ -117,7 +117,7 @@ class PacedRun:
     recorder: None = None
 
 
-def opened(settings: ChatterSettings, tell: Tell) -> Runtime:
+def open_runtime(settings: ChatterSettings, tell: Tell) -> Runtime:
     adapter = "bench" if settings.ratings else "none"
     runtime = Runtime.open(
         RuntimeSettings(
@@ -141,13 +141,13 @@ def opened(settings: ChatterSettings, tell: Tell) -> Runtime:
 def _report_cache_bytes(runtime: Runtime, tell: Tell) -> None:
     generate = runtime.writer.generate
 
-    def told(*request: Any) -> Iterator[Chunk]:
+    def tell_bytes(*request: Any) -> Iterator[Chunk]:
         for chunk in generate(*request):
             if chunk.response:
                 tell({"cache": chunk.response.kv.bytes})
             yield chunk
 
-    runtime.writer.generate = told  # type: ignore[method-assign, assignment]
+    runtime.writer.generate = tell_bytes  # type: ignore[method-assign, assignment]
 
 
 def _rate_replies(runtime: Runtime, ratings: int) -> None:
@@ -193,7 +193,7 @@ def main() -> int:
 
         ChatApp.watch_phase = watch_phase  # type: ignore[method-assign, assignment]
         greedy = Sampling(temperature=0.0)
-        return run_chat(lambda: opened(settings, tell), sampling=greedy, max_new_tokens=settings.tokens)
+        return run_chat(lambda: open_runtime(settings, tell), sampling=greedy, max_new_tokens=settings.tokens)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ruvmlx.platform.sensors import SYS, packages
 
-from .rows import Row, left_out, measured
+from .rows import Row, left_out, median_row
 
 COUNTERS = SYS / "class/powercap"
 NAME = "energy of a decoded token"
@@ -35,4 +35,4 @@ def row(decode: Callable[[], int], turns: int, folder: Path = COUNTERS) -> Row:
         samples.append(spent / tokens)
         seconds = time.perf_counter() - started
     note = f"{len(readable)} package{'s' * (len(readable) > 1)}, {spent / seconds:.0f} W, by all programs"
-    return measured(NAME, samples, "J", better="lower", note=note)
+    return median_row(NAME, samples, "J", better="lower", note=note)

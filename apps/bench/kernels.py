@@ -22,7 +22,7 @@ from ruvmlx.kernels.rating import EvidenceSolver, EvidenceSolverRef, KLContexts,
 from ruvmlx.tiers import HOT, WARM
 
 from .machine import BLOCK, Limits, reading
-from .rows import Row, measured
+from .rows import Row, median_row
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 32, 8, 128, 4096
 CONTEXT = 256  # the number of tokens to which a new token attends
@@ -75,7 +75,7 @@ def _row(kernel: BenchKernel, impl: str, limit: float, first: bool) -> Row:
     error = distance(kernel, impl)
     turns = _groups(lambda: kernel.native(impl))
     kernel.reset()
-    return measured(
+    return median_row(
         f"{kernel.name} [{impl}]",
         [1e6 * seconds for seconds, _ in turns],
         "us",

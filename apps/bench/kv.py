@@ -13,7 +13,7 @@ from ruvmlx.tiers import LENGTHS, TIERS
 
 from .model import NEW, prompt
 from .peers import Peers
-from .rows import Row, at_most, measured, rounded
+from .rows import Row, at_most, median_row, round_digits
 from .stage import OnStage, take_turns
 
 SHORT = 256  # the number of tokens of the short context
@@ -71,7 +71,9 @@ def _memory(ours: Mapping[str, OnStage], tokens: int, log: Callable[[str], None]
     half = f"cache at {tokens}: share of f16"
     reading = f"peak memory of reading {tokens}: tiered"
     return [
-        at_most(half, share, "", 0.45, note) if tokens >= FAR else Row(half, rounded(share), "", note=note),
+        at_most(half, share, "", 0.45, note)
+        if tokens >= FAR
+        else Row(half, round_digits(share), "", note=note),
         at_most(reading, peaks["tiered"], "MB", round(peaks["f16"], 1), "target: f16"),
     ]
 
@@ -93,7 +95,7 @@ def _quality(ours: OnStage, tokens: int, lengths: tuple[int, ...]) -> list[Row]:
     return [
         at_most(f"{name}: {policy}", value, unit, most, note)
         if usual
-        else Row(f"{name}: {policy}", rounded(value), unit, note=note, better="lower")
+        else Row(f"{name}: {policy}", round_digits(value), unit, note=note, better="lower")
         for name, value, unit, most in rows
     ]
 
@@ -114,10 +116,10 @@ def _resuming(ours: OnStage, tokens: int, rounds: int) -> list[Row]:
     ratios = [a / b for a, b in zip(resumed, again, strict=True)]
     lower: dict[str, Any] = {"better": "lower"}
     return [
-        measured(f"{name}: resumed from disk", resumed, "ms", **lower),
-        measured(f"{name}: read again", again, "ms", **lower),
-        measured(f"{name}: resumed / read again", ratios, "x", 0.1, **lower),
-        measured(f"cache of {tokens} written to disk", kept, "ms", LEAVING, **lower),
+        median_row(f"{name}: resumed from disk", resumed, "ms", **lower),
+        median_row(f"{name}: read again", again, "ms", **lower),
+        median_row(f"{name}: resumed / read again", ratios, "x", 0.1, **lower),
+        median_row(f"cache of {tokens} written to disk", kept, "ms", LEAVING, **lower),
     ]
 
 
@@ -136,7 +138,7 @@ def _rows(context: int, rates: Mapping[str, Sequence[float]]) -> list[Row]:
     cache."""
     name = f"decode at {context}"
     return [
-        *(measured(f"{name}: {player}", turns, "tok/s") for player, turns in rates.items()),
+        *(median_row(f"{name}: {player}", turns, "tok/s") for player, turns in rates.items()),
         _against(context, rates, "f16", 1.0, "f16"),
     ]
 
@@ -152,4 +154,4 @@ def _against(
     """Return the row of the tiered cache's speed divided by the speed of `other`, turn by turn."""
     ratios = [a / b for a, b in zip(rates["tiered"], rates[other], strict=True)]
     note = "" if other == called else f"its best: {other}"
-    return measured(f"decode at {context}: tiered / {called}", ratios, "x", target, note=note)
+    return median_row(f"decode at {context}: tiered / {called}", ratios, "x", target, note=note)

@@ -28,7 +28,7 @@ from ..prove.prompts import own
 from ..prove.report import Point, join_trials
 from ..prove.trial import Arm, Bench, TrialSetup
 from ..prove.users import brevity
-from .rows import Row, at_most, measured, rounded
+from .rows import Row, at_most, median_row, round_digits
 
 REPLY_TOKENS = 8  # the maximum number of tokens of each rated reply
 TRACED = 64  # the number of tokens of the reply whose trace (gradient, sona/trace.py) is measured
@@ -152,7 +152,7 @@ def _direction(runtime: Any) -> Row:
     learner = runtime.learner
     probe, trace = learner.probe, next(reversed(learner.traces.held.values()))
     stats, before = instant.prepare_stats(trace, probe), instant.stored_evidence(learner.micro, probe)
-    times = _timed(lambda i: instant.gradient_of(stats, 1.0 if i % 2 else -1.0, before, probe))
+    times = _time_calls(lambda i: instant.gradient_of(stats, 1.0 if i % 2 else -1.0, before, probe))
     return _median("gradient direction of a rating, median", times, "us", 15)
 
 
@@ -169,7 +169,7 @@ def _bookkeeping() -> Row:
         pace.ratio(100.0 + i % 7, 10)
         given.row()
 
-    return _median("bookkeeping of a rating, median", _timed(update), "us", 10)
+    return _median("bookkeeping of a rating, median", _time_calls(update), "us", 10)
 
 
 def _square_update() -> list[Row]:
@@ -183,8 +183,8 @@ def _square_update() -> list[Row]:
 
     pair = [(array(*shape), array(*shape), array(*shape)) for shape in ((768, 2), (2, 768))]
     bare = [(w, None, g) for w, _, g in pair]
-    times = _timed(lambda _: micro.micro_step(pair, 1e-6, 0.9))
-    without = _timed(lambda _: micro.micro_step(bare, 1e-6, 0.9))
+    times = _time_calls(lambda _: micro.micro_step(pair, 1e-6, 0.9))
+    without = _time_calls(lambda _: micro.micro_step(bare, 1e-6, 0.9))
     momentum = max(0.0, statistics.median(times) - statistics.median(without))
     return [
         _median("MicroLoRA update 768x768, rank 2", times, "us", 50, "called from Python"),
@@ -197,7 +197,7 @@ def _extraction() -> Row:
     Return the row."""
     counts = np.arange(len(signal.LABELS))
     query = np.ones(576, np.float32)
-    times = _timed(
+    times = _time_calls(
         lambda i: signal.extract("reply", signal.RATINGS[i % 7], counts, query, 1.1, 1, 200).reward
     )
     return _median("signal extraction, median", times, "us", 10)
@@ -219,8 +219,8 @@ def _bank(hidden_size: int) -> list[Row]:
     started = time.perf_counter()
     bank.tend()
     clustered = time.perf_counter() - started
-    lookup = _timed(lambda i: bank.lookup(queries[i % 300]))
-    value = _timed(lambda i: bank.value(queries[i % 300]))
+    lookup = _time_calls(lambda i: bank.lookup(queries[i % 300]))
+    value = _time_calls(lambda i: bank.value(queries[i % 300]))
     note = (
         f"{CAPACITY} entries of {width}, {len(bank.patterns())} patterns; recall {_recall(bank, vectors):.0%}"
     )
@@ -247,7 +247,7 @@ def _question(runtime: Any) -> Row:
     read = embedding.read_question
     times = [
         t / 1e3
-        for t in _timed(lambda i: read(runtime.backend, runtime.model.tokenizer, QUESTIONS[i % 5]), 30)
+        for t in _time_calls(lambda i: read(runtime.backend, runtime.model.tokenizer, QUESTIONS[i % 5]), 30)
     ]
     return _median("bank: reading a short question, median", times, "ms")
 
@@ -266,9 +266,9 @@ def _taste() -> list[Row]:
     stars = np.clip(np.round(3 + liked - liked.mean()), 1, 5)
     ratings = [RatedFeatures(reply, str(int(s))) for reply, s in zip(replies, stars, strict=True)]
     fitted = TasteModel.fit(ratings)
-    fit = [t / 1e3 for t in _timed(lambda i: TasteModel.fit(ratings), 50)]
-    predict = [t / 8e3 for t in _timed(lambda i: fitted.predict(replies[i : i + 8]), 900)]
-    read = [t / 1e3 for t in _timed(lambda i: taste_features.features_of("Why?", texts[i], True), 1000)]
+    fit = [t / 1e3 for t in _time_calls(lambda i: TasteModel.fit(ratings), 50)]
+    predict = [t / 8e3 for t in _time_calls(lambda i: fitted.predict(replies[i : i + 8]), 900)]
+    read = [t / 1e3 for t in _time_calls(lambda i: taste_features.features_of("Why?", texts[i], True), 1000)]
     size = statistics.mean(len(reply.to_bytes()) for reply in replies)
     note = f"{statistics.mean(len(text.split()) for text in texts):.0f} words; {size:.0f} bytes are stored"
     return [
@@ -278,7 +278,7 @@ def _taste() -> list[Row]:
     ]
 
 
-def _timed(work: Callable[[int], Any], times: int = 2000) -> list[float]:
+def _time_calls(work: Callable[[int], Any], times: int = 2000) -> list[float]:
     """Call `work` with 0, 1, ..., and return the microseconds of each call."""
     found = []
     for i in range(times):
@@ -295,11 +295,11 @@ def _median(
     values."""
     parts = np.array_split(np.asarray(values), min(GROUPS, len(values)))
     samples = [float(np.median(part)) for part in parts]
-    return measured(name, samples, unit, target, note=note, better="lower")
+    return median_row(name, samples, unit, target, note=note, better="lower")
 
 
 def _single(name: str, value: float, unit: str, note: str = "") -> Row:
-    return Row(name, rounded(value), unit, note=note, better="lower")
+    return Row(name, round_digits(value), unit, note=note, better="lower")
 
 
 def _unit(x: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from ruvmlx.platform.cpu import total_memory
 from . import random_model
 from .model import decode_turn, prompt, ratios
 from .peers import peers
-from .rows import Row, at_most, left_out, measured
+from .rows import Row, at_most, left_out, median_row
 from .stage import OnStage, take_turns
 
 LOADS = 3  # the number of times that the user's model is loaded
@@ -62,7 +62,7 @@ def _rows(name: str, load: Callable[[], OnStage], times: int) -> list[Row]:
         player.leave()
     note = f"weights {weights / 1e6:.0f} MB"
     return [
-        measured(f"{name}: load", seconds, "s", 30, better="lower"),
+        median_row(f"{name}: load", seconds, "s", 30, better="lower"),
         Row(f"{name}: resident", round(resident / 1e6), "MB", note=note, better="lower"),
         Row(f"{name}: peak", round(peak / 1e6), "MB", note=note, better="lower"),
     ]
@@ -89,10 +89,10 @@ def _large(
     return [
         at_most(f"{LARGE}: load", loaded, "s", 30),
         at_most(f"{LARGE}: resident", held / 1e9, "GB", 5.0, note),
-        measured(
+        median_row(
             f"{LARGE}: decode", rates["ours"], "tok/s", 100, limit=statistics.median(reading),
             condition="one reply at a time, no speculation", reference=reading,
         ),
-        *(measured(f"{LARGE}: decode: {name}", rates[name], "tok/s") for name in others),
+        *(median_row(f"{LARGE}: decode: {name}", rates[name], "tok/s") for name in others),
         *ratios(f"{LARGE}: decode", rates, TARGET_SPEED_RATIO),
     ]  # fmt: skip

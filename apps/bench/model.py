@@ -9,7 +9,7 @@ from typing import Any
 
 from .machine import Limits
 from .peers import NAMES, Peers
-from .rows import Row, at_most, left_out, measured
+from .rows import Row, at_most, left_out, median_row
 from .stage import OnStage, take_turns
 
 DECODED = 24  # the number of tokens that a turn decodes
@@ -87,7 +87,7 @@ def _first(known: int, fresh: int, turns: Turns) -> list[Row]:
         if player != "products":
             ms = [1e3 * s for s in seconds]
             rows.append(
-                measured(f"{name}: {player}", ms, "ms", better="lower", **(own if player == "ours" else {}))
+                median_row(f"{name}: {player}", ms, "ms", better="lower", **(own if player == "ours" else {}))
             )
     return rows
 
@@ -120,7 +120,7 @@ def _decode(ours: OnStage, memory: OnStage, peers: Peers, context: int, rounds: 
     if limits:
         shares = [a / b for a, b in zip(rates["ours"], reading, strict=True)]
         most = 0.75 if context == PROMPT else None
-        rows.append(measured(f"{name}: share of memory bandwidth", shares, "", most, limit=1.0))
+        rows.append(median_row(f"{name}: share of memory bandwidth", shares, "", most, limit=1.0))
     return rows + ratios(name, rates, TARGET_SPEED_RATIOS.get(context, LONG_CONTEXT_RATIO))
 
 
@@ -147,7 +147,7 @@ def _speeds(
         own: dict[str, Any] = {"limit": limits.get(player)}
         if player == "ours":
             own |= {"target": target, "reference": tuple(reference)}
-        rows.append(measured(f"{name}: {player}", turns, "tok/s", **own))
+        rows.append(median_row(f"{name}: {player}", turns, "tok/s", **own))
     return rows
 
 
@@ -164,7 +164,7 @@ def ratios(name: str, rates: Turns, target: float) -> list[Row]:
             best = max(others, key=lambda player: others[player])
             ratios = [a / b for a, b in zip(rates["ours"], rates[best], strict=True)]
             wanted, note = target if kind == "llama.cpp" else None, f"its best: {best}"
-            rows.append(measured(f"{name}: ours / {kind}", ratios, "x", wanted, note=note))
+            rows.append(median_row(f"{name}: ours / {kind}", ratios, "x", wanted, note=note))
     return rows
 
 
@@ -181,7 +181,7 @@ def best_of(ours: OnStage, rounds: int) -> Row:
             turns[who].append(ours.call("best_of", prompt(PROMPT), count, REPLY))
     ratios = [a["seconds"] / b["seconds"] for a, b in zip(turns["four"], turns["one"], strict=True)]
     note = "; ".join(f"{who}: {_parts(seconds)}" for who, seconds in turns.items())
-    return measured(name, ratios, "x", 1.6, better="lower", note=note)
+    return median_row(name, ratios, "x", 1.6, better="lower", note=note)
 
 
 def _parts(turns: Sequence[Mapping[str, float]]) -> str:

@@ -41,7 +41,7 @@ class Peers:
         llama.cpp with each of its kinds of caches (CACHES); False to run it with each of its layouts of the
         weights (LAYOUTS)."""
         room = {"threads": self._threads, "context": context}
-        with _left(dict[str, OnStage]()) as players:
+        with _leave_at_end(dict[str, OnStage]()) as players:
             for name, more in (CACHES if caches else LAYOUTS).items():
                 self._join(players, "llama.cpp", name, self._gguf, room | more)
             self._join(players, "mlx-lm", "", self._mlx, {})
@@ -52,7 +52,7 @@ class Peers:
         """Yield {name: player} of llama.cpp, with KV caches for `sequences` sequences of `context` tokens
         each. Each layout of the weights and kind of buffers has one player."""
         room = {"threads": self._threads, "sequences": sequences, "context": sequences * context}
-        with _left(dict[str, OnStage]()) as players:
+        with _leave_at_end(dict[str, OnStage]()) as players:
             for layout, how in LAYOUTS.items():
                 for buffers, more in BUFFERS.items():
                     self._join(players, "llama.cpp", layout + buffers, self._gguf, room | how | more)
@@ -91,7 +91,7 @@ class Peers:
 
 
 @contextmanager
-def _left(players: dict[str, OnStage]) -> Iterator[dict[str, OnStage]]:
+def _leave_at_end(players: dict[str, OnStage]) -> Iterator[dict[str, OnStage]]:
     """Yield `players`, to which the caller adds players. At the end of the with-block, end all players'
     processes."""
     try:

@@ -43,7 +43,7 @@ class PseudoTerminal:
         )
         os.close(inside)
         self.arrived: list[tuple[float, bytes]] = []
-        self._unread = b""  # the output since the last match of `drawn`
+        self._unread = b""  # the output since the last match of `wait_for`
 
     def send(self, text: str) -> float:
         """Send the text as keys to the program. Return the time.monotonic() at which it was sent."""
@@ -51,7 +51,7 @@ class PseudoTerminal:
         os.write(self._fd, text.encode())
         return at
 
-    def drawn(self, pattern: str, seconds: float = 120) -> float:
+    def wait_for(self, pattern: str, seconds: float = 120) -> float:
         """Wait until the output since the last match contains this pattern (a regular expression). Return the
         time.monotonic() at which the matching output arrived."""
         wanted, deadline = re.compile(pattern.encode()), time.monotonic() + seconds
@@ -63,7 +63,7 @@ class PseudoTerminal:
         return self.arrived[-1][0]
 
     def watch(self, seconds: float) -> None:
-        """Record output for `seconds` seconds. `drawn` does not match this output later."""
+        """Record output for `seconds` seconds. `wait_for` does not match this output later."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self._read(deadline):
             pass
@@ -122,7 +122,7 @@ class Typist:
         self._terminal.watch(pause * (0.5 + self._rng.random()))
         letter = LETTERS[len(self.took) % len(LETTERS)]
         sent = self._terminal.send(letter)
-        self.took.append((self._terminal.drawn(letter, 30) - sent) * 1e3)
+        self.took.append((self._terminal.wait_for(letter, 30) - sent) * 1e3)
         self._in_line += 1
 
     def make_room(self, at: int = AT_ONCE) -> None:

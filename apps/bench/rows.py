@@ -38,7 +38,7 @@ class Row:
     spread: float = 0.0
 
     @property
-    def met(self) -> bool | None:
+    def is_met(self) -> bool | None:
         """True if the value meets the target, False if it does not. None if there is no target, or if the
         value is so near to the target that the next run can have another result."""
         if self.value is None or self.target is None:
@@ -60,22 +60,24 @@ class Row:
     def facts(self) -> dict[str, Any]:
         """The row as data for JSON."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()} | {
-            "met": self.met,
+            "met": self.is_met,
             "share": None if self.share is None else round(self.share, 3),
             "spread": round(self.spread, 4),
         }
 
 
-def measured(name: str, samples: Sequence[float], unit: str, target: float | None = None, **more: Any) -> Row:
+def median_row(
+    name: str, samples: Sequence[float], unit: str, target: float | None = None, **more: Any
+) -> Row:
     """Return a row with the median of several samples."""
-    kept = tuple(rounded(s) for s in samples)
-    value = rounded(statistics.median(samples))
+    kept = tuple(round_digits(s) for s in samples)
+    value = round_digits(statistics.median(samples))
     return Row(name, value, unit, target, samples=kept, spread=spread(samples), **more)
 
 
 def at_most(name: str, value: float, unit: str, target: float, note: str = "") -> Row:
     """Return a row with a single figure that must not exceed its target."""
-    return Row(name, rounded(value), unit, target, note=note, better="lower")
+    return Row(name, round_digits(value), unit, target, note=note, better="lower")
 
 
 def verdict(row: Mapping[str, Any]) -> str:
@@ -102,7 +104,7 @@ def refuse_impossible(row: Row) -> Row:
     return replace(row, value=None, samples=(), reference=(), note=note)
 
 
-def rounded(x: float, digits: int = 4) -> float:
+def round_digits(x: float, digits: int = 4) -> float:
     """Return x rounded to `digits` significant digits."""
     return float(f"{x:.{digits}g}")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from .model import prompt, ratios
 from .peers import Peers
-from .rows import Row, left_out, measured
+from .rows import Row, left_out, median_row
 from .stage import OnStage, take_turns
 
 COUNTS = (2, 4, 8)  # the numbers of requests in parallel
@@ -45,7 +45,7 @@ def _parallel(ours: OnStage, rounds: int) -> list[Row]:
     """Measure the tokens per second of all requests in parallel together, and return the rows. Each round
     measures one request alone, then several requests at once."""
     turns = [{count: _rate(ours, count) for count in (1, *COUNTS)} for _ in range(rounds)]
-    rows = [measured("one request", [turn[1]["rate"] for turn in turns], "tok/s")]
+    rows = [median_row("one request", [turn[1]["rate"] for turn in turns], "tok/s")]
     for count in COUNTS:
         ratios = [turn[count]["rate"] / turn[1]["rate"] for turn in turns]
         share = sorted(turn[count]["decode"] for turn in turns)[rounds // 2]
@@ -53,7 +53,7 @@ def _parallel(ours: OnStage, rounds: int) -> list[Row]:
             f"{share:.0%} of the time in the backend's steps; the rest draws, records traces and writes text"
         )
         target = EIGHT if count == 8 else None
-        rows.append(measured(f"{count} requests: total rate / one request", ratios, "x", target, note=note))
+        rows.append(median_row(f"{count} requests: total rate / one request", ratios, "x", target, note=note))
     return rows
 
 
@@ -68,7 +68,7 @@ def _peer_rows(ours: OnStage, peers: Peers, rounds: int) -> list[Row]:
         turns = take_turns(players, lambda p: p.call("in_parallel", _prompts(count), REPLY), rounds)
     name = f"{count} requests: total rate"
     rates = {player: [turn["rate"] for turn in found] for player, found in turns.items()}
-    rows = [measured(f"{name}: {player}", found, "tok/s") for player, found in rates.items()]
+    rows = [median_row(f"{name}: {player}", found, "tok/s") for player, found in rates.items()]
     return [*rows, *ratios(name, rates, BESIDE)]
 
 
@@ -79,7 +79,7 @@ def _adapters(ours: OnStage, rounds: int) -> Row:
     for _ in range(rounds):
         one, eight = (_rate(ours, 8, adapters)["rate"] for adapters in (1, 8))
         ratios.append(one / eight)
-    return measured("8 requests, 8 adapters: time / one adapter", ratios, "x", ADAPTERS, better="lower")
+    return median_row("8 requests, 8 adapters: time / one adapter", ratios, "x", ADAPTERS, better="lower")
 
 
 def _arriving(ours: OnStage, rounds: int, tokens: int) -> list[Row]:
@@ -94,7 +94,7 @@ def _arriving(ours: OnStage, rounds: int, tokens: int) -> list[Row]:
     note = f"beyond a plain step of {plain:.1f} ms"
     first = [turn["first"] for turn in turns]
     return [
-        measured(f"{name}, the longest", longest, "ms", DELAY, better="lower", note=note),
-        measured(f"{name}, the median", usual, "ms", better="lower", note=note),
-        measured(f"{tokens} tokens arrive: its first token", first, "s", better="lower"),
+        median_row(f"{name}, the longest", longest, "ms", DELAY, better="lower", note=note),
+        median_row(f"{name}, the median", usual, "ms", better="lower", note=note),
+        median_row(f"{tokens} tokens arrive: its first token", first, "s", better="lower"),
     ]

@@ -31,12 +31,12 @@ class OnStage:
             text=True,
         )
         self._kind = kind
-        self.facts = self._checked({"kind": kind, "settings": settings})
+        self.facts = self._require_answer({"kind": kind, "settings": settings})
 
     def call(self, method: str, *arguments: Any) -> Any:
-        return self._checked([method, *arguments])
+        return self._require_answer([method, *arguments])
 
-    def _checked(self, question: Any) -> Any:
+    def _require_answer(self, question: Any) -> Any:
         answer = self._ask(question)
         if isinstance(answer, dict) and "public" in answer:
             raise PlayerError(f"{self._kind} cannot be measured: {answer['error']}", answer["public"])

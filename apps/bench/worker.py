@@ -58,7 +58,7 @@ def _forget_peak() -> None:
         f.write("5")
 
 
-def _held() -> dict[str, int]:
+def _memory_bytes() -> dict[str, int]:
     """Return the numbers of bytes that the process and MLX hold now, and their peaks. MLX's numbers include
     the buffers of a GPU."""
     held = {"resident": memory.resident(), "peak_resident": memory.peak()}
@@ -71,7 +71,7 @@ OF_THE_PROCESS: dict[str, Callable[..., Any]] = {
     "resident": memory.resident,
     "peak": memory.peak,
     "forget_peak": _forget_peak,
-    "held": _held,
+    "held": _memory_bytes,
 }
 
 

@@ -130,7 +130,7 @@ class ChatApp(ChatShell):
     def _use_theme(self) -> None:
         for made in theme.ALL:
             self.register_theme(made)
-        wanted = theme.preferred(self.options.theme)
+        wanted = theme.theme_name(self.options.theme)
         self.theme = wanted if wanted in self.available_themes else theme.DARK.name
         self._remembers_theme = True
 
@@ -164,7 +164,7 @@ class ChatApp(ChatShell):
     async def on_key(self, event: events.Key) -> None:
         """Type a character into the input, and give the input the focus, if a reply has the focus and no
         binding takes the character's key."""
-        if self.chat.selected() is None or not event.is_printable or event.character is None:
+        if self.chat.selected_reply() is None or not event.is_printable or event.character is None:
             return
         event.prevent_default()
         if not await self._check_bindings(event.key):

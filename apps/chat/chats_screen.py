@@ -56,7 +56,7 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
         self.query_one("#chats").border_title = "Chats"
 
     def _key(self, name: str, default: str) -> str:
-        return keys.shown(self.app, name, default)
+        return keys.key_label(self.app, name, default)
 
     @property
     def _hints(self) -> str:
@@ -70,7 +70,7 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
         return self.query_one(OptionList)
 
     @property
-    def highlighted(self) -> chat_files.ChatEntry | None:
+    def highlighted_chat(self) -> chat_files.ChatEntry | None:
         at = self.options.highlighted
         return self._entries[at] if at is not None and at < len(self._entries) else None
 
@@ -84,7 +84,7 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
             pump.call_later(heard.set)
             await heard.wait()
         await self._found.wait()
-        return self.highlighted
+        return self.highlighted_chat
 
     def _search(self, keep: str | None = None) -> None:
         """Show the chats that contain the typed words. keep: the id of the chat to highlight."""
@@ -120,7 +120,7 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
         return Content.assemble(row, (f"\n    {entry.said}", "$secondary")) if entry.said else row
 
     def on_resize(self) -> None:
-        self._search(self.highlighted.id if self.highlighted else None)
+        self._search(self.highlighted_chat.id if self.highlighted_chat else None)
 
     @on(Input.Changed)
     def _filter_chats(self, event: Input.Changed) -> None:
@@ -142,8 +142,8 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
 
     @on(OptionList.OptionSelected)
     def _open_highlighted(self) -> None:
-        if self.highlighted:
-            self.dismiss(self.highlighted)
+        if self.highlighted_chat:
+            self.dismiss(self.highlighted_chat)
 
     def action_leave(self) -> None:
         if self._naming:

@@ -271,10 +271,10 @@ def parse(text: str) -> Command | None:
         return None
     word, argument = match[1].lower(), (match[2] or "").strip()
     short = _SHORT.get(word, Command(word))
-    return _known(Command(short.name, f"{short.argument} {argument}".strip()))
+    return _require_known(Command(short.name, f"{short.argument} {argument}".strip()))
 
 
-def _known(command: Command) -> Command:
+def _require_known(command: Command) -> Command:
     if command.name not in COMMANDS:
         raise UsageError(
             f"no command /{command.name}.{did_you_mean(command.name, COMMANDS)} /help lists them, and "

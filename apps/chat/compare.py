@@ -33,7 +33,7 @@ class Candidate:
     learned: bool
 
     @property
-    def made(self) -> str:
+    def side_text(self) -> str:
         return SIDES[self.learned]
 
 
@@ -106,5 +106,5 @@ def lengths(without: str, with_it: str) -> str:
     return f"{before} words without, {after} with what was learned."
 
 
-def told(chosen: Candidate) -> str:
-    return f"the reply {chosen.made}"
+def choice_text(chosen: Candidate) -> str:
+    return f"the reply {chosen.side_text}"

@@ -59,13 +59,13 @@ class CompareScreen(ModalScreen[int | None]):
 
     @property
     def _close_key(self) -> str:
-        return keys.shown(self.app, "close", "esc")
+        return keys.key_label(self.app, "close", "esc")
 
     @property
     def _choices(self) -> str:
         left, right = (
-            keys.shown(self.app, "choose_left", "1 or ←"),
-            keys.shown(self.app, "choose_right", "2 or →"),
+            keys.key_label(self.app, "choose_left", "1 or ←"),
+            keys.key_label(self.app, "choose_right", "2 or →"),
         )
         return f"{left} the left is better   {right} the right   {self._close_key} Neither"
 

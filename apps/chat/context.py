@@ -116,14 +116,14 @@ class ChatContext:
         else:
             await self.transcript.add(Notice(error_line(error), "error"))
 
-    def selected(self) -> ReplyMessage | None:
+    def selected_reply(self) -> ReplyMessage | None:
         """Return the reply that has the focus, or None."""
         focused = self.app.focused
         return focused if isinstance(focused, ReplyMessage) else None
 
-    def chosen(self) -> ReplyMessage | None:
+    def chosen_reply(self) -> ReplyMessage | None:
         """Return the chosen reply: the reply that has the focus, or else the newest reply."""
-        replies, selected = self.transcript.replies, self.selected()
+        replies, selected = self.transcript.replies, self.selected_reply()
         if selected in replies:
             return selected
         return replies[-1] if replies else None

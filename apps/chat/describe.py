@@ -55,7 +55,7 @@ def rating_words(rating: str) -> str:
     return {"up": "good", "down": "bad"}.get(rating) or f"{rating} of 5"
 
 
-def thought(parts: Thought, finished: bool, unfolded: bool) -> str:
+def thought_text(parts: Thought, finished: bool, unfolded: bool) -> str:
     """Return a line with the length of a reply's thought (the reasoning before the answer). If `unfolded`,
     add the text of the thought. Return "" for a reply without a thought."""
     if not (parts.thought or parts.is_open):
@@ -77,7 +77,7 @@ def effect(result: RatingResult, key: str) -> str:
     key: the label of the key that undoes the rating.
     """
     mark = rating_mark(result.rating) + (f", {REASONS[result.reason]}" if result.reason else "")
-    return f"{mark} · {learned(result, key)}"
+    return f"{mark} · {rating_effect(result, key)}"
 
 
 ASK_WHY = "Why? Tab, then > too long · < too short · ! wrong tone · ? wrong facts"
@@ -94,7 +94,7 @@ def effect_words(result: RatingResult) -> str:
     if result.reason == "facts":
         return f"Rated {said}. Kept, but {NO_FACTS}. /undo takes it back."
     more = f" /why {'|'.join(REASONS)} says why." if asks_why(result) else ""
-    return f"Rated {said}. {learned(result, '/undo')}. /details has the figures.{more}"
+    return f"Rated {said}. {rating_effect(result, '/undo')}. /details has the figures.{more}"
 
 
 NO_FACTS = "facts teach nothing: ratings change how the model writes, not what it knows"
@@ -126,7 +126,7 @@ def summary(found: ChatSummary, is_printed: bool = False) -> str:
     return f"{told} /summarize off ends this." + ("" if is_printed else f"\n\n{found.text}")
 
 
-def learned(result: RatingResult, key: str) -> str:
+def rating_effect(result: RatingResult, key: str) -> str:
     """Say what the model learned from a rating: "Learned: more like this. Ctrl+R takes it back". The word
     "more" or "less" comes from the measured change of the reply's log-probability, and not from the
     rating."""
@@ -171,7 +171,7 @@ def share(kl: float, cap: float) -> float:
     return kl / cap if cap else 0.0
 
 
-def changed(kl: float, cap: float) -> str:
+def change_text(kl: float, cap: float) -> str:
     """Return the model's share of the allowed distance as text: "15% of the allowed change"."""
     return f"{share(kl, cap):.0%} of the allowed change"
 
@@ -204,8 +204,8 @@ def details_of(result: RatingResult | PreferenceResult) -> list[str]:
         moved = f"lead in log-probability per token {result.margin_before:+.3f} → {result.margin_after:+.3f}"
     return [
         f"last lesson  {moved}, in {milliseconds(result.apply_us)}",
-        f"all lessons  {changed(result.kl, result.kl_cap)}: KL {result.kl:.3f} of {result.kl_cap:g} nats per "
-        f"token; version {result.adapter_version}",
+        f"all lessons  {change_text(result.kl, result.kl_cap)}: KL {result.kl:.3f} of {result.kl_cap:g} nats "
+        f"per token; version {result.adapter_version}",
     ]
 
 
@@ -246,11 +246,11 @@ def kv_lesson(report: Mapping[str, Any]) -> str:
 
 
 def undone(status: LearnStatus) -> str:
-    left = given(status) if status.preferences or status.undone == "preference" else status.ratings
+    left = ratings_text(status) if status.preferences or status.undone == "preference" else status.ratings
     return f"Last {status.undone or 'rating'} taken back: {left} left, version {status.adapter_version}."
 
 
-def given(status: LearnStatus) -> str:
+def ratings_text(status: LearnStatus) -> str:
     """Return the number of ratings and of choices between replies as text: "3 ratings", "3 ratings and 1
     preference"."""
     return f"{status.ratings} rating{'' if status.ratings == 1 else 's'}{_and_preferences(status)}"
@@ -262,7 +262,7 @@ def _and_preferences(status: LearnStatus) -> str:
 
 
 def rolled_back(status: LearnStatus) -> str:
-    return f"Version {status.adapter_version} is in use; it learned from {given(status)}."
+    return f"Version {status.adapter_version} is in use; it learned from {ratings_text(status)}."
 
 
 def status_lines(runtime: Runtime) -> list[str]:
@@ -279,7 +279,7 @@ def status_lines(runtime: Runtime) -> list[str]:
         *lines,
         f"ratings   {known.ratings}{_and_preferences(known)}, {known.updates} of them changed the model",
         f"version   {known.adapter_version} of {runtime.learning.label}".rpartition("@")[0],
-        f"limit     {changed(known.kl, known.kl_cap)} is used",
+        f"limit     {change_text(known.kl, known.kl_cap)} is used",
     ]
 
 

@@ -23,7 +23,7 @@ class FileScreen(PickerScreen):
         self._marked: list[str] = []
 
     def hints(self) -> str:
-        mark, close = keys.shown(self.app, "mark_file", "tab"), keys.shown(self.app, "close", "esc")
+        mark, close = keys.key_label(self.app, "mark_file", "tab"), keys.key_label(self.app, "close", "esc")
         return f"⏎ Put in   {mark} Mark several   {close} Close"
 
     def result(self, name: str) -> str:

@@ -51,7 +51,7 @@ def _is_key(key: str) -> bool:
     return known and all(m in _MODIFIERS for m in modifiers) and (bool(modifiers) or len(last) > 1)
 
 
-def shown(app: App[Any], name: str, default: str) -> str:
+def key_label(app: App[Any], name: str, default: str) -> str:
     """Return the label of a binding's key for the hints of the app: the user's own key, or else `default`."""
     own = app._keymap.get(name)
     return app.get_key_display(Binding(own, "")) if own else default

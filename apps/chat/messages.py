@@ -217,13 +217,13 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         await self.body.show(self.answer, final=True)
         self.progress, self.ending = "", ENDINGS.get(ending, "")
 
-    def rated(self, result: RatingResult, key: str) -> None:
+    def show_rating(self, result: RatingResult, key: str) -> None:
         """Show what a rating of this reply changed. key: the label of the key that undoes the rating."""
         self.rating, self.effect = result.rating, describe.effect(result, key)
         self.asks_why = describe.asks_why(result)
         self._effect_of = result.adapter_version
 
-    def preferred(self, result: PreferenceResult, key: str) -> None:
+    def show_preference(self, result: PreferenceResult, key: str) -> None:
         self.effect, self._effect_of = describe.preference(result, key), result.adapter_version
 
     def restore_rating(self, rating: str | None, version: int) -> None:
@@ -238,7 +238,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         if not self.children:
             return  # the widget is not composed yet; on_mount calls this method again
         line = self.query_children(".thought").first(Static)
-        line.display = bool(words := describe.thought(split(self.text), self.finished, self.unfolded))
+        line.display = bool(words := describe.thought_text(split(self.text), self.finished, self.unfolded))
         line.update(Content(words))
 
     def _show_note(self) -> None:

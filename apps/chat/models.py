@@ -152,7 +152,7 @@ def adapter_lines(runtime: Runtime) -> list[str]:
     return [f"{entry.words}." for entry in adapters(runtime)]
 
 
-def told(runtime: Runtime) -> str:
+def switch_text(runtime: Runtime) -> str:
     """Return the message that tells the user which model the chat uses after a switch."""
     model = runtime.model
     label = runtime.learning.label

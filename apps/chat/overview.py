@@ -36,7 +36,7 @@ class Overview:
             learning = runtime.learning.state()
         except NotFound:
             learning = None
-        return cls(learning, runtime.held())
+        return cls(learning, runtime.memory_use())
 
     def later(self, reading: SensorReading) -> "Overview":
         """Return a copy of the overview with new figures of memory and sensors. Any thread can call this
@@ -125,7 +125,7 @@ def sections(view: Overview, kv: KVStats | None) -> Sections:
     return [*shown, ("Machine", machine)]
 
 
-def fitted(shown: Sections, height: int) -> Sections:
+def fit_sections(shown: Sections, height: int) -> Sections:
     """Return sections that fit into `height` lines. If not all rows fit, leave out the rows whose labels are
     in DETAILS, and then the last rows of the recent ratings."""
     if sum(len(rows) + 2 for _, rows in shown) <= height:

@@ -7,7 +7,7 @@ from textual.widgets import Static
 
 from ruvmlx.kv.cache import KVStats
 
-from .overview import Overview, Rows, fitted, sections
+from .overview import Overview, Rows, fit_sections, sections
 
 WIDTH = 34  # the width in terminal cells; the panel's frame takes four cells of this width
 
@@ -24,7 +24,7 @@ class Panel(VerticalScroll, can_focus=False):
         self._shown = view, kv
         foot = self._foot(view)
         height = self.container_size.height or self.size.height
-        shown = fitted(sections(view, kv), height - len(foot))
+        shown = fit_sections(sections(view, kv), height - len(foot))
         room = height - len(foot) - sum(len(rows) + 1 for _, rows in shown) >= len(shown)
         parts: list[Content] = []
         for title, rows in shown:

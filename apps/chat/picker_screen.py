@@ -53,7 +53,7 @@ class PickerScreen(ModalScreen[str | None]):
         self._fill()
 
     def hints(self) -> str:
-        return f"⏎ Use   {keys.shown(self.app, 'close', 'esc')} Close"
+        return f"⏎ Use   {keys.key_label(self.app, 'close', 'esc')} Close"
 
     def result(self, name: str) -> str:
         """Return the result of the screen. name: the name of the entry that the user chose."""

@@ -37,7 +37,7 @@ from .plain_calls import PlainCalls
 from .plain_streams import PlainStreams
 from .state import ChatState, Outcome, system_prompt_of
 from .steps.tools import answer_results
-from .steps.write import place, say, spoken
+from .steps.write import message_lines, place, say
 
 _ENDS = {"cancelled": "stopped", "length": "cut at the length limit", "repeats": REPEATS.rstrip(".")}
 
@@ -57,7 +57,7 @@ class PlainChat:
 
     @property
     def _runtime(self) -> Runtime:
-        return self._holder.opened
+        return self._holder.opened_runtime
 
     def run(self) -> int:
         with self._interrupts:
@@ -155,7 +155,7 @@ class PlainChat:
         if self._streams.interactive:
             begins = (n for n, turn in enumerate(turns) if message is not None and turn.id == message)
             first = next(begins, 0)
-            for line in spoken(turns[first:]):
+            for line in message_lines(turns[first:]):
                 self._streams.print(line)
 
     def _reply(self, begin: BeginReply) -> None:
@@ -228,7 +228,7 @@ class PlainChat:
                     self._left = self._holder.runtime is None
         models.remember(name)
         self._state.model_changed()
-        self._streams.print(models.told(self._runtime))
+        self._streams.print(models.switch_text(self._runtime))
         self._warn()
 
 

@@ -37,7 +37,7 @@ class PlainCalls:
                 is_stopped = True
                 break
             results.append((call, text))
-        for turn in save_results(self._holder.opened, session, results):
+        for turn in save_results(self._holder.opened_runtime, session, results):
             for line in short_lines(turn.content):
                 self._streams.print(f"  {line}")
         return not is_stopped

@@ -86,7 +86,7 @@ class Outcome:
 Step = Callable[[Runtime, ChatState, str], Outcome]  # the str is the argument of the command
 
 
-def told(text: str) -> Outcome:
+def text_outcome(text: str) -> Outcome:
     """Return an outcome that shows the same text in the app and in plain mode."""
     return Outcome(words=text, notice=text)
 

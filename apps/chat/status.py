@@ -16,7 +16,7 @@ from ruvmlx.engine.types import Chunk
 from ruvmlx.runtime import LearnStatus
 
 from . import keys
-from .describe import NEARLY_FULL, given, seconds
+from .describe import NEARLY_FULL, ratings_text, seconds
 
 GAP = "  ·  "
 
@@ -64,7 +64,7 @@ class Meter:
 
 
 def learned_parts(learned: LearnStatus | None) -> list[str]:
-    return [given(learned)] if learned else []
+    return [ratings_text(learned)] if learned else []
 
 
 def room_parts(meter: Meter, left_out: int, summed_up: int, key: str) -> list[str]:
@@ -108,7 +108,7 @@ class StatusLine(Static):
             return Content.styled(self.message, "$text-accent")
         if self.background:
             return Content(self.background)
-        key = keys.shown(self.app, "summarize", "F8")
+        key = keys.key_label(self.app, "summarize", "F8")
         room = room_parts(self.meter, self.left_out, self.summed_up, key)
         parts = self.meter.parts() + room + learned_parts(self.learned)
         left, right = fit(self.backend, parts, width)

@@ -37,13 +37,13 @@ async def show_reply(
         await _show(reply, chunks[-1], safe.feed("".join(chunk.text for chunk in chunks)))
         response = chunks[-1].response
         if not response:
-            await drawn(status)
+            await wait_until_drawn(status)
             took, rest = time.perf_counter() - started, time.thread_time() - busy
             await asyncio.sleep(max(FRAME - took, min(rest, REST)))
     return response
 
 
-async def drawn(widget: Widget) -> None:
+async def wait_until_drawn(widget: Widget) -> None:
     """Wait until the widget's pending changes are on the screen and its pending scrolling has begun."""
     done = asyncio.Event()
     widget.call_after_refresh(done.set)

@@ -65,7 +65,7 @@ def setting(name: str) -> str:
     return name.removeprefix("ruvmlx-")
 
 
-def preferred(wanted: str = "auto", environment: Mapping[str, str] = os.environ) -> str:
+def theme_name(wanted: str = "auto", environment: Mapping[str, str] = os.environ) -> str:
     """Return the name of the theme to use: the theme `wanted` of the setting, or the variable TEXTUAL_THEME
     if the setting is "auto". If neither the setting nor the variable names a theme, return the light theme if
     COLORFGBG says that the terminal's background is light. In all other cases, return the dark theme."""

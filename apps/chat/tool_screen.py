@@ -39,7 +39,7 @@ class ToolScreen(ModalScreen[str]):
     def on_mount(self) -> None:
         self.query_one("#tool").border_title = f"Run this tool of {self._server}?"
         self.query_one("#hints", Static).update(
-            f"↑ ↓ Choose   ⏎ Take   {keys.shown(self.app, 'close', 'esc')} No"
+            f"↑ ↓ Choose   ⏎ Take   {keys.key_label(self.app, 'close', 'esc')} No"
         )
         self.query_one(OptionList).highlighted = 0
         self.query_one(OptionList).focus()

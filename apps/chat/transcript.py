@@ -16,7 +16,7 @@ from ruvmlx.runtime import Turn
 from . import windowed
 from .messages import ReplyMessage, ToolMessage, UserMessage
 from .steps.write import is_shown
-from .stream import drawn
+from .stream import wait_until_drawn
 from .view_model import Standing
 from .welcome import Welcome
 
@@ -196,7 +196,7 @@ class Transcript(VerticalScroll, can_focus=False):
             self._mark_left_out()
 
     async def _load(self) -> None:
-        await drawn(self)
+        await wait_until_drawn(self)
         await self.stop_animation("scroll_y", complete=False)  # the animation's target position will move
         self._earlier, turns = self._earlier[:-EARLIER], self._earlier[-EARLIER:]
         first = self.children[0]
@@ -206,7 +206,7 @@ class Transcript(VerticalScroll, can_focus=False):
                 await self.mount_all(map(_widget, turns), before=first)
                 self._mark_left_out()
             await self._held.moved.wait()
-            await drawn(self)
+            await wait_until_drawn(self)
         finally:
             self._held = None
 

@@ -34,7 +34,7 @@ class Windowed(_Base):
         # This call uses the height 0. With the real height, Textual would measure every child again for each
         # new line.
         arranged = super().arrange(Size(size.width, 0), optimal)
-        return arranged if self.window is None or optimal else seen(arranged, self.window)
+        return arranged if self.window is None or optimal else visible_part(arranged, self.window)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         window, self.window = self.window, None
@@ -51,7 +51,7 @@ def tell(arranged: DockArrangeResult, window: Region) -> None:
             placement.widget.window = window.translate(-placement.region.offset)
 
 
-def seen(arranged: DockArrangeResult, window: Region) -> DockArrangeResult:
+def visible_part(arranged: DockArrangeResult, window: Region) -> DockArrangeResult:
     tell(arranged, window)
     near = [p for p in arranged.placements if p.region.overlaps(window)]
     return replace(

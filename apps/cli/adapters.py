@@ -38,7 +38,7 @@ class _Open:
         self.store, self.model = Store(config.store_file()), load_model(settings.model)
         self.name = settings.adapter_name
 
-    def chosen(self) -> str:
+    def require_name(self) -> str:
         """Return the name of the chosen adapter. Raise UsageError if the user chose no adapter (--adapter
         none)."""
         if self.name is None:
@@ -55,7 +55,7 @@ class _Open:
         from ruvmlx.lora.layer_lora import combine_loras, unpack_layers
         from ruvmlx.sona.adapter_history import AdapterHistory
 
-        name = self.chosen()
+        name = self.require_name()
         row = self.store.adapters.get(self.model.fingerprint, name)
         if row.version == 0:
             raise UsageError(f"adapter {name!r} has learned nothing yet; rate some replies first.")
@@ -212,7 +212,7 @@ def export(
     interchange.export(change, model.shape, folder, chosen, int(bits), model.name, model.wrapped)
     nbytes = sum(p.stat().st_size for p in folder.iterdir())
     facts = {
-        **opened.facts(opened.chosen()),
+        **opened.facts(opened.require_name()),
         "rank": change.rank,
         "bytes": nbytes,
         "format": chosen,
@@ -221,8 +221,8 @@ def export(
     _report(
         facts,
         as_json,
-        f"Wrote adapter {opened.chosen()!r} in the format of {_PROGRAMS[chosen]} to the folder {folder}: "
-        f"rank {change.rank}, {size(nbytes)}.",
+        f"Wrote adapter {opened.require_name()!r} in the format of {_PROGRAMS[chosen]} to the folder "
+        f"{folder}: rank {change.rank}, {size(nbytes)}.",
     )
 
 
@@ -293,7 +293,7 @@ def fuse(folder: Path, dtype: str | None, dequantize: bool, as_json: bool, **fla
     change = opened.change()
     write(opened.model, change, folder, dtype, dequantize)
     nbytes = sum(p.stat().st_size for p in folder.iterdir())
-    facts = {**opened.facts(opened.chosen()), "rank": change.rank, "bytes": nbytes, "path": str(folder)}
+    facts = {**opened.facts(opened.require_name()), "rank": change.rank, "bytes": nbytes, "path": str(folder)}
     if as_json:
         print_json(facts)
     else:

@@ -29,7 +29,7 @@ def backup(file: Path, replace: bool, as_json: bool) -> None:
     if as_json:
         print_json(facts)
     else:
-        say(f"{_held(facts)} are in {file} ({size(facts.bytes)}), read back and sound.")
+        say(f"{_contents_text(facts)} are in {file} ({size(facts.bytes)}), read back and sound.")
         hint(f"`ruvmlx restore {file}` uses it, here or on another computer.")
 
 
@@ -44,13 +44,13 @@ def restore(file: Path, as_json: bool) -> None:
     if as_json:
         print_json(asdict(facts) | {"kept": str(kept) if kept else None})
         return
-    say(f"{_held(facts)} are in use now.")
+    say(f"{_contents_text(facts)} are in use now.")
     if kept:
         say(f"What was there before is {short_path(kept)}; you may delete it.")
         hint(f"`ruvmlx restore {short_path(kept)}` uses that again.")
 
 
-def _held(facts) -> str:
+def _contents_text(facts) -> str:
     """Return the contents of a backup in words, for example "3 chats, 12 ratings and 1 adapter"."""
     words = [count(facts.chats, "chat"), count(facts.ratings, "rating"), count(facts.adapters, "adapter")]
     return f"{', '.join(words[:-1])} and {words[-1]}"

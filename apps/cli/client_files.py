@@ -48,7 +48,7 @@ class ClientFile:
     use: str
     merge: Callable[[str], str] = lambda before: before
 
-    def merged(self) -> str:
+    def merged_text(self) -> str:
         assert self.path is not None
         return self.merge(self.path.read_text(encoding="utf-8") if self.path.exists() else "")
 
@@ -152,13 +152,13 @@ def _llm(served: Served) -> ClientFile:
 """
     path = _home("LLM_USER_PATH", ".config/io.datasette.llm") / "extra-openai-models.yaml"
 
-    def merged(before: str) -> str:
+    def add_model(before: str) -> str:
         if "model_id: ruvmlx" in before:
             raise UsageError(f"{path} has a model `ruvmlx` already; take it out first.")
         return before + ("\n" if before and not before.endswith("\n") else "") + text
 
     return ClientFile(
-        path, text, f"Run `llm keys set ruvmlx --value {served.key}`, then `llm -m ruvmlx`.", merged
+        path, text, f"Run `llm keys set ruvmlx --value {served.key}`, then `llm -m ruvmlx`.", add_model
     )
 
 
@@ -177,7 +177,7 @@ def _home(variable: str, folder: str) -> Path:
 
 
 def _json_client(path: Path, wanted: Mapping[str, Any], use: str) -> ClientFile:
-    def merged(before: str) -> str:
+    def merge_json(before: str) -> str:
         try:
             found = json.loads(before or "{}")
         except ValueError:
@@ -186,7 +186,7 @@ def _json_client(path: Path, wanted: Mapping[str, Any], use: str) -> ClientFile:
             raise UsageError(f"{path} is not plain JSON (it may have comments); add these lines yourself.")
         return json.dumps(_merge_settings(found, wanted), indent=2, ensure_ascii=False) + "\n"
 
-    return ClientFile(path, json.dumps(wanted, indent=2) + "\n", use, merged)
+    return ClientFile(path, json.dumps(wanted, indent=2) + "\n", use, merge_json)
 
 
 def _merge_settings(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,11 +32,11 @@ def connect(
     if undo:
         show(f"Put back: {put_back(record)}")
         return
-    made = client_of(client, served(server.rstrip("/"), api_key, name))
+    made = client_of(client, ask_server(server.rstrip("/"), api_key, name))
     if write:
         if made.path is None:
             raise UsageError(f"{client} has no file to write; set what `ruvmlx connect {client}` prints.")
-        write_over(made.path, made.merged(), record)
+        write_over(made.path, made.merged_text(), record)
     _tell(made, write, as_json)
 
 
@@ -48,7 +48,7 @@ def _tell(made: ClientFile, written: bool, as_json: bool) -> None:
     click.echo(made.text.rstrip("\n"))
 
 
-def served(server: str, api_key: str | None, name: str | None) -> Served:
+def ask_server(server: str, api_key: str | None, name: str | None) -> Served:
     """Return the server and its model. name: the name of the model, or None for the server's first model.
     Raise RuvmlxError if the server does not answer, or has no model of this name."""
     form = {"anthropic-version": "2023-06-01"}

@@ -210,7 +210,7 @@ def doctor(file: Path | None, seconds: int, export_metal: Path | None, as_json: 
         return
     if file:
         _writable(file)
-    checks = [_checked(name, check) for name, check in _CHECKS.items()]
+    checks = [_run_check(name, check) for name, check in _CHECKS.items()]
     if file:
         _report(checks, file, seconds, as_json)
     elif as_json:
@@ -257,7 +257,7 @@ def _export_metal(folder: Path, as_json: bool) -> None:
         show(f"{len(files)} Metal sources in {folder}")
 
 
-def _checked(name: str, check: Callable[[], str]) -> dict[str, Any]:
+def _run_check(name: str, check: Callable[[], str]) -> dict[str, Any]:
     """Run one check of the installation. An exception becomes the result of this check, so that the other
     checks still run."""
     try:

@@ -284,7 +284,7 @@ def router_arms(train: bool, as_json: bool, **flags: Any) -> None:
     if train:
         with ctrl_c_sets(cancel):
             report = router.train(cancel)
-    facts: dict[str, Any] = {"router": config.written(resolve(flags).router), **router.status().facts}
+    facts: dict[str, Any] = {"router": config.setting_text(resolve(flags).router), **router.status().facts}
     if report:
         facts["training"] = report
     if as_json:

@@ -108,9 +108,9 @@ def propose_models(as_json: bool) -> None:
 
     Memory is that with 8,192 tokens of context. The speed is computed from this machine's memory bandwidth.
     """
-    from ruvmlx.memory.proposals import installed, proposals
+    from ruvmlx.memory.proposals import installed_offers, proposals
 
-    here, offers = installed(), proposals()
+    here, offers = installed_offers(), proposals()
     if as_json:
         print_json([asdict(offer) for offer in (*here, *offers)])
         return

@@ -110,7 +110,7 @@ def load_and_open(settings: Settings, context: int | None = None) -> "tuple[Mode
     with watching() as watch:
         planning = Planning(watch, choice, settings.model, settings.backend, context or settings.max_context)
         model = planning.load(settings.model)
-        weights = planning.counted(model)
+        weights = planning.watched_model(model)
         return model, open_backend(settings.backend, weights, settings.threads, watch=planning)
 
 

@@ -103,7 +103,7 @@ def prove(as_json: bool, **flags: Any) -> None:
             show(f"{name:<10} {(scorer.__doc__ or '').splitlines()[0]}")
         return
     if flags["drawn"]:
-        _drawn(flags, as_json)
+        _run_drawn(flags, as_json)
         return
     if flags["held_out"] or flags["rater"]:
         raise UsageError("--held-out and --rater are for drawn users; add --drawn N.")
@@ -176,7 +176,7 @@ def _as_chat(flags: dict[str, Any], as_json: bool) -> None:
 _NOT_DRAWN = ("user", "scorer", "as_chat", "shuffle", "flip", "reverse", "oracle", "examples")
 
 
-def _drawn(flags: dict[str, Any], as_json: bool) -> None:
+def _run_drawn(flags: dict[str, Any], as_json: bool) -> None:
     """Simulate users whose tastes are drawn at random, and print what each user gains from the ratings. With
     --report, run no user, and write a report on earlier runs."""
     from ..prove import as_chat, drawn_report, drawn_suite, drawn_trial, drawn_users
@@ -324,10 +324,10 @@ def _own_scorer(given: str):
     function = getattr(module, name, None)
     if not callable(function):
         raise UsageError(f"{path} has no function {name!r}.")
-    return _checked(function, given)
+    return _checked_scorer(function, given)
 
 
-def _checked(function, given: str):
+def _checked_scorer(function, given: str):
     def score(prompt: str, reply: str, finished: bool) -> int:
         try:
             stars = function(prompt, reply, finished)

@@ -24,7 +24,7 @@ def show_settings(origin: bool, as_json: bool) -> None:
     """Show all settings as they apply here. Values in brackets are those of nobody's choice."""
     found = settings.resolve()
     if as_json:
-        values = {k: settings.written(s.value) for k, s in found.items()}
+        values = {k: settings.setting_text(s.value) for k, s in found.items()}
         print_json({k: {"value": values[k], "origin": s.origin} for k, s in found.items()})
         return
     last = TableColumn("FROM" if origin else "MEANING", cut=origin, keep=False, style="dim")
@@ -42,7 +42,7 @@ def effective(name: str, found: settings.Resolved) -> str:
     if found.value in (None, ""):
         spec = settings.SPECS[name]
         return f"({spec.unset or 'none'})" if found.value is None else spec.nothing or "(none)"
-    return str(settings.written(found.value))
+    return str(settings.setting_text(found.value))
 
 
 @config.command("set", context_settings={"ignore_unknown_options": True})  # click must allow the value -1

@@ -12,7 +12,7 @@ def write_over(path: Path, text: str, record: Path) -> None:
     """Write a text to a file, and store the file's old content in the file `record`. If `record` exists
     already, it keeps its content, from before the first write."""
     before = path.read_text(encoding="utf-8") if path.exists() else None
-    known = _known(record)
+    known = _read_record(record)
     if known is not None and known["path"] == str(path):
         before = known["before"] if known["after"] == _digest(before) else before
     facts = {"path": str(path), "before": before, "after": _digest(text)}
@@ -23,7 +23,7 @@ def write_over(path: Path, text: str, record: Path) -> None:
 def put_back(record: Path) -> Path:
     """Restore the old content of the file whose record this is, and return the file's path. Raise RuvmlxError
     if the file has changed after the write."""
-    known = _known(record)
+    known = _read_record(record)
     if known is None:
         raise NotFound("nothing was written with --write, so there is nothing to put back.")
     path, before = Path(str(known["path"])), known["before"]
@@ -38,7 +38,7 @@ def put_back(record: Path) -> Path:
     return path
 
 
-def _known(record: Path) -> dict[str, str | None] | None:
+def _read_record(record: Path) -> dict[str, str | None] | None:
     try:
         found = json.loads(record.read_text(encoding="utf-8"))
         return {name: found[name] for name in ("path", "before", "after")}

@@ -117,7 +117,7 @@ class _Person:
         the seed."""
         order = np.random.default_rng([self.seed, 4]).permutation(len(setup.prompts))
         prompt = setup.prompts[order[self.read % len(order)]]
-        return asked(self.runtime, prompt, setup, seed_for(self.seed, 0, self.read))
+        return request_of(self.runtime, prompt, setup, seed_for(self.seed, 0, self.read))
 
     def receive(self, response: GenerationResponse) -> None:
         """Count a reply as read, and press a thumb if the reply's length pleases or annoys the rater."""
@@ -197,7 +197,7 @@ def mean_words(
     requests = []
     for key, seed, micro in wanted:
         for i, prompt in enumerate(setup.heldout):
-            requests.append(asked(runtime, prompt, setup, seed_for(seed, 3, i)))
+            requests.append(request_of(runtime, prompt, setup, seed_for(seed, 3, i)))
             micro_of[requests[-1].request_id] = key, micro
     for response in generate_many(runtime.engine, requests, lambda r: micro_of[r.request_id][1]):
         key, _ = micro_of[response.request_id]
@@ -207,7 +207,7 @@ def mean_words(
             yield key, float(np.mean(lengths[key]))
 
 
-def asked(runtime: Runtime, prompt: str, setup: ChatSetup, seed: int) -> GenerationRequest:
+def request_of(runtime: Runtime, prompt: str, setup: ChatSetup, seed: int) -> GenerationRequest:
     """Return a request for a reply to a prompt, with the chat's own sampling."""
     request = GenerationRequest(
         messages=[Message("user", prompt)],

@@ -25,7 +25,7 @@ from ruvmlx.runtime import Runtime
 from ruvmlx.sona import unshown
 from ruvmlx.sona.judge import CandidateReply, TasteJudge
 
-from .as_chat import PATIENCE, ChatSetup, asked
+from .as_chat import PATIENCE, ChatSetup, request_of
 from .drawn_users import DrawnStars, DrawnUser
 from .readers import learner_of, next_replies
 from .statistics import judged_wins
@@ -65,7 +65,7 @@ class DrawnSetup:
         """Return `count` requests for replies to each unseen question."""
         return self._requests(runtime, self.chat.heldout, seed, _FIRST, count)
 
-    def rated(self, runtime: Runtime, seed: int) -> Requests:
+    def rated_requests(self, runtime: Runtime, seed: int) -> Requests:
         """Return SCALE_REPLIES requests for replies to each question whose replies the users rate."""
         return self._requests(runtime, self.chat.prompts, seed, _SCALE, SCALE_REPLIES)
 
@@ -79,7 +79,7 @@ class DrawnSetup:
     ) -> Requests:
         found = {}
         for i, question in enumerate(questions):
-            first = asked(runtime, question, self.chat, seed_for(seed, purpose, i))
+            first = request_of(runtime, question, self.chat, seed_for(seed, purpose, i))
             found[question] = requests_for(first, count)
         return found
 
@@ -108,7 +108,7 @@ class FrozenReplies:
             assert runtime.learner is not None
             runtime.learner.sync()
             runtime.learner.rating_index.whitening  # noqa: B018 - measured once, then kept for all users
-            unseen, rated = setup.unseen(runtime, seed, REACH_BEST_OF), setup.rated(runtime, seed)
+            unseen, rated = setup.unseen(runtime, seed, REACH_BEST_OF), setup.rated_requests(runtime, seed)
             others = setup.unshown_requests(runtime)
             every = [
                 request for of in (*unseen.values(), *rated.values(), *others.values()) for request in of
@@ -181,7 +181,7 @@ class _Drawn:
         number = self.user.number
         order = np.random.default_rng([self.seed, 4, number]).permutation(len(chat.prompts))
         prompt = chat.prompts[order[self.read % len(order)]]
-        return asked(self.runtime, prompt, chat, seed_for(self.seed, _RATED, 1000 * number + self.read))
+        return request_of(self.runtime, prompt, chat, seed_for(self.seed, _RATED, 1000 * number + self.read))
 
     def receive(self, question: str, response: GenerationResponse) -> None:
         """Count a reply as read, and give the user's rating if the user rates this reply."""
@@ -197,7 +197,7 @@ class _Drawn:
     def worth(self, question: str, reply: JudgedReply) -> int:
         return self.stars(question, reply.text, reply.finished)
 
-    def due(self, chat: ChatSetup) -> bool:
+    def is_due(self, chat: ChatSetup) -> bool:
         """Return True if the next checkpoint is due: the user has given as many ratings as the checkpoint
         needs, or has read PATIENCE times as many replies."""
         ratings = chat.presses[len(self.tested)]
@@ -234,7 +234,7 @@ def run(
             ]
             while busy := [p for p in people if len(p.tested) < len(setup.chat.presses)]:
                 _round(setup, busy)
-                if due := [p for p in busy if p.due(setup.chat)]:
+                if due := [p for p in busy if p.is_due(setup.chat)]:
                     _test(bench, setup, due, frozen)
                     log(", ".join(f"user {p.user.number}: {p.given} ratings" for p in due))
                 yield from (_facts(setup, p) for p in due if len(p.tested) == len(setup.chat.presses))

@@ -48,7 +48,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def _public_settings() -> dict[str, Any]:
-    found = {name: settings.written(s.value) for name, s in settings.resolve().items()}
+    found = {name: settings.setting_text(s.value) for name, s in settings.resolve().items()}
     return {name: value for name, value in found.items() if settings.SPECS[name].public and value}
 
 

@@ -54,7 +54,7 @@ def _shape_facts(shapes: Shapes) -> dict[str, Any]:
 
 
 def _results(player: PlayerProcess, shapes: Shapes, deadline: Deadline) -> dict[str, Any]:
-    if deadline.left() <= 0:
+    if deadline.seconds_left() <= 0:
         return {"error": "not checked: no time was left (--seconds)"}
     try:
         return {"results": player.call(deadline, "verdicts", *astuple(shapes))}

@@ -37,18 +37,18 @@ PEER = "mlx-lm"
 
 
 class Deadline:
-    """A time limit. `left()` returns the number of seconds that are left. `share(f)` returns a new deadline:
-    the end of the fraction `f` of the time that is left."""
+    """A time limit. `seconds_left()` returns the number of seconds that are left. `share(f)` returns a new
+    deadline: the end of the fraction `f` of the time that is left."""
 
     def __init__(self, seconds: float):
         self.seconds = seconds
         self._until = time.monotonic() + seconds
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         return self._until - time.monotonic()
 
     def share(self, part: float) -> "Deadline":
-        return Deadline(max(0.0, self.left() * part))
+        return Deadline(max(0.0, self.seconds_left() * part))
 
 
 class _Timed(OnStage):
@@ -59,12 +59,12 @@ class _Timed(OnStage):
         super().__init__(kind, **settings)
 
     def _ask(self, question: Any) -> Any:
-        timer = Timer(max(0.1, self.deadline.left()), self._process.kill)
+        timer = Timer(max(0.1, self.deadline.seconds_left()), self._process.kill)
         timer.start()
         try:
             return super()._ask(question)
         except RuvmlxError:
-            late = self.deadline.left() <= 0
+            late = self.deadline.seconds_left() <= 0
             raise PlayerError("", "took too long" if late else "its process ended") from None
         finally:
             timer.cancel()
@@ -133,7 +133,7 @@ class TimedRuntime:
     def seconds(self, tokens: int, decoded: int) -> float:
         return self.reading * tokens + self.decoding * decoded
 
-    def counted(self) -> list[tuple[float, float]]:
+    def counted_rounds(self) -> list[tuple[float, float]]:
         return self.rounds[1:] or self.rounds
 
 
@@ -191,7 +191,7 @@ def _fitting(beside: Beside, size: tuple[int, int], deadline: Deadline, log: Log
     `size` halved as often as necessary. If even MIN_TOKENS do not fit, leave out the slowest runtime and try
     again."""
     now = size
-    while 3 * sum(turn.seconds(*now) for turn in beside.turns) > deadline.left():
+    while 3 * sum(turn.seconds(*now) for turn in beside.turns) > deadline.seconds_left():
         if now[0] > MIN_TOKENS[0]:
             now = now[0] // 2, max(MIN_TOKENS[1], now[1] // 2)
         elif len(beside.turns) > 1:
@@ -215,7 +215,7 @@ def _length(
     for turn in turns:
         turn.rounds = []
     for i in range(ROUNDS):
-        if i and 1.2 * longest > share.left():
+        if i and 1.2 * longest > share.seconds_left():
             break
         log(f"prompt of {tokens} tokens, reply of {decoded}: round {i + 1}")
         started = time.monotonic()
@@ -236,8 +236,8 @@ def _summary(turns: Sequence[TimedRuntime], tokens: int) -> dict[str, Any]:
 def _rates(turn: TimedRuntime, tokens: int) -> dict[str, Any]:
     """Return a runtime's tokens per second of prefill and of decode: the median, the minimum and the maximum
     over the rounds."""
-    prefill = [tokens / first for first, _ in turn.counted()]
-    decode = [1 / each for _, each in turn.counted()]
+    prefill = [tokens / first for first, _ in turn.counted_rounds()]
+    decode = [1 / each for _, each in turn.counted_rounds()]
     return {"rounds": len(prefill), "prefill": _spread_facts(prefill), "decode": _spread_facts(decode)}
 
 
@@ -249,7 +249,7 @@ def _spread_facts(values: Sequence[float]) -> dict[str, float]:
 def _ratios(turn: TimedRuntime, peer: TimedRuntime) -> dict[str, float]:
     """Return a runtime's speed divided by the speed of mlx-lm (the peer). The result is the median over the
     rounds that both runtimes ran."""
-    pairs = list(zip(turn.counted(), peer.counted(), strict=False))
+    pairs = list(zip(turn.counted_rounds(), peer.counted_rounds(), strict=False))
     prefill = statistics.median(theirs[0] / ours[0] for ours, theirs in pairs)
     decode = statistics.median(theirs[1] / ours[1] for ours, theirs in pairs)
     return {"prefill": round(prefill, 3), "decode": round(decode, 3)}
@@ -284,7 +284,7 @@ def _no_peer(model: Model, ours: int, deadline: Deadline) -> str:
     """Return the reason why mlx-lm cannot be measured, or "" if it can be measured."""
     if (needed := round(model.bytes * (1.2 + ours))) > 0.8 * total_memory():
         return f"all at once would need {size(needed)} of {size(total_memory())}"
-    if not model.path.is_dir() and model.bytes / _WRITING > 0.3 * deadline.left():
+    if not model.path.is_dir() and model.bytes / _WRITING > 0.3 * deadline.seconds_left():
         return "it reads only folders, and writing one would take most of the time"
     return ""
 

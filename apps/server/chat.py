@@ -31,7 +31,7 @@ from .openai_answers import (
 )
 from .prompts import begun_prompt
 from .splitting import CallPiece, NewCalls
-from .writing import ReplyPart, Requests, WrittenReply, reply_parts, requests_for, written
+from .writing import ReplyPart, Requests, WrittenReply, reply_parts, requests_for, write_replies
 
 
 class WrittenFunction(Struct):
@@ -143,7 +143,7 @@ async def chat_completions(call: Call) -> Answer:
     requests = await requests_for(call, body, _limit(body), logprobs, [fields])
     if body.stream:
         return EventStream(_chunks(call, body, requests, prompt.new_calls), Waiting(failed_event))
-    return _completion(call, body, requests, await written(call, requests, prompt.new_calls))
+    return _completion(call, body, requests, await write_replies(call, requests, prompt.new_calls))
 
 
 async def _predicted_tokens(call: Call, body: ChatBody) -> list[int]:

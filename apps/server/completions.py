@@ -26,7 +26,7 @@ from .openai_answers import (
     token_infos,
     usage_of,
 )
-from .writing import Requests, reply_parts, requests_for, written
+from .writing import Requests, reply_parts, requests_for, write_replies
 
 
 class TextLogprobs(Struct):
@@ -72,7 +72,7 @@ async def completions(call: Call) -> Answer:
     if body.stream:
         return EventStream(_chunks(call, body, requests), Waiting(failed_event))
     choices, responses = [], []
-    for index, reply in enumerate(await written(call, requests)):
+    for index, reply in enumerate(await write_replies(call, requests)):
         told = TokenTally(call, body)
         entries = told.entries(reply.logprobs)
         response = reply.response

@@ -15,7 +15,7 @@ from .endpoint import Answer, Call, Endpoint, EventStream, Waiting
 from .gaps import gap_ids
 from .llama_cpp_bodies import InfillBody
 from .openai_answers import RATE_LINK, ReplyId, event, failed_event
-from .writing import Requests, reply_parts, requests_for, written
+from .writing import Requests, reply_parts, requests_for, write_replies
 
 
 class InfillTimings(Struct):
@@ -58,7 +58,7 @@ async def infill(call: Call) -> Answer:
     requests = await requests_for(call, _reply_body(call, body), limit, 0, [{"input_ids": ids}])
     if body.stream:
         return EventStream(_pieces(call, requests), Waiting(failed_event))
-    [reply] = await written(call, requests)
+    [reply] = await write_replies(call, requests)
     return _last(call, reply.response.text, reply.response)
 
 

@@ -28,4 +28,4 @@ async def look_between(host: Host) -> MemoryLook:
 def look_at_runtime(runtime: Runtime) -> MemoryLook:
     """Return the memory use of a runtime. Only the runtime's thread can call this function."""
     waiting = runtime.writer.scheduler.counts[1]
-    return MemoryLook(runtime.held(), runtime.memory_purposes(), waiting, runtime.learning.label)
+    return MemoryLook(runtime.memory_use(), runtime.memory_purposes(), waiting, runtime.learning.label)

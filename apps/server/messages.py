@@ -26,7 +26,7 @@ from .errors import ApiError, anthropic_error
 from .openai_answers import ReplyId, room_of
 from .prompts import ChatPrompt, begun_prompt
 from .splitting import NewCalls
-from .writing import ReplyPart, Requests, WrittenReply, reply_parts, requests_for, written
+from .writing import ReplyPart, Requests, WrittenReply, reply_parts, requests_for, write_replies
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
@@ -177,7 +177,7 @@ async def messages(call: Call) -> Answer:
     requests = await requests_for(call, reply_body(body), body.max_tokens, 0, [prompt.fields])
     if body.stream:
         return EventStream(_events(call, body, requests, prompt.new_calls), Waiting(_error_event, PING))
-    [reply] = await written(call, requests, prompt.new_calls)
+    [reply] = await write_replies(call, requests, prompt.new_calls)
     return _message(body, reply)
 
 

@@ -106,7 +106,7 @@ async def chat_prompt(
     """Return the prompt of a conversation with its tools. form: the form of a reply without tool calls. Raise
     ApiError, 400, with the name of the wrong field, also if a schema cannot be compiled."""
     model = call.serving.runtime.model
-    messages = [call.serving.written_calls.restored(message) for message in messages]
+    messages = [call.serving.written_calls.restore_message(message) for message in messages]
     fields = await formed_fields(call, {"messages": messages}, form)
     if not use.tools and not use.function and use.choice != "required" and not _has_calls(messages):
         return ChatPrompt(fields)

@@ -43,7 +43,9 @@ async def responses(call: Call) -> Answer:
     [request] = await requests_for(call, reply_body(body), body.max_output_tokens, 0, [fields])
     writing = ResponseWriter(body, request, tokenizer)
     if body.stream:
-        return EventStream(_events(call, body, request, prompt.new_calls, writing), Waiting(writing.failed))
+        return EventStream(
+            _events(call, body, request, prompt.new_calls, writing), Waiting(writing.failure_event)
+        )
     async with aclosing(reply_parts(call, [request], new_calls=prompt.new_calls)) as parts:
         async for part in parts:
             for _ in writing.add(part):
@@ -119,7 +121,7 @@ class ResponseWriter:
         if part.response is not None:
             yield from self._finish_answer(part.response)
 
-    def failed(self, error: ApiError) -> bytes:
+    def failure_event(self, error: ApiError) -> bytes:
         """Return the event for an error that ends the response."""
         failure = answers.ResponseFailure(error.code or error.type, str(error))
         self._replace(status="failed", error=failure)
@@ -148,7 +150,7 @@ class ResponseWriter:
     def _open_item(self, item: OpenText | OpenCall) -> Iterator[Struct]:
         yield from self._close_item("completed")
         self._open = item
-        yield from map(self._number_event, item.begun())
+        yield from map(self._number_event, item.begin())
 
     def _close_item(self, status: answers.Status) -> Iterator[Struct]:
         if self._open is not None:

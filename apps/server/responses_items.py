@@ -36,7 +36,7 @@ class OpenText:
             return answers.ThoughtItem(id, status, [], content)  # type: ignore[arg-type]
         return answers.AnswerItem(id, status, "assistant", content)  # type: ignore[arg-type]
 
-    def begun(self) -> Iterator[NumberedEvent]:
+    def begin(self) -> Iterator[NumberedEvent]:
         yield lambda number: answers.ItemAdded(number, self.index, self.item("in_progress"))
         yield lambda number: answers.PartAdded(number, *self.place, self.part())
 
@@ -71,7 +71,7 @@ class OpenCall:
         id, group = self.place[0], self.group or UNSET
         return answers.CallItem(id, status, self.call_id, self.name, self.text, group)
 
-    def begun(self) -> Iterator[NumberedEvent]:
+    def begin(self) -> Iterator[NumberedEvent]:
         yield lambda number: answers.ItemAdded(number, self.index, self.item("in_progress"))
 
     def more(self, text: str) -> NumberedEvent:

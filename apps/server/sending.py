@@ -142,7 +142,7 @@ async def _next_event(events: AsyncGenerator[bytes, None]) -> bytes:
 async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
     """Wait until the coroutine `work` ends. If the client leaves, cancel the work and raise ClientGone."""
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(receive))
+    leaving = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
         await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -159,7 +159,7 @@ async def unless_gone(receive: Receive, work: Awaitable[None]) -> None:
         del working, leaving, task
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

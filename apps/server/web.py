@@ -105,10 +105,10 @@ def web_server(app: Gate, limits: ServerLimits, log: RequestLog) -> WebServer:
     `should_exit` is set. Call this function in the event loop that will run the server, because the function
     also sends failures of the event loop to the log."""
 
-    def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def log_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         InternalError.of(context.get("exception") or RuntimeError()).write_to(log)
 
-    asyncio.get_running_loop().set_exception_handler(failed)
+    asyncio.get_running_loop().set_exception_handler(log_failure)
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # uvicorn would log tracebacks
     return WebServer(
         uvicorn.Config(

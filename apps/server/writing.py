@@ -142,7 +142,7 @@ async def reply_parts(
             yield part
 
 
-async def written(call: Call, requests: Requests, new_calls: NewCalls = None) -> list[WrittenReply]:
+async def write_replies(call: Call, requests: Requests, new_calls: NewCalls = None) -> list[WrittenReply]:
     """Return all replies, each as a whole."""
     parts: list[list[ReplyPart]] = [[] for _ in requests]
     async with aclosing(reply_parts(call, requests, new_calls=new_calls)) as arriving:

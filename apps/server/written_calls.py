@@ -30,7 +30,7 @@ class WrittenCalls:
         while len(self._arguments) > MAX_CALLS:
             self._arguments.popitem(last=False)
 
-    def restored(self, message: Message) -> Message:
+    def restore_message(self, message: Message) -> Message:
         """Return the message with the arguments of its tool calls in the order in which the model wrote
         them."""
         if not message.tool_calls:

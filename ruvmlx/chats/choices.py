@@ -103,7 +103,7 @@ class Choices:
             )
         return edited
 
-    def continued(self, session_id: str, turn: Turn) -> PreferenceResult | None:
+    def learn_from_continuation(self, session_id: str, turn: Turn) -> PreferenceResult | None:
         """Learn from a user who sends a message after a reply that has alternatives: the user prefers this
         reply to the newest alternative.
 

@@ -218,7 +218,7 @@ class Conversations:
         )  # fmt: skip
         self._implicit.notice_next(turns, before)
         if before and instead_of is None:  # an edited question does not choose the reply before it again
-            self._choices.continued(session_id, before[-1])
+            self._choices.learn_from_continuation(session_id, before[-1])
         last = before[-1].id if before else None
         request.question_id = self._store.messages.add_user(session_id, text, after=last)
         return request

@@ -94,7 +94,7 @@ class BestOf:
 
     def join(self) -> None:
         """Start the other replies with forks of the leader's cache. The prompt must have been read."""
-        if not self.leader.over:
+        if not self.leader.is_over:
             for request, recorder in zip(self._requests[1:], self._recorders[1:], strict=True):
                 self.runs.append(self.leader.fork(request, recorder))
             self.running = list(self.runs)
@@ -114,7 +114,7 @@ class BestOf:
         self._drawn += 1
         if self._drawn in CHECKPOINTS and not self._chosen:
             self._drop()
-        self.running = [run for run in self.running if not run.over]
+        self.running = [run for run in self.running if not run.is_over]
         read = len(self.leader.prompt)
         replies = len(self.running) if self.several else 1
         text, logprobs = self._news()
@@ -126,7 +126,7 @@ class BestOf:
         stars = self._choose()
         behind = stars < stars.max() - MARGIN
         for run, is_behind in zip(self.runs, behind, strict=True):
-            if is_behind and not run.over:
+            if is_behind and not run.is_over:
                 run.finish_reason = "cancelled"
         self._chosen = bool(behind.sum() == len(behind) - 1)
 

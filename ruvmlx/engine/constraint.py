@@ -35,7 +35,7 @@ class Matcher:
         self._bits = np.zeros((vocab + 32) // 32, np.uint32)
 
     @property
-    def over(self) -> bool:
+    def is_complete(self) -> bool:
         """Return True if the reply is complete, so that only the end token is allowed next."""
         return self._has_begun and self._matcher.is_stopped()
 

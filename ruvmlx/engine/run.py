@@ -50,7 +50,8 @@ class _Cancelled(Exception):
 
 
 class Run:
-    """A run answers one request. Call `prefill`, then `draw` until `over` is true, then `end` (or `chunks`).
+    """A run answers one request. Call `prefill`, then `draw` until `is_over` is true, then `end` (or
+    `chunks`).
 
     Raises UsageError if the request cannot be answered.
     """
@@ -111,7 +112,7 @@ class Run:
         return other
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self.finish_reason is not None
 
     def chunks(self) -> Iterator[Chunk]:
@@ -129,7 +130,7 @@ class Run:
     @property
     def unread(self) -> int:
         """Return the number of prompt tokens that are not yet read."""
-        return 0 if self.over else len(self.prompt) - self.cached - self._read
+        return 0 if self.is_over else len(self.prompt) - self.cached - self._read
 
     def read_piece(self, most: int | None = None) -> Chunk | None:
         """Read the next piece of the prompt. Returns None if the whole prompt has been read, or if the run
@@ -180,7 +181,7 @@ class Run:
         records the token (batch.py)."""
         if self.request.cancel.is_set():
             self.finish_reason = self.finish_reason or "cancelled"
-        if self.over:
+        if self.is_over:
             return None
         self._feed()  # The backend must read the last token before the next token is drawn.
         token = self.source.read()
@@ -193,7 +194,7 @@ class Run:
             self.ids.append(token)
         if self.source.at_once and record:
             self.record()
-        return None if self.over else self._accept_token(token)
+        return None if self.is_over else self._accept_token(token)
 
     def _accept_token(self, token: int) -> Chunk:
         opening, self._opening = self._opening, ""
@@ -201,7 +202,7 @@ class Run:
             self.repetition.add(token)
         text = opening + self.stops.add(self.decoder.add(token))
         self.text.append(text)
-        if self.stops.hit or (self.rule is not None and self.rule.over):
+        if self.stops.hit or (self.rule is not None and self.rule.is_complete):
             self.finish_reason = "stop"
         elif len(self.ids) >= self.limit or self.repeats:
             self.finish_reason = "length"
@@ -219,7 +220,7 @@ class Run:
 
     @property
     def _ends(self) -> bool:
-        return self.over or self.request.cancel.is_set()
+        return self.is_over or self.request.cancel.is_set()
 
     def take(self, step: Step) -> None:
         """Accept the decode step of the last token. The caller ran the decode step, possibly in a batch with
@@ -240,7 +241,7 @@ class Run:
             possible = source.waits or self.unread
         else:
             other, possible = steps, bool(self.drawn or self.unread)
-        if other and possible and not self.over:
+        if other and possible and not self.is_over:
             self._switch(steps)
 
     def _switch(self, steps: bool) -> None:

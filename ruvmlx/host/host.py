@@ -106,7 +106,7 @@ class Host:
     async def call(self, work: Callable[[Runtime], T]) -> T:
         """Run work(runtime) in the runtime's thread."""
         self.cancel_idle()
-        return await self._run(lambda: work(self.holder.opened))
+        return await self._run(lambda: work(self.holder.opened_runtime))
 
     async def call_in_slices(self, begin: Callable[[Runtime], Generator[None, None, T]]) -> T:
         """Run the generator begin(runtime) in the runtime's thread, in slices from one `yield` to the next.
@@ -130,7 +130,7 @@ class Host:
             if done.set_running_or_notify_cancel():
                 try:
                     self._serving.rest()
-                    done.set_result(work(self.holder.opened))
+                    done.set_result(work(self.holder.opened_runtime))
                 except BaseException as error:  # noqa: BLE001 - the caller receives the error
                     done.set_exception(error)
 
@@ -152,7 +152,7 @@ class Host:
         def idle() -> T:
             if self._is_thread_busy:
                 cancel.set()
-            return work(self.holder.opened, cancel)
+            return work(self.holder.opened_runtime, cancel)
 
         return await self._run(idle)
 
@@ -189,7 +189,7 @@ class Host:
         def settle() -> None:
             if any(host.is_writing for host in self._hosts):
                 cancel.set()
-            self.holder.opened.learning.settle(cancel, watch)
+            self.holder.opened_runtime.learning.settle(cancel, watch)
 
         await self._run(settle)
         return not cancel.is_set()

@@ -67,18 +67,18 @@ class StoppableWatch(Watch):
         self._watch = watch
         self.stopped, self._fetches = threading.Event(), False
 
-    def found(self, facts: Facts) -> None:
-        self._watch.found(facts)
+    def note_facts(self, facts: Facts) -> None:
+        self._watch.note_facts(facts)
 
-    def chosen(self, choice: FileChoice) -> None:
+    def note_choice(self, choice: FileChoice) -> None:
         self._fetches = True
         self._raise_if_stopped()
-        self._watch.chosen(choice)
+        self._watch.note_choice(choice)
 
-    def planned(self, plan: Plan) -> None:
+    def note_plan(self, plan: Plan) -> None:
         self._fetches = self._fetches or plan.facts.to_fetch > 0
         self._raise_if_stopped()
-        self._watch.planned(plan)
+        self._watch.note_plan(plan)
 
     def progress(self, progress: Progress) -> None:
         self._raise_if_stopped()
@@ -98,15 +98,15 @@ class _PlanWatch(Watch):
         self._watch, self._then = watch, then
         self.plan: Plan | None = None
 
-    def found(self, facts: Facts) -> None:
-        self._watch.found(facts)
+    def note_facts(self, facts: Facts) -> None:
+        self._watch.note_facts(facts)
 
-    def chosen(self, choice: FileChoice) -> None:
-        self._watch.chosen(choice)
+    def note_choice(self, choice: FileChoice) -> None:
+        self._watch.note_choice(choice)
 
-    def planned(self, plan: Plan) -> None:
+    def note_plan(self, plan: Plan) -> None:
         self.plan = plan
-        self._watch.planned(plan)
+        self._watch.note_plan(plan)
         self._then(plan)
 
     def progress(self, progress: Progress) -> None:
@@ -138,7 +138,7 @@ class ModelHolder:
         return self.opener.first_run
 
     @property
-    def opened(self) -> Runtime:
+    def opened_runtime(self) -> Runtime:
         assert self.runtime is not None, "call open() first"
         return self.runtime
 
@@ -154,12 +154,12 @@ class ModelHolder:
         Raises ModelUnchanged if the switch fails; the old model then stays in use. `runtime` is None only if
         the holder closed the old runtime to free memory and cannot open it again.
         """
-        label = self.opened.learning.label
+        label = self.opened_runtime.learning.label
         adapter = label.rpartition("@")[0] if label else None
         held = self.plan.need.total if self.plan else 0
         plan_watch = _PlanWatch(watch, lambda plan: self._make_room(plan, held))
         try:
-            new = self._checked(session, self.opener.open(model, adapter, plan_watch))
+            new = self._check_runtime(session, self.opener.open(model, adapter, plan_watch))
         except Exception as error:  # noqa: BLE001 - files, memory and templates fail in many classes
             if self.runtime is None and not self.leaving:
                 self.runtime = self.opener.open(self.model, adapter, QUIET)
@@ -176,7 +176,7 @@ class ModelHolder:
             self.release()
 
     @staticmethod
-    def _checked(session: str, runtime: Runtime) -> Runtime:
+    def _check_runtime(session: str, runtime: Runtime) -> Runtime:
         """Return the runtime if its model's chat template accepts the chat; else close the runtime and raise
         the error."""
         try:

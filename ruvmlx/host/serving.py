@@ -58,7 +58,7 @@ class ServingLoop:
             async for batch in served.stream.batches():
                 yield batch
         finally:
-            if not served.stream.over:
+            if not served.stream.is_over:
                 request.cancel.set()
             with self._lock:
                 self._requests.discard(served)
@@ -225,14 +225,14 @@ class ChunkStream:
             self._loop.call_soon_threadsafe(self._news.set)
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Return True if the stream has ended and the reader has read every chunk."""
         return self._ended and not self._chunks
 
     async def batches(self) -> AsyncIterator[list[Chunk]]:
         """Yield lists of chunks. Each list has all chunks that came after the previous list. Raises the error
         that `end` got."""
-        while not self.over:
+        while not self.is_over:
             await self._news.wait()
             self._news.clear()
             if batch := [self._chunks.popleft() for _ in range(len(self._chunks))]:

@@ -1,4 +1,4 @@
-"""This module draws a token in C (neon/src/draw.c). The simple version for tests is `drawn` of
+"""This module draws a token in C (neon/src/draw.c). The simple version for tests is `draw_token` of
 sampling.py."""
 
 import ctypes as C

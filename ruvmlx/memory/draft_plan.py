@@ -44,5 +44,5 @@ def open_draft_model(
     check_vocabulary(large, small)
     if planning.plan is not None and plan is not None:
         planning.plan.check(-plan.need.total)
-    opened = open_backend(settings.backend, planning.counted(small), settings.threads, 0, planning)
+    opened = open_backend(settings.backend, planning.watched_model(small), settings.threads, 0, planning)
     return DraftModel(opened, small.context, large.shape.vocab_size)

@@ -48,7 +48,9 @@ class Need:
         If the model's own maximum context is smaller, that number of tokens is used."""
         work = PROGRAM + PER_WORD * facts.shape.vocab_size
         tokens = min(facts.shape.max_context, context or CONTEXT)
-        return cls(_held(facts, backend), token_bytes(facts.shape) * cached_tokens(facts.shape, tokens), work)
+        return cls(
+            _weight_bytes(facts, backend), token_bytes(facts.shape) * cached_tokens(facts.shape, tokens), work
+        )
 
 
 def token_bytes(shape: ModelShape) -> int:
@@ -105,7 +107,7 @@ class Fit:
         return f"fits with a context of up to {self.longest_context:,} tokens: {parts}"
 
 
-def _held(facts: Facts, backend: Choice) -> int:
+def _weight_bytes(facts: Facts, backend: Choice) -> int:
     """Return the bytes of the weights in memory. The native backend and GPUs keep the weights quantised; the
     reference backend, and MLX on a CPU with much memory, expand the weights to float32."""
     whole = 4 * facts.parameters
@@ -206,18 +208,18 @@ class Planning(Watch):
         self._context = context
         self.plan: Plan | None = None  # the newest plan
 
-    def found(self, facts: Facts) -> None:
-        self._watch.found(facts)
+    def note_facts(self, facts: Facts) -> None:
+        self._watch.note_facts(facts)
         backend = for_model(self._backend, self._name, facts.shape)
         plan = self.plan = Plan.of(facts, backend, self._chosen, self._context)
-        self._watch.planned(plan)
+        self._watch.note_plan(plan)
         # a download takes long enough to free the `held` bytes meanwhile
         plan.check(self._watch.held if facts.to_fetch else 0)
 
-    def chosen(self, choice: FileChoice) -> None:
+    def note_choice(self, choice: FileChoice) -> None:
         """Before a download, raise NotEnoughMemory if the chosen file's weights alone exceed the memory
         limit."""
-        self._watch.chosen(choice)
+        self._watch.note_choice(choice)
         limit = MachineMemory.now(self._backend).limit + self._watch.held
         if choice.bytes > limit:
             raise NotEnoughMemory(
@@ -231,10 +233,10 @@ class Planning(Watch):
     def load(self, name: str | None) -> Model:
         """Load a model and download it if needed. Raises NotEnoughMemory if the model does not fit."""
         model = load_model(name, self)
-        self.found(Facts.of(model))
+        self.note_facts(Facts.of(model))
         return replace(model, context_limit=self._context)
 
-    def counted(self, model: Model) -> Model:
+    def watched_model(self, model: Model) -> Model:
         """Return the model with a weight loader that reports its progress to the watch."""
         if self._watch is QUIET or not model.is_own:
             return model

@@ -56,7 +56,7 @@ def table() -> list[Proposed]:
     return [_parse_row(row) for row in rows]
 
 
-def installed() -> list[ModelOffer]:
+def installed_offers() -> list[ModelOffer]:
     """Return the chat models on this machine. The models of ollama, of LM Studio and in the Hugging Face
     cache are included. The list leaves out models that only embed texts."""
     return [_offer(facts, "", True) for facts in readable_models() if not facts.embeds]
@@ -69,10 +69,10 @@ def proposals(few: int = MAX_PROPOSALS) -> list[ModelOffer]:
     rows = [row for row in table() if not any(_is_same(row.facts, here) for here in readable_models())]
     fitting = [row for row in rows if _need(row.facts).total <= _limit()]
     offers = [_offer(row.facts, row.licence, False) for row in fitting]
-    return chosen(offers, few)
+    return choose_offers(offers, few)
 
 
-def chosen(offers: Sequence[ModelOffer], few: int) -> list[ModelOffer]:
+def choose_offers(offers: Sequence[ModelOffer], few: int) -> list[ModelOffer]:
     """Return the first `few` offers with at least PLEASANT tokens per second. If no offer reaches PLEASANT
     tokens per second, return the fastest offer. offers: the best model first."""
     pleasant = [offer for offer in offers if offer.tps_expected >= PLEASANT]

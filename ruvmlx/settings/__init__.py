@@ -25,7 +25,7 @@ from .table import (
     TARGETS_EXPECTED,
     Settings,
     parse,
-    written,
+    setting_text,
 )
 
 __all__ = [
@@ -42,8 +42,8 @@ __all__ = [
     "parse",
     "project_file",
     "resolve",
+    "setting_text",
     "store_file",
     "user_file",
     "variable",
-    "written",
 ]

@@ -61,9 +61,9 @@ class SettingSpec:
             parsed = self.kind(value)
         except (TypeError, ValueError):
             kind = "" if self.word else KINDS[self.kind]
-            raise ValueError(", ".join(filter(None, (kind, self.allowed)))) from None
+            raise ValueError(", ".join(filter(None, (kind, self.allowed_values)))) from None
         if not self.allows(parsed):
-            raise ValueError(self.allowed)
+            raise ValueError(self.allowed_values)
         return parsed
 
     @staticmethod
@@ -100,7 +100,7 @@ class SettingSpec:
         return f"from {self.least} to {self.most}"
 
     @property
-    def allowed(self) -> str:
+    def allowed_values(self) -> str:
         """Return the allowed values in words."""
         if self.kind is bool:
             return "on or off"

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import StoreError
 from ..platform import files
 from .sources import read_file, user_file
-from .table import parse, spec_of, written
+from .table import parse, setting_text, spec_of
 
 
 def remove(name: str) -> Path | None:
@@ -26,7 +26,7 @@ def remove(name: str) -> Path | None:
 
 def save(name: str, value: str) -> Path:
     """Set one value in the user's settings file and return the path of the file."""
-    line = f"{name} = {_toml(written(parse(name, value, 'the command line')))}\n"
+    line = f"{name} = {_toml(setting_text(parse(name, value, 'the command line')))}\n"
     # this call raises UsageError if the file is unreadable; an unreadable file must not be overwritten
     read_file(user_file())
     path = user_file()

@@ -282,7 +282,7 @@ class Settings:
         for name, spec in SPECS.items():
             value = getattr(self, name)
             if value is not None:
-                _checked(name, spec, value)
+                _parse_value(name, spec, value)
 
     @property
     def adapter_name(self) -> str | None:
@@ -303,10 +303,10 @@ SAMPLING = tuple(name for name, spec in SPECS.items() if spec.sampling)
 def parse(name: str, value: Any, origin: str) -> Any:
     """Return a value in the setting's type. Raises UsageError for a value that is not allowed, or an unknown
     setting. origin: the source of the value, for the text of the error."""
-    return _checked(name, spec_of(name), value, f" (from {origin})")
+    return _parse_value(name, spec_of(name), value, f" (from {origin})")
 
 
-def _checked(name: str, spec: SettingSpec, value: Any, origin: str = "") -> Any:
+def _parse_value(name: str, spec: SettingSpec, value: Any, origin: str = "") -> Any:
     try:
         return spec.parse(value)
     except ValueError as e:
@@ -321,6 +321,6 @@ def spec_of(name: str, where: str = "") -> SettingSpec:
     return SPECS[name]
 
 
-def written(value: Any) -> Any:
+def setting_text(value: Any) -> Any:
     """Return a value as settings files, flags and JSON write it: True becomes "on"."""
     return ("off", "on")[value] if isinstance(value, bool) else value

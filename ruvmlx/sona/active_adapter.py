@@ -227,7 +227,7 @@ class ActiveAdapter:
 
         pause: a function that is called every few tokens; it can raise an exception to stop
         """
-        if not {"probabilities", "packed"} <= vars(self.frozen_probe).keys():
+        if not {"probabilities", "packed_probs"} <= vars(self.frozen_probe).keys():
             self.backend.set_lora(None)
             self.frozen_probe.look(pause or (lambda: None))  # `look` needs the original model's output head
         self.backend.set_lora(lora)

@@ -39,8 +39,8 @@ def probe_under(
 
 
 def _compare(frozen: KLProbe, new: KLProbe, backend: Backend, pause: Pause) -> np.ndarray:
-    """Set `packed` and `packed_ratio` of `new`. Return log(p_frozen / p_base) of the token that follows each
-    context in the text: [M], M contexts."""
+    """Set `packed_probs` and `packed_ratio` of `new`. Return log(p_frozen / p_base) of the token that follows
+    each context in the text: [M], M contexts."""
     base, probabilities, ratios, lost = backend.lora, [], [], []
     try:
         for i in range(0, len(new.contexts), ROWS):
@@ -59,6 +59,6 @@ def _compare(frozen: KLProbe, new: KLProbe, backend: Backend, pause: Pause) -> n
     finally:
         backend.set_lora(base)
     pause()
-    new.packed = np.ascontiguousarray(np.concatenate(probabilities))
+    new.packed_probs = np.ascontiguousarray(np.concatenate(probabilities))
     new.packed_ratio = np.ascontiguousarray(np.concatenate(ratios))
     return np.concatenate(lost)

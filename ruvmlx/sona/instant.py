@@ -214,7 +214,7 @@ def prepare_stats(trace: Trace, probe: KLProbe) -> ReplyStats:
     with np.errstate(all="ignore"):  # `ReplyStats.finite` and the update check for NaN and Inf later
         adapter, scale = trace.adapter, np.float32(trace.adapter.scale)
         gradient = trace.grad_b.take(probe.tokens, axis=1)
-        u = trace.hidden @ adapter.lora_a
+        u = trace.hidden_states @ adapter.lora_a
         drawn = np.zeros(adapter.lora_b.shape[1], np.float32)
         np.add.at(drawn, trace.tokens, u[:, 0])
         expected = np.maximum(0, drawn.take(probe.tokens) - gradient[0] / scale)  # about sum_t p_t

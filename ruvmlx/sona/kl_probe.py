@@ -156,7 +156,7 @@ class KLProbe:
         return log_softmax_rows(self.head(self.contexts[self.few]))
 
     @cached_property
-    def packed(self) -> np.ndarray:
+    def packed_probs(self) -> np.ndarray:
         """The probability of each movable token in every context, and in the last column the sum of all other
         tokens' probabilities: [M, A + 1]."""
         return self._packing(lambda: None)
@@ -172,8 +172,8 @@ class KLProbe:
     def look(self, pause: Callable[[], None] = lambda: None) -> None:
         """Call the output head to compute the probabilities that distances need and that are not cached yet.
         `pause` can raise an exception to stop."""
-        if "packed" not in vars(self):
-            self.packed = self._packing(pause)
+        if "packed_probs" not in vars(self):
+            self.packed_probs = self._packing(pause)
         self.probabilities  # noqa: B018 - kept once computed
         pause()
 
@@ -194,7 +194,9 @@ class KLProbe:
         if self.packed_ratio is None:
             return 0.0
         n = self.answers
-        return float(np.mean(np.sum(self.packed[:n].astype(np.float64) * self.packed_ratio[:n], axis=1)))
+        return float(
+            np.mean(np.sum(self.packed_probs[:n].astype(np.float64) * self.packed_ratio[:n], axis=1))
+        )
 
     def prepare(self) -> None:
         """Compute the values that ratings read from a cache, so that the first rating need not wait."""
@@ -204,7 +206,7 @@ class KLProbe:
     def likely(self) -> np.ndarray:
         """The mean probability [A] of each movable token over the contexts in answers. The sum of the
         probabilities is 1."""
-        p = self.packed[: self.answers, :-1].mean(axis=0, dtype=np.float64)
+        p = self.packed_probs[: self.answers, :-1].mean(axis=0, dtype=np.float64)
         return p / p.sum()
 
     @cached_property
@@ -218,7 +220,7 @@ class KLProbe:
         frozen model, even if this probe is under a base LoRA."""
         n = self.answers
         text = KLContexts(
-            self.packed[:n], None, self._projections[:n], self._following_indices[:n], [(n, 0.0)]
+            self.packed_probs[:n], None, self._projections[:n], self._following_indices[:n], [(n, 0.0)]
         )
         return self.contexts[:n], text
 
@@ -267,7 +269,7 @@ class KLProbe:
 
     def _read(self, u: np.ndarray, *known: np.ndarray) -> KLContexts:
         groups = self.groups.of(np.arange(len(self.contexts)))
-        return KLContexts(self.packed, self.packed_ratio, u, self._following_indices, groups, *known)
+        return KLContexts(self.packed_probs, self.packed_ratio, u, self._following_indices, groups, *known)
 
     @cached_property
     def _projections(self) -> np.ndarray:
@@ -280,7 +282,7 @@ class KLProbe:
         A + 1]. With this difference, the linear part of the rise is exact, and only the curved part is
         estimated from the contexts.
         """
-        said = self.packed.copy()
+        said = self.packed_probs.copy()
         said[np.arange(len(said)), self._following_indices] -= 1
         rest = self.drift.copy()
         for part, share in self.groups.in_prose:

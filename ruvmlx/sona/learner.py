@@ -367,7 +367,7 @@ class Learner:
         tokens = np.asarray(trace.tokens, np.int32)
         sums = [0.0, 0.0]
         at = 0
-        for hidden, frozen in adapted_logits(None, trace.hidden, self.backend.head):
+        for hidden, frozen in adapted_logits(None, trace.hidden_states, self.backend.head):
             for i, adapter in enumerate((old.micro, new.micro)):
                 logits = frozen.copy()
                 adapter.add_to_logits(logits, hidden)

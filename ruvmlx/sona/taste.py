@@ -193,7 +193,7 @@ class TasteModel:
         return any(c.word is not None or c.opener is not None for c in self.fitted.columns)
 
     @property
-    def turned(self) -> int:
+    def ratings_before_turn(self) -> int:
         """The number of ratings before the newest turn of the taste; 0 if the taste never turned. A turn is a
         rating at which the user's taste changed. The model does not use the ratings before the turn."""
         return self.fitted.turned

@@ -134,7 +134,7 @@ class Trace:
         self._hidden.append(hidden)
 
     @property
-    def hidden(self) -> np.ndarray:
+    def hidden_states(self) -> np.ndarray:
         """The hidden states of the T tokens: [T, D] float32."""
         return np.stack(self._hidden)
 
@@ -162,7 +162,7 @@ class Trace:
         function from hidden states to logits."""
         new = Trace(adapter, version)
         at = 0
-        for hidden, logits in adapted_logits(adapter, self.hidden, head):
+        for hidden, logits in adapted_logits(adapter, self.hidden_states, head):
             for h, z in zip(hidden, logits, strict=True):
                 new.add(h, z, self.tokens[at])
                 at += 1
@@ -191,7 +191,7 @@ class Trace:
             out,
             grad_a=self.grad_a,
             grad_b=self.grad_b,
-            hidden=self.hidden,
+            hidden=self.hidden_states,
             tokens=np.asarray(self.tokens, np.int32),
             facts=np.array([np.nan if f is None else f for f in facts]),
             **self._layer_arrays(),  # type: ignore[arg-type]

@@ -99,7 +99,7 @@ class UserTaste:
             # The texts are needed only to find the names of words, because the model has only hashes of
             # words.
             texts = self._texts() if model.has_words else []
-            status = TasteStatus(model.ratings, model.turned, tuple(model.preferences(texts)))
+            status = TasteStatus(model.ratings, model.ratings_before_turn, tuple(model.preferences(texts)))
             self._fitted = version, model, status
         return self._fitted
 

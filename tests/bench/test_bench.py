@@ -94,7 +94,7 @@ def test_the_chat_suite_types_into_the_real_app(tiny_bench, home, monkeypatch):
 
 def test_a_token_is_drawn_with_its_own_word_or_a_later_one():
     arrived = [(1.0, b"x w00000 w0"), (2.0, b"0001 \x1b[1m"), (3.0, b"w00003")]
-    assert chat._drawn(arrived) == [1.0, 2.0, 3.0, 3.0]
+    assert chat._times_of_words(arrived) == [1.0, 2.0, 3.0, 3.0]
 
 
 def test_kernels_stand_beside_their_twins_and_limits(run):  # noqa: F811

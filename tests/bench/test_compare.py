@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 from ruvmlx.apps.bench import compare
-from ruvmlx.apps.bench.rows import at_most, measured
+from ruvmlx.apps.bench.rows import at_most, median_row
 
 from ..cli.verbs import run  # noqa: F401 - a fixture
 
@@ -18,7 +18,7 @@ def report(seed: int, slower: float = 1.0, rows: int = 40, noise: float = 0.04, 
     for i in range(rows):
         moment = hour * np.exp(rng.normal(0, 0.1, 12))  # hits ours and the reference alike
         own = 100 * moment * np.exp(rng.normal(0, noise, 12)) / (slower if i == 0 else 1)
-        made.append(measured(f"row {i}", own.tolist(), "tok/s", reference=tuple(moment)).facts)
+        made.append(median_row(f"row {i}", own.tolist(), "tok/s", reference=tuple(moment)).facts)
     return {"rows": made, "machine": {"threads": 2}, "settings": {}}
 
 
@@ -31,7 +31,9 @@ def test_a_planted_slow_down_of_a_tenth_is_found_and_nothing_else():
 
 
 def test_faster_is_told_from_slower_for_times_too():
-    times = [measured("t", [v + i / 100 for i in range(8)], "ms", better="lower").facts for v in (10.0, 5.0)]
+    times = [
+        median_row("t", [v + i / 100 for i in range(8)], "ms", better="lower").facts for v in (10.0, 5.0)
+    ]
     reports = [{"rows": [row]} for row in times]
     assert compare.changes(*reports)[0].verdict == "faster"
     assert compare.changes(*reversed(reports))[0].verdict == "slower"

@@ -4,24 +4,24 @@ import json
 
 import pytest
 from ruvmlx.apps.bench import energy, markdown, model, page, projection, terminal
-from ruvmlx.apps.bench.rows import Row, at_most, measured, refuse_impossible, spread, verdict
+from ruvmlx.apps.bench.rows import Row, at_most, median_row, refuse_impossible, spread, verdict
 
 
 def test_a_figure_near_its_target_is_neither_met_nor_missed():
     """Two runs of the same code may fall on both sides of it."""
-    assert [at_most("n", x, "MB", 5).met for x in (5, 5.1)] == [True, False]  # a count of bytes is exact
-    assert [at_most("n", x, "us", 5).met for x in (4, 4.9, 5.1, 6)] == [True, None, None, False]
-    assert [Row("n", x, "x", 2.0).met for x in (2.1, 2.05, 1.95, 1.9)] == [True, None, None, False]
+    assert [at_most("n", x, "MB", 5).is_met for x in (5, 5.1)] == [True, False]  # a count of bytes is exact
+    assert [at_most("n", x, "us", 5).is_met for x in (4, 4.9, 5.1, 6)] == [True, None, None, False]
+    assert [Row("n", x, "x", 2.0).is_met for x in (2.1, 2.05, 1.95, 1.9)] == [True, None, None, False]
     assert [verdict(at_most("n", x, "us", 5).facts) for x in (4, 5, 6)] == ["met", "close", "not met"]
 
 
 def test_a_figure_is_as_sure_as_its_samples():
     wide = [8.0, 9, 10, 11, 12]
     assert spread(wide) == pytest.approx(0.15) and spread([10.0] * 5) == 0
-    assert [measured("n", wide, "x", t).met for t in (8.0, 9.0, 11.0, 12.0)] == [True, None, None, False]
-    lower = [measured("n", wide, "x", t, better="lower").met for t in (8.0, 9.0, 11.0, 12.0)]
+    assert [median_row("n", wide, "x", t).is_met for t in (8.0, 9.0, 11.0, 12.0)] == [True, None, None, False]
+    lower = [median_row("n", wide, "x", t, better="lower").is_met for t in (8.0, 9.0, 11.0, 12.0)]
     assert lower == [False, None, None, True]
-    assert measured("n", wide, "x").met is None and verdict(measured("n", wide, "x").facts) == ""
+    assert median_row("n", wide, "x").is_met is None and verdict(median_row("n", wide, "x").facts) == ""
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_planted_impossible_number_is_refused(row, refused):
     kept = refuse_impossible(row)
     assert (kept.value is None) == refused
     if refused:
-        assert kept.met is None and "at fault" in kept.note
+        assert kept.is_met is None and "at fault" in kept.note
     else:
         assert kept is row
 
@@ -47,7 +47,7 @@ def test_ratios_are_taken_turn_by_turn():
     """A machine that slows down in the middle hits both: the ratio does not move."""
     rates = {"ours": [200.0, 100, 50], "llama.cpp": [100.0, 50, 25], "llama.cpp flash": [90.0, 45, 20]}
     (row,) = model.ratios("x", rates, 1.8)
-    assert row.name == "x: ours / llama.cpp" and row.value == 2.0 and row.met
+    assert row.name == "x: ours / llama.cpp" and row.value == 2.0 and row.is_met
     (row,) = model.ratios("x", rates | {"llama.cpp flash": [400.0, 200, 100]}, 1.8)
     assert row.name == "x: ours / llama.cpp" and row.value == 0.5 and "llama.cpp flash" in row.note
 

@@ -24,7 +24,7 @@ from ruvmlx.apps.chat.app import ChatApp
 from ruvmlx.apps.chat.chats_screen import ChatsScreen
 from ruvmlx.apps.chat.messages import Notice
 from ruvmlx.apps.chat.options import ChatOptions
-from ruvmlx.apps.chat.stream import drawn
+from ruvmlx.apps.chat.stream import wait_until_drawn
 from textual.events import Key
 from textual.widgets import Input
 
@@ -142,7 +142,7 @@ class Driver:
             if self._app.failure or time.monotonic() > deadline:
                 raise TimeoutError(f"the app did not get there: {self._app.failure}")
             await asyncio.sleep(PAUSE)
-        await drawn(self._app.screen)
+        await wait_until_drawn(self._app.screen)
 
     async def key(self, key: str, is_done: Callable[[], object]) -> None:
         self._app.post_message(Key(key, key if len(key) == 1 else None))
@@ -171,7 +171,7 @@ class Driver:
     async def _command(self, text: str, is_done: Callable[[], bool]) -> None:
         self._app.chat.prompt.text = text
         self._app.chat.prompt.focus()
-        await drawn(self._app.screen)
+        await wait_until_drawn(self._app.screen)
         await self.key("enter", is_done)
 
     async def open(self, chat: str) -> None:

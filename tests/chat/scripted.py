@@ -222,7 +222,7 @@ class ScriptedRuntime:
     def sampling(self, **given):
         return Sampling(**given)
 
-    def held(self):
+    def memory_use(self):
         return MemoryUse(100 << 20, 50 << 20, 5 << 20, 400 << 20, 500 << 20, 8 << 30, 64 << 20)
 
     def status(self):

@@ -234,7 +234,7 @@ async def test_an_error_during_again_leaves_the_old_reply(chatting, monkeypatch)
             raise UsageError("not today")
             yield
 
-        runtime = app.host.holder.opened
+        runtime = app.host.holder.opened_runtime
         monkeypatch.setattr(runtime.chats, "again", refuse)
         await pilot.press("ctrl+g")
         await until(pilot, lambda: "not today" in screen_text(app) and app.phase == "idle")

@@ -16,11 +16,11 @@ async def test_a_message_is_typed_and_rates_nothing(typed):
     async with chatting(runtime) as (app, pilot):
         await ask(app, pilot)
         await pilot.press("tab")
-        await until(pilot, lambda: app.chat.selected())
+        await until(pilot, lambda: app.chat.selected_reply())
         for letter in typed:
             await pilot.press("space" if letter == " " else letter)
         await until(pilot, lambda: app.chat.prompt.text == typed)
-        assert runtime.ratings == [] and app.chat.editing is None and app.chat.selected() is None
+        assert runtime.ratings == [] and app.chat.editing is None and app.chat.selected_reply() is None
 
 
 async def test_the_mode_is_on_the_screen_and_leaves_it():
@@ -72,7 +72,7 @@ async def test_help_is_always_in_the_footer(size):
         await ask(app, pilot)
         assert footer(app).endswith("F1 Help")
         await pilot.press("tab")
-        await until(pilot, lambda: app.chat.selected())
+        await until(pilot, lambda: app.chat.selected_reply())
         assert footer(app).endswith("F1 Help")
 
 

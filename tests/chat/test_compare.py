@@ -64,7 +64,7 @@ async def test_choosing_a_reply_prefers_it_to_the_other(chatting, learned, monke
         turns = await app.host.call(lambda runtime: runtime.chats.turns(learned))
         assert turns[-1].id == candidates[side].message
         other = {c.message for c in candidates} - {turns[-1].id}
-        messages = app.host.holder.opened.store.messages
+        messages = app.host.holder.opened_runtime.store.messages
         rows = await app.host.call(lambda runtime: {row.id: row.reply_id for row in messages.all(learned)})
         (found,) = await app.host.call(lambda runtime: runtime.store.preferences.of_chat(learned))
         assert found == (turns[-1].reply_id, rows[other.pop()], "compare")
@@ -91,7 +91,7 @@ async def test_esc_chooses_neither_and_choose_does_so_later(chatting, learned): 
 async def test_a_stopped_comparison_leaves_nothing_to_choose(chatting, learned):  # noqa: F811
     """Esc while they are written: there is nothing to choose, and the chat goes on."""
     async with chatting(session=learned, max_new_tokens=300, sampling=Sampling(0.0)) as (app, pilot):
-        runtime = app.host.holder.opened
+        runtime = app.host.holder.opened_runtime
         say_it = runtime.chats.say
 
         def slowly(*args, **given):

@@ -62,7 +62,7 @@ class Full(ScriptedRuntime):
 async def test_the_app_draws_a_line_and_counts():
     async with chatting(Full(["One."], ["Two."], ["Three."]), SMALL) as (app, pilot):
         await ask(app, pilot, "First?")
-        await until(pilot, lambda: app.chat.host.holder.opened.settled == 1)
+        await until(pilot, lambda: app.chat.host.holder.opened_runtime.settled == 1)
         assert "reads from here on" not in screen_text(app)
         await ask(app, pilot, "Second?")
         await until(pilot, lambda: "the model reads from here on" in screen_text(app))

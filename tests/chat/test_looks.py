@@ -34,7 +34,7 @@ def test_the_theme_comes_from_setting_then_environment(monkeypatch, wanted, envi
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert theme.preferred(wanted) == expected
+    assert theme.theme_name(wanted) == expected
 
 
 async def test_the_contrast_theme_has_7_to_1_everywhere():

@@ -126,7 +126,7 @@ def test_in_a_low_panel_details_go_first(height):
     """Details go first, then the older of the recent ratings; tiers, memory and heat stay."""
     recent = [(f"▲ {i}", "q") for i in range(8)]
     machine = [*overview.cache_rows(KV), *overview.memory_rows(HELD), ("heat", "50 °C")]
-    shown = overview.fitted([("Recent ratings", recent), ("Machine", machine)], height)
+    shown = overview.fit_sections([("Recent ratings", recent), ("Machine", machine)], height)
     words = [word for _, rows in shown for word, _ in rows]
     assert {"▲ 0", "recent", "older", "oldest", "memory", "budget", "heat"} <= set(words)
     assert len(words) + len(shown) <= max(height, 10)

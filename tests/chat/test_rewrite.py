@@ -85,7 +85,7 @@ async def test_what_is_refused_stays_in_the_input(chatting, monkeypatch):  # noq
         await until(pilot, lambda: app.chat.prompt.text == reply.text)
         await pilot.press("enter")
         await until(pilot, lambda: "same as before" in screen_text(app) and not reply.progress)
-        runtime = app.host.holder.opened
+        runtime = app.host.holder.opened_runtime
 
         def busy(*_, **__):
             raise StoreBusy("locked by a test")

@@ -282,7 +282,7 @@ async def test_the_app_acts_on_what_is_on_the_screen(state, tiny, open_tiny, sto
         await ask(app, pilot, QUESTION)
         for line in STATES[state][1:]:
             await type_in(app, pilot, line.replace("EARLIER", store))
-        replies, runtime = app.chat.transcript.replies, app.host.holder.opened
+        replies, runtime = app.chat.transcript.replies, app.host.holder.opened_runtime
         shown = replies[-1].answer.strip() if replies else ""
         assert bool(shown) == (state not in EMPTY)
         before = version(runtime)

@@ -1,6 +1,6 @@
 """Thoughts in the chat: folded to a line, shown on demand, never copied; plain mode leaves them out."""
 
-from ruvmlx.apps.chat.stream import drawn
+from ruvmlx.apps.chat.stream import wait_until_drawn
 
 from .helpers import ask, chatting, screen_text
 from .scripted import ScriptedRuntime
@@ -12,16 +12,16 @@ THINKS = ["<thi", "nk>\nFirst this, ", "then that.\n</th", "ink>\n\nThe **answer
 async def test_a_thought_is_one_line_until_it_is_unfolded():
     async with chatting(ScriptedRuntime(THINKS)) as (app, pilot):
         reply = await ask(app, pilot)
-        await drawn(reply)
+        await wait_until_drawn(reply)
         folded = screen_text(app)
         assert "thought for 4 words" in folded and "The answer." in folded and "First this" not in folded
         reply.focus()
         await pilot.press("t")
-        await drawn(reply)
+        await wait_until_drawn(reply)
         unfolded = screen_text(app)
         assert "First this, then that." in unfolded and "The answer." in unfolded and "think>" not in unfolded
         await pilot.press("t")
-        await drawn(reply)
+        await wait_until_drawn(reply)
         assert "First this" not in screen_text(app)
 
 
@@ -33,7 +33,7 @@ async def test_a_saved_thought_is_folded_and_never_copied(monkeypatch):
         await ask(app, pilot)
         plain = await ask(app, pilot)
         await app.chat.transcript.restart(runtime.chats.turns(app.chat.state.session), "model")
-        await drawn(app.chat.transcript)
+        await wait_until_drawn(app.chat.transcript)
         assert "thought for 4 words" in screen_text(app) and "First this" not in screen_text(app)
         assert plain.answer == plain.text == "No thought."
         first = app.chat.transcript.replies[0]
@@ -47,7 +47,7 @@ async def test_a_saved_thought_is_folded_and_never_copied(monkeypatch):
 async def test_a_thought_that_was_stopped_says_so_in_past_tense():
     async with chatting(ScriptedRuntime(["<think>on and on"])) as (app, pilot):
         reply = await ask(app, pilot)
-        await drawn(reply)
+        await wait_until_drawn(reply)
         assert "thought for 3 words" in screen_text(app) and reply.answer == ""
 
 

@@ -40,7 +40,7 @@ async def test_a_windowed_reply_looks_as_if_all_widgets_were_placed(monkeypatch,
     steps = [0.5, 0.52, 0.1, 0.9, 0.0, 1.0, 0.31]
     near = await screens(long_chat(seed), size, steps)
     assert near[0].height > 10 * size[1]
-    monkeypatch.setattr(windowed, "seen", lambda arranged, _: arranged)
+    monkeypatch.setattr(windowed, "visible_part", lambda arranged, _: arranged)
     assert near == await screens(long_chat(seed), size, steps)
 
 

@@ -36,7 +36,7 @@ async def test_no_figure_of_the_inside_is_on_the_screen():
         assert "33 of 8,192 tokens" in screen_text(app) and "1 rating" in screen_text(app)
         assert not INSIDE.search(screen_text(app)), screen_text(app)
         await pilot.press("tab")
-        await until(pilot, lambda: app.chat.selected())
+        await until(pilot, lambda: app.chat.selected_reply())
         assert not INSIDE.search(screen_text(app)), screen_text(app)
         app.chat.prompt.text = "/details"
         app.chat.prompt.focus()

@@ -45,14 +45,14 @@ def test_a_file_is_written_and_put_back(house, tmp_path, name, before):
         made.path.parent.mkdir(parents=True)
         made.path.write_text(own)
     record = tmp_path / "connected" / "x.json"
-    write_over(made.path, made.merged(), record)
+    write_over(made.path, made.merged_text(), record)
     text = made.path.read_text()
     assert "starter" in text and made.path.stat().st_mode & 0o077 == (0o044 if before else 0)
     if before and name in ("claude", "zed"):
         found = json.loads(text)
         assert found.get("theme") == "One" or (found["model"], found["env"]["A"]) == ("x", "1")
     if name != "llm":
-        write_over(made.path, made.merged(), record)
+        write_over(made.path, made.merged_text(), record)
     assert put_back(record) == made.path
     assert made.path.read_text() == own if before else not made.path.exists()
     with pytest.raises(NotFound):
@@ -61,13 +61,13 @@ def test_a_file_is_written_and_put_back(house, tmp_path, name, before):
 
 def test_a_file_that_changed_is_left_alone(house, tmp_path):
     made, record = client_of("claude", SERVED), tmp_path / "x.json"
-    write_over(made.path, made.merged(), record)
+    write_over(made.path, made.merged_text(), record)
     made.path.write_text("mine")
     with pytest.raises(RuvmlxError, match="has changed since"):
         put_back(record)
     assert made.path.read_text() == "mine"
     with pytest.raises(UsageError, match="not plain JSON"):
-        made.merged()
+        made.merged_text()
 
 
 def test_codex_reads_its_file(house):
@@ -84,12 +84,12 @@ def test_llm_reads_its_file(house, monkeypatch):
     made = client_of("llm", SERVED)
     monkeypatch.setenv("LLM_USER_PATH", str(made.path.parent))
     monkeypatch.setenv("LLM_LOAD_PLUGINS", "")  # the starter's package is one, and needs what is not here
-    write_over(made.path, made.merged(), made.path.parent / "x.json")
+    write_over(made.path, made.merged_text(), made.path.parent / "x.json")
     command = [sys.executable, "-m", "llm", "models", "list"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     assert "ruvmlx" in listed.stdout
     with pytest.raises(UsageError, match="already"):
-        made.merged()
+        made.merged_text()
 
 
 def invoke(*words):
@@ -151,7 +151,7 @@ def test_claude_code_reads_its_file(house, tmp_path):
     server = HTTPServer(("127.0.0.1", 0), Refuse)
     Thread(target=server.serve_forever, daemon=True).start()
     made = client_of("claude", Served(f"http://127.0.0.1:{server.server_port}", "k", "starter", 8192))
-    write_over(made.path, made.merged(), tmp_path / "x.json")
+    write_over(made.path, made.merged_text(), tmp_path / "x.json")
     environment = {"CLAUDE_CONFIG_DIR": str(made.path.parent), "DISABLE_AUTOUPDATER": "1"}
     with pytest.raises(AssertionError):  # it fails: the server refuses
         run("claude", lambda path: [path, "-p", "hello"], tmp_path, **environment)

@@ -255,7 +255,7 @@ def test_what_belongs_to_nobody_stays(planted, text):
 
 def test_an_error_keeps_the_words_of_mlx_alone(planted):
     def raised(error: Exception) -> str:
-        return doctor._checked("x", lambda: (_ for _ in ()).throw(error))
+        return doctor._run_check("x", lambda: (_ for _ in ()).throw(error))
 
     metal = RuntimeError(f"[metal::Device] Unable to build /Users/{PERSON}/a.metal: error: no such type")
     assert "Unable to build <removed> error: no such type" in privacy.public_error(raised(metal)["error"])

@@ -71,7 +71,7 @@ def test_the_plan_is_told_once_where_it_matters(now, tiny, first, to_fetch, told
     sink = io.StringIO()
     watch = TerminalWatch(TerminalLine(sink), first)
     for _ in range(2):
-        watch.planned(plan_of(tiny, to_fetch))
+        watch.note_plan(plan_of(tiny, to_fetch))
     assert sink.getvalue().count("your data") == told and "\x1b" not in sink.getvalue()
 
 
@@ -80,8 +80,8 @@ def test_names_cannot_control_the_terminal(now, tiny):
     line = TerminalLine(sink)
     now[0] += 1
     hostile = "m\x1b]0;x\x07\x9b2J\u202e\n"
-    TerminalWatch(line, first=True).planned(plan_of(tiny, 5, hostile))
-    PullWatch(line).found(plan_of(tiny, 5, hostile).facts)
+    TerminalWatch(line, first=True).note_plan(plan_of(tiny, 5, hostile))
+    PullWatch(line).note_facts(plan_of(tiny, 5, hostile).facts)
     PullWatch(line).progress(Progress(f"Loading {hostile}", 1, 2))
     line.erase()
     assert not set(sink.getvalue().replace("\x1b[K", "")) & set("\x1b\x07\x9b\u202e")

@@ -30,7 +30,7 @@ from typing import Any
 
 import click
 from rich import console, table  # noqa: F401 - loaded once, not in each process
-from ruvmlx.apps.bench.rows import measured
+from ruvmlx.apps.bench.rows import median_row
 from ruvmlx.apps.cli import FILES, cli, run
 
 import ruvmlx.store  # noqa: F401 - the same
@@ -295,7 +295,7 @@ def without_styles(text: str) -> str:
 
 def speeds(tokens: float) -> dict[str, Any]:
     """A report of `bench`, with one row."""
-    row = measured("decode at 256: ours", [tokens + i / 10 for i in range(8)], "tok/s")
+    row = median_row("decode at 256: ours", [tokens + i / 10 for i in range(8)], "tok/s")
     return {"rows": [row.facts], "machine": {"threads": 2}}
 
 

@@ -138,7 +138,7 @@ def _settings_rows():
     for name, found in shown.items():
         spec = settings.SPECS[name]
         default = "" if found["value"] in (None, "") else f"`{found['value']}`"
-        yield f"| `{name}` | {default} | {spec.allowed or KINDS[spec.kind]} | {spec.doc} |"
+        yield f"| `{name}` | {default} | {spec.allowed_values or KINDS[spec.kind]} | {spec.doc} |"
 
 
 def test_the_names_of_the_api():

@@ -81,7 +81,7 @@ def _allows(model, constraint, text):
         if logits[token] < 0:
             return False
         matcher.take(token)
-    return matcher.over
+    return matcher.is_complete
 
 
 @pytest.mark.parametrize("strict", [True, None])

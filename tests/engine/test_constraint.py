@@ -135,7 +135,7 @@ def test_masks_are_those_of_a_slow_twin(tmp_path):
         rng, words = np.random.default_rng(0), [word.encode() for word in WORDS]
         for _ in range(20):
             matcher, text = matcher_for(model, Constraint.regex("|".join(WORDS))), b""
-            while not matcher.over:
+            while not matcher.is_complete:
                 allowed = mask(matcher, vocab)
                 want = {i for i in range(vocab) if may_come(tokenizer.token_bytes(i), text, words)}
                 want |= set(tokenizer.eos_ids) if text in words else set()
@@ -167,7 +167,7 @@ def test_a_vocabulary_without_an_end_token(tiny):
     tokenizer = gguf_without_end(tiny)
     model = SimpleNamespace(tokenizer=tokenizer, shape=tiny.shape)
     matcher, ids = matcher_for(model, Constraint.regex("[ab]n")), list[int]()
-    while not matcher.over:
+    while not matcher.is_complete:
         ids.append(min(mask(matcher, tiny.shape.vocab_size)))
         matcher.take(ids[-1])
     assert tokenizer.decode(ids) in ("an", "bn")
@@ -184,7 +184,7 @@ def test_the_constraint_begins_behind_an_open_thought(tiny):
     matcher = matcher_for(tiny, Constraint.regex("yes|no"), "<think>\n")
     everything = set(range(tiny.shape.vocab_size))
     for token in tokenizer.encode("hm, x</think>", add_bos=False):
-        assert mask(matcher, len(everything)) == everything and not matcher.over
+        assert mask(matcher, len(everything)) == everything and not matcher.is_complete
         matcher.take(token)
     first = {tokenizer.encode(c, add_bos=False)[0] for c in "yn"}
     assert mask(matcher, len(everything)) == first

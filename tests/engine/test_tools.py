@@ -133,7 +133,7 @@ def written(model, prepared, seed: int, most: int = 600) -> list[str]:
         if token in tokenizer.eos_ids:
             return [*pieces, decoder.flush()]
         pieces.append(decoder.add(token))
-        if rule.over:
+        if rule.is_complete:
             return [*pieces, decoder.flush()]
     return []
 

@@ -36,7 +36,7 @@ class Shop:
             100 * GB, self.room - self.size * len(self.open), self.room - self.size * len(self.open)
         )
         facts = Facts(model, None, "gguf", None, 1000, self.size)
-        watch.planned(Plan(facts, NATIVE, Need(self.size, 0, 0), memory, model, None))
+        watch.note_plan(Plan(facts, NATIVE, Need(self.size, 0, 0), memory, model, None))
         watch.progress(Progress(f"Loading {model}", 1, 2))
         if model in self.errors and (model != "old" or "new" in self.events):
             raise self.errors[model]
@@ -56,19 +56,19 @@ class Shop:
 def test_side_by_side():
     """The old one is closed once the new one is there; the adapter's name stays."""
     shop = Shop()
-    shop.holder.opened.adapter = "work"
+    shop.holder.opened_runtime.adapter = "work"
     shop.holder.switch("new", "s1")
-    assert shop.events == ["old", "new", "-old"] and shop.holder.opened is shop.open["new"]
-    assert shop.holder.opened.adapter == "work" and shop.holder.model == "new"
-    shop.holder.opened.adapter = None
+    assert shop.events == ["old", "new", "-old"] and shop.holder.opened_runtime is shop.open["new"]
+    assert shop.holder.opened_runtime.adapter == "work" and shop.holder.model == "new"
+    shop.holder.opened_runtime.adapter = None
     shop.holder.switch("third", "s1")
-    assert shop.holder.opened.adapter is None
+    assert shop.holder.opened_runtime.adapter is None
 
 
 def test_one_after_the_other_where_there_is_no_room_for_both():
     shop = Shop(size=6 * GB, room=10 * GB)
     shop.holder.switch("new", "s1")
-    assert shop.events == ["old", "-old", "new"] and shop.holder.opened is shop.open["new"]
+    assert shop.events == ["old", "-old", "new"] and shop.holder.opened_runtime is shop.open["new"]
 
 
 def test_both_never_take_more_than_three_quarters():
@@ -85,7 +85,11 @@ def test_a_failure_leaves_the_old_one(size, events, error):
     shop = Shop(size, new=error)
     with pytest.raises(ModelUnchanged) as caught:
         shop.holder.switch("new", "s1")
-    assert shop.events == events and shop.holder.opened is shop.open["old"] and shop.holder.model == "old"
+    assert (
+        shop.events == events
+        and shop.holder.opened_runtime is shop.open["old"]
+        and shop.holder.model == "old"
+    )
     assert "\n" not in str(caught.value) and str(caught.value).endswith("The model stays as it was.")
     assert caught.value.exit_code == getattr(error, "exit_code", 1)
 
@@ -113,7 +117,7 @@ def test_a_template_that_refuses_the_chat():
     shop.holder.opener = Opener(opens, "old")
     with pytest.raises(ModelUnchanged, match="no system"):
         shop.holder.switch("new", "s1")
-    assert shop.events == ["old", "new", "-new"] and shop.holder.opened is shop.open["old"]
+    assert shop.events == ["old", "new", "-new"] and shop.holder.opened_runtime is shop.open["old"]
 
 
 def test_stopped():
@@ -140,10 +144,10 @@ def test_the_choice_of_a_file_is_passed_on(wrap):
     told = []
 
     class Notes(Watch):
-        def chosen(self, choice):
+        def note_choice(self, choice):
             told.append(choice)
 
-    wrap(Notes()).chosen("a file")
+    wrap(Notes()).note_choice("a file")
     assert told == ["a file"]
 
 
@@ -155,7 +159,7 @@ def test_a_plain_function_opens_the_only_runtime():
     holder = ModelHolder.of_runtime(runtime)
     with pytest.raises(ModelUnchanged, match="one model only"):
         holder.switch("new", "s1", QUIET)
-    assert holder.opened is runtime and not runtime.closed
+    assert holder.opened_runtime is runtime and not runtime.closed
 
 
 # -- the host -----------------------------------------------------------------------------------------

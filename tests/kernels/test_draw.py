@@ -10,7 +10,7 @@ from ruvmlx import sampling as sampler
 from ruvmlx.kernels.draw import TokenDrawing
 from ruvmlx.kernels.library import available
 from ruvmlx.kernels.micro import NotFinite
-from ruvmlx.sampling import FILTERS, Filter, Sampler, Sampling, candidates, drawn
+from ruvmlx.sampling import FILTERS, Filter, Sampler, Sampling, candidates, draw_token
 
 EDGE = 2e-6  # of probability: the kernel's sums may pass top_p, or u, this much sooner or later
 BELOW_ONE = 1 - 2.0**-53
@@ -54,7 +54,7 @@ def is_near(token, z, s: Sampling, u):
     for a, b, c in itertools.product((0, -EDGE, EDGE), repeat=3):
         moved = replace(s, top_p=min(1 - 1e-9, s.top_p + a) if s.top_p < 1 else 1, min_p=s.min_p * (1 + b))
         last = u + c >= 1
-        found.append(place[int(candidates(z, moved)[0][-1]) if last else drawn(z, moved, max(u + c, 0))])
+        found.append(place[int(candidates(z, moved)[0][-1]) if last else draw_token(z, moved, max(u + c, 0))])
     return min(found) <= place[token] <= max(found)
 
 
@@ -68,7 +68,7 @@ def test_a_token_is_the_twins(impl, name):
         s = Sampling(temperature, **options)
         draw = in_c(impl, s)
         for u in (0.0, 0.3713, 0.9099, BELOW_ONE):
-            token, want = draw(z, u), drawn(z, s, u)
+            token, want = draw(z, u), draw_token(z, s, u)
             others += token != want
             assert token == want or is_near(token, z, s, u), (s, u)
     assert others < 40  # of 768; where all are equal, rounding decides
@@ -89,7 +89,7 @@ def test_a_reply_of_a_whole_vocabulary_is_the_twins(impl, s):
     draw, numbers = in_c(impl, s), np.random.default_rng(5)
     for i in range(60):
         z, u = random(i, 49_152, 4.0), numbers.random()
-        assert draw(z, u) == drawn(z, s, u)
+        assert draw(z, u) == draw_token(z, s, u)
 
 
 @pytest.mark.parametrize("impl", available("draw"))
@@ -140,4 +140,4 @@ def test_a_filter_that_c_does_not_know_is_applied_in_numpy(monkeypatch):
     draw, numbers = Sampler(s), np.random.default_rng(1)
     for seed in range(20):
         token = draw(random(seed))
-        assert token >= 900 and token == drawn(random(seed), s, numbers.random())
+        assert token >= 900 and token == draw_token(random(seed), s, numbers.random())

@@ -58,7 +58,7 @@ def test_a_model_that_does_not_fit_is_refused_before_loading(monkeypatch, tiny_f
     told = []
 
     class Told(Watch):
-        def planned(self, plan):
+        def note_plan(self, plan):
             told.append(plan)
 
     with pytest.raises(NotEnoughMemory, match=r"needs about 1\d\d MB.*8\.0 GB are free.*close other") as e:

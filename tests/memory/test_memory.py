@@ -49,9 +49,9 @@ def test_a_backend_knows_its_weights(starter, opened):
 
 def test_the_parts_of_a_runtime(open_tiny):
     with open_tiny() as runtime:
-        empty = runtime.held()
+        empty = runtime.memory_use()
         say(runtime, runtime.chats.new_chat(), "hello")
-        held = runtime.held()
+        held = runtime.memory_use()
         assert held.model == runtime.backend.nbytes > 0 and held.adapters == runtime.learner.active.nbytes > 0
         assert empty.kv == 0 < held.kv == runtime.engine.sessions.nbytes
         assert held.resident <= held.peak and held.resident < held.budget

@@ -28,7 +28,7 @@ def test_the_parts_are_those_of_the_process(open_tiny):
         before = {row.name: row for row in runtime.memory_purposes()}
         say(runtime, runtime.chats.new_chat(), "hello")
         rows = {row.name: row for row in runtime.memory_purposes()}
-        held = runtime.held()
+        held = runtime.memory_use()
         assert list(rows) == NAMES and before["kv"].used == before["learning"].used == 0
         assert rows["weights"].used + rows["scratch"].used == held.model > 0
         assert rows["kv"].used == held.kv > 0 and rows["learning"].used > 0

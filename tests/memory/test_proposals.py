@@ -64,8 +64,8 @@ def test_weights_of_another_program_are_not_fetched_again(machine):
     """The same model under ollama's name, also with other bits, is shown as here and not proposed."""
     own = replace(row("Qwen3-8B"), name="ollama:qwen3:8b", path=Path("/x"), bytes=8 * GB, to_fetch=0)
     machine(11 * GB, here=[own])
-    assert [offer.name for offer in proposals.installed()] == ["ollama:qwen3:8b"]
-    assert all(offer.installed for offer in proposals.installed())
+    assert [offer.name for offer in proposals.installed_offers()] == ["ollama:qwen3:8b"]
+    assert all(offer.installed for offer in proposals.installed_offers())
     assert not any("Qwen3-8B" in offer.name for offer in proposals.proposals())
 
 

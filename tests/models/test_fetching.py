@@ -50,7 +50,7 @@ class Noted(Watch):
     def __init__(self, leave_at=None):
         self.facts, self.lines, self.leave_at = [], [], leave_at
 
-    def found(self, facts):
+    def note_facts(self, facts):
         self.facts.append(facts)
 
     def progress(self, progress):

@@ -33,7 +33,7 @@ class Told(Noted):
         super().__init__(leave_at)
         self.choices = []
 
-    def chosen(self, choice):
+    def note_choice(self, choice):
         self.choices.append(choice)
 
 

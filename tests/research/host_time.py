@@ -16,7 +16,7 @@ from unittest import mock
 
 import numpy as np
 from ruvmlx.apps.bench.random_model import make
-from ruvmlx.apps.bench.rows import Row, at_most, rounded
+from ruvmlx.apps.bench.rows import Row, at_most, round_digits
 
 from ruvmlx.backends.mlx import backend as mlx
 from ruvmlx.backends.mlx import graph
@@ -192,7 +192,7 @@ def _rows(name: str, costs: dict[str, list[Cost]], where: str = "") -> list[Row]
         label = f"host time of a token, {name}{where}: {what}"
         note = f"{us:.0f} us; mlx-lm {theirs_us:.0f} us"
         barred = (name == "plain" or where) and i == 0
-        plain = Row(label, rounded(ratio), "x", note=note, better="lower")
+        plain = Row(label, round_digits(ratio), "x", note=note, better="lower")
         found.append(at_most(label, ratio, "x", BAR, note) if barred else plain)
     return found
 

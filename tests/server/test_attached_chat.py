@@ -59,7 +59,7 @@ def attach(home):
 @pytest.fixture
 def slow(running, endless):
     """The server. Each step of its replies takes 20 ms."""
-    scheduler = running.serving.host.holder.opened.writer.scheduler
+    scheduler = running.serving.host.holder.opened_runtime.writer.scheduler
     step = scheduler.step
 
     def slowly():

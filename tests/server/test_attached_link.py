@@ -39,7 +39,7 @@ def link(running, apps):
     found.send_facts(**asdict(Hello.of((80, 24))))
 
     def read():
-        while not any(isinstance(event, CloseConnection) for event in found.arrived()):
+        while not any(isinstance(event, CloseConnection) for event in found.read_events()):
             pass
 
     threading.Thread(target=read, daemon=True).start()

@@ -149,7 +149,7 @@ def test_status_does_not_wait_for_this_work(running, monkeypatch):
             cancel.wait(20)
             ended.set()
 
-    monkeypatch.setattr(running.serving.host.holder.opened.learning, "settle", settle)
+    monkeypatch.setattr(running.serving.host.holder.opened_runtime.learning, "settle", settle)
     running.chat()
     assert begun.wait(20)
     assert running.ask("GET", "/v1/status").json["idle_work"] == "preparing"
@@ -165,7 +165,7 @@ def test_status_does_not_wait_for_this_work(running, monkeypatch):
 def test_a_rating_finds_its_reply_prepared(running):
     """The server prepares it while nobody asks."""
     running.chat()
-    traces = running.serving.host.holder.opened.learner.traces
+    traces = running.serving.host.holder.opened_runtime.learner.traces
     running.wait_until(lambda: all(trace.stats is not None for trace in traces.held.values()))
     assert traces.held
 

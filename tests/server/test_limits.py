@@ -78,7 +78,7 @@ def test_many_clients_that_leave(serve, slow):
             time.sleep(0.01 * (i % 5))
         connection.close()
     running.wait_until(lambda: running.serving.waiting == 0 and running.serving.calls == 0)
-    engine = running.serving.host.holder.opened.engine
+    engine = running.serving.host.holder.opened_runtime.engine
     engine.sessions.clear()
     assert engine.sessions.nbytes == 0
     assert running.chat(max_tokens=2).status == 200
@@ -253,7 +253,7 @@ def test_an_internal_error(serve, monkeypatch):
     def broken(self):
         raise ValueError("secret words")
 
-    monkeypatch.setattr(type(running.serving.runtime), "held", broken)
+    monkeypatch.setattr(type(running.serving.runtime), "memory_use", broken)
     told = running.ask("GET", "/metrics")
     assert told.status == 500 and told.error["type"] == "server_error"
     log = running.log.getvalue()

@@ -161,7 +161,7 @@ def test_no_request_waits_for_what_another_model_prepares(serve_models, monkeypa
             cancel.wait(20)
             ended.set()
 
-    monkeypatch.setattr(second.host.holder.opened.learning, "settle", settle)
+    monkeypatch.setattr(second.host.holder.opened_runtime.learning, "settle", settle)
     ask(running, B)
     assert begun.wait(20)
     assert running.ask("GET", "/v1/status").json["idle_work"] == "preparing"

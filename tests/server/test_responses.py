@@ -192,7 +192,9 @@ def test_a_failed_response():
     """An error after the first event ends the stream with response.failed."""
     writing = writer()
     numbers = [event.sequence_number for event in [*writing.begin(), *writing.add(ReplyPart(0, text="a"))]]
-    event = json.loads(writing.failed(ApiError(503, "the server is stopping.")).partition(b"data: ")[2])
+    event = json.loads(
+        writing.failure_event(ApiError(503, "the server is stopping.")).partition(b"data: ")[2]
+    )
     assert event["type"] == "response.failed" and event["sequence_number"] == len(numbers) == 5
     assert event["response"]["status"] == "failed"
     assert event["response"]["error"] == {"code": "server_error", "message": "the server is stopping."}

@@ -14,7 +14,7 @@ def message(arguments, id="a"):
 
 
 def arguments_of(calls, *given):
-    [call] = calls.restored(message(*given)).tool_calls
+    [call] = calls.restore_message(message(*given)).tool_calls
     found = call["function"]["arguments"]
     return list(found.items()) if isinstance(found, dict) else found
 
@@ -51,4 +51,4 @@ def test_only_the_last_calls_are_kept(calls, monkeypatch):
     monkeypatch.setattr(written_calls, "MAX_CALLS", 2)
     calls.add(ParsedCall("b", "edit", "{}"))
     assert arguments_of(calls, {"all": False, "path": "x"}) == [("all", False), ("path", "x")]
-    assert calls.restored(Message("user", "hello")) == Message("user", "hello")
+    assert calls.restore_message(Message("user", "hello")) == Message("user", "hello")

@@ -76,7 +76,7 @@ def test_a_value_at_its_bound_is_allowed():
 
 
 def test_the_bounds_are_said_in_words():
-    said = {name: settings.SPECS[name].allowed for name in ("top_p", "min_p", "top_k", "examples")}
+    said = {name: settings.SPECS[name].allowed_values for name in ("top_p", "min_p", "top_k", "examples")}
     assert said == {
         "top_p": "over 0 and at most 1", "min_p": "0 or more and under 1", "top_k": "0 or more",
         "examples": "from 0 to 8",
@@ -102,7 +102,7 @@ def test_a_setting_is_one_frozen_valid_value():
 def test_every_default_is_allowed_and_every_setting_is_explained():
     for name, spec in settings.SPECS.items():
         default = getattr(settings.Settings(), name)
-        assert spec.doc and (default is None or spec.parse(settings.written(default)) == default), name
+        assert spec.doc and (default is None or spec.parse(settings.setting_text(default)) == default), name
 
 
 @pytest.mark.parametrize("value, meant", [("on", True), ("off", False), (True, True)])

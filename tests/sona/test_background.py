@@ -156,7 +156,7 @@ def test_a_promoted_base_is_not_read_again(rated, monkeypatch):
     assert learner.base is grounds[-1].lora and learner.probe is grounds[-1].probe
     again = plain(learner.history.base(learner.state.base))
     assert again.lora.scale == learner.base.scale and again.lora.to_bytes() == learner.base.to_bytes()
-    np.testing.assert_allclose(again.probe.packed, learner.probe.packed, atol=1e-6)
+    np.testing.assert_allclose(again.probe.packed_probs, learner.probe.packed_probs, atol=1e-6)
     learner.active.install()
 
 

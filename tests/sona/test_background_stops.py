@@ -81,7 +81,7 @@ def test_stopped_at_every_kind_of_pause(rated, monkeypatch, restart):
     monkeypatch.setattr(background, "SAVE_EVERY", 1)
     want, losses = consolidate(rated)
     assert want["promoted"], want["reason"]
-    base, probe = rated.learner.base.to_bytes(), rated.learner.probe.packed
+    base, probe = rated.learner.base.to_bytes(), rated.learner.probe.packed_probs
     rated.rollback(14)
     rated.learning.loops.close()
     rated.learner.sync()
@@ -98,7 +98,7 @@ def test_stopped_at_every_kind_of_pause(rated, monkeypatch, restart):
             rated.learning.loops.close()
     assert report["promoted"] and report["loss_after"] == want["loss_after"]
     assert rated.learner.base.to_bytes() == base and seen[-1] == losses[-1]
-    np.testing.assert_array_equal(rated.learner.probe.packed, probe)
+    np.testing.assert_array_equal(rated.learner.probe.packed_probs, probe)
     for part in PARTS:
         assert any(part in place for place in known), part
 

@@ -35,8 +35,8 @@ def update_once(adapter, trace, weight, probe, stats=None):
 
 
 def mean_logprob(trace, adapter, backend) -> float:
-    z = backend.head(trace.hidden)
-    adapter.add_to_logits(z, trace.hidden)
+    z = backend.head(trace.hidden_states)
+    adapter.add_to_logits(z, trace.hidden_states)
     z = z.astype(np.float64) - z.max(axis=1, keepdims=True)
     return float(np.mean(z[np.arange(len(z)), trace.tokens] - np.log(np.exp(z).sum(axis=1))))
 
@@ -56,7 +56,7 @@ def test_no_weight_no_update(trace, probe):
 def ended(trace, probe, backend) -> Trace:
     """The same reply, but that its last token ends it."""
     tokens = [*trace.tokens[:-1], int(probe.eos[0])]
-    return Trace.from_hidden(trace.adapter, 0, trace.hidden, tokens, backend.head, None)
+    return Trace.from_hidden(trace.adapter, 0, trace.hidden_states, tokens, backend.head, None)
 
 
 def end_of(values, probe) -> np.ndarray:
@@ -72,7 +72,7 @@ def test_a_rating_down_blames_a_long_reply_for_going_on(
     monkeypatch.setattr(instant, "SHORT", short)
     reply = ended(trace, probe, tiny_backend)
     assert len(reply.tokens) == 23
-    z = tiny_backend.head(reply.hidden).astype(np.float64)
+    z = tiny_backend.head(reply.hidden_states).astype(np.float64)
     p = np.exp(z)[:, probe.eos[0]] / np.exp(z).sum(axis=1)
     u = readings(reply)
     stats = instant.prepare_stats(reply, probe)
@@ -155,7 +155,7 @@ def slow_lora_b(rated, probe) -> np.ndarray:
 
 
 def readings(trace) -> np.ndarray:
-    return (trace.hidden @ trace.adapter.lora_a).astype(np.float64)
+    return (trace.hidden_states @ trace.adapter.lora_a).astype(np.float64)
 
 
 def slow_fisher(trace, r, token) -> float:

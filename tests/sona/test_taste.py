@@ -79,14 +79,14 @@ def test_a_taste_that_turns_is_followed_within_ten_ratings():
     given = sim.stars(sim.lists, shown)
     given[80:] = 6 - given[80:]
     model = TasteModel.fit(sim.rated(shown, given))
-    assert 70 <= model.turned <= 84
+    assert 70 <= model.ratings_before_turn <= 84
     assert agreement(model, sim.lists) < -0.8
 
 
 def test_a_taste_that_stays_is_not_cut():
     for seed in range(5):
-        assert fitted(sim.lists, 90, seed).turned == 0
-        assert fitted(sim.shorter, 90, seed, wrong=0.2).turned == 0
+        assert fitted(sim.lists, 90, seed).ratings_before_turn == 0
+        assert fitted(sim.shorter, 90, seed, wrong=0.2).ratings_before_turn == 0
 
 
 def test_without_a_turn_the_order_of_ratings_does_not_matter():

@@ -47,8 +47,8 @@ def test_gradient_equals_finite_differences(engine, tiny, tiny_backend, temperat
     """Every element of E_a and a sample of E_b, relative error under 1e-3."""
     adapter = random_adapter(tiny.config)
     trace = traced_reply(engine, adapter, temperature)
-    hidden = trace.hidden.astype(np.float64)
-    frozen = tiny_backend.head(trace.hidden).astype(np.float64)
+    hidden = trace.hidden_states.astype(np.float64)
+    frozen = tiny_backend.head(trace.hidden_states).astype(np.float64)
     a, b = adapter.lora_a.astype(np.float64), adapter.lora_b.astype(np.float64)
 
     def of_a(a):
@@ -68,7 +68,10 @@ def test_gradient_equals_finite_differences(engine, tiny, tiny_backend, temperat
 def test_logprobs_and_log_ratio_are_those_of_the_reply(engine, tiny, tiny_backend):
     adapter = random_adapter(tiny.config)
     trace = traced_reply(engine, adapter, 0.7)
-    hidden, frozen = trace.hidden.astype(np.float64), tiny_backend.head(trace.hidden).astype(np.float64)
+    hidden, frozen = (
+        trace.hidden_states.astype(np.float64),
+        tiny_backend.head(trace.hidden_states).astype(np.float64),
+    )
     live = reply_logprob(adapter.lora_a, adapter.lora_b, adapter.scale, hidden, frozen, trace.tokens)
     base = reply_logprob(adapter.lora_a, 0 * adapter.lora_b, adapter.scale, hidden, frozen, trace.tokens)
     assert trace.logprob == pytest.approx(live, rel=1e-5)
@@ -81,7 +84,7 @@ def test_a_trace_replayed_under_another_adapter_is_that_adapters_trace(engine, t
     trace = traced_reply(engine, old, 0.7)
     replayed = trace.replay(new, 2, tiny_backend.head)
     expected = Trace(new, 2)
-    for h, y in zip(trace.hidden, trace.tokens, strict=True):
+    for h, y in zip(trace.hidden_states, trace.tokens, strict=True):
         logits = tiny_backend.head(h[None])[0]
         new.add_to_logits(logits, h)
         expected.add(h, logits, y)
@@ -97,7 +100,7 @@ def test_bytes_and_back(engine, tiny, tiny_backend):
     back = Trace.from_bytes(trace.to_bytes(), adapter)
     assert back is not None
     np.testing.assert_array_equal(back.grad_b, trace.grad_b)
-    np.testing.assert_array_equal(back.hidden, trace.hidden)
+    np.testing.assert_array_equal(back.hidden_states, trace.hidden_states)
     assert (back.tokens, back.logprob) == (trace.tokens, trace.logprob)
 
 

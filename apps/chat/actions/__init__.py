@@ -142,12 +142,12 @@ class Actions:
         if what == "take_back":
             return session and chat.key_hints.can_take_back
         if what == "clipboard.copy_next_code":
-            reply = chat.chosen()
+            reply = chat.chosen_reply()
             return reply is not None and bool(reply.code_blocks)
         if what == "rewrite.begin":
             return session and idle and bool(chat.transcript.replies)
         if what == "rate.give_reason":
-            reply = chat.chosen()
+            reply = chat.chosen_reply()
             return reply is not None and reply.rating in BAD and not self.rate.is_too_early
         if what == "draft.complete_or_choose":
             return bool(chat.suggestions.rows) or self.offers("select.select")
@@ -159,7 +159,7 @@ class Actions:
     async def _take_step(self, command: Command) -> None:
         """Run the command's step in the runtime's thread, and show the outcome of the step."""
         state, step = self._chat.state, COMMANDS[command.name].step
-        selected = self._chat.selected()
+        selected = self._chat.selected_reply()
         state.selected = selected.message_id if selected else None
 
         def work(runtime: Runtime) -> tuple[Outcome, Standing | None]:

@@ -19,7 +19,7 @@ class ClipboardActions:
 
     def copy(self, argument: str = "") -> None:
         """Copy the chosen reply. If `argument` is a number, copy the reply's code block with this number."""
-        reply = self._chat.chosen()
+        reply = self._chat.chosen_reply()
         if reply is None:
             raise NotFound("there is no reply to copy yet")
         blocks = reply.code_blocks
@@ -32,7 +32,7 @@ class ClipboardActions:
 
     def copy_next_code(self) -> None:
         """Copy the first code block of the chosen reply. The next call copies the next block of the reply."""
-        reply = self._chat.chosen()
+        reply = self._chat.chosen_reply()
         blocks = reply.code_blocks if reply else []
         if reply is None or not blocks:
             return

@@ -63,4 +63,4 @@ class CompareActions:
             await self._write.show_turns()
             self._rate.show(done[1])
             self._rate.show_preference(chosen.message, done[0])
-            self._rate.tell_preference(done[0], compare.told(chosen))
+            self._rate.tell_preference(done[0], compare.choice_text(chosen))

@@ -70,7 +70,7 @@ class FetchActions:
 
     @property
     def _key(self) -> str:
-        return keys.shown(self._chat.app, "fetch", "F5")
+        return keys.key_label(self._chat.app, "fetch", "F5")
 
     def go(self) -> None:
         """If a downloaded model is ready, switch to this model. If no model is ready, download the proposed

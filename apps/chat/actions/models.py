@@ -31,7 +31,7 @@ class _ShownWatch(Watch):
     def __init__(self, show: Callable[[Plan | Progress], None]) -> None:
         self._show, self._loop = show, asyncio.get_running_loop()
 
-    def planned(self, plan: Plan) -> None:
+    def note_plan(self, plan: Plan) -> None:
         call_soon(self._loop, lambda: self._show(plan))
 
     def progress(self, progress: Progress) -> None:
@@ -150,7 +150,7 @@ class ModelActions:
         if chat.phase == "closing":
             return
         options = replace(chat.options, session=chat.state.session, system=None)
-        opened, said = await chat.host.call(lambda r: (Opened.of(r, options), models.told(r)))
+        opened, said = await chat.host.call(lambda r: (Opened.of(r, options), models.switch_text(r)))
         self._library.show(opened)
         await chat.transcript.show(opened.turns, opened.model)
         await chat.transcript.add(Notice(said))

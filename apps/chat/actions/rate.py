@@ -48,7 +48,7 @@ class RateActions:
     async def _learn(self, learn: Callable[[Runtime, str], RatingResult]) -> None:
         """Rate the chosen reply by a call of `learn(runtime, reply_id)`, and show what the rating changed."""
         chat = self._chat
-        reply = None if self.is_too_early else chat.chosen()
+        reply = None if self.is_too_early else chat.chosen_reply()
         if reply is None or reply.reply_id is None:
             chat.status.flash("There is no reply to rate yet")
             return
@@ -58,7 +58,7 @@ class RateActions:
         if done:
             chat.state.lesson = done[0]
             self.ask_why_no_more()
-            reply.rated(done[0], self._key)
+            reply.show_rating(done[0], self._key)
             self.show(done[1])
             chat.status.flash(describe.effect(done[0], self._key), EFFECT_SHOWN)
             await self._sum_up()
@@ -84,7 +84,7 @@ class RateActions:
         self._chat.state.lesson = learned
         for reply in self._chat.transcript.replies:
             if reply.message_id == message:
-                reply.preferred(learned, self._key)
+                reply.show_preference(learned, self._key)
 
     def tell_preference(self, learned: PreferenceResult, what: str) -> None:
         """Show what the model learned from the user's choice between two replies, and the key that undoes the
@@ -97,7 +97,7 @@ class RateActions:
     @property
     def _key(self) -> str:
         """The label of the key that undoes a rating."""
-        return keys.shown(self._chat.app, "undo", "Ctrl+R")
+        return keys.key_label(self._chat.app, "undo", "Ctrl+R")
 
     @property
     def is_too_early(self) -> bool:
@@ -105,7 +105,7 @@ class RateActions:
         rating would go to the reply before the growing reply. While a model opens, the model cannot learn
         from a rating."""
         phase = self._chat.phase
-        return phase == "opening" or (phase == "replying" and not self._chat.selected())
+        return phase == "opening" or (phase == "replying" and not self._chat.selected_reply())
 
     def notice(self, replies: Iterable[str | None], what: str) -> None:
         """Tell the runtime what the user did with the given replies, for example `what` = "copied" (implicit

@@ -29,7 +29,7 @@ class RewriteActions:
     def begin(self, text: str = "") -> bool:
         """Put the text of a new version of the chosen reply into the input; if `text` is "", put the reply's
         present text into the input. Return False if the user can rewrite no reply now."""
-        chat, reply = self._chat, self._chat.chosen()
+        chat, reply = self._chat, self._chat.chosen_reply()
         if chat.phase != "idle" or reply is None or reply.message_id is None:
             chat.status.flash("There is no reply to rewrite yet")
             return False

@@ -13,7 +13,7 @@ class SelectActions:
     def select(self, step: int) -> None:
         """Give the focus to the reply that is `step` places after the chosen reply in the conversation. 0
         means the chosen reply, and -1 means the reply before the chosen reply."""
-        transcript, reply = self._chat.transcript, self._chat.chosen()
+        transcript, reply = self._chat.transcript, self._chat.chosen_reply()
         if not reply:
             return
         if step < 0 and transcript.has_earlier and reply is transcript.replies[0]:

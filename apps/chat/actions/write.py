@@ -67,7 +67,7 @@ class WriteActions:
 
     async def _again(self) -> None:
         chat, reply = self._chat, ReplyMessage()
-        old = chat.chosen()
+        old = chat.chosen_reply()
 
         async def place() -> None:
             if old:
@@ -83,7 +83,7 @@ class WriteActions:
         self._chat.start(self._more, group="write")
 
     async def _more(self) -> None:
-        chat, reply = self._chat, self._chat.chosen()
+        chat, reply = self._chat, self._chat.chosen_reply()
         if reply is None or not reply.is_cut:
             chat.status.flash("That reply is complete; /again writes another one")
             return
@@ -215,7 +215,7 @@ class WriteActions:
         """Put the question of the chosen reply into the input, so that the user can edit it. Return False if
         the reply has no question."""
         chat = self._chat
-        reply = chat.chosen()
+        reply = chat.chosen_reply()
         message = chat.transcript.question_of(reply) if reply else None
         message = message or next(
             (m for m in reversed(chat.transcript.messages) if isinstance(m, UserMessage)), None
@@ -256,7 +256,7 @@ class WriteActions:
 
     async def _flip(self, step: int) -> None:
         chat = self._chat
-        chosen, session = chat.chosen(), chat.state.session
+        chosen, session = chat.chosen_reply(), chat.state.session
         if chat.phase != "idle" or not session:
             return
         message = chosen.message_id if chosen else None
@@ -266,7 +266,7 @@ class WriteActions:
 
         done = await chat.attempt(flip)
         if done:
-            had_focus = chat.selected() is not None
+            had_focus = chat.selected_reply() is not None
             await chat.transcript.show(done[1], chat.model)
             shown = next((r for r in chat.transcript.replies if r.message_id == done[0]), None)
             self._tell_place(done[1], done[0])
@@ -281,7 +281,7 @@ class WriteActions:
     def may(self, action: str) -> bool:
         """Return True if the method `action` would do something now. action: "again", "more", "edit" or
         "flip"."""
-        reply = self._chat.chosen()
+        reply = self._chat.chosen_reply()
         if action == "more":
             return reply is not None and reply.is_cut
         if action == "flip":

@@ -21,14 +21,14 @@ def _write_side(state: ChatState, text: str, sides: list[bool]) -> Outcome:
     learned, *rest = sides
     number = len(state.candidates) + 1
 
-    def written(runtime: Runtime, state: ChatState, _: str) -> Outcome:
+    def finish_side(runtime: Runtime, state: ChatState, _: str) -> Outcome:
         state.candidates.append(compare.candidate(runtime, state.session, learned))
         if rest:
             return _write_side(state, text, rest)
         return Outcome("Which is better? /choose 1 or /choose 2")
 
     begin = compare.writing(state.session, text, number == 1, learned, state.options)
-    return Outcome(f"Reply {number}.", reply=begin, then=written)
+    return Outcome(f"Reply {number}.", reply=begin, then=finish_side)
 
 
 def show_effect(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
@@ -55,4 +55,4 @@ def _write_named(state: ChatState, text: str, seed: int, replies: list[str]) -> 
 def choose(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     chosen, other = compare.choice(argument, state.candidates)
     state.lesson = runtime.chats.prefer(state.session, chosen.message, other.message)
-    return Outcome(describe.preference_words(state.lesson, compare.told(chosen)))
+    return Outcome(describe.preference_words(state.lesson, compare.choice_text(chosen)))

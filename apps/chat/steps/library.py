@@ -7,7 +7,7 @@ from ruvmlx.errors import UsageError
 from ruvmlx.runtime import Runtime
 
 from .. import chat_files
-from ..state import ChatState, Outcome, told
+from ..state import ChatState, Outcome, text_outcome
 
 
 def list_chats(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
@@ -44,7 +44,7 @@ def pin(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 def folder(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """Put the open chat into the named folder of the list of chats. Without a name, list the folders."""
-    return told(chat_files.put_in_folder(runtime, state.session, argument))
+    return text_outcome(chat_files.put_in_folder(runtime, state.session, argument))
 
 
 def fork(runtime: Runtime, state: ChatState, _: str) -> Outcome:
@@ -78,7 +78,7 @@ def restore(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 
 def export(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    return told(chat_files.export(runtime, state.session, argument, state.options.files))
+    return text_outcome(chat_files.export(runtime, state.session, argument, state.options.files))
 
 
 def import_file(runtime: Runtime, state: ChatState, argument: str) -> Outcome:

@@ -3,7 +3,7 @@
 from ruvmlx.runtime import Runtime
 
 from .. import describe, models, roles
-from ..state import ChatState, Outcome, told
+from ..state import ChatState, Outcome, text_outcome
 from .settings import value_lines
 
 
@@ -42,7 +42,9 @@ def system(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
         prompt = None if argument == "none" else argument
         runtime.chats.set_system(state.session, prompt)
         state.system = prompt
-    return told(describe.system_prompt(state.system, "" if state.system else runtime.chats.template_system()))
+    return text_outcome(
+        describe.system_prompt(state.system, "" if state.system else runtime.chats.template_system())
+    )
 
 
 def answer_as(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
@@ -50,17 +52,17 @@ def answer_as(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     the system prompt of the open chat as a role. Without an argument, list the roles."""
     word, _, name = argument.partition(" ")
     if not word:
-        return told("\n".join(roles.lines()))
+        return text_outcome("\n".join(roles.lines()))
     if word == "save":
         file = roles.save(name.strip(), state.system or "")
-        return told(f"Kept as the role {file.stem}, in {file}")
+        return text_outcome(f"Kept as the role {file.stem}, in {file}")
     return system(runtime, state, word if word == "none" else roles.text(argument))
 
 
 def prompt(runtime: Runtime, state: ChatState, _: str) -> Outcome:
     """Show the whole prompt that the model reads, with the markers that the chat template adds."""
-    return told(runtime.chats.prompt_text(state.session))
+    return text_outcome(runtime.chats.prompt_text(state.session))
 
 
 def status(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    return told("\n".join([*describe.status_lines(runtime), *value_lines(runtime, state.options)]))
+    return text_outcome("\n".join([*describe.status_lines(runtime), *value_lines(runtime, state.options)]))

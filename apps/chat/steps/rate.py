@@ -8,7 +8,7 @@ from ...progress import watching
 from .. import describe, glossary
 from ..arguments import parse_rating, parse_reason, parse_version
 from ..overview import Overview, spoken_lines
-from ..state import ChatState, Outcome, told
+from ..state import ChatState, Outcome, text_outcome
 from .shown import shown_reply
 
 
@@ -50,12 +50,12 @@ def details(runtime: Runtime, state: ChatState, _: str) -> Outcome:
     """Show the figures of the newest reply and of the newest rating or choice."""
     lines = describe.reply_details(state.response, runtime.model.context) if state.response else []
     lines += describe.details_of(state.lesson) if state.lesson else []
-    return told("\n".join(lines or ["No figures yet: they come with a reply and with a rating."]))
+    return text_outcome("\n".join(lines or ["No figures yet: they come with a reply and with a rating."]))
 
 
 def explain(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """Explain a word of the program. Without a word, list the words that have an explanation."""
-    return told(glossary.explain(argument))
+    return text_outcome(glossary.explain(argument))
 
 
 def learning(runtime: Runtime, state: ChatState, _: str) -> Outcome:

@@ -11,7 +11,7 @@ from ruvmlx.settings import SAMPLING, parse
 from ruvmlx.text import did_you_mean
 
 from ..options import ChatOptions
-from ..state import ChatState, Outcome, told
+from ..state import ChatState, Outcome, text_outcome
 
 NAMES = (*SAMPLING, "max_tokens", "best_of")
 
@@ -21,11 +21,11 @@ def set_value(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     settings."""
     name, _, value = argument.partition(" ")
     if name:
-        state.options = changed(runtime, state.options, name, value.strip())
-    return told("\n".join(value_lines(runtime, state.options)))
+        state.options = change_option(runtime, state.options, name, value.strip())
+    return text_outcome("\n".join(value_lines(runtime, state.options)))
 
 
-def changed(runtime: Runtime, options: ChatOptions, name: str, value: str) -> ChatOptions:
+def change_option(runtime: Runtime, options: ChatOptions, name: str, value: str) -> ChatOptions:
     """Return the options of the chat with one setting changed. Raise UsageError for a name or a value that is
     not allowed."""
     if name not in NAMES:

@@ -9,7 +9,7 @@ from ruvmlx.host.serving import BeginReply
 from ruvmlx.models.text.tool_calls import ParsedCall
 from ruvmlx.runtime import Runtime, Turn
 
-from ..state import ChatState, Outcome, told
+from ..state import ChatState, Outcome, text_outcome
 from ..tools.chat_tools import NOT_ALLOWED, STOPPED
 from .write import place, say, with_tools
 
@@ -20,12 +20,12 @@ ONCE, ALWAYS, NO = "once", "always", "no"
 def tools(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """List the tool servers and their tools, or turn a server on or off for this chat."""
     if argument:
-        return told(switch(state, argument, state.cancel))
+        return text_outcome(switch(state, argument, state.cancel))
     lines = state.tools.lines()
     if state.tools.is_on:
         size = runtime.chats.count_tokens(offered_text(state.tools.offer()))
         lines.append(f"What is on takes {size:,} of {runtime.model.context:,} tokens of each message.")
-    return told("\n".join(lines))
+    return text_outcome("\n".join(lines))
 
 
 def switch(state: ChatState, argument: str, cancel: threading.Event) -> str:

@@ -18,7 +18,7 @@ from ruvmlx.text import excerpt, sanitize
 from .. import clipboard, describe, mentions
 from ..arguments import parse_number
 from ..code import code_blocks
-from ..state import ChatState, Outcome, told
+from ..state import ChatState, Outcome, text_outcome
 from ..tools.described import result_lines
 from .shown import shown_question, shown_reply
 
@@ -80,7 +80,7 @@ def best(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     if argument:
         state.options = replace(state.options, best_of=parse("best_of", argument, "/best"))
     count = state.options.best_of or runtime.settings.best_of
-    return told(describe.best_of(count, runtime.learning.judge(runtime.learner) is not None))
+    return text_outcome(describe.best_of(count, runtime.learning.judge(runtime.learner) is not None))
 
 
 def more(runtime: Runtime, state: ChatState, _: str) -> Outcome:
@@ -126,7 +126,7 @@ def previous_reply(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 def _flip(runtime: Runtime, state: ChatState, step: int) -> Outcome:
     runtime.chats.next_sibling(state.session, step)
     where = place(runtime, state, "").words
-    return Outcome("\n".join(filter(None, [*spoken(runtime.chats.turns(state.session)[-2:]), where])))
+    return Outcome("\n".join(filter(None, [*message_lines(runtime.chats.turns(state.session)[-2:]), where])))
 
 
 def place(runtime: Runtime, state: ChatState, _: str) -> Outcome:
@@ -138,7 +138,7 @@ def place(runtime: Runtime, state: ChatState, _: str) -> Outcome:
     return Outcome(f"({last.branch} of {last.branches} replies in this place; /next, /prev)")
 
 
-def spoken(turns: list[Turn]) -> list[str]:
+def message_lines(turns: list[Turn]) -> list[str]:
     """Return the lines of messages for plain mode, each message with the name of its speaker."""
     return [line for turn in turns if is_shown(turn) for line in _lines(turn)]
 
@@ -175,7 +175,7 @@ def save(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
         raise UsageError("which file? Give the block's number and a name, as in /save 1 sort.py")
     path = state.options.files.path(name.strip())
     write_new(path, blocks[at - 1].rstrip("\n") + "\n")
-    return told(f"Written: {path.absolute()} (code block {at} of {len(blocks)})")
+    return text_outcome(f"Written: {path.absolute()} (code block {at} of {len(blocks)})")
 
 
 def find(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
@@ -190,11 +190,11 @@ def find(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
         if turn.role in NAMES and all(word in turn.content.lower() for word in words)
     ]
     if not found:
-        return told("No message of this chat has these words; /chats WORDS searches all chats.")
+        return text_outcome("No message of this chat has these words; /chats WORDS searches all chats.")
     lines = [f"{n}. {NAMES[turn.role]}: {excerpt(turn.content, words)}" for n, turn in found[-MOST_FOUND:]]
     if len(found) > MOST_FOUND:
         lines.insert(0, f"{len(found):,} messages have these words; these are the newest.")
-    return told("\n".join([*lines, "/goto and the number shows a message."]))
+    return text_outcome("\n".join([*lines, "/goto and the number shows a message."]))
 
 
 def goto(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
@@ -206,4 +206,4 @@ def goto(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     number = parse_number(argument, len(turns), "messages")
     if number is None:
         raise UsageError("which message? Give its number in /find, as in /goto 12")
-    return Outcome("\n".join(spoken(turns[number - 1 : number + 1])), message=turns[number - 1].id)
+    return Outcome("\n".join(message_lines(turns[number - 1 : number + 1])), message=turns[number - 1].id)

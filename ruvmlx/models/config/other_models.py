@@ -51,7 +51,7 @@ class OtherFolder:
         return {}
 
     @property
-    def wrapped(self) -> bool:
+    def is_wrapped(self) -> bool:
         """Return True if the model is a vision model that contains a language model."""
         return isinstance(self.data.get("text_config"), dict)
 

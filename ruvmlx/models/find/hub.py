@@ -40,8 +40,8 @@ def fetch(name: str, watch: Watch = QUIET, wanted: str = "") -> Path:
 
     wanted: the path of a GGUF file in the repository, or its type ("Q5_K_M"). If `wanted` is "" and the
         repository has no safetensors files, the function chooses the GGUF file that suits this machine.
-    watch: an object that receives `found`, or `chosen` for a GGUF file, before the download, and then the
-        progress. If the watch raises an exception, the downloaded bytes stay in the cache.
+    watch: an object that receives `note_facts`, or `note_choice` for a GGUF file, before the download, and
+        then the progress. If the watch raises an exception, the downloaded bytes stay in the cache.
     """
     here = cached_files(name, wanted)
     if here:
@@ -175,7 +175,7 @@ def _download(name: str, watch: Watch, wanted: str) -> Path:
         small = worker.attend(lambda: fetching.fetch_small(name), watch)
         if not (small / "config.json").is_file():
             return small
-        watch.found(_facts(name, small, listing.total, listing.total - listing.here))
+        watch.note_facts(_facts(name, small, listing.total, listing.total - listing.here))
         return worker.attend(lambda: fetching.fetch_weights(listing, worker), watch)
     except RuvmlxError:
         raise
@@ -191,7 +191,7 @@ def _download_gguf(listing: "Listing", wanted: str, watch: Watch, worker: Worker
     if listing.architecture:
         families_of(listing.architecture, name)
     choice = named_variant(name, found, wanted) if wanted else choose_variant(name, found, _memory_limit())
-    watch.chosen(choice)
+    watch.note_choice(choice)
     files = listing.only(choice.chosen.files)
     return worker.attend(lambda: fetching.fetch_weights(files, worker), watch) / choice.chosen.files[0]
 

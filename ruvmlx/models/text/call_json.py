@@ -65,14 +65,14 @@ class CallObject:
         self.bad = self.begun = False
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self._whole.over
 
     def arguments(self) -> str:
         """Return the new text of the arguments since the last call of this method. If the object ends without
         arguments, return "{}"."""
         found, self._arguments = self._arguments, ""
-        if self.over and not found and not self._had_arguments:
+        if self.is_over and not found and not self._had_arguments:
             found = "{}"
         self._had_arguments = self._had_arguments or bool(found)
         return found
@@ -84,7 +84,7 @@ class CallObject:
         self._pending += text[:n]
         while not self.bad and self._progress():
             pass
-        self.bad = self.bad or (self.over and self.name is None)
+        self.bad = self.bad or (self.is_over and self.name is None)
         return text[n:]
 
     def _progress(self) -> bool:

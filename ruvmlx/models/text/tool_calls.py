@@ -266,7 +266,7 @@ class CallParser:
             call.begun = True
         if call.begun:
             self._out.append(ArgumentsPiece(self.calls - 1, call.arguments()))
-        if call.over:
+        if call.is_over:
             self._call = None
         return True
 

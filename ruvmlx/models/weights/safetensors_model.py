@@ -36,14 +36,14 @@ SAMPLED = (
 @dataclass(frozen=True)
 class Folder:
     """A folder whose configuration and file headers were checked. data: the part of config.json that
-    describes the language model. wrapped: True if this language model is a part of a model for text and
+    describes the language model. is_wrapped: True if this language model is a part of a model for text and
     images. embeds: True if the model is trained to embed texts."""
 
     data: dict[str, Any]
     shape: ModelConfig
     tensors: Mapping[str, Tensor]
     plan: StoragePlan
-    wrapped: bool
+    is_wrapped: bool
     embeds: bool
 
     @property
@@ -114,7 +114,7 @@ def load_folder(path: Path, name: str) -> Model:
         bytes=folder.bytes,
         default_sampling=sampling_defaults(generation, folder.shape.model_type, [name, path.name]),
         types=folder.types,
-        wrapped=folder.wrapped,
+        wrapped=folder.is_wrapped,
         embeds=folder.embeds,
     )
 

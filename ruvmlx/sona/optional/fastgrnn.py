@@ -39,7 +39,7 @@ class FastGRNNCell:
     nu0: np.ndarray
 
     @property
-    def hidden(self) -> int:
+    def hidden_size(self) -> int:
         return len(self.u)
 
 
@@ -99,7 +99,7 @@ def pad_conversations(turns: list[np.ndarray], inputs: int) -> tuple[np.ndarray,
 def forward(cell: FastGRNNCell, x: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, Tape]:
     """Return the states after the last turn, and the tape for `backward`: x [N, T, I], mask [N, T] -> [N, H].
     A turn with mask 0 does not change the state."""
-    h = np.zeros((len(x), cell.hidden))
+    h = np.zeros((len(x), cell.hidden_size))
     tape = Tape([], [], [], [], [])
     zeta, nu = sigmoid(cell.zeta0), sigmoid(cell.nu0)
     for t in range(x.shape[1]):
