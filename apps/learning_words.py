@@ -40,7 +40,11 @@ def status_lines(facts: dict[str, Any]) -> list[str]:
     """Return sentences about the state of learning. facts: the facts that `learn status --json` prints."""
     lines = [_learned_text(facts), _taste_line(facts), _way_back(facts), _training(facts)]
     if targets := facts.get("targets"):
-        where = "the output layer" if targets == "head" else f"these parts of the model: {targets}"
+        where = (
+            "the output layer, which chooses each next word"
+            if targets == "head"
+            else f"these parts of the model: {targets}"
+        )
         lines.append(f"Ratings change {where}.")
     return [line for line in lines if line]
 
@@ -55,9 +59,13 @@ def detail_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
             f"{_feedback_count(facts['ratings'], facts.get('preferences', 0))}, "
             f"{facts['updates']} changed it",
         ),
-        ("distance", f"KL {facts['kl']:.4f} of {facts['kl_cap']:g} nats per token"),
-        ("weights", f"norm of the change {facts['micro_norm']:.3g}"),
-        ("trainings", f"{facts['consolidations']} in use; waiting: {_ratings(facts['pending'])}"),
+        (
+            "distance",
+            f"{facts['kl']:.4f} of the allowed {facts['kl_cap']:g}: how far replies are from the original "
+            "model's (KL divergence, in nats per token; 0 is the same)",
+        ),
+        ("weights", f"{facts['micro_norm']:.3g}: how far the weights have moved (norm; 0 is not at all)"),
+        ("trainings", f"{facts['consolidations']} in use; not in one yet: {_ratings(facts['pending'])}"),
         *((_signal_name(group), _signal_line(group)) for group in facts["signals"]),
     ]
 
@@ -70,8 +78,8 @@ def _signal_line(group: dict[str, Any]) -> str:
     """Return a line about a group of learning signals: the quality of the replies (0 to 1), and the reward
     that combines the quality with the speed."""
     return (
-        f"{group['count']:,} in a context of {group['context']} tokens: "
-        f"mean quality {group['quality']:.2f} of 1 (with their speed {group['reward']:.2f}), "
+        f"{group['count']:,} in chats of {group['context']} tokens: {group['quality']:.0%} good by your "
+        f"ratings, {group['reward']:.0%} if their speed counts, too; they took "
         f"{group['latency_ratio']:.2f} times the usual time"
     )
 
@@ -170,7 +178,11 @@ def _way_back(facts: dict[str, Any]) -> str:
 
 
 def _version(number: int) -> str:
-    return f"The adapter is at version {number}." if number else "The original model is in use."
+    return (
+        f"The adapter (what was learned) is at version {number}."
+        if number
+        else "The original model is in use."
+    )
 
 
 def _training(facts: dict[str, Any]) -> str:

@@ -14,8 +14,10 @@ from ruvmlx import settings
 from ruvmlx.memory.load_plan import Plan
 from ruvmlx.models.config.header_facts import Facts
 from ruvmlx.models.find.variants import FileChoice
-from ruvmlx.progress import QUIET, Progress, Watch, megabytes, parameters
-from ruvmlx.text import one_line
+from ruvmlx.progress import QUIET, Progress, Watch, parameters
+from ruvmlx.text import one_line, size
+
+from .wrapping import wrap
 
 PATIENCE = 0.7  # seconds before the first line of progress, because most models open faster
 STILL = 10.0  # seconds between two lines of progress for screen readers
@@ -27,11 +29,12 @@ def is_first_run() -> bool:
     return not settings.store_file().exists()
 
 
-def plan_lines(plan: Plan) -> list[str]:
-    """Return the lines of a load plan (the model and its memory) in two aligned columns."""
+def plan_lines(plan: Plan, columns: int) -> list[str]:
+    """Return the lines of a load plan (the model and its memory) in two aligned columns. columns: the width
+    of the terminal."""
     rows = plan.rows()
-    width = max(len(word) for word, _ in rows)
-    return [f"{word:<{width}}  {one_line(text)}" for word, text in rows]
+    first = max(len(word) for word, _ in rows) + 2
+    return [wrap(f"{word:<{first}}{one_line(text)}", columns, first) for word, text in rows]
 
 
 class TerminalLine:
@@ -60,7 +63,8 @@ class TerminalLine:
 
     def say(self, *lines: str) -> None:
         self.erase()
-        self._sink.write("".join(f"{line}\n" for line in lines))
+        columns = shutil.get_terminal_size().columns
+        self._sink.write("".join(f"{wrap(line, columns)}\n" for line in lines))
         self._sink.flush()
 
     def erase(self) -> None:
@@ -92,7 +96,7 @@ class TerminalWatch(Watch):
     def note_plan(self, plan: Plan) -> None:
         if (self._first or plan.facts.to_fetch) and not self._told:
             self._told = True
-            self._line.say(*plan_lines(plan))
+            self._line.say(*plan_lines(plan, shutil.get_terminal_size().columns))
 
     def progress(self, progress: Progress) -> None:
         self._line.progress(progress)
@@ -110,11 +114,9 @@ class PullWatch(Watch):
 
     def note_facts(self, facts: Facts) -> None:
         if facts.to_fetch and self._terminal:
-            size = f"{parameters(facts.parameters)} parameters of {facts.bits:.1f} bits"
-            self._line.say(
-                f"{one_line(facts.name)}: {size}, {megabytes(facts.bytes)}, "
-                f"{megabytes(facts.to_fetch)} to download"
-            )
+            shape = f"{parameters(facts.parameters)} parameters of {facts.bits:.1f} bits"
+            sizes = f"{size(facts.to_fetch)} to download, of {size(facts.bytes)}"
+            self._line.say(f"{one_line(facts.name)}: {sizes} ({shape})")
 
     def progress(self, progress: Progress) -> None:
         if self._terminal:

@@ -15,16 +15,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from .text import size
+
 T = TypeVar("T")
 TICK = 0.1  # seconds between two reports
 WINDOW = 5.0  # seconds over which the units per second are averaged
-
-
-def megabytes(count: float) -> str:
-    """Return a number of bytes as text with a decimal unit, such as "97 MB" or "4.1 GB"."""
-    if count < 1e6:
-        return f"{count / 1e3:.0f} kB"
-    return f"{count / 1e6:.0f} MB" if count < 0.9995e9 else f"{count / 1e9:.1f} GB"
 
 
 def parameters(count: int) -> str:
@@ -71,7 +66,7 @@ class Progress:
             return f"{self.what}…"
         parts = [f"{self.what}: {self._amount}"]
         if self.rate > 0 and self.unit == "bytes":
-            parts.append(f"{megabytes(self.rate)}/s")
+            parts.append(f"{size(self.rate)}/s")
         left = self.seconds_left
         if left is not None and self.done < self.total:
             parts.append(f"{duration(max(1, left))} left")
@@ -80,7 +75,7 @@ class Progress:
     @property
     def _amount(self) -> str:
         if self.unit == "bytes":
-            return f"{megabytes(self.done)} of {megabytes(self.total)}"
+            return f"{size(self.done)} of {size(self.total)}"
         return f"{self.done:,} of {self.total:,} {self.unit}"
 
 

@@ -142,11 +142,15 @@ def one_line(text: str) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Return a number of bytes as text in decimal units, such as "900 B", "2.8 MB" or "1.2 GB"."""
-    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= step:
-            amount = nbytes / step
-            return f"{amount:.1f} {unit}" if amount < 10 else f"{amount:.0f} {unit}"
+    """Return a number of bytes as text in decimal units, such as "900 B", "2.8 MB", "97 MB" or "16.3 GB".
+
+    All texts for people use this function, so that no other unit stands beside these. The units are those of
+    macOS and of the shops: 1 MB is 1,000,000 bytes.
+    """
+    for unit, step, tenths in (("GB", 1e9, 100), ("MB", 1e6, 10), ("kB", 1e3, 10)):
+        amount = nbytes / step
+        if amount >= 0.9995:  # 999.6 MB are 1.0 GB, and not 1000 MB
+            return f"{amount:.1f} {unit}" if amount < tenths - 0.05 else f"{amount:,.0f} {unit}"
     return f"{nbytes:.0f} B"
 
 
@@ -173,3 +177,15 @@ def backend_words(backend: str, kernels: str) -> str:
     """Return the names of the backend and of its kernels, as text for people: "native avx2, 2 threads" or
     "mlx, metal"."""
     return kernels if kernels.startswith(backend) else f"{backend}, {kernels}"
+
+
+def backend_in_words(backend: str, kernels: str) -> str:
+    """Return what computes, for people who do not know the names: "C code on the CPU (native avx2)"."""
+    return f"{_COMPUTES.get(backend, 'a backend')} ({backend_words(backend, kernels)})"
+
+
+_COMPUTES = {
+    "native": "C code on the CPU",
+    "mlx": "Apple's library MLX",
+    "reference": "NumPy, slow, to compare with",
+}

@@ -8,7 +8,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FILES = sorted([*(ROOT / "ruvmlx").rglob("*.py"), *(ROOT / "apps").rglob("*.py")])
 BINARY = ("KiB", "MiB", "GiB")
-IN_MEBIBYTES = {"ruvmlx/settings/table.py"}  # settings whose unit it is
 
 
 def texts(path):
@@ -29,7 +28,6 @@ def test_sizes_have_decimal_units(folder):
         for text in texts(path)
         if path.is_relative_to(ROOT / folder) and any(unit in text for unit in BINARY)
     }
-    found = {name: text for name, text in found.items() if name not in IN_MEBIBYTES}
     assert not found
 
 

@@ -1,5 +1,5 @@
-"""This module formats a report of `ruvmlx bench` as text for a terminal: a table for each suite, then bars of
-the decode speed for each length of the context."""
+"""This module writes a report as text: the rows of a table for each suite, then bars of decode speed by
+context."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -8,16 +8,14 @@ from typing import Any
 from .compare import RowChange
 from .rows import verdict
 
-WIDTH = 40  # the number of characters of the longest bar
-_SIGNS = {"faster": "+", "slower": "-", "same": "="}
+WIDTH = 40  # characters of the longest bar
+VERDICTS = ("faster", "slower", "same")
 
 
-def row_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the lines of text for the rows, suite by suite."""
+def by_suite(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+    """Yield (suite, rows of its table): what was measured, value, target, verdict, share of the limit."""
     for suite, of_suite in groupby(rows, lambda row: row["suite"]):
-        yield f"{suite}"
-        yield from (_row(row) for row in of_suite)
-        yield ""
+        yield suite, [_row(row) for row in of_suite]
 
 
 def end_lines(report: Mapping[str, Any]) -> Iterator[str]:
@@ -40,15 +38,14 @@ def footer(report: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _row(row: Mapping[str, Any]) -> str:
-    value = "-" if row["value"] is None else f"{row['value']:g}"
-    against = "" if row["target"] is None else f"target {row['target']:g}"
-    share = "" if row["share"] is None else f"{row['share']:.0%} of limit"
-    spread = f"±{row['spread']:.0%}" if row["spread"] else ""
+def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    value = "-" if row["value"] is None else f"{row['value']:g} {row['unit']}"
+    spread = f" ±{row['spread']:.0%}" if row["spread"] else ""
+    target = "" if row["target"] is None else f"{row['target']:g}"
+    share = "" if row["share"] is None else f"{row['share']:.0%}"
     note = "; ".join(part for part in (row["condition"], row["note"]) if part)
     said = verdict(row).replace("not met", "NOT MET")
-    figure = f"{value:>8} {row['unit']:<6}{spread:<5}"
-    return f"  {row['name']:<50} {figure} {against:<13} {said:<8}{share:<14}{note}".rstrip()
+    return row["name"] + (f" ({note})" if note else ""), value + spread, target, said, share
 
 
 def by_context(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
@@ -73,22 +70,18 @@ def _bars(series: Mapping[str, Sequence[tuple[int, float]]]) -> Iterator[str]:
     yield ""
 
 
-def changes(
-    found: Sequence[RowChange], verdicts: Sequence[tuple[str, str, str]], differences: Sequence[str]
-) -> Iterator[str]:
-    for what in differences:
-        yield f"not the same: {what}"
-    for change in found:
-        if change.ratio is None:
-            yield f"  {change.name:<58} {change.verdict}"
-            continue
-        size = f"{change.ratio - 1:+.1%}"
-        yield (
-            f"{_SIGNS[change.verdict]} {change.name:<58} {change.old or 0:>9g} -> {change.new or 0:<9g} "
-            f"{change.unit:<6} {size:>7}  p {change.p:.4f}  {change.verdict}"
-        )
-    yield "p: how often chance alone makes such a difference"
-    counts = {v: sum(c.verdict == v for c in found) for v in _SIGNS}
+def change_row(change: RowChange) -> tuple[str, ...]:
+    """Return a row of the table of changes: what was measured, old and new value, change, chance, verdict."""
+    if change.ratio is None or change.p is None:
+        return change.name, "", "", "", "", change.verdict
+    chance = "under 0.1%" if change.p < 0.001 else f"{change.p:.1%}"
+    values = f"{change.old or 0:g}", f"{change.new or 0:g} {change.unit}"
+    return change.name, *values, f"{change.ratio - 1:+.1%}", chance, change.verdict
+
+
+def changes(found: Sequence[RowChange], verdicts: Sequence[tuple[str, str, str]]) -> Iterator[str]:
+    """Yield the lines that come after the table of changes."""
+    counts = {v: sum(c.verdict == v for c in found) for v in VERDICTS}
     yield ", ".join(f"{n} {said}" for said, n in counts.items())
     other = [f"{name}: {was} -> {now}" for name, was, now in verdicts if was != now]
     against = sum({was, now} == {"met", "not met"} for _, was, now in verdicts)

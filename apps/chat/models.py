@@ -12,10 +12,10 @@ from ruvmlx.memory.load_plan import Plan
 from ruvmlx.models.config.model import Model
 from ruvmlx.models.find.hub import offline
 from ruvmlx.models.find.local import list_local_models
-from ruvmlx.progress import Progress, megabytes, parameters
+from ruvmlx.progress import Progress, parameters
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import settings_file
-from ruvmlx.text import did_you_mean, one_line
+from ruvmlx.text import did_you_mean, one_line, size
 
 from .arguments import parse_number
 from .user_files import HERE, UserFiles
@@ -45,11 +45,11 @@ class PickerEntry:
         return ", ".join(filter(None, (self.name, "in use" if self.in_use else "", facts, self.problem)))
 
 
-def _facts(form: str, bits: float | None, numbers: int | None, size: int, more: str = "") -> list[str]:
+def _facts(form: str, bits: float | None, numbers: int | None, nbytes: int, more: str = "") -> list[str]:
     """Return the facts of a model file: "gguf", "5.7 bits", "135 M", "97 MB". If the program could not read
     the bits or the number of parameters, leave them out."""
     read = [f"{bits:.1f} bits", parameters(numbers or 0) + more] if bits else []
-    return [form, *read, megabytes(size)]
+    return [form, *read, size(nbytes)]
 
 
 def _words(model: Model) -> str:
@@ -72,7 +72,7 @@ def models(in_use: Model, proposes: bool = False) -> list[PickerEntry]:
 
 def _offer_entry(offer: proposals.ModelOffer) -> PickerEntry:
     speed = f"about {offer.tps_expected:.0f} tokens/s"
-    return PickerEntry(offer.name, f"to fetch · {megabytes(offer.size)} · {speed} · {offer.licence}")
+    return PickerEntry(offer.name, f"to fetch · {size(offer.size)} · {speed} · {offer.licence}")
 
 
 def is_proposal(name: str) -> bool:
@@ -119,7 +119,7 @@ def adapters(runtime: Runtime) -> list[PickerEntry]:
     other models, which the user cannot choose."""
     label = runtime.learning.label
     in_use = label.rpartition("@")[0] if label else NO_ADAPTER
-    mine = {row.name: f"version {row.version} · {megabytes(row.bytes)}" for row in runtime.adapters()}
+    mine = {row.name: f"version {row.version} · {size(row.bytes)}" for row in runtime.adapters()}
     if in_use not in mine and in_use != NO_ADAPTER:
         mine = {in_use: "version 0"} | mine
     own = {row.fingerprint for row in runtime.adapters()}

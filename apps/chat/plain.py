@@ -134,7 +134,7 @@ class PlainChat:
         if outcome.opens:
             self._open(outcome)
         elif outcome.words:
-            self._streams.print(outcome.words)
+            self._streams.tell(outcome.words)
         if outcome.reply:
             self._reply(outcome.reply)
         if outcome.model:
@@ -228,7 +228,7 @@ class PlainChat:
                     self._left = self._holder.runtime is None
         models.remember(name)
         self._state.model_changed()
-        self._streams.print(models.switch_text(self._runtime))
+        self._streams.tell(models.switch_text(self._runtime))
         self._warn()
 
 

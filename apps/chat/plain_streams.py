@@ -8,6 +8,7 @@ from typing import TextIO
 from ruvmlx.errors import UsageError, error_line
 from ruvmlx.text import sanitize
 
+from ..wrapping import wrap_for
 from .interrupts import Interrupts
 
 # the maximum number of characters of an input line; a longer line fits into no model's context
@@ -49,7 +50,12 @@ class PlainStreams:
             line = self._source.readline(MAX_LINE_CHARACTERS)
 
     def print(self, text: str) -> None:
+        """Write a message of the chat. The terminal breaks its lines."""
         self.write(sanitize(text) + "\n")
+
+    def tell(self, text: str) -> None:
+        """Write sentences of the program. On a terminal, a line ends between words."""
+        self.write(wrap_for(sanitize(text), self._sink) + "\n")
 
     def write(self, text: str, where: TextIO | None = None) -> None:
         """Write text to the output. If the output has no reader any more, stop the reply, keep its text, and

@@ -94,7 +94,7 @@ def _stands_at(version: int) -> str:
     return f"version {version}" if version else "new, nothing learned yet"
 
 
-_PROGRAMS = {"peft": "PEFT", "mlx-lm": "mlx-lm"}
+_PROGRAMS = {"peft": "the library PEFT", "mlx-lm": "the program mlx-lm"}
 
 
 def _report(facts: dict[str, Any], as_json: bool, line: str) -> None:
@@ -127,7 +127,8 @@ def list_adapters(as_json: bool) -> None:
         TableColumn("MODEL", cut=True),
     ]
     table(columns, [_row(row) for row in rows])
-    hint("* is in use. `ruvmlx adapters use NAME` switches.")
+    hint("* is in use. `ruvmlx adapters use NAME` switches. VERSION counts the ratings that were learned.")
+    hint("RANK is how many independent changes a layer may have; more of them take more memory.")
 
 
 def _row(row: dict[str, Any]) -> tuple[str, ...]:
@@ -222,7 +223,7 @@ def export(
         facts,
         as_json,
         f"Wrote adapter {opened.require_name()!r} in the format of {_PROGRAMS[chosen]} to the folder "
-        f"{folder}: rank {change.rank}, {size(nbytes)}.",
+        f"{folder}: {size(nbytes)}.",
     )
 
 
@@ -248,14 +249,14 @@ def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None
     with open_runtime(replace(settings, adapter=name)) as runtime:
         adopted = import_adapter(runtime.store, runtime.learning.require_learner(), change, name)
     if adopted.kl > KL_CAP:
-        far = f"KL {adopted.kl:.2f}, limit {KL_CAP}"
+        far = f"KL {adopted.kl:.2f}, allowed {KL_CAP} nats per token"
         log(f"note: it is too far from the original model ({far}); the first rating scales it down.")
     facts = _Open({**flags, "adapter": name}).facts(name) | {"kl": adopted.kl}
     _report(
         facts,
         as_json,
-        f"Imported adapter {name!r}: rank {facts['rank']}, {adopted.kl / KL_CAP:.0%} of the allowed change.\n"
-        f"`ruvmlx adapters use {name}` uses it.",
+        f"Imported adapter {name!r}. With it, replies differ from the original model's by "
+        f"{adopted.kl / KL_CAP:.0%} of the allowed change.\n`ruvmlx adapters use {name}` uses it.",
     )
 
 
@@ -268,7 +269,8 @@ def remove(name: str, force: bool, as_json: bool, **flags: Any) -> None:
     """Delete an adapter and its ratings for good. The model stays as it is."""
     if name == config.load().adapter and not force:
         raise UsageError(
-            f"{name!r} is in use; choose another one with `ruvmlx adapters use NAME`, or give --force."
+            f"adapter {name!r} is in use; choose another one with `ruvmlx adapters use NAME`, or give "
+            "--force."
         )
     opened = _Open(flags)
     facts = opened.facts(name)

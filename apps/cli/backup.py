@@ -29,7 +29,8 @@ def backup(file: Path, replace: bool, as_json: bool) -> None:
     if as_json:
         print_json(facts)
     else:
-        say(f"{_contents_text(facts)} are in {file} ({size(facts.bytes)}), read back and sound.")
+        say(f"{_contents_text(facts)} are in {file} ({size(facts.bytes)}).")
+        say("The copy was read again and has no fault.")
         hint(f"`ruvmlx restore {file}` uses it, here or on another computer.")
 
 

@@ -11,9 +11,22 @@ import click
 from ruvmlx.errors import UsageError
 
 from .options import model_options, resolve
-from .output import json_option, log, print_json, show
+from .output import json_option, log, print_json, show_whole
+from .text_output import TableColumn, hint, say, table
 from .verb import Verb
 
+ROWS = (
+    TableColumn("MEASURED", keep=False),
+    TableColumn("VALUE", right=True),
+    TableColumn("TARGET", right=True),
+    TableColumn("VERDICT"),
+    TableColumn("OF LIMIT", right=True),
+)
+CHANGES = (
+    TableColumn("MEASURED", keep=False),
+    *(TableColumn(name, right=True) for name in ("OLD", "NEW", "CHANGE", "BY CHANCE")),
+    TableColumn("VERDICT"),
+)
 SUITES = ("all", "kernels", "model", "kv", "serving", "learning", "load", "chat", "compare")
 
 
@@ -70,8 +83,10 @@ def bench(
     )
 
     def show_rows(rows: Sequence[Mapping[str, Any]]) -> None:
-        for line in terminal.row_lines(rows):
-            show(line)
+        for name, of_suite in terminal.by_suite(rows):
+            say(name, "bold")
+            table(ROWS, of_suite)
+            say("")
 
     found = suites.run(plan, log, (lambda rows: None) if as_json else show_rows)
     if report is not None:
@@ -80,7 +95,8 @@ def bench(
         print_json(found)
         return
     for line in terminal.end_lines(found):
-        show(line)
+        show_whole(line)
+    hint("OF LIMIT is the share of what this machine could reach at best; ± is the uncertainty of a value.")
 
 
 def _write(report: Path, found: dict[str, Any], suite: str, vs: str, quick: bool) -> None:
@@ -116,8 +132,12 @@ def _compare(reports: tuple[str, ...], as_json: bool) -> None:
             "differences": others,
         })  # fmt: skip
         return
-    for line in terminal.changes(changes, verdicts, others):
-        show(line)
+    for what in others:
+        say(f"not the same: {what}")
+    table(CHANGES, map(terminal.change_row, changes))
+    hint("BY CHANCE is how often chance alone makes such a difference.")
+    for line in terminal.changes(changes, verdicts):
+        say(line)
 
 
 def _model(name: str | None) -> str:

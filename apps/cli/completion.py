@@ -8,7 +8,7 @@ import click
 
 from ruvmlx.errors import RuvmlxError, UsageError
 
-from .output import json_option, print_json, show
+from .output import json_option, print_json, show_whole
 from .text_output import hint, say, short_path
 from .verb import VerbGroup
 
@@ -40,9 +40,10 @@ def install(shell: str | None, only_print: bool, as_json: bool) -> None:
     say(f"Completion for {shell} is written to {short_path(path)}.")
     if line := line_to_add(shell):
         say(f"Add this line to {_startup(shell)}, if it is not there:")
-        show(f"    {line}")
+        show_whole(f"    {line}")
     hint(
-        f"Open a new {shell}, then try: ruvmlx learn, a space, and Tab. `ruvmlx completion remove` undoes it."
+        f"Open a new {shell}, type `ruvmlx learn` and a space, and press Tab. `ruvmlx completion remove` "
+        "undoes it."
     )
 
 

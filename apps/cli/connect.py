@@ -44,8 +44,13 @@ def _tell(made: ClientFile, written: bool, as_json: bool) -> None:
     if as_json:
         print_json({"path": made.path, "text": made.text, "written": written})
         return
-    log(f"# {'written to ' if written else ''}{made.path or 'environment variables'}. {made.use}")
+    log(
+        f"# {'Written to' if written else 'For the file'} {made.path}:"
+        if made.path
+        else "# Environment variables:"
+    )
     click.echo(made.text.rstrip("\n"))
+    log(f"# {made.use}")
 
 
 def ask_server(server: str, api_key: str | None, name: str | None) -> Served:

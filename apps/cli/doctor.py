@@ -4,6 +4,7 @@ user can send to other people."""
 import shlex
 import stat
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import click
 
 from ruvmlx import __version__, settings
 from ruvmlx.errors import RuvmlxError, UsageError
+from ruvmlx.text import backend_in_words, size
 
 from .output import json_option, log, print_json, show
-from .text_output import TableColumn, count, hint, table
+from .text_output import TableColumn, count, hint, short_paths, table
 from .verb import Verb
 
 
@@ -28,13 +30,9 @@ def _library() -> str:
 
     found = registry() | dict.fromkeys(layers.KERNELS, implementations()[0])
     found["matmul"] = decoder.matmul_implementations()[0]
-    kernels: dict[str, list[str]] = {}
-    for name, impl in sorted(found.items()):
-        kernels.setdefault(impl, []).append(name)
-    few = 3  # the longest list of kernels; a longer list is shown as a number
-    return "; ".join(
-        f"{impl}: {', '.join(names) if len(names) <= few else count(len(names), 'kernel')}"
-        for impl, names in kernels.items()
+    used = Counter(found.values()).most_common()
+    return (
+        f"{count(len(found), 'part')} in C, for this CPU: {', '.join(f'{n} with {impl}' for impl, n in used)}"
     )
 
 
@@ -42,8 +40,7 @@ def _backend() -> str:
     from ruvmlx.backends.select import describe
 
     choice = describe(settings.load().backend)
-    named = choice.kernels.startswith(choice.name)  # "native avx512vnni, 2 threads" names the backend already
-    return f"{choice.kernels if named else f'{choice.name} on {choice.kernels}'}: {choice.why}"
+    return f"{backend_in_words(choice.name, choice.kernels)}: {choice.why}"
 
 
 def _gpu_kernels() -> str:
@@ -111,11 +108,10 @@ def _deleted_chats() -> str:
 
 def _kv_caches() -> str:
     from ruvmlx.kv.disk import CacheFolder
-    from ruvmlx.text import size
 
     folder, limit = CacheFolder.of_store(settings.store_file()), settings.load().kv_disk or 0
     chats, nbytes = folder.contents()
-    return f"{folder.path}: {chats} chat{'s' * (chats != 1)}, {size(nbytes)} of {size(limit << 20)}"
+    return f"{folder.path}: {count(chats, 'chat')}, {size(nbytes)} of {size(limit << 20)}"
 
 
 def _memory() -> str:
@@ -131,7 +127,7 @@ def _model() -> str:
     from ruvmlx.models.load import load_model
 
     model = load_model(settings.load().model)
-    return f"{model.name} ({model.parameters / 1e6:.0f} M parameters, {model.bits:.1f} bits) at {model.path}"
+    return f"{model.name} ({size(model.bytes)}) at {model.path}"
 
 
 def _adapter() -> str:
@@ -150,6 +146,8 @@ def _adapter() -> str:
         unpack_layers(row.state, model.shape)
         if row.base:
             history.base(row.base).check(model.shape)
+    if not version:
+        return f"{name}: nothing is learned yet"
     return f"{name}, version {version}, {count(len(history.ratings()), 'rating')}"
 
 
@@ -163,7 +161,10 @@ def _witness() -> str:
         raise RuvmlxError(f"the witness log breaks at row {chain.broken}: {chain.why}")
     if wrong := disagreement(store):
         raise RuvmlxError(f"the store and its witness log disagree: {wrong}")
-    return f"{count(chain.rows, 'row')}, unbroken; the last hash begins with {chain.head[:16]}"
+    return (
+        f"{count(chain.rows, 'row')}, unbroken: no rating was changed afterwards; the last row's hash begins "
+        f"with {chain.head[:16]}"
+    )
 
 
 _CHECKS: dict[str, Callable[[], str]] = {
@@ -217,7 +218,7 @@ def doctor(file: Path | None, seconds: int, export_metal: Path | None, as_json: 
         print_json({"checks": [{k: v for k, v in c.items() if k != "error"} for c in checks]})
     if not as_json:
         columns = [TableColumn(""), TableColumn("CHECK", style="bold"), TableColumn("FOUND", keep=False)]
-        table(columns, [("ok" if c["ok"] else "FAIL", c["name"], c["detail"]) for c in checks])
+        table(columns, [("ok" if c["ok"] else "FAIL", c["name"], short_paths(c["detail"])) for c in checks])
         failed = sum(not c["ok"] for c in checks)
         hint("All is well." if not failed else f"{count(failed, 'check')} failed; the line says what to do.")
     if not all(c["ok"] for c in checks):

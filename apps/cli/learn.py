@@ -10,16 +10,14 @@ import click
 
 from ruvmlx import settings as config
 from ruvmlx.errors import UsageError
-from ruvmlx.kv.policy import EVERYTHING
-from ruvmlx.text import size
-from ruvmlx.tiers import LENGTHS, TIERS
 
 from ..learning_words import detail_rows, status_facts, status_lines
 from .interrupt import ctrl_c_sets
+from .kv_words import kv_facts, show_kv
 from .learn_check import check
 from .options import BUILT_IN, DATES, load_model, model_options, open_runtime, resolve, unknown_adapter
-from .output import json_option, log, print_json, show
-from .text_output import TableColumn, count, say, table
+from .output import json_option, log, print_json, show, show_whole
+from .text_output import TableColumn, count, hint, say, table
 from .text_output import facts as table_of_facts
 from .verb import VerbGroup
 
@@ -32,7 +30,7 @@ def learn() -> None:
 learn.add_command(check)
 
 ROUTER_WORDS = {
-    "on": "It chooses for each reply.",
+    "on": "It learns from your ratings and from the time that replies take.",
     "off": "Every reply uses what was learned; `ruvmlx config set router on` lets it choose.",
 }
 ARM_WORDS = {"adapter": "what was learned", "plain": "the original model"}  # the router's choices in words
@@ -239,7 +237,7 @@ def taste_chart(svg: str | None, as_json: bool, **flags: Any) -> None:
         say(f"Written: {svg}")
     else:
         for line in chart.plot(record) if record.ratings else []:
-            show(line)
+            show_whole(line)
     say(chart.summary(record))
 
 
@@ -260,11 +258,11 @@ def kv_policy(measure: bool, as_json: bool, **flags: Any) -> None:
             status = runtime.tiers.status()
     else:
         status = _tier_history(flags).status()
-    facts = _kv_facts(status) | {k: report[k] for k in ("measured", "changed", "stopped") if k in report}
+    facts = kv_facts(status) | {k: report[k] for k in ("measured", "changed", "stopped") if k in report}
     if as_json:
         print_json(facts)
     else:
-        _show_kv(facts)
+        show_kv(facts)
     if cancel.is_set():
         raise KeyboardInterrupt
 
@@ -290,8 +288,10 @@ def router_arms(train: bool, as_json: bool, **flags: Any) -> None:
     if as_json:
         print_json(facts)
     else:
+        say("The router chooses for each reply whether what was learned is used.")
         say(f"The router is {facts['router']}. {ROUTER_WORDS[facts['router']]}")
         _show_router(facts)
+        hint("A reward is a rating from 0 to 1, lower for a slow reply. The chances follow from the rewards.")
     if cancel.is_set():
         raise KeyboardInterrupt
 
@@ -317,7 +317,7 @@ def _show_router(facts: dict[str, Any]) -> None:
         rows.append(
             (_arm_words(arm["arm"]), str(arm["chosen"]), str(arm["rated"]), mean, f"{arm['best']:.0%}")
         )
-    names = ("CHOSEN", "RATED", "MEAN REWARD", "LIKELY THE BEST")
+    names = ("CHOSEN", "RATED", "MEAN REWARD", "CHANCE TO BE BEST")
     table([TableColumn("REPLIES WITH"), *(TableColumn(name, right=True) for name in names)], rows)
     if facts["training"]:
         trained = facts["training"]
@@ -342,58 +342,6 @@ def _tier_history(flags: dict[str, Any]):
     asked = asked_policy(settings.kv, settings.kv_tiers)
     model, backend = load_model(settings.model), describe(settings.backend).name
     return TierHistory(Store(config.store_file()), model.fingerprint, backend, asked)
-
-
-def _kv_facts(status: Any) -> dict[str, Any]:
-    """Return the facts about the tiers of the KV cache. Lengths are numbers of tokens; None means all
-    tokens."""
-    known = status.report or {}
-    return {
-        "backend": status.backend,
-        "policy": _lengths(status.policy.lengths_by_name()),
-        "asked": status.asked,
-        "reason": status.reason,
-        "long_replies": status.long_replies,
-        "long_is": status.needed_tokens,
-        "candidates": [_lengths(c) for c in known.get("candidates", [])],
-        "observed": [_lengths(o) for o in status.observed],
-    } | {k: known.get(k) for k in ("context", "budget", "limit", "pressed")}
-
-
-def _lengths(facts: dict[str, Any]) -> dict[str, Any]:
-    short = {k: None if facts[k] >= EVERYTHING else facts[k] for k in LENGTHS}
-    return facts | short
-
-
-def _show_kv(facts: dict[str, Any]) -> None:
-    say(f"The KV cache keeps {_tiers_in_words(facts['policy'])}.")
-    say(f"Why: {facts['reason']}.")
-    say(
-        f"Long replies (at least {facts['long_is']:,} tokens) on {facts['backend']}: {facts['long_replies']}."
-    )
-    for c in facts["candidates"]:
-        say(
-            f"Measured: {_tiers_in_words(c)}: KL {c['kl']:.5f}, at most {c['upper']:.5f} nats a token "
-            f"({c['tokens']} tokens of {c['replies']} replies); {c['latency']:.2f} of f16's time; "
-            f"{size(c['bytes'])} at "
-            f"{facts['context']} tokens"
-        )
-    for o in facts["observed"]:
-        pace = f", {o['us_per_token'] / 1e3:.1f} ms a token" if o["us_per_token"] else ""
-        replies = count(o["replies"], "reply", "replies")
-        say(f"Used in {replies}: {_tiers_in_words(o)}; up to {o['longest']:,} tokens of context{pace}.")
-
-
-def _tiers_in_words(lengths: dict[str, Any]) -> str:
-    """Return the tiers as words, as in "the newest 64 tokens in f16, older ones in 4"."""
-    if lengths[LENGTHS[0]] is None:
-        return "all tokens in f16"
-    said = f"the newest {lengths[LENGTHS[0]]:,} tokens in f16"
-    for tier in reversed(TIERS[1:-1]):
-        if lengths[tier.name] is None:
-            return f"{said}, all others in {tier.bits} bits"
-        said += f", those up to {lengths[tier.name]:,} in {tier.bits} bits"
-    return f"{said}, older ones in {TIERS[0].bits}"
 
 
 VERBS = [learn]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 MOST_ROWS = 10_000  # the maximum number of rows that `log show` prints; `log export` has no limit
+EMPTY = "The log is empty. It gets a row for each reply, rating and change of an adapter."
 _NS = 1_000_000_000
 _HEX = re.compile(r"[0-9a-f]{32,}")
 _SHORT = 12  # the number of digits that a table shows of a long hexadecimal number
@@ -121,7 +122,7 @@ def show_log(limit: int, as_json: bool, **wanted: Any) -> None:
 
 def _nothing_to_show(store: "Store") -> str:
     kinds = store.witness.counts(_filter((), None, None))
-    return f"No such rows. The log's kinds are: {', '.join(kinds)}." if kinds else "The log is empty."
+    return f"No such rows. The log's kinds are: {', '.join(kinds)}." if kinds else EMPTY
 
 
 def _local(ns: int) -> str:
@@ -157,7 +158,7 @@ def verify_log(kept: str | None, as_json: bool) -> None:
         raise NotFound(f"no row of the log has the hash {kept}; it is not the log that this hash is from.")
     if not as_json:
         rows = f"{count(chain.rows, 'row')}, unbroken; ratings, adapters and choices agree with them."
-        say(rows if chain.rows else "The log is empty.")
+        say(rows if chain.rows else EMPTY)
         if number is not None:
             hint(f"That hash is row {number:,}.")
         elif chain.rows:

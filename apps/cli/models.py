@@ -13,7 +13,6 @@ from ruvmlx.text import size
 
 from .completion_values import complete_fetched, complete_models
 from .output import json_option, print_json
-from .output import show as show_line
 from .text_output import TableColumn, hint, say, short_path, table
 from .text_output import facts as table_of_facts
 from .verb import Verb
@@ -67,13 +66,14 @@ def pull(name: str, as_json: bool) -> None:
 def _show_model(facts: dict[str, Any], fit: "Fit", more: Iterable[tuple[str, str]] = ()) -> None:
     """Print the facts of a model for people, as rounded numbers with units. fit: how the model fits into
     memory. more: further rows (name, value)."""
-    of = f"{parameters(facts['parameters'])} parameters of {facts['bits']:.1f} bits"
+    of = f"{parameters(facts['parameters'])} numbers (weights) of {facts['bits']:.1f} bits on average"
     table_of_facts([
         ("model", facts["name"]),
-        ("size", f"{of}, {size(facts['bytes'])}"),
+        ("size", f"{size(facts['bytes'])}: {of}"),
         *more,
         ("memory", fit.words()),
-        ("files", f"{facts['format']}, {short_path(facts['path'])}"),
+        ("format", facts["format"]),
+        ("files", short_path(facts["path"])),
     ])  # fmt: skip
 
 
@@ -98,6 +98,7 @@ def list_models(as_json: bool) -> None:
         columns,
         [(row["name"], size(row["bytes"]), _fit_word(row, fits), short_path(row["path"])) for row in rows],
     )
+    hint("CONTEXT is the longest chat that fits this machine; a token is a word or a part of one.")
     hint("`ruvmlx chat --model NAME` uses one; `ruvmlx pull owner/name` fetches another.")
 
 
@@ -118,15 +119,17 @@ def propose_models(as_json: bool) -> None:
         TableColumn("MODEL", style="bold", keep=False),
         *(TableColumn(name, right=True) for name in ("SIZE", "MEMORY", "TOKENS/S")),
         TableColumn("WHERE"),
+        TableColumn("LICENCE"),
     ]
     table(columns, map(_offer_row, (*here, *offers)))
+    hint("MEMORY is that with a chat of 8,192 tokens. A token is a word or a part of one.")
     if offers:
-        hint(f"`ruvmlx pull {offers[0].name}` fetches the first of those that are not here.")
+        hint(f"`ruvmlx pull {offers[0].name}` fetches the first of those to fetch.")
 
 
 def _offer_row(offer: "ModelOffer") -> tuple[str, ...]:
-    where = "here" if offer.installed else f"not here; licence {offer.licence}"
-    return offer.name, size(offer.size), size(offer.memory_at_8k), f"about {offer.tps_expected:,.0f}", where
+    where = ("here", "") if offer.installed else ("to fetch", offer.licence)
+    return offer.name, size(offer.size), size(offer.memory_at_8k), f"about {offer.tps_expected:,.0f}", *where
 
 
 def _fit(model: "Model | Facts", backend: str = "auto") -> "Fit":
@@ -172,9 +175,10 @@ def _fit_facts(fit: "Fit | None") -> dict[str, Any] | None:
 @click.option(
     "--memory", is_flag=True, help="Open it, and show its memory by purpose: planned, in use, limit."
 )
+@click.option("--details", is_flag=True, help="Also the family, the layers, and the types of the matrices.")
 @json_option
-def show_model(name: str, memory: bool, as_json: bool) -> None:
-    """Show one model's files and shape, or the plan of its memory."""
+def show_model(name: str, memory: bool, details: bool, as_json: bool) -> None:
+    """Show one model's files and whether it fits this machine, or the plan of its memory."""
     if memory:
         _show_memory(name, as_json)
         return
@@ -190,8 +194,10 @@ def show_model(name: str, memory: bool, as_json: bool) -> None:
         facts |= {"config": _config_facts(model.shape)} | note
         print_json(facts | {"fit": _fit_facts(fit), "matrix_types": [vars(kind) for kind in types]})
         return
-    rows = [("shape", _config_words(model.shape)), *note.items()]
-    _show_model(facts, fit, rows + [(f"{kind.type} matrices", str(kind)) for kind in types])
+    more = [*_shape_rows(model.shape), *((kind.type, str(kind)) for kind in types)] if details else []
+    _show_model(facts, fit, [*note.items(), *more])
+    if not details:
+        hint(f"`ruvmlx show {name} --details` has the layers and the types of the weights.")
 
 
 def _show_memory(name: str, as_json: bool) -> None:
@@ -204,8 +210,11 @@ def _show_memory(name: str, as_json: bool) -> None:
     if as_json:
         print_json({"name": runtime.model.name, "memory": memory_plan.facts(rows)})
         return
-    for line in memory_plan.table(rows):
-        show_line(line)
+    columns = [
+        TableColumn("WHAT FOR"),
+        *(TableColumn(name, right=True) for name in ("PLANNED", "NOW", "LIMIT")),
+    ]
+    table(columns, memory_plan.table(rows))
 
 
 def _config_facts(shape: "ModelShape") -> dict[str, Any]:
@@ -224,16 +233,20 @@ def _config_facts(shape: "ModelShape") -> dict[str, Any]:
     }
 
 
-def _config_words(shape: "ModelShape") -> str:
+def _shape_rows(shape: "ModelShape") -> list[tuple[str, str]]:
+    """Return rows (name, value) about the model's layers, for people who compare models."""
     from ruvmlx.models.config.model import ModelConfig
 
-    words = (
-        f"{shape.model_type}, {shape.n_layers} layers, {shape.hidden_size} hidden, vocabulary of "
-        f"{shape.vocab_size:,}, context of {shape.max_context:,} tokens"
-    )
+    rows = [
+        ("family", shape.model_type),
+        ("layers", f"{shape.n_layers}, which pass on {shape.hidden_size:,} numbers for each token"),
+        ("vocabulary", f"{shape.vocab_size:,} tokens (words and parts of words)"),
+        ("context", f"{shape.max_context:,} tokens at most, as its makers trained it"),
+    ]
     if not isinstance(shape, ModelConfig):
-        return words
-    return f"{words}, {shape.n_heads} query heads, {shape.n_kv_heads} key and value heads of {shape.head_dim}"
+        return rows
+    heads = f"{shape.n_heads} that look back (query), {shape.n_kv_heads} that are looked at (key and value)"
+    return [*rows, ("heads", f"{heads}, of {shape.head_dim} numbers, in each layer")]
 
 
 @click.command("rm", cls=Verb)

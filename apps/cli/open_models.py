@@ -24,11 +24,12 @@ def ps(server: str, api_key: str | None, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    columns = [TableColumn(name) for name in ("MODEL", "ADAPTER", "MEMORY", "KV CACHE LIMIT", "NOW")]
+    columns = [TableColumn(name) for name in ("MODEL", "ADAPTER", "MEMORY", "CHATS UP TO", "NOW")]
     text_output.table(columns, [_row(model) for model in found["models"]])
     limit = f" of {size(found['limit_bytes'])}" if found["limit_bytes"] else ""
     planned, taken = size(found["planned_bytes"]), size(found["resident_bytes"])
-    log(f"The server plans {planned}{limit}; its process takes {taken} now.")
+    text_output.hint("CHATS UP TO is the most memory for what the model has read of chats (the KV cache).")
+    log(f"The server plans to take {planned}{limit}. It takes {taken} now.")
 
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:
@@ -37,7 +38,8 @@ def _row(model: dict[str, Any]) -> tuple[str, ...]:
         now = f"writes {text_output.count(model['replies'], 'reply', 'replies')}"
     else:
         now = f"idle for {model['idle_seconds']:.0f} s"
-    return model["model"], model["adapter"] or "none", taken, size(limit) if limit else "-", now
+    adapter = (model["adapter"] or "none").replace("@", ", version ")
+    return model["model"], adapter, taken, size(limit) if limit else "-", now
 
 
 @click.command(cls=Verb)

@@ -1,5 +1,6 @@
 """This module prints the output of a verb (a command of `ruvmlx`). The verb's data goes to stdout, and all
-other text goes to stderr. An error is one line and sets the exit code."""
+other text goes to stderr. An error sets the exit code. A program gets an error as one line. A terminal gets
+lines that fit."""
 
 import json
 import os
@@ -12,6 +13,8 @@ import click
 
 from ruvmlx.errors import RuvmlxError
 from ruvmlx.text import SUSPECT, sanitize
+
+from ..wrapping import width, wrap, wrap_for
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value and nothing else.")
 
@@ -31,13 +34,18 @@ def _plain(value: Any) -> Any:
 
 
 def show(text: str) -> None:
-    """Print a line for people to stdout, without the characters that could control the terminal."""
+    """Print a sentence for people to stdout, without the characters that could control the terminal."""
+    click.echo(wrap(sanitize(text), width(sys.stdout)))
+
+
+def show_whole(text: str) -> None:
+    """Print text to stdout in its own lines: a command to copy, a chart, or a message of a chat."""
     click.echo(sanitize(text))
 
 
 def log(text: str) -> None:
-    """Print a line about progress, or a remark, to stderr."""
-    click.echo(sanitize(text), err=True)
+    """Print a sentence about progress, or a remark, to stderr. Programs that read stderr get one line."""
+    click.echo(wrap_for(sanitize(text), sys.stderr), err=True)
 
 
 def run_plainly(command: click.Command) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ruvmlx.errors import UsageError
-from ruvmlx.text import backend_words, size
+from ruvmlx.text import backend_in_words, size
 
 from .options import load_and_open, model_options, resolve
 from .output import json_option, log, print_json
@@ -65,12 +65,19 @@ def _show(found: "Perplexity", backend: "Backend") -> None:
     """Print for people the perplexity of the text, and how much the tiers of the KV cache change the model's
     predictions."""
     rows = [
-        ("perplexity", f"{found.ppl:.2f} on {found.tokens:,} tokens (lower is better)"),
-        ("cache", f"{found.kv.policy}: {size(found.kv.bytes)}; {size(found.kv.f16_bytes)} if all were f16"),
-        ("backend", backend_words(backend.name, backend.kernels)),
+        ("perplexity", f"{found.ppl:.2f} on {found.tokens:,} tokens (lower is better; 1 is always right)"),
+        (
+            "cache",
+            f"{size(found.kv.bytes)} for what was read ({found.kv.policy}); {size(found.kv.f16_bytes)} if "
+            "every number had 16 bits (f16)",
+        ),
+        ("computed by", backend_in_words(backend.name, backend.kernels)),
     ]
     if found.ppl_f16 is not None and found.kl_vs_f16 is not None:
-        cost = f"{found.ppl_f16:.2f} with an f16 cache; KL between both {found.kl_vs_f16:.4f} nats per token"
+        cost = (
+            f"{found.ppl_f16:.2f} with an f16 cache; between both, what the model predicts differs by "
+            f"{found.kl_vs_f16:.4f} (KL, in nats per token; 0 is not at all)"
+        )
         rows.insert(1, ("compared", cost))
     table_of_facts(rows)
 

@@ -3,6 +3,7 @@ Then the model answers other prompts, which it did not see during training."""
 
 import importlib.util
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import date
 from functools import partial
@@ -15,12 +16,12 @@ from click.core import ParameterSource
 from ruvmlx import settings as config
 from ruvmlx.errors import UsageError
 from ruvmlx.settings import Settings
-from ruvmlx.text import backend_words
+from ruvmlx.text import backend_in_words
 
 from ..prove.raters import RATERS
 from .options import load_and_open, model_options, resolve
 from .output import json_option, log, print_json, show
-from .text_output import count
+from .text_output import TableColumn, count, hint, say, table
 from .verb import Verb
 
 KEPT_REPLIES = "prove-replies.db"  # file in the data folder with replies of the untouched (not trained) model
@@ -99,8 +100,7 @@ def prove(as_json: bool, **flags: Any) -> None:
 
     started = time.monotonic()
     if flags["user"] == "list":
-        for name, scorer in USERS.items():
-            show(f"{name:<10} {(scorer.__doc__ or '').splitlines()[0]}")
+        _show_users(USERS)
         return
     if flags["drawn"]:
         _run_drawn(flags, as_json)
@@ -135,13 +135,33 @@ def prove(as_json: bool, **flags: Any) -> None:
     if as_json:
         print_json(facts)
         return
-    show(
-        f"{facts['user']}, {arm.name}, {count(flags['seeds'], 'seed')}, "
-        f"{count(len(setting.heldout), 'held-out prompt')}"
+    _show_points(points, facts, len(setting.heldout))
+
+
+def _show_users(users: Any) -> None:
+    """Print the simulated users, with the first line of each one's docstring."""
+    say("Simulated users. Each gives a reply 1 to 5 stars by one taste. `--user NAME` chooses one.")
+    rows = [(name, (scorer.__doc__ or "").splitlines()[0]) for name, scorer in users.items()]
+    table([TableColumn("USER", style="bold"), TableColumn("WHAT THE USER WANTS", keep=False)], rows)
+
+
+def _show_points(points: Sequence[Any], facts: dict[str, Any], questions: int) -> None:
+    """Print the results after each number of ratings, and what the columns mean."""
+    runs, unseen = count(facts["seeds"], "run"), count(questions, "question")
+    say(
+        f"The simulated user {facts['user']}, with {facts['arm']} learning, in {runs} with {unseen} that no "
+        "rating was about."
     )
-    show(report.HEADER)
-    for point in points:
-        show(report.line(point))
+    from ..prove import report
+
+    names = ("RATINGS", "STARS", "BETTER", "BETWEEN", "KL", "PERPLEXITY", "TOKENS")
+    table([TableColumn(name, right=True) for name in names], map(report.row, points))
+    hint("STARS and TOKENS (the length) are means, before and after the ratings.")
+    hint("BETTER is how often a reply is better than the original model's; BETWEEN is its 95% interval.")
+    hint(
+        "KL and PERPLEXITY say how much other text suffers: the distance from the original model in nats per "
+        "token (0 is none), and how much worse it predicts plain prose."
+    )
 
 
 def _as_chat(flags: dict[str, Any], as_json: bool) -> None:
@@ -340,13 +360,13 @@ def _checked_scorer(function, given: str):
     return score
 
 
-def open_bench(settings: Settings, say, measured=None):
+def open_bench(settings: Settings, tell, measured=None):
     """Open the model and the data that all trials share. measured: facts about the model, if another process
     has measured them already."""
     from ..prove.trial import Bench
 
     model, backend = load_and_open(settings)
-    say(backend_words(backend.name, backend.kernels))
+    tell(f"computed by {backend_in_words(backend.name, backend.kernels)}")
     kept = config.home() / KEPT_REPLIES
     return Bench(model, backend, settings.kv, settings.learn_targets, kept, measured)
 

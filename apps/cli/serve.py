@@ -22,7 +22,7 @@ from ruvmlx.progress import Watch
 
 from . import service
 from .options import GUESSES, SERVER, model_options, open_runtime, resolve, setting_options
-from .output import json_option, log, print_json, show
+from .output import json_option, log, print_json, show, show_whole
 from .verb import Verb
 
 if TYPE_CHECKING:
@@ -220,17 +220,19 @@ def _announce(serving: "Serving", url: str, access: "Access", as_json: bool) -> 
         return
     if caveat := serving.runtime.backend.caveat:
         log(f"note: {caveat}")
-    show(f"{model} is ready at {url} (adapter {adapter or 'none'}). Ctrl+C stops it.")
+    learned = f"the adapter {adapter.replace('@', ', version ')}" if adapter else "nothing that was learned"
+    show(f"{model} is ready at {url} with {learned}. Ctrl+C stops it.")
     show("# For a program that uses OpenAI's API:")
-    show(f"export OPENAI_BASE_URL={url}")
-    show(f"export OPENAI_API_KEY={keys[0] if keys else 'none-needed'}")
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hi"}]})
-    key = '-H "Authorization: Bearer $OPENAI_API_KEY" ' if keys else ""
+    show_whole(f"export OPENAI_BASE_URL={url}")
+    show_whole(f"export OPENAI_API_KEY={keys[0] if keys else 'none-needed'}")
+    messages = json.dumps([{"role": "user", "content": "Hi"}])
+    body = f'{{"model": {json.dumps(model)},\n       "messages": {messages}}}'
+    key = '  -H "Authorization: Bearer $OPENAI_API_KEY" \\\n' if keys else ""
     show("# A first request:")
-    show(f"curl {url}/chat/completions {key}-H 'Content-Type: application/json' -d {shlex.quote(body)}")
+    show_whole(f"curl {url}/chat/completions \\\n{key}  -d {shlex.quote(body)}")
     where = "" if url == f"{SERVER}/v1" else f" {url.removesuffix('/v1')}"
     show("# A chat in another terminal:")
-    show(f"ruvmlx chat --server{where}")
+    show_whole(f"ruvmlx chat --server{where}")
     chat_key = f"#key={quote(access.chat_keys[0])}" if access.chat_keys and sys.stdout.isatty() else ""
     show(f"Your chats in a browser: {url.removesuffix('/v1')}/{chat_key}")
 

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from ruvmlx.errors import RuvmlxError, UsageError
 
-from .output import log, show
+from .output import log, show, show_whole
 
 LABEL = "ruvmlx.serve"
 SECRET = "RUVMLX_API_KEY"
@@ -130,8 +130,8 @@ def install(context: click.Context) -> None:
         log("nothing was written.")
         return
     _write(found)
-    show(f"written. To start the server now, and at every login:\n  {found.start}")
-    show("To remove it: ruvmlx serve --uninstall")
+    show_whole(f"written. To start the server now, and at every login:\n  {found.start}")
+    show("To remove it: `ruvmlx serve --uninstall`")
 
 
 def _has_line_end(words: Sequence[str]) -> bool:
@@ -156,7 +156,7 @@ def uninstall() -> None:
     if not found.path.exists():
         show(f"nothing to remove: there is no {found.path}.")
         return
-    show(f"To stop the server first: {found.stop}")
+    show_whole(f"To stop the server first:\n  {found.stop}")
     if not click.confirm(f"Remove {found.path}?", default=False):
         log("nothing was removed.")
         return

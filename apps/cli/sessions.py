@@ -17,7 +17,7 @@ from ruvmlx.text import excerpt, one_line
 
 from .completion_values import complete_chats, complete_deleted_chats, complete_replies
 from .options import open_runtime, resolve, setting_options
-from .output import json_option, log, print_json, show
+from .output import json_option, log, print_json, show_whole
 from .text_output import TableColumn, ago, hint, say, table
 from .text_output import count as count_of
 from .verb import VerbGroup
@@ -45,6 +45,7 @@ COLUMNS = (
     TableColumn("TITLE", cut=True),
 )
 FOUND = (TableColumn("ID", style="bold"), TableColumn("TITLE", cut=True), TableColumn("FOUND", cut=True))
+ALIKE = (FOUND[0], TableColumn("LIKE IT", right=True), FOUND[1], TableColumn("ASKED", cut=True))
 
 
 def _show_rows(rows: Sequence[dict[str, Any]]) -> None:
@@ -98,7 +99,7 @@ def show_session(session_id: str, as_json: bool) -> None:
         calls = calls_of_json(message.calls) if message.role == "tool" else ()
         called = "".join(f" {call.name} {call.arguments}" for call in calls)
         if message.content or calls:
-            show(f"{message.role.capitalize()}{called}{mark}{branch}: {message.content}\n")
+            show_whole(f"{message.role.capitalize()}{called}{mark}{branch}: {message.content}\n")
 
 
 @sessions.command("search")
@@ -151,20 +152,20 @@ def _show_alike(text: str, limit: int, as_json: bool, flags: dict[str, Any]) -> 
             runtime.store, runtime.model, runtime.backend, text, limit,
             lambda count: watch.progress(Progress(f"Reading message {count:,}")),
         )  # fmt: skip
+    hits = alike.found
     if alike.unread:
         log(f"note: {MOST_READ} messages were read; {alike.unread} older ones were not compared.")
     if as_json:
-        rows = []
-        for row in alike.found:
-            like = {"message_id": row.message_id, "text": row.content}
-            rows.append(_facts(row.session) | like | {"similarity": round(row.similarity, 4)})
-        print_json(rows)
-        return
-    for row in alike.found:
-        title, asked = one_line(row.session.title), excerpt(row.content, [])
-        show(f"{row.session.id}  {row.similarity:.2f}  {title}{'' if asked == title else f' · {asked}'}")
-    if not alike.found:
+        print_json([_facts(h.session) | _like(h) for h in hits])
+    elif hits:
+        rows = [(h.session.id, f"{h.similarity:.0%}", h.session.title, excerpt(h.content, [])) for h in hits]
+        table(ALIKE, rows)
+    else:
         log("no chat is about that.")
+
+
+def _like(hit: Any) -> dict[str, Any]:
+    return {"message_id": hit.message_id, "text": hit.content, "similarity": round(hit.similarity, 4)}
 
 
 @sessions.command("export")
@@ -285,8 +286,7 @@ def _change(session_id: str, change: Callable[[Any, str], None], done: str) -> N
 @click.option("--off", is_flag=True, help="No longer.")
 def pin_session(session_id: str, off: bool) -> None:
     """Show a chat first in lists."""
-    done = "No longer pinned" if off else "Pinned"
-    _change(session_id, lambda chats, found: chats.pin(found, not off), done)
+    _change(session_id, lambda chats, id_: chats.pin(id_, not off), "No longer pinned" if off else "Pinned")
 
 
 @sessions.command("folder")

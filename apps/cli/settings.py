@@ -1,5 +1,7 @@
 """The command `ruvmlx config` shows and changes settings."""
 
+from collections.abc import Sequence
+
 import click
 
 from ruvmlx import settings
@@ -27,13 +29,29 @@ def show_settings(origin: bool, as_json: bool) -> None:
         values = {k: settings.setting_text(s.value) for k, s in found.items()}
         print_json({k: {"value": values[k], "origin": s.origin} for k, s in found.items()})
         return
-    last = TableColumn("FROM" if origin else "MEANING", cut=origin, keep=False, style="dim")
     rows = [
         (k, effective(k, s), short_path(s.origin) if origin else settings.SPECS[k].doc)
         for k, s in found.items()
     ]
-    table([TableColumn("SETTING", style="bold"), TableColumn("VALUE"), last], rows)
-    hint("`ruvmlx config set NAME VALUE` changes one for good, `config unset NAME` takes that back.")
+    _show_groups("FROM" if origin else "MEANING", rows)
+    hint("In brackets is what applies without a choice of yours.")
+    hint("`ruvmlx config set NAME VALUE` changes a setting for good.")
+    hint("`ruvmlx config unset NAME` takes that back.")
+
+
+def _show_groups(last: str, rows: Sequence[tuple[str, str, str]]) -> None:
+    """Print the settings as one table with a heading for each group. last: the name of the last column."""
+    names, values = (max(map(len, column)) for column in list(zip(*rows, strict=True))[:2])
+    columns = [
+        TableColumn("SETTING", style="bold", least=names),
+        TableColumn("VALUE", least=values),
+        TableColumn(last, cut=last == "FROM", keep=False, style="dim"),
+    ]
+    table(columns, [])
+    for heading, group in settings.GROUPS.items():
+        say(heading, "bold")
+        table(columns, [row for row in rows if row[0] in group], header=False)
+        say("")
 
 
 def effective(name: str, found: settings.Resolved) -> str:
@@ -42,7 +60,7 @@ def effective(name: str, found: settings.Resolved) -> str:
     if found.value in (None, ""):
         spec = settings.SPECS[name]
         return f"({spec.unset or 'none'})" if found.value is None else spec.nothing or "(none)"
-    return str(settings.setting_text(found.value))
+    return settings.SPECS[name].display(found.value)
 
 
 @config.command("set", context_settings={"ignore_unknown_options": True})  # click must allow the value -1

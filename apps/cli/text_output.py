@@ -19,12 +19,12 @@ import click
 
 from ruvmlx.text import one_line, sanitize
 
+from ..wrapping import COMMAND, hold, release, width, wrap
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-UNLIMITED = 2000  # the width in columns if there is no terminal and no COLUMNS
-_COMMAND = r"`[^`\n]+`"
 _TRAILING = re.compile(r"[ \t]+((?:\x1b\[0m)?)[ \t]*$", re.MULTILINE)  # spaces at the end of a line
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
@@ -33,34 +33,43 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 class TableColumn:
     """A column of a table. right: True if numbers are aligned to the right. cut: True if long cells are cut
     to one line, so that the other columns fit. keep: True if the column is never narrower than its text.
-    style: the name of a style of the library rich."""
+    style: the name of a style of the library rich. least: the least width, so that the columns of several
+    tables are aligned."""
 
     name: str
     right: bool = False
     cut: bool = False
     keep: bool = True
     style: str = ""
+    least: int = 0
 
 
 def say(text: str, style: str = "") -> None:
     """Print sentences. A command in backticks has a colour of its own. style: the name of a style of the
     library rich."""
-    _print(_text(text, style))
+    _print(_text(wrap(sanitize(text), width(sys.stdout)), style))
 
 
 def hint(text: str) -> None:
     """Print a proposal for the user's next step."""
-    _print(_text(text, "dim"))
+    say(text, "dim")
 
 
-def table(columns: Sequence[TableColumn], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table: the names of the columns, then the rows. A cell must not contain a newline."""
+def table(columns: Sequence[TableColumn], rows: Iterable[Sequence[str]], header: bool = True) -> None:
+    """Print a table: the names of the columns, then the rows. A cell must not contain a newline.
+    header: False for a further part of a table whose names were printed before."""
     from rich.table import Table
 
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=header)
     for column in columns:
         justify: Any = "right" if column.right else "left"
-        grid.add_column(column.name, justify=justify, no_wrap=column.keep and not column.cut, overflow="fold")
+        grid.add_column(
+            column.name,
+            justify=justify,
+            no_wrap=column.keep and not column.cut,
+            overflow="fold",
+            min_width=column.least or None,
+        )
     for row in rows:
         grid.add_row(*(_cell(cell, column) for cell, column in zip(row, columns, strict=True)))
     _print(grid)
@@ -110,22 +119,27 @@ def short_path(path: str | Path) -> str:
     return "~" + text[len(home) :] if home != "/" and text.startswith(home + os.sep) else text
 
 
-# -- how text is printed -----------------------------------------------------------------------------
+def short_paths(text: str) -> str:
+    """Return a sentence with ~ in place of the home folder, in each path."""
+    home = str(Path.home())
+    return text if home == "/" else re.sub(rf"(?<!\S){re.escape(home)}(?={re.escape(os.sep)})", "~", text)
+
+
+# -- printing ----------------------------------------------------------------------------------------
 
 
 def _cell(text: str, column: TableColumn) -> "Text":
-    cell = _text(one_line(text), column.style)
+    cell = _text(hold(one_line(text)), column.style)
     cell.no_wrap, cell.overflow = (True, "ellipsis") if column.cut else (None, "fold")
     return cell
 
 
 def _text(text: str, style: str = "") -> "Text":
-    """Return the text for the terminal, without characters that could control the terminal. A long word, for
-    example a path, is not broken into two lines."""
+    """Return the text with its colours. A long word, for example a path, is not broken into two lines."""
     from rich.text import Text
 
-    shown = Text(sanitize(text), style=style, overflow="ignore")
-    shown.highlight_regex(_COMMAND, "not dim cyan")
+    shown = Text(text, style=style, overflow="ignore")
+    shown.highlight_regex(COMMAND, "not dim cyan")
     return shown
 
 
@@ -138,15 +152,15 @@ def _print(shown: "RenderableType") -> None:
     file, colour = io.StringIO(), _colour()
     console = Console(
         file=file,
-        width=width(),
+        width=width(sys.stdout),
         force_terminal=bool(colour),
         color_system="standard" if colour else None,
         legacy_windows=False,
         highlight=False,
     )
-    for part in shown.wrap(console, width()) if isinstance(shown, Text) else [shown]:
+    for part in shown.split("\n", allow_blank=True) if isinstance(shown, Text) else [shown]:
         console.print(part, soft_wrap=isinstance(shown, Text), crop=False)
-    lines = _TRAILING.sub(r"\1", file.getvalue())
+    lines = _TRAILING.sub(r"\1", release(file.getvalue()))
     click.echo(lines, nl=False, color=colour)
 
 
@@ -159,16 +173,3 @@ def _colour() -> bool:
 
 def _is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
-
-
-def width() -> int:
-    """Return the number of columns into which the text must fit."""
-    asked = os.environ.get("COLUMNS", "")
-    if asked.isdecimal() and int(asked) > 0:
-        return max(20, int(asked))
-    if not _is_terminal():
-        return UNLIMITED
-    try:
-        return max(20, os.get_terminal_size(sys.stdout.fileno()).columns or 80)
-    except (OSError, ValueError):
-        return 80

@@ -67,20 +67,16 @@ def _point(seeds: list[Checkpoint]) -> Point:
     )
 
 
-def line(point: Point) -> str:
-    """Return a point's row of the table that the command `prove` prints."""
+def row(point: Point) -> tuple[str, ...]:
+    """Return a row of the table that `prove` prints: ratings, stars before and after, win-rate and its
+    interval, KL, perplexity, and tokens before and after."""
     low, high = point.win_ci
-    interval = f"{point.win_rate:4.0%} ({low:.0%} to {high:.0%})"
     return (
-        f"{point.ratings:>7}  {point.score_base:.2f} -> {point.score:.2f}  {_bar(point.win_rate)} "
-        f"{interval}  KL {point.kl:.3f}  perplexity {point.ppl_change:+.1%}"
-        f"  tokens {point.mean_tokens_base:.0f} -> {point.mean_tokens:.0f}"
+        str(point.ratings),
+        f"{point.score_base:.2f} -> {point.score:.2f}",
+        f"{point.win_rate:.0%}",
+        f"{low:.0%} and {high:.0%}",
+        f"{point.kl:.3f}",
+        f"{point.ppl_change:+.1%}",
+        f"{point.mean_tokens_base:.0f} -> {point.mean_tokens:.0f}",
     )
-
-
-def _bar(share: float, width: int = 20) -> str:
-    full = round(share * width)
-    return "#" * full + "." * (width - full)
-
-
-HEADER = "ratings  stars         better than the original model"

@@ -33,9 +33,10 @@ class MatrixType:
     rounded: tuple[str, ...]
 
     def __str__(self) -> str:
-        memory = f"{self.native_bits:.4g} (native), {self.mlx_bits:.4g} (mlx)"
-        note = f", rounded on {' and '.join(self.rounded)}" if self.rounded else ""
-        return f"{self.matrices}, {self.file_bits:.4g} bits a weight; in memory {memory}{note}"
+        memory = f"{self.native_bits:.4g} with native, {self.mlx_bits:.4g} with mlx"
+        note = f", rounded with {' and '.join(self.rounded)}" if self.rounded else ""
+        of = "matrix" if self.matrices == 1 else "matrices"
+        return f"{self.matrices} {of} of {self.file_bits:.4g} bits a weight; in memory {memory}{note}"
 
 
 def matrix_types(model: Model) -> list[MatrixType]:

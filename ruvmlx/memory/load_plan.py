@@ -15,7 +15,8 @@ from ..models.find.variants import FileChoice
 from ..models.load import load_model
 from ..models.weights.load_progress import watched_weights
 from ..platform import cpu
-from ..progress import QUIET, Progress, Watch, megabytes, parameters
+from ..progress import QUIET, Progress, Watch, parameters
+from ..text import size
 
 CONTEXT = 4096  # the number of tokens of the KV cache that the estimate includes
 # Bytes that a model needs in addition to its weights and its KV cache. PROGRAM: bytes of the program itself.
@@ -98,13 +99,13 @@ class Fit:
         """Return one line for the user: whether the model fits, the longest context, and the bytes for each
         purpose."""
         parts = (
-            f"weights {megabytes(self.weights)}, learning and program {megabytes(self.work)}, "
-            f"KV cache {megabytes(self.kv_per_token * 1000)} per 1,000 tokens; "
-            f"one model may take {megabytes(self.limit)}"
+            f"{size(self.weights)} for the weights, {size(self.work)} for the program and learning, "
+            f"{size(self.kv_per_token * 1000)} for each 1,000 tokens of a chat; "
+            f"one model may take {size(self.limit)} here"
         )
         if not self.fits:
             return f"does not fit: {parts}"
-        return f"fits with a context of up to {self.longest_context:,} tokens: {parts}"
+        return f"fits, with chats of up to {self.longest_context:,} tokens: {parts}"
 
 
 def _weight_bytes(facts: Facts, backend: Choice) -> int:
@@ -165,27 +166,27 @@ class Plan:
         shorter = Fit.of(self.facts, self.backend).longest_context // 256 * 256
         instead = f"With --max-context {shorter} it fits. " if shorter else ""
         raise NotEnoughMemory(
-            f"{self.facts.name} needs about {megabytes(self.need.total)} of memory; there is room for "
-            f"{megabytes(max(0, memory.limit))} ({megabytes(memory.available)} of "
-            f"{megabytes(memory.total)} are free). {instead}{_what_fits(memory.limit, self.backend)}"
+            f"{self.facts.name} needs about {size(self.need.total)} of memory; there is room for "
+            f"{size(max(0, memory.limit))} ({size(memory.available)} of "
+            f"{size(memory.total)} are free). {instead}{_what_fits(memory.limit, self.backend)}"
         )
 
     def rows(self) -> list[tuple[str, str]]:
         """Return pairs (label, text) that describe the plan to the user."""
         f, m = self.facts, self.memory
         why = f"chosen as {self.chosen}" if self.chosen else "the starter model: no other was chosen"
-        size = f"{parameters(f.parameters)} parameters of {f.bits:.1f} bits, {megabytes(f.bytes)} on the disk"
+        shape = f"{parameters(f.parameters)} parameters of {f.bits:.1f} bits, {size(f.bytes)} on the disk"
         if f.to_fetch:
-            size += f", of which {megabytes(f.to_fetch)} are to be fetched from Hugging Face"
-        free = f"{megabytes(m.available)} of {megabytes(m.total)} are free"
+            shape += f", of which {size(f.to_fetch)} are to be fetched from Hugging Face"
+        free = f"{size(m.available)} of {size(m.total)} are free"
         tight = "" if self.need.total <= m.available else "; other programs will have to give way"
         kernels = self.backend.kernels
         named = kernels if kernels.startswith(self.backend.name) else f"{self.backend.name} on {kernels}"
         return [
             ("model", f"{f.name} ({why})" if self.chosen != f.name else f.name),
-            ("size", size),
+            ("size", shape),
             ("runs on", f"{named}: {self.backend.why}"),
-            ("memory", f"about {megabytes(self.need.total)}; {free}{tight}"),
+            ("memory", f"about {size(self.need.total)}; {free}{tight}"),
             ("your data", str(self.data)),
         ]
 
@@ -223,8 +224,8 @@ class Planning(Watch):
         limit = MachineMemory.now(self._backend).limit + self._watch.held
         if choice.bytes > limit:
             raise NotEnoughMemory(
-                f"{choice.chosen.files[0]} of {choice.name} has {megabytes(choice.bytes)}; there is room for "
-                f"{megabytes(limit)}. {_what_fits(limit, self._backend)}"
+                f"{choice.chosen.files[0]} of {choice.name} has {size(choice.bytes)}; there is room for "
+                f"{size(limit)}. {_what_fits(limit, self._backend)}"
             )
 
     def progress(self, progress: Progress) -> None:
@@ -251,5 +252,5 @@ def _what_fits(limit: int, backend: Choice) -> str:
     fitting = sorted((total, name) for name, total in known if total <= limit)
     if not fitting:
         return "No model on this machine fits; close other programs."
-    names = ", ".join(f"{name} ({megabytes(total)})" for total, name in reversed(fitting[-3:]))
+    names = ", ".join(f"{name} ({size(total)})" for total, name in reversed(fitting[-3:]))
     return f"These fit: {names}. Or close other programs."

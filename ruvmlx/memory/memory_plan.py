@@ -166,13 +166,26 @@ def facts(rows: Sequence[Purpose]) -> list[dict[str, Any]]:
     return [asdict(row) for row in rows]
 
 
-def table(rows: Sequence[Purpose]) -> list[str]:
-    """Return the table of purposes as lines of text for the user."""
-    lines = [f"{'':<15}{'planned':>10}{'in use':>10}{'limit':>10}"]
-    for row in rows:
-        name, limit = row.name.replace("_", " "), size(row.limit) if row.limit else "-"
-        lines.append(f"{name:<15}{size(row.planned):>10}{size(row.used):>10}{limit:>10}")
-    return lines
+WORDS = {
+    "weights": "the model's weights",
+    "scratch": "working memory",
+    "kv": "what was read of chats (KV cache)",
+    "kv_disk": "the same, on the disk",
+    "adapters_hot": "adapters in use",
+    "adapters_warm": "adapters used a while ago",
+    "adapters_cold": "adapters that are put aside",
+    "learning": "learning from ratings",
+    "program": "the program",
+    "total": "all, without the disk",
+}
+
+
+def table(rows: Sequence[Purpose]) -> list[tuple[str, str, str, str]]:
+    """Return the purposes as rows of a table for the user: name, planned, in use, limit."""
+    return [
+        (WORDS[row.name], size(row.planned), size(row.used), size(row.limit) if row.limit else "-")
+        for row in rows
+    ]
 
 
 def _draft_bytes(engine: LLMInferenceEngine) -> int:

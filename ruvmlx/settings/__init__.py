@@ -6,6 +6,7 @@ meaning of its values. Start with `table.py`, the list of all settings, then rea
 environment, files) and `settings_file.py`, which changes the user's file.
 """
 
+from .meanings import GROUPS
 from .sources import (
     MAX_FILE_BYTES,
     Resolved,
@@ -30,6 +31,7 @@ from .table import (
 
 __all__ = [
     "BASE_TARGETS",
+    "GROUPS",
     "MAX_FILE_BYTES",
     "SAMPLING",
     "SPECS",

@@ -6,6 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from ..text import size
+
+_SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?([kMG])B", re.ASCII)
+_UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
 KINDS = {int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -22,6 +26,8 @@ class SettingSpec:
     word: a text that the user can write instead of a number.
     nothing: a text that the user can write for the empty text.
     unset: a description of what happens if the setting has no value.
+    is_size: True for an amount of memory. The value counts units of 1,048,576 bytes. The user may also write
+        a size with a unit, such as "500MB" or "2GB".
     flag: the name of the command line flag if it differs from the setting's name.
     sampling: True if `sampling.Sampling` has a field of the same name.
     witnessed: True if the program records changes of the setting in the witness log, an append-only log
@@ -42,6 +48,7 @@ class SettingSpec:
     nothing: str = ""
     unset: str = ""
     flag: str = ""
+    is_size: bool = False
     sampling: bool = False
     witnessed: bool = False
     public: bool = False
@@ -55,12 +62,14 @@ class SettingSpec:
             return value
         if self.nothing and value == self.nothing:
             return ""
+        if self.is_size and (given := _SIZE.fullmatch(str(value))):
+            value = math.ceil(float(given[1]) * _UNITS[given[2]] / (1 << 20))
         try:
             if isinstance(value, bool) or (self.kind is int and isinstance(value, float)):
                 raise ValueError
             parsed = self.kind(value)
         except (TypeError, ValueError):
-            kind = "" if self.word else KINDS[self.kind]
+            kind = "" if self.word or self.is_size else KINDS[self.kind]
             raise ValueError(", ".join(filter(None, (kind, self.allowed_values)))) from None
         if not self.allows(parsed):
             raise ValueError(self.allowed_values)
@@ -90,6 +99,12 @@ class SettingSpec:
             return False
         return bool(self.least <= value and (self.most is None or value <= self.most))
 
+    def display(self, value: Any) -> str:
+        """Return a value of this setting as people read it: "on", "0.7" or "1.1 GB"."""
+        if self.is_size:
+            return size(value << 20) if value else "0"
+        return ("off", "on")[value] if isinstance(value, bool) else str(value)
+
     @property
     def _range(self) -> str:
         low = f"over {self.least}" if self.over else f"{self.least} or more"
@@ -106,6 +121,9 @@ class SettingSpec:
             return "on or off"
         if self.choices:
             return "one of " + ", ".join(self.choices)
+        if self.is_size:
+            least = f", {size(int(self.least) << 20)} or more" if self.least else ""
+            return f"a size, as in 500MB or 2GB{least}"
         if self.least is not None:
             return f"{self.word}, or {self._range}" if self.word else self._range
         return self.expected

@@ -71,7 +71,8 @@ def resolve(flags: Mapping[str, Any] | None = None) -> dict[str, Resolved]:
         (str(project_file()), project),
         (str(user_file()), user),
     ]
-    return {setting.name: _first(setting.name, setting.default, sources) for setting in fields(Settings)}
+    defaults = {setting.name: setting.default for setting in fields(Settings)}
+    return {name: _first(name, defaults[name], sources) for name in SPECS}
 
 
 def _first(name: str, default: Any, sources: list[tuple[str, Mapping[str, Any]]]) -> Resolved:

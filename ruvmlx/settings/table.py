@@ -1,7 +1,7 @@
 """This module defines `Settings`, the list of all settings.
 
 Flags, environment variables, settings files, `config show` and the reference page of the settings all follow
-from the fields of this class.
+from the fields of this class. `meanings` explains each setting in plain words.
 """
 
 import re
@@ -11,10 +11,10 @@ from typing import Any
 from .. import tiers
 from ..errors import UsageError
 from ..text import did_you_mean
+from .meanings import MEANINGS
 from .setting_spec import SettingSpec
 
 _LENGTHS = ",".join(tiers.LENGTHS)  # hot,warm
-_CODES = " and ".join(f"{tier.bits} bits" for tier in reversed(tiers.TIERS[1:-1]))
 _MODULE = "(q|k|v|o|gate|up|down)_proj"
 _TARGET = rf"(head|lm_head|attention|ffn|all|top:[1-9]\d{{0,3}}|{_MODULE}(:\d{{1,4}}(-\d{{1,4}})?)?)"
 TARGETS = re.compile(rf"{_TARGET}(,{_TARGET})*", re.ASCII)
@@ -24,8 +24,8 @@ TARGETS_EXPECTED = "head, attention, ffn, all, top:8, or modules as in q_proj,v_
 _OWN = "the model's own"
 
 
-def _setting(kind: type, default: Any, doc: str, **rules: Any) -> Any:
-    return field(default=default, metadata={"spec": SettingSpec(kind, doc, **rules)})
+def _setting(kind: type, default: Any, **rules: Any) -> Any:
+    return field(default=default, metadata={"rules": {"kind": kind, **rules}})
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,13 @@ class Settings:
     model: str | None = _setting(
         str,
         None,
-        "folder, .gguf file, Hugging Face repository, or the starter model",
         flag="--model -m",
         unset="starter",
     )
-    backend: str = _setting(
-        str, "auto", "what computes", choices=("auto", "mlx", "native", "reference"), public=True
-    )
+    backend: str = _setting(str, "auto", choices=("auto", "mlx", "native", "reference"), public=True)
     threads: int | None = _setting(
         int,
         None,
-        "CPU threads; all physical cores by default",
         least=1,
         most=1024,
         public=True,
@@ -55,14 +51,12 @@ class Settings:
     max_context: int | None = _setting(
         int,
         None,
-        "longest prompt and reply together, in tokens; the model's own by default",
         least=64,
         unset="the model's own",
     )
     kv: str | None = _setting(
         str,
         None,
-        f"KV cache: tiered ({tiers.describe_tiers()} by age), f16, or auto, the default",
         choices=("auto", "tiered", "f16"),
         unset="auto",
         witnessed=True,
@@ -71,8 +65,6 @@ class Settings:
     kv_tiers: str | None = _setting(
         str,
         None,
-        f"{_LENGTHS}: tokens kept in f16, and tokens up to which {_CODES} are used; "
-        "by default those of `learn kv`",
         pattern=re.compile(r"\d{1,9}" + rf"(,(\d{{1,9}}|all)){{1,{len(tiers.LENGTHS) - 1}}}", re.ASCII),
         expected=f"{_LENGTHS} in tokens, as in {tiers.EXAMPLE}",
         unset="as measured",
@@ -82,7 +74,6 @@ class Settings:
     kv_limit: float | None = _setting(
         float,
         None,
-        "KL of the tiers against f16 that is allowed, nats per token; 0.004 by default",
         unset="0.004",
         witnessed=True,
         public=True,
@@ -90,30 +81,26 @@ class Settings:
     kv_budget: int | None = _setting(
         int,
         None,
-        "MiB that KV caches should stay within; older tokens lose precision sooner",
+        is_size=True,
         unset="what memory allows",
         witnessed=True,
         public=True,
     )
-    kv_disk: int | None = _setting(
-        int, 1024, "MiB of chats' KV caches kept for the next start, the newest; 0 keeps none"
-    )
+    kv_disk: int | None = _setting(int, 1024, is_size=True)
     server_memory: int | None = _setting(
         int,
         None,
-        "MiB that all models of a server may take together; what is free at its start by default",
+        is_size=True,
         least=64,
         unset="what is free",
     )
     server_unload: float = _setting(
         float,
         10.0,
-        "minutes after which a server closes a model that nobody uses, except its first; 0: never",
     )
     adapter: str = _setting(
         str,
         "default",
-        "named adapter that ratings change, or none",
         pattern=re.compile(r"[\w-]{1,64}", re.ASCII),
         expected="letters, digits, - and _",
         witnessed=True,
@@ -121,7 +108,6 @@ class Settings:
     temperature: float | None = _setting(
         float,
         None,
-        "0 is greedy; the model's own by default, or 0.7",
         least=0,
         flag="--temp",
         sampling=True,
@@ -130,20 +116,16 @@ class Settings:
     top_p: float | None = _setting(
         float,
         None,
-        "nucleus mass, over 0 and at most 1",
         least=0,
         most=1,
         over=True,
         sampling=True,
         unset=_OWN,
     )
-    top_k: int | None = _setting(
-        int, None, "how many tokens may be drawn; 0 is all", least=0, sampling=True, unset=_OWN
-    )
+    top_k: int | None = _setting(int, None, least=0, sampling=True, unset=_OWN)
     min_p: float | None = _setting(
         float,
         None,
-        "least share of the likeliest token's probability; 0 is off",
         least=0,
         most=1,
         under=True,
@@ -153,30 +135,24 @@ class Settings:
     presence_penalty: float | None = _setting(
         float,
         None,
-        "-2 to 2, taken off the logit of each token that the reply has already",
         least=-2,
         most=2,
         sampling=True,
         unset=_OWN,
     )
-    frequency_penalty: float | None = _setting(
-        float, None, "the same for each occurrence", least=-2, most=2, sampling=True, unset=_OWN
-    )
+    frequency_penalty: float | None = _setting(float, None, least=-2, most=2, sampling=True, unset=_OWN)
     repetition_penalty: float | None = _setting(
         float,
         None,
-        "0.1 to 2; over 1, tokens that the reply has already become less likely by this factor",
         least=0.1,
         most=2,
         sampling=True,
         unset="1",
     )
-    max_tokens: int = _setting(int, 512, "longest reply, in tokens", least=1)
+    max_tokens: int = _setting(int, 512, least=1)
     best_of: int | str = _setting(
         int,
         1,
-        "replies that are written at once to a question; your taste, known from your ratings, picks one; "
-        "auto: as many, up to 4, as take at most 1.5 times as long as one",
         least=1,
         most=16,
         word="auto",
@@ -186,75 +162,51 @@ class Settings:
     speculate: str = _setting(
         str,
         "auto",
-        "tokens that are guessed from the chat and checked together; the reply stays the same; auto: as many "
-        "as save time on this machine",
         pattern=re.compile(r"auto|off|[1-7]"),
         expected="auto, off, or 1 to 7",
         public=True,
     )
-    draft_model: str | None = _setting(
-        str,
-        None,
-        "a small model of the same family; it guesses tokens, and the model checks them, so that the reply "
-        "stays the same",
-        unset="none",
-    )
-    system: str | None = _setting(
-        str, None, "system prompt of new chats; none: no system prompt of yours", nothing="none", unset="none"
-    )
+    draft_model: str | None = _setting(str, None, unset="none")
+    system: str | None = _setting(str, None, nothing="none", unset="none")
     thinking: str = _setting(
         str,
         "auto",
-        "whether the model thinks before it answers, where its template has the choice; auto: the template's",
         choices=("auto", "on", "off"),
         public=True,
     )
-    rate_thoughts: bool = _setting(
-        bool, False, "on: ratings also change how the model thinks, not its answers alone", witnessed=True
-    )
+    rate_thoughts: bool = _setting(bool, False, witnessed=True)
     examples: int = _setting(
         int,
         0,
-        "liked replies to similar questions that the model is shown first, at most this many",
         least=0,
         most=8,
         witnessed=True,
     )
-    implicit_feedback: bool = _setting(
-        bool, False, "on: what you do with unrated replies counts a little, too", witnessed=True
-    )
-    learn_when_idle: bool = _setting(
-        bool, True, "off: the chat does not train on your ratings while you do not type", witnessed=True
-    )
+    implicit_feedback: bool = _setting(bool, False, witnessed=True)
+    learn_when_idle: bool = _setting(bool, True, witnessed=True)
     slow_loop: str = _setting(
         str,
         "training",
-        "what idle time does with your ratings: it trains, or it moves weights along the model's style basis",
         choices=("training", "style"),
         witnessed=True,
     )
-    kv_measure: bool = _setting(
-        bool, False, "on: idle time measures the KV cache's tiers on your long replies", witnessed=True
-    )
+    kv_measure: bool = _setting(bool, False, witnessed=True)
     theme: str = _setting(
         str,
         "auto",
-        "colours of the chat: dark, light, contrast, or a name of Textual's; auto asks the terminal",
         pattern=re.compile(r"[\w-]{1,40}", re.ASCII),
         expected="auto, dark, light, contrast, or a name of Textual's",
     )
-    motion: bool = _setting(bool, True, "off: nothing in the chat blinks, slides or fades")
+    motion: bool = _setting(bool, True)
     keys: str = _setting(
         str,
         "",
-        "keys of the chat, as in again=ctrl+t,chats=f3; a wrong name lists the right ones",
         pattern=re.compile(r"([a-z_]+=[a-z0-9+_]+(,[a-z_]+=[a-z0-9+_]+)*)?"),
         expected="as in again=ctrl+t,chats=f3",
     )
     learn_targets: str = _setting(
         str,
         "head",
-        "what a rating changes: " + TARGETS_EXPECTED,
         pattern=TARGETS,
         expected=TARGETS_EXPECTED,
         witnessed=True,
@@ -263,7 +215,6 @@ class Settings:
     base_targets: str = _setting(
         str,
         BASE_TARGETS,
-        "what the background loop trains: " + TARGETS_EXPECTED,
         pattern=TARGETS,
         expected=TARGETS_EXPECTED,
         witnessed=True,
@@ -272,7 +223,6 @@ class Settings:
     router: bool = _setting(
         bool,
         False,
-        "on: learns from ratings and latency when to use what was learned, and examples",
         witnessed=True,
         public=True,
     )
@@ -296,7 +246,8 @@ class Settings:
         return {name: getattr(self, name) for name in SAMPLING}
 
 
-SPECS: dict[str, SettingSpec] = {setting.name: setting.metadata["spec"] for setting in fields(Settings)}
+_RULES: dict[str, dict[str, Any]] = {setting.name: setting.metadata["rules"] for setting in fields(Settings)}
+SPECS = {name: SettingSpec(doc=meaning, **_RULES[name]) for name, meaning in MEANINGS.items()}
 SAMPLING = tuple(name for name, spec in SPECS.items() if spec.sampling)
 
 

@@ -139,7 +139,9 @@ def test_learn_kv_reports_and_measures_the_policy(run, tiny_folder, monkeypatch)
     assert json.loads(run(*command)[1])["reason"] == said["reason"]
     code, out, _ = run(*[c for c in command if c != "--json"])
     words = " ".join(out.split())  # the terminal's width breaks lines
-    assert code == 0 and "the newest 64 tokens in f16, those up to" in words and said["reason"] in words
+    assert (
+        code == 0 and "16 bits for the newest 64 tokens, 8 up to token" in words and said["reason"] in words
+    )
     monkeypatch.setenv("RUVMLX_KV_TIERS", "128,all")
     said = json.loads(run(*command)[1])
     assert said["policy"] == {"hot": 128, "warm": None} and said["asked"]

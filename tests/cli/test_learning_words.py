@@ -15,7 +15,7 @@ LEARNED = NOTHING | {"ratings": 3, "updates": 3, "pending": 3, "adapter_version"
 def test_nothing_learned_is_said_in_two_lines():
     assert status_lines(NOTHING) == [
         "No ratings yet: replies are the original model's.",
-        "Ratings change the output layer.",
+        "Ratings change the output layer, which chooses each next word.",
     ]
 
 
@@ -29,7 +29,7 @@ def test_what_was_learned_has_its_distance_and_the_way_back():
     assert status_lines(LEARNED)[:3] == [
         "Learned from 3 ratings. Replies differ slightly from the original model's (12% of the allowed "
         "change).",
-        "The adapter is at version 3. `ruvmlx learn undo` takes the last rating back; "
+        "The adapter (what was learned) is at version 3. `ruvmlx learn undo` takes the last rating back; "
         "`ruvmlx learn rollback V` goes to version V (0: the original model).",
         "3 ratings are not in a training yet: `ruvmlx learn consolidate` trains now.",
     ]

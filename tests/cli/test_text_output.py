@@ -76,7 +76,11 @@ def test_words_for_numbers(monkeypatch, tmp_path):
     assert [count(1, "chat"), count(1204, "chat"), count(2, "reply", "replies")] == [
         "1 chat", "1,204 chats", "2 replies",
     ]  # fmt: skip
-    assert [size(n) for n in (900, 2.8e6, 97e6, 1.23e9)] == ["900 B", "2.8 MB", "97 MB", "1.2 GB"]
+    sizes = {
+        900: "900 B", 2.8e6: "2.8 MB", 9.96e6: "10 MB", 97e6: "97 MB", 999.6e6: "1.0 GB", 1.23e9: "1.2 GB",
+        17.2e9: "17.2 GB", 141e9: "141 GB", 2048: "2.0 kB",
+    }  # fmt: skip
+    assert {n: size(n) for n in sizes} == sizes
     now = time.time()
     assert [ago(now - s) for s in (3, 130, 7300, 90000)] == [
         "just now", "2 minutes ago", "2 hours ago", "1 day ago",

@@ -10,17 +10,24 @@ from importlib.util import find_spec
 
 import pytest
 
+from ruvmlx import settings
+
 from .write_transcripts import FOLDER, SETS, WIDTHS, difference, paths
 
-NAMES = [f"{verbs}-{width}" for verbs in SETS for width in WIDTHS]
-# Data, which is for files and programs, and commands to copy: a line stays whole.
-DATA = ("sessions export", "log export", "learn export", "connect", "mcp", "serve", "stop")
-WIDER = (
-    "bench",
-    "prove",
-    "chat --plain",
-)  # tables of measurements; the plain chat leaves lines to the terminal
-LONG = re.compile(r"ruvmlx: |.*\S{60}")  # an error is one line; a path stays whole
+# The starter's verbs take minutes, so only a whole run compares them with their files, or reads these.
+MARKS = {"plain": (), "starter": pytest.mark.full}
+NAMES = [pytest.param(f"{verbs}-{width}", marks=MARKS[verbs]) for verbs in SETS for width in WIDTHS]
+BINARY = re.compile(r"\b[KMGT]iB\b")
+
+
+def too_long(text: str, width: int) -> list[str]:
+    """The lines that do not fit the terminal; not those that the user typed."""
+    return [line for line in text.splitlines() if len(line) > width and not line.startswith("$ ")]
+
+
+def broken_commands(text: str) -> list[str]:
+    """The lines on which a command in backquotes begins or ends, but not both."""
+    return [line for line in text.splitlines() if line.count("`") % 2]
 
 
 def verbs_of(verbs: str) -> list[str]:
@@ -48,11 +55,34 @@ def test_transcripts_have_all_rows_fit_the_terminal_and_count_well(name):
     text = (FOLDER / f"{name}.txt").read_text("utf-8")
     rows, (verbs, width) = rows_of(text), name.split("-")
     assert list(rows) == list(dict.fromkeys(verbs_of(verbs)))
-    wrapped = (said for verb, said in rows.items() if not verb.startswith((*DATA, *WIDER)))
-    lines = [line for said in wrapped for line in said.splitlines()]
-    assert not [line for line in lines if len(line) > int(width) and not LONG.match(line)]
+    assert too_long(text, int(width)) == []
+    assert broken_commands(text) == []
+    assert not BINARY.search(text)
     assert not re.search(r"\b\d{7,}\b", text)  # a size in digits
     assert not re.search(r"\b1 (ratings|replies|chats|tokens|seeds|checks|messages|files|rows)\b", text)
+
+
+def test_planted_mistakes_are_found():
+    """A line of 81 columns, a command over two lines, and a unit of powers of two."""
+    text = (FOLDER / "plain-80.txt").read_text("utf-8")
+    line = next(line for line in text.splitlines() if line.count("`") == 2)
+    assert too_long(text + "x" * 81, 80) == ["x" * 81] and too_long(text + "x" * 80, 80) == []
+    head, command, tail = line.split("`")
+    first, last = command.rsplit(" ", 1)
+    planted = text.replace(line, f"{head}`{first}\n{last}`{tail}", 1)
+    assert broken_commands(planted) == [f"{head}`{first}", f"{last}`{tail}"]
+    assert BINARY.search(text + "kv_disk 1024 MiB")
+
+
+def test_each_setting_has_an_explanation_and_each_group_a_heading():
+    """In the transcript itself, so that an empty or missing text of a setting is seen there."""
+    text = rows_of((FOLDER / "plain-120.txt").read_text("utf-8"))["config show"]
+    for heading, group in settings.GROUPS.items():
+        lines = text[text.index(heading) :].splitlines()
+        rows = {line.split()[0]: line for line in lines[1:] if line[:1].strip()}
+        for name, meaning in group.items():
+            assert len(meaning.split()) > 3, name
+            assert meaning.split()[0] in rows[name] and meaning.split()[1] in rows[name], name
 
 
 def compare(verbs: str, width: int, folder) -> None:

@@ -137,7 +137,7 @@ def _settings_rows():
     shown = json.loads(CliRunner().invoke(cli, ["config", "show", "--json"]).stdout)
     for name, found in shown.items():
         spec = settings.SPECS[name]
-        default = "" if found["value"] in (None, "") else f"`{found['value']}`"
+        default = "" if found["value"] in (None, "") else f"`{spec.display(found['value'])}`"
         yield f"| `{name}` | {default} | {spec.allowed_values or KINDS[spec.kind]} | {spec.doc} |"
 
 

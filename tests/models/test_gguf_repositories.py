@@ -206,7 +206,7 @@ def test_a_named_file_that_cannot_fit_is_refused_before_it_is_fetched(repository
     room(monkeypatch, 1000)
     watch = Planning(Told(), Choice("native", "cpu", "native avx2, 2 threads", "MLX finds no GPU"), None)
     with pytest.raises(
-        NotEnoughMemory, match=r"Tiny-F16\.gguf of owner/tiny has \d MB; there is room for 1 kB"
+        NotEnoughMemory, match=r"Tiny-F16\.gguf of owner/tiny has [\d.]+ MB; there is room for 1.0 kB"
     ):
         load_model(f"{NAME}:F16", watch)
     assert repository.ranges == []

@@ -73,15 +73,15 @@ def test_json(start, number):
 def test_three_lines_to_paste(start):
     """A shell runs them as they are."""
     process = start("--api-key", "key-of-sixteen-characters")
-    lines = [process.stdout.readline().strip() for _ in range(6)]
+    lines = [line.rstrip("\n") for line in iter(process.stdout.readline, "# A chat in another terminal:\n")]
     assert "is ready at http://127.0.0.1:" in lines[0] and lines[2].startswith("export OPENAI_BASE_URL=")
     script = "\n".join([*lines[1:4], "curl() { printf '%s\\n' \"$@\"; }", *lines[4:]])
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     words = done.stdout.splitlines()
-    assert words[0].endswith("/v1/chat/completions") and json.loads(words[-1])["messages"]
+    sent = done.stdout.partition("\n-d\n")[2]
+    assert words[0].endswith("/v1/chat/completions") and json.loads(sent)["messages"]
     assert "Authorization: Bearer key-of-sixteen-characters" in words
     url = lines[2].partition("=")[2]
-    assert process.stdout.readline().strip() == "# A chat in another terminal:"
     assert process.stdout.readline().strip() == f"ruvmlx chat --server {url.removesuffix('/v1')}"
     page = process.stdout.readline().strip()  # no key: this is no terminal
     assert page == f"Your chats in a browser: {url.removesuffix('v1')}"

@@ -1,4 +1,4 @@
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, fields
 
 import pytest
 from ruvmlx.apps.cli.chat import chat
@@ -97,6 +97,30 @@ def test_a_setting_is_one_frozen_valid_value():
         settings.Settings(examples=9)
     with pytest.raises(FrozenInstanceError):
         settings.Settings().model = "another"
+
+
+def test_the_table_of_meanings_explains_each_setting_once():
+    """A setting without a meaning would have no rules: `meanings` and `Settings` list the same names."""
+    explained = [name for group in settings.GROUPS.values() for name in group]
+    assert sorted(explained) == sorted(field.name for field in fields(settings.Settings))
+    assert len({settings.SPECS[name].doc for name in explained}) == len(explained)
+    assert all(len(settings.SPECS[name].doc.split()) > 3 for name in explained)
+
+
+@pytest.mark.parametrize(
+    ("given", "value", "shown"),
+    [("2GB", 1908, "2.0 GB"), ("500 MB", 477, "500 MB"), ("1.5GB", 1431, "1.5 GB"), ("1024", 1024, "1.1 GB")],
+)
+def test_a_size_has_a_decimal_unit_and_a_bare_number_means_what_it_meant(given, value, shown):
+    settings_file.save("kv_disk", given)
+    found = settings.load().kv_disk
+    assert found == value and settings.SPECS["kv_disk"].display(found) == shown
+
+
+@pytest.mark.parametrize("given", ["2 TB", "GB", "2GiB", "-1GB", "5MB"])
+def test_a_size_that_is_not_allowed_names_those_that_are(given):
+    with pytest.raises(UsageError, match="a size, as in 500MB or 2GB, 67 MB or more"):
+        settings_file.save("server_memory", given)
 
 
 def test_every_default_is_allowed_and_every_setting_is_explained():

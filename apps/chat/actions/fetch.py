@@ -14,7 +14,8 @@ from ruvmlx.models.config.model import Model
 from ruvmlx.models.find.hub import offline
 from ruvmlx.models.find.resolve import find_model
 from ruvmlx.models.find.starter import starter_path
-from ruvmlx.progress import Progress, Watch, megabytes
+from ruvmlx.progress import Progress, Watch
+from ruvmlx.text import size
 
 from .. import keys
 from ..context import ChatContext, StatusWatch
@@ -62,7 +63,7 @@ class FetchActions:
             await self._chat.transcript.mount(Notice(self._words(self._offer)))
 
     def _words(self, offer: proposals.ModelOffer) -> str:
-        facts = f"{megabytes(offer.size)}, about {offer.tps_expected:.0f} tokens a second, {offer.licence}"
+        facts = f"{size(offer.size)}, about {offer.tps_expected:.0f} tokens a second, {offer.licence}"
         return (
             "This is a very small model, to try ruvmlx with. "
             f"{self._key} fetches a good one for this machine: {offer.name} ({facts})."

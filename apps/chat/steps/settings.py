@@ -46,7 +46,7 @@ def change_option(runtime: Runtime, options: ChatOptions, name: str, value: str)
 
 
 def value_lines(runtime: Runtime, options: ChatOptions) -> list[str]:
-    """Return a line for each setting of replies, with the value that the next reply uses."""
+    """Return a heading, and a line for each setting of replies, with the value that the next reply uses."""
     sampling = options.sampling or runtime.writer.sampling()
     values = {name: getattr(sampling, name) for name in SAMPLING}
     values |= {
@@ -54,4 +54,5 @@ def value_lines(runtime: Runtime, options: ChatOptions) -> list[str]:
         "best_of": options.best_of or runtime.settings.best_of,
     }
     width = max(map(len, values))
-    return [f"{name:<{width}}  {value}" for name, value in values.items()]
+    lines = [f"{name:<{width}}  {value}" for name, value in values.items()]
+    return ["How replies are written (`ruvmlx config show` explains each setting):", *lines]

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...errors import CorruptFile, RuvmlxError, StoreBusy
-from ...progress import Count, megabytes
+from ...progress import Count
+from ...text import size as size_text
 
 # The program downloads weights, configuration and tokenizer. The program downloads no code, no pickles, and
 # no second format of the same weights.
@@ -142,7 +143,7 @@ def _check_disk(listing: Listing) -> None:
     free = shutil.disk_usage(next(p for p in (listing.repo, *listing.repo.parents) if p.exists())).free
     if missing > free:
         raise RuvmlxError(
-            f"{listing.name} needs {megabytes(missing)} more on the disk, where {megabytes(free)} are free "
+            f"{listing.name} needs {size_text(missing)} more on the disk, where {size_text(free)} are free "
             f"({listing.repo.parent}). Make room, or set HF_HUB_CACHE to another disk."
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ...errors import ModelNotFound, RuvmlxError
-from ...progress import megabytes
+from ...text import size
 from ..files.error_text import one_line
 from ..files.gguf_split import PART
 
@@ -48,7 +48,7 @@ class GGUFVariant:
     def line(self) -> str:
         """Return one line for the user with type, size and file name, such as "Q4_K_M 4.9 GB
         model-Q4_K_M.gguf"."""
-        return f"{self.type or '?':<8} {megabytes(self.bytes):>8}  {one_line(self.files[0])}"
+        return f"{self.type or '?':<8} {size(self.bytes):>8}  {one_line(self.files[0])}"
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class FileChoice:
     @property
     def lines(self) -> list[str]:
         """Return lines for the user: the chosen file with the reason, then the other files."""
-        first = f"{self.name}: {one_line(self.chosen.files[0])} ({megabytes(self.bytes)}), {self.why}."
+        first = f"{self.name}: {one_line(self.chosen.files[0])} ({size(self.bytes)}), {self.why}."
         others = [f"  or  {variant.line}" for variant in self.found if variant != self.chosen]
         return [first, *others]
 
@@ -146,7 +146,7 @@ def choose_variant(name: str, found: Sequence[GGUFVariant], limit: int) -> FileC
     best = best_variant(known, limit)
     if best is None:
         raise _nothing_fits(name, found, room, limit)
-    why = f"the best that leaves a third of {megabytes(limit)} for the cache and for work"
+    why = f"the best that leaves a third of {size(limit)} for the cache and for work"
     return FileChoice(name, best, tuple(found), why)
 
 
@@ -160,8 +160,8 @@ def _nothing_fits(name: str, found: Sequence[GGUFVariant], room: int, limit: int
     called = variant_names(name, found)[0] if len(found) > 1 else _by_file(name, smallest)
     return RuvmlxError(
         f"no GGUF file of {name} fits: the smallest, {one_line(smallest.files[0])}, has "
-        f"{megabytes(smallest.bytes)}; there is room for {megabytes(room)} of weights (two thirds of "
-        f"{megabytes(limit)}). Choose a smaller model, or fetch it all the same by naming it: {called}."
+        f"{size(smallest.bytes)}; there is room for {size(room)} of weights (two thirds of "
+        f"{size(limit)}). Choose a smaller model, or fetch it all the same by naming it: {called}."
     )
 
 

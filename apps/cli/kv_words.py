@@ -1,0 +1,64 @@
+"""This module describes the tiers of the KV cache in words, for the command `ruvmlx learn kv`. The KV cache
+is what the model has read of a chat."""
+
+from typing import Any
+
+from ruvmlx.kv.policy import EVERYTHING
+from ruvmlx.text import size
+from ruvmlx.tiers import LENGTHS, TIERS
+
+from .text_output import count, say
+
+
+def kv_facts(status: Any) -> dict[str, Any]:
+    """Return the facts about the tiers of the KV cache. Lengths are numbers of tokens; None means all
+    tokens."""
+    known = status.report or {}
+    return {
+        "backend": status.backend,
+        "policy": _lengths(status.policy.lengths_by_name()),
+        "asked": status.asked,
+        "reason": status.reason,
+        "long_replies": status.long_replies,
+        "long_is": status.needed_tokens,
+        "candidates": [_lengths(c) for c in known.get("candidates", [])],
+        "observed": [_lengths(o) for o in status.observed],
+    } | {k: known.get(k) for k in ("context", "budget", "limit", "pressed")}
+
+
+def _lengths(facts: dict[str, Any]) -> dict[str, Any]:
+    short = {k: None if facts[k] >= EVERYTHING else facts[k] for k in LENGTHS}
+    return facts | short
+
+
+def show_kv(facts: dict[str, Any]) -> None:
+    """Print the facts for people, with what the figures mean."""
+    say("The KV cache is what the model has read of a chat. Fewer bits for a number save memory.")
+    say(f"In use: {_tiers_in_words(facts['policy'])}.")
+    say(f"Why: {facts['reason']}.")
+    replies = count(facts["long_replies"], "long reply", "long replies")
+    say(f"So far: {replies} with {facts['backend']}. Long is {facts['long_is']:,} tokens, the chat included.")
+    for c in facts["candidates"]:
+        say(
+            f"Measured: {_tiers_in_words(c)}. It changes what the model says by {c['kl']:.5f}, at most by "
+            f"{c['upper']:.5f} (KL, in nats a token; 0 is no change; {c['tokens']:,} tokens of "
+            f"{count(c['replies'], 'reply', 'replies')}). It takes {c['latency']:.2f} of the time of 16 "
+            f"bits, and {size(c['bytes'])} for {facts['context']:,} tokens."
+        )
+    for o in facts["observed"]:
+        pace = f", {o['us_per_token'] / 1e3:.1f} ms a token" if o["us_per_token"] else ""
+        replies = count(o["replies"], "reply", "replies")
+        say(f"Used in {replies}, after up to {o['longest']:,} tokens of chat{pace}: {_tiers_in_words(o)}.")
+
+
+def _tiers_in_words(lengths: dict[str, Any]) -> str:
+    """Return the tiers as words, as in "16 bits for the newest 64 tokens, 4 for older ones"."""
+    exact = f"{TIERS[-1].bits} bits for"
+    if lengths[LENGTHS[0]] is None:
+        return f"{exact} all tokens"
+    said = f"{exact} the newest {lengths[LENGTHS[0]]:,} tokens"
+    for tier in reversed(TIERS[1:-1]):
+        if lengths[tier.name] is None:
+            return f"{said}, {tier.bits} for all others"
+        said += f", {tier.bits} up to token {lengths[tier.name]:,}"
+    return f"{said}, {TIERS[0].bits} for older ones"

@@ -1,0 +1,69 @@
+"""This module breaks text into lines that fit the terminal. It breaks a line only between words, and never
+inside a command in backquotes, so that a user can copy each command from one line."""
+
+import os
+import re
+from typing import TextIO
+
+UNLIMITED = 2000  # the width in columns if there is no terminal and no COLUMNS
+USUAL_COLUMNS = 80  # the width of a terminal that does not tell its width
+MIN_COLUMNS = 20  # a narrower terminal breaks the lines itself
+COMMAND = re.compile(r"`[^`\n]+`")
+_UNIT = re.compile(r"(?<=\d) (?=[kMG]?B\b)")
+_WORD = re.compile(r"\s*\S+")
+_HELD = "\ufdd0"  # a noncharacter, which sanitised text does not have; it is one column wide
+
+
+def hold(text: str) -> str:
+    """Return the text with a mark in place of each space inside a command, and of the space before a unit, so
+    that no line ends there."""
+    return _UNIT.sub(_HELD, COMMAND.sub(lambda command: command[0].replace(" ", _HELD), text))
+
+
+def release(text: str) -> str:
+    """Return the text with the spaces that `hold` replaced."""
+    return text.replace(_HELD, " ")
+
+
+def wrap(text: str, columns: int, hang: int = 0) -> str:
+    """Return the text in lines of at most `columns` columns. A word or a command that is longer than a line
+    stands on a line of its own. A line that fits stays as it is. hang: the columns by which the further parts
+    of a line are indented."""
+    return "\n".join(_wrap_line(line, columns, hang) for line in text.split("\n"))
+
+
+def _wrap_line(line: str, columns: int, hang: int) -> str:
+    if len(line) <= columns // 2:  # no character is wider than two columns
+        return line
+    from rich.cells import cell_len
+
+    if cell_len(line) <= columns:
+        return line
+    indent = line[: len(line) - len(line.lstrip())] + " " * hang
+    lines = [""]
+    for word in _WORD.findall(hold(line)):
+        if lines[-1].strip() and cell_len((lines[-1] + word).rstrip()) > columns:
+            lines[-1] = lines[-1].rstrip()
+            lines.append(indent)
+            word = word.lstrip()
+        lines[-1] += word
+    return release("\n".join(lines).rstrip())
+
+
+def wrap_for(text: str, stream: TextIO | None) -> str:
+    """Return the text in lines that fit the terminal of a stream. A program that reads the stream gets each
+    line whole."""
+    return wrap(text, width(stream) if stream is not None and stream.isatty() else UNLIMITED)
+
+
+def width(stream: TextIO | None) -> int:
+    """Return the number of columns into which the text on a stream must fit."""
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isdecimal() and int(asked) > 0:
+        return max(MIN_COLUMNS, int(asked))
+    if stream is None or not stream.isatty():
+        return UNLIMITED
+    try:
+        return max(MIN_COLUMNS, os.get_terminal_size(stream.fileno()).columns or USUAL_COLUMNS)
+    except (OSError, ValueError):
+        return USUAL_COLUMNS

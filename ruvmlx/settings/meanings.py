@@ -1,0 +1,140 @@
+"""This module explains each setting in plain words, group by group. `config show`, the help of the flags, the
+shell's completion and docs/settings.md print these texts.
+
+A text says what a value does, for a reader who has never met the word. It is a phrase without a full stop.
+"""
+
+from ..tiers import EXAMPLE, describe_tiers
+
+# The heading of each group -> the settings of the group, with their meanings.
+GROUPS = {
+    "The model, and what computes it": {
+        "model": (
+            "which model writes: a folder, a .gguf file, owner/name of huggingface.co, or the small "
+            "starter model"
+        ),
+        "backend": (
+            "what computes: native (C code on the CPU), mlx (Apple's library, on the GPU), reference "
+            "(slow, to compare with), or auto, which chooses"
+        ),
+        "threads": "how many cores of the CPU compute; all physical cores by default",
+        "max_context": (
+            "how much the model may read and write in one chat, in tokens (a token is a word or a part of"
+            " one); the model's own limit by default"
+        ),
+    },
+    "How a reply is written. A token is a word or a part of one.": {
+        "max_tokens": "the longest reply, in tokens; 100 tokens are about 75 English words",
+        "temperature": (
+            "how freely words are drawn: 0 always takes the likeliest one, 1 draws as the model would; by"
+            " default the model's own, or 0.7"
+        ),
+        "top_p": "keeps the likeliest tokens whose chances add up to this share: 0.95 is 95%, 1 keeps all",
+        "top_k": "keeps only so many of the likeliest tokens; 0 keeps all",
+        "min_p": (
+            "leaves out tokens with less than this share of the likeliest token's chance; 0 leaves out none"
+        ),
+        "presence_penalty": "makes tokens that the reply has already less likely; -2 to 2, 0 is off",
+        "frequency_penalty": (
+            "makes a token less likely for each time that the reply has it; -2 to 2, 0 is off"
+        ),
+        "repetition_penalty": (
+            "makes tokens that the reply has already less likely by this factor; 0.1 to 2, 1 is off"
+        ),
+        "best_of": (
+            "how many replies are written at once to a question; your taste, known from your ratings, "
+            "picks one; auto: as many, up to 4, as take at most 1.5 times as long as one"
+        ),
+        "speculate": (
+            "how many tokens are guessed ahead and checked together: the same reply, sooner; auto: as "
+            "many as save time on this machine"
+        ),
+        "draft_model": (
+            "a small model of the same family, which guesses tokens that the model checks: the same reply, "
+            "sooner"
+        ),
+        "system": (
+            'what the model reads before each new chat (the system prompt), as in "Answer briefly"; '
+            "none: nothing of yours"
+        ),
+        "thinking": (
+            "whether the model thinks before it answers, if it can do both; auto: as its makers chose"
+        ),
+    },
+    "What the model learns from your ratings": {
+        "adapter": (
+            "the name under which what is learned is kept beside the model (an adapter); none: nothing "
+            "is learned or used"
+        ),
+        "rate_thoughts": "on: ratings also change how the model thinks, not its answers alone",
+        "examples": (
+            "how many replies that you liked, to similar questions, the model is shown before it writes; "
+            "0: none"
+        ),
+        "implicit_feedback": "on: what you do with replies that you do not rate counts a little, too",
+        "learn_when_idle": (
+            "on: while you do not type, the chat trains on your ratings; off: it waits for `ruvmlx learn "
+            "consolidate`"
+        ),
+        "slow_loop": (
+            "what the chat does with your ratings while you do not type: training trains freely; style "
+            "only mixes changes of style that were made before, for this model"
+        ),
+        "learn_targets": (
+            "which parts of the model a rating changes: head is the layer that chooses the next token; "
+            "also attention, ffn, all, or single parts"
+        ),
+        "base_targets": "which parts of the model that training changes, as in learn_targets",
+        "router": (
+            "on: ruvmlx chooses for each reply whether to use what was learned; it learns this from your "
+            "ratings and from the time that replies take"
+        ),
+    },
+    "The KV cache: what the model has read, kept so that it reads nothing twice": {
+        "kv": (
+            f"how exactly the KV cache is kept: f16 (16 bits a number), tiered ({describe_tiers()} by "
+            "age, which saves memory), or auto, which chooses"
+        ),
+        "kv_tiers": (
+            f"up to which age the bits of a tiered cache apply, as in {EXAMPLE}: the newest "
+            f"{EXAMPLE.split(',')[0]} tokens have 16 bits, and so on; by default as `ruvmlx learn kv` "
+            "says"
+        ),
+        "kv_limit": (
+            "how far a tiered cache may change what the model says: the mean distance from f16 (KL, in "
+            "nats per token; 0 is no change)"
+        ),
+        "kv_budget": (
+            "the most memory for the KV caches of all chats, as in 500MB or 2GB; to stay within it, "
+            "older tokens lose bits sooner"
+        ),
+        "kv_disk": (
+            "the most disk space for the KV caches of your newest chats, which then go on at once after"
+            " a start; 0: none"
+        ),
+        "kv_measure": (
+            "on: while you do not type, ruvmlx measures on your long replies how exact the cache must be"
+        ),
+    },
+    "The server, which `ruvmlx serve` starts": {
+        "server_memory": (
+            "the most memory for all models of a server together, as in 500MB or 2GB; by default what "
+            "is free at its start"
+        ),
+        "server_unload": (
+            "after how many minutes a server closes a model that nobody uses (never its first); 0: never"
+        ),
+    },
+    "How the chat looks": {
+        "theme": (
+            "the chat's colours: dark, light, contrast, or a theme of the library Textual; auto asks "
+            "the terminal"
+        ),
+        "motion": "off: nothing in the chat blinks, slides or fades",
+        "keys": (
+            "other keys for the chat's actions, as in again=ctrl+t,chats=f3; a wrong name lists the "
+            "right ones"
+        ),
+    },
+}
+MEANINGS = {name: text for group in GROUPS.values() for name, text in group.items()}
