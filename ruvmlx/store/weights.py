@@ -13,9 +13,8 @@ from .ancestors import WITH_ANCESTORS
 from .database import Database
 from .differences import DAMAGED, add_differences, difference
 
-MOST_LINKS = (
-    31  # the maximum number of differences between a version and its whole copy; reading takes longer
-)
+# the maximum number of differences between a version and its whole copy; more would take longer to read
+MOST_DIFFERENCES = 31
 # the number of the head's nearest ancestors that always keep their weights
 KEEP_NEAREST = 64
 # the number of newest versions that keep their weights: about 11 KB each for the starter model
@@ -123,7 +122,7 @@ class Weights:
         """Return the difference from a version's weights; None if its chain is full or its weights cannot be
         read."""
         of = fingerprint, name, source
-        if self._db.value(_CHAIN + "SELECT max(step) FROM chain", *of) == MOST_LINKS:
+        if self._db.value(_CHAIN + "SELECT max(step) FROM chain", *of) == MOST_DIFFERENCES:
             return None
         sql = "SELECT created FROM adapters WHERE fingerprint = ? AND name = ? AND version = ?"
         known = self._known

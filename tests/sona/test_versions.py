@@ -60,7 +60,7 @@ def test_what_undo_needs_is_never_thrown_away(open_tiny, monkeypatch):
 def test_every_version_can_be_gone_back_to(open_tiny, monkeypatch):
     """Most are differences from their parents: their weights are bit for bit what they were, in the audit,
     too."""
-    monkeypatch.setattr(weights_module, "MOST_LINKS", 3)
+    monkeypatch.setattr(weights_module, "MOST_DIFFERENCES", 3)
     with open_tiny() as runtime:
         known = {0: weights(runtime)}
         for i in range(12):

@@ -132,7 +132,7 @@ def test_a_damaged_difference_is_found(at):
 
 
 def test_every_version_is_exact_and_chains_are_short(store, path, monkeypatch):
-    monkeypatch.setattr(weights, "MOST_LINKS", 4)
+    monkeypatch.setattr(weights, "MOST_DIFFERENCES", 4)
     states = grown(store, 12)
     assert sources(store) == [0, 1, 2, 3, 4, 0, 6, 7, 8, 9, 0, 11]
     assert read(path, states) == states and disagreement(store) == ""
@@ -145,7 +145,7 @@ def test_a_whole_copy_comes_after_31_differences(store):
 
 def test_chains_are_short_in_a_tree_and_in_a_process_that_starts(path, monkeypatch):
     """Each process reads its parent from the store; a branch goes on from any version."""
-    monkeypatch.setattr(weights, "MOST_LINKS", 2)
+    monkeypatch.setattr(weights, "MOST_DIFFERENCES", 2)
     states, parents = {}, [0, 1, 2, 3, 2, 5, 3, 3, 8, 1]
     for version, parent in enumerate(parents, 1):
         with closing(Store(path)) as store:
