@@ -151,7 +151,7 @@ def test_a_model_that_becomes_right_is_used_again(packed):
     assert not any(used[100:300]) and all(used[-100:])
 
 
-def expected(share, k, slope, step):
+def expected_gain(share, k, slope, step):
     """Tokens per plain step's time of a draft of k tokens: the slow, obvious sum over how many are right."""
     tokens = sum((share**n * (1 - share) if n < k else share**k) * (n + 1) for n in range(k + 1))
     return tokens / (1 + k * (slope + step))
@@ -160,7 +160,7 @@ def expected(share, k, slope, step):
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.95, 1.0])
 @pytest.mark.parametrize("slope, step", [(0.17, 0.05), (0.37, 0.1), (0.37, 0.6), (0.1, 0.0)])
 def test_a_chain_is_as_long_as_it_pays(share, slope, step):
-    gains = [expected(share, k, slope, step) for k in range(8)]
+    gains = [expected_gain(share, k, slope, step) for k in range(8)]
     chain = DraftChain(7, slope, step)
     assert chain.is_worth(share) == (max(gains[1:]) > MARGIN)
     if chain.is_worth(share):

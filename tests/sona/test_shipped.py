@@ -18,7 +18,7 @@ from ruvmlx.store import Store
 from .test_first_reply import reply
 
 
-def moved(probe, size):
+def adapter_of_size(probe, size):
     """An adapter that moves the movable tokens by `size`, the same numbers for every probe."""
     adapter = MicroLoRA.fresh(probe.directions, probe.vocab_size)
     numbers = np.random.default_rng(5).normal(size=(adapter.lora_b.shape[0], probe.tokens.size)) * size
@@ -75,7 +75,7 @@ def test_small_numbers_change_no_distance(tiny, tiny_backend, tiny_neutral):
     small = KLProbe.from_bytes(data, tiny_backend.head, eos)
     assert len(data) < 0.6 * len(tiny_neutral) and small.contexts.dtype == np.float32
     for size in (0.01, 0.1, 1.0):
-        adapter = moved(exact, size)
+        adapter = adapter_of_size(exact, size)
         assert small.kl(adapter) == pytest.approx(exact.kl(adapter), rel=0.01)
 
 
