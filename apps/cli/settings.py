@@ -23,7 +23,8 @@ def config() -> None:
 @click.option("--origin", is_flag=True, help="Say where each value comes from, instead of what it means.")
 @json_option
 def show_settings(origin: bool, as_json: bool) -> None:
-    """Show all settings as they apply here. Values in brackets are those of nobody's choice."""
+    """Show all settings as they apply here. A value in brackets means that nothing is set: the program or
+    the model decides."""
     found = settings.resolve()
     if as_json:
         values = {k: settings.setting_text(s.value) for k, s in found.items()}
