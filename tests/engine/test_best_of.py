@@ -117,7 +117,7 @@ def test_traces_of_a_batch_are_those_of_each_reply_alone(packed):
         fresh(engine).generate(r, adapter, single)
         assert trace.tokens == single.tokens and len(trace.tokens) == 20
         assert (trace.logprob, trace.frozen_logprob) == (single.logprob, single.frozen_logprob)
-        for name in ("grad_a", "grad_b", "hidden"):
+        for name in ("grad_a", "grad_b", "hidden_states"):
             np.testing.assert_array_equal(getattr(trace, name), getattr(single, name))
 
 

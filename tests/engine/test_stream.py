@@ -430,7 +430,7 @@ def test_a_request_streams_while_it_is_alone(models, full, policy):
             running.submit(request(prompt="other " * 20, max_new_tokens=9), Arrivals())
     assert kinds[15] is kinds[45] is kinds[-1] is StreamSource and kinds.count(StepSource) > 18
     assert chunk.response.token_ids == alone.token_ids == got.tokens
-    np.testing.assert_allclose(got.hidden, want.hidden, atol=1e-4)
+    np.testing.assert_allclose(got.hidden_states, want.hidden_states, atol=1e-4)
     assert 0 < chunk.response.ttft_ms < chunk.response.latency_ms
     session = engine.sessions.get("s")
     assert len(session.tokens) == session.cache.offset == alone.cache_tokens

@@ -43,7 +43,7 @@ def near(one, two):
 
 def assert_same_trace(one: Trace, two: Trace) -> None:
     assert one.tokens == two.tokens
-    for name in ("grad_a", "grad_b", "hidden", "logprob", "frozen_logprob"):
+    for name in ("grad_a", "grad_b", "hidden_states", "logprob", "frozen_logprob"):
         near(getattr(one, name), getattr(two, name))
 
 
