@@ -29,7 +29,8 @@ def two_suites(monkeypatch):
         return measure
 
     monkeypatch.setattr(suites, "_SUITES", {name: suite(name) for name in suites.NAMES})
-    monkeypatch.setattr("ruvmlx.apps.cli.bench.show", shown.append)
+    monkeypatch.setattr("ruvmlx.apps.cli.bench.show_whole", shown.append)
+    monkeypatch.setattr("ruvmlx.apps.cli.bench.table", lambda _, rows: shown.extend(row[0] for row in rows))
     return began, shown
 
 

@@ -166,7 +166,7 @@ async def test_escape_while_another_model_loads_keeps_the_old_one(chatting, monk
 
         app.host.holder.opener = Opener(slow, ONE)
         await send(app, pilot, f"/model {TWO}")
-        await until(pilot, lambda: "Loading slowly: 0 B of 0 B" in screen_text(app))
+        await until(pilot, lambda: "Loading slowly: 1 B of 3 B" in screen_text(app))
         assert "esc Stop" in screen_text(app) and app.phase == "opening"
         await pilot.press("ctrl+y")
         await send(app, pilot, "What now?")

@@ -198,7 +198,7 @@ def test_doctor_says_what_is_sound_and_what_is_broken(run, tiny_folder, monkeypa
     code, out, _ = run("doctor", "--json")
     checks = {c["name"]: c for c in json.loads(out)["checks"]}
     assert code == 0 and all(c["ok"] for c in checks.values())
-    assert checks["backend"]["detail"].startswith(("native ", "mlx on metal", "mlx on cuda"))
+    assert any(name in checks["backend"]["detail"] for name in ("(native ", "metal", "cuda"))
     monkeypatch.setenv("RUVMLX_MODEL", "nope")
     for leftover in home.glob("ruvmlx.db-*"):
         leftover.unlink()  # SQLite would mend the file from its log

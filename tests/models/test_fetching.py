@@ -152,7 +152,7 @@ def test_not_enough_room_on_the_disk(served, monkeypatch):
 
     usage = namedtuple("usage", "total used free")(10, 10, 1000)
     monkeypatch.setattr(fetching.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(RuvmlxError, match=r"needs 3.0 MB more on the disk, where 1.0 kB are free"):
+    with pytest.raises(RuvmlxError, match=r"needs 3.1 MB more on the disk, where 1.0 kB are free"):
         load_model(NAME)
     assert served.ranges == []
 

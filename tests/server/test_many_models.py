@@ -267,7 +267,7 @@ def test_the_verbs_ask_the_server(serve_models, tmp_path):
     printed = CliRunner().invoke(cli, ["ps", *at])
     assert all(f"{name} " in printed.output for name in (A, B)), repr(printed.exception)
     assert (
-        "default@0" in printed.output
+        "default, version 0" in printed.output
         and "idle for" in printed.output
         and "The server plans to take " in printed.output
     )
