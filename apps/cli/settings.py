@@ -56,7 +56,7 @@ def _show_groups(last: str, rows: Sequence[tuple[str, str, str]]) -> None:
 
 
 def effective(name: str, found: settings.Resolved) -> str:
-    """Return the value of a setting that applies, as text. The text is in brackets if the user chose no
+    """Return the value of a setting that applies, as text. The text is in brackets if nothing sets a
     value, so that the program or the model decides."""
     if found.value in (None, ""):
         spec = settings.SPECS[name]

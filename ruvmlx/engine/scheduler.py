@@ -146,7 +146,7 @@ class Scheduler:
         self._installed = []
 
     def fail_all(self, error: BaseException) -> None:
-        """End every request with `error`. The KV caches do not change."""
+        """End every request with the error `error`. The KV caches stay as they are."""
         for ticket in [*self._active, *self._waiting]:
             self._leave(ticket)
             ticket.sink.fail(error)

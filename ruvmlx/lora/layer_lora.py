@@ -123,7 +123,7 @@ class LayerLoRA:
         return self.replace_fields(lora_b=np.zeros_like(self.lora_b), gain=1.0)
 
     def shrunk(self, factor: float) -> "LayerLoRA":
-        """Return a copy with lora_b and gain multiplied by `factor`."""
+        """Return a copy of the LoRA. In the copy, `factor` multiplies lora_b and gain."""
         return self.replace_fields(lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
 
     def with_places_of(self, other: "LayerLoRA") -> "LayerLoRA":

@@ -79,7 +79,7 @@ class MicroLoRA:
         kernels.head_add(logits, hidden, self.lora_a, self.lora_b, self.scale)
 
     def shrunk(self, factor: float) -> "MicroLoRA":
-        """Return a copy with lora_b and gain multiplied by `factor`."""
+        """Return a copy of the adapter. In the copy, `factor` multiplies lora_b and gain."""
         return replace(self, lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
 
     def rounded_copy(self) -> "MicroLoRA":

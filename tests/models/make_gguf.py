@@ -86,7 +86,7 @@ def gguf_tensors(made: Shape, quant: str) -> dict[str, tuple[str, tuple[int, ...
             layer = name.split(".")[2]
             out[f"blk.{layer}.attn_qkv.weight"] = (kind, w.shape, encode_blocks(w, kind))
             continue
-        out[gguf_name(name)] = (kind, w.shape, encode_blocks(_interleaved(w, name, config), kind))
+        out[gguf_name(name)] = (kind, w.shape, encode_blocks(_interleave(w, name, config), kind))
     if made.llama3:
         divisors = llama3_divisors(LLAMA3, made.head_dim, made.rope_theta).astype("<f4")
         out["rope_freqs.weight"] = ("F32", divisors.shape, divisors.tobytes())
@@ -97,7 +97,7 @@ def gguf_tensors(made: Shape, quant: str) -> dict[str, tuple[str, tuple[int, ...
     return out
 
 
-def _interleaved(w: np.ndarray, name: str, config: ModelConfig) -> np.ndarray:
+def _interleave(w: np.ndarray, name: str, config: ModelConfig) -> np.ndarray:
     """llama.cpp's permute(): half-split rows of each head -> interleaved, in the families that have it."""
     if not family_of(config.model_type, "make_models").interleaved:
         return w

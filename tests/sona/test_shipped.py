@@ -33,7 +33,7 @@ def backend(starter):
 
 
 @pytest.fixture
-def shipped(starter, backend, whole_text):
+def shipped_probe(starter, backend, whole_text):
     eos = np.array(sorted(starter.tokenizer.eos_ids))
     probe = KLProbe.from_bytes(shipped_bytes("probes", starter.fingerprint), backend.head, eos)
     assert probe is not None, "the reference text is another one: run `python -m tests.research.write_probe`"
@@ -60,11 +60,11 @@ def test_another_model_has_no_file(tiny):
 
 
 @pytest.mark.full
-def test_the_shipped_probe_is_what_the_starter_measures(starter, backend, shipped):
+def test_the_shipped_probe_is_what_the_starter_measures(starter, backend, shipped_probe):
     own = calibration.measure(backend, starter.tokenizer, 2, starter.shape.max_context)
-    common = np.intersect1d(own.tokens, shipped.tokens)
+    common = np.intersect1d(own.tokens, shipped_probe.tokens)
     assert common.size > 0.97 * own.tokens.size
-    assert abs(own.directions - shipped.directions).max() < 0.05 * abs(own.directions).max()
+    assert abs(own.directions - shipped_probe.directions).max() < 0.05 * abs(own.directions).max()
 
 
 def test_small_numbers_change_no_distance(tiny, tiny_backend, tiny_neutral):

@@ -76,7 +76,7 @@ class MLXBackend(MLXRunner):
         self.nbytes = sum(a.nbytes for a in graph.parameters(self._graph).values())
         self._own_layers = how.own_layers
         self._forward = cpu_layers.forward if how.own_layers else _forward
-        # On a CPU, a step that runs ahead would compete with the current step for cores.
+        # On a CPU, the next step and the current step would need the same cores.
         self.streams = not how.own_layers
         own = how.own_layers
         self.pool = tiered_cpu.pool(model.config, threads) if own else PagePool(MLXStorage(model.config))
