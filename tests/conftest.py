@@ -29,6 +29,7 @@ def pytest_configure(config):
         signal.signal(signal.SIGHUP, lambda *_: None)  # a handler is not inherited
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.pop("COLUMNS", None)  # a width from outside would wrap what the programs print into pipes
     config.option.loadscopereorder = False  # the order is that of pytest_collection_modifyitems
     if not hasattr(config, "workerinput"):
         builds.drop_unused()
