@@ -27,8 +27,8 @@ def release(text: str) -> str:
 
 def wrap(text: str, columns: int, hang: int = 0) -> str:
     """Return the text in lines of at most `columns` columns. A word or a command that is longer than a line
-    stands on a line of its own. A line that fits stays as it is. hang: the columns by which the further parts
-    of a line are indented."""
+    stands on a line of its own, whole, with as much indent as fits. A line that fits stays as it is.
+    hang: the columns by which the second and later parts of a line are indented."""
     return "\n".join(_wrap_line(line, columns, hang) for line in text.split("\n"))
 
 
@@ -44,8 +44,8 @@ def _wrap_line(line: str, columns: int, hang: int) -> str:
     for word in _WORD.findall(hold(line)):
         if lines[-1].strip() and cell_len((lines[-1] + word).rstrip()) > columns:
             lines[-1] = lines[-1].rstrip()
-            lines.append(indent)
             word = word.lstrip()
+            lines.append(indent[: max(0, columns - cell_len(word))])
         lines[-1] += word
     return release("\n".join(lines).rstrip())
 

@@ -63,7 +63,7 @@ class Terminals:
         if serving.stopping:
             raise ApiError(503, "the server is stopping.", code="stopping")
         if len(self.attached) >= serving.limits.terminals:
-            message = f"{serving.limits.terminals} terminals are attached; close one."
+            message = f"the limit of attached terminals is {serving.limits.terminals}; close one of them."
             raise ApiError(503, message, code="busy")
         guest = Guest(serving.host, self._switch)
         self.attached.add(guest)

@@ -77,15 +77,15 @@ def table(columns: Sequence[TableColumn], rows: Iterable[Sequence[str]], header:
 
 def facts(rows: Iterable[tuple[str, str]]) -> None:
     """Print the facts on one line each: the name of the fact, then its value. If a value is too long, it
-    continues below itself on the next line."""
-    from rich.table import Table
+    continues below itself on the next line. A path that is too long for a line is not broken."""
+    from rich.cells import cell_len
 
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in rows:
-        grid.add_row(_text(one_line(name), "bold"), _cell(value, TableColumn("")))
-    _print(grid)
+    pairs = [(one_line(name), one_line(value)) for name, value in rows]
+    first = max((cell_len(name) for name, _ in pairs), default=0) + 2
+    for name, value in pairs:
+        line = _text(wrap(f"{name}{' ' * (first - cell_len(name))}{value}", width(sys.stdout), first))
+        line.stylize("bold", 0, len(name))
+        _print(line)
 
 
 # -- words for numbers, times and paths --------------------------------------------------------------

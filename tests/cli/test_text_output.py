@@ -52,6 +52,13 @@ def test_facts_wrap_beside_their_names(width, capsys):
     assert all(line.startswith(" " * len("meaning ")) for line in lines[2:])
 
 
+def test_a_path_is_copied_from_one_line(width, capsys):
+    """A path that is longer than a line stands whole on a line of its own."""
+    path = "/folder" * 25
+    facts([("name", "short"), ("file", path)])
+    assert path in [line.strip() for line in capsys.readouterr().out.splitlines()]
+
+
 def test_what_is_quoted_cannot_control_the_terminal(capsys):
     say("a title \x1b[2J\x1b]0;t\x07 of a chat")
     table([TableColumn("A")], [("x\x1b[31m\ny",)])
