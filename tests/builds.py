@@ -6,6 +6,7 @@ They lie in build/tests/, which git ignores; delete that folder to make everythi
 import ast
 import fcntl
 import hashlib
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -35,10 +36,10 @@ def contents(*places: Path) -> str:
 
 @cache
 def code(*places: Path) -> str:
-    """The same name; in Python files the comments, the layout and the docstrings of functions and classes do
-    not count. The docstring of a module counts: commands print it.
+    """The same name, but comments, layout and docstrings of Python and C files do not count. The docstring
+    of a module counts if the module reads it.
     """
-    return _name_of(places, lambda file: _code_of(file) if file.suffix == ".py" else file.read_bytes())
+    return _name_of(places, lambda file: _CODE_OF.get(file.suffix, Path.read_bytes)(file))
 
 
 def _name_of(places: Iterable[Path], read: Callable[[Path], bytes]) -> str:
@@ -47,14 +48,29 @@ def _name_of(places: Iterable[Path], read: Callable[[Path], bytes]) -> str:
 
 
 @cache
-def _code_of(file: Path) -> bytes:
-    tree = ast.parse(file.read_bytes())
+def _code_of_python(file: Path) -> bytes:
+    source = file.read_bytes()
+    tree = ast.parse(source)
+    documented = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    if b"__doc__" not in source:
+        documented += (ast.Module,)
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(
-            node
-        ):
+        if isinstance(node, documented) and ast.get_docstring(node):
             del node.body[0]
     return ast.dump(tree).encode()
+
+
+@cache
+def _code_of_c(file: Path) -> bytes:
+    """The file without comments, blank lines and spaces at the end of lines. Strings stay as they are."""
+    text = _COMMENT_OR_STRING.sub(lambda found: found["string"] or b" ", file.read_bytes())
+    return b"\n".join(line.rstrip() for line in text.splitlines() if line.strip())
+
+
+_COMMENT_OR_STRING = re.compile(
+    rb"/\*.*?\*/|//[^\n]*|(?P<string>\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*')", re.DOTALL
+)
+_CODE_OF = {".py": _code_of_python, ".c": _code_of_c, ".h": _code_of_c}
 
 
 def _files(place: Path) -> Iterable[Path]:

@@ -213,7 +213,7 @@ def test_contents_are_those_of_names_and_bytes(tmp_path):
     [
         ('"""M."""\n\ndef f(x):\n    """Other words."""\n    # a comment\n    return  x + 1\n', False),
         ('"""M."""\ndef f(x): return x + 1\n', False),
-        ('"""Other words, which a command prints."""\ndef f(x):\n    return x + 1\n', True),
+        ('"""Other words."""\ndef f(x):\n    return x + 1\n', False),
         ('"""M."""\ndef f(x):\n    """Words."""\n    return x + 2\n', True),
         ('"""M."""\ndef f(x):\n    return "x" + 1\n', True),
     ],
@@ -226,10 +226,33 @@ def test_comments_and_docstrings_are_not_code(tmp_path, text, counts):
     assert (builds.code(tmp_path / "a") != builds.code(tmp_path / "b")) is counts
 
 
+def test_the_docstring_that_a_command_prints_is_code(tmp_path):
+    for folder, word in (("a", "one"), ("b", "two")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.py").write_text(f'"""{word}"""\nprint(__doc__)\n')
+    assert builds.code(tmp_path / "a") != builds.code(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    "text, counts",
+    [
+        ('int a; /* two\n\n lines */\nchar *s = "/*"; // b\n', False),
+        ('int a;\nchar *s = "//"; // b\n', True),
+        ('int b;\nchar *s = "/*"; // b\n', True),
+        ('int a; /* */ //\n\n\nchar *s = "/*";\n', False),
+    ],
+)
+def test_comments_of_c_are_not_code(tmp_path, text, counts):
+    for folder, content in (("a", 'int a;\nchar *s = "/*"; // comment "\n'), ("b", text)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.c").write_text(content)
+    assert (builds.code(tmp_path / "a") != builds.code(tmp_path / "b")) is counts
+
+
 def test_each_byte_of_other_files_is_code(tmp_path):
     for folder, content in (("a", "// one\n"), ("b", "// two\n")):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "x.c").write_text(content)
+        (tmp_path / folder / "x.metal").write_text(content)
     assert builds.code(tmp_path / "a") != builds.code(tmp_path / "b")
 
 
