@@ -1,10 +1,11 @@
 """This module finds the files on disk that hold the longest prefix of a prompt, and fills a KV cache from
 these files.
 
-A page can be on disk in several tiers (precisions), because it was stored by chats of different lengths. In
-one cache, no page has a lower tier than an older page. Of the files of one page, this module takes the file
-with the tier that the policy asks for. If this tier would be higher than the tier of a newer page, the module
-takes the nearest tier that is not higher.
+A KV page can have several files on disk, one for each tier (precision), because chats of different lengths
+stored the page. In one cache, no page has a lower tier than an older page. Of the files of one page, this
+module takes the file whose tier the tier policy gives to a page of this age. If this file is missing, or if
+its tier is higher than the tier of a newer page, the module takes another file whose tier is not higher than
+the tier of any newer page.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,8 @@ TAIL, SEQUENCE = ".tail", ".sequence"
 
 
 class Damaged(Exception):
-    """This error means that the content of a file does not match its name."""
+    """This error means that a cache cannot be restored from a file, because the file is damaged or its
+    content does not match its name."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -31,9 +33,11 @@ class Damaged(Exception):
 class Found(NamedTuple):
     """The files from which one KV cache can be restored.
 
-    facts: the values that `PagedCache.restore` needs in addition to the bytes
-    wanted: (file, name, tier) of each file, in the order in which `restore` reads them
-    tail: the tokens of the last file if this file holds a partly filled page
+    facts: the values (offset, dropped pages, tiers, layout) that `PagedCache.restore` needs in addition to
+        the bytes of the pages
+    wanted: (file, page name, tier) of each file, in the order in which `restore` reads the files
+    tail: the tokens of the last file if this file holds a partly filled page or a whole sequence; else an
+        empty list
     """
 
     facts: dict[str, Any]
@@ -41,12 +45,13 @@ class Found(NamedTuple):
     tail: list[int]
 
     def into(self, cache: Any, prompt: Sequence[int]) -> list[int]:
-        """Fill an empty cache and return its tokens. Raises Damaged if a file cannot be used."""
+        """Fill the empty `cache` from the files and return the tokens of the filled cache. Raises Damaged if
+        a file cannot be used."""
         todo = iter(self.wanted)
         path, body = Path(), memoryview(b"")
 
         def read(nbytes: int) -> bytes:
-            """Return the next bytes. A read must not cross the end of a file."""
+            """Return the next bytes. Raises ValueError if `nbytes` bytes cross the end of a file."""
             nonlocal path, body
             if nbytes and not body:
                 path, name, tier = next(todo)
@@ -78,9 +83,10 @@ def _body(path: Path, name: bytes, tier: int, cache: Any) -> memoryview:
 def pages(
     folder: Path, there: Sequence[str], names: Chain, prompt: Sequence[int], cache: PagedCache
 ) -> Found | None:
-    """Return the files of the longest run of pages that can be together in one cache.
+    """Return the files of the longest run of consecutive pages of the prompt whose tiers can be together in
+    one cache; None if there is no run.
 
-    there: the names of all files in the folder
+    there: the names of the cache folder's page files
     names: the page names of the prompt (chain.py)
     """
     files = set(there)
@@ -92,16 +98,17 @@ def pages(
         offset = PAGE * end + (len(tail[0]) if tail else 0)
         tiers = _tiers(held[first:end], first, offset, cache)
         if len(tiers) < end - first:
-            held[end - len(tiers) - 1] = []  # no file of this page has a tier that fits the later pages
+            # drop this page: each of its files has a higher tier than a newer page
+            held[end - len(tiers) - 1] = []
             continue
         return _sound(folder, names, first, tiers, tail, cache)
     return None
 
 
 def _run(held: Sequence[Sequence[int]], window: int) -> tuple[int, int] | None:
-    """Return (first, end), the indexes of the longest run of pages on disk that can restore a cache. Without
-    a sliding window, the run begins with the first page. With a sliding window, the run has all pages in the
-    window."""
+    """Return (first, end): the pages [first, end) are the run with the highest end among the runs of pages on
+    disk from which a cache can be restored. Without a sliding window, the run begins with the first page.
+    With a sliding window, the run has all pages in the window."""
     for end in range(len(held), 0, -1):
         needed = max(0, PAGE * end - window) // PAGE if window else 0
         if all(held[needed:end]):
@@ -113,8 +120,9 @@ def _run(held: Sequence[Sequence[int]], window: int) -> tuple[int, int] | None:
 
 
 def _tiers(held: Sequence[Sequence[int]], first: int, offset: int, cache: PagedCache) -> list[int]:
-    """Choose, from the newest page to the oldest, the tier in which each page is read. If a page has no file
-    with a tier that is low enough, the list ends before this page and holds only the newer pages."""
+    """Return the tiers in which the pages are read, the oldest page first. The function chooses from the
+    newest page to the oldest; if each file of a page has a higher tier than a newer page, the list holds only
+    the tiers of the newer pages."""
     wanted, cap = cache.policy.counts(offset), HOT
     tiers: list[int] = []
     for i in range(len(held) - 1, -1, -1):
@@ -136,9 +144,9 @@ def _sound(
     tail: tuple[list[int], Path, bytes] | None,
     cache: PagedCache,
 ) -> Found | None:
-    """Return the files with the chosen tiers. The newest tokens must be in hot pages. If a page of the lowest
-    tier is among these tokens, leave out the newest pages; the caller computes their tokens again, as after
-    `PagedCache.trim`."""
+    """Return the files with the chosen tiers, or None if no cache can be made of them. If a page of the
+    lowest tier holds one of the newest `policy.lengths[0]` tokens, leave out all pages from the first of
+    these tokens on; the caller computes the left-out tokens again, as after `PagedCache.trim`."""
     end, wanted = first + len(tiers), []
     offset = PAGE * end + (len(tail[0]) if tail else 0)
     newest = max(0, offset - cache.policy.lengths[0]) // PAGE
@@ -158,10 +166,10 @@ def _sound(
 def _tail(
     folder: Path, there: Sequence[str], before: bytes, rest: Sequence[int]
 ) -> tuple[list[int], Path, bytes] | None:
-    """Return (tokens, file, name) of the partly filled page that has the longest common prefix with the rest
-    of the prompt.
+    """Return (tokens, file, page name) of the stored, partly filled page that has the longest common prefix
+    with `rest`, the prompt's tokens after page `before`; None if no page has a common token.
 
-    before: the name of the page before the partly filled page
+    before: the name (chain.py) of the page before the partly filled page
     """
     beginning, best, most = before.hex() + "-", None, 0
     for file in there:
@@ -178,8 +186,8 @@ def _tail(
 def sequence(
     folder: Path, there: Sequence[str], names: Chain, prompt: Sequence[int], cache: Any
 ) -> Found | None:
-    """Return the file with the whole cache that has the longest common prefix with the prompt. Return None if
-    no common prefix is as long as a page."""
+    """Return the file that holds a whole sequence (of a cache without pages) and that has the longest common
+    prefix with the prompt. Return None if no common prefix has at least PAGE tokens."""
     best, most = None, PAGE - 1
     for file in there:
         if file.endswith(SEQUENCE) and file.startswith(names[0].hex() + "-"):
@@ -197,5 +205,5 @@ def _tokens(path: Path) -> list[int]:
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the number of equal ids at the start of both sequences."""
+    """Return the length of the common prefix of two sequences of token ids."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,8 +1,8 @@
 """This module is the KV cache of one sequence, in pages whose precision falls with the age of their tokens.
 
 A page has a tier, its precision (ruvmlx/tiers.py). From the oldest page to the newest the tiers rise: cold,
-warm, hot. To demote a page is to lower its tier. Only the last page can be partly filled. The number of
-tokens before a call alone decides the tier of a page. The same calls therefore always give the same bits.
+warm, hot. To demote a page is to lower its tier. Only the last page can be partly filled. Without memory
+pressure, the number of tokens before a call decides the tier of a page, so the same calls give the same bits.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,9 +17,9 @@ from .policy import EVERYTHING, TIERED, TierPolicy
 from .pool import Lower, Page, PagePool
 from .storage import Bytes
 
-# number of tokens kept behind a sliding window, so that a trim of up to SLACK tokens leaves it complete
+# number of tokens kept before a sliding window, so that the window is complete after a trim of SLACK tokens
 SLACK = 256
-AHEAD = 32  # a demotion starts AHEAD tokens before its page must have the lower tier
+AHEAD = 32  # an early demotion starts AHEAD tokens before its page must have the lower tier
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class KVStats:
 
     tokens: the number of tokens, by tier
     bytes: the bytes of the pages and of the page table
-    f16_bytes: the bytes of the same pages if all were f16
+    f16_bytes: the bytes that the same pages would take if each page were in f16
     tier_bytes: the bytes of the pages by tier, with their scales
     """
 
@@ -40,7 +40,7 @@ class KVStats:
 
     @classmethod
     def all_f16(cls, policy: str, tokens: int, nbytes: int, f16_bytes: int) -> "KVStats":
-        """Return the size of a cache that has no tiers."""
+        """Return the size of a cache whose tokens are all stored in f16, in no lower tier."""
         lower = (0,) * HOT
         return cls(policy, (*lower, tokens), nbytes, f16_bytes, (*lower, nbytes))
 
@@ -56,7 +56,7 @@ class KVStats:
 
 
 def _by_name(unit: str, values: tuple[int, ...]) -> dict[str, int]:
-    """Return values by tier as {"hot_tokens": .., "warm_tokens": ..}."""
+    """Return one value for each tier, named by tier and unit: {"hot_tokens": .., "warm_tokens": ..}."""
     named = zip((f"{tier.name}_{unit}" for tier in TIERS), values, strict=True)
     return dict(reversed([*named]))
 
@@ -65,9 +65,9 @@ def _by_name(unit: str, values: tuple[int, ...]) -> dict[str, int]:
 class Dump:
     """The content of a cache in the form that is written to disk.
 
-    facts: values that JSON can hold
+    facts: the result of `facts_of`, or another cache's values that JSON can hold
     nbytes: the number of bytes of all parts
-    parts: the pages; read them before the cache changes
+    parts: the bytes of the pages; the caller must read them before the cache changes
     """
 
     facts: dict[str, Any]
@@ -80,15 +80,15 @@ def facts_of(layout: str, offset: int, first: int, ends: Sequence[int]) -> dict[
     return {"offset": offset, "first": first, **dict(zip(_ENDS, ends, strict=True)), "layout": layout}
 
 
-# The names of the numbers of `PagedCache.ends` in a dump: "cold": pages in 4 bits; "low": pages below f16.
+# The names of `PagedCache.ends` in a dump. "cold": end of the 4-bit pages; "low": end of the pages below f16.
 _ENDS = (*(tier.name for tier in TIERS[: HOT - 1]), "low")
 
 
 class PagedCache:
-    """A cache of the keys and values of one sequence, for all layers.
+    """A cache of the keys and values of one token sequence, for all layers of the model.
 
-    A backend calls `reserve(n)`, runs n tokens against `table`, then calls `advance(n)`. If the run failed,
-    the backend calls `abandon()`.
+    A backend calls `reserve(n)`, runs n tokens against `table`, then calls `advance(n)`. If the run of the n
+    tokens failed, the backend calls `abandon()` in place of `advance(n)`.
 
     window: the number of tokens that a query sees; 0: all tokens
     """
@@ -98,18 +98,18 @@ class PagedCache:
         self.table: Any = pool.storage.new_table()
         self.pages: list[Page | None] = []  # None: the page is behind the sliding window and was dropped
         self.offset = self.first = 0  # offset: number of tokens in the cache; first: number of dropped pages
-        self.ends = [0] * HOT  # by tier: the pages [first, ends[tier]) are in this tier or in a lower tier
-        self._until = 0  # up to this number of tokens, `reserve` has nothing to do
-        self._look = 0  # the number of tokens at which the next demotion starts
+        self.ends = [0] * HOT  # the pages [first, ends[tier]) are in this tier or in a lower tier
+        self._until = 0  # while the cache has at most this number of tokens, `reserve` has nothing to do
+        self._look = 0  # the number of tokens at which the next early demotion starts
         self._whole_at = 0  # while `offset` is below this value, no page is demoted
-        self._begun: dict[int, tuple[range, Lower]] = {}  # source tier -> a demotion that was started early
+        self._begun: dict[int, tuple[range, Lower]] = {}  # source tier -> (page indexes, early demotion)
         pool.caches.add(self)
 
     # For backends ------------------------------------------------------------------------------
 
     def reserve(self, n: int) -> None:
-        """Make room for n more tokens, in hot pages that no other sequence shares. Demote the pages that are
-        old enough, and drop the pages behind the sliding window."""
+        """Make room for n more tokens, in hot pages that no other sequence shares. Demote the pages that the
+        policy wants in a lower tier, and drop the pages before the sliding window."""
         if self.offset + n <= self._until:
             return
         missing = -(-(self.offset + n) // PAGE) - len(self.pages)
@@ -124,34 +124,34 @@ class PagedCache:
         self._schedule()
 
     def advance(self, n: int) -> None:
-        """Add n appended tokens to `offset`. After a prompt (n > 1), demote in this call the pages that are
-        due, because this takes little time compared with a prefill. After single tokens start the next
-        demotion early, in the background."""
+        """Add n appended tokens to `offset`. After a chunk of a prompt (n > 1), demote the pages that are
+        due, because a demotion takes little time compared with a prefill. After a single token, start the
+        next demotion early if the storage can demote in the background."""
         self.offset += n
         if n > 1:
             self._demote_due()
-            for tier in range(HOT, 0, -1):  # all pages of a prompt start hot, then go down one tier at a time
+            for tier in range(HOT, 0, -1):  # a prompt's pages start hot, then go down one tier at a time
                 self.pool.compact(tier)
             self._schedule()
         elif self.pool.storage.background and self.offset >= self._look:
             self._begin_next()
 
     def hold(self, n: int) -> None:
-        """Announce n tokens that the caller will append in several calls. No page is demoted before the last
-        of the n tokens, so the cache gets the same bits as from one call with n tokens."""
+        """Announce n tokens that the caller will append in several calls. The cache demotes no page until the
+        n tokens are appended, so it gets the same bits as from one call with n tokens."""
         self._whole_at = 0
         self._demote_due()
         self._whole_at = self.offset + n
 
     @property
     def room(self) -> int:
-        """Return the number of tokens that can be appended, and removed by `retract`, before a page is made
-        or demoted."""
+        """Return the number of tokens that can be appended before the cache must make or demote a page;
+        `retract` can remove only such tokens."""
         return max(0, self._until - self.offset)
 
     def retract(self, n: int) -> None:
-        """Remove the newest n tokens, which the caller appended one by one within `room`, so no page and no
-        tier has changed. Demotions that started early stay valid, because they read only older pages."""
+        """Remove the newest n tokens. The caller appended them one by one within `room`, so no page was made
+        or demoted. Demotions that started early stay valid, because they read only older pages."""
         self.offset -= n
 
     def abandon(self) -> None:
@@ -161,8 +161,8 @@ class PagedCache:
     # For sessions -------------------------------------------------------------------------------
 
     def trim(self, n: int) -> bool:
-        """Remove the newest n tokens. If the cut falls into a page of low precision, a few more tokens are
-        removed, so read `offset` after the call. If the sliding window would become incomplete, change
+        """Remove the newest n tokens. If a kept page would break the rules of `_sound`, more than n tokens
+        are removed, so read `offset` after the call. If the sliding window would become incomplete, change
         nothing and return False."""
         left = self.offset - n
         if n < 0 or left < 0:
@@ -176,7 +176,7 @@ class PagedCache:
         return True
 
     def fork(self) -> "PagedCache":
-        """Return a second sequence with the same tokens. Both share the pages. A sequence copies a shared
+        """Return a second cache with the same tokens. Both caches share the pages. A cache copies a shared
         page before it writes into the page."""
         other = PagedCache(self.pool, self.policy, self.window)
         for i, page in enumerate(self.pages[: -(-self.offset // PAGE)]):
@@ -201,14 +201,13 @@ class PagedCache:
             self.pool.abandon(self.pages, [result for _, result in self._begun.values()])
 
     def dump(self) -> Dump:
-        """Return every page in its stored form, the oldest first."""
+        """Return the pages' bytes, the oldest page first, and the values for `restore`."""
         pages = list(self.dumped_pages())
         facts = facts_of(self.pool.storage.layout, self.offset, self.first, self.ends)
         return Dump(facts, sum(nbytes for _, _, nbytes, _ in pages), (page() for *_, page in pages))
 
     def dumped_pages(self) -> Iterator[tuple[int, int, int, Callable[[], Bytes]]]:
-        """Yield (index, tier, bytes, function that returns the page's data) of every page, the oldest
-        first."""
+        """Yield (index, tier, byte count, function that returns the bytes) of each page, the oldest first."""
         self.table.flush()
         for i, page in enumerate(self.pages[: -(-self.offset // PAGE)]):
             if page is not None:
@@ -216,8 +215,8 @@ class PagedCache:
                 yield i, page.tier, self.pool.sizes[page.tier], dump
 
     def restore(self, facts: Mapping[str, Any], read: Callable[[int], bytes]) -> None:
-        """Fill an empty cache from the result of `dump`. Raises ValueError if the facts do not fit this kind
-        of cache.
+        """Fill an empty cache from the result of `dump`. Raises ValueError if the facts contradict one
+        another or name another layout.
 
         read: a function of n that returns the next n bytes of the dump
         """
@@ -272,8 +271,8 @@ class PagedCache:
             self.first += 1
 
     def _policy_ends(self, offset: int) -> list[int]:
-        """Return the values of `self.ends` that the pool's policy asks for at this offset. No page moves to a
-        higher tier."""
+        """Return the `self.ends` that the pool's policy asks for at this offset. No value is smaller than the
+        present one."""
         wanted, full = self.pool.policy(self.policy).counts(offset), self.offset // PAGE
         return [max(end, min(n, full)) for end, n in zip(self.ends, wanted, strict=True)]
 
@@ -281,13 +280,13 @@ class PagedCache:
         if self.offset < self._whole_at:
             return
         due = self._policy_ends(self.offset)
-        for tier in reversed(range(HOT)):  # highest tier first, because a page can go down several tiers
+        for tier in reversed(range(HOT)):  # hot first, because a page can go down several tiers
             self._lower(tier + 1, range(max(self.ends[tier], self.first), due[tier]))
             self.ends[tier] = due[tier]
 
     def _lower(self, tier: int, which: range) -> None:
-        """Convert pages of one tier to the next lower tier, a few pages at a time. If a demotion of exactly
-        these pages was started early, use the result of that demotion."""
+        """Convert the pages with the indexes `which` from `tier` to the next lower tier, a few pages at a
+        time. If a demotion of exactly these pages was started early, use the result of that demotion."""
         begun, result = self._begun.pop(tier, (None, None))
         if begun == which and result:
             self._take(which, result())
@@ -308,26 +307,26 @@ class PagedCache:
         new tokens make it out of date."""
         i = self.offset // PAGE
         page = self.pages[i] if i < len(self.pages) and self.offset % PAGE else None
-        self.pool.release_abandoned()  # the abandoned sequences can share the page
+        self.pool.release_abandoned()  # a deleted cache, not yet released, can share the page
         if page is not None and page.users > 1:
             self._put(i, self.pool.copy(page))
         elif page is not None:
             page.lower = None
 
     def _schedule(self) -> None:
-        """Compute the next numbers of tokens at which `reserve` and `advance` have work to do."""
+        """Compute at how many tokens `reserve` has work again, and `advance` starts an early demotion."""
         due = self.pool.policy(self.policy).next_change(self.offset)
         self._until = min(PAGE * len(self.pages), due)
         self._look = due - AHEAD
 
     def _sound(self, left: int) -> int:
-        """Return how many of the oldest tokens a trim can keep, at most `left`. The last page must be hot or
-        full, and no page of the lowest tier can lie in the hot range."""
+        """Return how many of the oldest tokens a trim can keep, at most `left`. After the trim, the last page
+        must be hot or full, and no lowest-tier page can hold one of the newest `policy.lengths[0]` tokens."""
         if left == self.offset:
             return left
         if left // PAGE < self.ends[-1]:
             left -= left % PAGE
-        newest = max(0, left - self.policy.lengths[0]) // PAGE  # index of the first page in the hot range
+        newest = max(0, left - self.policy.lengths[0]) // PAGE  # index: the page of the oldest hot token
         return newest * PAGE if newest < self.ends[0] else left
 
     def _cut(self, end: int) -> None:
@@ -345,8 +344,8 @@ class PagedCache:
 
     def _begin_next(self) -> None:
         """Start the demotions that must be finished within the next AHEAD tokens."""
-        self._look = EVERYTHING  # start no other demotion early until `reserve` computes a new value
-        # by tier: the index after the last page that is in the next higher tier or below
+        self._look = EVERYTHING  # start no other demotion early until `_schedule` sets a new value
+        # for each tier below hot: the index after the last page that is at most one tier higher
         there = [*self.ends[1:], len(self.pages)]
         for tier, due in enumerate(self._policy_ends(self.offset + AHEAD), 1):
             which = range(max(self.ends[tier - 1], self.first), min(due, there[tier - 1]))
@@ -364,7 +363,7 @@ class PagedCache:
 
 
 def held_bytes(caches: Collection[Any]) -> int:
-    """Return the bytes of several caches of any kind. A page that several caches share is counted once."""
+    """Return the bytes of several caches, paged or not. The bytes of a shared page are added only once."""
     paged = [cache for cache in caches if isinstance(cache, PagedCache)]
     pages = {
         id(page): cache.pool.sizes[page.tier] for cache in paged for page in cache.pages if page is not None
@@ -380,7 +379,7 @@ def _kept_pages(pages: Sequence[Page | None]) -> list[Page]:
 @contextmanager
 def room_for(caches: Sequence[PagedCache], n: int) -> Iterator[None]:
     """Reserve n more tokens in each cache. If the block ends without an exception, add n to the number of
-    tokens of each cache. If the block raises an exception, release the pages of these tokens."""
+    tokens of each cache. If the block raises an exception, release the pages reserved for the n tokens."""
     try:
         for cache in caches:
             cache.reserve(n)

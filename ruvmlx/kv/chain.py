@@ -4,9 +4,9 @@ pages of tokens.
     names[0]      = H(version, key, salt)
     names[i + 1]  = H(names[i], tokens of page i)         H: BLAKE2b of NAME bytes
 
-The keys and values of a page depend on the model, the tokens before and other data; the name of a page
-depends on the same data. Two prefixes with the same name can therefore share their KV pages. An adapter of
-the output head is not part of a name, because it does not change keys and values.
+The keys and values of a page depend on the model, on all tokens up to the page's end and on other data (Key);
+the name of a page depends on the same data. Two prefixes with the same name can therefore share their KV
+pages. An adapter of the output head is not part of a name, because it does not change keys and values.
 """
 
 import json
@@ -20,18 +20,20 @@ from ..tiers import PAGE
 
 NAME = 20  # the length of a name in bytes
 
-Key = dict[str, Any]  # all data besides the tokens that keys and values depend on, as plain JSON
+Key = dict[str, Any]  # the data, besides the tokens, on which the keys and values depend: a JSON object
 Chain = list[bytes]  # the names of a prefix's pages; chain[0] is the name of the empty prefix
 
 
 def root(key: Key, salt: str = "") -> bytes:
-    """Return the name of the empty prefix. salt: only requests with equal salts share caches."""
+    """Return the name of the empty prefix. salt: a text that the request gives; only requests with equal
+    salts share caches."""
     text = json.dumps([MADE_BY, key, salt], sort_keys=True)
     return blake2b(text.encode(), digest_size=NAME, person=b"ruvmlx-kv-root").digest()
 
 
 def extend(chain: Chain, tokens: Sequence[int]) -> Chain:
-    """Append the names of the whole pages of `tokens` that are not yet in the chain. Returns the chain."""
+    """Append to `chain` the names of those full pages of `tokens` that are not yet in the chain. Returns the
+    chain."""
     for start in range(PAGE * (len(chain) - 1), len(tokens) - PAGE + 1, PAGE):
         chain.append(page_name(chain[-1], tokens[start : start + PAGE]))
     return chain
@@ -43,7 +45,7 @@ def page_name(before: bytes, tokens: Sequence[int]) -> bytes:
 
 
 def shared_pages(a: Chain, b: Chain) -> int:
-    """Return the number of pages at the start of both chains that have the same name; -1 if the chains have
+    """Return the number of leading pages with the same names in both chains; -1 if the chains begin with
     different keys or salts.
 
     The search is a bisection: two chains that differ at one page differ at every later page.

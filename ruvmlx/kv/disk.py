@@ -2,13 +2,14 @@
 the format.
 
 Each KV page is stored in one file. The file name consists of the page's name in the hash chain (chain.py) and
-the page's tier. The name depends on the model, the version, the policy, the salt and all tokens up to the
-page's end. A page therefore serves every prompt that begins with the same tokens, and no other prompt.
+the page's tier. The page's name depends on the model, the version, the policy, the salt and all tokens up to
+the page's end. A stored page therefore serves each prompt with the same values of these data, and no other
+prompt.
 
-The module ignores or removes a file that it cannot use. The user never sees an error of this module, because
-a prompt without a stored cache only takes longer. The files hold keys and values of the user's words, so the
-files are as private as the store in the same folder. When a chat is deleted, the files that only this chat
-used are deleted too (owners.py).
+The module ignores or removes a file that is damaged or belongs to another model. The module hides a disk's
+read and write errors from the user, because a prompt without a stored cache only takes longer. The files hold
+keys and values of the user's words, so the files are as private as the store of the chats. When a chat is
+deleted, the files that only this chat used are deleted too (owners.py).
 """
 
 import os
@@ -27,17 +28,18 @@ from .chain import Chain, Key, page_name
 from .page_file import WHOLE, PageFile
 from .storage import Bytes
 
-MAX_EXIT_SECONDS = 0.3  # seconds: when a process ends, it starts no write of a cache after this time
-# seconds: after this time the write of a sequence stops; the pages that are written completely stay on disk
+# seconds: a process that ends writes caches for at most this time, then starts no other write
+MAX_EXIT_SECONDS = 0.3
+# seconds: after this time the write of one cache stops; the page files that are complete stay on disk
 MAX_WRITE_SECONDS = 1.0
-STALE = 60.0  # seconds: an unfinished file of this age is abandoned
+STALE = 60.0  # seconds: `tidy` removes an unfinished file that is older
 # seconds: pages of requests outside of chats that were unused for this time are removed when a program starts
 DAY = 86400.0
 _PAGE_SUFFIXES = (*SUFFIXES.values(), TAIL, SEQUENCE)
 
 
 class Piece(NamedTuple):
-    """A part of a sequence that will be one file in the cache folder."""
+    """A part of a sequence (a page or the whole sequence) that will be one file in the cache folder."""
 
     path: str  # the name of the file in the cache folder
     file: PageFile
@@ -54,13 +56,13 @@ class CacheFolder:
     def __init__(self, path: Path, budget: int):
         self.path, self.budget = path, budget
         self._lock = threading.Lock()  # held while a file is written or an owner's list changes
-        # Owners (chats) that were removed. If another thread saves pages of one of these owners, it must
-        # stop.
+        # The owners (chats) whose files `remove` has deleted. A thread that still saves pages of such an
+        # owner must stop.
         self._removed: set[str] = set()
 
     @classmethod
     def of_store(cls, store: Path, budget: int = 0) -> "CacheFolder":
-        """Return the cache folder that belongs to a store."""
+        """Return the folder "kv" beside the store's file."""
         return cls(store.parent / "kv", budget)
 
     # Sequences ----------------------------------------------------------------------------------
@@ -74,15 +76,16 @@ class CacheFolder:
         until: float,
         stop: Callable[[], bool] | None = None,
     ) -> bool:
-        """Write the pages of a sequence that are not on disk yet, the oldest first. Returns False if the
-        sequence is too short or too large, if the disk refuses the write, or if the write takes longer than
-        `until`.
+        """Write the pages of `cache` that are not on disk yet, the oldest first. Returns False if the
+        sequence is shorter than a page or larger than the budget, if the disk refuses the write, if the write
+        takes longer than `until`, or if `stop` ends it.
 
         names: the page names of the tokens (chain.py)
-        until: the latest end of the write (a time of time.monotonic())
-        stop: a function that is given if another thread than the engine's calls `save`. With `stop`, only
-            pages with a precision below f16 are written, because the next reply does not change these pages.
-            The call ends when this function returns True, or after `remove` was called for the owner.
+        until: the time, as time.monotonic() returns it, at which the write stops
+        stop: a function that says if the write must stop; given only if another thread than the engine's
+            calls `save`. With `stop`, only pages with a precision below f16 are written, because the next
+            reply does not change these pages. The call ends when this function returns True, or after
+            `remove` was called for the owner.
         """
         if len(tokens) < PAGE or not owners.fits(owner):
             return False
@@ -103,8 +106,9 @@ class CacheFolder:
         return False
 
     def _begin(self, owner: str, pieces: list[Piece], anew: bool) -> list[Piece]:
-        """Add the files to the owner's list, and free enough bytes of the budget for the files. Returns the
-        pieces whose files are not on disk yet."""
+        """Add the files of `pieces` to the owner's list, and remove old files until the missing files fit
+        into the budget. Returns the pieces whose files are missing on disk. anew: True if a removed owner is
+        valid again."""
         with self._lock:
             if anew:
                 self._removed.discard(owner)
@@ -121,14 +125,14 @@ class CacheFolder:
     def load(
         self, names: Chain, prompt: Sequence[int], make: Callable[[], Any], known: int = 0
     ) -> tuple[Any, list[int]] | None:
-        """Return (cache, its tokens) of the stored sequence that shares the longest prefix with the prompt.
-        The tokens of the sequence and of the prompt can differ after this prefix. Returns None if no stored
-        sequence has more whole pages of the prompt than `known` tokens fill. A damaged file is removed, then
-        the search starts again.
+        """Return (cache, its tokens) made of the files that share the longest prefix with the prompt. The
+        cache can hold tokens after this prefix that differ from the prompt. Returns None if the files have no
+        full page of the prompt after the first `known` tokens. If a file is damaged, `load` removes it and
+        searches again.
 
         names: the page names of the prompt
         make: a function that returns an empty cache
-        known: the number of leading tokens that the caller already has
+        known: the number of the prompt's first tokens that the caller already has in a cache in memory
         """
         unknown = {name.hex() for name in names[known // PAGE + 1 :]} | {names[0].hex()}
         useless: set[str] = set()  # names of damaged files that could not be removed
@@ -153,7 +157,8 @@ class CacheFolder:
         return None
 
     def migrate(self, chat: str, key: Key, make: Callable[[], Any]) -> tuple[Any, list[int]] | None:
-        """Return (cache, its tokens) from a chat's file in the old format. Remove this file."""
+        """Return (cache, its tokens) from a chat's file in the old format (older_file.py); None if there is
+        no usable file. Remove this file."""
         path = self.path / (chat + older_file.SUFFIX)
         if not owners.fits(chat) or not path.exists():
             return None
@@ -166,7 +171,8 @@ class CacheFolder:
             page_file.unlink(path)
 
     def discard(self, names: Chain) -> None:
-        """Remove all page files of a chain, because the content of its pages is wrong."""
+        """Remove the page files whose names are in a chain. The caller found wrong keys or values in these
+        pages."""
         chain = {name.hex() for name in names}
         for name in self._file_names():
             if _chain_name(name) in chain:
@@ -175,7 +181,8 @@ class CacheFolder:
     # Owners -------------------------------------------------------------------------------------
 
     def remove(self, owner: str) -> None:
-        """Delete the files that only this owner (a chat, or all requests outside of chats) uses."""
+        """Delete the files that no owner except `owner` uses. An owner is a chat, or REQUESTS for all
+        requests outside of chats."""
         if owners.fits(owner):
             with self._lock:
                 self._removed.add(owner)
@@ -184,13 +191,14 @@ class CacheFolder:
                 self._sweep()
 
     def _own(self, owner: str, names: list[str], there: Collection[str]) -> None:
-        """Add names to the owner's list. Remove the names of missing files from the list."""
+        """Add the file names `names` to the owner's list. If a name is new, remove from the list the names of
+        files that are not on disk (`there`)."""
         before = owners.used_by(self.path, owner)
         if not set(names) <= set(before):
             owners.put(self.path, owner, sorted({*names, *(name for name in before if name in there)}))
 
     def _sweep(self) -> None:
-        """Remove the pages that no owner uses."""
+        """Remove the page files that are in no owner's list."""
         used = owners.used_files(self.path, owners.all_owners(self.path))
         for name in self._file_names():
             if name not in used:
@@ -199,8 +207,8 @@ class CacheFolder:
     # All of them --------------------------------------------------------------------------------
 
     def tidy(self, known: Collection[str]) -> None:
-        """Remove the files of deleted chats, files of requests outside of chats that nobody used for a day,
-        unfinished files, and the files that exceed the budget.
+        """Remove the files of deleted chats, the files of requests outside of chats that were unused for a
+        day, the unfinished files older than STALE, and the least recently used files beyond the budget.
 
         known: the ids of all chats
         """
@@ -225,7 +233,7 @@ class CacheFolder:
                 page_file.unlink(self.path / (owner + owners.USES))
 
     def contents(self) -> tuple[int, int]:
-        """Return the number of chats with files, and the number of bytes of all files."""
+        """Return the number of chats with files, and the number of bytes of all cache files."""
         chats = {name.rpartition(".")[0] for name in self._file_names((older_file.SUFFIX, owners.USES))}
         sizes = [
             page_file.age(self.path / name)[1]
@@ -241,8 +249,9 @@ class CacheFolder:
             return []
 
     def _touch(self, names: Sequence[str]) -> None:
-        """Mark files as used now. Earlier pages of a sequence get later times, so the earlier pages are
-        evicted last. Without the earlier pages, the later pages are useless."""
+        """Set the files' times of last use to now. `names` begins with a sequence's first page; each next
+        page gets a slightly older time, so that `_make_room` removes the first pages last. The reason: later
+        pages are useless without the first pages."""
         now = time.time_ns()
         for i, name in enumerate(names):
             with suppress(OSError):
@@ -263,7 +272,8 @@ class CacheFolder:
 
 
 def _chain_name(file: str) -> str:
-    """Return the first part of a file's name: the page's name in the chain, in hex."""
+    """Return the first part of a file's name, in hex: a name in the chain, of the page itself or of the
+    chain's beginning before a partly filled page or a whole sequence."""
     return file.partition(".")[0].partition("-")[0]
 
 
@@ -271,7 +281,7 @@ def _chain_name(file: str) -> str:
 
 
 def _pieces(names: Chain, tokens: list[int], cache: Any) -> list[Piece]:
-    """Return the files that hold a sequence, the oldest tokens first."""
+    """Return one piece for each file that will hold a part of the sequence, the oldest tokens first."""
     if not isinstance(cache, PagedCache):
         dump = cache.dump()
         name = page_name(names[0], tokens)

@@ -1,10 +1,12 @@
-"""This module computes the peak number of bytes of a request's sequences before the prompt is read.
+"""Before a request's prompt is read, this module computes the peak number of bytes that the request's KV
+caches will take.
 
-The peak is at one of two moments: when the last chunk of the prompt is read (its pages are still f16), or at
-the end of the reply. At both moments a demotion (a change to a lower precision) is in progress, so the old
-page and the new page exist together. Several replies to one prompt share the prompt's pages. A reply that has
-ended keeps its pages in the tiers (precisions) that they had at its end. A page that several replies share
-can therefore exist once in each tier through which it passes.
+The peak is at one of two moments: when the last chunk of the prompt is read (the chunk's pages are still
+f16), or at the end of the reply. At both moments a demotion (the change of a page to a lower precision) can
+be in progress, so the old and the new version of the page exist together. Several replies to one prompt share
+the prompt's pages. A reply that has ended, while others continue, keeps its pages in the tiers (precisions)
+of its last moment. A page that several replies share can therefore exist once in each tier through which it
+passes.
 
 tests/kv/test_need.py compares the computed peaks with caches that grow page by page.
 """
@@ -19,7 +21,7 @@ from .policy import F16, TierPolicy
 
 @dataclass(frozen=True)
 class Growth:
-    """The lengths that decide the size of a request's caches.
+    """The lengths in tokens, and the number of replies, that decide the size of a request's caches.
 
     prompt: the number of prompt tokens
     end: the number of tokens of the prompt and the longest reply together
@@ -48,15 +50,15 @@ class CacheShape:
     shares: bool = True
 
     def peak(self, growth: Growth) -> int:
-        """Return the maximum number of bytes that one request holds at any moment."""
+        """Return the maximum number of bytes that the caches of one request take at any moment."""
         shared = growth.prompt // PAGE if self.shares and growth.replies > 1 else 0
         writing = self._prompt_bytes(growth, shared) + growth.replies * self._reply_bytes(growth, shared)
         return max(self._read(growth), writing)
 
     def together(self, growths: Sequence[Growth]) -> int:
-        """Return the maximum number of bytes of several requests with the same prompt. One request reads the
-        prompt and needs the `peak` of a single request. The other requests start from the pages of the first
-        request, and compute only the end of the prompt again (PagedCache.trim)."""
+        """Return the maximum number of bytes that the caches of several requests with the same prompt take.
+        The first request reads the whole prompt. If forks share pages, the other requests start from the
+        pages of the first request, and compute only the end of the prompt again (PagedCache.trim)."""
         first = growths[0]
         if len(growths) == 1 or not self.shares:
             return sum(map(self.peak, growths))
@@ -77,8 +79,8 @@ class CacheShape:
         return self._page_bytes(growth.end, growth.end + 1, start) + self._demoting
 
     def _prompt_bytes(self, growth: Growth, end: int) -> int:
-        """Return the bytes of the prompt's pages [0, end). A page is counted once for each tier that it has
-        while the replies are written."""
+        """Return the bytes of the prompt's pages [0, end). The bytes of a page are added once for each tier
+        that the page has while the replies are written."""
         first = self._first(growth.prompt)
         before = (0, *self.policy.counts(growth.prompt))
         after = (*self.policy.counts(growth.end), end)
@@ -86,9 +88,10 @@ class CacheShape:
         return sum(max(0, min(stop, end) - max(start, first)) * size for start, stop, size in spans)
 
     def _page_bytes(self, offset: int, tokens: int, start: int) -> int:
-        """Return the bytes of the pages of `tokens` tokens, without the pages before index `start`. A page
-        that the policy demotes before the sequence has `offset` tokens is counted in its lower tier. The last
-        token of a page demotes an old page before the next page is made, so the next page is not counted."""
+        """Return the bytes of the pages that hold `tokens` tokens, without the pages before index `start`.
+        The tier of each page is the tier that the policy asks for at `offset` tokens. If token `offset` is
+        the last token of a page, the tiers are those of one token earlier, so that a page that is demoted at
+        this moment is counted in its higher tier."""
         offset -= offset % PAGE == PAGE - 1
         start = max(start, self._first(offset))
         ends = (0, *self.policy.counts(offset), -(-tokens // PAGE))
@@ -101,6 +104,6 @@ class CacheShape:
 
     @property
     def _demoting(self) -> int:
-        """Return the bytes of the pages that demotions are making: near the budget, one page of each lower
-        tier."""
+        """Return the bytes of the new pages that demotions in progress make. Near the budget, this is one
+        page of each tier below hot."""
         return sum(self.sizes[:HOT]) if self.policy != F16 else 0

@@ -1,6 +1,6 @@
 """This module reads an old format of stored KV caches: one file `<chat>.kv` for each chat, with the chat's
 whole cache. disk.py writes a newer format. This module reads an old file once, when its chat continues;
-disk.py then removes the file.
+disk.py then removes the file. The layout has the byte offset, the size and the content of each field:
 
     0   8 bytes   "RUVMLXKV"
     8   u32       bytes of the header
@@ -25,8 +25,9 @@ _PREFIX, _CRC = struct.Struct("<8sII"), struct.Struct("<I")
 
 
 def load(path: Path, key: Key, cache: Any) -> list[int]:
-    """Fill an empty cache and return its tokens. Raises one of page_file.UNUSABLE if there is no file, or if
-    the file is damaged or has another key. After an exception, do not use the cache."""
+    """Fill the empty `cache` from the file `path` and return the cache's tokens. Raises one of
+    page_file.UNUSABLE if there is no file, or if the file is damaged, has another key or is of another
+    version of ruvmlx. After an exception, do not use the cache, because it can be partly filled."""
     data = memoryview(read_ordinary(path, page_file.MAX_FILE_BYTES))
     if len(data) < _PREFIX.size + _CRC.size:
         raise ValueError("the file is too short")

@@ -1,8 +1,8 @@
 """This module lists the page files of each chat, so that the files of a deleted chat can be deleted.
 
-Each owner has one text file, `<owner>.uses`: the CRC-32 of the remaining text, then one file name on each
-line. The list is written before the files that it names. After a crash a list can therefore name a missing
-file, but every file is in a list.
+Each owner (a chat, or REQUESTS) has one text file, `<owner>.uses`: the CRC-32 of the text after the first
+line, then one file name on each line. disk.py writes an owner's list before the page files that the list
+names. After a crash a list can therefore name a missing file, but each page file is in a list.
 """
 
 import os
@@ -16,17 +16,18 @@ from . import page_file
 
 USES = ".uses"
 REQUESTS = "+requests"  # the owner of the pages of requests outside of chats
-_MAX_LIST_BYTES = 64 << 20  # the maximum number of bytes of an owner's list
+_MAX_LIST_BYTES = 64 << 20  # the maximum number of bytes of an owner's list to read
 _CHAT = re.compile(r"[0-9A-Za-z_-]{1,64}", re.ASCII)
 
 
 def fits(owner: str) -> bool:
-    """Return True if this owner can have files. The owner's name must be safe as a part of a file name."""
+    """Return True if the cache folder can have files of this owner, because the owner's name is safe as a
+    part of a file name."""
     return owner == REQUESTS or bool(_CHAT.fullmatch(owner))
 
 
 def put(folder: Path, owner: str, names: Collection[str]) -> None:
-    """Replace the list of files that this owner uses."""
+    """Replace this owner's list by the file names `names`."""
     text = "".join(f"{name}\n" for name in names).encode()
     fresh = folder / f"{owner}.{os.getpid()}{page_file.UNFINISHED}"
     try:
@@ -42,7 +43,8 @@ def put(folder: Path, owner: str, names: Collection[str]) -> None:
 
 
 def used_by(folder: Path, owner: str) -> list[str]:
-    """Return the names of an owner's files. The list is empty if the owner has no list or a damaged list."""
+    """Return the names of the page files in an owner's list. The list is empty if the owner has no list or a
+    damaged list."""
     try:
         crc, _, text = read_ordinary(folder / (owner + USES), _MAX_LIST_BYTES).partition(b"\n")
         return text.decode().splitlines() if int(crc, 16) == zlib.crc32(text) else []
@@ -51,7 +53,7 @@ def used_by(folder: Path, owner: str) -> list[str]:
 
 
 def all_owners(folder: Path) -> list[str]:
-    """Return the names of all owners."""
+    """Return the names of all owners that have a list in the folder."""
     try:
         return [name.removesuffix(USES) for name in os.listdir(folder) if name.endswith(USES)]
     except OSError:

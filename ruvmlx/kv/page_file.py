@@ -1,8 +1,7 @@
 """This module reads and writes one file of the stored KV caches. README.md has the layout.
 
 A file holds a page, a partly filled page, or a whole sequence of a cache without pages. The header repeats
-the page's name, so `read` finds out if a file has a wrong name. The file ends with a checksum of all other
-bytes.
+the page's name, so `read` detects a file that was renamed. The file ends with a checksum of all other bytes.
 """
 
 import json
@@ -20,23 +19,24 @@ from .chain import NAME
 from .storage import Bytes
 
 MAGIC, FORMAT = b"RUVMLXPG", 1
-# magic, format, tier, name, number of bytes of the text, number of bytes of the body
+# the start of the header: magic, format, tier, name, bytes of the JSON text, bytes of the body
 HEAD = struct.Struct(f"<8sHH{NAME}sIQ")
 UNFINISHED = ".new"
-WHOLE = 255  # the value in place of a tier for a file that holds a whole sequence
-MAX_FILE_BYTES = 4 << 30  # the maximum size of a file to read
+WHOLE = 255  # in place of a tier: the file holds a whole sequence
+MAX_FILE_BYTES = 4 << 30  # the maximum size in bytes of a file that is read
 # The exceptions that can occur when a damaged file is read. The facts of the file can have values of any
 # type.
 UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 _CRC = struct.Struct("<I")
-_PIECE = 4 << 20  # the number of bytes that are written between two checks of the time
+# `write` checks the time after this number of bytes; `peek` reads at most so many bytes of JSON text
+_PIECE = 4 << 20
 
 
 class PageFile(NamedTuple):
     """The content of a page file.
 
-    name: the page's name in its chain (chain.py)
-    tier: the page's tier, or WHOLE
+    name: the page's name, computed as in chain.py
+    tier: the page's tier (precision), or WHOLE for a whole sequence
     facts: values in JSON
     nbytes: the number of bytes of the body
     """
@@ -48,13 +48,13 @@ class PageFile(NamedTuple):
 
 
 class TooLate(Exception):
-    """This error means that a write was not finished at the time `until`."""
+    """This error means that `write` was not finished at its time limit `until`."""
 
 
 def write(path: Path, file: PageFile, parts: Iterable[Bytes], until: float) -> None:
-    """Write a new file beside the target, wait for the disk, then rename it: after a crash, either the whole
-    file exists or no file. Raises OSError if the disk refuses, and TooLate after `until`
-    (time.monotonic())."""
+    """Write a new file beside `path`, wait until the disk has the bytes, then rename the new file to `path`.
+    After a crash, `path` is therefore either a whole file or missing. Raises OSError if the disk refuses the
+    write, and TooLate if time.monotonic() passes `until`."""
     text = json.dumps(file.facts, separators=(",", ":")).encode()
     head = HEAD.pack(MAGIC, FORMAT, file.tier, file.name, len(text), file.nbytes) + text
     fresh = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
@@ -80,8 +80,8 @@ def write(path: Path, file: PageFile, parts: Iterable[Bytes], until: float) -> N
 
 
 def read(path: Path, name: bytes, tier: int) -> tuple[dict[str, Any], memoryview]:
-    """Return the facts and the body of a page file. Raises OSError if there is no file, and ValueError if the
-    content does not match the name and the tier."""
+    """Return the facts (the JSON values in the header) and the body (the bytes of the page) of a page file.
+    Raises OSError if there is no file, and ValueError if the file is damaged or has another name or tier."""
     data = memoryview(read_ordinary(path, MAX_FILE_BYTES))
     if len(data) < HEAD.size + _CRC.size:
         raise ValueError("the file is too short")
@@ -96,7 +96,7 @@ def read(path: Path, name: bytes, tier: int) -> tuple[dict[str, Any], memoryview
 
 
 def read_facts(text: bytes | memoryview) -> dict[str, Any]:
-    """Return a JSON object. Raises ValueError if the text is not a JSON object."""
+    """Parse the JSON object `text`. Raises ValueError if `text` is no JSON object."""
     try:
         facts = json.loads(bytes(text))
     except RecursionError:
@@ -118,12 +118,13 @@ def peek(path: Path) -> dict[str, Any]:
 
 
 def size(file: PageFile) -> int:
-    """Return the approximate number of bytes that `write` writes."""
+    """Return the approximate number of bytes that `write` writes for this file."""
     return HEAD.size + _CRC.size + file.nbytes + 8 * len(file.facts.get("tokens", ()))
 
 
 def age(path: Path | str) -> tuple[float, int]:
-    """Return (time of the last use in seconds since 1970, bytes), or zeros if the file does not exist."""
+    """Return (time of the file's last use in seconds since 1970, size in bytes), or (0, 0) if the file does
+    not exist."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""This module decides which tier (precision) a page has, by the age of its tokens."""
+"""This module decides, by the age of a KV page's tokens, which tier (precision) the page has."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +7,8 @@ from ..tiers import HOT, LENGTHS, PAGE, TIERS
 
 EVERYTHING = 1 << 40  # a number of tokens that is larger than any context
 
-# For each level of memory pressure (0: no pressure): the lengths of the tiers, the hot tier first.
+# For each level of memory pressure (0: no pressure): the ages at which a page leaves the tiers, the hot tier
+# first.
 _LEVELS = tuple(zip(*(tier.lengths for tier in reversed(TIERS[1:])), strict=True))
 MAX_LEVEL = len(_LEVELS) - 1
 
@@ -15,7 +16,7 @@ MAX_LEVEL = len(_LEVELS) - 1
 @dataclass(frozen=True)
 class TierPolicy:
     """A policy decides the tier of each page by the age of the page (the number of newer tokens). The lengths
-    of the tiers say how old a page can get in each tier.
+    say up to which age a page stays in each tier.
 
     lengths: the ages (tokens) at which a page leaves the hot tier, the warm tier, and so on. Only whole pages
         change their tier, so with a length of 256 tokens the hot tier holds 256 to 319 tokens.
@@ -34,15 +35,15 @@ class TierPolicy:
             )
 
     def lengths_by_name(self) -> dict[str, Any]:
-        """Return the lengths by name, for example {"hot": 256, "warm": 2048}."""
+        """Return the lengths by the name of their tier, for example {"hot": 256, "warm": 2048}."""
         return dict(zip(LENGTHS, self.lengths, strict=True))
 
     def counts(self, offset: int) -> tuple[int, ...]:
         """Return one number for each tier below hot: how many of the oldest pages, in a sequence of `offset`
         tokens, are in this tier or in a lower tier.
 
-        The numbers already include the next token: with the next token, the newest lengths[0] tokens are in
-        f16.
+        The ages are those after one more token, so that after this token the newest lengths[0] tokens are
+        still in f16.
         """
         return tuple(max(0, offset + 1 - age) // PAGE for age in reversed(self.lengths))
 
@@ -58,8 +59,8 @@ class TierPolicy:
 
 
 def _next_change(offset: int, age: int) -> int:
-    """Return the next number of tokens in the sequence at which a page reaches this age (tokens). Page j
-    reaches the age at offset 64 (j + 1) + age - 1."""
+    """Return the smallest number of tokens in the sequence, above `offset`, at which a page reaches this age
+    (tokens). Page j reaches the age at 64 (j + 1) + age - 1 tokens."""
     return (max(0, offset + 1 - age) // PAGE + 1) * PAGE + age - 1
 
 
@@ -68,8 +69,8 @@ F16 = TierPolicy("f16", (EVERYTHING,) * HOT)
 
 
 def tighten(policy: TierPolicy, level: int) -> TierPolicy:
-    """Return the policy at a level of memory pressure, from 0 (no pressure) to MAX_LEVEL. The policy F16
-    never changes, because it means that the user asked for full precision."""
+    """Return the policy with the shorter lengths of a level of memory pressure, from 0 (no pressure) to
+    MAX_LEVEL. The policy F16 never changes, because it means that the user asked for full precision."""
     if level == 0 or policy.lengths[0] == EVERYTHING:
         return policy
     return TierPolicy(policy.name, tuple(map(min, policy.lengths, _LEVELS[level])))

@@ -1,5 +1,6 @@
-"""This module holds the KV pages of all sequences within a memory budget. Forks of a sequence share pages, so
-the pool counts the users of each page. The last user frees the page."""
+"""This module manages the KV pages of all sequences of a backend under a memory budget. Forks of a sequence
+share pages, so the pool counts the sequences that use a page, and frees the page when the last sequence
+releases it."""
 
 import threading
 import weakref
@@ -12,20 +13,21 @@ from ..tiers import HOT, TIERS
 from .policy import MAX_LEVEL, TierPolicy, tighten
 from .storage import Storage
 
-# memory pressure (0 to 1): above HIGH the policy tightens (lowers the precision); below LOW the policy
-# relaxes
+# memory pressure (0 to 1): above HIGH the pool tightens the policies (pages lose precision earlier); below
+# LOW it relaxes them
 HIGH, LOW = 0.9, 0.8
-# The number of pages that are demoted (moved to a lower tier) together. During a demotion, the old and the
-# new version of a page use memory.
+# The maximum number of pages that are demoted (moved to a lower tier) together, except early demotions.
+# During a demotion, the old and the new version of a page use memory.
 AT_ONCE = 8
 
 
 class Page:
     """One page and the number of sequences that use it.
 
-    lower: the page of the next lower tier that replaces this page; set when its demotion starts
-    wait: while a demotion makes this page, a function that waits for the demotion; else None. Before the end
-        of the demotion the page has no number.
+    lower: the page in the next lower tier that replaces this page; None before the demotion of this page
+        starts
+    wait: while a demotion makes this page, a function that waits for the end of the demotion; else None.
+        Until then the page's number is -1.
     """
 
     __slots__ = ("lower", "number", "tier", "users", "wait")
@@ -41,7 +43,7 @@ Lower = Callable[[], list[Page]]
 
 
 class PageHolder(Protocol):
-    """The part of a sequence's cache that the pool uses."""
+    """The attributes of a sequence's KV cache that the pool uses."""
 
     pages: list[Page | None]
     offset: int
@@ -52,16 +54,16 @@ class PageHolder(Protocol):
 
 
 class PagePool:
-    """A pool holds all pages of a backend, and the level (0: no pressure) by which the tier policies of all
-    sequences are now tightened.
+    """A pool manages all KV pages of a backend, and sets the level (0: no pressure) by which the tier
+    policies of all sequences are tightened.
 
-    Near the budget, or when the machine runs out of memory, the policy tightens by one level: pages lose
-    precision at a lower age. A page that was converted to a lower precision keeps this precision. The budget
-    limits precision, not length: a sequence still grows when every page is in the lowest tier. Admission
-    (engine/admission.py) limits the length.
+    If new pages would exceed the budget, or when the machine runs short of memory, the pool raises the level
+    by one: pages lose precision at a lower age. A page never returns to a higher precision. The budget lowers
+    the precision but does not stop a sequence: the sequence still grows when all its old pages are in the
+    lowest tier. Admission (engine/admission.py) limits the length of a sequence.
 
-    budget: the maximum bytes of all pages; 0: no budget
-    least: the minimum level of tightening (0: none), at which all running sequences fit
+    budget: the number of bytes that all pages should not exceed; 0: no limit
+    least: the minimum level of tightening (0: none), which admission sets so that all running sequences fit
     """
 
     def __init__(self, storage: Storage, budget: int = 0, pressure: Callable[[], float] = memory_pressure):
@@ -100,7 +102,7 @@ class PagePool:
         return self._count(Page(self.storage.make(HOT), HOT))
 
     def load(self, data: bytes, tier: int) -> Page:
-        """Return a new page from the bytes of a dump."""
+        """Return a new page with the bytes `data`, which `Storage.dump` returned."""
         self._make_room(tier, 1)
         return self._count(Page(self.storage.load(data, tier), tier))
 
@@ -109,9 +111,10 @@ class PagePool:
         return self._count(Page(self.storage.copy(page.number), HOT))
 
     def demote(self, pages: Sequence[Page]) -> Lower:
-        """Start to convert pages of one tier to the next lower tier. Returns a function that waits and
-        returns the new pages. The budget includes the new pages from now on; the caller still has to release
-        the old pages. Sequences that share a page also share the page's version in the lower tier."""
+        """Start to convert pages of one tier to the next lower tier. Returns a function that waits for the
+        end of the conversion and returns the new pages. The pool counts the bytes of the new pages at once;
+        the caller must release the old pages. Sequences that share a page also share its new version in the
+        lower tier."""
         self._make_room(pages[0].tier - 1, len(pages))
         found = [page.lower for page in pages if page.lower is not None and page.lower.users]
         fresh = [page for page in pages if page.lower is None or not page.lower.users]
@@ -130,8 +133,8 @@ class PagePool:
         return result
 
     def at_once(self, tier: int) -> int:
-        """Return the number of pages of a tier to demote together. Near the budget, the number is smaller
-        than AT_ONCE, because during a demotion both versions of a page use memory."""
+        """Return how many pages of a tier are demoted together. Near the budget, the result is smaller than
+        AT_ONCE, because during a demotion the old and the new version of a page use memory."""
         if not self.budget:
             return AT_ONCE
         return max(1, min(AT_ONCE, (self.budget - self.nbytes) // self.sizes[tier - 1]))
@@ -157,15 +160,17 @@ class PagePool:
             self.storage.free(page.number, page.tier)
 
     def abandon(self, pages: Sequence[Page | None], begun: Sequence[Lower]) -> None:
-        """Note these pages, and the pages of demotions that have begun, so that they are released later.
+        """Note the pages of a deleted cache, and its early demotions, so that `release_abandoned` releases
+        the pages.
 
-        The garbage collector can call this function in any thread, and in the middle of any work of the pool.
-        During a garbage collection a wait for another thread could last for ever.
+        The garbage collector can cause this call in any thread, and in the middle of any work of the pool, so
+        the function does not wait for a lock: the wait could last for ever.
         """
         self._abandoned.append((pages, begun))
 
     def release_abandoned(self) -> None:
-        """Release the pages of abandoned sequences, if this is the thread that makes pages."""
+        """Release the pages of deleted caches that `abandon` noted, if the calling thread is the thread that
+        makes pages."""
         while self._abandoned and self._thread == threading.get_ident():
             pages, begun = self._abandoned.popleft()
             for page in (*pages, *(page for result in begun for page in result())):
@@ -173,7 +178,8 @@ class PagePool:
                     self.release(page)
 
     def compact(self, tier: int) -> None:
-        """Return unused memory of a tier to the system. After the call, the pages can have other numbers."""
+        """Return the unused page memory of a tier to the system. The call can give new numbers to the tier's
+        pages."""
         moved = self.storage.compact(tier)
         if not moved:
             return
@@ -189,8 +195,8 @@ class PagePool:
         return page
 
     def adapt(self, pages: int) -> bool:
-        """Choose the level of tightening before `pages` more hot pages are made. Before the level rises, free
-        caches that no running request uses. Returns True if the level rose."""
+        """Raise or lower the level of tightening by one if memory needs it, before `pages` more hot pages are
+        made. First free caches that no running request uses. Returns True if the level rose."""
         before = self.level
         pressure, need = self.pressure(), pages * self.sizes[HOT]
         if pressure > HIGH:
@@ -221,8 +227,8 @@ class PagePool:
         return bool(self.budget) and nbytes > self.budget
 
     def _at(self, level: int) -> int:
-        """Return the bytes that all sequences would take if each sequence had used this level of tightening
-        from its start."""
+        """Return the bytes that the pages of all sequences would take if each sequence had used this level of
+        tightening from its start."""
         return sum(tighten(c.policy, level).bytes(c.offset, self.sizes) for c in self.caches)
 
     def policy(self, wanted: TierPolicy) -> TierPolicy:

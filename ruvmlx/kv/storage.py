@@ -1,8 +1,8 @@
-"""This module defines the protocol for the memory of pages. Each backend with KV pages implements the
-protocol.
+"""This module defines `Storage`, the protocol of the memory that holds KV pages. Each backend with KV pages
+implements the protocol.
 
-A page holds 64 tokens of all layers and KV heads. A page's number has a meaning only for the storage that
-made the page.
+A page holds 64 tokens of all layers and KV heads. A page's number is valid only in the storage that made the
+page.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,14 +19,16 @@ class PageTable(Protocol):
     def set(self, index: int, page: int, tier: int) -> None: ...
 
     def clear(self, index: int) -> None:
-        """Remove a page from the table: the page was trimmed, or it is behind the sliding window."""
+        """Remove the page `index` from the table, because the page was trimmed or is before the sliding
+        window."""
 
     def share(self, other: Any) -> None:
-        """Share the tokens that are not yet in pages with `other`, the table of a fork of this sequence."""
+        """Give the newest tokens, which are not yet in a page, also to `other`, the table of a fork of this
+        sequence."""
 
     def flush(self) -> None:
-        """Write appended tokens into their pages. The cache calls `flush` before pages are dumped or written
-        in another way."""
+        """Write the newest tokens, which are not yet in a page, into their page. `flush` must be called
+        before the pages are dumped or before a prompt is written into the pages."""
 
     @property
     def nbytes(self) -> int: ...
@@ -35,27 +37,27 @@ class PageTable(Protocol):
 class Storage(Protocol):
     # the name of the byte layout of `dump`; only a storage with the same layout can load the bytes
     layout: str
-    background: bool  # True if demotions run in parallel to decoding; in this case they start early
+    background: bool  # True if demotions run in parallel to decoding; the cache then starts them early
 
     limit: int  # the maximum number of bytes of all pages, including unused pages; 0: no limit
 
     def page_bytes(self, tier: int) -> int:
-        """Return the number of bytes of a page, with its scales and biases."""
+        """Return the number of bytes of a page of this tier, with the scales and biases of the codes."""
 
     def is_crowded(self, tier: int, n: int) -> bool:
-        """Return True if n more pages of a tier exceed the limit only because of unused pages, which
-        `compact` returns."""
+        """Return True if n more pages of a tier exceed `limit`, and if unused pages are the cause, so that
+        `compact` helps."""
 
     def prepare(self, tier: int, n: int) -> None:
-        """Get the memory for n new pages of a tier, if needed. The cache calls `prepare` before it makes the
-        pages."""
+        """Allocate memory for n new pages of a tier, unless enough unused pages exist. The cache calls
+        `prepare` before it makes the pages."""
 
     def make(self, tier: int) -> int:
         """Make a page and return its number. The page's contents are undefined."""
 
     def compact(self, tier: int) -> dict[int, int]:
-        """Return unused memory of a tier to the system. Returns {old number: new number} of all pages of the
-        tier, or {} if no number has changed."""
+        """Return the unused page memory of a tier to the system. Returns {old number: new number} of all
+        pages of the tier, or {} if no number has changed."""
 
     def free(self, page: int, tier: int) -> None: ...
 
@@ -64,15 +66,15 @@ class Storage(Protocol):
 
     def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
         """Start to convert full pages of `tier` to the next lower tier. Returns a function that the caller
-        must call once. This function waits for the demotion and returns the numbers of the new pages. The old
-        pages must not change before this function returns."""
+        must call once: it waits for the demotion and returns the numbers of the new pages. The old pages must
+        not change before this call returns."""
 
     def dump(self, page: int, tier: int) -> Bytes:
-        """Return the bytes of a page. The caller must use the bytes before the page changes."""
+        """Return the bytes of a page. The bytes are valid only until the page changes."""
 
     def load(self, data: bytes, tier: int) -> int:
-        """Return the number of a new page made from the bytes of `dump`."""
+        """Make a page from `data`, the result of `dump`, and return the page's number."""
 
     def new_table(self) -> Any:
-        """Return a PageTable. The type of the result is Any, because a backend uses more attributes of its
-        own table than the protocol has."""
+        """Return an empty PageTable. The declared type is Any, because a backend also uses attributes of its
+        table class that PageTable does not have."""

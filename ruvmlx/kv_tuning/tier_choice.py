@@ -3,10 +3,11 @@ moves to the next tier (a precision of KV pages). A policy is allowed if
 
     upper = mean KL + 2 standard errors <= limit        KL(f16 || policy), nats per token
 
-Among the allowed policies that fit the byte budget, the policies within TIE of the fastest policy are equally
-fast. Of these policies, the policy that needs the fewest bytes is chosen. Under memory pressure, the allowed
-policy that needs the fewest bytes is chosen. Ratings do not influence the choice, because a rating judges the
-reply, not the precision of the KV cache.
+Of the allowed policies that fit the byte budget, those whose time per token is at most TIE (3%) above the
+fastest policy's time are equally fast; the one of these that needs the fewest bytes is chosen. Under memory
+pressure, the allowed policy that needs the fewest bytes is chosen. If no policy is allowed or none fits, see
+`choose`. Ratings of replies do not influence the choice, because a rating judges the reply, not the precision
+of the KV cache.
 """
 
 import math
@@ -20,11 +21,13 @@ from ..store import KVMeasured
 from ..text import size
 from ..tiers import PAGE, fill_lengths
 
-KL_LIMIT = 0.004  # nats per token: the limit with which the tiers' formats were chosen (kv/README.md)
-TIE = 0.03  # the largest relative difference between the times of two policies that is only noise
+# nats per token: the default `limit`; the formats of the tiers were chosen with the same limit (kv/README.md)
+KL_LIMIT = 0.004
+TIE = 0.03  # two policies are equally fast if their times per token differ by at most this fraction
 REPLIES = 3  # the minimum number of replies on which a policy must be measured before a choice
 
-# f16 is the reference and no candidate. More tokens in the hot tier need more bytes and hardly lower the KL.
+# The policies that are measured. f16 is the reference and no candidate. Most candidates have a short hot
+# tier, because more hot tokens need more bytes and hardly lower the KL.
 CANDIDATES = tuple(
     TierPolicy("tiered", fill_lengths(lengths))
     for lengths in ((64, 512), (64, 1024), (64, 2048), (64, EVERYTHING), TIERED.lengths)
@@ -37,8 +40,9 @@ class CandidateSummary:
 
     replies, blocks: the numbers of replies and of blocks of PAGE tokens on which the policy was measured
     kl: the mean KL(f16 || policy), nats per token
-    latency: the time of a decoded token with the policy, divided by the time with f16
-    bytes: the bytes of a cache with the policy for the longest recent reply
+    latency: the time of a decoded token with the policy, divided by the time with an f16 cache (median over
+        replies)
+    bytes: the bytes of a cache with the policy that holds the longest recent prompt and reply
     """
 
     policy: TierPolicy
@@ -74,8 +78,8 @@ class KVChoice:
 
 
 def summary(policy: TierPolicy, rows: Sequence[KVMeasured], nbytes: int) -> CandidateSummary:
-    """Return a summary of one policy's measurements. rows: one measurement for each reply. nbytes: the bytes
-    of a cache with the policy."""
+    """Return a summary of one policy's measurements. rows: the policy's measurements, one for each reply.
+    nbytes: the bytes of a cache with the policy."""
     blocks = sum(r.blocks for r in rows)
     kl = sum(r.total for r in rows) / blocks
     latency = median(r.us / r.us_f16 for r in rows)
@@ -83,9 +87,8 @@ def summary(policy: TierPolicy, rows: Sequence[KVMeasured], nbytes: int) -> Cand
 
 
 def _error(rows: Sequence[KVMeasured], kl: float, blocks: int) -> float:
-    """Return the standard error of the mean KL. The result is the standard error over blocks or the standard
-    error
-    over replies: the larger error, because the tokens of one reply are not independent."""
+    """Return the standard error of the mean KL `kl`. The result is the larger of two errors, the error over
+    blocks and the error over replies, because the tokens of one reply are not independent."""
     spread = max(0.0, sum(r.squares for r in rows) / blocks - kl * kl)
     within = spread / max(1, blocks - 1)
     between = sum((r.total - r.blocks * kl) ** 2 for r in rows) / blocks**2
@@ -95,12 +98,13 @@ def _error(rows: Sequence[KVMeasured], kl: float, blocks: int) -> float:
 def choose(
     found: Iterable[CandidateSummary], *, budget: int = 0, pressed: bool = False, limit: float = KL_LIMIT
 ) -> KVChoice:
-    """Choose one of the measured policies, by the rule of the module.
+    """Choose one of the measured policies by the rule of the module. If no fitting policy is allowed, choose
+    the fitting policy with the smallest `upper`; if none fits the budget, choose the smallest policy.
 
     found: the summaries of the policies; if the list is empty, the default policy is chosen
     budget: the maximum number of bytes of a cache; 0 for no limit
     pressed: True if memory is short
-    limit: the maximum of `upper` (KL with two standard errors), nats per token
+    limit: the maximum of `upper` (the mean KL plus two standard errors) of an allowed policy, nats per token
     """
     known = list(found)
     fitting = [f for f in known if not budget or f.bytes <= budget]

@@ -1,13 +1,15 @@
-"""This module measures tiers of the KV cache on the user's own long replies, and chooses the policy of new
-caches. A tier is a precision in which KV pages are stored. A policy says at which age a page moves to the
-next tier.
+"""This module measures tier policies of the KV cache on the long replies in the user's store, and chooses the
+policy of new caches. A tier is a precision in which KV pages are stored. A policy says at which age a page
+moves to the next tier.
 
-The module records the state of each reply's KV cache. The module compares candidate policies with an f16
-cache, and applies the rule of tier_choice.py.
+The module reports the state (tokens, bytes, time per token) of the KV cache at the end of each reply. The
+module measures how much the logits differ between a candidate policy and an f16 cache, and applies the rule
+of tier_choice.py.
 
-In a measurement, the original model reads a reply's prompt and tokens again, so ratings do not influence the
-result. The work can be stopped between pieces of a few tens of milliseconds. The result of one reply with one
-policy is stored as a whole; if this measurement is stopped, the measurement starts again from the beginning.
+In a measurement, the original model, without an adapter, reads a reply's prompt and tokens again, so ratings
+do not influence the result. The work can be stopped between pieces of a few tens of milliseconds. The result
+of one reply with one policy is stored when it is complete; if the measurement is stopped before, the next
+review measures this reply and policy again from the beginning.
 """
 
 import threading
@@ -34,29 +36,31 @@ from . import tier_choice
 from .tier_choice import KL_LIMIT, REPLIES, CandidateSummary, KVChoice, choose, summary
 
 BLOCKS = 8  # the maximum number of blocks of PAGE tokens, near the end of a reply, on which KL is measured
-PIECE = 16  # the number of tokens between two pauses: 25 to 40 ms with the starter model on two cores
-TIMED = 16  # the number of tokens after the blocks that are decoded one by one to compare times
+# the number of tokens that the model reads between two calls of `pause`: 25 to 40 ms with the starter model
+# on two cores
+PIECE = 16
+TIMED = 16  # the number of tokens, after the compared blocks, that are decoded one by one to measure times
 MAX_MEASURED_TOKENS = 4096  # the maximum number of tokens that the model reads of a prompt and its reply
 REPLIES_AT_ONCE = 2  # the maximum number of replies that one review measures
-RECENT_REPLIES = 100  # the number of newest replies whose lengths decide how many tokens a cache must hold
+RECENT_REPLIES = 100  # the number of newest replies from which `context` and the averages are computed
 
 NO_TIERS = "this backend has only f16 caches"
 
 
 class NoRoom(Exception):
-    """An error that stops a measurement, because memory is short: the page pool would replace the measured
-    policy by a policy that needs less memory."""
+    """This error stops a measurement when memory is short, because the page pool would then replace the
+    measured policy by a policy that needs less memory."""
 
 
 def reach(policy: TierPolicy) -> int:
-    """Return the smallest offset in a text at which a token attends to a page in the policy's lowest tier; 0
-    for f16, which has no lower tier."""
+    """Return the token offset in a text from which on tokens attend to pages in each tier that the policy
+    uses; 0 for f16, which has no lower tier."""
     return max((age + PAGE for age in policy.lengths if age < EVERYTHING), default=0)
 
 
 def long_enough(candidates: tuple[TierPolicy, ...]) -> int:
     """Return the minimum number of tokens of a prompt and its reply for a measurement of all candidates. The
-    minimum is the largest `reach`, and two blocks and TIMED tokens more."""
+    minimum is the largest `reach` of the candidates plus two blocks plus TIMED tokens."""
     return max(map(reach, candidates)) + 2 * PAGE + TIMED
 
 
@@ -64,7 +68,7 @@ def long_enough(candidates: tuple[TierPolicy, ...]) -> int:
 class Cost:
     """The measured cost of a policy on one reply.
 
-    kl: the mean KL divergence from f16 in each block of PAGE tokens (nats per token)
+    kl: for each compared block of PAGE tokens, the mean KL(f16 || policy) (nats per token)
     us, us_f16: microseconds per decoded token, with the policy and with f16
     """
 
@@ -74,23 +78,24 @@ class Cost:
 
 
 class TierComparison:
-    """An object that compares policies with f16 on the last BLOCKS blocks of one reply. The model reads and
-    decodes with the f16 cache and with the policy's cache in turns.
+    """A comparison of policies with f16 on at most BLOCKS blocks of PAGE tokens near the end of one reply.
+    The model reads the compared tokens in turns with the f16 cache and with the policy's cache.
 
-    All policies are compared on the same tokens. Each of these tokens attends to pages of every tier.
+    All policies are compared on the same tokens. Each compared token attends to pages of each tier that the
+    policy uses.
     """
 
     def __init__(self, backend: Backend, tokens: list[int], first: int):
         """tokens: the tokens of a prompt and its reply, at least first + PAGE + TIMED tokens. first: the
-        smallest offset of a block that is compared."""
+        token offset before which no block is compared."""
         self._backend, self.tokens = backend, tokens
         self._end = (len(tokens) - TIMED) // PAGE * PAGE
         self._start = max(first, self._end - BLOCKS * PAGE)
         self._f16: KVCache | None = None
 
     def cost(self, policy: TierPolicy, pause: Pause) -> Cost:
-        """Measure KL(f16 || policy) over the whole vocabulary, and the time of a decoded token in both
-        caches."""
+        """Measure KL(f16 || policy) between the distributions over the whole vocabulary, and the time of a
+        decoded token with an f16 cache and with the policy's cache."""
         if self._f16 is None:
             self._f16 = self._read(F16, pause)
         caches = [self._f16.fork(), self._read(policy, pause)]
@@ -102,8 +107,8 @@ class TierComparison:
     def _read(self, policy: TierPolicy, pause: Pause) -> KVCache:
         """Return a cache with this policy that holds all tokens before the compared blocks."""
         cache = self._backend.new_cache(policy)
-        # A piece of a prefill has twice as many tokens in the same time, because `prefill` computes no
-        # logits.
+        # A piece has 2 * PIECE tokens here, because `prefill` computes no logits and so takes less time per
+        # token.
         for at in range(0, self._start, 2 * PIECE):
             pause()
             self._backend.prefill(self.tokens[at : at + 2 * PIECE], cache)
@@ -115,8 +120,8 @@ class TierComparison:
 
 
 def _kl_of_piece(backend: Backend, piece: list[int], caches: list[KVCache], pause: Pause) -> float:
-    """Return the sum of KL(f16 || policy) over the tokens of a piece. caches: the f16 and the policy's
-    cache."""
+    """Return the sum of KL(f16 || policy), in nats, over the tokens of a piece. caches: [the f16 cache, the
+    cache with the policy]."""
     logits = []
     for cache in caches:
         pause()
@@ -127,7 +132,7 @@ def _kl_of_piece(backend: Backend, piece: list[int], caches: list[KVCache], paus
 
 
 def _token_times(backend: Backend, tokens: list[int], caches: list[KVCache], pause: Pause) -> list[float]:
-    """Decode each token with all caches in turn. Return the median time per token of each cache in
+    """Decode each token once with each cache. Return, for each cache, the median time per token in
     microseconds."""
     times: list[list[float]] = [[] for _ in caches]
     for token in tokens:
@@ -146,8 +151,9 @@ class KVStatus:
     asked: True if the user chose the policy
     report: the report of the newest review (measurement and choice); None before the first review
     long_replies: the number of stored replies that are long enough for a measurement
-    needed_tokens: the number of tokens of the shortest reply that is long enough
-    observed: averages over the newest replies, one entry for each policy
+    needed_tokens: the minimum number of tokens of a prompt and its reply for a measurement
+    observed: the result of `TierHistory._reply_averages`: figures of the newest replies' caches, one entry
+        for each policy
     """
 
     backend: str
@@ -162,7 +168,7 @@ class KVStatus:
 
 class TierHistory:
     """A reader of the stored measurements and choices of KV policies, for one model on one backend. The
-    reader needs only the store and not the model's weights."""
+    reader needs the store but not the model's weights."""
 
     def __init__(self, store: Store, fingerprint: str, backend: str, asked: TierPolicy | None = None):
         """asked: the policy that the user chose, which overrides the measurements; None if the user chose
@@ -173,7 +179,8 @@ class TierHistory:
 
     @property
     def policy(self) -> TierPolicy:
-        """Return the policy of new KV caches: the user's, or the measured choice, or the default."""
+        """Return the policy of new KV caches: the user's policy if the user chose one, else the measured
+        choice, else the default."""
         if self.asked is not None:
             return self.asked
         row = self.store.kv.choice(*self.mine)
@@ -200,7 +207,8 @@ class TierHistory:
         return f"the default, until {REPLIES} long replies have been measured; {done} so far"
 
     def _reply_averages(self) -> list[dict[str, Any]]:
-        """Return averages over the newest replies: one entry for each policy that their caches had."""
+        """Return the median time per token and the maxima of tokens, bytes and memory pressure over the
+        newest RECENT_REPLIES replies: one entry for each policy that their caches had."""
         by_policy: dict[tuple[int, ...], list[KVObservation]] = {}
         for seen in self.store.kv.observations(*self.mine, RECENT_REPLIES):
             by_policy.setdefault(seen.lengths, []).append(seen)
@@ -208,7 +216,7 @@ class TierHistory:
 
     def unmeasured_candidates(self) -> Iterator[tuple[str, list[TierPolicy]]]:
         """Yield (reply id, candidates that were not measured on this reply) for each long reply, the newest
-        first. A reply with all measurements is left out."""
+        first. A reply on which all candidates were measured is left out."""
         known = {(m.reply_id, m.lengths) for m in self.store.kv.measurements(*self.mine)}
         for reply_id in self.store.kv.long_replies(self.mine[0], long_enough(self.candidates)):
             missing = [c for c in self.candidates if (reply_id, c.lengths) not in known]
@@ -217,17 +225,19 @@ class TierHistory:
 
     def context(self) -> int:
         """Return the number of tokens for which the memory of a policy is computed: the length of the longest
-        recent reply, but at least `long_enough`."""
+        recent prompt and reply, but at least `long_enough`."""
         seen = self.store.kv.observations(*self.mine, RECENT_REPLIES)
         return max([s.tokens for s in seen] + [long_enough(self.candidates)])
 
     def is_enough(self) -> bool:
-        """Return True if each candidate was measured on at least REPLIES replies, which a choice needs."""
+        """Return True if each candidate was measured on at least REPLIES replies, so that a choice is
+        possible."""
         seen = Counter(m.lengths for m in self.store.kv.measurements(*self.mine))
         return all(seen[candidate.lengths] >= REPLIES for candidate in self.candidates)
 
     def summaries(self, nbytes: Callable[[TierPolicy], int]) -> list[CandidateSummary]:
-        """Return a summary of the measurements of each candidate. The list is empty until `is_enough`.
+        """Return a summary of the measurements of each candidate. The list is empty while `is_enough` returns
+        False.
         nbytes: a function that returns the bytes of a cache with a policy."""
         if not self.is_enough():
             return []
@@ -249,13 +259,14 @@ def _averages(lengths: tuple[int, ...], seen: list[KVObservation]) -> dict[str, 
 
 
 class KVLoop:
-    """An object that records the states of KV caches, measures policies, and chooses the policy of new
-    caches. Only the backend's thread can use this object."""
+    """A loop that reports the states of KV caches, measures policies, and chooses the policy of new caches.
+    Only the backend's thread can use this object."""
 
     def __init__(
         self, history: TierHistory, model: Model, backend: Backend, limit: float | None = None
     ) -> None:
-        """limit: the maximum KL(f16 || policy) of a chosen policy (nats per token); None for KL_LIMIT."""
+        """limit: the maximum of mean KL(f16 || policy) plus two standard errors of an allowed policy (nats
+        per token); None for KL_LIMIT."""
         self.history, self._backend = history, backend
         self._context = model.shape.max_context
         self._limit = KL_LIMIT if limit is None else limit
@@ -280,7 +291,7 @@ class KVLoop:
         )
 
     def _size(self, tokens: int, tier: int) -> int:
-        """Return the number of bytes of the whole pages of `tokens` tokens in a tier."""
+        """Return the number of bytes of the full pages of `tokens` tokens, all in `tier`."""
         return tokens // PAGE * self._pool.sizes[tier] if self._pool else 0
 
     # -- reviewing -----------------------------------------------------------------------------------
@@ -290,8 +301,8 @@ class KVLoop:
         return self._pool is not None and next(self.history.unmeasured_candidates(), None) is not None
 
     def review(self, cancel: threading.Event | None = None) -> dict[str, Any]:
-        """Measure at most REPLIES_AT_ONCE replies, then choose the policy of new caches. Return a report.
-        `cancel` stops the measurement."""
+        """Measure the missing candidates on at most REPLIES_AT_ONCE replies, then choose the policy of new
+        caches. Return a report. The event `cancel` stops the measurement."""
         if self._pool is None:
             return {"measured": 0, "changed": False, "stopped": "", "reason": NO_TIERS}
         started, stop = time.perf_counter(), ""
@@ -322,8 +333,8 @@ class KVLoop:
             done.append(reply_id)
 
     def _measure(self, reading: TierComparison, policy: TierPolicy, pause: Pause) -> Cost:
-        """Measure one policy on one reply. Raises NoRoom if memory gets short, because the page pool would
-        then replace the policy by another policy."""
+        """Measure one policy on one reply. Raises NoRoom if memory is or gets short, because the page pool
+        would then replace the policy by a policy that needs less memory."""
         pool = self._pool
         assert pool is not None
         level = pool.level
@@ -344,8 +355,8 @@ class KVLoop:
             pool.level = level
 
     def _choose(self, pool: PagePool) -> dict[str, Any]:
-        """Choose a policy from all measurements, and return a report. Store the choice if there are enough
-        measurements."""
+        """Choose a policy from all stored measurements, and return a report. Store the choice if each
+        candidate has enough measurements."""
         history, context, now = self.history, self.history.context(), pool.pressure()
         before = history.store.kv.choice(*history.mine)
         was_pressed = bool(before and before.report["pressed"])
@@ -368,8 +379,8 @@ class KVLoop:
         return report | asked | {"changed": changed}
 
     def _keep(self, before: KVChoiceRow | None, choice: KVChoice, report: dict[str, Any]) -> bool:
-        """Store the choice if its report differs from the stored report. Return True if the policy
-        changed."""
+        """Store the choice if its report differs from the stored report. Return True if the chosen policy
+        differs from the stored policy."""
         if before and before.report == report:
             return False
         lengths = choice.policy.lengths

@@ -12,8 +12,8 @@ from .tier_measurement import KVLoop, KVStatus, TierHistory
 
 
 class TierReview:
-    """An object that sets the KV policy of an engine's sessions to the measured choice. If the user asked for
-    a policy, this policy stays in use."""
+    """A review of KV policies, which sets the policy of an engine's sessions to the measured choice. If the
+    user asked for a policy, that policy stays in use."""
 
     def __init__(self, store: Store, engine: LLMInferenceEngine, settings: Settings):
         """Raises UsageError if the settings of the KV tiers are invalid."""
@@ -26,13 +26,14 @@ class TierReview:
             self._sessions.policy = self._history.policy
 
     def observation(self, request_session: str | None, response: GenerationResponse) -> KVObservation:
-        """Return the state of a reply's KV cache at the end of the reply. request_session: the id of the
-        session of the reply's request, or None."""
+        """Return the state of a reply's KV cache at the end of the reply. request_session: the session id in
+        the reply's request, or None if the request has no session."""
         return self._loop.observation(response, self._sessions.policy_of(request_session))
 
     def review(self, cancel: threading.Event | None = None) -> dict[str, Any]:
         """Measure KV policies on the newest long replies, and choose a policy for new caches. Return a
-        report. The measurement checks `cancel` every few tens of milliseconds.
+        report. The measurement checks the event `cancel` every few tens of milliseconds, and stops if it is
+        set.
         """
         report = self._loop.review(cancel)
         if self._sessions.policy is not None:
@@ -44,11 +45,11 @@ class TierReview:
         return self._loop.is_due()
 
     def due_when_idle(self) -> bool:
-        """Return True if the program should call `review` in idle time: the setting `kv_measure` is on, and
-        there are too few measurements for a choice. After the choice, only the command `learn kv --measure`
-        measures more."""
+        """Return True if the program should call `review` in idle time: the setting `kv_measure` is on, there
+        are too few measurements for a choice, and there is a reply to measure. After the first choice, only
+        the command `learn kv --measure` starts more measurements."""
         return self._is_asked_for and not self._history.is_enough() and self.is_due()
 
     def status(self) -> KVStatus:
-        """Return the policy in use, its reason, and the measurements."""
+        """Return the policy in use, its reason, and figures of the measurements."""
         return self._history.status()
