@@ -1,14 +1,15 @@
-"""This module holds the adapter in use. An adapter has a MicroLoRA (the LoRA of the output head, which
-ratings update), often a base LoRA (which the background loop trains), and sometimes a layer LoRA. The module
-also holds the KL probe under the base LoRA. A KL probe (kl_probe.py) measures how far an adapter is from the
-model without an adapter.
+"""This module holds the adapter with which the model writes its replies. An adapter has a MicroLoRA (the LoRA
+of the output head, which ratings update), often a base LoRA (which the background loop trains), and sometimes
+a layer LoRA. The module also holds the KL probe under the base LoRA. A KL probe (kl_probe.py) measures how
+far an adapter is from the model without an adapter.
 
-After an undo, a rollback or another process's rating, the adapter loads the adapter version that the store
-has. The adapter also installs its LoRA in the backend.
+If an undo, a rollback or another process's rating has changed the adapter version in use, `catch_up` loads
+this version from the store. `install` gives the base and the layer LoRA to the backend, as one LoRA.
 
-No measurement runs when the adapter is opened. But a rating needs two measurements: of the model (made once,
-then stored; the package has it for a few models), and of the base LoRA if its KL probe is not in memory. Both
-measurements run while the user reads the first reply, or else at the first rating.
+The constructor of ActiveAdapter measures no KL probe. But a rating needs the KL probe of the model without an
+adapter (measured once, then stored; this package contains it for a few models) and, if there is a base LoRA,
+the KL probe under the base LoRA. `measure` measures the missing KL probes while the user reads the first
+reply, or else at the first rating.
 """
 
 from collections import OrderedDict
@@ -84,24 +85,24 @@ class ActiveAdapter:
 
     @property
     def knows_model(self) -> bool:
-        """True if the KL probe of the model without any adapter is known. Until then, replies are traced with
-        a blank adapter, whose lora_a is zero."""
+        """True if the KL probe of the model without any adapter is known. While it is unknown, the traces of
+        replies (trace.py) come from a blank adapter, whose lora_a is zero."""
         return self._probe is not None
 
     @property
     def is_measured(self) -> bool:
-        """True if the KL probe that ratings need is known: the probe under the base LoRA, or the probe of the
-        model without any adapter if there is no base LoRA."""
+        """True if the KL probes that ratings need are known: the probe of the model without any adapter and,
+        if there is a base LoRA, the probe under the base LoRA."""
         return self.knows_model and (self.base is None or self.state.base in self._probed)
 
     def measure(self, pause: Pause | None = None, watch: Watch = QUIET, is_hurried: bool = False) -> None:
         """Measure the KL probes that are still unknown: the model's (measured once, then stored) and the
-        probe under the base LoRA in use (measured once per process). A measurement takes seconds.
+        probe under the base LoRA in use (stored only in memory). A measurement takes seconds.
 
         pause: a function that can raise an exception to stop the measurement; the next call continues
         watch: an object that gets the progress of the model's measurement
-        is_hurried: True if a rating waits; the measurement of the model then takes less time and is less
-        exact
+        is_hurried: True if a rating waits; the measurement of the model is then less exact if the machine is
+            slow
         """
         if self._probe is None:
             self._probe = self._stored_probe()  # another process can have stored the probe
@@ -117,8 +118,8 @@ class ActiveAdapter:
 
     @property
     def frozen_probe(self) -> KLProbe:
-        """The KL probe of the frozen model (the model without any adapter). An unknown probe is measured
-        now."""
+        """The KL probe of the frozen model (the model without any adapter). If the probe is unknown, this
+        property measures it first."""
         if self._probe is None:
             self.measure()
         assert self._probe is not None
@@ -130,7 +131,8 @@ class ActiveAdapter:
 
     @property
     def probe(self) -> KLProbe:
-        """The KL probe under the base LoRA in use and the last measured layer LoRA."""
+        """The KL probe under the base LoRA in use and the last measured layer LoRA; if no layer LoRA was
+        measured, the KL probe under the base LoRA alone."""
         return self._layers.probe or self.probed_base.probe
 
     @property
@@ -140,7 +142,7 @@ class ActiveAdapter:
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of the weights and of the KL probes."""
+        """The number of bytes that the adapter's weights and the KL probes take in memory."""
         bases = sum(base.nbytes for base in self._bases.values())
         probes = sum(probed.probe.nbytes for probed in self._probed.values())
         own = self.state.micro.nbytes + (self.layer_lora.nbytes if self.layer_lora else 0)
@@ -153,7 +155,7 @@ class ActiveAdapter:
         moves = self.layer_lora is not None and self.layer_lora.moves
         return self.base is not None or self.state.micro.norm > 0 or moves
 
-    # -- in step with the store ----------------------------------------------------------------------
+    # -- loading versions from the store -------------------------------------------------------------
 
     def catch_up(self) -> None:
         """If an undo or another process has changed the adapter version in use, load that version from the
@@ -163,7 +165,8 @@ class ActiveAdapter:
             self._use(self.load(version))
 
     def reload(self) -> None:
-        """Load the version in use from the store, because the weights in memory were never committed."""
+        """Load the version in use from the store, and drop the weights in memory, which can differ from the
+        store because a commit failed."""
         self._use(self.load(self.history.version()))
 
     def _use(self, state: LearnerState) -> None:
@@ -195,8 +198,8 @@ class ActiveAdapter:
         self._set(self.combined_lora)
 
     def install_base(self) -> None:
-        """Install the combined LoRA, unless the backend already has its base LoRA. In that case, the backend
-        keeps its LoRA, even if the layer LoRA in it is older."""
+        """Install the combined LoRA, unless the LoRA in the backend already contains the base LoRA in use. If
+        it does, the backend's LoRA stays, even if it contains an older layer LoRA."""
         if not self._layers.has_base(self.backend.lora, self.base):
             self.install()
 
@@ -222,10 +225,10 @@ class ActiveAdapter:
     # -- the KL probe --------------------------------------------------------------------------------
 
     def probe_base(self, lora: BaseLoRA, pause: Pause | None = None) -> ProbedBase:
-        """Measure the KL probe under the base LoRA `lora`, and return both. `lora` stays in the backend. Call
-        this function only in the with-block of `install_for`.
+        """Measure the KL probe under the base LoRA `lora`, and return `lora` and the probe. After the call,
+        `lora` is still the backend's LoRA. Call this function only in the with-block of `install_for`.
 
-        pause: a function that is called every few tokens; it can raise an exception to stop
+        pause: a function that is called every few tokens; it can raise an exception to stop the measurement
         """
         if not {"probabilities", "packed_probs"} <= vars(self.frozen_probe).keys():
             self.backend.set_lora(None)
@@ -238,7 +241,8 @@ class ActiveAdapter:
 
     @property
     def probed_base(self) -> ProbedBase:
-        """The base LoRA in use with the KL probe under it. An unknown probe is measured now."""
+        """The base LoRA in use with the KL probe under it. If the probe is unknown, this property measures it
+        first."""
         if self.base is None:
             return ProbedBase(None, self.frozen_probe)
         self.measure()
@@ -261,7 +265,8 @@ class ActiveAdapter:
         return known
 
     def _stored_probe(self) -> KLProbe | None:
-        """Return the model's probe from the store, or from this package; None if neither has the probe."""
+        """Return the KL probe of the model without any adapter, from the store or else from this package;
+        None if neither has the probe."""
         fingerprint = self._model.fingerprint
         stored = self._store.model_data.reference_text(fingerprint) or shipped_bytes("probes", fingerprint)
         eos = np.array(sorted(self._model.tokenizer.eos_ids))

@@ -1,8 +1,8 @@
-"""This module keeps the history of an adapter: the ratings in force, the versions that they made, undo and
-rollback.
+"""This module keeps the history of an adapter: the ratings in force, the adapter versions that the ratings
+made, undo and rollback.
 
-A rating is in force until the user takes it back or replaces it. The history reads only the store and no
-model. So the commands `learn status` and `learn undo` need not load a model.
+A rating is in force until the user takes it back or replaces it. The history needs only the store. So the
+commands `learn status` and `learn undo` need not load a model.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from .unshown import UnshownReplies
 MINIMUM = 10  # the number of ratings that the background loop needs
 DUE = 16  # the number of new ratings after which the background loop starts
 STYLE_MINIMUM, STYLE_DUE = 8, 4  # MINIMUM and DUE of the style loop
-ATTEMPTS = 4  # the maximum number of attempts of a slow loop to commit while new ratings arrive
+ATTEMPTS = 4  # the maximum number of times that a slow loop tries to commit, if ratings arrive meanwhile
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,12 @@ class LearnStatus:
     ratings, preferences: the numbers of ratings and preferences in force
     updates: the number of ratings and preferences that changed the weights
     versions: the adapter versions that `rollback` accepts
-    pending: the number of ratings and preferences that no consolidation has trained on yet
+    pending: the number of ratings and preferences that are newer than the newest base LoRA
     consolidations: the number of consolidations that made a new base LoRA
     last: the newest finished consolidation
     undone: the kind of feedback that `undo` took back: "rating" or "preference"
-    kl, kl_cap: the KL divergence from the original model and its limit, nats per token on the reference text
+    kl: the KL divergence of the adapter from the original model; kl_cap: the maximum KL that learning allows
+        (both in nats per token on the reference text)
     """
 
     ratings: int
@@ -101,8 +102,8 @@ class AdapterHistory:
         return self._store.ratings.texts(*self._key)
 
     def labels(self) -> list[tuple[str, str, int]]:
-        """Return (reply id, rating, adapter version that the rating made) of every rating in force from which
-        the learner learns, the oldest first."""
+        """Return (reply id, rating, adapter version that the rating made) of every rating in force, the
+        oldest first. Ratings for wrong facts are left out, because the learner does not learn from them."""
         return self._store.ratings.labels(*self._key)
 
     def rated_words(self) -> list[ReplyWords]:
@@ -143,8 +144,8 @@ class AdapterHistory:
         report: dict[str, Any],
         pause: Callable[[], None] = lambda: None,
     ) -> int:
-        """Store a new base LoRA, an adapter version with this base and the report in one transaction. Return
-        the number of the version.
+        """Store a new base LoRA, an adapter version with this base, and the report of the consolidation in
+        one transaction. Return the number of the adapter version.
 
         Raises HeadMoved, and writes nothing, if `parent` is no longer the version in use. `pause` can raise
         an exception to stop before the first write.
@@ -158,8 +159,8 @@ class AdapterHistory:
         return version
 
     def refuse(self, parent: int, report: dict[str, Any]) -> None:
-        """Store the report of a consolidation that was refused, so that it changed no weights. The report
-        says the reason."""
+        """Store the report of a consolidation whose new base LoRA the promotion test refused. The weights
+        stay unchanged. The report contains the reason of the refusal."""
         with self._store.transaction():
             self._store.bases.add_attempt(*self._key, parent, None, report)
 
@@ -168,8 +169,8 @@ class AdapterHistory:
         return self._store.bases.attempts(*self._key)
 
     def rated_replies(self, limit: int) -> list[RatedReply]:
-        """Return the newest `limit` replies with a rating or a preference. The background loop trains on
-        these replies."""
+        """Return the newest `limit` replies with a rating or a preference. The background loop trains on most
+        of these replies, and tests its result on the other replies."""
         found = self._store.ratings.replies(*self._key, limit) + self.pairs.replies(limit)
         return sorted(found, key=lambda row: row.version)[-limit:]
 
@@ -180,13 +181,13 @@ class AdapterHistory:
         return found[-1] if found else 0
 
     def is_due(self) -> bool:
-        """Return True if the background loop has work: enough new ratings, or a stopped run that it can
-        resume."""
+        """Return True if the background loop has work: DUE new ratings, or one new rating if the store has a
+        stopped run."""
         return self.trains and self.missing() == 0
 
     def missing(self, minimum: int = MINIMUM, due: int = DUE) -> int:
         """Return how many more ratings or preferences a slow loop waits for. The loop needs `minimum` ratings
-        in all, and starts after `due` new ratings."""
+        in all, and `due` ratings since its last run (one rating if the store has a stopped run)."""
         given, attempts = [version for version, _ in self.pairs.evidence_weights()], self.attempts()
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
         new = sum(version > seen for version in given)
@@ -235,8 +236,8 @@ class AdapterHistory:
         return self.status()
 
     def rollback_before(self, when: float) -> LearnStatus:
-        """Make the newest ancestor version from before the time `when` (seconds since 1970) the version in
-        use."""
+        """Make the adapter version that was in use just before the time `when` (seconds since 1970) the
+        version in use again."""
         with self._store.transaction():
             version = self._store.versions.newest_before(*self._key, self.version(), when)
             self._store.versions.move_head(*self._key, version)

@@ -24,9 +24,9 @@ class AnswerTrace:
             self._trace.add(*drawn)
 
     def work(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> list[ReplyWork]:
-        """Return the work that records one token, as `Trace.work` does. A trace must not add two tokens at
-        the same time. So this function adds all waiting tokens at once, except the last token, and returns
-        the work of the last token."""
+        """Return the kernel calls (ReplyWork) that record one token, as `Trace.work` does. The caller runs
+        these calls in parallel, but a trace must not add two tokens in parallel. So this function itself adds
+        all waiting tokens except the last token, and returns only the call for the last token."""
         decided = self._pop_answer_tokens(hidden, logits, token)
         for drawn in decided[:-1]:
             self._trace.add(*drawn)
@@ -48,6 +48,6 @@ class AnswerTrace:
 
     @property
     def thought(self) -> int:
-        """The number of sampled tokens in the thought. The number is 0 if the thought never ended, because a
-        reply without an end of its thought has no answer to rate."""
+        """The number of sampled tokens that belong to the reply's thought. The number is 0 if the thought
+        never ended, because a reply without an end of its thought has no answer to rate."""
         return 0 if self._counter.in_thought else self._counter.tokens

@@ -6,13 +6,14 @@
 
 w is the reply's DRO weight (objective.py) at its current log-ratio to the frozen model. w shrinks as training
 changes the reply's probability; this shrinkage is DRO's regulariser. The MicroLoRA (the small LoRA that each
-rating updates) is active during the training. At the end, the MicroLoRA is folded into the base LoRA's output
-head. The adapter uses the new base LoRA only if it passes the promotion test (promotion.py).
+rating updates) is active during the training. At the end, the run moves the MicroLoRA's change into the base
+LoRA. The adapter uses the new base LoRA only if it passes the promotion test (promotion.py).
 
-A run consists of optimiser steps; a step trains on texts, and computes each text in slices. A run can be
-stopped between slices. A slice takes some tens of milliseconds on the starter model. If the same process
-resumes the run, the run continues after the last whole text and keeps the promotion test's measurements. In
-another process, the run continues after the last saved step. tests/sona/pauses.py measures the slices' times.
+A run consists of optimiser steps. A step computes the gradient of each of its texts in slices. A run can be
+stopped between two slices. A slice takes some tens of milliseconds on the starter model. If the same process
+resumes the run, the run continues after the last whole text and keeps the promotion test's measurements. If
+another process resumes the run, the run continues after the last saved step. tests/sona/pauses.py measures
+the slices.
 """
 
 import math
@@ -54,13 +55,13 @@ SAVE_EVERY = 4  # the number of optimiser steps from one save of a run to the ne
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """The settings of one training run. steps: the number of optimiser steps. lr: the peak learning rate,
-    which is reached after `warmup` steps and decays to a tenth.
+    """The settings of one training run. steps: the number of optimiser steps. lr: the learning rate, which
+    rises over `warmup` steps and falls linearly to about a tenth.
 
     A measurement compared settings by the mean stars of the starter model's replies to 60 held-out questions,
-    after forty ratings by a user who likes short replies. The mean was 2.7 with the instant loop alone (in a
-    weaker form than today's), 3.9 with 8 steps at 5e-4, and 3.5 with 15 steps at 3e-4. Training of only the
-    upper half of the layers gave 3.1 to 3.2 stars with 15 to 20 steps at 3e-4 to 6e-4.
+    after forty ratings by a user who likes short replies. The mean was 2.7 stars with the instant loop alone
+    (in a weaker form than today's), 3.9 with 8 steps at a rate of 5e-4, and 3.5 with 15 steps at 3e-4.
+    Training of only the upper half of the layers gave 3.1 to 3.2 stars (15 to 20 steps, 3e-4 to 6e-4).
     """
 
     steps: int = 12
@@ -102,7 +103,7 @@ class Background:
 
     @property
     def is_paused(self) -> bool:
-        """True if there is a stopped run that can be resumed."""
+        """True if this object holds a stopped run, which the next `run` can resume."""
         return self._paused is not None
 
     def close(self) -> None:
@@ -160,7 +161,7 @@ class Background:
         learner.history.put_training(None)
         return report
 
-    # -- where it starts -----------------------------------------------------------------------------
+    # -- the start of a run --------------------------------------------------------------------------
 
     def _resumable_run(self, pause: Pause = lambda: None) -> Training | None:
         """Return the stopped run if it began from an ancestor of the version in use, with the same settings,
@@ -188,8 +189,8 @@ class Background:
         return self._promotion
 
     def _fresh(self, buffer: Buffer, pause: Pause = lambda: None) -> Training:
-        """Return a run that starts from the base LoRA in use. The change of a matrix that this base does not
-        change starts at zero."""
+        """Return a run that starts from the base LoRA in use. A matrix that this base LoRA does not change
+        starts with a change of zero."""
         state, places = self._learner.state, self._places(buffer, pause)
         facts = {
             "version": state.version,
@@ -210,8 +211,8 @@ class Background:
         return self._sizes.strongest(trainer, here, examples, self._targets.top, pause)
 
     def _start(self, seed: int, places: Iterable[Place], pause: Pause) -> dict[Place, Pair]:
-        """Return the LoRA pairs of these matrices at step 0. The pairs depend only on the seed and the base
-        LoRA in use."""
+        """Return the LoRA pairs of these matrices at step 0. For the same places and rank, the pairs depend
+        only on the seed and the base LoRA in use."""
         old, rng, pairs = self._learner.base, np.random.default_rng(seed), dict[Place, Pair]()
         root = np.float32(np.sqrt(old.scale / SCALE)) if old else np.float32(1)
         for module, layer in places:
@@ -223,7 +224,7 @@ class Background:
         return pairs
 
     def _untrained_pairs(self, training: Training) -> dict[Place, Pair]:
-        """Return the pairs of the base LoRA in use that the run does not train, in the run's scale."""
+        """Return the base LoRA's pairs that the run does not train, rescaled to the run's scale."""
         old = self._learner.base
         if old is None:
             return {}
@@ -238,7 +239,7 @@ class Background:
         return a, np.zeros((self.settings.rank, shape[1]), np.float32)
 
     def _anchor_ids(self) -> list[int]:
-        """Return the ids of the anchors in the EWC penalty; an empty list if the penalty is off."""
+        """Return the ids of the EWC anchors (optional/ewc.py); an empty list if the EWC penalty is off."""
         return self._learner.anchors.ids() if self.settings.ewc else []
 
     # -- training ------------------------------------------------------------------------------------
@@ -279,7 +280,7 @@ class Background:
                 progress(training.step, self.settings.steps, loss)
 
     def _opened_trainer(self, pause: Pause) -> Trainer:
-        """Return the trainer with the output head in use. Make the trainer if there is none."""
+        """Return the trainer with the output head in use. If there is no trainer, make a trainer."""
         if self._trainer is None:
             self._trainer = Trainer(self._model, backend=self._learner.backend, pause=pause)
         self._trainer.set_head(self._learner.base, self._learner.micro)
@@ -287,7 +288,7 @@ class Background:
         return self._trainer
 
     def _apply(self, training: Training, pause: Pause) -> float:
-        """Make an optimiser step with the accumulated gradients, and return the step's loss."""
+        """Do one optimiser step with the accumulated gradients, and return the step's loss."""
         given = training, self.settings.rate(training.step), self.settings.clip
         if not self.settings.ewc:
             return self._gradients.apply(*given, pause)
@@ -297,7 +298,7 @@ class Background:
     def _accumulate(
         self, training: Training, buffer: Buffer, promotion: PromotionTest, pause: Callable[[], None]
     ) -> None:
-        """Add up one step's gradients over its texts. A stopped step resumes after its last finished text."""
+        """Add up the gradients of one step's texts. A stopped step resumes after its last finished text."""
         assert self._trainer is not None
         base, trainer, key = training.base, self._trainer, (training.step, self._learner.version)
         standing = BaseLoRA({**self._standing, **base.pairs}, base.scale)  # untrained pairs stay active
@@ -326,14 +327,14 @@ class Background:
     # -- the end -------------------------------------------------------------------------------------
 
     def _candidate(self, training: Training, pause: Pause) -> Candidate:
-        """Return a function of the share of the trained change to keep. The function returns the base LoRA
-        with the MicroLoRA folded in, and the part of the MicroLoRA that remains."""
+        """Return a function of the share (0 to 1) of the trained change to keep. The function returns the
+        base LoRA with the MicroLoRA folded in, and a MicroLoRA with what the base LoRA could not take."""
         start = self._start(training.facts["version"], training.pairs, pause)
 
         def at(share: float) -> tuple[BaseLoRA, MicroLoRA]:
             pairs = {place: _between(start[place], end, share) for place, end in training.pairs.items()}
             pause()
-            pairs |= self._untrained_pairs(training)  # also the output head's pair, which is not trained
+            pairs |= self._untrained_pairs(training)  # also the pair of the output head, which no run trains
             trained, most = BaseLoRA(pairs, training.scale), 2 * self.settings.rank
             base = fold_layers(trained, self._learner.layer_lora, most, pause)
             return fold_micro(base, self._learner.micro, HEAD_RANK)
@@ -342,8 +343,8 @@ class Background:
 
     def _finish(self, training: Training, promotion: PromotionTest) -> dict[str, Any]:
         """Fold the MicroLoRA into the base LoRA, test the base, and promote or refuse it. If a rating is
-        committed during the test, try again with the new MicroLoRA. After ATTEMPTS attempts, stop the run;
-        the next run continues."""
+        committed during the test, try again with the new MicroLoRA. After ATTEMPTS attempts, stop this run;
+        the next call of `run` resumes it."""
         learner = self._learner
         for _ in range(ATTEMPTS):
             learner.sync()
@@ -375,8 +376,8 @@ def _between(start: Pair, end: Pair, share: float) -> Pair:
 
 
 def coefficient(example: RatedExample, frozen: float, nll: float, now: float) -> float:
-    """Return the weight of the reply's mean log-probability in the loss. A weight below 0 makes the reply
-    less likely. frozen, now: the mean log-probability in the frozen and current model, nats/token."""
+    """Return the factor with which training raises the reply's mean log-probability. A factor below 0 makes
+    the reply less likely. frozen, now: mean log-probability in the frozen and current model, nats/token."""
     w = objective.dro_weight(example.rating, example.reward, example.value, now - frozen)
     if w < 0:  # TOPR's taper (trace.py) lowers the weight of a disliked reply that became unlikely
         drawn = frozen if example.drawn is None else example.drawn

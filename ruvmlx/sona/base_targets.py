@@ -1,5 +1,6 @@
 """This module decides which matrices the background loop trains. The setting `base_targets` names the
-matrices, or it asks for the K matrices with the largest gradients. The size of a matrix's gradient is
+matrices. With a number K in the setting, the loop trains only the K named matrices with the largest
+gradients. The size of a matrix's gradient is
 
     size = sum over replies i of ||G_i||^2        G_i [in, out]: the matrix's gradient of reply i's mean log p
 
@@ -28,7 +29,7 @@ def candidates(targets: Targets, n_layers: int, depth: float) -> list[Place]:
 
 class GradientSizes:
     """A measurement of the size of each matrix's gradient for each reply. A stopped measurement continues
-    with the next reply."""
+    with the first reply that it has not measured."""
 
     def __init__(self) -> None:
         self._known: dict[str, dict[Place, float]] = {}

@@ -25,9 +25,9 @@ from .kl_probe import Drift, Head, KLProbe, softmax_rows, spread_rows
 from .reference_replies import ReferenceReplies
 from .reference_text import Reading
 
-ACTIVE = 2048  # the number of movable tokens, whose logits ratings may change: the likeliest tokens
+ACTIVE = 2048  # the number of movable tokens (the likeliest tokens; ratings may change their logits)
 FEATURES = 256  # the maximum number of directions in which the logits of similar tokens change together
-PROBES = 1024  # for a larger hidden size, features come from this number of random directions
+PROBES = 1024  # if the hidden size is larger, features come from this number of random directions
 # The largest and the smallest standard deviation of the prior of a token's weight.
 MAX_PRIOR_DEVIATION, MIN_PRIOR_DEVIATION = 8.0, 0.003
 RIDGE = 0.1  # the ridge of the regression for lora_a, as a share of a state's mean square
@@ -279,7 +279,7 @@ def features(head, width: int, tokens: np.ndarray, frequency: np.ndarray) -> np.
 
     The directions are the principal directions of these tokens' rows in the output head, weighted by
     frequency, because words of one kind have similar rows. Each direction has variance 1 over tokens drawn by
-    `frequency` [A], so a step along any direction adds the same KL.
+    `frequency` [A], so a step along any of the directions adds about the same KL.
     """
     unit = np.eye(width, dtype=np.float32) if width <= PROBES else _combinations(width)
     parts = (unit[i : i + _ROWS] for i in range(0, len(unit), _ROWS))
@@ -292,8 +292,8 @@ def features(head, width: int, tokens: np.ndarray, frequency: np.ndarray) -> np.
 
 
 def _combinations(width: int) -> np.ndarray:
-    """Return PROBES random directions [PROBES, width], which are the same on every machine. If two rows of
-    the output head are projected onto these directions, their product changes by about 3% of the rows'
-    lengths."""
+    """Return PROBES random directions [PROBES, width], which are the same on every machine. The projection of
+    two rows of the output head onto these directions changes their dot product by about 3% of the product of
+    their lengths."""
     signs = np.random.Generator(np.random.PCG64(1)).integers(0, 2, (PROBES, width), dtype=np.int8)
     return (2 * signs.astype(np.float32) - 1) / np.float32(np.sqrt(PROBES))

@@ -53,7 +53,7 @@ class Coordinates:
         return block
 
     def covers(self, adapter: MicroLoRA) -> bool:
-        """Return True if the adapter moves only the movable tokens."""
+        """Return True if lora_b is zero for all tokens except the movable tokens."""
         b = adapter.lora_b
         return np.count_nonzero(b) == np.count_nonzero(b.take(self.tokens, axis=1))
 

@@ -1,14 +1,15 @@
-"""After a task (ratings about similar things), or after a week, the deep loop stores an EWC anchor and tidies
-the reasoning bank.
+"""After a task (ratings about similar things), or a week after its last run, the deep loop stores an EWC
+anchor and tidies the reasoning bank.
 
 An anchor says how important each weight of the base LoRA is for the task's liked replies (optional/ewc.py).
-The deep loop measures this importance with one gradient per reply. With an anchor, the background loop
-penalises changes of important weights. The deep loop also clusters the rated questions of the reasoning bank
-(reasoning_bank.py) again into patterns. The loop merges similar patterns, and it prunes poor patterns, so
-that lookups skip them. The loop deletes no rating.
+The deep loop measures this importance with one gradient per reply. If EWC is on, the background loop
+penalises changes of the weights that an anchor calls important. The deep loop also clusters the rated
+questions of the reasoning bank (reasoning_bank.py) again into patterns. The loop merges similar patterns. It
+prunes poor patterns (patterns of mostly disliked replies), so that lookups skip their questions. The loop
+deletes no rating.
 
-The loop can be stopped between slices of a reply. The same process resumes after the last complete reply;
-another process resumes after the last saved reply.
+The loop can be stopped between two slices (short parts of the work on one reply). The same process resumes
+after the last complete reply; another process resumes after the last saved reply.
 """
 
 import json
@@ -59,8 +60,8 @@ class Task:
 class FisherRun:
     """A measurement, in progress, of the importance of the base LoRA's weights (Fisher information).
 
-    facts: the base LoRA and the replies of the measurement; it is resumed only if both are the same
-    fisher: the importance so far
+    facts: the base LoRA and the replies; a stopped measurement is resumed only if both are the same
+    fisher: the sum of the importance over the replies that were measured so far
     """
 
     facts: dict[str, Any]
@@ -92,7 +93,7 @@ class Deep:
 
     @property
     def is_paused(self) -> bool:
-        """True if there is a stopped run that can be resumed."""
+        """True if this object holds a stopped run, which the next `run` can resume."""
         return self._paused is not None
 
     def close(self) -> None:
@@ -127,7 +128,7 @@ class Deep:
 
     def task_starts(self) -> list[int]:
         """Return the adapter versions whose ratings began a new task (`Task`), the oldest first. The result
-        is cached until the next rating."""
+        is cached until the adapter version in use changes."""
         history, index = self._learner.history, self._learner.rating_index
         if self._seen[0] != (version := history.version()):
             ratings = history.ratings()[-replay.LIMIT :]
@@ -253,8 +254,8 @@ class Deep:
 
 
 def _without_head(base: BaseLoRA | None) -> BaseLoRA | None:
-    """Return the base LoRA without its change of the output head, because training does not change the
-    head."""
+    """Return the base LoRA without its change of the output head, because the trainer computes no gradient of
+    the head."""
     if base is None:
         return None
     return BaseLoRA({place: pair for place, pair in base.pairs.items() if place != HEAD}, base.scale)

@@ -20,7 +20,7 @@ class DeepHistory:
         return self._store.anchors.in_use(*self._key)
 
     def last_run(self) -> DeepRun | None:
-        """Return the newest finished run of the deep loop; None if there is none."""
+        """Return the newest finished run of the deep loop; None if no run has finished."""
         return self._store.deep_runs.newest(*self._key)
 
     def end_run(
@@ -55,7 +55,8 @@ class DeepHistory:
         return self._store.deep_runs.pruned_ratings(*self._key)
 
     def measurement(self) -> bytes | None:
-        """Return the stopped measurement of importance, encoded; None if there is none."""
+        """Return the stopped measurement of the weights' importance, encoded; None if no measurement was
+        stopped."""
         return self._store.checkpoints.measurement(*self._key)
 
     def put_measurement(self, state: bytes) -> None:

@@ -7,11 +7,11 @@ vectors and compares them with new vectors, so this method must not change.
 The model reads the user's message alone, without the chat template and the conversation. So the same question
 has the same vector in every chat. The vector is a mean of the message's final hidden states. Later states
 have larger weights in the mean, because a later state depends on more of the message (position weights as in
-SGPT, Muennighoff 2022). The means of all questions share a few large directions that say nothing about the
-topic. Whitening scales these directions down; everyday questions show which directions these are. A test used
-120 questions in 60 pairs with the same meaning (starter model). The paraphrase was the nearest question for
-42% of the questions with the plain centred mean, for 63% with position weights, and for 92% with position
-weights and whitening.
+SGPT, Muennighoff 2022). The means of different questions differ mostly along a few directions that say little
+about the topic. Whitening scales these directions down. The directions are computed from the hidden states of
+everyday questions (questions.json). A test used 120 questions in 60 pairs with the same meaning (starter
+model). The paraphrase was the nearest question for 42% of the questions with an unweighted mean (minus the
+mean of all questions), for 63% with position weights, and for 92% with position weights and whitening.
 
 `vectors` embeds any text. A chat model reads the whole text in windows of equal length, at most WINDOW
 tokens, each window in its own context. The hidden states of a window are averaged in the same way as the
@@ -46,7 +46,7 @@ MAX_TEXT_TOKENS = 8192  # the maximum number of tokens in a text to embed
 WINDOW = 512  # the maximum number of tokens of a text that are read in one context
 SLICE = 0.05  # seconds; after a slice of this length, the reader lets other work run
 MIN_SLICE_TOKENS = 32  # the minimum number of tokens that the model reads in one slice
-WHITENED = 32  # the number of leading directions that whitening scales to the variance of the next direction
+WHITENED = 32  # the number of leading directions; whitening scales each to the variance of direction 33
 DIMENSIONS = 576  # the maximum size of a vector; larger states are projected to it (10,000 vectors: < 24 MB)
 
 

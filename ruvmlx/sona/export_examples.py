@@ -1,9 +1,10 @@
 """This module exports rated replies as training examples for other tools, in one of three formats.
 
-kto: each rated reply gives a prompt, a completion and a label (True: liked).
-sft: each liked reply gives a chat of two messages.
+kto: each rated or compared reply gives a prompt, a completion and a label (True: liked, or the better reply).
+sft: each reply with the label True gives a chat of two messages: the prompt and the reply.
 dpo: each pair of a better and a worse reply to the same prompt gives one example. The pairs come from the
-    user's preferences. A prompt without a preference gives each pair of a liked and a disliked reply.
+    user's preferences. A prompt without a preference gives one example for each pair of a liked and a
+    disliked reply.
 """
 
 from collections.abc import Iterator

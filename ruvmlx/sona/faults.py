@@ -1,5 +1,5 @@
 """This module counts faults that learning must not add to replies. A reply with a fault is empty, loops, is
-in another script (writing system) or does not end. Less variety over all replies is a fault, too.
+in another script (writing system) or does not end. A clear loss of variety over all replies is a fault, too.
 
 The model with the adapter answers questions that no user rated. The faults of these replies are compared with
 the faults of the original model's replies to the same questions.
@@ -24,12 +24,12 @@ from .sampled_replies import BegunReply, SampledReply, sampled_replies
 
 MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
 TEMPERATURE = 0.7
-# up to this number of additional endless replies is no fault: chance gives one standard deviation in 24
-# replies
+# So many more endless replies than the original model's are no fault, because chance alone changes the number
+# of endless replies among 24 replies by about this standard deviation.
 CHANCE = 2
 MIN_VARIETY = 0.92  # the minimum variety, as a share of the original model's variety
 _FOREIGN = 0.2  # a reply is foreign if more than this share of its letters is in other scripts
-_REPEATED = 0.5  # a short reply is a loop if more than this share of its token groups repeat
+_REPEATED = 0.5  # a reply loops if more than this share of its groups of GRAM tokens are repetitions
 
 
 @cache
@@ -43,7 +43,7 @@ class Faults:
     """The number of replies with each fault, and the variety of the replies.
 
     empty: replies without text
-    loops: replies that loop
+    loops: replies that repeat themselves (`is_loop`)
     foreign: replies of which over a fifth of the letters are in scripts (writing systems) that the original
         model's reply to the same question does not use
     endless: replies that do not end within MAX_REPLY_TOKENS
@@ -72,8 +72,8 @@ class Faults:
         )
 
     def worse_than(self, untouched: "Faults") -> str:
-        """Return in words which fault is worse than in the untouched model's replies; "" if no fault is
-        worse."""
+        """Return in words which fault is worse than in the replies of the untouched (original) model; "" if
+        no fault is worse."""
         for name, words in (
             ("empty", "empty replies"), ("loops", "replies that repeat themselves"),
             ("foreign", "replies in another script"),
@@ -110,8 +110,8 @@ def is_loop(ids: Sequence[int]) -> bool:
 
 
 def is_foreign(text: str, untouched: str) -> bool:
-    """Return True if many of the text's letters are in scripts that the original model's reply does not
-    use."""
+    """Return True if more than a fifth of the text's letters are in scripts that the original model's reply
+    does not use."""
     own, usual = scripts(text), scripts(untouched)
     return sum(n for script, n in own.items() if script not in usual) > _FOREIGN * max(1, own.total())
 

@@ -8,38 +8,40 @@ for each token, and one for each feature. A feature is a direction in which the 
 change together:
 
     lora_b = gain * (held_back(theta_tokens + theta_features @ features^T) + taste)
+    (theta: the coordinates; gain and held_back: scales that keep the KL small; @: the matrix product)
 
 `taste` is the part of lora_b that the taste model adds (taste_push.py). For reply i with weight w_i, gradient
 g_i of its log-probability (E_b of trace.py) and Fisher information f_i in these coordinates,
 
-    G = sum w_i g_i      S = sum (w_i g_i)^2      L = sum |w_i| f_i
+    G = sum w_i g_i      S = sum (w_i g_i)^2      L = sum |w_i| f_i      (sums over the rated replies i)
 
-    theta = step * G / (1 / sigma^2 + L) * G^2 / (G^2 + agree * S)
+    theta = step * G / (1 / sigma^2 + L) * G^2 / (G^2 + agree * S)      (for each coordinate)
 
-The factors before the last factor are a natural gradient step with a prior of standard deviation sigma. The
-last factor is Wiener's shrinkage. This factor depends on G^2 / S, which is 1 for a coordinate that one reply
-moved, n if n ratings agree on the coordinate, and near 0 if the ratings contradict each other. There are many
-features, and each feature moves all tokens, so the noise of the features would add up. All features of one
-row of lora_b are therefore multiplied by James and Stein's factor max(0, 1 - noise * sum S / sum G^2). lora_a
-keeps its calibrated values (calibration.py).
+step * G / (1 / sigma^2 + L) is a natural gradient step with a prior of standard deviation sigma. The last
+factor of theta is Wiener's shrinkage. This factor depends on G^2 / S, which is 1 for a coordinate that one
+reply moved, n if n ratings agree on the coordinate, and near 0 if the ratings contradict each other. There
+are many features, and each feature moves all tokens, so the noise of the features would add up. All features
+of one row of lora_b are therefore multiplied by James and Stein's factor max(0, 1 - noise * sum S / sum G^2).
+lora_a keeps its calibrated values (calibration.py).
 
 A rating down must not punish the end of a long reply: the fault is that the reply did not end earlier. So in
 a rating down, the end token of a reply of T tokens has the weight end_credit(T), which is 1 for a short reply
-and near 0 for a long reply. The remaining gradient, -sum_t p_t(end) u_t, is the gradient of the probability
-that the reply goes on for T tokens. A step against this gradient makes an end likelier at each position where
-the end had some probability. If earlier ratings have made the end of a long reply likelier, a rating up takes
-that step back in the same way, because a user who likes half of all long replies does not ask for shorter
-replies.
+and near 0 for a long reply. The remaining gradient, -sum_t p_t(end) u_t (p_t(end): the probability of an end
+at position t; u_t: the state there times lora_a), is the gradient of the log-probability that the reply goes
+on for T tokens. A step against this gradient makes an end likelier at each position where the end had some
+probability. If earlier ratings have made the end of a long reply likelier, a rating up uses the same
+remaining gradient and so makes an end less likely again, because a user who likes half of all long replies
+does not ask for shorter replies.
 
 A preference between two replies to one question is one piece of evidence. The w_i g_i of a preference is the
 sum of both replies' terms, so the parts that both replies share cancel.
 
 Each rating multiplies the evidence of all earlier ratings by 1 - FADE, because tastes change. The adapter
-also keeps a trend: a moving mean over the latest ratings. The trend is below 0 while these ratings punish
-replies that earlier ratings made more likely. While the trend is below 0, the older evidence fades faster, in
-proportion.
+also keeps a trend: a moving mean over about TREND_RATINGS ratings, -1 to 1. The trend is below 0 while these
+ratings punish replies that earlier ratings made more likely. While the trend is below 0, the older evidence
+fades faster, in proportion to the trend.
 
-A change of the end of replies does not reduce the variety of replies, but a change of other tokens does. So
+A change of where replies end hardly reduces the variety of replies, but a change of other tokens does. So
 held_back scales all tokens except the end-of-reply tokens down until these other tokens add a KL of about
 SAID_CAP. The scale comes from the evidence and the frozen model alone, and is not part of the stored
 evidence.
@@ -82,7 +84,7 @@ MAX_MAGNITUDE = 1e8  # the maximum size of a weight or gradient; a larger number
 LOOKS = 6  # the number of KL measurements in the search for the gain; if all exceed a cap, the gain is 0
 BROKEN = "a weight or gradient is NaN, infinite or far too large"
 FAR = 3.0  # if a refused gain is this many times an accepted gain, a gain between the two is tried
-SLACK = 1.2  # a gain is accepted if this many times the gain would exceed a cap
+SLACK = 1.2  # the search ends at a gain within the caps if this many times the gain would exceed a cap
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,8 @@ class UncappedUpdate:
     """The update that all ratings give, before it is scaled down to the caps.
 
     block: [r, A + 1], the r rows of lora_b at a gain of 1: a column for each of the A movable tokens, and a
-        last column of zeros. The columns of other tokens change only with the gain.
+        last column of zeros. The gain also scales the columns of all other tokens, which the block does not
+        have.
     covered: True if lora_b is 0 for all tokens that are not movable
     taste: [A], the part of the block's first row that the taste model adds
     """
@@ -171,7 +174,7 @@ def _evidence_of(
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Return (gradient, Fisher information, weight) of one piece of evidence: one reply, or two replies to
     one question. The parts of the gradients that two replies share cancel in the sum, so they add no noise to
-    S."""
+    S, the sum of squares."""
     gradients = [gradient_of(push.stats, push.weight, before, probe) for push in given]
     if len(given) == 1:
         return gradients[0], given[0].stats.information, given[0].weight
@@ -197,7 +200,8 @@ def _require_weight(weight: float) -> None:
 
 
 def rescale_to_caps(adapter: MicroLoRA, probe: KLProbe) -> Update:
-    """Return the adapter, scaled down until it is within both caps. probe: a newly measured KL probe."""
+    """Return the adapter, scaled so that it is within both caps (KL in answers, perplexity of prose). probe:
+    a newly measured KL probe."""
     share = np.float32(1 / adapter.gain if adapter.gain else 0)
     block = probe.coordinates.columns(adapter.lora_b) * share
     _require_finite(block)
@@ -257,8 +261,8 @@ def end_credit(tokens: int) -> float:
 
 
 def next_trend(trend: float, weight: float, log_ratio: float) -> float:
-    """Return the trend after one more rating, in [-1, 1]. The trend is above 0 while the user praises replies
-    that earlier ratings made more likely.
+    """Return the trend after one more rating, in [-1, 1]. The trend is above 0 while ratings agree with
+    earlier ratings, for example praise replies that these made more likely.
 
     log_ratio: the reply's log-probability minus its log-probability in the frozen model, nats per token
     """
@@ -277,7 +281,8 @@ def retention_factor(trend: float) -> float:
 
 
 def stored_evidence(adapter: MicroLoRA, probe: KLProbe) -> np.ndarray:
-    """Return the sums G, S and L of an adapter's ratings: [3, r, A + k]; zeros if the adapter has none."""
+    """Return the sums G, S and L of an adapter's ratings: [3, r, A + k]; zeros if the adapter has no sums of
+    this shape."""
     shape = (3, adapter.rank, probe.precision.size)
     return adapter.evidence if adapter.evidence.shape == shape else np.zeros(shape, np.float32)
 
@@ -296,7 +301,8 @@ def residual_block(adapter: MicroLoRA, evidence: np.ndarray, probe: KLProbe) -> 
     share = np.float32(1 / adapter.gain)
     now = probe.coordinates.columns(adapter.lora_b) * share
     rest = now - _add_taste(block_of(adapter, evidence, probe), adapter.taste)
-    # Less than a step is what `MicroLoRA.rounded_copy` left. If each rating kept it, it would add up.
+    # A value below one rounding step comes from `MicroLoRA.rounded_copy`. If each rating kept these rounding
+    # errors, they would add up.
     rest[np.abs(rest) < row_steps(adapter.lora_b) * share] = 0
     return rest
 
@@ -323,8 +329,8 @@ def without_update(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, prob
 
 
 def cap_update(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> Update:
-    """Search for the largest gain at which the update is within both caps, of KL and of perplexity. Return
-    the update at this gain. The search starts at the gain before the update.
+    """Search, with at most LOOKS measurements, for a large gain at which the update is within both caps, of
+    KL and of perplexity. Return the update at this gain. The search starts at the gain before the update.
 
     A gain scales only this update, so no gain lowers the KL of the base LoRA alone. If the base LoRA alone is
     at the limit, the gain is 0.
@@ -338,7 +344,8 @@ def cap_update(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> 
         if room < 1 and good:
             if share < FAR * good[0]:
                 break
-            # Over a large step, the KL is not a parabola. So try a gain between the refused and the good one.
+            # Over a large change of the gain, the KL is not a parabola. So try a gain between the refused
+            # gain and the last gain within the caps.
             share = math.sqrt(share * good[0])
             continue
         if room < 1:  # take a larger step after each refusal, because the KL is not exactly a parabola

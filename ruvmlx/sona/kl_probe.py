@@ -22,7 +22,7 @@ from ..pausing import Pause
 from . import reference_text
 from .coordinates import Coordinates, pack_columns
 
-_ELEMENTS = 1 << 20  # contexts x tokens; the KL kernel reads this number in a quarter of a millisecond
+_ELEMENTS = 1 << 20  # the size of [m, V] for the `few` contexts; the KL kernel reads it in 0.25 ms
 ROWS = 32  # the number of contexts in one call of the output head
 _STORED = (
     "contexts", "rows", "counts", "prose", "following", "directions", "tokens", "precision", "features",
@@ -225,9 +225,9 @@ class KLProbe:
         return self.contexts[:n], text
 
     def answer_contexts(self, adapter: MicroLoRA) -> KLContexts:
-        """Return the frozen model's contexts (hidden states) in the answers of the reference text, with their
-        probabilities. The hidden states are projected onto the adapter's lora_a. They come from the frozen
-        model even if this probe is under a base LoRA."""
+        """Return the frozen model's contexts (hidden states) in the answers of the reference text, projected
+        onto the adapter's lora_a, with their probabilities. Even if this probe is under a base LoRA, contexts
+        and probabilities come from the frozen model."""
         contexts, text = self.answered_contexts
         if self.reads(adapter):
             return text
@@ -255,8 +255,8 @@ class KLProbe:
 
     def distances(self, adapter: MicroLoRA, block: np.ndarray) -> Callable[[float], Distance]:
         """Return a function of the share that returns an adapter's distance. The adapter's lora_b is share *
-        block [r, A + 1] for the movable tokens. All other tokens have one column together, because their
-        probabilities keep their proportions.
+        block [r, A + 1] for the movable tokens. All other tokens have one common column, because the adapter
+        does not change the proportions of their probabilities.
         """
         own = self.reads(adapter)
         text = self._own if own else self._read(np.ascontiguousarray(self.contexts @ adapter.lora_a))
@@ -278,9 +278,9 @@ class KLProbe:
 
     @cached_property
     def _unseen(self) -> np.ndarray:
-        """The derivative of the rise by lora_b over all prose, minus its estimate from the contexts: [r,
-        A + 1]. With this difference, the linear part of the rise is exact, and only the curved part is
-        estimated from the contexts.
+        """The derivative of the rise (of the negative log-likelihood of prose) by lora_b over all prose,
+        minus the estimate of this derivative from the contexts: [r, A + 1]. With this difference, the linear
+        part of the rise is exact, and only the curved part is estimated from the contexts.
         """
         said = self.packed_probs.copy()
         said[np.arange(len(said)), self._following_indices] -= 1
@@ -309,7 +309,8 @@ class KLProbe:
 
     def to_bytes(self, is_small: bool = False) -> bytes:
         """Return the probe as bytes for `from_bytes`. is_small: True to store the two largest arrays as
-        float16 numbers. The probe of a model with 600 dimensions then takes 1.2 MB and not 2.5 MB."""
+        float16 numbers. The probe of a model with a hidden size of about 600 then takes 1.2 MB and not 2.5
+        MB."""
         out = io.BytesIO()
         arrays = {name: getattr(self, name) for name in _STORED}
         if is_small:

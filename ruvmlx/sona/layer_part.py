@@ -1,7 +1,8 @@
 """This module defines the protocol of the layer part: the optional part that lets ratings change layers below
 the output head.
 
-The learner knows only this protocol. `wiring.py` passes the implementation (optional/layer_adapter.py).
+The learner calls only the functions of this protocol. `wiring.py` passes the implementation
+(optional/layer_adapter.py) to the learner.
 """
 
 from collections.abc import Callable
@@ -53,7 +54,7 @@ class LayerPart(Protocol):
         change is a first-order estimate."""
 
     def update(self, state: LearnerState, trace: Trace, weight: float, base: KLProbe) -> LayerLoRA | None:
-        """Return the layer LoRA after a rating."""
+        """Return the layer LoRA after a rating of this weight."""
 
     def layers_without(
         self, state: LearnerState, before: LearnerState, after: LearnerState, base: KLProbe
