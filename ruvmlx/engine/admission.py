@@ -4,7 +4,8 @@ of the running requests.
 Before the prompt is read, admission computes the bytes of the request's caches with the whole prompt and the
 longest allowed replies (kv/need.py). Caches that no running request uses are left out of the sum, because the
 pool can evict them. A request that can never fit fails with CacheTooLarge. A request that does not fit now
-waits. If a request waits too long, it fails with MemoryBusy.
+waits until running requests end. If the request waits too long, or if no request runs, the request fails with
+MemoryBusy.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -39,7 +40,7 @@ class Grant:
 
 class Admission:
     """Admission computes the bytes that the KV caches of requests will need. If the backend has no KV pages
-    or no memory budget, every request starts at once."""
+    or no memory budget, no request waits for memory."""
 
     def __init__(self, engine: EngineParts):
         self._engine = engine
@@ -63,7 +64,7 @@ class Admission:
         growth = self._growth(request, len(prompt), replies, policy)
         free = pool.budget - self.pinned_bytes(mine)
         # A lower precision would also change the pages of the running requests. While other requests run,
-        # only level 0 (full precision) is tried.
+        # only level 0 (the precision that the tier policy asks for) is tried.
         levels = range(1 if running else MAX_LEVEL + 1)
         for grant in self._ways(name, growth, policy, levels):
             if self.total([*running, grant]) <= free:
@@ -75,7 +76,8 @@ class Admission:
     def refusal(
         self, request: GenerationRequest, replies: int, running: Sequence[Grant], mine: Collection[int] = ()
     ) -> MemoryBusy:
-        """Return the error with which a request that waits for memory ends."""
+        """Return the MemoryBusy error that ends a request's wait for memory. The error names the bytes that
+        the request needs and the free bytes."""
         pool = self._engine.backend.pool  # type: ignore[attr-defined]
         policy = self._engine.sessions.policy_of(request.session_id) or F16
         tokens = len(self._engine.prompt_ids(request))
@@ -104,8 +106,8 @@ class Admission:
         return held_bytes([cache for cache in caches if id(cache) not in free])
 
     def longest(self) -> int:
-        """Return the length (tokens) of the longest sequence that fits into the budget alone, at the lowest
-        precision; at most the context."""
+        """Return the maximum number of tokens of one sequence whose KV cache at the lowest precision fits
+        into the whole memory budget. The number is at most the model's context length."""
         pool, context = getattr(self._engine.backend, "pool", None), self._engine.model.context
         if pool is None or not pool.budget:
             return context
@@ -115,9 +117,9 @@ class Admission:
     # --------------------------------------------------------------------------------------------
 
     def _growth(self, request: GenerationRequest, prompt: int, replies: int, policy: TierPolicy) -> Growth:
-        """Return the numbers of tokens to which the request's sequences can grow. A reply without a limit
-        ends where the memory budget ends. Raises CacheTooLarge if the request does not fit at the lowest
-        precision."""
+        """Return the numbers of tokens to which the request's sequences can grow. A reply without its own
+        limit of tokens can grow until its KV cache fills the memory budget. Raises CacheTooLarge if the
+        request does not fit at the lowest precision."""
         backend, context = self._engine.backend, self._engine.model.context
         growth = Growth(prompt, min(prompt + request.max_new_tokens, context), replies, backend.chunk)
         least, budget = self._shape(tighten(policy, MAX_LEVEL)), backend.pool.budget  # type: ignore[attr-defined]
@@ -135,8 +137,9 @@ class Admission:
     def _ways(
         self, name: Hashable, growth: Growth, policy: TierPolicy, levels: Iterable[int]
     ) -> Iterable[Grant]:
-        """Yield the possible grants of memory, the best first. The grants with smaller chunks of the prompt
-        come before the grants with a lower precision."""
+        """Yield the grants of memory to try, in order. Level by level, from the highest precision of the KV
+        cache to the lowest, the first grant reads the prompt in the largest chunks; each next grant halves
+        the chunks."""
         chunks = [growth.chunk]
         while chunks[-1] > PAGE:
             chunks.append(max(PAGE, chunks[-1] // 2))
@@ -146,7 +149,8 @@ class Admission:
                 yield Grant(name, shape, replace(growth, chunk=chunk), level)
 
     def _apply_grant(self, grant: Grant, running: Sequence[Grant], request: GenerationRequest) -> Grant:
-        """Set the request's chunk size and the pool's lowest precision as the grant says."""
+        """Set the request's chunk size and reply limit from the grant. Set the lowest precision of the pool
+        of KV pages to the highest level among this grant and the grants of the running requests."""
         growth, backend = grant.growth, self._engine.backend
         assert growth is not None
         backend.pool.least = max([grant.level, *(other.level for other in running)])  # type: ignore[attr-defined]

@@ -10,10 +10,10 @@ _HEADER = re.compile(r"\s*x-anthropic-[a-z-]+:(?:[ \t]*[\w.-]+=[^;\n]*;)*[ \t]*\
 def without_agent_headers(system: str) -> str:
     """Return a system prompt without the `x-anthropic-...` headers at its start.
 
-    One value in these headers changes with every request. Because of this value, the KV cache of the last
-    request would serve no token after the header. The model does not need the header. Only the header's own
-    `name=value;` pairs are removed. Text after the `name=value;` pairs on the same line stays. A header that
-    is not at the start of the system prompt stays too.
+    One value in these headers changes with every request. If the header stayed, a request could reuse the KV
+    cache of an earlier request only for the tokens before the changed value. The model does not need the
+    header. Only the header's own `name=value;` pairs are removed. Text after the `name=value;` pairs on the
+    same line stays. A header that is not at the start of the system prompt stays too.
     """
     while found := _HEADER.match(system):
         system = system[found.end() :]

@@ -1,7 +1,9 @@
-"""This module chooses the number of replies for best of n if the setting `best_of` is "auto". The choice is
-the largest number, up to 4, whose decode step takes at most 1.5 times as long as a step for one reply.
+"""This module chooses the number of replies for best of n if the setting `best_of` is "auto". The module
+chooses the largest number of replies, up to 4, for which a decode step takes at most 1.5 times as long as a
+decode step for one reply.
 
-The module measures the decode steps on the open model, and keeps the times in DATA/batch_costs.json:
+The module measures the decode steps of the loaded model, and keeps the times in the file batch_costs.json of
+the data folder:
 
     {"format": 1, "seconds": {"<backend> <fingerprint>": [<step of 1 reply>, <of 2>, <of 3>, <of 4>]}}
 """
@@ -21,8 +23,8 @@ AUTO = "auto"  # with this value of the setting `best_of`, the module chooses th
 # the maximum number of replies; the maximum time of a step divided by the time of a step for one reply
 MAX_REPLIES, MAX_STEP_RATIO = 4, 1.5
 PROMPT = 32  # the number of prompt tokens in the caches with which the steps are measured
-# Each number of replies is measured ROUNDS times. If this takes more than SECONDS, LEAST_ROUNDS times are
-# enough.
+# The decode step for each number of replies is measured ROUNDS times. After SECONDS (of all measurements
+# together), the loop stops as soon as each step was measured LEAST_ROUNDS times.
 ROUNDS, LEAST_ROUNDS, SECONDS = 15, 3, 1.0
 FORMAT, MAX_MODELS = 1, 32  # version of the file batch_costs.json; maximum number of models in the file
 
@@ -35,8 +37,8 @@ def affordable(engine: LLMInferenceEngine) -> int:
     """Return the largest number of replies, up to MAX_REPLIES, whose step takes at most MAX_STEP_RATIO times
     as long as a step for one reply.
 
-    The first call for a model on a machine measures for about a second, or longer if a step takes more than
-    50 ms. Later calls read the times from the file.
+    The first call for a model on a machine measures decode steps: for about a second at most, or longer if
+    LEAST_ROUNDS rounds of steps take longer. Later calls read the times from batch_costs.json.
     """
     key = f"{engine.backend.kernels} {engine.model.fingerprint}"
     held = _read()
@@ -85,8 +87,8 @@ def _read() -> dict[str, list[float]]:
 
 
 def _write(held: dict[str, list[float]]) -> None:
-    """Write a new file beside the target, then rename it: a reader sees either the old file or the new
-    file."""
+    """Write the times into a new file beside batch_costs.json, then rename the new file to batch_costs.json:
+    a reader sees either the old times or the new times, never a part of a file."""
     path().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path().with_suffix(f".{os.getpid()}.new")
     fresh.write_text(json.dumps({"format": FORMAT, "seconds": held}, indent=1), encoding="utf-8")

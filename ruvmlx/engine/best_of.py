@@ -1,17 +1,19 @@
 """This module writes the best of n: several replies to one request form one batch, and a judge picks one.
 
 The prompt is read once. Each reply continues from a fork of the prompt's cache, with its own seed. Reply 0
-equals the reply to a request for a single reply.
+has the seed of a request for a single reply, so reply 0 equals the single reply, apart from rounding errors
+of the batch.
 
-The judge scores the replies after CHECKPOINTS tokens. The module drops each reply whose score is more than
-MARGIN stars below the best score. When one reply is left, the user sees its text while it is written. The
-idea comes from Hoeffding races (Maron & Moore 1994).
+The judge scores the unfinished replies each time that their number of tokens is one of CHECKPOINTS. The
+module drops each reply whose score is more than MARGIN stars below the best score. When one reply is left,
+the user sees its text while it is written. The idea comes from Hoeffding races (Maron & Moore 1994).
 
 The score of a reply's start says little about the whole reply. If the worse half of the replies were dropped
-at 32 and at 64 tokens, most of the gain of best of n would be lost. After 100 ratings, the chosen reply would
-then fit the user's taste better than another reply in 62% of the cases instead of 92% (a user who likes short
-replies), and in 54% instead of 72% (a formal tone). With this MARGIN the loss is at most 3 percentage points;
-with a margin of one star the loss is up to 12 percentage points.
+at 32 and at 64 tokens, most of the gain of best of n would be lost. With that rule, after 100 ratings, the
+chosen reply would fit the user's taste better than another reply in 62% of the cases instead of 92% (a user
+who likes short replies), and in 54% instead of 72% (a formal tone). If replies that score more than 1.5 stars
+(MARGIN) below the best are dropped, these percentages fall by at most 3 points; with one star instead of 1.5,
+the percentages fall by up to 12 points.
 """
 
 import uuid
@@ -70,7 +72,8 @@ class BestOf:
         requests: the list that `requests_for` returned
         score: the judge; None: the user's taste is unknown, so reply 0 is chosen, the user sees its text
             while it is written, and no reply is dropped
-        lora: the base LoRA of the runs
+        lora: the base LoRA with which the replies are decoded; "installed": the base LoRA that the backend
+            has now; None: no base LoRA
         """
         self._engine, self._requests, self._recorders = engine, requests, recorders
         self._adapter, self._score = adapter, score
@@ -107,8 +110,8 @@ class BestOf:
     # Decoding
 
     def next_chunk(self) -> Chunk:
-        """Handle one new token of every running reply. The chunk has no text while another reply can become
-        the leader."""
+        """Update the job after each running reply has drawn one token, and return a chunk with the new text
+        of the leader. The chunk has no text while another reply can still become the leader."""
         if self.leader.request.cancel.is_set():
             self._interrupted = self.running
         self._drawn += 1
@@ -121,8 +124,8 @@ class BestOf:
         return Chunk(text, len(self.leader.ids), read, read, replies=replies, logprobs=logprobs)
 
     def _drop(self) -> None:
-        """Drop the replies that are clearly worse than the best one. MARGIN is large because the unwritten
-        part of each reply can change its score."""
+        """End the replies whose score is more than MARGIN stars below the best score. MARGIN is large because
+        the unwritten part of each reply can change its score."""
         stars = self._choose()
         behind = stars < stars.max() - MARGIN
         for run, is_behind in zip(self.runs, behind, strict=True):

@@ -50,7 +50,8 @@ def _is_combined(schema: Mapping[str, Any]) -> bool:
 
 
 def _combined_names(schema: Any) -> frozenset[str]:
-    """Return the names of the definitions that are combined with other objects."""
+    """Return the names of the schema's definitions ($defs) to which a combination (such as allOf, or a $ref
+    beside properties) refers."""
     if isinstance(schema, list):
         return frozenset().union(*map(_combined_names, schema))
     if not isinstance(schema, Mapping):

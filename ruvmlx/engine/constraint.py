@@ -5,9 +5,9 @@
 the logits of all forbidden tokens to -inf. The library llguidance does the work: it is an Earley parser over
 the bytes of the vocabulary.
 
-A reply that is cut at max_new_tokens is only the start of a text that fits. If the prompt ends with the tag
-that opens the model's thinking, every token is allowed in the thinking. The constraint applies to the text
-after the thinking.
+If a reply ends because of max_new_tokens, the reply is only the start of a text that fits the constraint. If
+the prompt ends with the tag that opens the model's thinking, every token is allowed in the thinking. The
+constraint applies to the text after the thinking.
 """
 
 from collections.abc import Sequence
@@ -92,7 +92,8 @@ def matcher_for(model: Model, constraint: Constraint, opening: str = "") -> Matc
 
 
 class _Vocabulary:
-    """The tokenizer interface of llguidance: the bytes of each token. 0xFF marks special tokens.
+    """This class gives llguidance the bytes of each token of a tokenizer. The bytes of a special token begin
+    with 0xFF.
 
     If a vocabulary has no end token, this class adds an end token after the last token. The added end token
     is never drawn, because the reply ends as soon as only this end token is allowed.
@@ -112,7 +113,8 @@ class _Vocabulary:
             self.tokens[i] = b"\xff" + special.get(i, f"<end {i}>").encode()
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Return the token ids with which the model itself would write this text inside a reply."""
+        """Return the token ids with which the tokenizer encodes this text in the middle of a reply. Return []
+        if the tokens do not spell exactly this text."""
         data = text if isinstance(text, bytes) else text.encode()
         words = data.decode("utf-8", "replace")
         ids = self._tokenizer.encode(words, add_bos=False)

@@ -19,7 +19,8 @@ class Turn:
 
     role: str  # "user" | "assistant" | "system" | "tool"
     content: str
-    reply_id: str | None = None  # the id of a reply, with which the user can rate it; None: no reply
+    # the id with which the user can rate this message; None: the message is not a reply
+    reply_id: str | None = None
     rating: str | None = None  # "up" | "down" | "1".."5"
     finish_reason: str | None = None
     id: int | None = None  # the message's id; None for a system prompt
@@ -35,7 +36,8 @@ def cut(sizes: list[int], limit: int, half: int) -> int:
     tokens, the oldest messages are cut off until at most `half` tokens are left. sizes: the number of tokens
     of each message
 
-    The index depends only on the messages, so it stays the same from turn to turn until the next cut.
+    The index depends only on the sizes and the two limits, so the prompts of later turns begin with the same
+    message until the next cut.
     """
     first, total = 0, 0
     for i, size in enumerate(sizes):
@@ -107,8 +109,8 @@ class ContextWindow:
 
 
 def alternating(turns: list[Turn]) -> list[Message]:
-    """Return the turns as messages with alternating roles. Empty replies are dropped, and their neighbours
-    are joined. Tool calls without a result are left out."""
+    """Return the turns as messages with alternating roles. An empty reply is dropped, and the user's messages
+    before and after the empty reply become one message. Tool calls without a result are left out."""
     messages: list[Message] = []
     last: Turn | None = None
     for turn in _kept_turns(turns):

@@ -1,5 +1,5 @@
-"""This module turns a stream of tokens into text. The text has only complete UTF-8 characters and no part of
-a stop string."""
+"""This module turns a stream of tokens into text. The text has only complete UTF-8 characters, and the text
+ends before the first stop string."""
 
 import codecs
 from collections.abc import Mapping
@@ -25,15 +25,16 @@ class StreamDecoder:
         return self._strip_first_space(self._utf8.decode(data))
 
     def go_on(self, begun: Begun) -> str:
-        """Continue the unfinished reply `begun`. Returns its text, without the U+FFFD of an incomplete last
-        character."""
+        """Continue the unfinished reply `begun`. Returns the text of `begun`, without the U+FFFD that stands
+        for an incomplete last character."""
         for token in begun.tail:
             self.add(token)
         unfinished = self._utf8.getstate()[0]
         return begun.text.removesuffix("\ufffd") if unfinished else begun.text
 
     def flush(self) -> str:
-        """Return U+FFFD if the last character is incomplete, else ""."""
+        """End the stream of tokens. Return U+FFFD if the bytes of the last character are incomplete, else
+        ""."""
         return self._strip_first_space(self._utf8.decode(b"", final=True))
 
     def _strip_first_space(self, text: str) -> str:
@@ -45,7 +46,7 @@ class StreamDecoder:
 
 class StopStrings:
     """StopStrings ends a stream at the first stop string. Text that can be the start of a stop string is held
-    back.
+    back until the next tokens show whether a stop string follows.
 
     hit: the stop string that ended the stream
     """
@@ -56,7 +57,8 @@ class StopStrings:
         self.hit: str | None = None
 
     def add(self, text: str) -> str:
-        """Add text. Returns the text that can be shown now."""
+        """Add text. Returns the part of the text that no stop string can contain any more, without the parts
+        that earlier calls returned."""
         if not self._stops:
             return text
         self._held += text
@@ -70,12 +72,13 @@ class StopStrings:
         return shown
 
     def flush(self) -> str:
-        """End the stream. Returns the text that was held back."""
+        """End the stream. Returns the text that `add` held back because the text could be the start of a stop
+        string."""
         shown, self._held = self._held, ""
         return shown
 
     def _possible_start(self) -> int:
-        """Return the length of the longest suffix that is a prefix of a stop string."""
+        """Return the length of the longest end of the held-back text that is the start of a stop string."""
         longest = min(len(self._held), max(map(len, self._stops)) - 1)
         for size in range(longest, 0, -1):
             if any(s.startswith(self._held[-size:]) for s in self._stops):

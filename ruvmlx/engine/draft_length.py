@@ -1,19 +1,22 @@
 """This module decides how many guessed tokens (a draft) the model checks in one call. The number is 0 if
-plain decoding is faster.
+decoding without a draft is faster.
 
 A check of k drafted tokens takes longer than a decode step, but gives the accepted tokens and one more token.
-`MeasuredLength` measures the time on this machine. `Acceptance` counts, in one reply, how often a draft is
-right after a match of some length. `Acceptance` also counts a draft that is not checked, because the next
-token of the reply shows whether the draft's first token was right. So the module finds out, without a check,
-when checks begin to save time in this reply.
+`MeasuredLength` measures on this machine how long a check takes. `Acceptance` counts how often a guess is
+right after a match of some length (a match: the newest tokens occurred in the chat before). `Acceptance` also
+counts the first token of a draft that is not checked, because the next token of the reply shows whether this
+guess was right. So the module finds out, without a check, when checks begin to save time in this reply.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-MARGIN = 1.05  # a check is made if it promises at least MARGIN times the tokens per second of plain steps
-SLOPE = 0.35  # before the first measurement: the time that each drafted token adds to a check, in plain steps
+# a check is made if it promises more than MARGIN times the tokens per second of decoding without drafts
+MARGIN = 1.05
+# before the first measurement: the time that each drafted token adds to a check, divided by the time of a
+# decode step without a draft
+SLOPE = 0.35
 SMALLEST_SLOPE = 0.02
 WEIGHT = 0.1  # the weight of a new measurement in the average of the slope (`MeasuredLength`)
 # A match is a run of the newest tokens that occurred in the chat before. Match lengths between two
@@ -23,11 +26,14 @@ WEIGHT = 0.1  # the weight of a new measurement in the average of the slope (`Me
 MATCHES = (4, 6, 9, 17, 33)
 PRIOR = (0.2, 0.6, 0.75, 0.9, 0.97)
 PRIOR_TOKENS = 6.0
-# Each new guess lowers the weight of older guesses by this factor, because a reply can first copy text and
-# later write new text.
+# Each new guess multiplies the weight of the older guesses in its group by FADE, because a reply can first
+# copy text and later write new text.
 FADE = 0.97
-LONGEST_CHAIN = 7  # the maximum number of guesses of a draft model that are checked in one call
-UNKNOWN_STEP = 0.2  # before the first measurement: the time of a step of the draft model, in plain steps
+# with `speculate` = "auto": the maximum number of guesses of a draft model that are checked in one call
+LONGEST_CHAIN = 7
+# before the first measurement: the time of a draft model's step, divided by the time of the large model's
+# step
+UNKNOWN_STEP = 0.2
 
 
 class Shares(Protocol):
@@ -39,7 +45,7 @@ class Shares(Protocol):
 
 
 class Certainty:
-    """The shares of tokens that are always right, because a constraint forces them."""
+    """This estimate is always 1, for drafted tokens that a constraint forces."""
 
     def share(self, sign: float) -> float:
         return 1.0
@@ -58,11 +64,13 @@ class Acceptance:
 
     @property
     def mean(self) -> float:
-        """Return the expected share of right tokens over all signs."""
+        """Return the share of right tokens among all counted guesses, whatever their signs. A sign is a
+        number that shows how sure a guess is."""
         return sum(self._right) / sum(self._all)
 
     def share(self, sign: float) -> float:
-        """Return the expected share of right tokens with this sign."""
+        """Return the share of right tokens among the counted guesses whose sign (how sure the guess is) is in
+        the same group as `sign`."""
         i = self._group(sign)
         return self._right[i] / self._all[i]
 
@@ -79,10 +87,12 @@ class DraftLength(Protocol):
     """A rule that decides how many tokens to draft. All replies of an engine use the same rule."""
 
     def choose(self, match: int, longest: int, acceptance: Shares) -> int:
-        """Return the number of tokens to draft, from 0 to `longest`, after a match of `match` tokens."""
+        """Return the number of tokens to draft, from 0 to `longest`, if the newest `match` tokens occurred in
+        the chat before."""
 
     def measure(self, drafted: int, seconds: float) -> None:
-        """Learn from the time of a plain decode step (drafted=0) or of a check of `drafted` tokens."""
+        """Learn from the time of a decode step without a draft (drafted=0) or of a check of `drafted`
+        tokens."""
 
     def chain(self, seconds: float) -> "DraftChain":
         """Return an empty draft of a draft model. seconds: the time of one step of the draft model."""
@@ -90,7 +100,8 @@ class DraftLength(Protocol):
 
 @dataclass(frozen=True)
 class FixedLength:
-    """This rule always drafts `length` tokens, or the backend's maximum if that is smaller."""
+    """This rule always drafts `length` tokens, or fewer if the backend's maximum or the found guess is
+    shorter."""
 
     length: int
 
@@ -106,15 +117,17 @@ class FixedLength:
 
 class MeasuredLength:
     """This rule chooses the number of drafted tokens for which the expected number of tokens per second is
-    the largest. A check of k drafted tokens takes as long as 1 + slope * k plain steps. The rule measures the
-    slope on this machine."""
+    the largest. The rule assumes that a check of k drafted tokens takes as long as 1 + slope * k decode steps
+    without a draft. The rule measures the slope on this machine."""
 
     def __init__(self) -> None:
         self.slope = SLOPE
-        self._step = 0.0  # seconds of a plain step
+        # the average seconds of a decode step without a draft; 0 before the first measurement
+        self._step = 0.0
 
     def cost(self, drafted: int) -> float:
-        """Return the time of a check of `drafted` tokens, in plain decode steps."""
+        """Return the time of a check of `drafted` tokens, divided by the time of a decode step without a
+        draft."""
         return 1 + self.slope * drafted
 
     def choose(self, match: int, longest: int, acceptance: Shares) -> int:
@@ -130,8 +143,8 @@ class MeasuredLength:
         if drafted == 0:
             self._step += (WEIGHT if self._step else 1.0) * (seconds - self._step)
         elif self._step:
-            # Limit the slope, because a pause of the whole machine must not have the weight of ten
-            # measurements.
+            # Limit each measured slope to four times the average slope, because a single pause of the whole
+            # machine must not change the average much.
             slope = min((seconds / self._step - 1) / drafted, 4 * self.slope)
             self.slope += WEIGHT * (max(slope, SMALLEST_SLOPE) - self.slope)
 
@@ -145,8 +158,9 @@ class DraftChain:
     check.
 
     longest: the maximum number of tokens
-    slope: the time that each drafted token adds to the check, in plain decode steps of the large model
-    step: the time of one step of the draft model, in plain decode steps of the large model
+    slope: the time that each drafted token adds to the check, divided by the time of a decode step of the
+        large model
+    step: the time of one step of the draft model, divided by the time of a decode step of the large model
     """
 
     longest: int
@@ -154,11 +168,13 @@ class DraftChain:
     step: float
     count: int = 0
     tokens: float = 1.0  # the expected number of reply tokens that the check of the draft gives
-    cost: float = 1.0  # the time to make and to check the draft, in plain steps of the large model
+    # the time to make and to check the draft, divided by the time of a decode step of the large model
+    cost: float = 1.0
     chance: float = 1.0  # the probability that all tokens of the draft are right
 
     def is_worth(self, share: float) -> bool:
-        """Return True if a draft of some length saves time. share: the expected share of right tokens."""
+        """Return True if at least one draft length from 1 to `longest` saves time. share: the expected share
+        of right tokens."""
         tokens = chance = cost = 1.0
         for _ in range(self.longest):
             chance *= share

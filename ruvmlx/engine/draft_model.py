@@ -16,16 +16,17 @@ from ..errors import UsageError
 from ..models.config.model import Model, Tokenizer
 from .draft_length import Acceptance, DraftLength
 
-# The draft model gives each guess a probability. A guess is counted with the guesses of about the same
-# probability. CONFIDENCES are the ends of the groups, and CONFIDENCE_PRIOR is the assumed share of right
-# guesses in each group.
+# The draft model gives each guess a probability. Guesses are counted in groups of similar probability.
+# CONFIDENCES are the upper ends of the groups, and CONFIDENCE_PRIOR is, for each group, the share of right
+# guesses that is assumed at first.
 CONFIDENCES = (0.3, 0.5, 0.7, 0.9, 2.0)
 CONFIDENCE_PRIOR = (0.2, 0.4, 0.55, 0.75, 0.9)
-PIECE = 256  # the maximum number of missing tokens that the draft model reads between two steps of a reply
+# the maximum number of the chat's tokens that the draft model reads between two decode steps of a reply
+PIECE = 256
 # If the guesses do not save time, the draft model rests for a number of tokens before it guesses again. The
-# number doubles from SHORTEST_REST to LONGEST_REST.
+# number of tokens is SHORTEST_REST at first; each further rest is twice as long, up to LONGEST_REST.
 SHORTEST_REST, LONGEST_REST = 8, 256
-WEIGHT = 0.1  # the weight of a new measurement in the average time of a step
+WEIGHT = 0.1  # the weight of a new measurement in the average time of the draft model's decode step
 
 
 class ModelDraft(NamedTuple):
@@ -42,23 +43,26 @@ class DraftModel:
     the reply that was written last."""
 
     def __init__(self, backend: Backend, context: int, vocabulary: int):
-        """context: the maximum number of tokens of the draft model. vocabulary: the number of tokens of the
-        large model; a larger token id is no guess."""
+        """context: the maximum number of tokens that the draft model can read. vocabulary: the number of
+        tokens in the large model's vocabulary; the draft model guesses only token ids below this number."""
         self._backend, self._context, self._vocabulary = backend, context, vocabulary
         self._cache: KVCache = backend.new_cache()
         self._read: list[int] = []  # the token ids in the draft model's KV cache
-        self._rest = self._pause = 0  # _rest: tokens until the next guess; _pause: tokens of the last rest
+        # _rest: the number of tokens until the next guess; _pause: the number of tokens of the newest rest
+        self._rest = self._pause = 0
         self.acceptance = Acceptance(CONFIDENCES, CONFIDENCE_PRIOR)
-        self.seconds = 0.0  # the average time of a step; 0 before the first step
+        # the average seconds of a decode step of the draft model; 0 before its first decode step
+        self.seconds = 0.0
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the weights and of the KV cache."""
+        """Return the bytes of the draft model's weights and of its KV cache."""
         return self._backend.nbytes + self._cache.nbytes
 
     def draft(self, tokens: Sequence[int], longest: int, length: DraftLength) -> ModelDraft:
-        """Return guesses at the tokens after `tokens`. Now and then, return a single guess that is not worth
-        a check: the next token of the reply shows without a check if the guess is right.
+        """Return guesses at the tokens after `tokens`. While checks save no time, most calls return no guess;
+        now and then a call returns a single guess that the engine does not check: the next token of the reply
+        shows whether the guess was right.
 
         tokens: the prompt and the reply so far. longest: the maximum number of guesses.
         """
@@ -90,7 +94,8 @@ class DraftModel:
 
     def _guesses(self, tokens: Sequence[int], longest: int) -> Iterator[tuple[int, float]]:
         """Yield the likeliest next token and its probability, then the tokens after it. Yield nothing while
-        the draft model has not yet read all of `tokens`."""
+        the draft model has not yet read all of `tokens`, or if `tokens` and the draft do not fit its
+        context."""
         step = self._follow(tokens) if len(tokens) + longest <= self._context else None
         while step is not None:
             logits = step.logits[: self._vocabulary]
@@ -99,8 +104,9 @@ class DraftModel:
             step = self._decode(token)
 
     def _follow(self, tokens: Sequence[int]) -> Step | None:
-        """Make the draft model's cache hold `tokens`, and return the step after the last token. Return None
-        if more than PIECE tokens were missing; the next call continues."""
+        """Make the draft model's cache hold `tokens`, and return the step after the last token. One call
+        reads at most PIECE tokens that are not in the cache. Return None if tokens are still missing after
+        this; the next call reads more of them."""
         same = _common(self._read, tokens[:-1])
         if same < len(self._read):
             if self._cache.trim(len(self._read) - same):

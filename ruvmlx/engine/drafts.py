@@ -1,11 +1,12 @@
 """This module decodes a reply faster if its next tokens can be guessed. The reply stays the same.
 
-`DraftedSteps` guesses the next tokens from the chat (a draft). The backend computes the decode steps after
-all guessed tokens in one call. If the reply continues with a guessed token, the engine uses the decode step
-that was computed after this token. The engine drops the steps after wrong guesses. The steps are
-bit-identical to single steps, and the sampler draws each token as it does without a draft. Because of this,
-drafts change neither greedy nor sampled replies, and neither penalties, constraints nor traces. (Leviathan et
-al. 2023, "Fast Inference from Transformers via Speculative Decoding", make drafts with a small model.)
+`DraftedSteps` guesses the next tokens (a draft): from the constraint, from the chat's earlier text, or with a
+draft model. The backend computes the decode steps after all guessed tokens in one call. If the reply
+continues with a guessed token, the engine uses the decode step that was computed after this token. The engine
+drops the steps after wrong guesses. The steps are bit-identical to single steps, and the sampler draws each
+token as it does without a draft. Because of this, drafts change neither greedy nor sampled replies, and
+neither penalties, constraints nor traces. (Leviathan et al. 2023, "Fast Inference from Transformers via
+Speculative Decoding", make drafts with a small model.)
 """
 
 from collections import deque
@@ -23,8 +24,8 @@ from .prompt_lookup import GRAM, PromptLookup
 
 @dataclass
 class DraftCounts:
-    """Counts of guessed tokens. drafted: the tokens that were checked. accepted: the checked tokens that are
-    in the reply."""
+    """Counts of guessed tokens. drafted: the tokens that were checked. accepted: the checked tokens with
+    which the reply then continued."""
 
     drafted: int = 0
     accepted: int = 0
@@ -56,9 +57,10 @@ class DraftedSteps:
         model: DraftModel | None = None,
         prompt: Sequence[int] = (),
     ):
-        """length: the rule for the number of drafted tokens, which all replies share. lookup, rule: the
-        chat's tokens and the constraint of the reply. model: the draft model, which guesses if the lookup
-        finds nothing. prompt: the tokens before the reply."""
+        """length: the rule for the number of drafted tokens, which all replies share. lookup: finds the
+        newest tokens among the chat's earlier tokens. rule: the constraint of the reply; None: no constraint.
+        model: the draft model, which guesses if the lookup finds nothing. prompt: the tokens before the
+        reply."""
         self._backend, self._length, self._lookup, self._rule = backend, length, lookup, rule
         self._model, self._tokens = model, list(prompt) if model else []
         self._acceptance = Acceptance()
@@ -70,11 +72,13 @@ class DraftedSteps:
 
     @property
     def is_ahead(self) -> bool:
-        """Return True if the step of the newest token is computed already."""
+        """Return True if the decode step of the reply's newest token was computed already, as part of a check
+        of a draft."""
         return bool(self._checked)
 
     def add(self, token: int) -> None:
-        """Take the next token of the reply."""
+        """Receive the next token of the reply. Drop the steps that were computed ahead if the token differs
+        from the drafted token."""
         if self._checked and self._checked[0][0] != token:
             self._checked.clear()
         self._count(token)
@@ -123,8 +127,9 @@ class DraftedSteps:
         return draft.tokens if draft.is_worth else []
 
     def _count(self, token: int) -> None:
-        """Count whether the first token of each guess was right. While all guessed tokens were right so far,
-        count the next guessed token too."""
+        """Count, for each guess, whether its first token equals `token`. While the steps of a draft are
+        computed ahead, keep the other tokens of each right guess, so that the next call counts the next
+        token."""
         still_right = []
         for guess in self._guesses:
             is_right = guess.tokens[0] == token
@@ -136,7 +141,7 @@ class DraftedSteps:
 
 class DraftParts(Protocol):
     """The attributes of an engine that drafts need. draft_length: None if the engine drafts no tokens.
-    draft_model: None if only the chat's own text gives drafts."""
+    draft_model: None if drafts come only from the chat's own text and from the constraint."""
 
     backend: Backend
     draft_length: DraftLength | None
@@ -146,8 +151,8 @@ class DraftParts(Protocol):
 def new_drafts(
     engine: DraftParts, prompt: Sequence[int], predicted: Sequence[int], rule: Matcher | None
 ) -> DraftedSteps | None:
-    """Return the decode steps of a reply to this prompt. Return None if drafts are off, or if the backend
-    cannot check drafts.
+    """Return the object that computes the decode steps of a reply to this prompt. Return None if drafts are
+    off, or if the backend cannot check drafts.
 
     predicted: tokens that the caller expects in the reply
     rule: the constraint of the reply

@@ -34,12 +34,13 @@ class LLMInferenceEngine:
         speculate: str = "auto",
         draft_model: DraftModel | None = None,
     ):
-        """policy: the precision of the KV cache by the age of its tokens; None: the backend's plain cache
+        """policy: the precision of the KV cache by the age of its tokens; None: the backend's default cache,
+        with at least 16 bits for each number
 
         folder: the folder that keeps the caches of sessions between processes
         speculate: the number of drafted tokens (drafts.py): "auto", "off" or a number; the replies do not
             depend on this value
-        draft_model: a small model that guesses tokens
+        draft_model: a small model that guesses the next tokens of the reply; None: no draft model guesses
         """
         self.model = model
         self.backend = backend

@@ -5,13 +5,14 @@ the constraints.
     Constraint.lark("start: ...")                       Constraint.regex(r"\\d+")
 
 A schema of some hundred bytes can take hours, or all memory, to compile. Because of such schemas, a child
-process with limits compiles each constraint first, for a vocabulary of single bytes
+process with limits of time and memory compiles each constraint first, for a vocabulary of single bytes
 (`platform/bounded_process.py`). If the child succeeds, this process compiles the constraint for the model's
 vocabulary. The second compilation takes about as long as the first one. The program's other threads continue
 during both compilations.
 
 If llguidance cannot apply a part of a constraint, the module refuses the whole constraint. For example, a
-keyword of JSON Schema that llguidance does not know raises UsageError.
+keyword of JSON Schema that llguidance does not know raises UsageError, unless the kind of the constraint is
+"loose json".
 """
 
 import hashlib
@@ -51,7 +52,8 @@ _AS_TEMPLATES = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
-# Limits of llguidance: 20 ms for the regexes of a grammar, 15 ms for a token mask, about 60 MB for the lexer.
+# These limits of llguidance have its own units. The limits allow about 20 ms for the regexes of a grammar,
+# about 15 ms for the set of allowed next tokens, and about 60 MB for the lexer.
 _LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
@@ -70,8 +72,8 @@ class Constraint:
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool, loose: bool = False) -> "Constraint":
         """Return a constraint: the reply must be JSON that fits the schema (draft 4 to 2020-12). References
-        must stay within the schema. loose: True: unknown keywords restrict nothing; False: an unknown keyword
-        is an error."""
+        must stay within the schema. loose: True: keywords that llguidance does not know are ignored; False: a
+        keyword that llguidance does not know is an error."""
         if not isinstance(schema, Mapping | bool):
             raise UsageError(
                 f"the JSON schema is {one_line(str(schema))[:40]}; it must be an object, true or false."
@@ -109,9 +111,9 @@ class Constraint:
 
 
 def json_rule(schema: Mapping[str, Any], loose: bool = False, as_templates: bool = False) -> str:
-    """Return a part of a Lark grammar that allows JSON that fits the schema. loose: as in
-    `Constraint.json_schema`. as_templates: True: allow white space only where chat templates write white
-    space."""
+    """Return a part of a Lark grammar that allows JSON that fits the schema. loose: True: ignore the keywords
+    of the schema that llguidance does not know. as_templates: True: allow white space only where chat
+    templates write white space."""
     options = {**_json_options(loose), **(_AS_TEMPLATES if as_templates else {})}
     return f"%json {json.dumps({**schema, 'x-guidance': options})}"
 

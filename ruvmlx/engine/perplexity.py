@@ -1,5 +1,6 @@
 """This module computes the perplexity of a text with the same KV cache as for replies. The module also
-computes how much precision a tiered KV cache loses."""
+compares the predictions with a tiered KV cache (of lower precision) with the predictions with an f16 KV
+cache."""
 
 import itertools
 import math
@@ -70,8 +71,8 @@ class _Seen:
     def add(self, logprobs: list[np.ndarray], following: int) -> None:
         """Add one token.
 
-        logprobs: the log-probabilities [V] with the cache; then the log-probabilities with the f16 cache, if
-            the two caches are compared
+        logprobs: the log-probabilities [V] (one for each token of the vocabulary) with the measured cache; if
+            two caches are compared, a second array has the log-probabilities with the f16 cache
         following: the id of the token that was predicted
         """
         self.tokens += 1

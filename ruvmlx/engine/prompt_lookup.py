@@ -14,8 +14,8 @@ class Draft(NamedTuple):
     """Guessed tokens.
 
     tokens: the guessed next tokens, in order
-    match: the number of the chat's newest tokens that equal the tokens before the guess's source, from GRAM
-        to LONGEST_MATCH
+    match: the number of the chat's newest tokens that equal the tokens before the place from which the guess
+        was copied, from GRAM to LONGEST_MATCH
     """
 
     tokens: list[int]
@@ -60,7 +60,8 @@ class PromptLookup:
         self._indexed = max(self._indexed, len(self._tokens))
 
     def _match(self, source: int) -> int:
-        """Return the number of tokens before `source` that equal the newest tokens."""
+        """Return the number of tokens before the index `source` that equal the chat's newest tokens, at most
+        LONGEST_MATCH."""
         tokens, n = self._tokens, 0
         while n < min(LONGEST_MATCH, source) and tokens[source - 1 - n] == tokens[-1 - n]:
             n += 1

@@ -12,8 +12,8 @@ from .reading_order import Place
 from .run import Run
 from .types import Chunk, GenerationRequest
 
-# The number of later requests that can start before a waiting request. Each time OVERTAKEN later requests
-# have started, the rank of the waiting request rises by one.
+# Each time that OVERTAKEN later requests have started before a waiting request, the rank of the waiting
+# request rises by one.
 OVERTAKEN = 8
 
 
@@ -31,7 +31,7 @@ class Job(Protocol):
     """A job writes one reply to a request, or several replies of which one is chosen.
 
     lora: the base LoRA with which the backend runs the replies
-    several: True if there are several replies
+    several: True if the job writes more than one reply
     runs: all replies
     running: the replies that are being decoded
     """
@@ -56,7 +56,8 @@ class Job(Protocol):
         have been read."""
 
     def next_chunk(self) -> Chunk:
-        """Handle one new token of each run in `running`. Remove the runs that are over from `running`."""
+        """Update the job after each run in `running` has drawn one token. Return the next chunk for the sink.
+        Remove the runs that are over from `running`."""
 
     def end(self) -> Chunk: ...
 
@@ -67,9 +68,10 @@ class Ticket:
     replies: the number of replies to the request
     arrived: the time when the request arrived (time.monotonic())
     overtaken: the number of later requests that started before this request
-    job, grant: the job and its memory; set when the request is admitted
+    job, grant: the job that writes the replies, and the memory that the job can hold; both are set when the
+        request starts
     place: the place of the request in the order in which prompts are read
-    decoding: True if its prompt has been read
+    decoding: True if the whole prompt has been read, so that the replies are decoded
     """
 
     def __init__(self, request: GenerationRequest, begin: Callable[[], Job], sink: Sink, replies: int = 1):
@@ -99,7 +101,7 @@ def reader_of(ticket: Ticket, going: Sequence[Ticket]) -> Ticket:
 
 
 class Arrivals:
-    """A sink that keeps the chunks of one request or of several."""
+    """A sink that keeps the chunks of one or several requests until `drain` returns the chunks."""
 
     def __init__(self) -> None:
         self._chunks: deque[Chunk] = deque()

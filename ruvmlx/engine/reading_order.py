@@ -1,11 +1,12 @@
-"""This module decides in which order prompts are read. No prompt is ready later than if all prompts were read
-at once with equal shares of the speed.
+"""This module decides in which order prompts are read. Among prompts of equal priority, no prompt is ready
+later (apart from the time for one piece of a prompt) than if all prompts were read at once with equal shares
+of the speed.
 
 Imagine a machine that reads all waiting prompts at once, each with an equal share of its speed. On that
 machine each prompt ends at a certain moment. The real machine reads the prompts one after the other, in the
-order in which the imagined machine would end them. So no prompt ends later than on the imagined machine, and
-a short prompt overtakes a long one. A prompt of a higher priority has a larger share. (Friedman & Henderson
-2003, "Fairness and efficiency in web server protocols")
+order in which the imagined machine would end them. So, apart from the time for one piece of a prompt, no
+prompt ends later than on the imagined machine, and a short prompt overtakes a long one. A prompt of a higher
+priority has a larger share. (Friedman & Henderson 2003, "Fairness and efficiency in web server protocols")
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ MORE = 8.0  # each step of priority multiplies a prompt's share of the speed by 
 
 @dataclass(eq=False)
 class Place:
-    """The place of one prompt in the order.
+    """The place of one prompt in the order in which prompts are read.
 
     end: the moment at which the imagined machine ends the prompt; the prompt with the smallest end is read
         first
@@ -31,7 +32,9 @@ class ReadingOrder:
     although a token of a long prompt takes a little longer."""
 
     def __init__(self) -> None:
-        self._clock = 0.0  # the number of tokens that the imagined machine has read of a prompt with share 1
+        # the number of tokens that the imagined machine has read so far of a prompt with share 1 that was
+        # there from the start
+        self._clock = 0.0
         self._read_there: list[Place] = []  # prompts that the imagined machine has not read to the end
 
     def join(self, tokens: int, priority: int = 0) -> Place:

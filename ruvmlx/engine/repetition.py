@@ -25,11 +25,11 @@ PROSE_WINDOW, PROSE_SHARE, PROSE_LETTERS = 192, 0.75, 0.9
 
 
 class Repetition:
-    """A detector of loops in one reply. Pass each token of the reply to `add`. `is_loop` is True if the
-    newest tokens only repeat earlier tokens.
+    """A detector of loops in one reply. Pass each token of the reply to `add`. `is_loop` is True if at least
+    the share SHARE of the newest WINDOW tokens repeats earlier tokens.
 
-    Rows of a table or of JSON repeat too, but each row has some tokens that no earlier row has. A gram (a run
-    of GRAM tokens) with one of these tokens is new, so rows are no loop.
+    Rows of a table or of JSON repeat too, but a row usually has some tokens that no earlier row has. A gram
+    (a run of GRAM tokens) with one of these tokens is new, so rows are no loop.
     """
 
     def __init__(self, tokens: Iterable[int] = ()):

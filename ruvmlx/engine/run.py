@@ -29,7 +29,8 @@ from .sessions import SessionManager
 from .source import Source, StepSource, needs_steps, source
 from .types import Chunk, GenerationRequest, GenerationResponse, TokenLogprob
 
-# The engine reads a prompt in pieces. A request can be cancelled between two pieces.
+# The engine reads a prompt in pieces: first FIRST_PIECE tokens, then about as many tokens as take
+# PIECE_SECONDS, but at least LEAST_PIECE. A request can be cancelled between two pieces.
 FIRST_PIECE, LEAST_PIECE, PIECE_SECONDS = 512, 256, 2.0  # tokens, tokens, seconds
 # LEAST_PART is the smallest piece of a prompt while other runs decode. For 8 or fewer tokens the kernels sum
 # attention in another order, so smaller pieces would change the last bits of the results.
@@ -46,12 +47,12 @@ class EngineParts(DraftParts, Protocol):
 
 
 class _Cancelled(Exception):
-    """The run raises this error between two pieces of the prompt to end the prefill."""
+    """The run raises this error to end the prefill of a cancelled request."""
 
 
 class Run:
-    """A run answers one request. Call `prefill`, then `draw` until `is_over` is true, then `end` (or
-    `chunks`).
+    """A run answers one request. Call `prefill`, then `draw` until `is_over` is true, then `end`. The method
+    `chunks` makes all these calls.
 
     Raises UsageError if the request cannot be answered.
     """
@@ -93,7 +94,7 @@ class Run:
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: str | None = None  # the reason why the run has ended; None while the run goes on
         self.started = self.first_token = time.perf_counter()
-        self._prefilled_at: float | None = None  # the end of the prefill, if another source read the prompt
+        self._prefilled_at: float | None = None  # end of the prefill, if an earlier source read the prompt
         self.session: Session = engine.sessions.get_or_create(
             request.session_id, self.prompt, request.cache_salt, request.resumable
         )
@@ -154,8 +155,8 @@ class Run:
         return Chunk("", 0, at + len(piece), len(self.prompt))
 
     def _piece(self) -> int:
-        """Return the number of prompt tokens to read next, a multiple of the KV page size. The reading of
-        these tokens takes about PIECE_SECONDS at the measured pace."""
+        """Return the number of prompt tokens to read next: about as many as take PIECE_SECONDS at the
+        measured pace, but at least LEAST_PIECE and at most the rest of the chunk."""
         done, chunk = self._read, self._chunk
         pace = done / max(time.perf_counter() - self.started, 1e-6)
         wanted = int(PIECE_SECONDS * pace) // PAGE * PAGE if done else FIRST_PIECE
@@ -164,7 +165,8 @@ class Run:
         return min(max(wanted, LEAST_PIECE), rest)
 
     def _part(self, most: int) -> int:
-        """Return the number of tokens of a partial chunk to read next: LEAST_PART to about `most` tokens."""
+        """Return the number of prompt tokens to read next if the piece must be shorter than a chunk:
+        LEAST_PART to about `most` tokens."""
         chunk, cache = self._chunk, self.session.cache
         rest = min(chunk - self._read % chunk, self.unread)
         if self._read % chunk == 0 and isinstance(cache, PagedCache):
@@ -285,7 +287,8 @@ class Run:
 
     @property
     def repeats(self) -> bool:
-        """Return True if the newest part of the reply only repeats earlier tokens. Then the reply ends."""
+        """Return True if the newest tokens of the reply almost only repeat earlier tokens. Then the reply
+        ends."""
         return self.repetition is not None and self.repetition.is_loop
 
     def draw_work(self) -> ReplyWork | None:
@@ -378,7 +381,8 @@ class Run:
 
 @contextmanager
 def sync_at_exit(runs: Sequence[Run]) -> Iterator[None]:
-    """At the end of the block, sync the runs. After an exception, first drop the KV caches of the runs."""
+    """At the end of the `with` block, call `sync` of each run, which ends the run's session. After an
+    exception, first drop the KV caches of the runs."""
     try:
         yield
     except (Exception, KeyboardInterrupt):

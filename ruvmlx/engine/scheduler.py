@@ -4,16 +4,17 @@
     while scheduler.step():
         ...                                   # ratings, new requests
 
-One step reads a piece of one prompt, then decodes and draws one token of every running reply. A step reads
-the weights once for all replies. Each reply has its own cache, sampler and seed. Batching therefore changes a
-reply only by rounding errors. With quantised weights on the native backend, batching changes no bit. (Yu et
-al. 2022, "Orca"; chunks of prompts between decode steps: Agrawal et al. 2024, "Sarathi-Serve")
+One step reads a piece of one prompt, then decodes and draws one token of every running reply with the same
+base LoRA. A step reads the weights once for these replies. Each reply has its own cache, sampler and seed.
+Batching therefore changes a reply only by rounding errors, or by no bit with quantised weights on the native
+backend. (Yu et al. 2022, "Orca"; chunks of prompts between decode steps: Agrawal et al. 2024, "Sarathi-Serve")
 
-`ReadingOrder` decides which prompt is read: a short prompt overtakes a long one, and no prompt is ready later
-than if all prompts shared the speed equally. The measured pace (tokens per second) gives the size of a piece.
-While replies run, a piece delays the next token of each reply by at most about DELAY. After a piece, the
-scheduler decodes for some steps without a piece: while n prompts are read, decoding gets 1/(n + 1) of the
-time. While no reply runs, a piece takes about ALONE seconds. A new request waits for the end of this piece.
+`ReadingOrder` decides which prompt is read: a short prompt overtakes a long one, and, apart from the time for
+one piece, no prompt is ready later than if all prompts of the same priority shared the speed equally. The
+measured pace (tokens per second) gives the size of a piece. While replies run, a piece delays the next token
+of each reply by at most about DELAY. After a piece, the scheduler decodes for some steps without a piece:
+while n prompts are read, decoding gets 1/(n + 1) of the time. While no reply runs, a piece takes about ALONE
+seconds. A new request waits for the end of this piece.
 
 The replies of one step can have different adapters of the output head. Replies with different base LoRAs
 cannot share a step, so they take turns.
@@ -33,11 +34,11 @@ from .recorder import Recorder
 from .run import EngineParts, Run
 from .types import Chunk, GenerationRequest
 
-PLACES = 64  # the maximum number of requests that run at the same time; each request slows all others
-DELAY = 0.1  # seconds: the longest time that a piece of a prompt delays the next token of a running reply
-SHARE = 0.5  # the planned time of a piece as a part of DELAY; below 1, because the measured pace varies
-ALONE = 0.15  # seconds: the planned time of a piece while no reply runs
-FIRST = 32  # the number of tokens of a piece before the pace was measured
+PLACES = 64  # a request can start while fewer than PLACES requests of its or a higher priority run
+DELAY = 0.1  # seconds: about the longest delay of a running reply's next token by a piece of a prompt
+SHARE = 0.5  # the planned time of a prompt's piece, divided by DELAY; below 1, as the measured pace varies
+ALONE = 0.15  # seconds: the planned time of a piece of a prompt while no reply is being decoded
+FIRST = 32  # the number of tokens of a piece of a prompt before the reading pace was measured
 PART = 16  # the number of tokens of a piece of a prompt is a multiple of PART
 
 
@@ -46,7 +47,7 @@ class Scheduler:
     which it occurs. An error in a step that several requests share ends all these requests."""
 
     def __init__(self, engine: EngineParts, width: int = PLACES, delay: float | None = DELAY):
-        """width: the maximum number of requests that run at the same time
+        """width: a request can start while fewer than `width` requests of its priority or a higher one run
 
         delay: like DELAY, in seconds; None: read whole prompts, because no user waits for single tokens
         """
@@ -54,13 +55,12 @@ class Scheduler:
         self._waiting: list[Ticket] = []  # in order of arrival
         self._active: list[Ticket] = []
         self.admission = Admission(engine)
-        self._pace = 0.0  # prompt tokens per second in the last pieces
+        self._pace = 0.0  # prompt tokens read per second, in the newest pieces; 0: not measured yet
         self._order = ReadingOrder()
         self._owed = 0.0  # seconds of decoding before the next piece of a prompt
         self._turn: BaseLoRA | None = None  # the base LoRA of the last step
-        # a list with the base LoRA that a step installed, or an empty list
-        self._installed: list[BaseLoRA | None] = []
-        self._home: BaseLoRA | None = None  # the base LoRA that the backend had before the first step
+        self._installed: list[BaseLoRA | None] = []  # [the base LoRA that the last step installed], or []
+        self._home: BaseLoRA | None = None  # the base LoRA that the backend had before a step changed it
 
     # -- requests ------------------------------------------------------------------------------------
 
@@ -124,8 +124,8 @@ class Scheduler:
     # -- steps ---------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Read one piece of a prompt, then decode one token of every running reply. Returns False if no
-        request is left."""
+        """Read one piece of a prompt, then decode one token of every running reply that uses the base LoRA of
+        this step. Returns False if no request is left."""
         try:
             self._admit()
             group = self._next_group()
@@ -140,7 +140,8 @@ class Scheduler:
         return len(self) > 0
 
     def rest(self) -> None:
-        """Install the LoRA that the backend had before the last steps. Call `rest` before other work."""
+        """Install the base LoRA that the backend had before the scheduler's steps, unless other code has
+        installed a base LoRA since. Call `rest` before the backend does work outside the scheduler."""
         if self._installed and self.engine.backend.lora is self._installed[0] is not self._home:
             self.engine.backend.set_lora(self._home)
         self._installed = []
@@ -160,8 +161,8 @@ class Scheduler:
     # -- one step ------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Start waiting requests in the order of rank, then of arrival. If a request waits for memory, all
-        later requests wait too, because later requests could take the free memory again and again."""
+        """Start waiting requests in the order of rank, then of arrival. If a request waits for memory,
+        the requests after it wait too, because they could take the free memory again and again."""
         ordered = sorted(self._waiting, key=lambda t: -t.rank)
         for i, ticket in enumerate(ordered):
             if self._uses(ticket.request.session_id):
@@ -233,8 +234,8 @@ class Scheduler:
         self._installed = [lora]
 
     def _read(self, group: Sequence[Ticket]) -> None:
-        """Read a piece of the next prompt. If no user waits for single tokens, read all prompts. Remove
-        cancelled requests."""
+        """Read a piece of the next prompt. If no user waits for single tokens (`delay` is None), read all
+        prompts of the group to their ends. End the prefill of cancelled requests."""
         readers = [ticket for ticket in group if not ticket.decoding]
         going = [ticket for ticket in readers if not ticket.request.cancel.is_set()]
         for ticket in readers:
@@ -278,8 +279,8 @@ class Scheduler:
         return max(PART, tokens + -tokens % PART)
 
     def _measure(self, tokens: int, seconds: float, most: int) -> None:
-        """Update the pace. A piece that was slower sets the pace; a faster piece raises the pace by half the
-        difference. A short piece does not count, because fixed costs are a large part of its time."""
+        """Update the pace (tokens per second). A slower piece sets the pace; a faster piece raises the pace by
+        half the difference. A piece below `most` / 2 tokens changes nothing: its fixed costs are too large."""
         if 2 * tokens >= most and seconds > 0:
             pace = tokens / seconds
             self._pace = min(pace, (self._pace + pace) / 2) if self._pace else pace
@@ -364,7 +365,7 @@ def cache_ids(tickets: Sequence[Ticket]) -> set[int]:
 
 
 def unread_tokens(engine: EngineParts, request: GenerationRequest) -> int:
-    """Return the number of tokens of the request's prompt that are in no KV cache in memory."""
+    """Return the approximate number of tokens of the request's prompt that are in no KV cache in memory."""
     prompt = engine.prompt_ids(request)
     return len(prompt) - engine.sessions.known_tokens(request.session_id, prompt, request.cache_salt)
 

@@ -24,8 +24,8 @@ class CacheKeys:
         self._backend, self._model = backend, model
 
     def key(self, policy: TierPolicy | None) -> Key:
-        """Return all data that keys and values depend on, except the tokens. MicroLoRA is left out, because
-        it changes only the output head, which comes after the cache."""
+        """Return all data, except the tokens, on which the attention keys and values in a KV cache depend.
+        MicroLoRA is left out, because it changes only the output head, which comes after the cache."""
         base = self._backend.lora
         return {
             "model": self._model,
@@ -63,24 +63,26 @@ class SessionsOnDisk:
         self._early.put(session)
 
     def early_caches(self) -> set[int]:
-        """Return the ids of the caches that are being written early."""
+        """Return the Python id (`id`) of the cache that another thread writes to disk for `keep_early`; an
+        empty set if there is none."""
         session = self._early.session if self._early else None
         return {id(session.cache)} if session else set()
 
     def stop_early(self) -> bool:
-        """Stop the early write and release its sequence. Returns False if no sequence is being written."""
+        """Stop the write that `keep_early` began, and release its sequence. Returns False if no sequence is
+        being written."""
         held = bool(self.early_caches())
         self.wait()
         return held
 
     def wait(self) -> None:
-        """Stop the early writing after the current page."""
+        """Stop the write that `keep_early` began, after the KV page that is being written."""
         if self._early is not None:
             self._early.stop()
             self._early = None
 
     def keep(self, name: str, session: Session, until: float) -> None:
-        """Write a session that belongs to a chat, or to a request with `resumable`.
+        """Write a session to disk if it belongs to a chat, or to a request with `resumable`; else do nothing.
 
         name: the name of the session in memory
         until: the latest end of the write (a time of time.monotonic())
@@ -97,7 +99,7 @@ class SessionsOnDisk:
         """Return the stored sequence that shares the longest prefix with the prompt, if that prefix is longer
         than the one that `held` shares.
 
-        held: the best session in memory
+        held: the session in memory that shares the longest prefix with the prompt; None: no such session
         """
         if self.folder is None:
             return None
@@ -109,7 +111,8 @@ class SessionsOnDisk:
         return Session(found[0], policy, self._backend.lora, found[1], names[:1])
 
     def migrate_session(self, session_id: str, policy: TierPolicy | None) -> Session | None:
-        """Return a chat's session from its file in the old format."""
+        """Return a chat's session from its file in the old format of cache files; None if there is no such
+        file."""
         if self.folder is None:
             return None
         make = partial(self._backend.new_cache, policy)
@@ -123,7 +126,7 @@ class SessionsOnDisk:
             self.remove(session.owner)
 
     def remove(self, owner: str | None) -> None:
-        """Remove the files that only this chat uses."""
+        """Remove the cache files that only the chat with the session id `owner` uses."""
         if self.folder is not None and owner is not None and owner != REQUESTS:
             self.folder.remove(owner)
 
@@ -172,7 +175,7 @@ class EarlyWriter:
         self._todo.put(self._part)
 
     def stop(self) -> None:
-        """Stop after the current page and wait for the thread."""
+        """Let the thread stop after the KV page that it writes now, and wait until the thread has ended."""
         self._stopped.set()
         self._todo.put(None)
         self._thread.join()

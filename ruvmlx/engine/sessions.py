@@ -34,7 +34,8 @@ class SessionManager:
 
     policy: the tier policy of new caches: the precision of the KV pages by the age of their tokens
     capacity: the maximum number of sequences in memory
-    folder: the folder of cache files, for evicted caches and, at the end, for all caches
+    folder: the folder of cache files, for evicted caches and, at the end of the process, for all caches that
+        can be kept
     model: the fingerprint of the model
     """
 
@@ -209,8 +210,9 @@ class SessionManager:
             self._disk.keep(name, self._sessions.pop(name), time.monotonic() + longest)
 
     def _most(self) -> int:
-        """Return the maximum number of bytes of all caches: the budget minus one KV page. One page stays
-        free, because a demotion (the change of a page to a lower precision) first makes a new page."""
+        """Return the maximum number of bytes of all caches: at most the budget of the KV page pool (if it has
+        one) minus one KV page. One page stays free, because a demotion (the change of a page to a lower
+        precision) first makes a new page."""
         pool = getattr(self._backend, "pool", None)
         if pool is None or not pool.budget:
             return self.limit
@@ -272,7 +274,7 @@ class SessionManager:
         return held_bytes({id(s): s.cache for s in (*self._sessions.values(), *self._running)}.values())
 
     def put(self, session_id: str, session: Session) -> None:
-        """Replace the session that is kept under this id."""
+        """Replace the session that is kept under this id. Do nothing if no session is kept under the id."""
         if session_id in self._sessions:
             self._take_out(session)
             self._name(session_id, session)

@@ -63,7 +63,7 @@ class StepSource:
         self._token: int | None = None  # the token that was drawn from `_step`
         # the token that `draw_work` drew from `_step`; the next `read` returns it
         self._ahead: int | None = None
-        # the step of the newest token, until `drawn_from` returns this step
+        # the decode step from which the newest token was drawn, until `drawn_from` returns this step
         self._fresh: Step | None = None
         self.prefilled_at = time.perf_counter()
 

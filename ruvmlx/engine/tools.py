@@ -12,11 +12,12 @@ template has no place for tools, or writes calls in an unknown form, the module 
 system text, in the form of the Hermes models (`HERMES`).
 
 With "required" or `function`, a constraint makes the reply one call, or up to MOST_CALLS calls, that can be
-parsed. If the function is `strict`, the arguments fit its parameters. If the function is not `strict`, the
-constraint ignores the keywords of JSON Schema that llguidance does not know, because agents often describe
-the parameters of tools for people and not for a parser. Arguments have undeclared properties only if the
-parameters allow them. With "auto" and `answer`, a reply is either calls in this form or text that fits
-`answer`.
+parsed. If a function is `strict`, the arguments of its calls fit the JSON schema of its parameters. If the
+function is not `strict`, the constraint ignores the keywords of JSON Schema that llguidance does not know,
+because agents often describe the parameters of tools for people and not for a parser. Arguments can have
+undeclared properties only if the schema of the parameters mentions additional properties or combines objects
+(closed_schemas.py). With "auto" and `answer`, a reply is either one or more such calls, or text that fits the
+JSON schema `answer`.
 """
 
 import hashlib

@@ -47,7 +47,8 @@ class GenerationRequest:
     messages: Sequence[Message] | None = None
     prompt: str | None = None
     input_ids: Sequence[int] | None = None
-    encoded: Sequence[int] | None = None  # the ids of `messages` or `prompt`, if the caller has encoded them
+    # the token ids of `messages` or `prompt`, if the caller has encoded them
+    encoded: Sequence[int] | None = None
     # the id of the session, which keeps its KV cache between requests; None: no session
     session_id: str | None = None
     question_id: int | None = None  # id of the chat message that is answered; None: the last message
@@ -64,7 +65,8 @@ class GenerationRequest:
     # True: the text contains the marks of tool calls even if the marks are special tokens
     shows_calls: bool = False
     asked: str = ""  # the user's message that the reply answers, if tool results follow that message
-    thinking: bool | None = None  # True: the model must think first; None: the template decides
+    # True: the model must think first; False: it must not; None: the chat template decides
+    thinking: bool | None = None
     logprobs: int = 0  # the number of most likely tokens to report with every token
     # additional variables for the chat template
     template_values: Mapping[str, Any] = field(default_factory=dict)
@@ -75,15 +77,17 @@ class GenerationRequest:
     # token ids that the caller expects in the reply; they change only the speed of the reply
     predicted: Sequence[int] = ()
     untouched: bool = False  # True: answer without any adapter
-    # The number of replies of which a judge picks one. "auto": auto_best_of.py; None: the setting.
+    # The number of replies of which a judge picks one. "auto": auto_best_of.py chooses the number; None: the
+    # setting `best_of` decides.
     best_of: int | str | None = None
     examples: tuple[str, ...] = ()  # the ids of the replies that are in the prompt as examples
-    route: Any = None  # the router's choice (sona/optional/router.py); None: there is no router
+    # the way to generate the reply that the router chose (sona/optional/router.py); None: no router chose
+    route: Any = None
     adapter_id: str | None = None  # the name of the adapter; "": no adapter; None: the current adapter
     # the maximum number of prompt tokens in one step, set by admission; None: the backend's own maximum
     chunk: int | None = None
-    # a prompt with a higher priority is read earlier, and requests with a lower priority do not take its
-    # place
+    # a request of a higher priority starts earlier and its prompt is read faster; running requests of a lower
+    # priority do not use up the places for it
     priority: int = 0
     patience: Patience = Patience()
     # set this event from any thread to stop the reply
@@ -116,10 +120,10 @@ class GenerationResponse:
     cache_tokens: int  # the number of tokens in the session's KV cache after the reply
     kv: KVStats
     drafted: int = 0  # the number of guessed tokens that were checked (drafts.py)
-    accepted: int = 0  # the number of guessed tokens that are in the reply
+    accepted: int = 0  # the number of checked tokens with which the reply then continued
     logprobs: list[TokenLogprob] = field(default_factory=list)
     examples: tuple[str, ...] = ()  # the ids of the replies that were in the prompt as examples
-    route: Any = None  # the router's choice, from the request
+    route: Any = None  # the way to generate the reply that the router chose; copied from the request
     # the other replies that best of n wrote together with this one
     others: tuple["GenerationResponse", ...] = ()
     stopped_by: str | None = None  # the stop string that ended the reply
@@ -135,7 +139,8 @@ class GenerationResponse:
 
     @property
     def ending(self) -> str:
-        """Return the reason why the reply ended, for people: its finish_reason, or "repeats"."""
+        """Return the reason why the reply ended, as the program shows it to people: "repeats" or the
+        finish_reason."""
         return "repeats" if self.repeats else self.finish_reason
 
 
