@@ -7,7 +7,7 @@
 One step reads a piece of one prompt, then decodes and draws one token of every running reply with the same
 base LoRA. A step reads the weights once for these replies. Each reply has its own cache, sampler and seed.
 Batching therefore changes a reply only by rounding errors, or by no bit with quantised weights on the native
-backend. (Yu et al. 2022, "Orca"; chunks of prompts between decode steps: Agrawal et al. 2024, "Sarathi-Serve")
+backend. (Yu et al. 2022, "Orca"; prompts in pieces: Agrawal et al. 2024, "Sarathi-Serve")
 
 `ReadingOrder` decides which prompt is read: a short prompt overtakes a long one, and, apart from the time for
 one piece, no prompt is ready later than if all prompts of the same priority shared the speed equally. The
@@ -279,8 +279,8 @@ class Scheduler:
         return max(PART, tokens + -tokens % PART)
 
     def _measure(self, tokens: int, seconds: float, most: int) -> None:
-        """Update the pace (tokens per second). A slower piece sets the pace; a faster piece raises the pace by
-        half the difference. A piece below `most` / 2 tokens changes nothing: its fixed costs are too large."""
+        """Update the pace (tokens per second). A slower piece sets the pace; a faster piece raises it by half
+        the difference. A piece below `most` / 2 tokens changes nothing, because of fixed costs."""
         if 2 * tokens >= most and seconds > 0:
             pace = tokens / seconds
             self._pace = min(pace, (self._pace + pace) / 2) if self._pace else pace
