@@ -52,8 +52,9 @@ class Anchors:
     ) -> int:
         """Add an anchor and return its id. Call inside a transaction.
 
-        If there are more than `limit` anchors, the anchors that an undo took out of use are deleted. After
-        that, the oldest anchor is merged into the next anchor until `limit` anchors are left.
+        If there are more than `limit` anchors, the anchors whose versions an undo or a rollback took out of
+        use are deleted. After that, the Fisher information of the oldest anchor is merged into that of the
+        next anchor, and the oldest anchor is deleted, until `limit` anchors are left.
 
         merge: a function of two Fisher matrices (earlier, later) that returns the merged matrix
         """

@@ -1,5 +1,5 @@
-"""This module compares the tables with the witness log (audit_log.py). The hash chain protects the log; the
-check in this module protects the tables."""
+"""This module compares the store's tables with the witness log (audit_log.py). The hash chain shows changes
+of the log; the check in this module shows changes of the tables."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -42,7 +42,7 @@ class _Logged:
     the model and the adapter."""
 
     versions: dict[Key, Body] = field(default_factory=dict)
-    # (earliest, latest) time of each version
+    # the earliest and the latest time (seconds since 1970) that the table can have for each version
     times: dict[Key, tuple[float, float]] = field(default_factory=dict)
     bases: dict[Key, Body] = field(default_factory=dict)
     ratings: dict[Key, Body] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class _Logged:
                 self.ratings[_key(body, "id")] = body
             case "preference":
                 self.preferences[_key(body, "id")] = body
-            case "kv_choice":  # an old body has no length for a tier that was added later
+            case "kv_choice":  # an old row of the log has no length for a tier that was added later
                 lengths = fill_lengths([body[name] for name in LENGTHS if name in body])
                 self.policies[body["model"], body["backend"]] = tuple(lengths)
             case "route":
@@ -90,7 +90,8 @@ class _Logged:
             self.heads[_adapter(body)] = body["version"]
 
     def _copy_times(self, body: Body) -> None:
-        """Give a copied adapter the times of its source. The source adapter can be deleted already."""
+        """Give each version of a copied adapter the times of the same version of the source adapter. The
+        source adapter can be deleted already."""
         for key in [key for key in self.times if key[:2] == _adapter(body)]:
             source = self.times.get((body["model"], body["from"], key[2]))
             self.times[key] = source or (-math.inf, math.inf)
@@ -155,9 +156,10 @@ def _bases(store: Store, logged: _Logged) -> str:
 
 
 def _are_as_written(state: bytes | None, written: str | None, are_needed: bool = False) -> bool:
-    """Return True if the weights equal the weights that were written.
+    """Return True if the weights equal the weights that were written, or if the weights were deleted and are
+    not needed.
 
-    written: the digest in the log
+    written: the digest of the weights in the log
     are_needed: True if the weights belong to the version in use
     """
     return digest(state) == written if state is not None else not are_needed
@@ -213,7 +215,8 @@ def _policies(store: Store, logged: _Logged) -> str:
 
 
 def _routes(store: Store, logged: _Logged) -> str:
-    """Return "" if the router's choices and cells are as they were written; else the first difference."""
+    """Return "" if the router's choices and its trained cells (small networks) are as the log says; else the
+    first difference."""
     for reply_id, arm, probability in store.db.rows("SELECT reply_id, arm, probability FROM routes"):
         if logged.routes.get(reply_id) != (arm, probability):
             return f"the route of reply {reply_id} is not what was written"

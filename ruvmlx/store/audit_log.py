@@ -1,12 +1,13 @@
-"""This module is the witness log: an append-only hash chain of the adapters' events. A check finds every
-later change of a row.
+"""This module is the witness log: an append-only hash chain of events, such as ratings, adapter versions and
+replies. A check finds a row that was changed later, unless the row's hash and all later hashes were computed
+again.
 
     hash[n] = sha256(JSON [seq, time, kind, body, hash[n - 1]])        hash[0] = 64 zeros
 
-A row is written in the same transaction as the event that it records, so neither exists without the other.
-The bodies of the rows hold ids, numbers and digests, never words of a chat. The chain shows damage and edits.
-A person who can write the store's file can replace the whole log by a new log. To detect a new log, keep a
-copy of the last hash in another place (`ruvmlx doctor` prints this hash).
+A row about a change of the store is written in the same transaction as this change, so neither exists without
+the other. The bodies of the rows hold ids, names, numbers and digests, but no words of a chat. The chain
+shows damage and edits. A person who can write the store's file can replace the whole log by a new log. To
+detect a new log, keep a copy of the last hash in another place (`ruvmlx doctor` prints this hash).
 """
 
 import hashlib
@@ -24,7 +25,7 @@ from .database import Database, columns
 
 GENESIS = "0" * 64
 _PAGE = 1000  # the number of rows that `walk` holds at a time
-_TRIGGERS = 3  # the number of triggers that reject every statement except an append
+_TRIGGERS = 3  # the number of SQL triggers that reject every statement on the log except an append
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Chain:
 
     rows: int
     head: str  # the hash of the last valid row
-    broken: int | None = None  # the number of the first invalid row
+    broken: int | None = None  # the number of the first invalid row; None: all rows are valid
     why: str = ""  # a description of the error in the first invalid row; "": no error
 
 
@@ -50,9 +51,9 @@ class WitnessRow:
 class LogFilter:
     """A filter that selects rows of the log.
 
-    kinds: the kinds of rows; (): all kinds
-    since: the time of the first row (ns since 1970)
-    until: a time after the last row (ns since 1970)
+    kinds: the kinds of rows that the filter selects; (): all kinds
+    since: earlier rows are left out (ns since 1970); None: no limit
+    until: rows of this time or later are left out (ns since 1970); None: no limit
     """
 
     kinds: Sequence[str] = ()
@@ -140,8 +141,8 @@ class Witness:
         return (row["seq"], row["hash"]) if row else (0, GENESIS)
 
     def _missing_rows(self) -> str:
-        """Return a text if rows at the end are missing, else "". Missing rows at the end leave no gap in the
-        numbers, but SQLite remembers the largest number that a row ever had."""
+        """Return a text if the newest rows of the log are missing, else "". Missing rows at the end leave no
+        gap in the numbers, but SQLite remembers the largest number that a row ever had."""
         given = self._db.value("SELECT seq FROM sqlite_sequence WHERE name = 'witness'") or 0
         last, _ = self._last()
         return "" if given == last else f"{given} rows were written, {last} are there"

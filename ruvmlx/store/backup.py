@@ -21,7 +21,7 @@ from .schema import VERSION
 from .soundness import difference
 from .store import Store
 
-_LOGS = ("-wal", "-shm", "-journal")  # files that SQLite puts beside a database
+_LOGS = ("-wal", "-shm", "-journal")  # the endings of the names of files that SQLite puts beside a database
 _MAGIC = b"SQLite format 3\0"
 
 
@@ -43,8 +43,8 @@ def back_up(store: Path, file: Path, replace: bool = False) -> BackupFacts:
     """Copy the store to a new file, or replace an existing backup. If the backup fails, an existing backup
     file does not change.
 
-    Raises NotFound if there is no store, UsageError if the file exists, and CorruptFile if the copy is
-    damaged.
+    Raises NotFound if there is no store, UsageError if the file exists and `replace` is False, and
+    CorruptFile if the copy is damaged.
     """
     if not store.exists():
         raise NotFound(f"there is nothing to back up: {store} does not exist.")
@@ -62,8 +62,8 @@ def back_up(store: Path, file: Path, replace: bool = False) -> BackupFacts:
 
 
 def restore(store: Path, file: Path) -> tuple[BackupFacts, Path | None]:
-    """Use a backup as the store. Returns the contents of the backup, and the new path of the old store: the
-    database, or its log if there was only a log.
+    """Put a copy of a backup in the place of the store. Returns the contents of the backup, and the new path
+    of the old store: the database, or its log if there was only a log.
 
     No other process must use the data folder during the restore. If the restore fails, the store does not
     change. Raises NotFound if there is no such file, CorruptFile if the file is not a valid backup, and
@@ -97,7 +97,8 @@ def _check_ordinary(store: Path) -> None:
 
 
 def _check_target(file: Path, store: Path, replace: bool) -> None:
-    """Raise UsageError unless the file can be written. Only an existing backup can be replaced."""
+    """Raise UsageError if a backup must not be written to this file, for example because the file exists.
+    With `replace`, only an existing SQLite database can be replaced, but not the store itself."""
     if file.name.endswith(_LOGS):
         raise UsageError(f"{file.name} ends like the log of a database; choose another name.")
     if not file.parent.is_dir():
@@ -151,7 +152,8 @@ def _damage(database: sqlite3.Connection) -> str:
 
 
 def _check_copy(copy: Path, source: Path) -> dict[str, int]:
-    """Bring the copy to the newest format and compare it with its witness log."""
+    """Bring the copy of the store to the newest format, compare the copy with its witness log, and return the
+    number of rows of each kind."""
     store = Store(copy)
     try:
         chain = store.witness.check()
@@ -261,7 +263,8 @@ def _exchange(store: Path, fresh: Path) -> Path | None:
         for ending in found:
             _name_again(Path(f"{store}{ending}"), Path(f"{kept}{ending}"))
         sync_folder(store.parent)
-        # remove the KV caches of later versions, because these version numbers will be used again
+        # remove all stored KV caches, because some belong to adapter versions that are newer than the backup,
+        # and new versions will get the same numbers
         _clear(store.parent / "kv")
         for ending in _LOGS:
             Path(f"{store}{ending}").unlink(missing_ok=True)
@@ -289,7 +292,7 @@ def _take_back(store: Path, kept: Path, found: list[str]) -> None:
 
 
 def _free_name(store: Path) -> Path:
-    """Return a free file name for the old store."""
+    """Return a file name that is not in use, to which the old store can be moved."""
     number = 1
     while True:
         kept = store.with_name(f"{store.name}.before-restore-{number}")

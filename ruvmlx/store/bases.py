@@ -26,7 +26,7 @@ class Attempt:
 
 class Bases:
     """This class reads and writes the tables `bases` and `attempts`. The weights of a base LoRA are deleted
-    when no version and no anchor uses them."""
+    when no anchor and no version that has its own weights uses them."""
 
     def __init__(self, db: Database, witness: Witness):
         self._db, self._witness = db, witness
@@ -48,7 +48,7 @@ class Bases:
         return json.loads(self._db.value(sql, fingerprint, name, id_) or "{}")
 
     def add(self, fingerprint: str, name: str, state: bytes, report: dict[str, Any]) -> int:
-        """Add a base and return its id. An id is never used again. Call inside a transaction."""
+        """Add a base LoRA and return its id. An id is never used again. Call inside a transaction."""
         newest = self._db.value(
             "SELECT coalesce(max(id), 0) FROM bases WHERE fingerprint = ? AND name = ?", fingerprint, name
         )
@@ -69,7 +69,8 @@ class Bases:
         self._witness.record("base", {"model": fingerprint, "adapter": name, **facts})
 
     def copy(self, fingerprint: str, name: str, new: str) -> None:
-        """Copy the bases that the versions of adapter `new` use. Call inside a transaction."""
+        """Copy from adapter `name` to adapter `new` the base LoRAs that the versions of `new` use. Call
+        inside a transaction."""
         self._db.execute(
             "INSERT INTO bases (fingerprint, name, id, state, report, created)"
             " SELECT fingerprint, ?3, id, state, report, created FROM bases"
@@ -85,7 +86,8 @@ class Bases:
             self._record(fingerprint, new, row["id"], row["state"])
 
     def delete_unused(self, fingerprint: str, name: str) -> None:
-        """Delete the weights of the bases that no anchor and no version with weights uses.
+        """Delete the weights of the base LoRAs that no anchor uses, and that no version whose own weights are
+        stored uses.
 
         Call inside a transaction.
         """

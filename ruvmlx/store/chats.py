@@ -16,7 +16,8 @@ from .search_index import SearchIndex
 # this value in place of a time of deletion means that a process is still writing the chat's messages
 FILLING = -1.0
 _FILLING_SLICE = 0.05  # seconds: the length of a transaction that writes messages, and of the pause after it
-# If an incomplete chat gets no message for this number of seconds, the process that wrote it was killed.
+# If an incomplete chat gets no message for this number of seconds, the program treats the process that wrote
+# the chat as killed.
 _FILLING_SECONDS = 3600.0
 TITLE = 200  # the maximum number of characters in a title
 _SLICE = 50  # the number of messages that one transaction erases: about 30 ms
@@ -97,8 +98,8 @@ class Chats:
         """Commit a chat with all its messages and return its id.
 
         Many short transactions write the chat, so other processes can write in between. The chat is hidden
-        until it is complete. If the process is killed, a start at least an hour later erases the incomplete
-        chat.
+        until it is complete. If the process is killed, a start of the program at least an hour later erases
+        the incomplete chat.
 
         messages: parents before children
         head: the id of the last message of the current branch
@@ -191,7 +192,8 @@ class Chats:
         self._set(session_id, "title", " ".join(title.split())[:TITLE])
 
     def pin(self, session_id: str, pinned: bool = True) -> None:
-        """Show a chat first in lists (pinned=True), or at its usual place."""
+        """Show a chat before the other chats in lists (pinned=True), or in the order of the last changes
+        (pinned=False)."""
         self._set(session_id, "pinned", int(pinned))
 
     def set_folder(self, session_id: str, folder: str) -> None:
@@ -262,12 +264,12 @@ class Chats:
         """Delete chats and their replies for good. A reply that another chat (a fork) also shows is not
         deleted. Returns True if the deleted words are gone from all files (`Database.truncate_log`).
 
-        A reply with a rating or a preference keeps its rating or preference, but loses its words and notes.
-        The witness log keeps the id and the length of every reply.
+        If a deleted reply has a rating or a preference, the rating or preference stays, but its note and the
+        reply's words and tokens are deleted. The witness log keeps the id and the length of every reply.
 
         One transaction hides all the chats. After this, many short transactions erase the chats, so other
-        processes can write in between. If the process is killed, the next start finds the chats with
-        `soft_deleted_before`.
+        processes can write in between. If the process is killed, the next start finds the chats that are not
+        erased with `soft_deleted_before`.
 
         seconds: the maximum time to remove the words from the search index; if the removal needs more time, a
             later call continues
@@ -282,13 +284,13 @@ class Chats:
         return self.clean_index(seconds)
 
     def clean_index(self, seconds: float) -> bool:
-        """Continue to clean the search index for about this many seconds. Returns True if the deleted words
-        are gone from all files."""
+        """Continue to remove deleted words from the search index, for about this many seconds. Returns True
+        if the deleted words are gone from all files."""
         return self._index.clean(seconds) and self._db.truncate_log()
 
     def _erase_some(self, session_id: str) -> bool:
-        """Commit the deletion of the newest messages. If the chat has no messages left, delete the chat and
-        return False."""
+        """Commit the deletion of at most _SLICE of the chat's newest messages. If the chat has no messages
+        left, delete the chat and return False."""
         began = time.monotonic()
         with self._db.transaction():
             unseen = self._messages.delete_newest(session_id, _SLICE)
@@ -296,6 +298,7 @@ class Chats:
                 self._db.execute("DELETE FROM sessions WHERE id = ?", session_id)
                 return False
             self._replies.erase(*unseen)
-        # other processes can write for the same time
+        # after a transaction, other processes can write for as long as the transaction took, at most
+        # _LONGEST_PAUSE
         time.sleep(min(time.monotonic() - began, _LONGEST_PAUSE))
         return True

@@ -22,19 +22,21 @@ from ..errors import CorruptFile, StoreBusy, StoreError, UsageError
 from .schema import VERSION, migrate
 from .soundness import difference
 
-_BUSY_SECONDS = 5.0  # seconds: the maximum time for which one other process can keep the write lock
+# seconds: if one other process keeps the write lock longer than this, the wait for the lock fails
+_BUSY_SECONDS = 5.0
 # seconds: if many other processes pass the lock to each other for this time, the wait for the lock fails
 _WAIT_SECONDS = 60.0
 _REMEDY = (
     "Use a backup: `ruvmlx restore FILE`. Or start afresh: move it away, with the files -wal and -shm beside "
     "it, and keep them all if you want to recover chats."
 )
-_PAUSE_SECONDS = 0.001, 0.004  # the minimum and maximum seconds between two tries; the pause is random
+# the minimum and maximum seconds between two tries to take the write lock; the pause is random
+_PAUSE_SECONDS = 0.001, 0.004
 
 
 class Database:
-    """A database is a connection for the thread that opened it. A caller reads the columns of a row by their
-    names."""
+    """A Database is a connection to one SQLite file. Only the thread that opened the connection can use it. A
+    caller reads the columns of a row by their names."""
 
     def __init__(self, path: Path, reading: bool = False):
         """reading: True if the caller only reads. In this case a disk that is full or read-only causes no
@@ -112,8 +114,8 @@ class Database:
             self._connection.execute(f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000:.0f}")
 
     def _has_begun(self, is_last_try: bool) -> bool:
-        """Try once to begin a transaction. Returns False if another process has the lock. On the last try,
-        raises the error instead."""
+        """Try once to begin a transaction. Returns False if another process has the lock. If `is_last_try` is
+        True, raises the error instead."""
         try:
             self._connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as e:
@@ -220,12 +222,12 @@ def columns(row_class: type, table: str = "") -> str:
 
 
 def to_vector(blob: bytes | None) -> np.ndarray | None:
-    """Return [D] float32 from a column's value; None for NULL."""
+    """Return the vector [D] (float32) that the bytes in a column hold; None for NULL."""
     return None if blob is None else np.frombuffer(blob, "<f4")
 
 
 def from_vector(vector: np.ndarray | None) -> bytes | None:
-    """Return a column's value from [D] of any float type; NULL for None."""
+    """Return the bytes that a column holds for a vector [D] of any float type; None (NULL) for None."""
     return None if vector is None else vector.astype("<f4").tobytes()
 
 
@@ -291,7 +293,8 @@ def is_locked(error: sqlite3.Error) -> bool:
 
 @contextmanager
 def _readable_errors(path: Path) -> Iterator[None]:
-    """Raise errors of SQLite and of the file system as one line that names the file and a remedy."""
+    """Turn errors of SQLite and of the file system in the block into errors whose text is one line that names
+    the file and a remedy."""
     try:
         yield
     except sqlite3.OperationalError as e:

@@ -3,8 +3,9 @@ bit for bit.
 
 A rating changes most numbers a little. The bits of a float32, read as an integer, also change a little then.
 So a difference holds, for each number of the older weights that is not 0, the difference of these integers.
-Small differences have three bytes of zeros, which are compressed. Numbers that were 0 stand in a list at the
-end, each with its place.
+Small differences have three bytes of zeros, which are compressed. Numbers that were 0 and are not 0 now stand
+in a list at the end, each with its place. (Below, known numbers were not 0 before, and new numbers were 0
+before.)
 
     difference = crc32 of the weights [4 bytes], deflate(first bytes of all words, second bytes, ...)
     words      = changes of known numbers, then steps to the places of new numbers, then new numbers
@@ -20,15 +21,16 @@ from numpy.typing import NDArray
 from ..errors import CorruptFile
 
 _CRC_BYTES = 4
-# Arrays in a .npz file begin at any byte. So each part, from one array's magic number to the next, is read as
-# words of its own.
+# Arrays in a .npz file can begin at any byte, not only at multiples of 4. So each part, from one array's
+# magic number to the next, is read as words of its own.
 _ARRAY = b"\x93NUMPY"
 
 Words = NDArray[np.uint32]
 
 
 def difference(state: bytes, older: bytes) -> bytes | None:
-    """Return the difference of weights from older weights; None if the two do not have the same parts."""
+    """Return the difference of weights from older weights; None if the arrays in the two do not begin at the
+    same places."""
     parts = _parts(older)
     if _parts(state) != parts:
         return None
@@ -41,9 +43,9 @@ def difference(state: bytes, older: bytes) -> bytes | None:
 
 
 def add_differences(oldest: bytes, differences: Sequence[bytes]) -> bytes:
-    """Return the newest weights of a chain. Each difference belongs to the weights before it; the first
-    difference belongs to the oldest weights. Raises CorruptFile if a difference is damaged, is missing or
-    belongs to other weights."""
+    """Add a chain of differences to the oldest weights and return the newest weights. The first difference is
+    relative to the oldest weights; each later difference is relative to the result of the differences before
+    it. Raises CorruptFile if a difference is damaged, is missing or belongs to other weights."""
     parts = _parts(oldest)
     words = _words(oldest, parts).copy()
     try:
@@ -58,7 +60,7 @@ def add_differences(oldest: bytes, differences: Sequence[bytes]) -> bytes:
 
 
 def _add(words: Words, changes: Words) -> None:
-    """Add one difference to the words, in place."""
+    """Add one difference to the weights (32-bit words), in place."""
     known = np.flatnonzero(words)
     steps, new = changes[known.size :].reshape(2, -1)
     words[known] += _unfold_sign(changes[: known.size])
@@ -72,7 +74,8 @@ DAMAGED = "the stored adapter is damaged; `ruvmlx learn undo` goes back one vers
 
 
 def _parts(state: bytes) -> list[int]:
-    """Return the places at which the parts of the weights begin and end."""
+    """Return the byte positions at which the parts of the weights begin and end. A part is one array of the
+    .npz file."""
     parts = [0]
     while (at := state.find(_ARRAY, parts[-1] + 1)) > 0:
         parts.append(at)
@@ -80,7 +83,8 @@ def _parts(state: bytes) -> list[int]:
 
 
 def _words(state: bytes, parts: list[int]) -> Words:
-    """Return the weights as words. Each part is filled up to whole words with bytes of 0."""
+    """Return the weights as 32-bit words. Each part (one array) is filled up to whole words with bytes of
+    0."""
     pieces = (state[a:b] + bytes(-(b - a) % 4) for a, b in pairwise(parts))
     return np.frombuffer(b"".join(pieces), "<u4")
 
@@ -105,8 +109,8 @@ def _unfold_sign(folded: Words) -> Words:
 
 
 def _deflate(words: Words) -> bytes:
-    """Compress the words, one byte of each after another. Repetitions other than runs are rare, so only runs
-    are looked for: this is faster."""
+    """Compress the lowest bytes of all words, then the second bytes, and so on. zlib looks only for runs of
+    equal bytes, because other repetitions are rare and a search for them would take longer."""
     planes = words.astype("<u4", copy=False).view(np.uint8).reshape(-1, 4).T.tobytes()
     packer = zlib.compressobj(strategy=zlib.Z_RLE)
     return packer.compress(planes) + packer.flush()

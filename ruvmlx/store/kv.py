@@ -1,5 +1,5 @@
-"""This module stores how replies used the KV cache, and measurements of tier policies. The tables hold only
-numbers, no words of a chat."""
+"""This module stores how replies used the KV cache, and measurements of tier policies (a policy sets the
+precision of KV pages by the age of their tokens). The tables hold only numbers, no words of a chat."""
 
 import json
 import time
@@ -29,7 +29,7 @@ class KVObservation:
     tokens: int
     tier_bytes: tuple[int, ...]  # bytes by tier
     us_per_token: float  # microseconds of decoding for one token; 0: no token was decoded
-    pressure: float  # memory pressure, 0 to 1
+    pressure: float  # the pressure on the machine's memory, 0 to 1
     level: int  # the level of memory pressure; a higher level lowers the precision of the requested policy
 
 
@@ -64,8 +64,8 @@ class KVRecords:
         self._db, self._witness = db, witness
 
     def observe(self, seen: KVObservation) -> None:
-        """Add an observation. If its policy differs from the policy of the last reply, write it to the
-        witness log. Call inside a transaction."""
+        """Add an observation. If its tier policy differs from that of the last reply of this model on this
+        backend, write the new policy to the witness log. Call inside a transaction."""
         last = self._db.row(
             f"SELECT {', '.join(LENGTHS)} FROM kv_observations WHERE fingerprint = ? AND backend = ?"
             " ORDER BY id DESC LIMIT 1",
@@ -82,7 +82,7 @@ class KVRecords:
         )
 
     def observations(self, fingerprint: str, backend: str, limit: int) -> list[KVObservation]:
-        """Return the newest observations, newest first."""
+        """Return at most `limit` observations of one model on one backend, newest first."""
         rows = self._db.rows(
             f"SELECT {_columns(KVObservation)} FROM kv_observations WHERE fingerprint = ? AND backend = ?"
             " ORDER BY id DESC LIMIT ?",
@@ -128,7 +128,7 @@ class KVRecords:
             )
 
     def measurements(self, fingerprint: str, backend: str) -> list[KVMeasured]:
-        """Return all measurements, oldest first."""
+        """Return all measurements of one model on one backend, oldest first."""
         rows = self._db.rows(
             f"SELECT {_columns(KVMeasured)} FROM kv_measured"
             " WHERE fingerprint = ? AND backend = ? ORDER BY created, rowid",

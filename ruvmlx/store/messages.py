@@ -24,7 +24,8 @@ class MessageRow:
 
     rating, finish_reason: the values of the message's reply; None for a user's message
     created: seconds since 1970
-    branch: the position of the message among its siblings, from 1
+    branch: the position, from 1, of the message among its siblings (the messages that can be shown in its
+        place)
     branches: the number of siblings, with the message itself
     calls: tool calls as JSON: the calls of a reply, or the call that a tool's result answers; "": no calls
     """
@@ -92,8 +93,8 @@ class Messages:
         return list(dict.fromkeys(row["content"] for row in rows))[:limit]
 
     def questions(self, session_id: str, fingerprint: str) -> list[Question]:
-        """Return the user's messages of all branches of a chat, newest first, with their states in one
-        model."""
+        """Return the user's messages of all branches of a chat, newest first, with their pooled hidden states
+        in one model."""
         read = self._db.rows(
             "SELECT m.parent, r.prompt, r.query FROM messages m JOIN replies r ON r.id = m.reply_id"
             " WHERE m.session_id = ? AND r.fingerprint = ? AND r.query IS NOT NULL",
@@ -153,9 +154,10 @@ class Messages:
         after: int | None = HEAD,
         calls: str = "",
     ) -> int:
-        """Add a message after another message, as in `add_user`, and make the new message the head (the end
-        of the current branch). Returns the new message's id. Call inside a transaction. The caller gives
-        `after` if another process could have moved the head since the question was read."""
+        """Add a message after the message `after` (HEAD: after the last message of the current branch; None:
+        as a first message), and make the new message the head (the end of the current branch). Returns the
+        new message's id. Call inside a transaction. The caller gives `after` if another process could have
+        moved the head since the question was read."""
         chat = self._db.row("SELECT head, deleted FROM sessions WHERE id = ?", session_id)
         if chat is None or chat["deleted"] == ERASING:
             raise NotFound(f"the chat {session_id!r} was deleted meanwhile.")
@@ -265,8 +267,8 @@ class Messages:
         )
 
     def place_of(self, reply_id: str) -> tuple[str, int] | None:
-        """Return (chat id, message id) of the newest message that shows this reply; None if no existing chat
-        shows the reply."""
+        """Return (chat id, message id) of the newest message that shows this reply; None if no chat, or only
+        a deleted chat, shows the reply."""
         row = self._db.row(
             "SELECT m.session_id, m.id FROM messages m JOIN sessions s ON s.id = m.session_id"
             " WHERE m.reply_id = ? AND s.deleted IS NULL ORDER BY m.id DESC LIMIT 1",
@@ -332,7 +334,7 @@ def _tree(rows: Iterable[MessageRow]) -> Tree:
 
 
 def _with_branch_number(row: MessageRow, tree: Tree) -> MessageRow:
-    """Return the message with its place among its siblings."""
+    """Return the message with `branch` and `branches` (its position and the number of siblings) set."""
     siblings = tree.siblings(row.id)
     if row.id not in siblings or len(siblings) == 1:
         return row

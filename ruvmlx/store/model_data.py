@@ -6,15 +6,15 @@ from .database import Database
 
 
 class ModelData:
-    """This class reads and writes the tables `neutral` (KL probes) and `whitening`. The key is the model's
-    fingerprint."""
+    """This class reads and writes the tables `neutral` (KL probes) and `whitening`. The key of a row is the
+    model's fingerprint; the calibration of a layer LoRA has its own key."""
 
     def __init__(self, db: Database):
         self._db = db
 
     def reference_text(self, fingerprint: str) -> bytes | None:
-        """Return a KL probe or the calibration of a layer LoRA, as bytes. Both kinds of data were measured on
-        the reference text (sona/reference_text.py)."""
+        """Return, as bytes, a KL probe (key: the model's fingerprint) or the calibration of a layer LoRA (its
+        own key). Both were measured on the reference text (sona/reference_text.py)."""
         return self._db.value("SELECT data FROM neutral WHERE fingerprint = ?", fingerprint)
 
     def put_reference_text(self, fingerprint: str, data: bytes) -> None:

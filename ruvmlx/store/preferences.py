@@ -26,7 +26,8 @@ class PreferenceRow:
     kind: "compare", "regenerated" or "edit"
     strength: 1 if the user chose a reply when asked, or edited a reply; less than 1 if another action of the
         user implies the choice
-    weight: the weight w of the better reply minus the w of the worse reply (sona/objective.py)
+    weight: the learning weight of the better reply (0 to 1) minus that of the worse reply (-1 to 0);
+        sona/objective.py
     """
 
     better: str
@@ -55,8 +56,8 @@ class Preferences:
         self._db, self._witness = db, witness
 
     def add(self, fingerprint: str, name: str, version: int, row: PreferenceRow) -> None:
-        """Add the preference that made a version. The new preference replaces an earlier one between the same
-        replies.
+        """Add the preference that made a version. The new preference replaces an earlier preference between
+        the same replies.
 
         Call inside a transaction.
         """
@@ -84,8 +85,8 @@ class Preferences:
         self._witness.record("preference", facts | vars(row))
 
     def enforce(self, fingerprint: str, name: str, head: int) -> None:
-        """Mark the preferences that made the head or one of its ancestors as in force, and all others as not
-        in force. Call inside a transaction."""
+        """Mark the preferences that made the head or one of its ancestors as in force, and all other
+        preferences of this adapter as not in force. Call inside a transaction."""
         enforce(self._db, "preferences", _PAIR, fingerprint, name, head)
 
     # -- reading -------------------------------------------------------------------------------------

@@ -96,8 +96,8 @@ class Ratings:
         self._witness.record("rating", {"model": fingerprint, "adapter": name, "version": version, **facts})
 
     def enforce(self, fingerprint: str, name: str, head: int) -> None:
-        """Mark the ratings that made the head or one of its ancestors as in force, and all others as not in
-        force. Call inside a transaction."""
+        """Mark the ratings that made the head or one of its ancestors as in force, and all other ratings of
+        this adapter as not in force. Call inside a transaction."""
         enforce(self._db, "ratings", "reply_id", fingerprint, name, head)
 
     # -- reading -------------------------------------------------------------------------------------
@@ -116,7 +116,8 @@ class Ratings:
         return [RatingRow(**dict(row) | {"query": to_vector(row["query"])}) for row in rows]
 
     def weights(self, fingerprint: str, name: str) -> list[tuple[int, float]]:
-        """Return (version that the rating made, weight) of the ratings in force, oldest first."""
+        """Return (version that the rating made, learning weight from -1 to 1) of the ratings in force, oldest
+        first."""
         rows = self._db.rows(
             "SELECT version, weight FROM ratings WHERE fingerprint = ? AND adapter = ? AND in_force"
             " ORDER BY id",
@@ -127,8 +128,8 @@ class Ratings:
 
     def labels(self, fingerprint: str, name: str) -> list[tuple[str, str, int]]:
         """Return (reply id, rating, version that the rating made) of the ratings in force that change the
-        adapter, oldest first. Ratings for wrong facts are left out, because they do not change the
-        adapter."""
+        adapter, oldest first. Ratings that complain about wrong facts are left out, because they do not
+        change the adapter."""
         rows = self._db.rows(
             "SELECT reply_id, rating, version FROM ratings t WHERE fingerprint = ? AND adapter = ?"
             f" AND in_force AND {_TEACHES} ORDER BY id",

@@ -32,7 +32,8 @@ class ReplyRow:
     text: str
     finish_reason: str
     query: np.ndarray | None  # [D] float32, the pooled hidden state of the question (sona/embedding.py)
-    # the sum of the logprobs of the rated tokens, with the adapter; None: the reply was sampled without one
+    # the sum of the logprobs of the rated tokens, with the adapter applied; None: not known, because the
+    # reply has no trace
     logprob: float | None = None
     examples: tuple[str, ...] = ()  # the ids of the rated replies that the prompt shows as examples
     latency_ratio: float = 1.0  # the time per token, divided by the usual time on this machine
@@ -68,8 +69,9 @@ class ReplyRow:
 
     @classmethod
     def of(cls, *facts: object, **values: Any) -> "ReplyRow":
-        """Return the row with these values. The value of each other field comes from the first of `facts`
-        that has an attribute with the field's name. A field without such an attribute keeps its default."""
+        """Return a row with the fields in `values`. The value of each field that is not in `values` comes
+        from the first of `facts` that has an attribute with the field's name. A field without such an
+        attribute keeps its default."""
         names = [field.name for field in fields(cls)]
         for fact in facts:
             values = {name: getattr(fact, name) for name in names if hasattr(fact, name)} | values
@@ -127,15 +129,15 @@ class Replies:
         shown: str | None = None,
         calls: str = "",
     ) -> None:
-        """Commit a reply with the state of its KV cache, its route and, in a chat, its message. The reply
-        replaces the chat's draft. Raises NotFound if the chat has no such message.
+        """Commit a reply with the state of its KV cache, the router's choice and, in a chat, its message. The
+        reply replaces the chat's draft. Raises NotFound if the chat has no message `beside` or `question`.
 
         beside: the id of a message of the chat; the reply becomes its sibling
         question: the id of the message that the reply follows
         shown: the message's text without tool calls; None: the whole text
         calls: the tool calls as JSON; "": no calls
 
-        If `beside` and `question` are None, the reply follows the current branch.
+        If `beside` and `question` are None, the reply follows the last message of the current branch.
         """
         now = time.time()
         with self._db.transaction():
@@ -196,8 +198,8 @@ class Replies:
         return [reply_id for row in rows for reply_id in row["examples"].split()]
 
     def unrated_replies(self, fingerprint: str, adapter: str, limit: int) -> list[ReplyWords]:
-        """Return the newest replies that an adapter wrote, that the user saw, and that have no rating or
-        preference in force."""
+        """Return the newest replies that an adapter wrote, that the user saw, and that have no rating and no
+        preference of this adapter in force."""
         rows = self._db.rows(
             f"SELECT {columns(ReplyWords)} FROM replies"
             " WHERE fingerprint = ?1 AND adapter = ?2 AND text != '' AND beside IS NULL AND edited IS NULL"
@@ -236,7 +238,7 @@ class Replies:
     def erase(self, *reply_ids: str) -> None:
         """Delete replies. A reply with a rating or a preference loses only its words, tokens and notes. If
         the prompt of another reply shows a deleted reply as an example, or continues a deleted response, that
-        reply loses its prompt. Call inside a transaction."""
+        other reply loses its prompt tokens. Call inside a transaction."""
         after = self._went_on_from(reply_ids)
         for reply_id in reply_ids:
             self._erase(reply_id)
@@ -272,7 +274,8 @@ class Replies:
         return [row["id"] for row in rows]
 
     def forget(self, reply_ids: Sequence[str]) -> bool:
-        """Commit the deletion of replies outside of chats. Returns the result of `Database.truncate_log`."""
+        """Commit the deletion of replies outside of chats. Returns True if the deleted words are gone from
+        all files (`Database.truncate_log`)."""
         with self._db.transaction():
             self.erase(*reply_ids)
         return self._db.truncate_log()

@@ -15,7 +15,8 @@ MOST_LINKS = 1_000  # the maximum number of responses in one conversation
 @dataclass(frozen=True)
 class ResponseRow:
     """One response. id: the id of its reply. previous: the id of the response that its request continued.
-    input, answer: JSON of this request only, without the earlier conversation. tenant: as in `ReplyRow`."""
+    input, answer: JSON of this request only, without the earlier conversation. tenant: a digest of the API
+        key of the request; "": there was no key."""
 
     id: str
     previous: str | None

@@ -70,7 +70,8 @@ class Routes:
         self._db.execute("DELETE FROM routes WHERE reply_id = ?", reply_id)
 
     def rated_routes(self, fingerprint: str, name: str, limit: int) -> list[RatedRoute]:
-        """Return the choices whose replies have the newest ratings, in the order of these ratings."""
+        """Return the choices whose replies have the newest ratings, at most `limit`, the oldest rating
+        first."""
         rows = self._db.rows(
             "SELECT o.reply_id, o.arm, o.inputs, o.turns, t.rating, r.latency_ratio FROM routes o"
             " JOIN ratings t ON t.reply_id = o.reply_id AND t.fingerprint = o.fingerprint"
@@ -121,15 +122,16 @@ class Routes:
     # -- the cell ----------------------------------------------------------------------------------------
 
     def cell(self, fingerprint: str, name: str) -> tuple[bytes | None, dict[str, Any]]:
-        """Return (low-rank updates in use, report of the last training). The updates are None if no training
-        was good enough yet."""
+        """Return (the low-rank updates of the router's cell that are in use, the report of the cell's last
+        training). The updates are None if no training was good enough yet."""
         row = self._db.row(
             "SELECT state, report FROM router_cells WHERE fingerprint = ? AND name = ?", fingerprint, name
         )
         return (row["state"], json.loads(row["report"])) if row else (None, {})
 
     def put_cell(self, fingerprint: str, name: str, state: bytes | None, report: dict[str, Any]) -> None:
-        """Commit the report of a training, and the low-rank updates to use from now on."""
+        """Commit the report of a training of the router's cell, and the low-rank updates of the cell to use
+        from now on."""
         with self._db.transaction():
             self._db.replace(
                 "router_cells",

@@ -10,7 +10,8 @@ _INDEXED = 3  # characters: the minimum length of an indexed word, because the i
 
 @dataclass(frozen=True)
 class ChatHit:
-    """A message that contains all words of a search. message_id: None: the words are in the chat's title."""
+    """A message that contains all words of a search. message_id: None: the words are in the chat's title or
+    in its system prompt."""
 
     session: SessionRow
     message_id: int | None
@@ -31,7 +32,8 @@ class Search:
         return found[0] if found else None
 
     def find(self, words: str, limit: int = 100) -> list[ChatHit]:
-        """Return the titles, then the messages of every branch, that contain every word; newest first.
+        """Return the chats whose title or system prompt contains every word, then the messages of every
+        branch that contain every word; both newest first.
 
         A word can be a part of a longer word, in upper or lower case. The index finds words of three or more
         characters. The search compares a shorter word with every message.

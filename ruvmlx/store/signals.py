@@ -58,7 +58,8 @@ class Signals:
                 self._db.execute("UPDATE signals_dropped SET count = count + ?", dropped)
 
     def all(self, fingerprint: str, kind: str | None = None) -> list[SignalRow]:
-        """Return the signals about a model's replies, of one kind or of both, oldest first."""
+        """Return the signals about a model's replies, of one kind or of both kinds ("explicit", "implicit"),
+        oldest first."""
         rows = self._db.rows(
             f"SELECT {columns(SignalRow, 's')} FROM signals s JOIN replies r ON r.id = s.reply_id"
             " WHERE r.fingerprint = ?1 AND (?2 IS NULL OR s.kind = ?2) ORDER BY s.id",
@@ -88,5 +89,6 @@ class Signals:
         return self._db.value("SELECT count(*) FROM signals")
 
     def dropped_count(self) -> int:
-        """Return the number of signals that were deleted since the store was created."""
+        """Return the number of signals that `add` has deleted because there were more than KEEP_SIGNALS,
+        since the store was created."""
         return self._db.value("SELECT count FROM signals_dropped") or 0

@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from ..text import one_line
 from .schema import statements
 
-ANSWER_LENGTH = 200  # the maximum number of characters of an answer
+ANSWER_LENGTH = 200  # the maximum number of characters of the text that `difference` returns
 YEAR_10000 = 253_402_300_800  # seconds since 1970
 _TYPES = {"INTEGER": "'integer'", "REAL": "'real'", "TEXT": "'text'", "BLOB": "'blob'"}
 _TIMES = ("created", "updated", "deleted")
 _NUMBERS_OF_4_BYTES = ("prompt_ids", "sampled_ids", "query")
 # The comparison ignores the comments in the schema, because released versions have different comments.
 _COMMENT = re.compile(r"--[^\n]*")
-_SHADOWS = "messages_text_"  # tables that FTS5 makes; their SQL depends on its version
+# the names of the tables that FTS5 makes begin so; the quotes in their SQL depend on FTS5's version
+_SHADOWS = "messages_text_"
 
 
 def difference(db: sqlite3.Connection, version: int) -> str:

@@ -3,7 +3,8 @@ of the reply uses this gradient (sona/trace.py)."""
 
 from .database import Database
 
-# the number of newest replies whose trace is kept; older replies are replayed from their tokens
+# the number of newest replies whose trace is kept; a rating of an older reply computes the gradient again
+# from the reply's tokens
 KEEP_TRACES = 50
 
 

@@ -54,7 +54,8 @@ class Tree:
         return [id_ for version in versions for id_ in self._replies(version)]
 
     def newest_leaf(self, top: int) -> int:
-        """Return the newest message below a message; the message itself if it has no children."""
+        """Return the newest message among all messages that follow a message in the tree; the message itself
+        if it has no children."""
         newest, todo = top, [top]
         while todo:
             node = todo.pop()
@@ -63,7 +64,8 @@ class Tree:
         return newest
 
     def _question(self, of: int) -> Node | None:
-        """Return the message itself if the user wrote it, else the user's message before it."""
+        """Return the message itself if the user wrote it, else the user's message directly before it; None if
+        there is none."""
         node = self._nodes[of]
         if node.role == "user" or node.parent is None:
             return node if node.role == "user" else None

@@ -17,7 +17,8 @@ from .preferences import Preferences
 from .ratings import Ratings
 from .weights import Weights
 
-KEEP_COPIED = 8  # the number of nearest ancestors of a copied version whose weights are copied too
+# a copy has the weights of KEEP_COPIED versions at most: the copied version and its nearest ancestors
+KEEP_COPIED = 8
 
 
 class HeadMoved(Exception):
@@ -67,7 +68,8 @@ class Versions:
         return VersionRow(**facts, state=state)
 
     def _facts(self, fingerprint: str, name: str, version: int) -> dict[str, Any] | None:
-        """Return what is known of a version, without its weights."""
+        """Return the parent, the base LoRA's id, the KL divergence and the norm of a version, without its
+        weights; None if there is no such version."""
         row = self._db.row(
             "SELECT version, parent, base, kl, norm FROM adapters"
             " WHERE fingerprint = ? AND name = ? AND version = ?",
@@ -78,7 +80,7 @@ class Versions:
         return None if row is None else dict(row)
 
     def parent_of(self, fingerprint: str, name: str, version: int) -> int:
-        """Return the parent of a version; 0: none."""
+        """Return the parent of a version; 0: the parent is the model without an adapter."""
         facts = self._facts(fingerprint, name, version)
         return facts["parent"] if facts else 0
 
@@ -163,7 +165,7 @@ class Versions:
         """Add a version as a child of the head, and make the version the head. Returns its number, which is
         never used again. Call inside a transaction.
 
-        base: the id of a base; None: the parent's base
+        base: the id of a base LoRA; None: the base LoRA of the parent version
 
         Raises HeadMoved if `parent` is no longer the head.
         """
@@ -188,7 +190,7 @@ class Versions:
         """Make an existing version (0: no adapter) the head, and mark the ratings and preferences that made
         it or its ancestors as in force.
 
-        Raises NotFound if its weights were deleted. Call inside a transaction.
+        Raises NotFound if the version does not exist or its weights were deleted. Call inside a transaction.
         """
         if version != 0:
             self.get(fingerprint, name, version)
@@ -221,7 +223,8 @@ class Versions:
         self._set_head(fingerprint, new, head)
 
     def _copy_weights(self, fingerprint: str, name: str, new: str, head: int) -> None:
-        """Copy the weights of a version's nearest ancestors, and record all its ancestors."""
+        """Copy the weights of a version and of its nearest ancestors. Write the version and all its ancestors
+        to the witness log."""
         nearest = self._db.rows(
             WITH_ANCESTORS + "SELECT version FROM ancestors WHERE step <= ?5",
             fingerprint,

@@ -1,7 +1,8 @@
 """This module stores the weights of adapter versions: whole, or as the difference from an older version.
 
-A chain begins at a whole copy. Each version after it is stored as the difference from its source, the version
-that it was made from. The whole copy and the differences give the weights that were written, bit for bit.
+A chain begins at a whole copy. Each version after it is stored as the difference from its source, usually the
+version that it was made from. The whole copy and the differences give the weights that were written, bit for
+bit.
 """
 
 import sqlite3
@@ -59,15 +60,16 @@ class Weights:
 
     def __init__(self, db: Database):
         self._db = db
-        self._known: KnownWeights | None = None  # of the version that was written last
+        self._known: KnownWeights | None = None  # the weights of the version that was written last
 
     def get(
         self, fingerprint: str, name: str, version: int, near: KnownWeights | None = None
     ) -> bytes | None:
         """Return the weights of a version; None if they are not kept. Raises CorruptFile if the weights, or
-        others in their chain, are damaged or gone.
+        weights that are needed to compute them from differences, are damaged or gone.
 
-        near: weights of this adapter that are known; if they are the version's source, no others are read
+        near: the weights of another version of this adapter, already in memory; if this other version is the
+            source, no further weights are read
         """
         chain = self._chain(fingerprint, name, version, whole=near is None)
         if near and chain and chain[0]["source"] not in (0, near.version):
@@ -87,7 +89,8 @@ class Weights:
         return add_differences(oldest, differences)
 
     def _chain(self, fingerprint: str, name: str, version: int, whole: bool = True) -> list[sqlite3.Row]:
-        """Return the rows of a version and of its sources, the version first. whole: False: its row alone."""
+        """Return the rows of a version and of its sources, the version first. whole: False: return only the
+        row of the version."""
         return self._db.rows(
             _CHAIN + "SELECT a.version, a.source, a.state, a.packed FROM chain JOIN adapters a"
             " ON a.fingerprint = ?1 AND a.name = ?2 AND a.version = chain.version ORDER BY step LIMIT ?4",
@@ -100,7 +103,7 @@ class Weights:
     def write(self, fingerprint: str, name: str, version: int, source: int, state: bytes) -> None:
         """Write the weights of a version whose row exists. Call inside a transaction.
 
-        source: a version with similar weights, usually the parent; 0: none
+        source: a version with similar weights, usually the parent; 0: store the weights whole
         """
         stored, packed = self._difference(fingerprint, name, source, state) if source else None, 1
         if stored is None or len(stored) >= len(state):
@@ -119,8 +122,8 @@ class Weights:
         self._known = KnownWeights(fingerprint, name, version, found[0]["created"], state)
 
     def _difference(self, fingerprint: str, name: str, source: int, state: bytes) -> bytes | None:
-        """Return the difference from a version's weights; None if its chain is full or its weights cannot be
-        read."""
+        """Return the difference from a version's weights; None if that version is already MOST_DIFFERENCES
+        differences away from its whole copy, or if its weights cannot be read."""
         of = fingerprint, name, source
         if self._db.value(_CHAIN + "SELECT max(step) FROM chain", *of) == MOST_DIFFERENCES:
             return None
@@ -137,8 +140,9 @@ class Weights:
     # -- old versions --------------------------------------------------------------------------------
 
     def delete_old(self, fingerprint: str, name: str, head: int) -> bool:
-        """Delete the weights of the oldest versions. Return True if there were any. A version that was stored
-        as the difference from a deleted one becomes whole. The head's nearest ancestors are not changed."""
+        """Delete the weights of the versions that are older than the newest KEEP_NEWEST versions. Return True
+        if weights were deleted. A version that was stored as the difference from a deleted version becomes
+        whole. The weights of the head's KEEP_NEAREST nearest ancestors stay."""
         old = (
             " fingerprint = ?1 AND name = ?2 AND state IS NOT NULL AND packed IN (0, 1)"
             " AND version <= ?3 - ?5 AND version NOT IN (SELECT version FROM ancestors)"
@@ -168,8 +172,8 @@ class Weights:
                 self._set(fingerprint, name, child, *_pack(state))
 
     def pack_plain(self, fingerprint: str, name: str, head: int) -> None:
-        """Compress some weights that a ruvmlx with format 14 or older wrote. The head's are left alone: that
-        rating is acknowledged sooner."""
+        """Compress some weights that a ruvmlx with format 14 or older wrote. The newest version's weights are
+        not compressed here, so that its rating is acknowledged sooner."""
         rows = self._db.rows(
             "SELECT version, state FROM adapters WHERE fingerprint = ? AND name = ? AND state IS NOT NULL"
             " AND packed = 0 AND version < ? LIMIT ?",
@@ -182,7 +186,7 @@ class Weights:
             self._set(fingerprint, name, row["version"], *_pack(row["state"]))
 
     def _set(self, fingerprint: str, name: str, version: int, state: bytes | None, packed: int) -> None:
-        """Set the whole weights of a version."""
+        """Store the weights of a version as a whole copy; None deletes the weights."""
         self._db.execute(
             "UPDATE adapters SET state = ?, packed = ?, source = 0"
             " WHERE fingerprint = ? AND name = ? AND version = ?",
