@@ -7,9 +7,9 @@ If an undo, a rollback or another process's rating has changed the adapter versi
 this version from the store. `install` gives the base and the layer LoRA to the backend, as one LoRA.
 
 The constructor of ActiveAdapter measures no KL probe. But a rating needs the KL probe of the model without an
-adapter (measured once, then stored; this package contains it for a few models) and, if there is a base LoRA,
-the KL probe under the base LoRA. `measure` measures the missing KL probes while the user reads the first
-reply, or else at the first rating.
+adapter (measured once, then stored; this package contains it for the starter model) and, if there is a base
+LoRA, the KL probe under the base LoRA. `measure` measures the missing KL probes while the user reads the
+first reply, or else at the first rating.
 """
 
 from collections import OrderedDict

@@ -61,7 +61,7 @@ class FisherRun:
     """A measurement, in progress, of the importance of the base LoRA's weights (Fisher information).
 
     facts: the base LoRA and the replies; a stopped measurement is resumed only if both are the same
-    fisher: the sum of the importance over the replies that were measured so far
+    fisher: the importance, estimated from the replies that were measured so far
     """
 
     facts: dict[str, Any]

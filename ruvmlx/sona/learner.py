@@ -111,7 +111,7 @@ class Learner:
 
     def sync(self) -> None:
         """If an undo or another process has changed the adapter version in use, load that version from the
-        store. Then install its LoRA in the backend."""
+        store. Then install the version's base and layer LoRA in the backend."""
         self.active.catch_up()
         self.active.install()
 
@@ -129,9 +129,9 @@ class Learner:
         return Trace(self.micro, self.version)
 
     def settle(self, pause: Pause | None = None, watch: Watch | None = None) -> None:
-        """Compute what a rating of the newest replies needs, so that this or another process can rate these
-        replies without a wait. The work takes seconds after many replies, or if ratings change more matrices
-        than the output head.
+        """Compute and store the data of the newest replies that a rating needs (traces, statistics, embedded
+        questions), so that this or another process can rate these replies without a wait. The work takes
+        seconds after many replies, or if ratings change more matrices than the output head.
 
         pause: a function that is called between the steps; it can raise an exception to stop the work
         watch: an object that gets the progress if the model or its base LoRA must be measured; None to
@@ -335,7 +335,7 @@ class Learner:
         if update is None:
             return base, apply_us
         kl = max(0.0, update.kl + more)
-        micro = update.adapter.rounded_copy()  # the store writes fewer bits, and undo stays exact
+        micro = update.adapter.rounded_copy()  # rounded weights take fewer bytes in the store
         return LearnerState(micro, base.base, _NEVER_STORED, kl, layers), apply_us
 
     def _taste_for(self, micro: MicroLoRA) -> np.ndarray | None:

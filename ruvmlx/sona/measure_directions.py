@@ -2,11 +2,11 @@
 
 A measure is a number that describes a reply's text, such as its number of lists (taste_measures.py). The
 effect of a token on lists, headings or paragraphs depends on the token's place in the reply. So a list of
-tokens without places says little about these measures. But the replies of a model to one question differ in
-their measures. The gradient of a reply's log-probability by lora_b's first row says which tokens the reply
-has more often than expected. The regression of each measure on these gradients gives a direction in lora_b
-that raises the measure. For N replies, A tokens and M measures, X [N, A] are the gradients and Y [N, M] the
-measures, both minus their means over the question:
+tokens that ignores their places says little about these measures. But the replies of a model to one question
+differ in their measures. The gradient of a reply's log-probability by lora_b's first row says which tokens
+the reply has more often than expected. The regression of each measure on these gradients gives a direction in
+lora_b that raises the measure. For N replies, A tokens and M measures, X [N, A] are the gradients and Y [N,
+M] the measures, both minus their means over the replies to the same question:
 
     directions = Y^T (X X^T + RIDGE I mean(diag(X X^T)))^-1 X
 
@@ -37,8 +37,8 @@ REPLIES, TOGETHER = 16, 4
 MAX_REPLY_TOKENS, TEMPERATURE = 96, 0.7
 RIDGE = 3.0
 MIN_QUESTIONS = 16  # the minimum number of answered questions from which directions are computed
-SAVE_AFTER = 8  # the number of answered questions from one save of the bank to the next
-# The names of the stored directions and of the stored bank. No adapter can have these names.
+SAVE_AFTER = 8  # the number of answered questions from one save of the DirectionBank to the next
+# The names in the store of the directions and of the DirectionBank. No adapter can have these names.
 FINISHED, _UNFINISHED = "replies/directions", "replies/direction-bank"
 
 

@@ -1,7 +1,7 @@
 """This module computes the weight of a rating by DRO (direct reward optimisation, arXiv 2405.19107). The
 weight says how strongly a reply is made likelier (above 0) or less likely (below 0).
 
-    w = clip(r - V(x) - tau * rho, -1, 1)
+    w = clip(r - V(x) - tau * rho, -1, 1)        (the value, limited to the range from -1 to 1)
 
 r: the rating as a reward, -1 to 1
 V(x): the user's mean reward for replies to questions similar to the question x (reasoning_bank.py)

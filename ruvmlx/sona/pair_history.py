@@ -38,8 +38,8 @@ class PairHistory:
         return self._store.preferences.words(*self._key)
 
     def replies(self, limit: int) -> list[RatedReply]:
-        """Return the newest `limit` replies that are in preferences and have no rating. The result has the
-        form of rated replies."""
+        """Return the newest `limit` replies that are in preferences and have no rating. Each reply is
+        returned as a RatedReply."""
         return self._store.preferences.replies(*self._key, limit)
 
     def steps(self, head: int, one: str, other: str) -> list[tuple[int, int]]:

@@ -24,7 +24,7 @@ from .trace import adapted_logits
 
 PPL_RISE = 0.02  # the allowed rise of perplexity on the reference text, compared with the original model
 ROUNDED = 1e-4  # the allowed rise of the held-out loss if the MicroLoRA is only merged into the base
-ROOM = 0.8  # the maximum share of the KL cap that a base LoRA uses; the rest is for later ratings
+ROOM = 0.8  # the share of KL_CAP to which the test limits a new base LoRA; the rest is for ratings
 SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # the shares of the trained change of weights that the test tries
 
 # A candidate is a function of the share of the trained change to keep. The function returns (base LoRA,
@@ -99,7 +99,8 @@ class PromotionTest:
     """A test that measures adapters on held-out ratings and on the reference text. The base LoRA that was
     measured last stays in the backend.
 
-    If `pause` raises an exception, the next call reuses all finished measurements.
+    If `pause` raises an exception, the next call reuses all finished measurements, unless the adapter version
+    in use has changed.
     """
 
     def __init__(self, learner: Learner, buffer: Buffer, pause: Callable[[], None]):
@@ -121,8 +122,8 @@ class PromotionTest:
                     known[example.reply_id] = self._logprob(example.text, None)
 
     def judge(self, candidate: Candidate, trained: bool = True) -> PromotionResult:
-        """Find the largest share of the trained change of weights that is within the limits, then test this
-        share on held-out ratings.
+        """Find the largest of SHARES of the trained change of weights that is within the limits of KL and
+        perplexity, then test this share on held-out ratings.
 
         trained: False if the MicroLoRA was only merged into the base LoRA without training; the held-out
             ratings then need not prefer the result

@@ -1,5 +1,5 @@
-"""The rating index keeps the reasoning bank in step with the store, and answers queries about the bank. The
-reasoning bank holds rated questions and finds similar questions (reasoning_bank.py).
+"""The rating index updates the reasoning bank if the ratings in the store change, and answers queries about
+the bank. The reasoning bank holds rated questions and finds similar questions (reasoning_bank.py).
 
 The bank has the ratings in force (the stored ratings that were not taken back), also after an undo, a
 rollback or another process's rating. Questions are embedded while the user reads a reply (`settle`). Before a
@@ -38,7 +38,7 @@ class MemoryStatus:
     entries: the number of rated replies in the bank
     patterns: the number of kinds of question (clusters) that the bank has found
     poor: the number of patterns with mostly disliked replies
-    hits: the number of times that an entry was used for a new question
+    hits: the number of times that a bank entry became an example in the prompt of a new question
     signals: the number of stored learning signals (signal.py)
     dropped: the number of learning signals that were lost because a buffer was full
     """
@@ -147,7 +147,7 @@ class RatingIndex:
                 self._store.replies.set_query(reply.id, state)
         return self._unit(state)
 
-    # -- in step with the store ----------------------------------------------------------------------
+    # -- updating the bank from the store ------------------------------------------------------------
 
     def sync(self) -> None:
         """Update the bank to the ratings in force, if the adapter version in use has changed."""
@@ -172,7 +172,8 @@ class RatingIndex:
         label of an unrated reply is its strongest implicit feedback."""
         mine = self._model.fingerprint
         signs = self._store.signals.all(mine, "implicit") if self._implicit else []
-        # The sort is stable, so among equally strong feedback the newest stays last and wins.
+        # The sort is stable, so the newest of equally strong feedback on a reply stays last and becomes its
+        # label.
         signs.sort(key=lambda s: signal.IMPLICIT[s.label][1])
         rated = {reply_id: rating for reply_id, rating, _ in self._history.labels()}
         return {s.reply_id: s.label for s in signs} | rated
@@ -212,10 +213,10 @@ class RatingIndex:
 
     def add_rating(self, reply: ReplyRow, rating: str, version: int) -> None:
         """Add a committed rating to the bank. version: the adapter version that the rating made; the bank
-        must be in step with the version before it."""
+        must already have all ratings of the version before."""
         signal_ = self._signal(reply, rating)
         self._pending.append(signal_)
-        if len(self._pending) >= MAX_PENDING_REPLIES:  # store now, because a busy server is never idle
+        if len(self._pending) >= MAX_PENDING_REPLIES:  # store now: a busy server may never call `settle`
             self.flush()
         self.bank.put(reply.id, rating, signal_.query)
         self._version = version

@@ -3,10 +3,10 @@ groups the rated questions into patterns.
 
 An entry is a question's unit vector with a label (a rating, or implicit feedback). k-means divides the
 entries into cells. Cells with nearly the same centre form one pattern. A lookup compares the new question
-(the query) with the cells' centres, then with the entries of the nearest cells, up to SCAN entries. The rows
-of a cell are contiguous, so each cell takes one matrix product. The rows of new entries come after all cells.
-Every lookup compares the query with these rows, until `tend` sorts them into cells. Up to SCAN entries, a
-lookup is exact. At the start of the program, the bank is filled from the store (rating_index.py).
+(the query) with the cells' centres, then with the entries of the nearest cells, up to SCAN entries. The
+vectors of a cell are contiguous rows, so one kernel call compares the query with a cell. New entries come
+after all cells. Every lookup compares the query with the new entries, until `tend` sorts them into cells.
+With at most SCAN entries, a lookup is exact. At its start, the program fills the bank from the store.
 """
 
 from collections.abc import Callable
@@ -23,11 +23,11 @@ CELLS = 100  # the maximum number of cells
 SAMPLE = 4096  # the maximum number of entries from which k-means computes the cells
 SCAN = 1024  # the maximum number of entries that a lookup compares, besides new entries
 TAIL = 128  # the maximum number of new entries that wait before `tend` sorts them into cells
-# V(x) is the mean reward of the questions that are similar to the question x. NEIGHBOURS is their number.
+# V(x) is the mean reward of at most this number of questions that are the most similar to the question x.
 NEIGHBOURS = 32
 PRIOR = 4.0  # the weight of the prior of V(x) (`value`), as a number of ratings
 ALIKE = 0.5  # the minimum similarity at which a question has its full weight in V(x)
-SIMILAR = 0.1  # the minimum similarity of an example: true for 84% of pairs on one topic, 19% of other pairs
+SIMILAR = 0.1  # the minimum similarity of an example; 84% of pairs on one topic reach it, 19% of other pairs
 MERGE = 0.9  # the minimum similarity of the centres of two cells that form one pattern
 PRUNE = 0.3  # a pattern with a lower quality is poor
 _ITERATIONS = 8
@@ -38,7 +38,7 @@ _GOOD = np.isin(LABELS, ("up", "4", "5"))
 
 @dataclass(frozen=True)
 class Pattern:
-    """A kind of question. quality: the mean reward, 0 to 1. hits: the number of uses of its entries."""
+    """A kind of question. quality: the mean reward, 0 to 1. hits: how often its replies became examples."""
 
     size: int
     quality: float
@@ -88,7 +88,7 @@ class ReasoningBank:
         self._came = 0
         self._ids: list[str] = []
         self._at: dict[str, int] = {}
-        # Labels of entries that lookups do not find (pruned, or without a vector). `counts` includes them.
+        # Labels of entries that lookups do not find (pruned, or without a vector); `counts` includes these.
         self._unplaced: dict[str, int] = {}
         self.counts = np.zeros(len(LABELS), np.int64)
         self._centres = np.zeros((0, dimensions), np.float32)
@@ -242,7 +242,7 @@ class ReasoningBank:
     # -- patterns ------------------------------------------------------------------------------------
 
     def hit(self, reply_id: str) -> None:
-        """Count that an entry was used for a new question."""
+        """Count that an entry's reply became an example in a prompt."""
         if reply_id in self._at:
             self._hits[self._at[reply_id]] += 1
 
@@ -266,8 +266,9 @@ class ReasoningBank:
         return (mean + 1) / 2
 
     def tend(self) -> bool:
-        """Sort new entries into cells if many wait. Make new cells if the bank has grown by a quarter or
-        shrunk by half. Return True if the cells changed. Call this function while no user waits.
+        """Sort new entries into cells if more than TAIL wait. Compute new cells if the bank has grown by a
+        quarter or shrunk by half since the last k-means. Return True if cells changed. Call this while no
+        user waits.
         """
         live, n = len(self._at), len(self._ids)
         waiting = n - int(self._starts[-1]) > TAIL or n - live > max(TAIL, live // 4)
@@ -370,7 +371,7 @@ def clusters(vectors: np.ndarray, k: int, pause: Callable[[], None] | None = Non
 
 def _initial_centres(vectors: np.ndarray, k: int, pause: Callable[[], None]) -> np.ndarray:
     """Draw the first centres by k-means++: the probability of a vector is proportional to its distance from
-    the centres so far."""
+    the nearest centre so far."""
     rng = np.random.Generator(np.random.PCG64(0))
     chosen = [int(rng.integers(len(vectors)))]
     distance = 1 - np.vecdot(vectors, vectors[chosen[0]])

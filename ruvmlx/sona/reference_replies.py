@@ -1,5 +1,5 @@
 """This module lets the model write replies to everyday questions (reference_questions.json). The calibration
-(calibration.py) reads their hidden states.
+(calibration.py) uses the hidden states of these replies.
 
 The replies show how the hidden states of replies differ from the hidden states of other prose. The answers of
 the reference text (reference_text.py) do not show this difference well, because the model did not write these

@@ -22,7 +22,7 @@ from .adapter_history import AdapterHistory
 from .rating_index import RatingIndex
 
 LIMIT = 10_000  # the maximum number of ratings; only the newest ratings are used
-HELD_OUT = 5  # one of 5 ratings is held out: this rating tests the result and is never used for training
+HELD_OUT = 5  # about one of 5 rated replies is held out: it tests the result and is not used for training
 BATCH = (4, 2, 2)  # numbers of texts in one step: newly rated replies, older rated replies, plain texts
 
 
@@ -44,8 +44,8 @@ class RatedExample:
 
     @property
     def held_out(self) -> bool:
-        """True if the reply is never used for training. A hash of the reply's id decides this, so the value
-        is the same in every run."""
+        """True if a hash of the reply's id selects the reply for the test and not for the training. So the
+        choice is the same in every run."""
         return hashlib.sha256(self.reply_id.encode()).digest()[0] % HELD_OUT == 0
 
 
@@ -65,8 +65,8 @@ class Buffer:
     since: int
 
     def batch(self, seed: int, step: int) -> tuple[list[RatedExample], list[TrainingText]]:
-        """Choose the rated replies and the plain texts of one training step. The choice depends only on seed
-        and step, so that a stopped run can be resumed."""
+        """Choose the rated replies and the plain texts of one training step. For the same data, the choice
+        depends only on seed and step, so that a stopped run can be resumed."""
         rng = np.random.default_rng([seed, step])
         new = [e for e in self.train if e.version > self.since] or list(self.train)
         old = [e for e in self.train if e.version <= self.since] or list(self.train)

@@ -42,8 +42,8 @@ class ReplyTraces:
                 self._stored.discard(self.held.popitem(last=False)[0])
 
     def settle(self) -> None:
-        """Compute what a rating of the newest replies needs, so that this or another process can rate these
-        replies without a wait."""
+        """Compute the statistics of the newest replies that a rating needs, and store the traces, so that
+        this or another process can rate these replies without a wait."""
         for reply_id in self.held:
             self._settle(reply_id)
 

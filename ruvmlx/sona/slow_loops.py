@@ -1,8 +1,8 @@
 """This module runs the slow loops of one learner: the background loop (background.py) or the style loop
 (optional/style_loop.py), and the deep loop (deep.py).
 
-A loop's module is imported only at its first use, because the import starts MLX. One loop closes before
-another loop begins, so the memory holds only one training graph (the graph that computes gradients).
+A loop's module is imported only at its first use, because the import starts MLX. Before the deep loop begins,
+the background loop is closed, so that its training graph (the graph that computes gradients) takes no memory.
 """
 
 import threading
@@ -73,7 +73,8 @@ class Loops:
         return self.deep().run(progress, cancel, anchor)
 
     def is_due(self) -> bool:
-        """Return True if there is work for `consolidate`: enough new ratings, or a stopped run."""
+        """Return True if there is work for `consolidate`: enough new ratings, a stopped run, or a deep loop
+        that is due."""
         if not self._model.is_own:
             return False
         if self._background is not None and self._background.is_paused:
@@ -85,7 +86,7 @@ class Loops:
         return history.is_due() or (len(history.ratings()) >= MINIMUM and bool(self.deep().why_due()))
 
     def missing(self) -> int:
-        """Return how many more ratings or preferences the background or style loop waits for."""
+        """Return how many more ratings or preferences the loop that `consolidate` runs waits for."""
         style = self._slow_loop == STYLE
         return self._learner.history.missing(*((STYLE_MINIMUM, STYLE_DUE) if style else (MINIMUM, DUE)))
 

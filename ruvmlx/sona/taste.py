@@ -9,8 +9,8 @@ The columns f are an intercept, all measures of the reply's text (taste_measures
 the ratings select. The prior says that only few measures matter to one user (a spike-and-slab prior,
 taste_evidence.py). A selected column is the count of a word, or a measure that applies only to questions with
 a certain first word. The evidence p(y) chooses the variances and the columns. So with ten ratings, the model
-selects no column that could be chance, and with a hundred ratings, the model finds a favourite phrase.
-(MacKay 1992; Tipping & Faul 2003)
+hardly ever selects a column, because a column can fit by chance; with a hundred ratings, it can find a
+favourite phrase. (MacKay 1992; Tipping & Faul 2003)
 
 A preference between two replies is a row of the regression, too. The columns of this row are the differences
 of the two replies' columns, so the intercept cancels. The y of this row is GAP stars. For preferences, the
@@ -46,8 +46,8 @@ MAX_RATINGS = 1000  # the maximum number of ratings in a fit; only the newest ra
 GAP = 2.0  # y of a preference: the better reply gets this many stars more than the worse reply
 COMPARES = 2.0  # the prior log-odds that a user compares a reply with other replies to its question
 ROOT_STEP = 0.5  # one more use of a word raises the root of its count by 1, 0.4, 0.3 ..: about 0.5
-# The minimum number of unrated replies with unshown replies. With fewer unrated replies, a fit that uses
-# unrated replies compares no replies.
+# The minimum number of unrated replies with unshown replies. If fewer unrated replies have unshown replies, a
+# fit with unrated replies compares no replies.
 MIN_COMPARED = 8
 PAIR = 0.5  # the weight of a preference, in ratings; it is below 1, because two replies have twice the noise
 
@@ -146,8 +146,7 @@ class TokenWeights:
 
 @dataclass(frozen=True)
 class TasteModel:
-    """A fitted taste model. A fitted taste model. The function `fit` makes the model, and the model does not
-    change after the fit.
+    """A fitted taste model. The function `fit` makes the model, and the model does not change after the fit.
 
     ratings: the number of ratings and preferences in the fit
     share: the factor of the unshown replies' mean measures, which are subtracted from a reply's measures

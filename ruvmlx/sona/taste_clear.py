@@ -36,8 +36,8 @@ class ClearColumn:
 
 
 def clear_columns(rows: Rows, scale: Scale, most: int) -> list[ClearColumn]:
-    """Return at most `most` clear columns, the clearest first. A column must be clear without this
-    projection, and also after the columns that were found before are projected out."""
+    """Return at most `most` clear columns, the clearest first. A column must be clear before any column is
+    projected out, and also after the columns that were found before it are projected out."""
     if not len(rows.y):
         return []
     pool = rows.candidates(scale)

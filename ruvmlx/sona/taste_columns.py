@@ -50,8 +50,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Scale:
-    """The mean and the spread of the M measures in this user's replies. They are computed from the replies to
-    which the taste model is fitted. Without this scale, all long replies of a user would seem equally long.
+    """The mean and the spread of the M measures in this user's replies. Mean and spread are computed from the
+    replies to which the taste model is fitted. Without this scale, all long replies of a user would be
+    clipped to the same length.
 
     centre, spread: [M], the mean and the standard deviation of each measure
     """

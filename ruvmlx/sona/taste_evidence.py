@@ -17,8 +17,8 @@ prior with a spike and a slab:
     w_k ~ chance_k N(0, SLAB) + (1 - chance_k) N(0, SPIKE)
 
 Expectation propagation finds a Gaussian near the posterior. Expectation propagation replaces the prior of
-each w_k by a Gaussian (precision t_k, shift h_k). With this Gaussian, the mean and the variance of w_k are
-the same as with the true prior. (Hernandez-Lobato, Hernandez-Lobato & Suarez 2015)
+each w_k by a Gaussian (precision t_k, shift h_k). With this Gaussian, the mean and the variance of w_k are in
+the end nearly the same as with the true prior. (Hernandez-Lobato, Hernandez-Lobato & Suarez 2015)
 """
 
 import math
@@ -203,7 +203,7 @@ def coordinate_ascent(
     """Return variances that have a better score than the given variances. Coordinate ascent over log2 of the
     variances finds them.
 
-    which: the variances to change, as in `Variances.scale_variance`
+    which: the numbers of the variances to change, as the argument `which` of `Variances.scale_variance`
     steps: the step sizes (log2), which are tried one after the other, the largest first
     """
     best = score(variances)

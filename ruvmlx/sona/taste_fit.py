@@ -24,10 +24,11 @@ from .taste_features import ReplyFeatures
 from .taste_measures import MEASURES
 
 M = len(MEASURES)
-# prior variance of a measure's weight before any rating: all M measures together give half a star
+# The prior variance of a measure's weight. The effects of all M measures together have a standard deviation
+# of half a star before any rating.
 BASE = 0.25 / M
 MAX_COLUMNS = 8  # the maximum number of selected columns
-_MAX_PRIOR_VARIANCE, _MIN_PRIOR_VARIANCE = 1.0, 0.02  # limits of the prior variance of a column's weight
+_MAX_PRIOR_VARIANCE, _MIN_PRIOR_VARIANCE = 1.0, 0.02  # limits of a selected column's prior variance
 
 CHANCE = 0.1  # the prior probability that a measure matters to a user
 LENGTH_CHANCE = 0.6  # the prior probability that the first two measures (length, completeness) matter
@@ -260,8 +261,8 @@ def _fit_variances(start: Variances, sums: Sums, usual: Sequence[float]) -> Vari
     def score(v: Variances) -> float:
         return log_evidence(sums, v.prior(M), v.noise) + hyperprior(v, BASE, usual)
 
-    # Fit only the newest column's variance, because a new column hardly changes the variances of the older
-    # columns.
+    # Of the selected columns' variances, fit only the newest column's, because a new column hardly changes
+    # the variances of the older columns.
     which, steps = ([0, 1, 1 + len(usual)], (1.0, 0.5)) if usual else ([0, 1], (2.0, 1.0, 0.5))
     return coordinate_ascent(start, which, score, steps)
 

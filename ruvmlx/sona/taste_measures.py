@@ -1,9 +1,9 @@
 """This module measures a reply's text by numbers for which people have words, such as the text's length or
 its number of lists.
 
-Each measure is one number. The measure is scaled so that the replies of a model to one question differ by
-about 1. The taste model (taste.py) learns which measures a user likes, and tells the user so with the words
-of this module.
+Each measure is one number. The measure is scaled so that its standard deviation among the starter model's
+replies to one question is about 1. The taste model (taste.py) learns which measures a user likes, and tells
+the user so with the words of this module.
 """
 
 import math
@@ -209,8 +209,8 @@ _NAMED = (
 )  # fmt: skip
 
 
-# Nearly every English reply has these words. The rates of these words show the style of a text. A row is
-# (word, usual, spread).
+# Nearly every English reply has some of these words. The rates of these words show the style of a text. A row
+# is (word, usual, spread).
 _COMMON = (
     ("the", 1.91, 0.65),
     ("of", 1.46, 0.61),

@@ -30,7 +30,7 @@ from .user_taste import UserTaste
 
 LOGIT = 8.0  # the rise of a token's logit for each star that one more use of the token earns
 ALONG = 24.0  # the rise of logits along a measure's direction (measure_directions.py) for each star
-# The maximum number of logits by which the push raises, or lowers, a token.
+# The maximum rise, and the maximum fall, of a token's logit by the push.
 MAX_RAISE_LOGITS, MAX_LOWER_LOGITS = 2.0, 6.0
 END_LOGIT = 8.0  # logits of the end-of-reply tokens for each star that a reply of half the length earns
 MOST_END = 5.0  # the maximum number of logits by which the push raises or lowers an end-of-reply token
@@ -157,7 +157,7 @@ class TastePush:
 
     def note_rating(self, before: int, after: int) -> None:
         """Note that a rating made the adapter version `after` from `before`, so that `after` can use the push
-        of `before`. At most LAG ratings use a push."""
+        of `before`. At most LAG ratings use the same push."""
         if before in self._versions[:LAG]:
             self._versions.append(after)
 

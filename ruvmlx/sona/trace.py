@@ -5,7 +5,7 @@ With hidden state h, output head W, MicroLoRA factors a and b, scale s and token
 s b^T u and delta = onehot(y) - softmax(z). Then the gradient of the reply's log-probability (temperature 1)
 is the sum over the reply's tokens of
 
-    E_b = s u delta^T   [r, V]            E_a = s h (b delta)^T   [D, r]
+    E_b = s u delta^T   [r, V]  (by b)        E_a = s h (b delta)^T   [D, r]  (by a)
 
 A rating multiplies this gradient by one number, so a rating needs no second pass of the model over the reply
 (instant.py).
@@ -85,7 +85,7 @@ class Trace:
     base_logprob: float | None = None
     # First-order estimates of changes of the mean log p(y), nats per token:
     carried: float = 0.0  # the change of mean log p(y) by the layer LoRA with which the reply was generated
-    moved: float = 0.0  # the change of mean log p(y) by the changes of the layer LoRA since then
+    moved: float = 0.0  # the change of mean log p(y) by later changes of the layer LoRA
 
     def __post_init__(self) -> None:
         self.grad_a = np.zeros_like(self.adapter.lora_a)

@@ -1,5 +1,5 @@
-"""This module takes back the rating of one reply, even if the user has given other ratings since. The result
-is as if the user had never rated the reply."""
+"""This module takes back the rating of one reply, even if the user has given other ratings since. The ratings
+and preferences in force are then as if the user had never rated the reply."""
 
 from collections.abc import Callable
 from functools import partial

@@ -24,7 +24,7 @@ from .taste_measures import MEASURES, measure_text
 
 REPLIES = 4  # the number of unshown replies to each question
 MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
-MAX_PROMPT_TOKENS = 2048  # the maximum number of tokens in a prompt; longer prompts take too long to read
+MAX_PROMPT_TOKENS = 2048  # no unshown replies to prompts with more tokens; these take too long to read
 # the maximum number of rated replies with stored measures; the newest rated replies are kept
 MAX_QUESTIONS = 1000
 SAVE_AFTER = 8  # the number of questions from one save of the measures to the next

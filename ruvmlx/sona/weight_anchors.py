@@ -22,7 +22,7 @@ class Importance(Protocol):
 
     @property
     def finite(self) -> bool:
-        """True if all numbers are finite."""
+        """True if the importance has no NaN and no Inf."""
 
     def to_bytes(self) -> bytes: ...
 
@@ -38,7 +38,7 @@ class WeightAnchors(Protocol):
         oldest first."""
 
     def load(self) -> Sequence[Any]:
-        """Load the anchors whose ids `ids` returns from the store."""
+        """Load from the store the anchors whose ids the function `ids` returns."""
 
     def last_version(self) -> int:
         """Return the adapter version of the newest anchor; 0 if there is no anchor."""
@@ -60,5 +60,5 @@ class WeightAnchors(Protocol):
     def penalty(
         self, base: BaseLoRA, anchors: Sequence[Any], strength: float, pause: Pause | None = None
     ) -> tuple[float, dict[Place, Pair]]:
-        """Return the penalty on the base LoRA's distance to the anchors, and the penalty's gradient by its
-        lora_a and lora_b."""
+        """Return the penalty on the base LoRA's distance to the anchors, and the penalty's gradient by the
+        base LoRA's lora_a and lora_b."""

@@ -2,7 +2,8 @@
 An arm is a way to generate a reply (router.py).
 
 Each arm has a Bayesian linear regression of the reward r on the arm's features phi, with noise of a known
-standard deviation sigma. P is the precision matrix, and c is P times the mean. A rating updates P and c:
+standard deviation sigma. P is the precision matrix of the regression's weights, and c is P times their mean.
+A rating updates P and c:
 
     P <- P + phi phi^T / sigma^2        c <- c + phi r / sigma^2        mean = P^-1 c
 

@@ -155,7 +155,7 @@ class EWC:
         return [row.id for row in self._history.deep.anchors()]
 
     def load(self) -> list[Anchor]:
-        """Load the anchors whose ids `ids` returns from the store."""
+        """Load from the store the anchors whose ids the function `ids` returns."""
         rows = self._history.deep.anchors()
         return [Anchor(self._history.base(row.base), Fisher.from_bytes(row.fisher)) for row in rows]
 
@@ -190,8 +190,8 @@ class EWC:
     def penalty(
         self, base: BaseLoRA, anchors: Sequence[Anchor], strength: float, pause: Pause | None = None
     ) -> tuple[float, dict[Place, Pair]]:
-        """Return the penalty on the base LoRA's distance to the anchors, and its gradient, from the function
-        `penalty` below."""
+        """Return the result of the function `penalty` below: the penalty on the base LoRA's distance to the
+        anchors, and the penalty's gradient."""
         return penalty(base, anchors, strength, pause)
 
 
@@ -206,7 +206,7 @@ def penalty(
     strength: float,
     pause: Pause | None = None,
 ) -> tuple[float, dict[Place, Pair]]:
-    """Return the EWC penalty and its gradient by the base LoRA's lora_a and lora_b.
+    """Return the EWC penalty and the penalty's gradient by the base LoRA's lora_a and lora_b.
 
     The gradient by dW is strength * F (dW - dW*). The chain rule gives the gradients by lora_a and lora_b. A
     matrix without an estimate of F, such as the output head, gets no penalty.
@@ -224,8 +224,8 @@ def penalty(
 
 
 def _of_place(base: BaseLoRA, anchor: Anchor, place: Place, strength: float) -> tuple[float, Pair]:
-    """Return the EWC penalty of one matrix, and its gradient. The computation is in float64, because dW and
-    dW* almost cancel near the anchor."""
+    """Return the EWC penalty of one matrix, and the penalty's gradient by lora_a and lora_b. The computation
+    is in float64, because dW and dW* almost cancel near the anchor."""
     rows, columns = (x.astype(np.float64) for x in anchor.fisher.mean(place))
     weight = strength / rows.sum() if rows.sum() > 0 else 0.0
     a, b = (x.astype(np.float64) for x in base.pairs[place])

@@ -9,8 +9,8 @@ uses the cell to read the turns of a conversation.
 x is the vector of one turn, and h is the state. The cell's weights are drawn from a fixed seed and never
 change; training changes only low-rank updates of U and G (router_lora.py). `backward` computes the gradients
 of all parameters by backpropagation through time. `backward` uses float64, which is fast enough, because a
-conversation has few turns and a state has 24 numbers. `step` is the slow reference of `forward` for one turn
-of one conversation.
+conversation has few turns and a state has 24 numbers. `step` is a slow and simple form of `forward` for one
+turn of one conversation; tests compare the two.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -60,7 +60,7 @@ class Tape:
 @cache
 def fresh(inputs: int, hidden: int = HIDDEN, seed: int = 0) -> FastGRNNCell:
     """Return a cell with random weights, which are the same on every machine. U is 0.9 times an orthogonal
-    matrix, so states neither vanish nor explode."""
+    matrix, so that states do not quickly vanish or explode."""
     rng = np.random.Generator(np.random.PCG64(seed))
     w = rng.standard_normal((inputs, hidden)) / np.sqrt(inputs)
     u, _ = np.linalg.qr(rng.standard_normal((hidden, hidden)))

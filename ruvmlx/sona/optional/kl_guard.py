@@ -1,6 +1,6 @@
-"""This module is the KL guard. After each reply, the guard measures the KL divergence of the adapter from the
-frozen model, and it scales the layer LoRA down if the KL exceeds the KL cap. A layer LoRA is the part of the
-adapter that changes layers below the output head.
+"""This module is the KL guard. While the user reads a reply, the guard measures the KL divergence of the
+adapter from the frozen model if the layer LoRA has changed. The guard scales the layer LoRA down if its KL
+exceeds its limit. A layer LoRA is the part of the adapter that changes layers below the output head.
 
 At a rating, the learner only estimates the KL of a layer LoRA (layer_update.py). The guard measures the KL:
 the model reads the reference text (reference_text.py) with the layer LoRA.

@@ -31,7 +31,7 @@ class ProbedLayers:
 
 class LayerAdapter:
     """The implementation of the protocols LayerPart and LayerInstaller. If ratings change only the output
-    head, all functions of this object do nothing."""
+    head, and the adapter has no layer LoRA, the functions of this object change nothing."""
 
     def __init__(self, store: Store, model: Model, backend: Backend, targets: str):
         self.targets = parse(targets, model.shape)
@@ -47,7 +47,7 @@ class LayerAdapter:
         """Free the graph that computes gradients."""
         self.gradients.close()
 
-    # -- what the backend runs -----------------------------------------------------------------------
+    # -- the LoRA in the backend ---------------------------------------------------------------------
 
     @property
     def nbytes(self) -> int:
@@ -144,7 +144,7 @@ class LayerAdapter:
         return layer_update.LayerLimit.above(base, self.targets)
 
     def update(self, state: LearnerState, trace: Trace, weight: float, base: KLProbe) -> LayerLoRA | None:
-        """Return the layer LoRA after a rating."""
+        """Return the layer LoRA after a rating of this weight."""
         if trace.layer_gradient is None or not weight or not self.targets.places:
             return state.layer_lora
         kept = instant.retention_factor(instant.next_trend(state.micro.trend, weight, trace.log_ratio))
@@ -174,8 +174,8 @@ class LayerAdapter:
         return known or not layer_lora.moves
 
     def note(self, layer_lora: LayerLoRA, base: KLProbe, under: KLProbe) -> tuple[LayerLoRA, float]:
-        """Keep a newly measured KL probe. Return the layer LoRA with its measured curvature, and its KL as a
-        multiple of its limit.
+        """Keep a newly measured KL probe in memory. Return the layer LoRA with its measured curvature, and
+        its KL as a multiple of its limit.
 
         base: the KL probe under the base LoRA alone
         under: the KL probe under the base LoRA and the layer LoRA

@@ -1,5 +1,6 @@
 """This module computes the gradients of replies' log-probabilities by the weights of a LayerLoRA. The module
-also calibrates a LayerLoRA. A LayerLoRA is the part of the adapter that changes layers below the output head.
+also calibrates a LayerLoRA: it measures lora_a and the Fisher information. A LayerLoRA is the part of the
+adapter that changes layers below the output head.
 
 Each reply's gradient is computed while the user reads the reply. The calibration runs once per model. The
 gradients and the calibration need the training graph (training/trainer.py), which is built at the first use.

@@ -98,7 +98,7 @@ def without_rating(
 ) -> LayerLoRA:
     """Return the layer LoRA without the effect of one past rating, which changed `before` into `after`."""
     if layer_lora.frame != after.frame or (before and before.frame != after.frame):
-        return layer_lora  # the LoRAs change different matrices, so the effect of the rating stays
+        return layer_lora  # the LoRAs have different lora_a, so the effect of the rating stays
     evidence = layer_lora.evidence - (after.evidence - (before.evidence if before else 0))
     evidence[1] = np.maximum(evidence[1], 0)
     tokens = max(0.0, layer_lora.tokens - after.tokens + (before.tokens if before else 0.0))

@@ -11,8 +11,8 @@ weights v are at the optimum; v0 and P0 are the mean and the precision of the pr
 
     loss = min_v  sum_i (r_i - v_k . phi_k(i))^2 / 2 sigma^2 + (v - v0)^T P0 (v - v0) / 2
 
-The right side is divided by the number of ratings. At the optimum, the loss has the same gradient by the
-features as with a constant v.
+The right side of this formula is divided by the number of ratings. At the optimum, the loss has the same
+gradient by the features as with a constant v.
 
 Ratings are few, so training takes few steps. The table below was measured with 16 simulated users of each
 taste, who follow their taste in four ratings of five. The table shows the squared error on held-out ratings

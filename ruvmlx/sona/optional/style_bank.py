@@ -3,8 +3,8 @@
 
     questions (style_questions.json) -> REPLIES replies to each -> gradients -> StyleBasis
 
-The computation takes minutes for a small model, so it can be stopped at any pause. A StyleBank keeps the
-finished part, and a later run continues with this part.
+The computation takes minutes for a small model, so it can be stopped at each call of `pause`. A StyleBank
+keeps the finished part of the computation, and a later run continues with this part.
 """
 
 import io

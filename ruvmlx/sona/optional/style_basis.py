@@ -3,8 +3,8 @@ number of lists (taste_measures.py). For each measure, the style basis has a dir
 raises the measure in replies.
 
 The basis is computed once for each model, from a bank of unrated replies to neutral questions. A user's
-ratings choose one coefficient for each direction. There are 39 coefficients and not thousands, so thirty
-ratings are enough.
+ratings choose one coefficient for each direction. There are 63 coefficients (one for each measure) and not
+thousands, so about thirty ratings are enough.
 
 For reply i with text y_i, g_i is the gradient of log p(y_i) by lora_b at lora_b = 0. A small change d of
 lora_b changes log p(y_i) by g_i . d, so the expectation of any function f of replies changes by Cov(f, g .

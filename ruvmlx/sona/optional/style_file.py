@@ -1,5 +1,5 @@
-"""This module reads and writes the files of style bases (style_basis.py). The package contains the basis of a
-few models. The basis of another model is computed on the user's machine and stored in the data folder.
+"""This module reads and writes the files of style bases (style_basis.py). The package contains the basis of
+the starter model. The basis of another model is computed on the user's machine and stored in the data folder.
 
 A basis belongs to a model, not to an adapter. So all adapters and stores of a user share the basis of a
 model.

@@ -1,8 +1,8 @@
 """This package contains data that a learner needs about a model and that take minutes to compute: KL probes,
-directions of measures and style bases. The data of a few models, such as the starter model, are here, so that
-their users need not wait.
+directions of measures and style bases. The package now has these data of the starter model only, so that its
+users need not wait.
 
-Each kind of data has a folder, and each model has a file in the folder. The scripts `write_probe` and
+Each kind of data has a folder, and the folder has a file for each model. The scripts `write_probe` and
 `write_directions` of tests/research and `prove --ship-basis` write the files.
 """
 
