@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from .options import ChatOptions
 
 # Textual reads TEXTUAL_FPS at import. TEXTUAL_FPS is the number of times per second that Textual checks for
-# widgets to draw. With 120 checks, a typed letter appears 4 ms later while the app draws a reply. More checks
-# do not draw more frames.
+# widgets to draw. With 120 checks per second in place of 1000, a typed letter appears 4 ms later while the
+# app draws a reply. A higher number of checks does not make Textual draw more frames.
 os.environ.setdefault("TEXTUAL_FPS", "1000")
-# ESCDELAY is the time in ms after which Textual takes a lone ESC byte for the Esc key. Textual checks for
-# such a byte every 100 ms, so Textual's default of 100 can delay the Esc key by 200 ms. A user with a slow
-# connection can set a longer time.
+# ESCDELAY is the time in ms after which Textual takes a lone ESC byte for the Esc key. Textual checks only
+# every 100 ms whether this time has passed, so Textual's default of 100 can delay the Esc key by 200 ms. A
+# user with a slow connection can set the environment variable ESCDELAY to a longer time.
 os.environ.setdefault("ESCDELAY", "50")
 
 
@@ -49,8 +49,8 @@ def run_chat(
     motion: bool = True,
     keys: str = "",
 ) -> int:
-    """Chat until the user leaves; return the exit code. If stdin or stdout is not a terminal, use plain
-    mode."""
+    """Run the chat until the user leaves it, and return the exit code. If `plain` is True, or if stdin or
+    stdout is not a terminal, run plain mode; otherwise run the app."""
     from .options import ChatOptions
 
     chosen = session or ("continue" if continue_ else "new")

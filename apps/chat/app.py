@@ -47,7 +47,9 @@ from .status import KeyHints, StatusLine
 from .transcript import Transcript
 from .welcome import Welcome
 
-GRACE = 3.0  # seconds that the app has to leave the screen after a signal; all data is saved earlier
+# seconds that the app has to leave its screen after a signal; they begin when the runtime has closed and all
+# data is saved
+GRACE = 3.0
 
 
 class ChatApp(ChatShell):
@@ -175,13 +177,15 @@ class ChatApp(ChatShell):
     def _show_mode(self, event: events.DescendantFocus) -> None:
         self.chat.prompt.is_choosing = isinstance(event.widget, ReplyMessage)
         if event.widget is self.chat.prompt and self.chat.transcript.has_found and not self.chat.editing:
-            self.chat.start(self.actions.write.show_end)  # before a new message, show the chat's end
+            # the user begins a new message, so show the end of the chat
+            self.chat.start(self.actions.write.show_end)
 
     def on_app_focus(self) -> None:
         self.actions.rate.look_again()
 
     def on_resize(self, event: events.Resize) -> None:
-        """Limit the input's height to a third of the screen, so that the conversation has room."""
+        """Limit the input's height to a third of the screen, but at least three lines, so that the
+        conversation has room."""
         self.chat.prompt.styles.max_height = max(3, event.size.height // 3)
 
     # Methods that open and leave the app
@@ -198,13 +202,15 @@ class ChatApp(ChatShell):
         self.action_leave()
 
     def told_to_end(self, signum: int) -> None:
-        """Leave the app after a signal, as Ctrl+Q does. A second thread ends the process if the app cannot
-        leave its screen, for example because the terminal is gone."""
+        """Leave the app after a signal, as Ctrl+Q does. A second thread closes the runtime, and ends the
+        process if the app has not left its screen GRACE seconds later, for example because the terminal is
+        gone."""
         self.hang_up(signum)
         threading.Thread(target=self._end_anyway, daemon=True).start()
 
     def hang_up(self, signum: int = signal.SIGHUP) -> None:
-        """Leave the app as Ctrl+Q does: now, or once the app runs. Any thread can call this method."""
+        """Leave the app as Ctrl+Q does. If the app does not run yet, leave it as soon as it runs. Any thread
+        can call this method."""
         self.ended_by = signum
         if self._loop:
             # the event loop raises RuntimeError if the app has ended already
@@ -237,7 +243,7 @@ class ChatApp(ChatShell):
     def deliver_screenshot(
         self, filename: str | None = None, path: str | None = None, time_format: str | None = None
     ) -> str | None:
-        """Write a screenshot as an SVG file into the folder of files that /export writes. The entry
+        """Write a screenshot as an SVG file into the user's folder, into which /export writes, too. The entry
         "Screenshot" of Textual's palette calls this method."""
         name = filename or time.strftime("ruvmlx-%Y-%m-%d-%H%M%S.svg")
         try:
@@ -287,14 +293,15 @@ async def _remember_theme(chat: ChatContext, name: str) -> None:
 
 
 def run_app(open_runtime: OpenRuntime, options: ChatOptions) -> int:
-    """Run the chat app in the terminal, and return the exit code. The function closes the runtime in any
-    case."""
+    """Run the chat app in the terminal, and return the exit code. The function closes the runtime even after
+    an error."""
     app = ChatApp(open_runtime, options)
     with exit_signals.heard(app.told_to_end):
         try:
             app.run()
         except OSError:
-            if not app.ended_by:  # after a signal the terminal can be gone; then Textual cannot restore it
+            # Textual cannot restore a terminal that is gone, for example after the signal SIGHUP
+            if not app.ended_by:
                 raise
         finally:
             left = app.host.close_now()

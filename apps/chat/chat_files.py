@@ -30,9 +30,9 @@ ID_LENGTH = 12  # the number of characters of a chat's id; up to 5 digits mean a
 class ChatEntry:
     """A row of the list of chats, with text that is safe for the terminal.
 
-    said: an excerpt of the chat around the words of a search. message: the id of the newest message with
-    these words. turns: the number of messages in the chat. updated: the time of the chat's last use, in
-    seconds since the epoch.
+    said: an excerpt of the found message around the words of a search; "" without a search. message: the id
+    of the newest message with these words. turns: the number of messages in the chat. updated: the time of
+    the chat's last use, in seconds since the epoch.
     """
 
     id: str
@@ -61,8 +61,8 @@ class ChatEntry:
 
 def entries(runtime: Runtime, words: str = "") -> list[ChatEntry]:
     """Return the entries of all chats, or of the chats that contain `words` or have `words` in their folder's
-    name. Pinned chats come first. The chats that are not pinned are ordered by folder; the folder and the
-    chat that were used last come first."""
+    name. Pinned chats come first. After the pinned chats, the folder that was used last comes first, and in
+    each folder the chat that was used last comes first."""
     store, wanted = runtime.store, words.split()
     if not wanted:
         return _in_order(_entry(s) for s in store.chats.all())
@@ -132,7 +132,7 @@ def find(runtime: Runtime, argument: str, listed: Sequence[str] = ()) -> str:
     or a unique beginning of its id.
 
     listed: the ids in the order in which the user saw the numbered chats; if `listed` is empty, the numbers
-    mean the present list of all chats.
+    mean the places in the list of all chats as it is now.
     """
     if not argument:
         raise UsageError("which chat? Give its number in /chats, or its id")
@@ -166,7 +166,7 @@ def restore_newest(runtime: Runtime) -> str:
 
 def export(runtime: Runtime, session: str, file: str, files: UserFiles) -> str:
     """Write a chat to a file, and return a sentence for the user with the file's path. A .json file gets all
-    branches of the chat. A file of another kind gets the shown messages as Markdown."""
+    branches of the chat. A file with any other ending gets the messages of the shown branch as Markdown."""
     if not file:
         raise UsageError("which file? Give a name that ends in .md or .json")
     path, store = files.path(file), runtime.store

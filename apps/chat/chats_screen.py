@@ -41,7 +41,8 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
         self._chat = chat
         self._words = words
         self._entries: list[chat_files.ChatEntry] = []
-        self._naming: chat_files.ChatEntry | None = None  # the chat whose new name the user types; None: none
+        # the chat whose new name the user types; None: the user renames no chat
+        self._naming: chat_files.ChatEntry | None = None
         self.has_deleted_open_chat = False
         # the event is set when the list shows the result of the search for the typed words
         self._found = asyncio.Event()
@@ -78,7 +79,8 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
         """Return the highlighted chat, after the search for all typed letters has ended. The wait is
         necessary because Textual handles a key with a priority binding, for example Ctrl+T, before letters
         that wait in the input's queue."""
-        # first wait for the input's letters, then for its event Changed
+        # wait until the input has handled the typed letters, then until the screen has handled the input's
+        # event Changed
         for pump in (self.query_one(Input), self):
             heard = asyncio.Event()
             pump.call_later(heard.set)
@@ -87,7 +89,8 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
         return self.highlighted_chat
 
     def _search(self, keep: str | None = None) -> None:
-        """Show the chats that contain the typed words. keep: the id of the chat to highlight."""
+        """Show the chats that contain the typed words. keep: the id of the chat to highlight; None: the first
+        chat of the list."""
         self._found.clear()
         self._show(self._words, keep)
 

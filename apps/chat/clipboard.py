@@ -13,7 +13,9 @@ from collections.abc import Mapping
 
 from ruvmlx.errors import RuvmlxError
 
-SECONDS = 2.0  # the time limit of a tool; a tool that takes longer waits for a missing display
+# the time limit of a tool in seconds; a tool that takes longer probably waits for a display that does not
+# exist
+SECONDS = 2.0
 
 
 def tool(environment: Mapping[str, str] = os.environ, platform: str = sys.platform) -> list[str] | None:
@@ -53,8 +55,8 @@ def copy_with_tool(text: str) -> bool:
 
 
 def copy(text: str) -> None:
-    """Copy a text with a tool or through the terminal, in a program without the app. Raise RuvmlxError if the
-    machine has no tool and stdout is no terminal."""
+    """Copy a text with a tool of the system or through the terminal, for commands that do not run the chat
+    app. Raise RuvmlxError if no tool copied the text and stdout is no terminal."""
     if copy_with_tool(text):
         return
     if not (sys.stdout and sys.stdout.isatty()):

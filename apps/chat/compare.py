@@ -1,9 +1,9 @@
 """This module compares two replies to one question: one with the adapter (what the model learned from
 ratings) and one without the adapter.
 
-`/compare` is blind: the app names the replies only after the user's choice, and the model learns from the
-choice. `/effect` names the replies at once, uses one random seed for both, and asks for no choice. Both
-replies stay in the chat as branches (alternatives to each other).
+`/compare` is blind: the app says only after the user's choice which reply used the adapter, and the model
+learns from the choice. `/effect` says at once which reply used the adapter, uses one random seed for both
+replies, and asks for no choice. Both replies stay in the chat as branches (alternatives to each other).
 """
 
 import random
@@ -46,8 +46,8 @@ def order() -> list[bool]:
 
 
 def draw_seed() -> int:
-    """Return a random seed for both replies of a comparison. With the same seed, the replies differ only by
-    the adapter."""
+    """Return a random seed for both replies of a comparison. With the same seed, a difference between the
+    replies comes from the adapter, and not from the random choice of tokens."""
     return _shuffle.randrange(1 << 31)
 
 

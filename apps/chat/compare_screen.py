@@ -23,8 +23,8 @@ class CompareScreen(ModalScreen[int | None]):
     """A screen with two replies. The screen returns 0 if the user chose the left reply, 1 for the right
     reply, or None for no choice.
 
-    candidates: the finished replies. is_blind: True if numbers take the place of the replies' names, the
-    order is random, and the user can choose a reply.
+    candidates: the replies that the model has finished. is_blind: True if the screen shows numbers in place
+    of the replies' names, puts the replies in random order, and lets the user choose a reply.
     """
 
     AUTO_FOCUS = ""  # neither of the two replies has the focus at first
@@ -77,7 +77,7 @@ class CompareScreen(ModalScreen[int | None]):
     @work
     async def _write(self) -> None:
         """Write the two replies one after the other, because only one model is open. After an error, clear
-        the candidates so that the user can choose no reply."""
+        the list of candidates, so that the user can choose no reply."""
         chat, session = self._chat, self._chat.state.session
         try:
             sides = zip(self.query(ReplyMessage), self._sides, strict=True)
@@ -113,7 +113,8 @@ class CompareScreen(ModalScreen[int | None]):
             self.dismiss(side)
 
     def action_leave(self) -> None:
-        """Stop the replies if the model still writes them. If both replies have ended, close the screen."""
+        """If the model still writes the replies, stop them. If it writes no reply any more, close the
+        screen."""
         if self._busy:
             self._stopped = True
             self._chat.host.stop()

@@ -2,7 +2,7 @@
 files after "@".
 
 The function `suggestions` finds the suggestions and does not use the screen. The widget `SuggestionList`
-shows them above the input. The key Tab puts a suggestion into the input.
+shows the suggestions above the input. The key Tab puts a suggestion into the input.
 """
 
 import os
@@ -26,7 +26,7 @@ from .steps.settings import NAMES as SETTINGS
 from .user_files import UserFiles
 
 MOST_ROWS = 6  # the maximum number of suggestions on the screen
-MOST_NAME = 300  # the maximum number of characters of a file name that the module suggests
+MOST_NAME = 300  # the module suggests no files if more than this number of characters follow the "@"
 MOST_FILES = 500  # the maximum number of matching names that the module reads from a folder
 _COMMAND = re.compile(r"/([A-Za-z]*)")
 _WORD = re.compile(r"/([a-z]+) (\S*)")

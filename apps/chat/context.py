@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, show: Callable[[], None]) -> None:
-    """Let the app's thread call the function `show`. Only the runtime's thread calls `call_soon`."""
+    """Let the app's thread call the function `show`. Any thread can call `call_soon`."""
     with contextlib.suppress(RuntimeError):  # the event loop raises RuntimeError if the app has ended
         loop.call_soon_threadsafe(show)
 

@@ -66,7 +66,7 @@ def thought_text(parts: Thought, finished: bool, unfolded: bool) -> str:
 
 
 def milliseconds(microseconds: float) -> str:
-    """Return a time as text: "0.41 ms", "12 ms"."""
+    """Return a time of `microseconds` as text in milliseconds: "0.41 ms", "12 ms"."""
     value = microseconds / 1000
     return f"{value:.2f} ms" if value < 10 else f"{value:.0f} ms"
 
@@ -191,13 +191,15 @@ def reply_details(response: GenerationResponse, context: int) -> list[str]:
 
 
 def seconds(ms: float) -> str:
-    """Return a time as text: "0.2 s", "12 s", or "0.04 s" if tenths of a second would show 0."""
+    """Return a time of `ms` milliseconds as text in seconds: "0.2 s", "12 s", or "0.04 s" if tenths of a
+    second would show 0."""
     digits = 0 if ms >= 10_000 else 1 if ms >= 95 else 2
     return f"{ms / 1000:.{digits}f} s"
 
 
 def details_of(result: RatingResult | PreferenceResult) -> list[str]:
-    """Return lines with the figures of one rating or choice, and then of all ratings and choices."""
+    """Return a line with the figures of one rating or choice, and a line with the figures of all ratings and
+    choices together."""
     if isinstance(result, RatingResult):
         moved = f"log-probability per token {result.logprob_before:.3f} → {result.logprob_after:.3f}"
     else:
@@ -229,8 +231,8 @@ def waiting(reason: str) -> str:
 
 
 def lesson(report: Mapping[str, Any]) -> str:
-    """Return a line about the result of a training in the background. report: the dict of
-    `Runtime.consolidate`."""
+    """Return a line about the result of a training in the background. report: the dict that
+    `runtime.learning.consolidate` returns."""
     reason = one_line(report["reason"])
     return f"learned in the background: {reason}" if report["promoted"] else not_learned(reason)
 
@@ -240,8 +242,8 @@ def not_learned(reason: str) -> str:
 
 
 def kv_lesson(report: Mapping[str, Any]) -> str:
-    """Return a line about the result of a measurement of the KV cache's tiers, or "" if the tiers stay as
-    they were."""
+    """Return a line about the result of a measurement of the KV cache's tiers (parts with one precision
+    each), or "" if the measurement did not change the precisions."""
     return f"new chats use other cache precisions: {one_line(report['reason'])}" if report["changed"] else ""
 
 

@@ -1,8 +1,8 @@
 """This module handles events that end the chat from outside: a closed terminal, a signal, and a pipe without
 a reader.
 
-When an end comes from outside, the app and plain mode stop the reply, which saves the words of the reply, and
-then leave. So the user loses no text.
+After such an event, the app and plain mode stop the reply, save the words that the model has written so far,
+and then end. So the user loses no text of the reply.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ def exit_code(signum: int) -> int:
 
 @contextlib.contextmanager
 def heard(handler: Callable[[int], None], signals: tuple[signal.Signals, ...] = SIGNALS) -> Iterator[None]:
-    """Within the `with` block, call handler(signum) in the main thread for each of these signals. A signal
+    """Within the `with` block, call handler(signum) in the main thread for each signal of `signals`. A signal
     that the process ignores already (nohup) stays ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -3,18 +3,21 @@
 A full collection visits every object of the process and stops the app for 0.2 s in a long chat. Python alone
 would start a full collection while a reply grows, because a reply makes many new widgets. This module freezes
 objects that survive a short collection (gc.freeze), so that later short collections skip them. A full
-collection runs when the user does not type. If the user types all the time, the full collection runs at the
-end of a reply, once the process has a fifth more objects than after the last full collection. Within a reply,
-a full collection runs only if the reply is very long.
+collection runs when the user makes a pause and the process has new objects (see NEW). If the user never
+pauses, a full collection runs between two replies, once the process has a fifth more objects than after the
+last full collection. While the model writes a reply, a full collection runs only if the process has very many
+new objects (see A_REPLY).
 """
 
 import gc
 
 EVERY = 0.5  # seconds between two calls of `IdleLearner.tidy`, which calls `Garbage.set_aside`
 QUIET = 2.0  # seconds without a key or a reply after which a full collection can run
-# limits of the number of objects; 1.0 means the number that the last full collection left
+# A full collection runs above these numbers of objects: NEW in a pause of the user, LATE between two replies,
+# OVERDUE (plus A_REPLY) during a reply. 1.0 means the number of objects that the last full collection left.
 NEW, LATE, OVERDUE = 1.02, 1.2, 2.0
-A_REPLY = 400_000  # number of objects that one reply can add before a full collection interrupts it
+# number of objects, beyond OVERDUE, that one reply can add before a full collection interrupts the reply
+A_REPLY = 400_000
 
 
 class Garbage:
@@ -35,7 +38,7 @@ class Garbage:
         # objects.
         allowed = times * self._left + more
         if self._aside > allowed:
-            # get the exact number, because many frozen objects have been freed
+            # get the exact number, because Python can have freed many frozen objects
             self._aside = gc.get_freeze_count()
         return self._aside > allowed
 

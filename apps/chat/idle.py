@@ -45,7 +45,9 @@ class Lesson:
 def learn(
     runtime: Runtime, cancel: threading.Event, show: Callable[[str], None], courtesy: Courtesy
 ) -> Lesson:
-    """Do the work that is due, until the event `cancel` is set. Call this function in the runtime's thread.
+    """Erase deleted chats from the search index. Then train the adapter if a training is due, or else measure
+    the KV cache if a measurement is due. Stop when the event `cancel` is set. Call this function in the
+    runtime's thread.
 
     show: a function that shows a line about the work. courtesy: the object that decides whether the machine
     is free for the work.
@@ -95,7 +97,8 @@ class IdleLearner:
         self._start_at = 0.0  # the time (time.monotonic()) from which the work can start
         self._learning = False  # True while the work runs and no key has stopped it
         self.stuck = 0  # the number of lessons in a row with `Lesson.stuck`
-        self._lesson = ""  # the text of the result, which the status line shows until the user is back
+        # the text of the result, which the status line shows until the user types or clicks
+        self._lesson = ""
         self._is_waiting = False  # True if the status line says why the work does not begin
         self._courtesy = Courtesy()
         self._interrupted_at = time.monotonic()
@@ -108,7 +111,7 @@ class IdleLearner:
 
     def tidy(self) -> None:
         """Collect Python's garbage if the limits of gc_policy.py require it. The app calls this method after
-        each reply and at intervals."""
+        each reply and every `gc_policy.EVERY` seconds."""
         self.garbage.set_aside()
         quiet = time.monotonic() - self._interrupted_at > QUIET
         allowed = (OVERDUE, A_REPLY) if self._chat.phase != "idle" else (NEW,) if quiet else (LATE,)
@@ -116,8 +119,8 @@ class IdleLearner:
             self.garbage.search()
 
     def interrupt(self) -> None:
-        """Stop the work at once, because the user is back. The waiting time before the next work starts from
-        zero again."""
+        """Stop the idle work, because the user typed or clicked, or because a reply began or ended. The
+        waiting time before the next idle work starts from zero again."""
         status = self._chat.status
         self._chat.host.cancel_idle()
         self._interrupted_at = time.monotonic()
@@ -136,8 +139,8 @@ class IdleLearner:
         self._chat.start(self._run)
 
     async def _run(self) -> None:
-        """Start the work in each idle time. Each time the work was stuck (`Lesson.stuck`), the next waiting
-        time is twice as long."""
+        """Start the work in each idle time. After each stuck lesson in a row (`Lesson.stuck`), the waiting
+        time is twice as long, up to a limit."""
         while self._chat.phase != "closing":
             await asyncio.sleep(min(LOOK_EVERY, max(0.0, self._start_at - time.monotonic())))
             if time.monotonic() < self._start_at:
@@ -168,8 +171,8 @@ class IdleLearner:
             self._chat.status.background = line
 
     def _show_lesson(self, said: str) -> None:
-        """Show the result of the work until the user is back. If the user is back already, show the result
-        for some seconds."""
+        """Show the result of the idle work until the user types or clicks. If the user has typed or clicked
+        already, show the result for some seconds."""
         if self._learning:
             self._chat.status.background = self._lesson = said
         elif said and not self._is_waiting:

@@ -12,11 +12,11 @@ from . import exit_signals
 
 
 class Interrupts:
-    """The object that decides what Ctrl-C does in plain mode: stop the reply, leave the prompt, or wait until
-    the store has saved.
+    """The object that decides what Ctrl-C does in plain mode: stop the reply, end the chat at the prompt, or
+    wait until the store has saved its data.
 
-    Other signals stop the reply and end the chat. `ended_by` is the number of the signal that ended the chat,
-    or 0.
+    SIGHUP and SIGTERM stop the reply and end the chat. `ended_by` is the number of the signal that ended the
+    chat, or 0.
     """
 
     def __init__(self) -> None:

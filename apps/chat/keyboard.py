@@ -21,7 +21,8 @@ from textual.message import Message
 
 from .prompt import MAX_MESSAGE_CHARACTERS
 
-WAITING = 4  # while more than this number of messages wait in the app's queues, the app gets no keys
+# while more than this number of messages wait in the app's queues, `Keyboard` passes no keys to the app
+WAITING = 4
 PIECE = 4  # number of typed characters that the parser gets at a time
 PASTE_PIECE = 4096  # number of pasted characters that the parser gets at a time
 BUSY_PAUSE = 0.002  # seconds until the next check whether a busy app has become free

@@ -8,9 +8,9 @@ differs. When the reply is complete, the module parses all blocks again. Within 
 the module replaces only the parts that differ (markdown_stream.py), because a list item has four widgets, and
 each widget takes a millisecond.
 
-The display differs from Textual's Markdown in these points: a single newline breaks the line. A horizontal
-rule stays in its quote or list. HTML is shown as it was written. Decoded entities ("&#x202e;") are sanitised.
-If a code block names no language, the module does not guess the language.
+The display differs from Textual's Markdown in five points. A single newline in the text begins a new line. A
+horizontal rule inside a quote or a list stays there. HTML is shown as it was written. Decoded entities
+("&#x202e;") are sanitised. If a code block names no language, the module does not guess the language.
 """
 
 from functools import cache, lru_cache
@@ -31,7 +31,8 @@ from ruvmlx.text import sanitize
 from .markdown_stream import Shape, StreamedTable, common_prefix, shape_of, swap
 from .windowed import Windowed
 
-_NAMES = {"softbreak": "hardbreak", "hr": "rule"}  # Textual would move each "hr" out of its quote or list
+# Textual would move each "hr" (horizontal rule) out of its quote or list
+_NAMES = {"softbreak": "hardbreak", "hr": "rule"}
 
 
 @cache
@@ -87,8 +88,8 @@ class Code(MarkdownFence):
 
 
 class ReplyMarkdown(Windowed, Markdown):
-    """A widget that shows Markdown. `show(text)` adds text to it, and `show(text, final=True)` completes
-    it."""
+    """A widget that shows Markdown. `show(text)` shows a growing text, which must begin with the text that
+    was shown before. `show(text, final=True)` shows a complete text."""
 
     BLOCKS = {  # noqa: RUF012 - Textual declares it so
         **Markdown.BLOCKS,
@@ -124,8 +125,8 @@ class ReplyMarkdown(Windowed, Markdown):
             await self._replace(kept, first_line, blocks)
 
     async def _replace(self, kept: int, first_line: int, blocks: list[list[Token]]) -> None:
-        """Replace the blocks from number `kept` on by the new `blocks`. Keep the widgets of the first blocks
-        that look the same."""
+        """Replace the blocks from number `kept` on by the new `blocks`. Keep the widgets of those first
+        blocks that look the same as before."""
         was, now = self._shapes[kept:], [shape_of(block) for block in blocks]
         same = common_prefix(was, now)
         starts = [first_line + (block[0].map or [0])[0] for block in blocks]

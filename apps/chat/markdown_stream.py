@@ -1,6 +1,7 @@
-"""This module updates the widgets of Markdown blocks. The widgets of blocks that look the same stay on the
-screen. The first block that differs is changed in place, and the blocks after it are built again. So the time
-of a frame depends on the length of the new text, and not on the length of a list or table.
+"""This module updates the widgets of Markdown blocks. The widgets of blocks that look the same in the old and
+in the new text stay on the screen. The first block that differs is changed in place if possible, and the
+widgets of the blocks after it are replaced. So the number of widgets that a frame replaces depends on the
+length of the new text, and not on the length of a list or table.
 
 The shape of a block is a tuple with everything that the screen shows of the block. Two blocks of equal shape
 look the same.
@@ -24,7 +25,9 @@ from textual.widgets._markdown import (
     MarkdownTableContent,
 )
 
-Shape = tuple[Any, ...]  # a tuple for each Markdown token; it begins with the token's `nesting`
+# a tuple that has one tuple for each Markdown token; this inner tuple begins with the token's `nesting`: 1
+# opens a block, -1 closes a block
+Shape = tuple[Any, ...]
 
 
 def shape_of(tokens: list[Token]) -> Shape:
@@ -99,7 +102,8 @@ async def _grow(old: Widget, new: MarkdownBlock, was: Shape, now: Shape) -> bool
 
 
 async def _grow_inside(parent: Widget, new: list[MarkdownBlock], was: list[Shape], now: list[Shape]) -> None:
-    """Replace the blocks inside `parent` by `new`. was, now: the shapes of the blocks before and after."""
+    """Replace the blocks inside `parent` by `new`. was, now: the shapes of the blocks before and after the
+    replacement."""
     same = common_prefix(was, now)
     await swap(parent, list(parent.children)[same:], new[same:], was[same:], now[same:])
 

@@ -42,7 +42,8 @@ class UserMessage(Vertical):
         super().__init__()
         self.text = sanitize(text)
         self.message_id = message_id
-        self.border_title = READ_FROM_HERE  # the border is visible if the CSS gives this message a top border
+        # this title is visible only if the CSS gives the message a top border
+        self.border_title = READ_FROM_HERE
 
     def place(self, turn: Turn) -> None:
         self.message_id = turn.id
@@ -93,7 +94,7 @@ class ToolMessage(Static):
 
 
 class ReplyMessage(Windowed, Vertical, can_focus=True):
-    """A reply, its rating, and what the rating changed.
+    """A widget that shows a reply, its rating, and a text that says what the rating changed.
 
     While the reply has the focus (the choose mode), keys without Ctrl act on the reply, as BINDINGS says. The
     app types all other characters into the input.
@@ -140,7 +141,9 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         self.text = sanitize(text)
         self.border_title = READ_FROM_HERE
         self.finished = bool(text)
-        self.begun = False  # True if chunks of the reply have arrived: the runtime has accepted the message
+        # True if chunks of the reply have arrived, which means that the runtime has accepted the user's
+        # message
+        self.begun = False
         self.message_id: int | None = None
         self.copied = 0  # the number of the reply's code block that was copied last, from 1; 0: none
         self._effect_of = 0  # the adapter version whose effect the text `effect` describes
@@ -227,8 +230,9 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         self.effect, self._effect_of = describe.preference(result, key), result.adapter_version
 
     def restore_rating(self, rating: str | None, version: int) -> None:
-        """Show the rating that the store has for this reply. Remove the shown effect if it belongs to another
-        rating, or to an adapter version that was undone. version: the adapter version in use."""
+        """Show the rating that the store has for this reply. Remove the text that says what the rating
+        changed, if this text belongs to another rating or to an adapter version that was undone. version: the
+        adapter version in use."""
         if rating != self.rating or self._effect_of > version:
             self.rating, self.effect, self.asks_why = rating, "", False
 
@@ -254,7 +258,8 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         note.set_class(bool(self.progress), "progress")
 
     def _colour_mark(self, text: str) -> Content:
-        """Return the text of the effect, with the rating's mark in the colour of the rating."""
+        """Return `text`, which says what a rating changed, with the rating's mark in the colour of the
+        rating."""
         mark = describe.rating_mark(self.rating) if self.rating else ""
         start = text.find(mark) if mark else -1
         colour = {"up": "$success", "down": "$error"}.get(self.rating or "", "$accent")

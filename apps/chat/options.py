@@ -27,7 +27,8 @@ class ChatOptions:
     motion: bool = True
     keys: str = ""  # the user's own keys, for example "again=ctrl+t,chats=f3"
     best_of: int | str | None = None  # number of replies to a question, or "auto"; None: as in the settings
-    find: str = ""  # words of the message to show first; session "new": search in all chats
+    # words of the message to show first; if session is "new", the app searches all chats for these words
+    find: str = ""
     message: int | None = None  # the id of the message to show first; None: the end of the chat
     files: UserFiles = HERE
     tools: bool = True  # False if the user must not turn on tool servers
@@ -35,8 +36,8 @@ class ChatOptions:
     copies: Callable[[str], bool] | None = None
 
     def for_reply(self, cancel: threading.Event) -> dict[str, Any]:
-        """Return keyword arguments for `Conversations.say` and similar methods. cancel: an event; once it is
-        set, the reply ends."""
+        """Return keyword arguments for `Conversations.say` and the other methods of `Conversations` that let
+        the model write. cancel: an event; once it is set, the reply ends."""
         return {"sampling": self.sampling, "max_new_tokens": self.max_new_tokens, "cancel": cancel}
 
     def for_answer(self, cancel: threading.Event) -> dict[str, Any]:

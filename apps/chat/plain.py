@@ -4,8 +4,8 @@ never moves the cursor.
 Every step of the chat and every reply runs in the main thread. Only helpers, such as the connections to tool
 servers, have other threads. During a reply, Ctrl-C stops the reply and keeps its text. At the prompt,
 Ctrl-C ends the chat. While the store saves a rating or a message, Ctrl-C has no effect until the store has
-saved the data. A closed terminal, SIGTERM or a closed pipe stops the reply in the same way and then ends the
-chat. Answers go to stdout, and errors go to stderr.
+saved the data. A closed terminal, SIGTERM or a closed pipe also stops the reply, keeps its text, and then
+ends the chat. Answers go to stdout, and errors go to stderr.
 
 Plain mode does not train the model in idle time, because the thread that owns the runtime waits for the
 user's next line. The app and the command `ruvmlx learn consolidate` train the model.

@@ -50,16 +50,17 @@ class PlainStreams:
             line = self._source.readline(MAX_LINE_CHARACTERS)
 
     def print(self, text: str) -> None:
-        """Write a message of the chat. The terminal breaks its lines."""
+        """Write a message of the chat. This method does not break long lines, because the terminal breaks
+        them."""
         self.write(sanitize(text) + "\n")
 
     def tell(self, text: str) -> None:
-        """Write sentences of the program. On a terminal, a line ends between words."""
+        """Write sentences of the program. On a terminal, this method breaks long lines between words."""
         self.write(wrap_for(sanitize(text), self._sink) + "\n")
 
     def write(self, text: str, where: TextIO | None = None) -> None:
-        """Write text to the output. If the output has no reader any more, stop the reply, keep its text, and
-        write nothing more."""
+        """Write text to the output. If a write fails, for example because the output has no reader any more,
+        stop the reply and write nothing more."""
         if self.closed:
             return
         try:

@@ -2,8 +2,8 @@
 every terminal can send this key.
 
 Shift+Enter begins a new line too, in terminals that distinguish it from Enter (by the kitty keyboard
-protocol, or by xterm's modifyOtherKeys, which gives the key name "shift+\\r" below). In other terminals, the
-app cannot distinguish Alt+Enter from Enter.
+protocol, or by xterm's modifyOtherKeys, which gives the key name "shift+\\r" below). In other terminals,
+Shift+Enter and Alt+Enter send the message as Enter does.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from textual.widgets.text_area import Edit, EditResult
 
 from ruvmlx.text import sanitize
 
-# the maximum length of a message; with a longer line, each key takes over half a second
+# the maximum number of characters of a message; in a longer line, each key would take over half a second
 MAX_MESSAGE_CHARACTERS = 200_000
 EDITING = "Editing your question · Enter sends, Esc cancels"
 CHOOSING = "Choosing a reply · keys act on it, Esc goes back to writing"

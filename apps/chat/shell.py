@@ -17,6 +17,6 @@ class ChatShell(App[int]):
         self.failure: BaseException | None = None  # the error that ended the app
 
     def end(self, error: BaseException | None) -> None:
-        """End the app. The exit code of the app is the code of `error`, or 0 if `error` is None."""
+        """End the app. The exit code of the app is the `exit_code` of `error`, or 0 if `error` is None."""
         self.failure = error or self.failure
         self.exit(getattr(self.failure, "exit_code", 1) if self.failure else 0)

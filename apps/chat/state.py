@@ -55,7 +55,7 @@ class ChatState:
         self.tools.turn_all_off()
 
     def model_changed(self) -> None:
-        """Forget the candidates and the newest reply, which the former model wrote."""
+        """Forget the two compared replies and the newest reply, because the former model wrote them."""
         self.candidates, self.response = [], None
 
     @property

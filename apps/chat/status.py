@@ -70,8 +70,8 @@ def learned_parts(learned: LearnStatus | None) -> list[str]:
 def room_parts(meter: Meter, left_out: int, summed_up: int, key: str) -> list[str]:
     """Return texts about messages that the model no longer reads, or about a context that is nearly full.
 
-    left_out: the number of oldest messages that the model does not read. summed_up: the number of these
-    messages that a summary covers. key: the label of the key that starts a summary.
+    left_out: the number of old messages that the model does not read and that no summary covers. summed_up:
+    the number of oldest messages that a summary covers. key: the label of the key that starts a summary.
     """
     told = [f"oldest {summed_up:,} summed up"] if summed_up else []
     if left_out:
@@ -96,7 +96,8 @@ class StatusLine(Static):
     backend: reactive[str] = reactive("")
     meter: reactive[Meter] = reactive(Meter)
     learned: reactive[LearnStatus | None] = reactive(None)
-    left_out: reactive[int] = reactive(0)  # the number of oldest messages that the model does not read
+    # the number of old messages that the model does not read and that no summary covers
+    left_out: reactive[int] = reactive(0)
     summed_up: reactive[int] = reactive(0)  # the number of oldest messages that the summary covers
     background: reactive[str] = reactive("")  # a text about background work, which replaces the figures
     message: reactive[str] = reactive("")  # a text that replaces the whole line for some seconds

@@ -24,8 +24,8 @@ async def show_reply(
     """Show the chunks of a reply as they arrive. Return the response, or None if the stream ended without a
     response.
 
-    After each frame, the function sleeps as long as the frame's work took, so that the app also handles keys
-    on slow machines.
+    After each frame, the function sleeps at least as long as the frame's computation took (but at most REST
+    seconds for this reason), so that the app also handles keys on slow machines.
     """
     safe, asked_at, response = Sanitizer(), time.perf_counter(), None
     status.meter = replace(Meter(), max_context=status.meter.max_context)

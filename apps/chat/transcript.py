@@ -20,7 +20,8 @@ from .stream import wait_until_drawn
 from .view_model import Standing
 from .welcome import Welcome
 
-MAX_SHOWN_MESSAGES = 16  # the number of messages that are shown at first; each takes 5 to 10 ms
+# the number of messages that are shown at first; each message takes 5 to 10 ms to show
+MAX_SHOWN_MESSAGES = 16
 EARLIER = 10  # the number of earlier messages that are loaded when the user scrolls to the top
 MAX_COLUMNS = 1 << 16  # a number of columns that no terminal has
 
@@ -88,8 +89,8 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def select_found(self) -> bool:
         """Mark the message that the search found, scroll to it, and give its reply the focus. Return False if
-        no message was found. The messages after the found message are loaded up to the chat's end when the
-        input has the focus again."""
+        no message was found. When the input has the focus again, the app loads all messages after the found
+        message."""
         messages = self.messages
         at = next((n for n, m in enumerate(messages) if m.message_id == self._found), None)
         if self._found is None or at is None:
@@ -214,8 +215,8 @@ class Transcript(VerticalScroll, can_focus=False):
         """Lay out the messages. While earlier messages are added at the top, keep the held widget on its line
         of the screen.
 
-        The scroll position must change during the layout, as Textual's anchor does. If the scroll position
-        changed after the layout, one frame would show the messages in a wrong place.
+        The method changes the scroll position during the layout. If the scroll position changed after the
+        layout, one frame would show the messages in a wrong place.
         """
         arranged = super().arrange(size, optimal)
         if self._held:

@@ -36,7 +36,8 @@ def plan_block(plan: Plan, width: int) -> str:
 
 class Welcome(Static):
     """The text in an empty conversation. plan: the plan for the model, which the widget shows while the model
-    opens. On the first run, the widget shows the plan also after the opening."""
+    opens. When the user runs the program for the first time, the widget also shows the plan after the model
+    has opened."""
 
     plan: var[Plan | None] = var(None)
     progress: var[str] = var("")

@@ -1,5 +1,5 @@
-"""This package has the app's actions: each class has the actions of one subject. `Actions` maps a slash
-command or a key to the method of one of these classes."""
+"""This package has the app's actions: each class has the actions of one subject, for example of ratings. The
+class `Actions` finds the method that a slash command or a key calls."""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -49,7 +49,8 @@ class Actions:
         self.draft = DraftActions(chat, self.select)
 
     async def submit(self, text: str) -> None:
-        """Send the typed text as a message, save it as a rewritten reply, or carry it out as a command."""
+        """If the user rewrites a reply, save the typed text as the new version of the reply. If the text is a
+        slash command, run the command. Otherwise, send the text as a message to the model."""
         if not self._chat.editing:
             await self.write.show_end()
         if self.rewrite.is_begun():
@@ -67,12 +68,15 @@ class Actions:
         if command is None:
             self.write.send(text)
         elif COMMANDS[command.name].during_reply:
-            self.start(command)  # do not wait as obey() does, because the user could not type in the meantime
+            # start() does not wait for the end of the command, because the user could not type during this
+            # wait
+            self.start(command)
         else:
             await self.obey(command)
 
     def choose(self, entry: PaletteEntry) -> None:
-        """Carry out an entry of the command palette, or put its text into the input."""
+        """Run the command of an entry of the command palette. If the command needs words from the user, only
+        put the text of the command into the input."""
         prompt = self._chat.prompt
         if entry.types:
             prompt.focus()
@@ -90,8 +94,9 @@ class Actions:
         return not (phase == "replying" and command and COMMANDS[command.name].during_reply)
 
     def _wait(self) -> None:
-        """Tell the user that the app cannot send the input yet. If the model is still opening, keep the input
-        as a message. The app sends this message when the model is open, unless the user changed the input."""
+        """Tell the user that the app cannot send the input yet. If the model is still opening, keep the text
+        of the input as a message. The app sends this message when the model is open, unless the user has
+        changed the text in the input."""
         chat = self._chat
         chat.waiting = chat.prompt.text if chat.phase == "opening" else ""
         chat.status.flash("Sent once the model is open" if chat.waiting else "Still replying: Esc stops")

@@ -24,7 +24,8 @@ _BEGUN = re.compile(r'(?:^|\s)(@[^\s"]*)$')
 class DraftActions:
     def __init__(self, chat: ChatContext, select: SelectActions) -> None:
         self._chat, self._select = chat, select
-        self._put: str | None = None  # the line of the input after Tab put a suggestion into it; None: none
+        # the line of the input after Tab put a suggestion into the line; None: Tab put no suggestion there
+        self._put: str | None = None
 
     def suggest(self) -> None:
         """Show the suggestions for the text before the cursor. While the user goes through the suggestions
@@ -39,8 +40,8 @@ class DraftActions:
         self._put, shown.taken, shown.rows = None, -1, tuple(found)
 
     def complete_or_choose(self) -> None:
-        """Put the next suggestion into the input. If no suggestion would change the input, give a reply the
-        focus."""
+        """Put the next suggestion into the input. If no suggestion would change the input, give the focus to
+        the selected reply, or else to the newest reply."""
         if not self.complete():
             self._select.select(0)
 

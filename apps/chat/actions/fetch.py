@@ -1,6 +1,6 @@
 """This module lets the user get a better model with one key. The app proposes a model to a user of the
-starter (the small model for the first start), downloads the model in the background, and offers to switch to
-it."""
+starter (the small model for the first start), downloads the model in the background, and offers to switch the
+chat to the downloaded model."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -54,7 +54,8 @@ class FetchActions:
         self._fetched = ""  # the name of the downloaded model to which the user has not switched yet
 
     async def propose(self, model: Model) -> None:
-        """Propose the best model for this machine, if the starter is in use and the network is allowed."""
+        """Show a notice that proposes the best model for this machine, if the chat uses the starter model and
+        the user has not forbidden the network."""
         if isinstance(self._chat.host, Guest) or offline() or model.path != starter_path():
             return
         self._offer = await asyncio.to_thread(proposals.best_proposal, Facts.of(model))
@@ -74,8 +75,9 @@ class FetchActions:
         return keys.key_label(self._chat.app, "fetch", "F5")
 
     def go(self) -> None:
-        """If a downloaded model is ready, switch to this model. If no model is ready, download the proposed
-        model. If the app has proposed no model, show the list of models."""
+        """If a downloaded model is ready, switch to this model. While a download runs, only tell the user so.
+        If neither is the case, download the model that the app has proposed, or show the list of models if
+        the app has proposed no model."""
         if self._fetched:
             name, self._fetched = self._fetched, ""
             self._chat.start(partial(self._switch, name))

@@ -32,8 +32,8 @@ class LibraryActions:
         chat.send_waiting()
 
     def show(self, opened: Opened) -> None:
-        """Show the opened chat's model, backend, context and state of learning in the lines around the
-        conversation."""
+        """Show the opened chat's model, backend, context length and state of learning in the border of the
+        input and in the status line."""
         chat = self._chat
         chat.model = chat.prompt.heading = opened.model
         chat.prompt.earlier = opened.said

@@ -105,7 +105,8 @@ class ModelActions:
         return await self._chat.host.call_between(lambda runtime: runtime.model)
 
     async def _switch(self, name: str) -> None:
-        """Switch to another model in the same chat. If the new model cannot be used, the old model stays."""
+        """Switch to another model in the same chat. If the new model cannot be opened, the chat keeps the old
+        model, or ends if the old model was closed and cannot be opened again."""
         chat = self._chat
         self._write.cancel_edit()
         chat.phase = "opening"
@@ -140,11 +141,12 @@ class ModelActions:
             return
         if chat.host.is_open:
             await chat.transcript.add(Notice(error_line(error), "error"))
-        else:  # the old model was closed to free memory, and could not be opened again
+        else:  # the app closed the old model to free memory, and could not open the old model again
             chat.app.end(error)
 
     async def _show_new_model(self) -> None:
-        """Show the name and the figures of the new model in the lines around the conversation."""
+        """Show the name and the figures of the new model in the border of the input and in the status line,
+        and tell the user about the switch in a notice."""
         chat = self._chat
         chat.state.model_changed()
         if chat.phase == "closing":
@@ -179,9 +181,9 @@ class ModelActions:
 
 
 def _new_model(files: UserFiles, words: str) -> str:
-    """Return the picker's line for typed words that match no listed model. If the user takes this line, the
-    app opens a folder, a file or another program's model of this name, or downloads this repository. Return
-    "" if the words can name no model."""
+    """Return the picker's line for typed words that match no listed model. If the user chooses this line, the
+    app opens the folder, the file or the other program's model that the words name, or downloads the Hugging
+    Face repository of this name. Return "" if the words can name no model."""
     if REPO.fullmatch(words) and not files.has(words):
         return f"Fetch {words} from Hugging Face"
     named = words.startswith(("/", "~", "./", "../", *STORES)) or words.endswith(".gguf")

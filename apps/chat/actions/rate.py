@@ -64,8 +64,8 @@ class RateActions:
             await self._sum_up()
 
     async def _sum_up(self) -> None:
-        """Show a notice that says which replies the user seems to like. The notice appears once, after the
-        first ratings."""
+        """Show a notice that says which replies the user seems to like, or that the ratings show nothing
+        clear yet. The notice appears once, after the first ratings."""
         found = await self._chat.attempt(lambda runtime: runtime.learning.first_summary())
         if words := describe.first_summary(found):
             # `mount` does not scroll the conversation, so the screen of a user who reads earlier messages
@@ -79,8 +79,8 @@ class RateActions:
             reply.asks_why = False
 
     def show_preference(self, message: int | None, learned: PreferenceResult) -> None:
-        """Show what the model learned when the user preferred a reply. The text is below this reply, whose
-        message id is `message`."""
+        """Show below the preferred reply what the model learned from the user's preference. message: the
+        message id of the preferred reply."""
         self._chat.state.lesson = learned
         for reply in self._chat.transcript.replies:
             if reply.message_id == message:

@@ -1,6 +1,6 @@
 """This module lets the model summarise the oldest messages of a chat as notes. The model then reads the notes
-in place of these messages. The status line shows the number of tokens of the notes. The key Esc stops the
-summary."""
+in place of these messages. While the model writes the notes, the status line shows the number of tokens of
+the notes, and the key Esc stops the model."""
 
 import threading
 from collections.abc import Iterator
@@ -24,8 +24,8 @@ class SummaryActions:
         self._chat, self._rate = chat, rate
 
     async def summarize(self, argument: str = "") -> None:
-        """Let the model summarise the oldest messages of the chat. With the argument "off", drop the summary,
-        so that the model reads the messages again."""
+        """Let the model summarise the oldest messages of the chat. With the argument "off", drop the notes,
+        so that the model reads the summarised messages again."""
         if argument:
             self._chat.start(lambda: self._forget(argument))
         else:

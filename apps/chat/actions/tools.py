@@ -1,5 +1,6 @@
 """This module has the app's actions for tools. The actions turn tool servers on and off. The actions also
-show each tool call, ask the user for permission, and run the call."""
+show each tool call, ask the user for permission unless the user has allowed this tool for the whole chat, and
+run the call."""
 
 import asyncio
 import threading
@@ -44,7 +45,8 @@ class ToolActions:
             await chat.transcript.add(Notice(said))
 
     def stop(self) -> None:
-        """End the tool call that runs now. After this end, the model does not continue its answer."""
+        """End the tool call or the start of a tool server that runs now. After a stopped tool call, the app
+        does not ask the model to continue its answer."""
         self._cancel.set()
 
     async def run_calls(self, session: str, response: GenerationResponse) -> bool:

@@ -157,9 +157,9 @@ class WriteActions:
     async def _restore_after_error(
         self, error: Exception, reply: ReplyMessage, message: UserMessage | None, typed: str
     ) -> None:
-        """Clean up after an error without a loss of text. Keep the words of the reply that arrived. Put a
-        refused message back into the input. Show again the messages that the function `place` of `_write`
-        removed."""
+        """Clean up after an error without a loss of text. Keep the words of the reply that arrived before the
+        error. If the runtime refused the user's message, put its text back into the input, and show again the
+        messages that the function `place` of `_write` removed."""
         chat = self._chat
         if reply.text:
             await reply.finish(reply.text, "")
@@ -189,8 +189,8 @@ class WriteActions:
             self._chat.transcript.follow_end()
 
     def settle(self) -> None:
-        """Let the runtime prepare the reply for a rating. If the user sends a message during this work, the
-        message waits in the host's queue."""
+        """Let the runtime compute in advance the data that a rating of the newest replies needs. If the user
+        sends a message during this work, the runtime ends the work early."""
         self._chat.start(self._settle)
 
     async def _settle(self) -> None:
@@ -212,8 +212,8 @@ class WriteActions:
             self.send(argument)
 
     def edit(self) -> bool:
-        """Put the question of the chosen reply into the input, so that the user can edit it. Return False if
-        the reply has no question."""
+        """Put the question of the chosen reply into the input, so that the user can edit the question. Return
+        False if there is no question to edit, or if the model writes a reply or is being opened."""
         chat = self._chat
         reply = chat.chosen_reply()
         message = chat.transcript.question_of(reply) if reply else None
@@ -235,8 +235,8 @@ class WriteActions:
             self._chat.app.refresh_bindings()
 
     def _take_edited(self) -> UserMessage | None:
-        """Stop editing a question. Return the question's widget if the widget is still in the
-        conversation."""
+        """Stop editing a question. Return the widget of this question if the widget is still in the
+        conversation, or else None."""
         edited = self._chat.editing
         self.cancel_edit()
         return edited if isinstance(edited, UserMessage) and edited.is_attached else None

@@ -1,6 +1,6 @@
 """This module has the open connections to tool servers. The module uses the client of the package mcp. The
-connections run in a separate thread with an event loop. Other threads call the methods of `Connections`, and
-these methods block."""
+connections run in a separate thread with an event loop. Other threads call the methods of `Connections`.
+Except for `stop`, these methods block until the server has answered or ended."""
 
 import asyncio
 import contextlib
