@@ -1,6 +1,6 @@
-"""This package has the code of `ruvmlx chat --server`. The chat app runs in the server, with the server's
-model. A client in the user's terminal forwards the user's keys to the app, and shows on the terminal what the
-app draws.
+"""This package has the code of `ruvmlx chat --server`. With this command, the chat app runs in the server
+process and uses the server's model. A client in the user's terminal forwards the user's keys to the app, and
+shows on the terminal what the app draws.
 
     wire.py        the messages between client and server
     client.py      the client, which forwards keys to the server and the app's output to the terminal

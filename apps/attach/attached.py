@@ -46,7 +46,9 @@ class AttachedChat:
             motion=hello.motion,
             keys=hello.keys,
             files=UserFiles(Path(hello.folder) if same else None),
-            tools=False,  # a tool server would have the rights of the server's user
+            # no tool servers, because a tool server would have the rights of the user who started `ruvmlx
+            # serve`
+            tools=False,
             copies=self._copy,
         )
         self._app = ChatApp(guest, options)
@@ -55,7 +57,8 @@ class AttachedChat:
         self._driver: AttachedDriver | None = None  # the Textual driver; None until the app runs
         self._early: list[Work] = []  # functions that wait until the driver exists
         self._loop = asyncio.new_event_loop()
-        self._sent = self._fed = 0  # numbers of bytes: received by `feed`; parsed by the keyboard
+        # _sent: the number of bytes that `feed` got. _fed: the number of bytes that the app's keyboard got.
+        self._sent = self._fed = 0
 
     def run(self) -> None:
         """Run the app until the user leaves the app, or until the connection to the terminal ends."""
@@ -72,7 +75,7 @@ class AttachedChat:
         try:
             await self._app.run_async(size=self._size)
         finally:
-            with contextlib.suppress(RuntimeError):  # raised if the host is closed
+            with contextlib.suppress(RuntimeError):  # RuntimeError means that the host is closed
                 await self._guest.close()
 
     def feed(self, data: bytes) -> None:
@@ -102,7 +105,7 @@ class AttachedChat:
 
     def _drive(self, work: Work) -> None:
         """Let the app's thread call `work(driver)`, as soon as the app runs."""
-        with contextlib.suppress(RuntimeError):  # raised if the app has ended
+        with contextlib.suppress(RuntimeError):  # RuntimeError means that the app has ended
             self._loop.call_soon_threadsafe(self._drive_now, work)
 
     def _drive_now(self, work: Work) -> None:
@@ -142,7 +145,7 @@ def _draw_for(app: App[Any], environment: dict[str, str]) -> None:
         soft_wrap=False,
         _environ=rest,
     )
-    # While an app runs, Textual redirects the stdout and stderr of the process. The server needs both, so
-    # this code sends them to where they were.
+    # While an app runs, Textual redirects the stdout and stderr of the process. The server needs its stdout
+    # and stderr, so this code lets Textual "redirect" each of them to itself.
     app._capture_stdout = sys.stdout  # type: ignore[assignment]
     app._capture_stderr = sys.stderr  # type: ignore[assignment]

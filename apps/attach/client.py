@@ -129,7 +129,8 @@ class Link:
         socket has data. The last event of the connection is a CloseConnection."""
         try:
             data = self._socket.recv(PIECE)
-            while getattr(self._socket, "pending", lambda: 0)():  # select does not see decrypted bytes
+            # read on, because `select` does not see bytes that the TLS socket has already decrypted
+            while getattr(self._socket, "pending", lambda: 0)():
                 data += self._socket.recv(PIECE)
             self._ws.receive_data(data or None)
             for event in self._ws.events():
@@ -214,7 +215,8 @@ class Client:
     def _copy(self, text: str) -> None:
         from ..chat import clipboard
 
-        with contextlib.suppress(RuvmlxError):  # the app has told the user "Copied" already
+        # no error is shown, because the app has told the user "Copied" already
+        with contextlib.suppress(RuvmlxError):
             clipboard.copy(text)
 
     @contextlib.contextmanager
@@ -234,7 +236,8 @@ class Client:
 
         def resume(*_: object) -> None:
             self._terminal.enter()
-            self._resized = True  # so that the client sends the size and the app draws the whole screen
+            # the client then sends the terminal's size, and the app draws the whole screen
+            self._resized = True
 
         handlers: dict[signal.Signals, Callable[[int, Any], Any]] = {
             signal.SIGTERM: end,

@@ -7,7 +7,8 @@ import json
 import threading
 from collections import deque
 
-MAX_WAITING_BYTES = 1 << 20  # bytes; while a slow terminal has this many to read, `put` blocks
+# the number of bytes of output that can wait for a slow terminal; above this number, `put` blocks
+MAX_WAITING_BYTES = 1 << 20
 
 
 class Outbox:
@@ -40,7 +41,7 @@ class Outbox:
         self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # raised if the server's event loop is closed
+        with contextlib.suppress(RuntimeError):  # RuntimeError means that the server's event loop is closed
             self._loop.call_soon_threadsafe(self._news.set)
 
     async def take_all(self) -> list[bytes | str]:

@@ -27,8 +27,9 @@ from .wire import PATH, Hello, Size, last_text
 if TYPE_CHECKING:
     from .attached import AttachedChat
 
-HELLO_SECONDS = 10.0  # seconds in which a client must send its first message
-MOST_UNREAD = 1 << 16  # bytes; while the app has this many to read, the server receives no more
+HELLO_SECONDS = 10.0  # the number of seconds in which a client must send its first message (`Hello`)
+# the number of typed bytes that can wait for the app; above this number, the server receives no more bytes
+MOST_UNREAD = 1 << 16
 
 
 class Resized(msgspec.Struct):

@@ -22,7 +22,9 @@ _KITTY_KEYS = 1 | 8 | 16  # flags of the kitty protocol: report every key as its
 # `enter` also asks the terminal whether it knows synchronised updates (mode 2026).
 _ENTER = "\x1b[?1049h" + "".join(f"\x1b[?{mode}h" for mode in _MODES) + "\x1b[?25l\x1b[?7l"
 _LEAVE = (
-    "\x1b[?2026l"  # ends a synchronised update, because the app's last frame can be incomplete
+    # end a synchronised update (a frame that the terminal shows at once), because the app's last frame can be
+    # incomplete
+    "\x1b[?2026l"
     + "".join(f"\x1b[?{mode}l" for mode in reversed(_MODES))
     + "\x1b[?7h\x1b[<u\x1b[?1049l\x1b[?25h\x1b[0m"
 )
@@ -61,7 +63,8 @@ class Terminal:
         sequences = _ENTER
         if os.environ.get("TEXTUAL_DISABLE_KITTY_KEY") != "1":
             sequences += f"\x1b[>{_KITTY_KEYS}u"
-        if os.environ.get("TERM_PROGRAM") != "Apple_Terminal":  # Apple's terminal would print "p"
+        # Apple's terminal does not know this question and would print its last letter, "p"
+        if os.environ.get("TERM_PROGRAM") != "Apple_Terminal":
             sequences += "\x1b[?2026$p"
         self.write(sequences.encode())
 

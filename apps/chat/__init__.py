@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 # app draws a reply. A higher number of checks does not make Textual draw more frames.
 os.environ.setdefault("TEXTUAL_FPS", "1000")
 # ESCDELAY is the time in ms after which Textual takes a lone ESC byte for the Esc key. Textual checks only
-# every 100 ms whether this time has passed, so Textual's default of 100 can delay the Esc key by 200 ms. A
-# user with a slow connection can set the environment variable ESCDELAY to a longer time.
+# every 100 ms whether an ESC byte has waited so long, so Textual's default of 100 can delay the Esc key by
+# 200 ms. A user with a slow connection can set the environment variable ESCDELAY to a longer time.
 os.environ.setdefault("ESCDELAY", "50")
 
 

@@ -3,10 +3,10 @@
 A full collection visits every object of the process and stops the app for 0.2 s in a long chat. Python alone
 would start a full collection while a reply grows, because a reply makes many new widgets. This module freezes
 objects that survive a short collection (gc.freeze), so that later short collections skip them. A full
-collection runs when the user makes a pause and the process has new objects (see NEW). If the user never
-pauses, a full collection runs between two replies, once the process has a fifth more objects than after the
-last full collection. While the model writes a reply, a full collection runs only if the process has very many
-new objects (see A_REPLY).
+collection runs when the user makes a pause, once the process has 2 percent more objects than after the last
+full collection. If the user never pauses, a full collection runs between two replies, once the process has a
+fifth more objects than after the last full collection. While the model writes a reply, a full collection runs
+only if the reply has added very many objects (see A_REPLY).
 """
 
 import gc

@@ -66,8 +66,9 @@ class ChatState:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a step. Only the app uses the fields `notice` and `flash`. Only plain mode uses `words`,
-    `reply`, `then` and `model`. The app and plain mode use all other fields."""
+    """The outcome of a step. Only the app uses the fields `notice`, `flash`, `seconds` and `learned`. Only
+    plain mode uses `words`, `reply`, `then`, `model`, `retell` and `leaves`. Both the app and plain mode use
+    `opens` and `message`."""
 
     words: str = ""  # the answer for plain mode, in lines that can be read aloud
     notice: str = ""  # the answer for the app as a notice in the conversation

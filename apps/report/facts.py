@@ -43,7 +43,8 @@ def machine_facts() -> dict[str, Any]:
         **_sysctl(),
         "commit": commit(Path(ruvmlx.__file__).parents[1]),
         "settings": _public_settings(),
-        "environment": sorted(machine.environment()),  # the names of the set environment variables
+        # the names of the environment variables RUVMLX_* that are set
+        "environment": sorted(machine.environment()),
     }
 
 

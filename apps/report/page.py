@@ -97,8 +97,8 @@ def _messages(verdicts: Sequence[Facts]) -> Iterator[str]:
 
 
 def _speed(speed: Facts) -> str:
-    """Return the report's section on speed. For each length of the prompt, it has the tokens per second, the
-    ratio to mlx-lm's speed, and the memory of each runtime."""
+    """Return the report's section on speed. For each length of the prompt, the section has the tokens per
+    second of each runtime, the ratio to mlx-lm's speed, and the runtime's memory."""
     lines = ["## Speed"]
     for length in speed["lengths"]:
         lines.append(

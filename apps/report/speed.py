@@ -3,7 +3,7 @@ The runtimes (ruvmlx with a backend and a kind of KV cache, and mlx-lm) take tur
 
 In a turn, one runtime writes one greedy reply, starting with an empty KV cache. The seconds until the first
 token are the prefill time, and the seconds of the other tokens are the decode time. Each runtime runs in a
-separate process, so a kernel that crashes ends only one turn.
+separate process, so a kernel that crashes ends only the turn of this runtime, and not the report.
 """
 
 import statistics
@@ -38,7 +38,7 @@ PEER = "mlx-lm"
 
 class Deadline:
     """A time limit. `seconds_left()` returns the number of seconds that are left. `share(f)` returns a new
-    deadline: the end of the fraction `f` of the time that is left."""
+    Deadline, which ends after the fraction `f` of the time that is left."""
 
     def __init__(self, seconds: float):
         self.seconds = seconds
@@ -123,8 +123,8 @@ class TimedRuntime:
         self.rounds.append((first, statistics.median(others)))
 
     def estimate(self, deadline: Deadline) -> None:
-        """Estimate the runtime's speed by a short reply. Let the runtime write two replies, and use the times
-        of the second reply, because kernels compile during the first reply."""
+        """Estimate the runtime's speed: let the runtime write two short replies, and use the times of the
+        second reply, because kernels compile during the first reply."""
         for _ in range(2):
             self.play(deadline, *SHORT)
         self.reading, self.decoding = self.rounds[-1][0] / SHORT[0], self.rounds[-1][1]
@@ -209,8 +209,8 @@ def _fitting(beside: Beside, size: tuple[int, int], deadline: Deadline, log: Log
 def _length(
     beside: Beside, tokens: int, decoded: int, share: Deadline, deadline: Deadline, log: Log
 ) -> dict[str, Any]:
-    """Run rounds with one length of the prompt until this length's share of the time is over, and return the
-    results. The last turn can end after this time."""
+    """Run rounds with one length of the prompt, and return the results. Stop after ROUNDS rounds, or if a
+    further round probably does not fit into `share`, which is this length's share of the time."""
     turns, longest = list(beside.turns), 0.0
     for turn in turns:
         turn.rounds = []

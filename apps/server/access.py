@@ -1,5 +1,5 @@
-"""This module decides which clients can use the server. The module checks the Host header, the Origin header
-and the API key of each request before all other work."""
+"""This module decides which clients can use the server. Before an endpoint gets a request, the module checks
+the request's Host header, Origin header and API key."""
 
 import ipaddress
 import re
@@ -25,7 +25,8 @@ class Access:
     always needs a key because it shows all chats and writes files. hosts: the names that a Host header can
     have besides localhost and IP addresses. localhost and IP addresses are always allowed, because an
     attacker's name server cannot assign these names. origins: the web pages of other machines that can use
-    the server, for example https://chat.example. Web pages of this machine are always allowed.
+    the server, for example https://chat.example. Web pages with an origin on this machine (localhost) do not
+    have to be in `origins`.
     """
 
     keys: Sequence[str] = ()
@@ -35,7 +36,8 @@ class Access:
 
     def check_key(self, headers: Headers, endpoint: Endpoint | None) -> str:
         """Check the client's API key, and return the salt for the client's KV caches. Clients share a KV
-        cache only if their salts are equal. Raise ApiError, 401, if the key is not valid."""
+        cache only if their salts are equal. If the server or the endpoint needs no key, return "". Raise
+        ApiError, 401, if the key is not valid."""
         if not self.keys or (endpoint is not None and endpoint.is_open):
             return ""
         return salt_digest(_key(headers, self.keys))
@@ -55,8 +57,8 @@ class Access:
         _key(headers, self.chat_keys)
 
     def check_host(self, headers: Headers) -> None:
-        """Raise ApiError if the Host header has a name that is not a name of this server. An attacker's web
-        page can let its own name point to this server's address (DNS rebinding)."""
+        """Raise ApiError if the Host header has a name that is not a name of this server. This check stops
+        attackers who let the name of their own web page point to this server's address (DNS rebinding)."""
         found = _HOST.fullmatch(headers.get("host", ""))
         name = found["name"].lower().rstrip(".") if found else ""
         if not (_is_local(name) or _is_address(name) or name in self.hosts):

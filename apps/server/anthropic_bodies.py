@@ -1,5 +1,5 @@
-"""This module defines the request bodies of Anthropic's endpoints. As in bodies.py, a field that the server
-does not know is an error."""
+"""This module defines the request bodies of Anthropic's endpoints. If a body has a field that the server does
+not know, the server refuses the request, as for the bodies in bodies.py."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -19,8 +19,8 @@ from .turns import add_turn
 
 
 class CacheMark(Struct, forbid_unknown_fields=True):
-    """A mark that asks the server to cache the prompt up to this place. The mark changes nothing, because the
-    server caches the prefix of every prompt."""
+    """A mark that asks the server to cache the prompt up to the block with the mark. The mark changes
+    nothing, because the server caches the prefix of every prompt."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -28,7 +28,8 @@ class CacheMark(Struct, forbid_unknown_fields=True):
 
 
 class TextBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """A piece of text of a message. The server puts an empty line between two pieces."""
+    """A piece of text of a message. The server puts an empty line between two pieces of text of the same
+    message."""
 
     text: str
     cache_control: CacheMark | None = None
@@ -185,11 +186,13 @@ def reply_body(body: MessagesBody) -> ReplyBody:
 
 
 def conversation(body: CountBody, tag: str | None) -> list[Message]:
-    """Return the conversation in the engine's form. Turns of the same role that follow each other become one
-    turn. tag: the tag that begins a thought; None: the model does not think before its answer."""
+    """Return the conversation as a list of `Message`, which is the form that the engine reads. Turns of the
+    same role that follow each other become one turn. tag: the tag that begins a thought; None: the model does
+    not think before its answer."""
     system = _instructions(body.system or "")
     found = [Message("system", system)] if system else []
-    names: dict[str, str] = {}  # id of a tool call -> name of the tool, for the calls so far
+    # id of a tool call -> name of the tool, for the tool calls in the turns before this turn
+    names: dict[str, str] = {}
     for i, turn in enumerate(body.messages):
         blocks: Sequence[Any] = (
             turn.content if not isinstance(turn.content, str) else [TextBlock(turn.content)]

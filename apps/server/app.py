@@ -39,8 +39,8 @@ from .ollama_chat import ollama_error
 from .sending import Receive, Send, Sender
 from .serving import Serving
 
-# To add an endpoint, add a row to the list in its module. The routes and the OpenAPI document are made from
-# these lists.
+# To add an endpoint, add a row to the list ENDPOINTS of the module that answers the endpoint. The routes and
+# the OpenAPI document are made from these lists.
 ENDPOINTS: list[Endpoint] = [
     *chat.ENDPOINTS,
     *completions.ENDPOINTS,
@@ -103,8 +103,8 @@ def _not_routed(serving: Serving, endpoints: Sequence[Endpoint]) -> Any:
 
 
 def _shape(path: str, endpoints: Sequence[Endpoint]) -> ErrorShape:
-    """Return the form of errors for a path. The result is the form of the endpoint at this path, or else of
-    the endpoint at the parent path."""
+    """Return the form (OpenAI's, Anthropic's or ollama's) in which the server answers with an error for this
+    path. The result is the form of the endpoint at this path, or else of an endpoint at a parent path."""
     if path.startswith("/api/"):
         return ollama_error
     found = (e.errors for e in endpoints if path == e.path or path.startswith(f"{e.path}/"))

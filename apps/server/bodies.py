@@ -1,5 +1,6 @@
-"""This module defines the request bodies of OpenAI's endpoints as typed structs. A field that is neither in a
-struct nor in request_fields.py is an error, and the error names the field.
+"""This module defines the request bodies of OpenAI's endpoints as typed structs. If a body has a field that
+is neither in a struct nor in request_fields.py, the server refuses the request with an error that names the
+field.
 
 A field with the value null has the same meaning as a missing field.
 """
@@ -55,7 +56,8 @@ class UserTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="user")
 class AssistantTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
     """A turn with an earlier reply of the model: its text, its tool calls, or both. reasoning_content: the
     thought of the reply; the chat template decides whether the model reads the thought again. The server
-    accepts and ignores this struct's other fields, because clients send an earlier reply back with them."""
+    accepts and ignores the fields from `refusal` to `provider_specific_fields`, because clients send an
+    earlier reply back with these fields."""
 
     content: Content | None = None
     tool_calls: Annotated[list[EarlierCall], Meta(min_length=1)] | None = None
@@ -64,7 +66,8 @@ class AssistantTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="a
     function_call: None = None
     audio: None = None
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
-    provider_specific_fields: dict[str, Any] | None = None  # the program litellm sends this field
+    # the client program litellm sends this field with each earlier reply
+    provider_specific_fields: dict[str, Any] | None = None
 
 
 class ToolTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="tool"):
@@ -220,7 +223,8 @@ class RatingBody(Struct, forbid_unknown_fields=True):
     note: Annotated[str | None, Meta(description="Why; kept with the rating.")] = None
 
 
-# The OpenAPI document has these rules, which the structs cannot express. The endpoints check the rules.
+# The OpenAPI document has the following rules for bodies, because the structs cannot express these rules. The
+# endpoints check the rules.
 SEVERAL = {"type": "array", "minItems": 1, "maxItems": MOST_PROMPTS}
 PROMPTS = [_TEXT, _IDS, {**SEVERAL, "items": _TEXT}, {**SEVERAL, "items": _IDS}]
 ONE_OF_TWO = [
@@ -246,5 +250,6 @@ def refuse_true(value: bool | None, field: str) -> None:
 
 
 def text_of(content: Content) -> str:
-    """Return the text of a message. If the message has several parts, join their texts."""
+    """Return the text of a message. If the message has several text parts, join their texts without a
+    separator."""
     return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -17,15 +17,17 @@ from .errors import ApiError, api_error
 from .prompts import ReplyForm, ToolUse
 from .tool_bodies import AnyObject, ChosenTool, EarlierCall, NamedSchema, SchemaFormat
 
-MOST_TEMPLATE_BYTES, MOST_TEMPLATE_LEVELS = 16_384, 16  # limits of the chat template's variables
+# limits of the client's variables for the chat template: bytes of JSON, levels of nesting
+MOST_TEMPLATE_BYTES, MOST_TEMPLATE_LEVELS = 16_384, 16
 TEMPLATE_NAMES = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 )
 
 
 def messages_of(messages: Sequence[ChatMessage], tag: str | None) -> list[Message]:
-    """Return the conversation in the engine's form. tag: the tag that begins a thought; None: the model does
-    not think before its answer. Raise ApiError if a tool result does not belong to an earlier tool call."""
+    """Return the conversation as a list of `Message`, which is the form that the engine reads. tag: the tag
+    that begins a thought; None: the model does not think before its answer. Raise ApiError if a tool result
+    does not belong to an earlier tool call."""
     names: dict[str, str] = {}  # id of a tool call -> name of its function
     return [_message(turn, f"messages[{i}]", names, tag) for i, turn in enumerate(messages)]
 
@@ -96,7 +98,7 @@ def thought_of(effort: str | None, tag: str | None, field: str, ignored: list[st
 
 def thinking_of(body: ChatBody, tag: str | None, ignored: list[str]) -> bool | None:
     """Return True if the model must think before its answer, False if it must not, and None if the chat
-    template decides. The request sets this in the field `reasoning_effort`, or in the chat template's own
+    template decides. The request makes this choice in the field `reasoning_effort`, or in the chat template's
     variable `enable_thinking`."""
     thinking = thought_of(body.reasoning_effort, tag, "reasoning_effort", ignored)
     switch = (body.chat_template_kwargs or {}).get("enable_thinking")
@@ -150,8 +152,9 @@ def any_object(where: str) -> ReplyForm:
 
 
 def schema_form(named: NamedSchema, where: str) -> ReplyForm:
-    """Return the form for a JSON schema. If `strict` is true, a keyword of the schema that the server does
-    not know is an error. If `strict` is false, this keyword does not restrict the reply."""
+    """Return the form for a JSON schema. If `strict` is true, raise ApiError for a keyword of the schema that
+    the server does not support. If `strict` is false, a keyword that the server does not support does not
+    restrict the reply."""
     try:
         return ReplyForm(Constraint.json_schema(named.schema, loose=not named.strict), where)
     except (UsageError, RecursionError) as error:

@@ -23,7 +23,8 @@ from .serving import RecentRequest
 
 Scope = Mapping[str, Any]
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
-MOST_CALLS = 256  # the maximum number of requests at once, with the requests whose body is still arriving
+# the maximum number of requests in progress at once; a request whose body is still arriving is in progress
+MOST_CALLS = 256
 
 
 class Dispatcher:
@@ -135,8 +136,8 @@ async def _send_error(sender: Sender, error: ApiError, endpoint: Endpoint) -> No
 
 
 def _check_media_type(headers: Mapping[str, str]) -> None:
-    """Raise ApiError, 415, if the request says that its body is not JSON. The program `curl -d` always says
-    that the body is a form, so the server accepts a form. But the server refuses a form from a web page,
+    """Raise ApiError, 415, if the request says that its body is not JSON. By default, the program `curl -d`
+    says that the body is a form, so the server accepts a form. But the server refuses a form from a web page,
     which the headers `Origin` or `Sec-Fetch-Site` of the browser show."""
     media = headers.get("content-type", JSON).partition(";")[0].strip().lower()
     is_curl = media == FORM and not {"origin", "sec-fetch-site"} & {*headers}

@@ -16,7 +16,8 @@ from .model_pool import EMBEDDING
 
 
 class EmbeddingRow(Struct):
-    """The vector of one text. embedding: a unit vector. In base64, the vector is little-endian float32."""
+    """The vector of one text. embedding: a unit vector, as a list of numbers, or as little-endian float32
+    numbers in base64."""
 
     object: Literal["embedding"]
     index: int
@@ -32,7 +33,7 @@ class EmbeddingUsage(Struct):
 
 class Embeddings(Struct):
     """The answer with one vector for each text. model: the name of the model that computed the vectors.
-    method: words for the method by which the model computed the vectors."""
+    method: a short description of the method by which the model computed the vectors."""
 
     object: Literal["list"]
     data: list[EmbeddingRow]
@@ -42,8 +43,8 @@ class Embeddings(Struct):
 
 
 async def embeddings(call: Call) -> Answer:
-    """Return one vector for each text. The model computes the vectors without its adapter. Replies in
-    progress continue in the meantime."""
+    """Return one vector for each text. The model computes the vectors without its adapter. While the model
+    computes the vectors, replies in progress continue."""
     body: EmbeddingBody = call.body
     name = await embedder_name(call)
     texts = [body.input] if isinstance(body.input, str) else body.input
@@ -65,8 +66,8 @@ async def embedder_name(call: Call) -> str:
 
 
 async def vectors_of(call: Call, texts: Sequence[str]) -> tuple[list[np.ndarray], int]:
-    """Return one unit vector [dimensions] for each text, and the number of tokens of all texts. Replies in
-    progress continue in the meantime."""
+    """Return one unit vector [dimensions] for each text, and the number of tokens of all texts. While the
+    model computes the vectors, replies in progress continue."""
     host, letters = call.serving.host, sum(map(len, texts))
     ids = await host.encode(lambda runtime: _encode_texts(runtime, texts), letters)
     vectors = await host.call_in_slices(

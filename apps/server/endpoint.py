@@ -50,13 +50,13 @@ class PlainText:
 class Call:
     """One request to an endpoint. The server has checked and decoded the request.
 
-    serving: the open model that the body names. If the body has `model: null`, it is the server's first
-    model. If the body has no field `model`, it is also the first model, which can be closed. models: all
-    models of the server. body: a struct of the endpoint's type, or None. names: the values of the path's
-    variables. salt: two requests share KV caches only if their salts are equal. facts: numbers for the log
-    and the metrics; they have no words of users. is_anthropic: True if the client expects Anthropic's form.
-    query: a struct of the endpoint's type, or None. ignored: fields of the body that change nothing; a header
-    of the answer names these fields.
+    serving: the open model that the body names. If the body has `model: null`, `serving` is the server's
+    first model. If the endpoint's body has no field `model`, `serving` is also the first model, and this
+    model can be closed. models: all models of the server. body: a struct of the endpoint's type, or None.
+    names: the values of the path's variables. salt: two requests share KV caches only if their salts are
+    equal. facts: numbers for the log and the metrics, without text of a user. is_anthropic: True if the
+    client expects Anthropic's form. query: a struct of the endpoint's type, or None. ignored: fields of the
+    body that change nothing; a header of the answer names these fields.
     """
 
     serving: "Serving"
@@ -89,13 +89,13 @@ class Endpoint:
     error in the form that the endpoint's clients read; error_body: the struct of this body. statuses: the
     error statuses that only this endpoint has. media_type: the type of a PlainText; event_type: the type of a
     stream. links: OpenAPI's Link Objects, which name requests that can follow the answer. anthropic_answer:
-    the struct of the answer to a request with the header `anthropic-version`, if it differs. opens: a
-    function that returns True if the server opens the model that a body names. waiting: a function that
-    returns the `Waiting` of a streamed answer, which the client gets while the model opens; None: no stream.
-    is_control: True if the endpoint refuses web pages and needs a key of the chat app. is_private: True if
-    the endpoint needs a key of the chat app and refuses all web pages except the server's own page. embeds:
-    True if the body's `model` can be `embedding`, the name of the machine's embedding model. is_look: True if
-    a request does not end the idle work.
+    the struct of the answer to a request with the header `anthropic-version`, if this struct is not `answer`.
+    opens: a function that returns True if the server opens the model that a body names. waiting: a function
+    that returns the `Waiting` of a streamed answer, which the client gets while the model opens; None: no
+    stream. is_control: True if the endpoint refuses web pages and needs a key of the chat app. is_private:
+    True if the endpoint needs a key of the chat app and refuses all web pages except the server's own page.
+    embeds: True if the body's `model` can be `embedding`, the name of the machine's embedding model. is_look:
+    True if a request to this endpoint does not end the server's idle work.
     """
 
     method: str

@@ -1,5 +1,5 @@
 """This module defines errors that the server sends to clients. An error has an HTTP status, a line of text,
-and the name of the wrong field."""
+and, if a field of the request is wrong, the name of this field."""
 
 import traceback
 import uuid

@@ -16,7 +16,8 @@ GAP_TOKENS = (
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # the tokens of SantaCoder
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # the tokens of DeepSeek-Coder
 )
-FILE_TOKENS = ("<|file_sep|>", "<file_sep>")  # the special tokens that stand before each other file
+# the special tokens of which one stands before each file of `files`
+FILE_TOKENS = ("<|file_sep|>", "<file_sep>")
 
 
 async def gap_prompt(call: Call, before: str, after: str) -> list[int]:
@@ -45,8 +46,8 @@ def gap_ids(model: Model, before: str, after: str, files: Sequence[str] = ()) ->
 
 def _file_ids(tokenizer: Tokenizer, files: Sequence[str], most: int) -> list[int]:
     """Return the token ids of the other files that the model reads before the text with the gap. If the model
-    has a token that begins a file, each file begins with this token. most: if there are
-    more ids than this number, the next files are left out."""
+    has a token that begins a file, each file begins with this token. most: as soon as there are more ids than
+    this number, the remaining files are left out."""
     special, ids = tokenizer.special_tokens, list[int]()
     mark = [special[name] for name in FILE_TOKENS if name in special][:1]
     for text in files:

@@ -23,8 +23,8 @@ class Gate:
         self._by_path: dict[str, list[Endpoint]] = {}
         for endpoint in endpoints:
             self._by_path.setdefault(endpoint.path, []).append(endpoint)
-        # Paths with variables, for example /v1/models/NAME. All HTTP methods of a path with variables have
-        # the same rules of access.
+        # These are the endpoints whose paths have variables, for example /v1/models/NAME. All HTTP methods of
+        # a path with variables have the same rules of access.
         self._named = [
             (compile_path(path)[0], found[0]) for path, found in self._by_path.items() if "{" in path
         ]
@@ -79,8 +79,8 @@ class Gate:
         return Sender(send, self._serving.limits, headers)
 
     def _find(self, scope: dict[str, Any]) -> Endpoint | None:
-        """Return the endpoint for the path and the method of the request. If the path has no endpoint with
-        this method, return the first endpoint of the path."""
+        """Return the endpoint for the path and the method of the request. If the path has endpoints, but none
+        with this method, return the first endpoint of the path. Return None for an unknown path."""
         here = self._by_path.get(scope["path"]) or next(
             ([endpoint] for rule, endpoint in self._named if rule.match(scope["path"])), []
         )

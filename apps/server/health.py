@@ -20,7 +20,7 @@ class Health(Struct):
 
 
 async def health(call: Call) -> Answer:
-    """Return "ok", because the server answers. This request needs no API key."""
+    """Return the status "ok", which shows that the server can answer. This request needs no API key."""
     return Health("ok")
 
 

@@ -1,5 +1,6 @@
-"""This module does work while no request runs. The module first prepares replies for their ratings: it
-computes the data that a rating of the reply needs. After that the module trains the model on the ratings."""
+"""This module does the server's idle work, which is work for which no client waits, while no request runs.
+The module first prepares replies for their ratings: it computes the data that a rating of the reply needs.
+After that the module trains the model on the ratings."""
 
 import asyncio
 import contextlib
@@ -26,12 +27,12 @@ LONGEST_WAIT = 10
 def learn(
     runtime: Runtime, cancel: threading.Event, begins: Callable[[str], None], courtesy: Courtesy
 ) -> tuple[dict[str, Any], bool]:
-    """Do the work that is due, until the event `cancel` is set. If `courtesy` says that the machine is not
-    free, do nothing. Only the runtime's thread can call this function. begins: a function that is called with
-    the name of the work.
+    """Train the adapter if a training is due, or else measure the KV cache if a measurement is due, until the
+    event `cancel` is set. If `courtesy` says that the machine is not free, do nothing. Only the runtime's
+    thread can call this function. begins: a function that is called with the name of the work.
 
-    Return facts for the log; they are empty if no work was due. Also return True if the work ran to its end
-    but is still due.
+    Return facts for the log, which are empty if the function did no work. Also return True if the work ran to
+    its end but is still due, and False in all other cases.
     """
     is_due = runtime.learning.is_due()
     if not (is_due or runtime.tiers.due_when_idle()) or courtesy.reason_to_wait():
@@ -59,7 +60,8 @@ class IdleWork:
     serving: Serving
     learns: bool = True
     idle_after: float = IDLE_AFTER
-    _settled: int = 0  # the number `serving.written` when the replies were last prepared
+    # the value of `serving.written` when the idle work last prepared the replies for ratings
+    _settled: int = 0
     _stuck: int = 0  # the number of failures of the work in a row
     _courtesy: Courtesy = field(default_factory=Courtesy)
     _busy_at: float = field(default_factory=time.monotonic)
@@ -97,7 +99,8 @@ class IdleWork:
             self.serving.last_look = await look_between(self.serving.host)
             with self._name_work("preparing"):
                 if not await self.serving.host.settle():
-                    self._settled = -1  # a request stopped the work, so the other replies are prepared later
+                    # a request stopped the preparation, so the idle work prepares the remaining replies later
+                    self._settled = -1
         wait = self.idle_after * 2 ** min(self._stuck, LONGEST_WAIT)
         if self.learns and time.monotonic() - max(self._busy_at, self.serving.host.used_at) > wait:
             with self._name_work("") as begins:

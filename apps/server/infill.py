@@ -19,7 +19,8 @@ from .writing import Requests, reply_parts, requests_for, write_replies
 
 
 class InfillTimings(Struct):
-    """The numbers of prompt and reply tokens, and the time of each phase in milliseconds."""
+    """The numbers of prompt and reply tokens, and the times in milliseconds to read the prompt and to write
+    the reply."""
 
     prompt_n: int
     prompt_ms: float

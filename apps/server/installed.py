@@ -15,8 +15,9 @@ from .memory_share import MemoryShare
 
 
 class InstalledModels:
-    """The models on this machine. The object reads only the header of each model file, and only once. Its
-    methods take milliseconds to a second, so call them in a thread."""
+    """The models on this machine. The object reads only the header of each model file, and reads it again
+    only if the file has changed. A call of a method takes milliseconds to a second, so call the methods in a
+    separate thread."""
 
     def __init__(self, settings: Settings):
         self._settings = settings
@@ -30,7 +31,7 @@ class InstalledModels:
         return {name: facts for name, facts in found.items() if facts is not None}
 
     def need(self, facts: Facts) -> Need:
-        """Return the number of bytes of memory that the open model will take by the plan."""
+        """Return the plan of the memory that the model will take when it is open."""
         settings = self._settings
         backend = for_model(self._choice, settings.backend, facts.shape)
         return Need.of(facts, backend, settings.max_context)

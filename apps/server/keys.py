@@ -23,15 +23,15 @@ def key_file() -> Path:
 
 
 def salt_digest(*parts: str) -> str:
-    """Return a digest of the key and the user's name. Different keys and users have different digests. Nobody
-    can compute the key from the digest."""
+    """Return a digest of the parts, for example of an API key and the name of a user. Different keys or users
+    get different digests. Nobody can compute the key from the digest."""
     lengths = [f"{len(part)}:{part}" for part in ("ruvmlx cache", *parts)]
     return hashlib.sha256("".join(lengths).encode()).hexdigest()[:32]
 
 
 def matching(given: str, keys: Sequence[str]) -> str | None:
-    """Return the given key if it is in `keys`. The check of a wrong key takes as long as the check of a right
-    key, so an attacker learns nothing from the time."""
+    """Return the given key if it is in `keys`. The time of a check does not depend on the number of right
+    characters in the given key, so an attacker cannot guess a key piece by piece."""
     found = None
     for key in keys:
         if hmac.compare_digest(key.encode(), given.encode()):
@@ -41,7 +41,7 @@ def matching(given: str, keys: Sequence[str]) -> str | None:
 
 def check_key(key: str) -> str:
     """Return the key if it is valid. Raise UsageError if an HTTP header cannot carry the key, or if the key
-    is easy to guess."""
+    has fewer than _MIN_KEY_CHARACTERS characters."""
     if len(key) < _MIN_KEY_CHARACTERS or not key.isascii() or not key.isprintable() or " " in key:
         raise UsageError(
             f"an API key needs {_MIN_KEY_CHARACTERS} or more printable ASCII characters without spaces; "

@@ -95,7 +95,7 @@ class Slot(Struct):
 
 
 async def tokenize(call: Call) -> Answer:
-    """Return the tokens of a text. Replies in progress continue in the meantime."""
+    """Return the tokens of a text. During this work, replies in progress continue."""
     body: TokenizeBody = call.body
 
     def encode(runtime: Runtime) -> TokenizedText:

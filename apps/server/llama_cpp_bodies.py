@@ -1,5 +1,5 @@
-"""This module defines the request bodies of llama.cpp's endpoints. As in bodies.py, a field that the server
-does not know is an error."""
+"""This module defines the request bodies of llama.cpp's endpoints. If a body has a field that the server does
+not know, the server refuses the request, as for the bodies in bodies.py."""
 
 from typing import Annotated
 
@@ -42,7 +42,7 @@ class ExtraFile(Struct, forbid_unknown_fields=True):
 
 
 class InfillBody(Struct, forbid_unknown_fields=True):
-    """The body of POST /infill. prompt: a text between `input_prefix` and the gap, which is the text that the
+    """The body of POST /infill. prompt: a text that stands after `input_prefix` and before the text that the
     model writes.
     n_predict: the maximum number of tokens of the reply; -1: all free tokens of the context."""
 

@@ -11,7 +11,8 @@ from ruvmlx.runtime import Runtime
 class MemoryLook(NamedTuple):
     """The answer of an open model. held: the memory use of all models together. waiting: the number of
     replies that cannot begin yet, because the maximum number of replies is in progress or memory is full.
-    adapter: the adapter version that the first of the models uses, as NAME@VERSION; None: no adapter."""
+    adapter: the adapter version that the model (of several models, the first) uses, as NAME@VERSION; None: no
+    adapter."""
 
     held: MemoryUse
     purposes: list[Purpose]

@@ -16,7 +16,8 @@ def idle_work_of(models: ModelPool) -> str:
 
 
 async def look_at(models: ModelPool) -> MemoryLook:
-    """Ask each open model with `look_at_model`, and return the sums of the answers."""
+    """Ask each open model with `look_at_model`, and return the sums of the answers, with the adapter of the
+    first model."""
     found = [await look_at_model(models, model) for model in models.open_models]
     looks = [look for look in found if look is not None]
     if len(looks) == 1:

@@ -15,7 +15,7 @@ from .serving import Serving
 
 @dataclass
 class PooledModel:
-    """A model that the server has opened at least once. At present, the model is open or closed.
+    """A model that a request has named, or the server's first model. The model can be closed.
 
     name: the name in the request; "" for the server's first model. need: the planned memory; None before
     there is a plan. scratch: bytes of working memory that the plan does not include. users: the number of
@@ -100,8 +100,9 @@ class MemoryShare:
         return plan_bytes(together) <= self.limit and await self.divide(together)
 
     async def divide(self, models: Sequence[PooledModel]) -> bool:
-        """Set the memory limit of each model's KV caches: the planned size, and an equal part of the memory
-        that is left. Return False if the replies in progress need more memory than their part."""
+        """Set the memory limit of each model's KV caches: each limit is the planned size plus an equal part
+        of the memory that is left under the limit of all models. Return False if the replies in progress of a
+        model need more KV cache memory than the model's new limit."""
         if not (self.limit and models):
             return True
         left = (self.limit - plan_bytes(models)) // len(models)

@@ -24,7 +24,8 @@ COUNTERS = {
 
 
 HISTOGRAMS = {"ruvmlx_first_token_seconds": "Time from a request to its first token, waits included."}
-BOUNDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # upper bounds of the bins, in seconds
+# upper bounds of the bins of the histograms, in seconds
+BOUNDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
 
 @dataclass

@@ -1,9 +1,10 @@
 """This module keeps the open models of one server. A request can name any model on this machine, and the
 server opens the model when the request needs it.
 
-The server never closes a model that a request uses. If a request needs another model and the memory is full,
-the request waits until a model is idle. Later requests wait behind this request. The module memory_share.py
-decides which models fit into the memory together.
+The server never closes a model that a request uses. If a request needs a closed model and the memory is full,
+the server closes models that no request uses. If requests use all open models, the new request waits until a
+model is unused, and later requests wait behind this request. The module memory_share.py decides which models
+fit into the memory together.
 """
 
 import asyncio
@@ -51,7 +52,8 @@ class ModelPool:
         """first: the state of the model with which the server starts. opener: the object that opens models
         other than the first; installed: the object that lists these models; None: the server has only the
         first model. unload_after: the number of seconds without use after which the server closes a model
-        other than the first; 0: never. learns: see `IdleWork`."""
+        other than the first; 0: never. learns: True if the models learn from ratings while no request
+        runs."""
         self.first = PooledModel("", first)
         self.share = share or MemoryShare()
         self.end: Callable[[], None] = lambda: None  # a function that stops the server
@@ -92,11 +94,11 @@ class ModelPool:
 
     @property
     def open_models(self) -> list[PooledModel]:
-        """The open models, with the server's first model before the others."""
+        """The open models; if the server's first model is open, it is the first of the list."""
         return [model for model in self._models if model.is_open]
 
     async def installed_models(self) -> Mapping[str, Facts]:
-        """Return the models on this machine that the server has never opened, by name."""
+        """Return by name the models on this machine that no request has named since the server's start."""
         if self._installed is None:
             return {}
         found = await asyncio.to_thread(self._installed.all)
@@ -362,8 +364,8 @@ def _spellings(name: str) -> list[str]:
 
 
 def _embedder_name(models: Sequence[PooledModel], installed: Mapping[str, Facts]) -> str:
-    """Return the name of a model that is trained to embed texts. If no model is trained for it, return the
-    first model's name."""
+    """Return the name of a model that is trained to embed texts. If no model is trained to embed texts,
+    return the name of the server's first model."""
     known = [(model.serving.model_name, model.serving.about.embeds) for model in models]
     known += [(name, facts.embeds) for name, facts in installed.items()]
     return next((name for name, embeds in known if embeds), known[0][0])

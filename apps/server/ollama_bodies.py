@@ -1,5 +1,5 @@
-"""This module defines the request bodies of ollama's endpoints. As in bodies.py, a field that the server does
-not know is an error."""
+"""This module defines the request bodies of ollama's endpoints. If a body has a field that the server does
+not know, the server refuses the request, as for the bodies in bodies.py."""
 
 import re
 from collections.abc import Sequence
@@ -221,9 +221,9 @@ def tools_of(body: OllamaChatBody) -> ToolUse:
 
 
 def conversation(messages: Sequence[OllamaMessage], tag: str | None) -> list[Message]:
-    """Return the conversation in the engine's form. Tool calls have no ids in ollama's form, so the results
-    must come in the order of the calls. tag: the tag that begins a thought; None: the model does not think
-    before its answer."""
+    """Return the conversation as a list of `Message`, which is the form that the engine reads. Tool calls
+    have no ids in ollama's form, so the results must come in the order of the calls. tag: the tag that begins
+    a thought; None: the model does not think before its answer."""
     found: list[Message] = []
     open_calls: list[tuple[str, str]] = []  # (id, function name) of each call without a result
     for at, message in enumerate(messages):

@@ -1,5 +1,5 @@
 """This module answers GET /openapi.json. The module makes the OpenAPI document from the endpoint table and
-the structs, so the document always agrees with the server."""
+the structs, so the document describes the same endpoints and fields as the server has."""
 
 import re
 from collections.abc import Iterator, Sequence, Set
@@ -123,7 +123,8 @@ def _name(
     components: dict[str, Any], models: Sequence[str], adapters: Sequence[str], embedders: Set[str]
 ) -> None:
     """List in the document the names that the fields `model` and `adapter` of a body can have. Also add the
-    rules that structs cannot express. embedders: the names of bodies whose `model` can also be EMBEDDING."""
+    rules that structs cannot express. embedders: the names of the body structs whose field `model` can also
+    be EMBEDDING."""
     for name, schema in components.items():
         if name.endswith("Body"):
             fields = schema["properties"]

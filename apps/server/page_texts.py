@@ -15,7 +15,8 @@ from ..learning_words import status_facts, status_lines
 from .endpoint import Answer, Call, Endpoint
 from .errors import ApiError
 
-# the maximum number of characters of all texts together, which take tenths of a second
+# the maximum number of characters of all texts together; to turn so many characters into HTML takes tenths of
+# a second
 MOST_LETTERS = 262_144
 
 

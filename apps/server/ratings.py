@@ -1,5 +1,5 @@
-"""This module answers POST and DELETE /v1/ratings. A rating changes the weights of the adapter at once.
-DELETE undoes a rating."""
+"""This module answers POST and DELETE /v1/ratings. If a rating changes the weights of the adapter, it changes
+them before the server answers. DELETE undoes a rating."""
 
 from msgspec import Struct
 

@@ -24,8 +24,8 @@ class ReplyTimes:
 
     @contextlib.contextmanager
     def reply(self) -> Iterator[None]:
-        """In the `with` block, the caller writes a reply. If the block ends without an error, keep the time
-        that the reply took."""
+        """In the `with` block, the caller writes a reply. If the block ends without an error, save the time
+        that the reply took, for the estimate."""
         self._count += 1
         number, begun = self._count, self.clock()
         self._begun[number] = begun
@@ -39,8 +39,9 @@ class ReplyTimes:
         """Return the estimated time until the share `share` (0 to 1) of the places or memory in use is free,
         in whole seconds from 1 to MAX_WAIT_SECONDS.
 
-        The estimate assumes that replies which began at different times end evenly over the mean time of a
-        reply. For a reply in progress, the estimate uses the time that the reply has taken so far.
+        The estimate assumes that the replies in progress end at even intervals within the mean time of a
+        reply. The mean is over the last replies and over the replies in progress, with the time that each of
+        these has taken so far.
         """
         known = [*self._last, *(self.clock() - begun for begun in self._begun.values())]
         mean = sum(known) / len(known) if known else 0.0

@@ -2,9 +2,9 @@
 
 A body's struct lists the fields that the server uses. UNUSED lists fields that clients send, but that cannot
 change the answer. The server accepts these fields, and the answer's header `x-ruvmlx-ignored` names them.
-WOULD_CHANGE lists fields that would change the answer. The server refuses these fields, and the error gives
-the name of the field and the reason. If a field is in no list, the server refuses it, and the error gives its
-name.
+WOULD_CHANGE lists fields that would change the answer. The server refuses a request with such a field, and
+the error gives the name of the field and the reason. If a field is neither in a struct nor in one of these
+two lists, the server refuses the request, and the error gives the name of the field.
 
 A path is written as in an error, without numbers: `tools[].strict`. `tools[web_search]` means the items of
 `tools` whose `type` is web_search.
@@ -229,8 +229,8 @@ def ignored_betas(header: str) -> list[str]:
 
 
 def take_unused(body: Any, kind: type) -> list[str]:
-    """Remove the unused fields from a decoded body, and return their paths. If the value of such a field has
-    a wrong type, the field stays in the body, so that the decoder refuses it."""
+    """Remove the unused fields from a decoded body, and return their paths. If the value of an unused field
+    has a wrong type, the field stays in the body, so that the decoder refuses the body."""
     return [path for path, field in UNUSED.get(kind, {}).items() if _take(body, steps_of(path), field)]
 
 

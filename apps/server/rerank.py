@@ -29,8 +29,8 @@ class Ranking(Struct):
 
 
 async def rerank(call: Call) -> Answer:
-    """Sort texts by the similarity of their embeddings to the embedding of the query. Replies in progress
-    continue in the meantime."""
+    """Sort texts by the similarity of their embeddings to the embedding of the query. While the model
+    computes the embeddings, replies in progress continue."""
     body: RerankBody = call.body
     name = await embedder_name(call)
     texts = [document if isinstance(document, str) else document.text for document in body.documents]

@@ -1,5 +1,5 @@
-"""This module defines the body of POST /v1/responses. As in bodies.py, a field that the server does not know
-is an error."""
+"""This module defines the body of POST /v1/responses. If a body has a field that the server does not know,
+the server refuses the request, as for the bodies in bodies.py."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -131,9 +131,9 @@ def items_of(body: ResponsesBody) -> list[InputItem]:
 
 
 def conversation(body: ResponsesBody, tag: str | None, before: Sequence[InputItem] = ()) -> list[Message]:
-    """Return the conversation in the engine's form. Turns of the same role that follow each other become one
-    turn. tag: the tag that begins a thought; None: the model does not think before its answer. before: the
-    items of the earlier responses that this response continues."""
+    """Return the conversation as a list of `Message`, which is the form that the engine reads. Turns of the
+    same role that follow each other become one turn. tag: the tag that begins a thought; None: the model does
+    not think before its answer. before: the items of the earlier responses that this response continues."""
     instructions = without_agent_headers(body.instructions or "")
     found = [Message("system", instructions)] if instructions else []
     names: dict[str, str] = {}  # id of a tool call -> name of its function

@@ -125,7 +125,8 @@ async def _kept_alive(
             except StopAsyncIteration:
                 return
             finally:
-                following = None  # free the task, because it would keep its error and this frame alive
+                # free the finished task, because the task would keep its error and this frame alive
+                following = None
             del done
             yield event
     finally:

@@ -30,7 +30,7 @@ from .written_calls import WrittenCalls
 NO_ADAPTER = "none"
 MAX_RECENT_REQUESTS = 50
 # These are the kinds of the server's idle work, which runs while no request runs. The server prepares replies
-# for their ratings (computes the data that a rating needs), trains, and measures the KV cache.
+# for their ratings (computes the data that a rating needs), trains the adapter, and measures the KV cache.
 IDLE_WORK = ("preparing", "training", "measuring")
 
 
@@ -95,7 +95,7 @@ class Serving:
     stopping: bool = False
     idle_work: str = ""  # the idle work that runs now, a word of IDLE_WORK; "": no work
     calls: int = 0
-    written: int = 0  # the number of replies that have ended
+    written: int = 0  # the number of this model's replies that have ended
     started: int = field(default_factory=lambda: int(time.time()))
     written_calls: WrittenCalls = field(default_factory=WrittenCalls)
     times: ReplyTimes = field(default_factory=ReplyTimes)

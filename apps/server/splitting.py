@@ -1,5 +1,5 @@
 """This module splits the text of a reply into the thought (the reasoning before the answer), the answer and
-the tool calls. The module takes the whole text or a stream of pieces."""
+the tool calls. The caller passes the whole text, or the text piece by piece as it arrives."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -10,7 +10,8 @@ class ThoughtStream:
 
     def __init__(self, split: bool = True):
         """split: False if the whole text is the answer."""
-        self._held = ""  # text that can still belong to the thought or to the answer
+        # text of which the stream cannot say yet whether it belongs to the thought, to a tag or to the answer
+        self._held = ""
         # The tag that ends the thought. "": the stream has not decided yet whether the reply has a thought.
         # None: the answer has begun.
         self._end: str | None = "" if split else None

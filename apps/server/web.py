@@ -116,7 +116,8 @@ def web_server(app: Gate, limits: ServerLimits, log: RequestLog) -> WebServer:
             http=connection_class(limits),
             ws="wsproto",
             ws_max_size=limits.message,
-            ws_ping_interval=None,  # a suspended client answers no ping; TCP notices a dead client
+            # send no pings, because a suspended client cannot answer; TCP notices a dead client
+            ws_ping_interval=None,
             ws_per_message_deflate=False,
             lifespan="off",
             log_config=None,

@@ -61,8 +61,8 @@ async def requests_for(
     """Return the requests for body.n replies to each prompt. limit: the maximum number of tokens of a
     reply, or None if the client set no limit.
 
-    prompts: for each prompt, the fields of a GenerationRequest: messages, prompt or input_ids, and related
-    fields.
+    prompts: for each prompt, the fields of a GenerationRequest: messages, prompt or input_ids, and for
+    example `tools`.
     """
     serving, runtime = call.serving, call.serving.runtime
     adapter = await serving.adapter_of(body.model, body.adapter, call.salt)

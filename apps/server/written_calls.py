@@ -1,8 +1,8 @@
 """This module remembers tool calls as the model wrote them, and restores them when a client sends them back.
 
-A client can send the arguments of an earlier tool call in another order. For example, Claude Code puts
-arguments with a default first. Without this module, the new prompt would differ from the prompt in the KV
-cache, although both prompts mean the same.
+A client can send the arguments of an earlier tool call in another order than the model wrote them. For
+example, Claude Code puts arguments with a default first. Without this module, the new prompt would differ
+from the prompt in the KV cache, although both prompts mean the same.
 """
 
 from collections import OrderedDict
@@ -31,8 +31,8 @@ class WrittenCalls:
             self._arguments.popitem(last=False)
 
     def restore_message(self, message: Message) -> Message:
-        """Return the message with the arguments of its tool calls in the order in which the model wrote
-        them."""
+        """Return the message with the arguments of its tool calls in the order in which the model wrote them.
+        A tool call that the model did not write, or whose arguments were changed, stays as it is."""
         if not message.tool_calls:
             return message
         return replace(message, tool_calls=tuple(map(self._restore_call, message.tool_calls)))
