@@ -1,9 +1,9 @@
 """This module defines the protocol of all backends. In shapes, T is the number of tokens, V the vocabulary
 size, D the hidden size.
 
-A backend knows nothing of ratings, sessions or text. The callers of a backend pass token ids, a cache that
-the backend made and, optionally, an adapter. A backend returns NumPy arrays that the caller can keep and
-change.
+A backend knows nothing of ratings, sessions or text. The callers of a backend pass token ids, a KV cache that
+the backend made and, optionally, an adapter of the output head. A backend returns logits and hidden states as
+NumPy arrays that the caller can keep and change.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,12 +30,12 @@ class Step(NamedTuple):
     """The model's output after the last token of a sequence."""
 
     logits: np.ndarray  # [V] float32, the logits of the next token, with the adapter applied
-    hidden: np.ndarray  # [D] float32, the input of the output head (after the final norm)
+    hidden: np.ndarray  # [D] float32, the hidden state that the output head reads (after the final norm)
 
 
 class HeadAdapter(Protocol):
-    """A low-rank change of the output head (a LoRA). An adapter object never changes: a changed adapter is a
-    new object."""
+    """A low-rank change of the output head (a LoRA). An adapter object is immutable: training makes a new
+    object."""
 
     @property
     def lora_a(self) -> np.ndarray: ...  # [D, r] float32
@@ -55,7 +55,8 @@ Adapters = HeadAdapter | None | Sequence[HeadAdapter | None]
 
 
 def each(adapter: Adapters, of: Sequence[Any]) -> Sequence[HeadAdapter | None]:
-    """Return a list with one adapter for each sequence in `of`."""
+    """Return one adapter (or None) for each item of `of`: the adapters of the list `adapter`, or the single
+    adapter repeated."""
     return adapter if isinstance(adapter, Sequence) else [adapter] * len(of)
 
 
@@ -73,9 +74,9 @@ class KVCache(Protocol):
 
     def trim(self, n: int) -> bool:
         """Remove the newest n tokens. If the last kept token would be inside a page of 8 or 4 bits, the
-        method removes a few more tokens, so read `offset` after the call. If the cache cannot remove the
-        tokens, because a sliding window has dropped the tokens before them, return False and change nothing;
-        the caller must then start a new cache."""
+        method removes more than n tokens, so read `offset` after the call. If the cache cannot remove the
+        tokens, for example because a sliding window has dropped the tokens before them, return False and
+        change nothing; the caller must then start a new cache."""
 
     def stats(self) -> KVStats: ...
 
@@ -90,7 +91,7 @@ class KVCache(Protocol):
         """Fill this empty cache with the content that `dump` of a cache with the same backend and policy
         returned. After an exception, do not use the cache.
 
-        read: a function of n that returns the next n bytes
+        read: a function of n that returns the next n bytes of the dump's parts
         """
 
 
@@ -100,17 +101,18 @@ class Backend(Protocol):
     caveat: str  # one line for people if the backend cannot use the GPU or ruvmlx's own kernels; else ""
     # the installed base LoRA; a cache is valid only for the LoRA with which it was filled
     lora: BaseLoRA | None
-    nbytes: int  # the number of bytes of the weights and of the working memory
-    chunk: int  # the maximum number of prompt tokens in one step
+    nbytes: int  # the number of bytes of the weights (native: with the decoder's working memory)
+    chunk: int  # the maximum number of prompt tokens in one step of `prefill`
 
     def set_lora(self, base: BaseLoRA | None) -> None:
-        """Install a base LoRA, which changes only the linear layers that it names. None restores the original
-        model, bit for bit. Call this method only between replies, because older KV caches become invalid. If
-        the LoRA does not fit the model, raise AdapterMismatch and change nothing."""
+        """Install a base LoRA, which changes only the linear layers that it names. With None, restore the
+        original model, bit for bit. Call this method only between replies, because the KV caches that were
+        filled before become invalid. If the LoRA does not fit the model, raise AdapterMismatch and change
+        nothing."""
 
     def new_cache(self, policy: TierPolicy | None = None) -> KVCache:
-        """Return an empty cache. Without a policy, return the backend's plain cache, which has at least 16
-        bits for each number."""
+        """Return an empty cache. Without a policy, return a cache in which no number has fewer than 16
+        bits."""
 
     def prefill(
         self,
@@ -121,9 +123,9 @@ class Backend(Protocol):
     ) -> Step:
         """Append tokens (T >= 1) to the cache, in chunks.
 
-        progress: a function that gets, after each chunk, the number of appended tokens. The function
-            `progress` can raise an exception to stop the call. After this exception, the cache holds exactly
-            the number of tokens that `progress` got last.
+        progress: a function that is called after each chunk, and possibly within a chunk, with the number of
+            tokens appended so far. If `progress` raises an exception, the call stops, and the cache holds
+            exactly the tokens that `progress` was last told of.
         """
 
     def decode(self, token: int, cache: KVCache, adapter: HeadAdapter | None = None) -> Step:
@@ -132,8 +134,8 @@ class Backend(Protocol):
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
-        """Append one token to each of B >= 1 different caches. After a failure, drop the caches, because they
-        can hold different numbers of tokens."""
+        """Append one token to each of B >= 1 different caches. After a failure, the caller must drop the
+        caches, because some can already hold their new token."""
 
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
         """Append tokens to the cache. Return the logits after each of the new tokens: [T, V] float32."""
@@ -146,7 +148,8 @@ class Backend(Protocol):
     ) -> np.ndarray:
         """Return the hidden state of each token (the input of the output head): [T, D] float32.
 
-        pause: a function that is called at least every PAUSED tokens; an exception from it stops the call
+        pause: a function that is called at least once for each PAUSED tokens; an exception that it raises
+            stops the call
         cache: the cache of the sequence that the tokens continue; None: the tokens start a new sequence
         """
 
@@ -155,12 +158,13 @@ class Backend(Protocol):
         change."""
 
     def embed(self, tokens: Sequence[int]) -> np.ndarray:
-        """Return one vector for a text: the mean hidden state, [D] float32."""
+        """Return one vector for the text `tokens`: the mean of its tokens' hidden states, [D] float32."""
 
 
 @runtime_checkable
 class Together(Protocol):
-    """A backend whose threads can also draw tokens and record traces, for several replies in parallel."""
+    """A backend whose threads can also run other C functions (draw tokens, record traces) for several replies
+    in parallel."""
 
     def together(self, some: Sequence[ReplyWork]) -> None:
         """Run the kernel calls of several replies in parallel, then call the function `done` of each call."""
@@ -168,56 +172,59 @@ class Together(Protocol):
 
 @runtime_checkable
 class Drafting(Protocol):
-    """A backend that checks drafted (guessed) tokens. One pass over the weights computes the steps of all
-    drafted tokens."""
+    """A backend that checks drafted (guessed) tokens. The backend reads the weights once to compute the steps
+    of all drafted tokens."""
 
-    # the maximum number of drafted tokens for which the steps equal single steps, bit for bit
+    # the maximum number of drafted tokens in one call for which the steps equal, bit for bit, the steps of
+    # one `decode` call for each token
     longest_draft: int
 
     def decode_drafted(
         self, token: int, draft: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None
     ) -> list[Step]:
         """Append `token`. Return the step after `token`, and the step after each drafted token for which the
-        newest KV page has room. The keys and values of the drafted tokens are stored after the end of the
-        cache. Call `accept` for each drafted token that the reply keeps, before you use the step after this
-        token. The next token overwrites the drafted tokens that were not accepted."""
+        newest KV page has room. The keys and values of the drafted tokens are stored after the cache's last
+        token. Call `accept` for each drafted token that the reply keeps, before you use the step after this
+        token. The next decoded token overwrites the drafted tokens that were not accepted."""
 
     def accept(self, cache: KVCache) -> None:
-        """Make the next drafted token a part of the cache."""
+        """Add the first drafted token that is not yet accepted to the tokens of the cache."""
 
 
 class TokenStream(Protocol):
-    """A stream of one reply's tokens. Call `prefill` with the prompt, `read` for each token, then `close`."""
+    """A stream of one reply's tokens. Call `prefill` with the prompt, then `read` for each token of the
+    reply, then `close`."""
 
-    prefilled_at: float  # time.perf_counter() at the end of prefill; valid after the first `read`
+    prefilled_at: float  # time.perf_counter() at the end of prefill; set by the first `read`
 
     def prefill(self, tokens: Sequence[int], progress: Callable[[int], None] | None = None) -> None:
-        """Append tokens (T >= 1) of the prompt to the cache. A caller can call this method again with the
-        next tokens.
+        """Append tokens (T >= 1) of the prompt to the cache. A caller can pass a long prompt in several
+        calls.
 
         progress: as in Backend.prefill
         """
 
     def read(self) -> int:
         """Return the next token. Call this method at most `limit` times. The method submits the next decode
-        step before it waits for the token of the current step, unless the cache could not undo the next step.
+        step to the device before it waits for the token of the current step, unless the cache could not undo
+        the next step.
 
-        Raises RuvmlxError if the logits were NaN or infinite.
+        Raises RuvmlxError if one of the token's logits was NaN or infinite.
         """
 
     def take_hidden(self) -> np.ndarray:
-        """Return [n, D] float32: the hidden states from which the last n tokens were drawn. n: the number of
-        tokens read since the last call."""
+        """Return [n, D] float32: the hidden states from which the n tokens were drawn that `read` returned
+        since the last `take_hidden`."""
 
     def close(self) -> None:
-        """Undo the decode step that runs ahead of the reader. After the call, the cache holds the prompt and
-        all tokens that were read, except the last one. A caller can still call `take_hidden`. A second call
-        of `close` does nothing."""
+        """Remove the token of the decode step that runs ahead of `read` from the cache. After the call, the
+        cache holds the prompt and all tokens that `read` returned, except the last of these tokens. A caller
+        can still call `take_hidden` after `close`. A second call of `close` does nothing."""
 
 
 @runtime_checkable
 class Streaming(Protocol):
-    """A backend that can run the decode loop and draw the tokens itself. The engine uses `stream` if
+    """A backend that can run the decode loop and draw the tokens itself. The engine calls `stream` only if
     `streams` is True."""
 
     streams: bool
@@ -232,7 +239,8 @@ class Streaming(Protocol):
 def adapted_logits(
     adapter: HeadAdapter | None, hidden: np.ndarray, head: Callable[[np.ndarray], np.ndarray], chunk: int = 64
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield (hidden [t, D], logits [t, V] with the adapter applied) for `chunk` tokens at a time."""
+    """Yield (hidden [t, D], logits [t, V] with the adapter applied) for t tokens at a time: t = `chunk`, or
+    less in the last pair."""
     for start in range(0, len(hidden), chunk):
         h = np.ascontiguousarray(hidden[start : start + chunk])
         logits = head(h)
@@ -252,7 +260,7 @@ def check_tokens(tokens: Sequence[int], vocab_size: int) -> None:
 
 
 def finite(values: np.ndarray) -> np.ndarray:
-    """Return the same values. Raises RuvmlxError if one of the values is NaN or infinite."""
+    """Return `values` unchanged. Raises RuvmlxError if one of the values is NaN or infinite."""
     if not np.isfinite(values).all():
         raise not_finite()
     return values

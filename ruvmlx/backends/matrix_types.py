@@ -1,5 +1,5 @@
-"""This module computes the memory that a model's matrices of each storage type (for example Q4_K) take in
-each backend. The command `ruvmlx show` prints the result."""
+"""This module computes, for each storage type (for example Q4_K), how many bits per weight the backends
+"native" and "mlx" need in memory. The command `ruvmlx show` prints the result."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ _Q6_K = next(row for row in ROWS if row.name == "Q6_K")
 
 @dataclass(frozen=True)
 class MatrixType:
-    """The facts about all matrices of a model that have one storage type (for example Q4_K).
+    """The number and the sizes of all matrices of a model that have one storage type (for example Q4_K).
 
     matrices: the number of matrices of this type
-    file_bits, native_bits, mlx_bits: the number of bits per weight, with its scales, in the file and in each
-        backend
-    rounded: the backends that round the file's weights slightly
+    file_bits, native_bits, mlx_bits: the number of bits per weight, with the weights' scales and biases, in
+        the file and in the memory of the backends "native" and "mlx"
+    rounded: the names of the backends that change the values of the file's weights by rounding
     """
 
     type: str
@@ -40,8 +40,8 @@ class MatrixType:
 
 
 def matrix_types(model: Model) -> list[MatrixType]:
-    """Return the types of the model's matrices, the most frequent first. The list is empty for a folder
-    of safetensors without small floats."""
+    """Return one MatrixType for each storage type of the model's matrices, the most frequent type first. The
+    list is empty for a folder of safetensors files without small floats (8 or 4 bits)."""
     weights = model.load_weights() if model.is_own else {}
     if not isinstance(weights, StoresBlocks):
         return []
@@ -74,23 +74,23 @@ def _file_bits(kind: TensorType) -> float:
 
 
 def native_bits(kind: TensorType) -> float:
-    """Return the number of bits per weight in the native backend. The backend keeps super-blocks (256
-    weights) as they are in the file. The backend converts other blocks to 4 or 8 bits, with biases only if
-    the file has biases."""
+    """Return the number of bits per weight in the native backend. The backend stores Q4_K, Q5_K, Q6_K and
+    types without blocks as in the file, and Q3_K in as many bits as Q6_K. The backend converts other types to
+    4 or 8 bits with scales, and with biases only if the file has biases."""
     if kind.block == 1 or kind.name in SUPER_BLOCKS:
         return _file_bits(kind)
     if kind.name == "Q3_K":
         return _file_bits(_Q6_K)
     codes = 4 if kind.affine_bits == 4 else 8
-    # the bits of a scale; the scales of MXFP4 are powers of two, which fit into bfloat16
+    # the bits of one scale: MXFP4's scales are powers of two, so 16 bits hold them exactly
     scale = 32 if kind.wide and kind.name != "MXFP4" else 16
     lows = kind.zero == 0 and kind.affine
     return codes + (2 if lows else 1) * scale / kind.affine_group
 
 
 def mlx_bits(kind: TensorType, wide: bool = False) -> float:
-    """Return the number of bits per weight on a GPU. wide: True if any matrix of the file needs float32
-    scales; in this case all matrices get float32 scales."""
+    """Return the number of bits per weight in the MLX backend on a GPU. wide: True if any matrix of the file
+    needs float32 scales; in this case all matrices get float32 scales."""
     if kind.block == 1 or kind.mode:
         return _file_bits(kind)
     return kind.affine_bits + 2 * (32 if wide or kind.wide else 16) / kind.affine_group

@@ -1,11 +1,13 @@
-"""The reference backend, for tests, runs the decoder in NumPy and float32. The reference backend is slow and
-does not need MLX. Tests compare the results of the other backends with the reference backend's results.
+"""The reference backend, for tests, runs Llama-like models in NumPy and mostly in float32. The reference
+backend is slow and does not need MLX. Tests compare the results of the other backends with the reference
+backend's results.
 
-For the hidden state h, one layer computes: h += o_proj(attention(norm(h))); then, with x = norm(h), h +=
-down(silu(gate(x)) * up(x)), or h += down(gelu(up(x))) for an MLP without a gate.
+For the hidden states h, one decoder layer computes: h += o_proj(attention(norm(h))); then, with x = norm(h),
+h += down(silu(gate(x)) * up(x)), or h += down(gelu(up(x))) for an MLP without a gate.
 
-The configuration alone decides the differences between model families (models/config/families.py). The
-backend computes norms, softmax and RoPE's angles in float64. (Touvron et al. 2023; Jiang et al. 2023)
+The fields of the model's configuration decide which additions of a model family are computed
+(models/config/families.py). The backend computes norms, softmax and RoPE's angles in float64. (Touvron et al.
+2023; Jiang et al. 2023)
 """
 
 import copy
@@ -31,8 +33,8 @@ CHUNK = 128  # the maximum number of prompt tokens in one prefill step
 
 
 class ReferenceCache:
-    """A cache of all keys and values of one sequence. The cache keeps all tokens, because this backend
-    applies a sliding window only as a mask."""
+    """A cache of all keys and values of one sequence. The cache keeps the keys and values of all tokens,
+    because this backend applies a sliding window only as a mask."""
 
     def __init__(self, config: ModelConfig):
         empty = (config.n_kv_heads, 0, config.head_dim)
@@ -45,8 +47,9 @@ class ReferenceCache:
         return sum(a.nbytes for a in self.keys + self.values)
 
     def append(self, layer: int, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Append keys and values of one layer after the first `offset` tokens. Return all keys and values of
-        this layer. The caller changes `offset` after all layers have appended."""
+        """Append the keys and values of new tokens in one layer after those of the first `offset` tokens.
+        Return all keys and values of this layer. The caller adds the new tokens to `offset` after all layers
+        have appended."""
         for held, new in ((self.keys, keys), (self.values, values)):
             held[layer] = np.concatenate([held[layer][:, : self.offset], new], axis=1)
         return self.keys[layer], self.values[layer]
@@ -131,7 +134,8 @@ class ReferenceBackend:
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
-        """Decode one sequence after the other, because this backend is simple rather than fast."""
+        """Append one token to each cache, one sequence after the other, because this backend is simple rather
+        than fast."""
         return [self.decode(*args) for args in zip(tokens, caches, each(adapter, tokens), strict=True)]
 
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
@@ -208,8 +212,8 @@ class ReferenceBackend:
         return self._linear(f"{p}.o_proj", out.swapaxes(0, 1).reshape(len(x), -1))
 
     def _norm_heads(self, name: str, heads: np.ndarray) -> np.ndarray:
-        """Apply the norm to each head of [H, T, d]. If the model has no weight with this name, return the
-        heads unchanged."""
+        """Apply the RMS norm `name` to each head of `heads` [H, T, d]. If the model has no norm with this
+        name, return the heads unchanged."""
         weight = self._weights.get(f"{name}.weight")
         return heads if weight is None else rms_norm(heads, weight, self.config.rms_norm_eps)
 
@@ -223,7 +227,8 @@ class ReferenceBackend:
         )
 
     def _linear(self, path: str, x: np.ndarray) -> np.ndarray:
-        """Return x [T, in] @ W [out, in]^T (+ bias), with the base LoRA's change."""
+        """Return x [T, in] @ W [out, in]^T, plus the bias if the module has one, plus the base LoRA's change.
+        W: the weight of the module `path`."""
         y = x @ self._weights[f"{path}.weight"].T
         bias = self._weights.get(f"{path}.bias")
         y = y if bias is None else y + bias
@@ -264,7 +269,7 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 def visible(offset: int, n: int, window: int | None) -> np.ndarray:
     """Return [n, offset + n] bool: True where a new token (row) sees a token (column). A token sees itself
-    and the tokens before it, at most `window` tokens in all."""
+    and the tokens before it, at most `window` tokens in all (None: no limit)."""
     t, s = np.arange(offset, offset + n)[:, None], np.arange(offset + n)[None]
     return (s <= t) & (t - s < (window or offset + n))
 
@@ -279,7 +284,7 @@ def rope(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
 
 
 def unpack_weights(weights: Weights, config: ModelConfig) -> dict[str, np.ndarray]:
-    """Return all weights as float32 [out, in]."""
+    """Return all tensors by name as float32; quantised matrices are dequantised to [out, in]."""
     out = {}
     for name, value in weights.items():
         path, _, kind = name.rpartition(".")
@@ -294,7 +299,7 @@ def unpack_weights(weights: Weights, config: ModelConfig) -> dict[str, np.ndarra
 
 
 def _width(path: str, config: ModelConfig) -> int:
-    """Return the number of input features of the module `path`."""
+    """Return the number of inputs of the linear layer (or of the columns of the embedding) `path`."""
     if path.endswith("o_proj"):
         return config.n_heads * config.head_dim
     return config.intermediate_size if path.endswith("down_proj") else config.hidden_size

@@ -40,8 +40,8 @@ class Choice:
 
 
 def describe(name: str = "auto", threads: int | None = None) -> Choice:
-    """Return the choice for a backend's name. "auto" chooses the first of these that is available: Metal,
-    CUDA, the native decoder, MLX on the CPU."""
+    """Return the choice for a backend's name, without a look at the model. "auto" chooses the first of these
+    that is available: MLX on Metal, MLX on CUDA, the native decoder, MLX on the CPU."""
     if name not in NAMES:
         raise UsageError(f"no backend is called {name!r}; choose one of {', '.join(NAMES)}")
     if name == "reference":
@@ -87,10 +87,11 @@ def _describe_mlx(asked: str = "") -> Choice:
 
 
 def asked_policy(kv: str | None, tiers: str | None = None) -> TierPolicy | None:
-    """Return the KV cache policy that the user named; None if the user named none.
+    """Return the KV cache policy that the settings name; None if the choice is left to the program.
 
-    kv: "tiered", "f16", "auto" or None, which means auto
-    tiers: the lengths of the tiers (tokens) for a tiered cache, for example "256,1024"
+    kv: "tiered", "f16", "auto" or None; None means "auto"
+    tiers: the ages (tokens) at which a page leaves the hot and the warm tier, for example "256,1024"; unused
+        for "f16"
     """
     if kv == F16.name:
         return F16
@@ -101,8 +102,8 @@ def asked_policy(kv: str | None, tiers: str | None = None) -> TierPolicy | None:
 
 def parse_tiers(text: str) -> TierPolicy:
     """Return the tier policy of a text such as "256,1024" or "256,all": the ages (tokens) at which a page
-    leaves the hot and the warm tier. A tier without an age in the text holds no pages. Raises UsageError if
-    the text has another form."""
+    leaves the hot and the warm tier. If the text has no age for a tier, the tier holds no pages. Raises
+    UsageError if the text has another form."""
     try:
         lengths = [EVERYTHING if age == "all" else int(age) for age in text.split(",")]
         return TierPolicy(TIERED.name, fill_lengths(lengths))
@@ -114,16 +115,17 @@ def parse_tiers(text: str) -> TierPolicy:
 
 
 def cache_policy(kv: str | None, backend: Backend, tiers: str | None = None) -> TierPolicy | None:
-    """Return the policy that the user named. If the user named none, return TIERED if the backend has tiers,
-    else None."""
+    """Return the KV cache policy that the settings name (see `asked_policy`). If they name none, return
+    TIERED, or None for the reference backend. Return None if an MLX backend has no KV pages."""
     if backend.name == "mlx" and getattr(backend, "pool", None) is None:
-        return None  # this backend can use only its cache without pages; `caveat` gives the reason
+        return None  # this backend has only caches without pages; its `caveat` gives the reason
     default = None if backend.name == "reference" else TIERED
     return asked_policy(kv, tiers) or default
 
 
 def for_model(choice: Choice, name: str, shape: ModelShape) -> Choice:
-    """Return the choice for a backend name and a model. Models that need mlx-lm's code run only on MLX."""
+    """Return `choice`, or the MLX backend if the model needs mlx-lm's code. Raises UsageError if the user
+    named another backend for this model."""
     if isinstance(shape, ModelConfig):
         return choice
     if name in ("native", "reference"):
@@ -135,17 +137,17 @@ def for_model(choice: Choice, name: str, shape: ModelShape) -> Choice:
 def open_backend(
     name: str, model: Model, threads: int | None = None, kv_budget: int = 0, watch: Watch = QUIET
 ) -> Backend:
-    """Load the model's weights into the backend of that name (see `describe`) and return the backend. Use the
-    backend only in this thread.
+    """Open the backend that `name` chooses (see `describe`), load the model's weights into it, and return it.
+    The caller must not call the backend from two threads at a time.
 
     On a GPU the backend uses ruvmlx's kernels if they pass the self-check. If the kernels fail the
-    self-check, the backend uses MLX's plain KV cache. If mlx-lm's own graph does not run either, "auto" opens
-    the native decoder (or MLX on the CPU for models that only mlx-lm runs), and "mlx" raises GPUFailed. The
-    backend's `caveat` says if the backend runs without the GPU or without ruvmlx's kernels.
+    self-check, the backend uses a KV cache without pages. If the graph without ruvmlx's kernels fails too,
+    "auto" opens the native decoder (or MLX on the CPU for models that only mlx-lm runs), and "mlx" raises
+    GPUFailed. The backend's `caveat` says if the backend runs without the GPU or without ruvmlx's kernels.
 
     threads: the number of CPU threads; None: the number of physical cores that this process is allowed to use
     kv_budget: the target for the maximum bytes of all tiered KV caches; 0: no limit
-    watch: an object that receives the progress of the self-check and of mlx-lm's loading
+    watch: an object that receives the progress of the self-check and of a loading with mlx-lm's code
     """
     backend = _open(name, model, threads, watch)
     pool = getattr(backend, "pool", None)
@@ -181,8 +183,8 @@ def _mlx_on_cpu(model: Model, threads: int | None, watch: Watch) -> "MLXBackend 
 
 
 def _open_on_gpu(name: str, model: Model, device: str, threads: int | None, watch: Watch) -> Backend:
-    """Open the backend on the GPU. If the GPU fails, open the backend that `open_backend` names for this
-    case."""
+    """Open the MLX backend on the GPU. If the GPU fails and `name` is "auto", open a backend on the CPU;
+    otherwise raise GPUFailed."""
     try:
         return _on_gpu(model, device, threads, watch)
     except GPUFailed as error:
@@ -202,8 +204,8 @@ def _on_gpu(model: Model, device: str, threads: int | None, watch: Watch) -> "ML
 
     try:
         if not model.is_own:
-            # models in mlx-lm's own code use none of ruvmlx's kernels, so the check with the starter model's
-            # shapes is enough
+            # models that run with mlx-lm's code use none of ruvmlx's kernels, so the check of the graph with
+            # the starter model's shapes is enough
             if why := check(STARTER, watch=watch).graph_fails:
                 raise GPUFailed(why, "auto")
             return AnyBackend(model, device=device, threads=threads, watch=watch)
@@ -216,15 +218,15 @@ def _on_gpu(model: Model, device: str, threads: int | None, watch: Watch) -> "ML
 
 
 def _without_gpu(why: str, model: Model, threads: int | None, watch: Watch) -> Backend:
-    """Return the native backend with a caveat. If the C library is missing, or if the model needs mlx-lm's
-    own code, return MLX on the CPU."""
+    """Return the native backend, whose `caveat` tells the user that the GPU fails. why: the GPU's error. If
+    the C library is missing, or if the model needs mlx-lm's own code, return MLX on the CPU."""
     from ..platform.gpu import gpu
     from ..platform.mx import mx
     from .native.backend import NativeBackend
 
     gpu.given_up = True
     gc.collect()
-    mx.clear_cache()  # free the weights on the GPU before they are loaded again
+    mx.clear_cache()  # free the memory on the GPU before the weights are loaded on the CPU
     try:
         backend: Backend = (
             NativeBackend(model, threads) if model.is_own else _mlx_on_cpu(model, threads, watch)

@@ -1,9 +1,11 @@
-"""This module runs any architecture that mlx-lm runs, with mlx-lm's own model and caches.
+"""This module runs model architectures for which ruvmlx has no own decoder, with mlx-lm's model code and
+caches.
 
 MicroLoRA (the adapter of the output head) learns from ratings with this backend too, because it needs only
-the final hidden states and the logits. The MLX graph adds MicroLoRA to the model's logits, after the scale or
-cap that some models apply. KV tiers, a base LoRA, background training and ratings of other matrices than the
-head need ruvmlx's own decoder, so this backend does not have these features.
+the final hidden states and the logits. MicroLoRA's change is added to the model's final logits, after the
+scale or cap that some models apply to logits. KV tiers, a base LoRA, background training, and ratings that
+change other matrices than the output head need ruvmlx's own decoder, so this backend does not have these
+features.
 """
 
 from collections.abc import Sequence
@@ -27,7 +29,8 @@ from .runner import MLXRunner, default_device
 
 
 class AnyBackend(MLXRunner):
-    """This class implements base.Backend and base.Streaming for any mlx-lm model."""
+    """This class implements base.Backend and base.Streaming for an mlx-lm model whose hidden states
+    any_graph.py can find."""
 
     name = "mlx"
     pool = None
@@ -35,12 +38,13 @@ class AnyBackend(MLXRunner):
     def __init__(
         self, model: Model, device: str | None = None, threads: int | None = None, watch: Watch = QUIET
     ):
-        """watch: an object that receives the progress of loading. The constructor does not catch MLX's errors
-        about a GPU."""
+        """watch: an object that receives the progress of loading. On a GPU, the constructor does not catch
+        MLX's errors GPU_ERRORS."""
         kind = device or default_device()
         super().__init__(model.shape, kind, threads)
         self.lora: BaseLoRA | None = None
-        self.streams = kind != "cpu"  # on a CPU, a step ahead would compete with the current step for cores
+        # on a CPU, a step that runs ahead would compete with the current step for cores
+        self.streams = kind != "cpu"
         self.kernels = f"cpu+{BLAS.name}, mlx-lm" if kind == "cpu" else f"{kind}, mlx-lm"
         with mx.stream(self.device), one_line(model, *(() if kind == "cpu" else GPU_ERRORS)):
             loaded = load_graph(model, kind == "cpu", watch)
@@ -59,13 +63,14 @@ class AnyBackend(MLXRunner):
             )
 
     def new_cache(self, policy: TierPolicy | None = None) -> AnyCache:
-        """Return a cache that joins the caches of mlx-lm's model. The tier policy has no effect."""
+        """Return an empty cache with one mlx-lm cache for each layer. The tier policy has no effect."""
         return AnyCache.of(self._graph.model)
 
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
-        """Decode one sequence after the other, because mlx-lm cannot join the caches of every model."""
+        """Decode one sequence after the other, because mlx-lm cannot run the caches of several sequences in
+        one step for every model."""
         rows = zip(tokens, caches, each(adapter, tokens), strict=True)
         return [self.decode(token, cache, own) for token, cache, own in rows]
 

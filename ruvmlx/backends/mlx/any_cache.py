@@ -1,9 +1,9 @@
-"""This module joins the caches that an mlx-lm model makes (KV, sliding, chunked, Mamba states) into one
-KVCache.
+"""This module puts the caches that an mlx-lm model makes for its layers (KV, sliding-window, chunked, Mamba
+states) into one base.KVCache.
 
 For a sliding window, the module uses ruvmlx's SlidingKVCache. mlx-lm's own cache for a sliding window, when
-it is full, cannot remove its newest tokens. With mlx-lm's cache, every turn of a long chat would compute the
-whole chat again.
+it is full, cannot remove its newest tokens. With mlx-lm's cache, each turn of a chat longer than the window
+would compute the whole chat again.
 """
 
 import copy
@@ -23,8 +23,8 @@ FAR = 1 << 30  # a number of tokens that is larger than any context
 
 
 class AnyCache:
-    """The caches of one sequence. layers: mlx-lm's own cache objects. make: a function that returns empty
-    caches."""
+    """The caches of all layers for one sequence. layers: mlx-lm's cache objects, or SlidingKVCache objects in
+    their place. make: a function that returns one empty cache for each layer."""
 
     def __init__(self, make: Callable[[], list[Any]]):
         self._make = make
@@ -42,8 +42,8 @@ class AnyCache:
 
     @property
     def room(self) -> int:
-        """Return the number of tokens that can be appended and then removed again; 0 if the state of a layer
-        cannot go back."""
+        """Return the number of tokens that can be appended to all layers and then removed again; 0 if a layer
+        cannot remove tokens (for example Mamba states)."""
         return min((_room(leaf) for leaf in self._leaves()), default=0)
 
     def arrays(self) -> list[mx.array]:
@@ -65,7 +65,8 @@ class AnyCache:
         self.offset -= n
 
     def fork(self) -> "AnyCache":
-        """Return a second cache with the same tokens. MLX copies a shared array at the first write."""
+        """Return a second cache with the same tokens. Both caches share the arrays until MLX copies an array
+        at the first write."""
         other = AnyCache(self._make)
         other.offset = self.offset
         other.layers = [_restore_layer(layer, _copy_state(layer.state)) for layer in self.layers]
@@ -85,8 +86,8 @@ class AnyCache:
 
     @contextmanager
     def running(self, n: int) -> Iterator["AnyCache"]:
-        """Return the context of a step of n tokens. If the step fails, the cache becomes empty, because the
-        state of a layer can already include some of the tokens."""
+        """Return a context manager for a step that appends n tokens. If the step fails, the cache becomes
+        empty, because the state of a layer can already include some of the tokens."""
         try:
             yield self
         except BaseException:
@@ -108,7 +109,7 @@ def _trimmable(layer: Any, caches: Any) -> Any:
 
 
 def _room(leaf: Any) -> int:
-    """Return the number of tokens that can be appended to a layer's cache and removed again."""
+    """Return the number of tokens that can be appended to one layer's cache `leaf` and then removed again."""
     if isinstance(leaf, SlidingKVCache):
         return leaf.slack
     if not leaf.is_trimmable():
@@ -123,8 +124,8 @@ def _can_trim(leaf: Any, n: int) -> bool:
 
 
 def _restore_layer(layer: Any, state: Any) -> Any:
-    """Return a cache of the same class as `layer`, with the state `state`."""
-    made = copy.copy(layer)  # the copy also keeps attributes that are not part of the class's state
+    """Return a copy of the cache object `layer` that has the state `state`."""
+    made = copy.copy(layer)  # the copy also has the attributes of `layer` that are not in its `state`
     made.state = state
     return made
 

@@ -1,8 +1,8 @@
-"""This module splits any mlx-lm model into two functions, because MicroLoRA needs both: one returns hidden
-states, the other returns the logits of hidden states.
+"""This module splits an mlx-lm model into two functions, because MicroLoRA needs both: one returns the hidden
+states of tokens, the other returns the logits of hidden states.
 
-In mlx-lm's models, `Model.__call__` calls a submodule that returns the hidden states after the final norm.
-After the submodule, `Model.__call__` computes logits from the hidden states, with a head or the tied
+In most of mlx-lm's models, `Model.__call__` calls a submodule that returns the hidden states after the final
+norm. After the submodule, `Model.__call__` computes logits from the hidden states, with a head or the tied
 embedding, often scaled or capped. This module runs a few tokens to find the submodule that returns the hidden
 states, and wraps the submodule. The wrapper records the output of the submodule. To compute logits of given
 hidden states, the wrapper returns the given states in place of running the submodule.
@@ -15,7 +15,7 @@ from ...errors import CorruptFile, UnsupportedModel
 from ...models.config.model import ModelShape
 from ...platform.mx import mx, nn
 
-PROBE = (0, 1, 2)  # token ids that every vocabulary has
+PROBE = (0, 1, 2)  # the token ids of the test run in `_split`; every vocabulary has them
 
 
 class _HiddenStates:
@@ -33,15 +33,15 @@ class _HiddenStates:
         self.last = self._module(*args, **kwargs)
         return self.last
 
-    # Model also reads attributes of the submodule, for example its layers and embedding
+    # the model also reads the wrapped submodule's attributes, for example its layers and its embedding
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
 
 
 class SplitGraph:
-    """SplitGraph splits an mlx-lm model into two functions, for hidden states and for logits. Raises
-    UnsupportedModel if the model cannot be split, and CorruptFile if the model's sizes differ from the sizes
-    in `shape`.
+    """An mlx-lm model with two methods: `hidden_states` of tokens, and `logits` of hidden states. The
+    constructor raises UnsupportedModel if the model cannot be split, and CorruptFile if the model's sizes
+    differ from the sizes in `shape`.
 
     dtype: the dtype of the hidden states
     """
@@ -103,8 +103,8 @@ def _submodules(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
 
 
 def _body_states(model: nn.Module, body: _HiddenStates, whole: mx.array) -> mx.array | None:
-    """Return the output [1, L, D] of the submodule `body` if the logits depend on this output alone; else
-    None."""
+    """Return the output [1, L, D] of the submodule `body` for the PROBE tokens if the logits depend on this
+    output alone; else None. whole: the model's logits [1, L, V] of the PROBE tokens."""
     again = _array(model(mx.array([PROBE], mx.uint32)))
     hidden = body.last
     if not isinstance(hidden, mx.array) or hidden.ndim != 3 or hidden.shape[:2] != whole.shape[:2]:
@@ -122,6 +122,6 @@ def _body_states(model: nn.Module, body: _HiddenStates, whole: mx.array) -> mx.a
 
 
 def _array(output: Any) -> mx.array:
-    """Return the logits from the output of a model. Some models return other values together with the
-    logits."""
+    """Return the logits from the return value of a model's call. Some models return other values together
+    with the logits."""
     return output if isinstance(output, mx.array) else getattr(output, "logits", output[0])

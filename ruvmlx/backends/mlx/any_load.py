@@ -1,5 +1,5 @@
-"""This module loads a model with mlx-lm. The module turns each error of mlx-lm or MLX into an error with one
-line of text."""
+"""This module loads a model with mlx-lm. The module turns errors of mlx-lm or MLX into UnsupportedModel with
+one line of text."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,11 +11,12 @@ from ...platform.mx import mx, nn
 from ...progress import QUIET, Told, Watch
 from . import graph
 
-PIECE = 256 << 20  # the number of bytes of weights that MLX reads at a time, in one or several tensors
+# the number of bytes of weights, in one or several tensors, after which `_read` reports the progress
+PIECE = 256 << 20
 
 
 def load_graph(model: Model, float32: bool, watch: Watch = QUIET) -> nn.Module:
-    """Return mlx-lm's model with its evaluated weights.
+    """Return mlx-lm's model; its weights are read into memory.
 
     float32: True: convert all numbers that are not quantised to float32, because MLX's 16-bit products are
         slow on a CPU
@@ -31,7 +32,7 @@ def load_graph(model: Model, float32: bool, watch: Watch = QUIET) -> nn.Module:
 
 @contextmanager
 def one_line(model: Model, *through: type[Exception]) -> Iterator[None]:
-    """Convert every error of mlx-lm or MLX in the `with` block to UnsupportedModel, except errors of the
+    """Convert an exception in the `with` block to UnsupportedModel, except RuvmlxError and errors of the
     types `through`."""
     try:
         yield
@@ -39,7 +40,7 @@ def one_line(model: Model, *through: type[Exception]) -> Iterator[None]:
         raise
     except through:
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - any of 120 model files may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - mlx-lm's model code can raise any exception
         line = " ".join(str(error).split())[:160] or type(error).__name__
         kind = model.shape.model_type
         raise UnsupportedModel(
@@ -48,10 +49,10 @@ def one_line(model: Model, *through: type[Exception]) -> Iterator[None]:
 
 
 def _read(made: nn.Module, count: Told) -> None:
-    """Evaluate the weights in pieces. Between two pieces the watch can raise an exception to stop the
-    loading."""
+    """Read the weights into memory (mx.eval) in pieces. After each piece the watch is told the progress, and
+    can raise an exception to stop the loading."""
     arrays = list(graph.parameters(made).values())
-    # the sum is larger than the file if 16-bit numbers become 32-bit numbers
+    # the bytes in memory: more than in the file if 16-bit numbers become 32-bit numbers
     whole = sum(array.nbytes for array in arrays)
     done = 0
     for piece in _pieces(arrays):
@@ -61,7 +62,7 @@ def _read(made: nn.Module, count: Told) -> None:
 
 
 def _pieces(arrays: list[mx.array]) -> Iterator[list[mx.array]]:
-    """Yield the arrays in lists. Each list has about PIECE bytes."""
+    """Yield the arrays in lists. A list ends with the array with which it reaches PIECE bytes."""
     piece: list[mx.array] = []
     size = 0
     for array in arrays:

@@ -1,5 +1,5 @@
-"""This module is the attention of every layer of the MLX graph: mlx-lm's Llama, with the additions of other
-model families.
+"""This module is the attention of each layer of the MLX graph. It computes the attention of mlx-lm's Llama,
+with the additions of other model families.
 
 A model family can apply a norm to q and k of each head, scale RoPE's frequencies, rotate only a part of each
 head or use no RoPE, scale queries by their position, and add ALiBi's biases to the attention scores. The
@@ -38,24 +38,24 @@ class MLXRope(nn.Module):
 
 
 def query_scales(scale: QueryScale, offset: int | mx.array, n: int) -> mx.array:
-    """Return the factor by which each query of n tokens from `offset` on is multiplied: float32 [B, 1, n, 1]
-    or [n, 1]."""
+    """Return, for the n tokens at the positions `offset` ... offset + n - 1, the factor of each query as
+    float32 [n, 1], or [B, 1, n, 1] for an array of B offsets."""
     positions = mx.arange(n) + (offset[:, None] if isinstance(offset, mx.array) and offset.ndim else offset)
     scales = 1 + scale.beta * mx.log1p(mx.floor(positions / scale.original_max_position))
     return scales[:, None, :, None] if scales.ndim == 2 else scales[:, None]
 
 
 class DistanceBias:
-    """DistanceBias makes ALiBi's bias of the attention scores, joined with the causal mask. One object serves
-    all layers of a graph."""
+    """A maker of ALiBi's bias of the attention scores, joined with the causal mask. All layers of a graph
+    share one object, which keeps the last bias."""
 
     def __init__(self, config: ModelConfig):
         self.slopes = alibi_slopes(config.n_heads, config.alibi_bias_max)
         self._made: tuple[Any, mx.array | None] = (None, None)
 
     def mask(self, n: int, total: int, dtype: mx.Dtype) -> mx.array:
-        """Return [n_heads, n, total] for the last n of `total` tokens: slope * (key - query), -inf for keys
-        at later positions than the query."""
+        """Return [n_heads, n, total] for the last n of `total` tokens: each head's slope * (key's position -
+        query's position), but -inf for keys at later positions than the query."""
         if self._made[0] != (n, total, dtype) or self._made[1] is None:
             away = mx.arange(total)[None] - mx.arange(total - n, total)[:, None]
             bias = mx.where(away <= 0, mx.array(self.slopes)[:, None, None] * away, -mx.inf)
@@ -77,8 +77,8 @@ class UngatedMLP(nn.Module):
 
 
 class Attention(nn.Module):
-    """A module that computes softmax(q k^T / sqrt(d)) v. H: query heads; K: key/value heads; x [B, T, D] ->
-    [B, T, D]."""
+    """A module that computes softmax(q k^T / sqrt(d)) v and the output projection: [B, T, D] of x [B, T, D].
+    H: number of query heads; K: number of key/value heads; d: head_dim."""
 
     def __init__(self, config: ModelConfig, layer: int, bias: DistanceBias | None = None):
         super().__init__()
@@ -86,8 +86,8 @@ class Attention(nn.Module):
         self.n_heads, self.n_kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, config.head_dim
         self.scale = config.head_dim**-0.5
         self.turns = layer not in config.layers_without_rope and config.turned_dims > 0
-        # The kernels of tiered caches rotate whole heads. If RoPE rotates only a part of a head, MLX does the
-        # rotation before the kernels run.
+        # The kernels of tiered caches rotate whole heads. If RoPE rotates only a part of a head, MLX rotates
+        # the part before the kernels run.
         self.kernels_turn = self.turns and config.turned_dims == config.head_dim
         dims, q, kv = config.hidden_size, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         self.q_proj = nn.Linear(dims, q, "q_proj" in config.biases)
@@ -112,8 +112,8 @@ class Attention(nn.Module):
         return self.o_proj(out.swapaxes(1, 2).reshape(*x.shape[:2], -1))
 
     def scores_mask(self, mask: Any, q: mx.array, k: mx.array) -> Any:
-        """Return the array that is added to the attention scores: mlx-lm's mask, or ALiBi's bias together
-        with the mask."""
+        """Return the mask for the attention scores: mlx-lm's `mask`, or for ALiBi the array of the biases
+        joined with the causal mask."""
         return mask if self.bias is None else self.bias.mask(q.shape[-2], k.shape[-2], q.dtype)
 
     def heads(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
@@ -129,9 +129,9 @@ class Attention(nn.Module):
         return q, k, v
 
     def rows_for_kernels(self, x: mx.array, offsets: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """Return the result of `rows` for kernels that rotate whole heads. If RoPE rotates only a part of
-        each head, q and k are already rotated in the result. x: [B, 1, D]; offsets: [B], the position of each
-        sequence's token."""
+        """Return the result of `rows` for kernels that rotate (apply RoPE to) whole heads. If RoPE rotates
+        only a part of each head, q and k in the result are already rotated, so that the kernels need not
+        rotate them. x: [B, 1, D]; offsets: [B], the position of each sequence's token."""
         if self.kernels_turn or not self.turns:
             return self.rows(x)
         q, k, v = (y.swapaxes(1, 2) for y in self.heads(x))
@@ -146,7 +146,8 @@ class Attention(nn.Module):
         return (self.q_norm(q), self.k_norm(k), v) if "q_norm" in self else (q, k, v)
 
     def turned_queries(self, q: mx.array, offset: int | mx.array = 0) -> mx.array:
-        """Return q after RoPE and scaling. q: [B, H, T, d]. offset: one offset for all sequences, or [B]."""
+        """Return the queries after RoPE (if the layer has RoPE) and after the scaling by position (if the
+        model has it). q: [B, H, T, d]. offset: one offset for all sequences, or [B]."""
         q = self.rope(q, offset) if self.turns else q
         if self.query_scale is None:
             return q

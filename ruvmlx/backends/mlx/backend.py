@@ -1,4 +1,4 @@
-"""This module is the MLX backend: mlx-lm's Llama graph on Metal, CUDA or the CPU.
+"""This module is the MLX backend: it runs a Llama-like graph (graph.py) on Metal, CUDA or the CPU.
 
 Each thread has its own default stream (queue of operations) in MLX, so every call uses the calling thread's
 stream. A backend and its caches can move from one thread to another, but only one call can run at a time.
@@ -35,8 +35,8 @@ NO_ALIBI = "The KV cache has no tiers: the GPU's kernels do not have ALiBi."
 
 
 class MLXBackend(MLXRunner):
-    """An MLX backend runs one model. The function `plan` decides in which form the weights are kept in
-    memory."""
+    """An MLX backend runs one model. The function `plan` decides in which dtype and form (packed or unpacked)
+    the weights are in memory."""
 
     name = "mlx"
     caveat = ""
@@ -50,12 +50,12 @@ class MLXBackend(MLXRunner):
         own_layers: bool = True,
         check: Callable[[Shapes], KernelVerdict] | None = None,
     ):
-        """own_layers: False: use mlx-lm's layers on a CPU too, as on a GPU; mlx-lm's layers are slower on a
-        CPU
+        """own_layers: False: on a CPU, use the layers that a GPU uses, in place of the faster layers of
+        cpu_layers.py
 
-        check: a function that is called before any computation and returns which kernels work on the device.
-            The constructor raises GPUFailed if not even mlx-lm's own graph works. None: the constructor
-            assumes that all kernels work.
+        check: a function that is called before any computation and returns which of ruvmlx's kernels work on
+            the device. The constructor raises GPUFailed if not even mlx-lm's own graph works. None: the
+            constructor assumes that all kernels work.
         """
         kind = device or default_device()
         super().__init__(model.config, kind, threads, chunk)
@@ -72,11 +72,12 @@ class MLXBackend(MLXRunner):
                 tiered_cpu.install(self._graph)
             else:
                 tiered.install(self._graph, model.config)
-            mx.clear_cache()  # free the temporary arrays that the unpacking and joining of weights made
+            # free MLX's buffers of the temporary arrays from the unpacking and joining of weights
+            mx.clear_cache()
         self.nbytes = sum(a.nbytes for a in graph.parameters(self._graph).values())
         self._own_layers = how.own_layers
         self._forward = cpu_layers.forward if how.own_layers else _forward
-        # On a CPU, the next step and the current step would need the same cores.
+        # No step runs ahead on a CPU, because the next step and the current step would need the same cores.
         self.streams = not how.own_layers
         own = how.own_layers
         self.pool = tiered_cpu.pool(model.config, threads) if own else PagePool(MLXStorage(model.config))
@@ -93,14 +94,15 @@ class MLXBackend(MLXRunner):
         self._head_change: lora_layers.LowRankChange | None = None
 
     def _do_without_kernels(self, caveat: str) -> None:
-        """Use plain KV caches from now on, whatever the tier policy is. (The kernels' twins in plain MLX
-        would be slow on a GPU.) caveat: the reason, one line for the user."""
+        """Use KV caches without pages from now on, whatever the tier policy is. (Tiered caches with plain MLX
+        operations in place of the kernels would be slow on a GPU.) caveat: the reason, one line for the
+        user."""
         self.pool, self.caveat, self.kernels = None, caveat, f"{self.kernels}, plain KV cache"
 
     def warm_up(self) -> None:
-        """Compile all parts that a reply needs: run a first token through the graph, then run the kernels. If
-        the graph fails, the method raises the graph's error. If a kernel fails, the backend uses no
-        kernels."""
+        """Compile the GPU code that a reply needs: run a first token through the graph, then run the kernels.
+        If the graph fails, the method raises the graph's error. If a kernel fails, the backend uses none of
+        ruvmlx's kernels."""
         self._run([0], self.new_cache(), self._last)
         if self.pool is not None:
             from .kernels import selfcheck
@@ -119,13 +121,13 @@ class MLXBackend(MLXRunner):
         self.lora = base
 
     def lent_graph(self) -> nn.Module | None:
-        """Return mlx-lm's modules with the frozen weights, for training. Return None if ruvmlx's CPU layers
-        (cpu_layers.py) replace mlx-lm's modules."""
+        """Return the graph with the model's weights, so that training can run it. Return None if the CPU
+        layers (cpu_layers.py), which training cannot use, are installed."""
         return None if self._forward is cpu_layers.forward else self._graph
 
     def new_cache(self, policy: TierPolicy | None = None) -> MLXCache | PagedCache:
-        """Without a policy, or with the policy F16, return a cache without KV pages, in the dtype of the
-        computation."""
+        """Return an empty cache. Without a policy, with the policy F16, or without usable kernels, return a
+        cache without KV pages, in the dtype of the computation."""
         window = self.config.sliding_window
         if policy is None or policy == F16 or self.pool is None:
             return MLXCache(self.config.n_layers, window)
@@ -134,8 +136,8 @@ class MLXBackend(MLXRunner):
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
-        """Decode one token of each cache. All caches with KV pages run in one graph, and all plain caches
-        (without pages) in another graph."""
+        """Append one token to each cache and return the steps. All caches with KV pages run in one step of
+        the graph, and all plain caches (without pages) in another step."""
         check_tokens(tokens, self.shape.vocab_size)
         steps: dict[int, Step] = {}
         for paged in (True, False):
@@ -153,7 +155,8 @@ class MLXBackend(MLXRunner):
         return [steps[i] for i in range(len(tokens))]
 
     def _run_batch(self, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[np.ndarray]:
-        """Return logits [B, V] and hidden [B, D]. After a failure the caches do not change."""
+        """Run one decode step. Return logits [B, V] and hidden [B, D]. If the step fails, the caches do not
+        change."""
         self.adapt_threads()
         with mx.stream(self.device), self.running(caches, 1) as held:
             rows = mx.array(list(tokens), mx.uint32)[:, None]
@@ -162,13 +165,13 @@ class MLXBackend(MLXRunner):
         return [np.array(a, copy=False) for a in outputs]
 
     def forward(self, tokens: mx.array, layers: Sequence[Any]) -> mx.array:
-        """Return hidden states [B, L, D] after the final norm of tokens [B, L]. layers: one cache for each
-        layer."""
+        """Return hidden states [B, L, D] after the final norm of tokens [B, L]. layers: for each layer, its
+        cache or an object in place of the cache."""
         return self._forward(self._graph, tokens, layers)
 
     def running(self, caches: Sequence[KVCache], n: int) -> AbstractContextManager[Any]:
-        """Return the context of a step that appends n tokens to each cache. If there are several caches, all
-        must be paged or all must be plain, and n must be 1."""
+        """Return a context manager for a step that appends n tokens to each cache. If there are several
+        caches, all must be paged or all must be plain, and n must be 1."""
         if isinstance(caches[0], PagedCache):
             paged = tiered_cpu if self._own_layers else tiered
             return paged.running(cast(Sequence[PagedCache], caches), n, self.config)
@@ -185,7 +188,8 @@ class MLXBackend(MLXRunner):
 
 
 def _forward(model: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
-    """Return hidden states [1, L, D] after the final norm of tokens [1, L], by mlx-lm's own graph."""
+    """Return hidden states [B, L, D] after the final norm of tokens [B, L], with the graph's layers as they
+    are."""
     return model.model(tokens, caches)
 
 
@@ -201,12 +205,13 @@ def dtype_name(dtype: mx.Dtype) -> str:
 
 
 def shapes_of(model: Model) -> Shapes:
-    """Return the shapes and the dtype with which the GPU kernels would run the model."""
+    """Return the sizes of the model's heads and the dtype with which the GPU kernels would run the model."""
     return Shapes.of(model.config, dtype_name(_stored_dtype(model.load_weights())))
 
 
 class WeightsPlan(NamedTuple):
-    """The form in which a model's weights are stored in memory."""
+    """The form of a model's weights in memory. unpack: True: convert packed (quantised) weights to
+    `dtype`."""
 
     dtype: mx.Dtype  # the dtype of all weights that are not packed (quantised)
     unpack: bool
@@ -214,12 +219,13 @@ class WeightsPlan(NamedTuple):
 
 
 def plan(weights: Weights, device: str) -> WeightsPlan:
-    """Decide in which form the weights of a model are kept in memory. On a GPU, the weights keep the form in
-    which the file stores them. A CPU unpacks the weights to float32 if the result fits into a quarter of RAM.
+    """Decide in which form a model's weights are in memory. On a GPU, the weights keep the form in which the
+    file stores them. A CPU unpacks the weights to float32 if the result fits into a quarter of RAM.
 
-    MLX's packed product is slow on a CPU (starter model: 11 against 60 tok/s), and 40 times slower again with
-    16-bit scales. So on a CPU, the scales of packed weights are converted to float32. Plain 16-bit weights
-    become float32 if the result fits into half of RAM.
+    The reason is that MLX's product with packed weights is slow on a CPU (starter model: 11 against 60 tok/s
+    with float32), and with 16-bit scales it is another 40 times slower. So on a CPU, the scales of weights
+    that stay packed are converted to float32. Weights that are not packed become float32 if the result fits
+    into half of RAM.
     """
     stored = _stored_dtype(weights)
     if device != "cpu":
@@ -232,14 +238,16 @@ def plan(weights: Weights, device: str) -> WeightsPlan:
 
 
 def _stored_dtype(weights: Weights) -> mx.Dtype:
-    """Return the dtype of the embedding or of its scales, because norms of another dtype would convert every
-    product to their dtype. Return float32 if float16 would round the scales of any matrix."""
+    """Return the dtype of the embedding or of its scales, in which the model's other numbers should be,
+    because norms of another dtype would convert every product to their dtype. Return float32 if 16 bits would
+    round the scales of any matrix."""
     modules = {name.removesuffix(".scales") for name in weights if name.endswith(".scales")}
     types = {m: tensor.type for m in modules if (tensor := stored_tensor(weights, m))}
     if any(kind.wide for kind in types.values()):
         return mx.float32
     if (embedding := types.get("model.embed_tokens")) and embedding.mode:
-        return mx.bfloat16  # MLX computes with bfloat16 if the weights have one of the formats in MODES
+        # MLX computes in bfloat16 with weights that have one of MLX's float formats (MODES)
+        return mx.bfloat16
     table = weights.get("model.embed_tokens.scales", weights.get("model.embed_tokens.weight"))
     names = {"float16": mx.float16, "bfloat16": mx.bfloat16}
     return mx.float32 if table is None else names.get(table.dtype.name, mx.float32)
@@ -249,7 +257,7 @@ def _numbers(weights: Weights, name: str) -> int:
     """Return the number of weights of the tensor `name`. For packed weights, the function assumes 4 bits per
     weight, so the result is too large for formats with more bits."""
     module, _, kind = name.rpartition(".")
-    # The file's header gives the format without a conversion of the tensor.
+    # `stored_tensor` reads the number of weights from the file's header and converts no tensor.
     if kind != "bias" and (tensor := stored_tensor(weights, module)):
         return tensor.elements if kind == "weight" else 0
     value = weights[name]

@@ -1,24 +1,25 @@
-"""This module holds the results of the GPU kernels' self-check: one result for each kernel, and the verdict
-on all of them."""
+"""This module has the classes for the results of the GPU kernels' self-check: CheckResult for one kernel, and
+KernelVerdict for all kernels."""
 
 from dataclasses import dataclass
 
 from ...models.config.model import ModelConfig
 from ...text import one_line
 
-GRAPH = "mlx"  # the name of the check of mlx-lm's own graph, which uses none of ruvmlx's kernels
+GRAPH = "mlx"  # the name of that part of the check that runs mlx-lm's own graph without ruvmlx's kernels
 SKIPPED = "not checked: the check ended before it"
-GPU_ERRORS = RuntimeError, ValueError, MemoryError  # the errors that MLX raises if a GPU cannot compute
+# the types of the errors that MLX raises if a GPU cannot compute
+GPU_ERRORS = RuntimeError, ValueError, MemoryError
 # The maximum length of a reason (the text of an error), in characters: in a row of the command `doctor`, and
 # in the chat.
 MAX_REASON_CHARACTERS, MAX_CHAT_REASON_CHARACTERS = 160, 70
-ERROR_LINES = 3  # the maximum number of a compiler's error lines, each of at most MAX_REASON_CHARACTERS
+ERROR_LINES = 3  # the maximum number of a compiler's error lines in a reason
 WHOLE = 20_000  # the maximum number of characters of a message that is kept for the report
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """The sizes and the dtype of a model, which decide how a kernel is compiled and run.
+    """The sizes of a model's heads and the dtype, which decide how a GPU kernel is compiled and run.
 
     dtype: "float16", "bfloat16" or "float32".
     """
@@ -53,7 +54,7 @@ class CheckResult:
 
     @classmethod
     def of_error(cls, name: str, message: str, otherwise: str = "failed without a message") -> "CheckResult":
-        """Return the result of a kernel that failed with this message. otherwise: the reason to use if the
+        """Return the result of a kernel that failed with this message. otherwise: the text of `why` if the
         message is empty."""
         return cls(name, False, reason(message) or otherwise, message=message[:WHOLE])
 
@@ -66,8 +67,8 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class KernelVerdict:
-    """The results of all kernels. told: True if the check really ran. The program does not store a verdict
-    with told=False."""
+    """The results of all kernels. told: False if the child process of the check reported no list of kernels;
+    the program does not store such a verdict."""
 
     results: tuple[CheckResult, ...]
     seconds: float = 0.0
@@ -88,7 +89,7 @@ class KernelVerdict:
 
     @property
     def caveat(self) -> str:
-        """Return one line for the user, or "" if nothing failed."""
+        """Return one line for the user about the first kernel that failed, or "" if no kernel failed."""
         wrong = next((r for r in self.results if not r.ok), None)
         if wrong is None:
             return ""
@@ -100,7 +101,7 @@ class KernelVerdict:
 
 
 def reason(text: str) -> str:
-    """Return an error's message on one line, made of lines of at most MAX_REASON_CHARACTERS.
+    """Return the important lines of an error's message on one line, each shortened to MAX_REASON_CHARACTERS.
 
     A compiler describes the errors in its `error:` lines: the reason has the first three of these lines. If
     the message has no `error:` line, the reason has the message's first line.

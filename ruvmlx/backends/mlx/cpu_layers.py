@@ -1,5 +1,5 @@
-"""This module has the attention and the MLP for a CPU. The layers of this module compute the same sums as
-mlx-lm's layers, with fewer and cheaper MLX operations.
+"""This module has the attention and the MLP that the MLX backend uses on a CPU. They compute the same results
+as mlx-lm's layers, up to rounding, with fewer and cheaper MLX operations.
 
 On a CPU stream every MLX operation costs 2-5 us, and MLX's exp computes one number at a time (9 ns each). To
 save operations, one matrix product computes q, k and v, and one product computes gate and up. RoPE's angles
@@ -18,14 +18,15 @@ from ...models.config.model import ModelConfig
 from ...models.config.rope import query_scales, rope
 from ...platform.mx import mx, nn
 
-LARGE = 8192  # the number of elements of an array from which `exp` below is faster than MLX's exp
-HAND_OVER = 4  # the number of layers after which MLX starts to compute the layers described so far
-TILE = 1 << 17  # the number of attention scores (half a megabyte) that are computed at a time
+LARGE = 8192  # for arrays with at least this number of elements, `exp` below is faster than MLX's exp
+HAND_OVER = 4  # the number of layers after which MLX starts to compute the part of the graph that is built
+# the approximate number of attention scores (half a megabyte) that `attend` computes at a time
+TILE = 1 << 17
 
 
 def install(graph: nn.Module, config: ModelConfig) -> None:
-    """Replace the attention and the MLP of every layer, in place. The weights of a layer are freed before the
-    next layer is replaced."""
+    """Replace the attention and the gated MLP of every layer of `graph` by the classes of this module. The
+    old weights of a layer are freed before the next layer is replaced."""
     shared = Positions(config)
     for layer in graph.model.layers:
         layer.self_attn = CPUAttention(layer.self_attn, shared)
@@ -36,8 +37,8 @@ def install(graph: nn.Module, config: ModelConfig) -> None:
 def forward(graph: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
     """Return hidden states [1, L, D] after the final norm of tokens [1, L].
 
-    After every HAND_OVER layers, MLX starts to compute the layers described so far, while Python describes
-    the next layers. So a decode step of the starter model is a tenth faster.
+    After every HAND_OVER layers, MLX starts to compute the layers whose graph is built, while Python builds
+    the graph of the next layers. So a decode step of the starter model is a tenth faster.
     """
     h = graph.model.embed_tokens(tokens)
     for i, (layer, cache) in enumerate(zip(graph.model.layers, caches, strict=True), 1):
@@ -48,8 +49,8 @@ def forward(graph: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
 
 
 class Positions:
-    """Positions computes the values that all layers of one step share: RoPE's cosines and sines, the queries'
-    scale, the causal mask.
+    """Positions computes the values that all layers of one step share: RoPE's cosines and sines, the scale of
+    each query by its position, the causal mask.
 
     RoPE turns pair i of a head's numbers at position t by the angle t * f_i (f_i: the pair's frequency).
     Cosines and sines are multiplied by RoPE's factor.
@@ -81,7 +82,7 @@ class Positions:
         return self._angles[1], self._angles[2]
 
     def angles_at(self, offsets: Sequence[int]) -> tuple[mx.array, mx.array]:
-        """Return the result of `angles` for positions that do not follow each other."""
+        """Return the result of `angles` for the positions `offsets`, which need not follow one another."""
         if len(offsets) == 1:
             return self.angles(offsets[0], 1)
         angle = np.asarray(offsets, np.float32)[:, None] * self.on_cpu
@@ -95,8 +96,8 @@ class Positions:
         return np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * np.float32(self.factor)
 
     def still(self, at: Sequence[int]) -> np.ndarray:
-        """Return float32 [len(at), head_dim]: all cosines are 1 and all sines are 0. A kernel that receives
-        these cosines and sines leaves the heads unrotated."""
+        """Return float32 [len(at), head_dim], the cosines and sines of zero angles: head_dim / 2 ones, then
+        head_dim / 2 zeros. A kernel that receives these cosines and sines leaves the heads unrotated."""
         row = np.arange(self.head_dim) < self.head_dim // 2
         return np.tile(row.astype(np.float32), (len(at), 1))
 
@@ -128,8 +129,8 @@ class Positions:
         return self._mask[1]
 
     def mask_of(self, n: int, total: int) -> mx.array | None:
-        """Return `mask`, or None if the mask would be all zeros, because a single last token sees all
-        tokens."""
+        """Return `mask`, or None if n = 1 and there is no ALiBi, because the last token sees all tokens that
+        the cache returns."""
         return self.mask(n, total) if n > 1 or self.slopes is not None else None
 
     def _by_head(self, slopes: np.ndarray) -> mx.array:
@@ -137,14 +138,15 @@ class Positions:
 
 
 class CPUAttention(nn.Module):
-    """Compute softmax(q k^T / sqrt(d)) v with grouped heads: H query heads, K key/value heads, G = H / K."""
+    """A layer that computes softmax(q k^T / sqrt(d)) v with grouped heads: H query heads, K key/value heads,
+    G = H / K query heads for each key/value head, d numbers for each head."""
 
     def __init__(self, attention: nn.Module, positions: Positions):
         super().__init__()
         self.n_heads, self.n_kv_heads = attention.n_heads, attention.n_kv_heads
         self.head_dim, self.scale = attention.head_dim, attention.scale
-        # if q and k have norms, the scale is applied after the norm, because a norm would undo a scale before
-        # the norm
+        # if q and k have norms, q is multiplied by the attention scale after its norm, because the norm would
+        # undo an earlier scale
         norms = "q_norm" in attention
         products = [attention.q_proj, attention.k_proj, attention.v_proj]
         self.qkv = Joined(products, [1.0 if norms else attention.scale, 1.0, 1.0])
@@ -155,8 +157,8 @@ class CPUAttention(nn.Module):
         self._positions = positions
 
     def __call__(self, x: mx.array, mask=None, cache=None) -> mx.array:
-        """Return the attention output [1, L, D] of x [1, L, D]. The method makes its own mask from the
-        cache's length and ignores mlx-lm's `mask`."""
+        """Return the attention output [1, L, D] of x [1, L, D]. The method makes its own mask from the number
+        of keys and ignores the argument `mask`."""
         q, k, v = self._project(x, cache.offset)
         k, v = cache.update_and_fetch(k, v)
         n, total = x.shape[1], k.shape[2]
@@ -171,8 +173,8 @@ class CPUAttention(nn.Module):
     def _project_rotated(
         self, x: mx.array, angles: tuple[mx.array, mx.array] | None, at: Sequence[int]
     ) -> tuple[mx.array, mx.array, mx.array]:
-        """Do the work of `_project`, with the RoPE angles of each token's position in `at` (None: no RoPE).
-        at: the positions of the tokens."""
+        """Return the result of `_project` for tokens at the positions `at`. angles: RoPE's (cosines, sines)
+        for these positions; None: no RoPE."""
         n, h, g, d = x.shape[1], self.n_heads, self.n_kv_heads, self.head_dim
         qkv = self.project_normed(x).reshape(n, h + 2 * g, 2, d // 2)
         qk = qkv[:, : h + g]
@@ -196,11 +198,11 @@ class CPUAttention(nn.Module):
         return mx.concatenate([part.reshape(*qk.shape[:2], dims), flat[..., dims:]], axis=-1)
 
     def project_normed(self, x: mx.array) -> mx.array:
-        """Return q (scaled), k and v of x [1, L, D] before RoPE. If the model family has norms for heads, the
-        heads in the result are normed.
+        """Return q (scaled), k and v of x [1, L, D] before RoPE. If the model has norms for heads, the heads
+        of q and k in the result are normed.
 
-        The result keeps the L rows of H + 2 K heads in one or two axes, because another operation to split
-        the axes would cost as much as a small product.
+        The result is one array with q, k and v side by side: [1, L, (H + 2 K) d] or, with norms, [L, H + 2 K,
+        d]. It is not reshaped, because another MLX operation costs as much as a small product.
         """
         if self._norm is None:
             return self.qkv(x)
@@ -210,8 +212,8 @@ class CPUAttention(nn.Module):
 
 
 def _joined_norms(attention: nn.Module) -> mx.array:
-    """Return the norm weights of the H query heads and the K key heads in one array [H + K, d]. The weights
-    of q include the attention scale."""
+    """Return the norm weights of the H query heads and the K key heads in one array [H + K, d]. The query
+    heads' weights are multiplied by the attention scale."""
     q = mx.broadcast_to(attention.q_norm.weight * attention.scale, (attention.n_heads, attention.head_dim))
     k = mx.broadcast_to(attention.k_norm.weight, (attention.n_kv_heads, attention.head_dim))
     return mx.concatenate([q, k])
@@ -220,10 +222,9 @@ def _joined_norms(attention: nn.Module) -> mx.array:
 def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.array:
     """Return softmax(q k^T + mask) v [1, K, G, L, d]: q [1, K, G, L, d] (scaled), k and v [1, K, 1, T, d].
 
-    Queries are computed in blocks of about TILE scores, each block only with the keys up to the block's last
-    query. With blocks, the attention scores stay in the CPU's cache, and the masked half of the scores is
-    never computed (256
-    queries over 1,100 keys: 37 -> 14 ms).
+    If there is a mask, queries are computed in blocks of about TILE scores, each block only with the keys up
+    to the block's last query. With blocks, the attention scores stay in the CPU's cache, and most scores that
+    the mask removes are never computed (256 queries over 1,100 keys: 14 ms instead of 37 ms).
     """
     n, total = q.shape[3], k.shape[3]
     rows = max(8, TILE // (q.shape[1] * q.shape[2] * total))
@@ -249,7 +250,7 @@ def _attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.
 
 
 class CPUMLP(nn.Module):
-    """Compute down(silu(gate(x)) * up(x)), with silu(g) = g / (1 + exp(-g))."""
+    """An MLP that computes down(silu(gate(x)) * up(x)), with silu(g) = g / (1 + exp(-g))."""
 
     def __init__(self, mlp: nn.Module):
         super().__init__()
@@ -264,11 +265,11 @@ class CPUMLP(nn.Module):
 
 
 class Joined(nn.Module):
-    """Several linear maps of one input, joined into one product. Maps with packed (quantised) weights are not
-    joined.
+    """Several linear layers with the same input, computed by one matrix product. If one of them has packed
+    (quantised) weights, each is computed by its own product.
 
-    change: a function of x [..., in] that returns the amount that a BaseLoRA adds to the outputs, [..., sum
-    of widths]
+    change: a function of x [..., in] that returns the numbers that a BaseLoRA adds to the outputs, [..., sum
+    of widths]; None: no BaseLoRA
     """
 
     def __init__(self, linears: Sequence[nn.Module], scales: Sequence[float] | None = None):
@@ -284,7 +285,7 @@ class Joined(nn.Module):
             self.linears = list(linears)
 
     def __call__(self, x: mx.array) -> mx.array:
-        """Return the outputs of all joined maps for x [1, L, in], side by side: [1, L, sum of widths]."""
+        """Return the outputs of all linear layers for x [1, L, in], side by side: [1, L, sum of widths]."""
         if not self.joined:
             return mx.concatenate(self.split(x), axis=-1)
         y = x @ self.weight.T
@@ -292,8 +293,8 @@ class Joined(nn.Module):
         return y if self.change is None else y + self.change(x)
 
     def split(self, x: mx.array) -> list[mx.array]:
-        """Return the output of each map for x as an array [1, L, width]. If there are several rows, compute
-        one product for each map, so that each array is contiguous."""
+        """Return the output of each linear layer for x [1, L, in] as an array [1, L, width]. If L > 1,
+        compute one product for each linear layer, so that each array is contiguous."""
         stops = [sum(self.widths[: i + 1]) for i in range(len(self.widths) - 1)]
         if self.joined and x.shape[1] == 1:
             return list(mx.split(self(x), stops, axis=-1))
@@ -303,7 +304,8 @@ class Joined(nn.Module):
         return [y + d for y, d in zip(parts, mx.split(self.change(x), stops, axis=-1), strict=True)]
 
     def _parts(self, x: mx.array, stops: list[int]) -> list[mx.array]:
-        """Return the output of each map for x, without a BaseLoRA's change."""
+        """Return the output of each linear layer for x, without a BaseLoRA's change, by one product for
+        each."""
         if not self.joined:
             return [m(x) * s if s != 1.0 else m(x) for m, s in zip(self.linears, self.factors, strict=True)]
         parts = [x @ w.T for w in mx.split(self.weight, stops)]
@@ -335,8 +337,9 @@ def exp(x: mx.array) -> mx.array:
     """Return e^x in float32, with a relative error under (3 + |x|) * 1e-7 for -87 <= x <= 88. For x outside
     the range from -87 to 88, return e^x of the nearer bound.
 
-    The function writes x / ln 2 as n + f with a whole number n, so that e^x = 2^n * 2^f. The addition of
-    1.5 * 2^23 leaves n in the low bits of the float. A shift by 23 bits moves n into the exponent of 2^f.
+    The function splits x / ln 2 into n + f with a whole number n, so that e^x = 2^n * 2^f. The addition of
+    1.5 * 2^23 to x / ln 2 leaves n in the low bits of the float. A shift by 23 bits moves n into the exponent
+    of 2^f.
     """
     t = mx.clip(x, -87.0, 88.0) * (1.0 / math.log(2.0))
     shifted = t + 12582912.0

@@ -1,8 +1,8 @@
-"""This module runs the GPU kernels' self-check in a child process and keeps the result.
+"""This module runs the GPU kernels' self-check in a child process and stores the result (verdict.py).
 
-A bad kernel can hang, and an error of Metal can end the process that runs the kernel. The check runs in a
-child process, because the user's process must not hang or end. The child (kernels/selfcheck.py) writes a line
-of JSON before and after each kernel, so the parent knows which kernel never returned.
+A bad kernel can hang, and an error of Metal can end the process that runs the kernel. The user's process must
+not hang or end, so the check has its own process. The child (kernels/selfcheck.py) writes a line of JSON
+before and after each kernel, so the parent knows which kernel did not return.
 """
 
 import contextlib
@@ -23,7 +23,8 @@ from .verdict import keep, key, stored_verdict
 
 # -P: do not import a file of the user's working folder that has the name of one of ruvmlx's modules.
 COMMAND = [sys.executable or "python3", "-P", "-m", "ruvmlx.backends.mlx.kernels.selfcheck"]
-TIME_LIMIT = 120.0  # seconds for the check, which takes a few seconds; must be less than selfcheck.LIFETIME
+# the maximum seconds of the check, which mostly takes a few; must be less than selfcheck.LIFETIME
+TIME_LIMIT = 120.0
 LEAVING = 5.0  # seconds to wait for the end of a killed child, because a hung GPU can delay the end
 WHAT = "Checking the GPU kernels (once)"
 
@@ -41,7 +42,8 @@ def check(shapes: Shapes, watch: Watch = QUIET, fresh: bool = False) -> KernelVe
 
 
 def ask(shapes: Shapes, watch: Watch = QUIET) -> KernelVerdict:
-    """Run the check and return its verdict. Only the watch can make this function raise an exception."""
+    """Run the check and return its verdict. An error of the check becomes a verdict; only `watch` can make
+    this function raise an exception."""
     started = time.monotonic()
     try:
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -53,8 +55,8 @@ def ask(shapes: Shapes, watch: Watch = QUIET) -> KernelVerdict:
 
 
 def verdict(events: list[dict[str, Any]], ended: str, seconds: float) -> KernelVerdict:
-    """Return the verdict from the child's JSON lines. ended: the reason why the child failed, with its
-    output; "": the child did not fail."""
+    """Return the verdict from the child's JSON lines `events`. ended: why the child failed, with the child's
+    error output; "": the child did not fail. seconds: the duration of the check."""
     names: list[str] = next((event["cases"] for event in events if "cases" in event), [])
     results = {
         event["result"]["name"]: CheckResult(**event["result"]) for event in events if "result" in event
@@ -70,14 +72,14 @@ def verdict(events: list[dict[str, Any]], ended: str, seconds: float) -> KernelV
 
 
 def _run(shapes: Shapes, out: IO[bytes], err: IO[bytes], watch: Watch) -> str:
-    """Wait for the child to end. Return the reason of a failure, or "". The child never runs after this call
-    has returned."""
+    """Start the child and wait until it ends. Return why the child failed, or "". If the child still runs at
+    the time limit, or after an exception, kill it."""
     child = subprocess.Popen(
         [*COMMAND, json.dumps(asdict(shapes))],
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=err,
-        start_new_session=True,  # a new session, so that Ctrl-C reaches only the parent, which ends the child
+        start_new_session=True,  # so that Ctrl-C reaches only the parent, which kills the child
     )
     try:
         return _wait_for_child(child, watch)
@@ -113,8 +115,8 @@ def _signal_name(number: int) -> str:
 
 
 def _why(ended: str, said: str) -> str:
-    """Return how the child ended, with its output. If the output is a traceback, keep only the error, which
-    can have several lines."""
+    """Return the reason `ended` with the child's error output `said`. If the output is a traceback, leave out
+    all lines before the error's message."""
     lines = [line for line in said.splitlines() if line.strip()]
     if not ended or not lines:
         return ended
@@ -124,7 +126,8 @@ def _why(ended: str, said: str) -> str:
 
 
 def _events(out: IO[bytes]) -> list[dict[str, Any]]:
-    """Return the child's JSON lines. Other output of libraries and an incomplete last line are skipped."""
+    """Return the child's JSON lines. Lines that are no JSON object (output of libraries, an incomplete last
+    line) are left out."""
     found = []
     for line in _text(out).splitlines():
         with contextlib.suppress(ValueError):

@@ -1,9 +1,9 @@
-"""This module sets limits for GPU memory while a model is loaded: the memory that macOS must not page out
-(wired memory), and the memory that MLX can keep for reuse.
+"""While a model is open on Metal, this module sets two limits: how much GPU memory macOS must not page out
+(wired memory), and how much unused memory MLX keeps for later arrays.
 
-Without a wired limit, macOS pages a large model out during a pause and reads it back at the next token.
-mlx-lm sets the limit to the recommended working set. With a higher limit macOS can crash (kernel panic), so
-this module never sets a higher limit. The module restores the old limits when the model is closed.
+Without a wired limit, macOS pages a large model out during a pause and reads it back at the next token. Like
+mlx-lm, this module sets the wired limit to the working set that Metal recommends. With a higher limit macOS
+can crash (kernel panic). The module restores the old limits when Python frees the backend.
 """
 
 import weakref
@@ -12,7 +12,8 @@ from typing import Any
 from ...platform.mx import mx
 from ...text import size
 
-SPARE = 0.05  # the share of the working set that MLX can keep as unused buffers for later arrays
+# MLX keeps at most this part of the working set (or LEAST_SPARE bytes) as unused buffers for later arrays
+SPARE = 0.05
 LEAST_SPARE = 512 << 20
 
 
@@ -45,10 +46,10 @@ class GPUMemory:
 
     def _wire(self, most: int, nbytes: int) -> str:
         if not most:
-            return ""  # the GPU does not report a limit, so there is nothing to set
+            return ""  # the GPU reports no recommended working set, so no wired limit is set
         try:
             self._set("set_wired_limit", most)
-        except (RuntimeError, ValueError) as e:  # on macOS before version 15, MLX raises this error
+        except (RuntimeError, ValueError) as e:  # MLX raises an error on macOS before version 15
             return f"the model's memory may be paged out in pauses: {' '.join(str(e).split())}"
         if nbytes > 0.9 * most:
             return (

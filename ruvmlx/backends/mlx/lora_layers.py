@@ -1,6 +1,6 @@
-"""This module installs a BaseLoRA in the MLX graph. The module wraps mlx-lm's linear layers. On the CPU, one
-joined product (cpu_layers.Joined) computes several modules. There, this module sets the attribute `change` of
-the joined product to the LoRA's matrices.
+"""This module installs a BaseLoRA in the MLX graph. The module wraps the graph's linear layers in
+ChangedLinear. In the CPU layers, one product (cpu_layers.Joined) computes several linear layers; there, the
+module sets the attribute `change` of Joined to one LowRankChange for all of them.
 
 The LoRA's matrices lora_a and lora_b have the dtype of the graph. The scale of the LoRA is multiplied into
 lora_b.
@@ -16,8 +16,8 @@ from .cpu_layers import CPUMLP, CPUAttention
 
 
 class LowRankChange:
-    """The amount that a LoRA adds to the output of a linear layer. A call returns scale * (x @ lora_a) @
-    lora_b [..., out] of x [..., in]."""
+    """A function that computes the numbers that a LoRA adds to the output of a linear layer. A call returns
+    scale * (x @ lora_a) @ lora_b [..., out] of x [..., in]."""
 
     def __init__(self, lora_a: np.ndarray, lora_b: np.ndarray, dtype: mx.Dtype):
         self.lora_a, self.lora_b = mx.array(lora_a).astype(dtype), mx.array(lora_b).astype(dtype)
@@ -39,7 +39,8 @@ class ChangedLinear(nn.Module):
 
 
 def install(graph: nn.Module, base: BaseLoRA | None, dtype: mx.Dtype) -> LowRankChange | None:
-    """Replace the installed base LoRA. Return the change of the output head."""
+    """Install the base LoRA `base` in the graph's layers, in place of the installed base LoRA; None removes
+    it. Return the LoRA's change of the output head, which the caller must add, or None."""
     scale = np.float32(base.scale if base else 1.0)
     pairs = {place: (a, b * scale) for place, (a, b) in base.pairs.items()} if base else {}
     for i, layer in enumerate(graph.model.layers):
@@ -52,8 +53,8 @@ def install(graph: nn.Module, base: BaseLoRA | None, dtype: mx.Dtype) -> LowRank
 
 
 def _places(block: nn.Module) -> Iterator[tuple[nn.Module, str, Sequence[str]]]:
-    """Yield (owner, attribute, modules) for each linear layer of a block: the attribute of the owner computes
-    these modules."""
+    """Yield (owner, attribute, names) for each linear layer of an attention or MLP block. The attribute of
+    the owner holds the layer; names: the projections that the layer computes, for example q_proj."""
     if isinstance(block, CPUAttention):
         yield block, "qkv", ("q_proj", "k_proj", "v_proj")
         yield block, "o_proj", ("o_proj",)
@@ -78,8 +79,9 @@ def _set(owner: nn.Module, name: str, pairs: Sequence[Pair | None], dtype: mx.Dt
 def _join_pairs(
     pairs: Sequence[Pair | None], widths: Sequence[int], factors: Sequence[float], dtype: mx.Dtype
 ) -> LowRankChange | None:
-    """Join several low-rank maps of one input into one map: the matrices lora_a side by side, the matrices
-    lora_b on the diagonal of one matrix."""
+    """Join the LoRA pairs of several linear layers with the same input into one LowRankChange: the matrices
+    lora_a side by side, the matrices lora_b as blocks on the diagonal of one matrix. Return None if no layer
+    has a pair."""
     there = [p for p in pairs if p is not None]
     if not there:
         return None

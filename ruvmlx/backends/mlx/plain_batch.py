@@ -1,6 +1,7 @@
 """This module runs one decode step for B sequences whose KV caches are plain (not paged).
 
-The weights are read once for all sequences. Each sequence attends over its own cache.
+The weights are read once for all sequences. The attention is computed for one sequence after the other, over
+its own cache.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,11 +25,12 @@ class LayerBatch:
         self._caches, self._offsets = caches, [cache.offset for cache in caches]
 
     def make_mask(self, *args, **options) -> None:
-        """Return no mask, because a single token sees all tokens that its cache returns."""
+        """Return None (no mask), because in a decode step each new token sees all tokens that its cache
+        returns."""
 
     def attend(self, own: nn.Module, x: mx.array) -> mx.array:
-        """Return the attention output [B, 1, n_heads * head_dim] of x [B, 1, D], with mlx-lm's
-        projections."""
+        """Return the attention output [B, 1, n_heads * head_dim] of x [B, 1, D] before the output projection.
+        own: the layer's Attention module."""
         b = len(self._caches)
         q, k, v = (y.swapaxes(1, 2) for y in own.heads(x))
         offsets = mx.array(self._offsets)
@@ -49,7 +51,8 @@ class LayerBatch:
         return mx.concatenate(outs).reshape(b, 1, -1)
 
     def attend_on_cpu(self, own: CPUAttention, x: mx.array) -> mx.array:
-        """Return the same result as `attend`, computed with the CPU layers (cpu_layers.py)."""
+        """Return the same result as `attend`, up to rounding, for the attention of the CPU layers
+        (cpu_layers.py)."""
         angles = own._positions.angles_at(self._offsets) if own.turns else None
         q, k, v = own._project_rotated(x.swapaxes(0, 1), angles, self._offsets)
         outs = []
@@ -61,7 +64,7 @@ class LayerBatch:
 
 
 class Batch:
-    """The caches of B sequences during a step."""
+    """The plain caches of B sequences during one decode step: `layers` has one LayerBatch for each layer."""
 
     def __init__(self, caches: Sequence[MLXCache]):
         self._caches = caches
@@ -73,8 +76,8 @@ class Batch:
 
 @contextmanager
 def running(caches: Sequence[MLXCache]) -> Iterator[Batch]:
-    """Return the context of a decode step. If the step fails, all caches go back to their old numbers of
-    tokens."""
+    """Return a context manager for one decode step. If the step fails, all caches go back to their old
+    numbers of tokens."""
     with ExitStack() as stack:
         for cache in caches:
             stack.enter_context(cache.running())

@@ -1,5 +1,5 @@
-"""This module has the KV caches of the MLX backend that have neither tiers nor pages. In such a cache, the
-keys and the values of a layer are two float arrays [1, n_kv_heads, T, head_dim] for T tokens."""
+"""This module has the MLX backend's KV caches without tiers and pages. In such a cache, the keys and the
+values of a layer are two float arrays [1, n_kv_heads, T, head_dim] for T tokens."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,26 +19,28 @@ _base = mlxlm.load("models.base")
 
 
 class SlidingKVCache:
-    """A cache for a layer with a sliding window. The cache holds the last `window` tokens, in order, in a
-    buffer. When the buffer is full, its newest tokens move to the front.
+    """A cache for a layer with a sliding window. The cache holds at least the last `window` tokens, in order,
+    in a buffer. When the buffer is full, the newest window + slack tokens are copied to the front of a new
+    buffer.
 
     mlx-lm's RotatingKVCache overwrites its oldest token. So a full RotatingKVCache cannot remove its newest
-    tokens. SlidingKVCache also keeps `slack` older tokens behind the window. So at most `slack` of the newest
-    tokens can be removed, for example wrong guesses, or the last message if the user edits it. A token sees
-    itself and the window - 1 tokens before it.
+    tokens. SlidingKVCache also keeps `slack` tokens that are older than the window, if the sequence has them.
+    So the newest `slack` tokens can be removed, for example the last message if the user edits it. A token
+    sees itself and the window - 1 tokens before it.
     """
 
     def __init__(self, window: int, slack: int = 256):
         self.window, self.slack = window, slack
         self.keys: mx.array | None = None  # [1, n_kv_heads, capacity, head_dim]
         self.values: mx.array | None = None
-        self.offset = 0  # the number of tokens in the sequence so far
+        # the number of tokens of the sequence, including those that the buffer no longer holds
+        self.offset = 0
         self.end = 0  # the number of tokens that the buffer holds now
 
     @property
     def state(self) -> tuple[mx.array | None, mx.array | None, int, int]:
-        """Return the buffers of keys and values, the number of tokens, and the number of tokens in the
-        buffer. mlx-lm's caches also have a property `state`."""
+        """Return (buffer of keys, buffer of values, number of tokens of the sequence, number of tokens in the
+        buffer). mlx-lm's caches also have a property `state`."""
         return self.keys, self.values, self.offset, self.end
 
     @state.setter
@@ -46,10 +48,11 @@ class SlidingKVCache:
         self.keys, self.values, self.offset, self.end = value
 
     def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None):
-        """Return the mask that mlx-lm's graph applies to n new tokens. For the results None (no mask) and
-        "causal", MLX needs no array.
+        """Return the mask that mlx-lm's graph applies to n new tokens. The result is None (no mask), "causal"
+        (MLX itself applies the mask) or an array.
 
-        window_size: the layer's own window, if it is narrower than the window of this cache
+        window_size: the layer's own window in tokens; the mask uses the narrower of this window and the
+            cache's window
         """
         past = min(self.end, self.window - 1)
         window = min(window_size or self.window, self.window)
@@ -70,8 +73,9 @@ class SlidingKVCache:
         return all_keys[..., stop - n - past : stop, :], all_values[..., stop - n - past : stop, :]
 
     def _make_room(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Return the buffers of keys and values, with room for the new tokens. If a buffer is full, a new
-        buffer replaces it and begins with the newest window + slack tokens of the old buffer."""
+        """Return the buffers of keys and values, which have room for the new tokens after their first `end`
+        tokens. If a buffer is full, a new buffer replaces it and begins with the newest window + slack tokens
+        of the old buffer."""
         n = keys.shape[2]
         if self.keys is None or self.values is None or self.end + n > self.keys.shape[2]:
             keep, room = min(self.end, self.window + self.slack), max(n, self.slack)
@@ -81,7 +85,8 @@ class SlidingKVCache:
         return self.keys, self.values
 
     def can_trim(self, n: int) -> bool:
-        """Return True if, after n tokens are removed, the buffer still has all tokens of the window."""
+        """Return True if, after the newest n tokens are removed, the buffer still has all tokens that the
+        next token sees."""
         left = self.end - n
         return n <= self.offset and left >= min(self.offset - n, self.window - 1)
 
@@ -103,8 +108,8 @@ def _shift_tokens(old: mx.array | None, start: int, stop: int, room: int, like: 
 
 
 class MLXCache:
-    """A cache of the keys and values of one sequence, for all layers. The cache belongs to the thread of its
-    backend."""
+    """A cache of the keys and values of one sequence, for all layers. Only one thread at a time can use the
+    cache."""
 
     def __init__(self, n_layers: int, sliding_window: int | None):
         make = (lambda: SlidingKVCache(sliding_window)) if sliding_window else _cache.KVCache
@@ -115,14 +120,15 @@ class MLXCache:
         return self.layers[-1].offset
 
     def fork(self) -> "MLXCache":
-        """Return a second cache with the same tokens. MLX copies a shared array at the first write."""
+        """Return a second cache with the same tokens. Both caches share the arrays until MLX copies an array
+        at the first write."""
         other = copy.copy(self)
         other.layers = [_fork_layer(layer) for layer in self.layers]
         return other
 
     def dump(self) -> Dump:
-        """Return the keys, then the values, of one layer after the other. The dump leaves out the unused ends
-        of the buffers."""
+        """Return the bytes of the keys, then of the values, of one layer after the other, without the unused
+        ends of the buffers."""
         some, held = self.layers[0].keys, self._stored_tokens
         shape = [some.shape[1], held, some.shape[3]] if some is not None else [0, 0, 0]
         dtype = str(some.dtype) if some is not None else ""
@@ -148,13 +154,12 @@ class MLXCache:
 
     @property
     def room(self) -> int:
-        """Return the number of tokens that can be appended until the buffers grow or a sliding window is
-        shifted."""
+        """Return the number of tokens that can be appended before new buffers are needed."""
         keys = self.layers[-1].keys
         return 0 if keys is None else keys.shape[2] - self._stored_tokens
 
     def retract(self, n: int) -> None:
-        """Remove the newest n tokens, which were appended one by one within `room`, like
+        """Remove the newest n tokens. The caller appended them one by one within `room`, as for
         PagedCache.retract."""
         for layer in self.layers:
             layer.trim(n)
@@ -176,7 +181,8 @@ class MLXCache:
 
     @contextmanager
     def running(self) -> Iterator["MLXCache"]:
-        """Return the context of a step. If the step fails, all layers go back to the old number of tokens."""
+        """Return a context manager for one step. If the step fails, all layers go back to the number of
+        tokens before the step."""
         start = self.offset
         try:
             yield self

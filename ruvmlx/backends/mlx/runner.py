@@ -1,5 +1,5 @@
-"""This module is the shared part of the two MLX backends. The module reads prompts in chunks, evaluates MLX's
-arrays, and adds the adapter's change to the logits."""
+"""This module is the shared part of the two MLX backends, MLXBackend and AnyBackend. It runs prompts in
+chunks, evaluates MLX's arrays, and adds the output head adapter's change to the logits."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -16,25 +16,26 @@ from ...sampling import Sampling
 from ..base import PAUSED, HeadAdapter, KVCache, Step, check_tokens, finite
 from .stream import HeldChange, MLXTokenStream, StreamCache
 
-CHUNK = {"cpu": 256, "metal": 2048, "cuda": 2048}  # the number of prompt tokens per prefill step
+# by device: the maximum number of prompt tokens in one prefill step
+CHUNK = {"cpu": 256, "metal": 2048, "cuda": 2048}
 
 
 def default_device() -> str:
-    """Return the device that this process uses: "metal", "cuda" or "cpu"."""
+    """Return the device on which MLX computes in this process: "metal", "cuda" or "cpu"."""
     return gpu.kind or "cpu"
 
 
 class MLXRunner(ABC):
-    """This class implements the computing part of base.Backend. A subclass provides the graph and its
-    caches."""
+    """This class implements the methods of base.Backend that compute something. A subclass provides the
+    model's graph, the caches and `set_lora`."""
 
     def __init__(self, shape: ModelShape, kind: str, threads: int | None, chunk: int = 0):
-        """kind: the device, as `default_device` names it. chunk: prompt tokens per step; 0: the default
-        number."""
+        """kind: the device, as `default_device` names it. chunk: the maximum number of prompt tokens in one
+        step; 0: CHUNK[kind]."""
         self.shape, self.chunk = shape, chunk or CHUNK[kind]
         self.device = mx.Device(mx.cpu) if kind == "cpu" else gpu.device
         self._on_cpu = kind == "cpu"
-        # the load of other processes; its first measurement covers the time in which the weights are loaded
+        # measures the CPU load of other processes, here from before the weights are loaded
         self._load = cpu.OtherLoad()
         self._micro = HeldChange()
         if threads:
@@ -57,7 +58,7 @@ class MLXRunner(ABC):
 
     @abstractmethod
     def running(self, caches: Sequence[KVCache], n: int) -> AbstractContextManager[Any]:
-        """Return the context of a step that appends n tokens to each cache."""
+        """Return a context manager for a step that appends n tokens to each cache."""
 
     @abstractmethod
     def compute_dtype(self) -> mx.Dtype:
@@ -73,7 +74,7 @@ class MLXRunner(ABC):
         progress: Callable[[int], None] | None = None,
     ) -> Step:
         """Append tokens [T] to the cache and return the Step after the last token. Only the last token goes
-        through the output head."""
+        through the output head, because the logits of the other tokens are not needed."""
         check_tokens(tokens, self.shape.vocab_size)
         for start in range(0, len(tokens), self.chunk):
             part = tokens[start : start + self.chunk]
@@ -131,8 +132,8 @@ class MLXRunner(ABC):
         return self.hidden_states(tokens).mean(axis=0)
 
     def _run(self, tokens: Sequence[int], cache: KVCache, read: Callable) -> list[np.ndarray]:
-        """Append tokens to the cache, call `read` on their hidden states, and return the evaluated arrays of
-        `read`. After a failure the cache does not change."""
+        """Append tokens to the cache, call `read` with their hidden states [T, D], and return the arrays of
+        `read` as evaluated NumPy arrays. After a failure the cache does not hold the new tokens."""
         self.adapt_threads()
         with mx.stream(self.device), self.running([cache], len(tokens)) as held:
             hidden = self.forward(mx.array([list(tokens)], mx.uint32), held.layers)[0]
@@ -143,12 +144,12 @@ class MLXRunner(ABC):
     # -- inside ------------------------------------------------------------------------------------
 
     def adapt_threads(self) -> None:
-        """Use only the CPU cores that other processes leave free."""
+        """On a CPU, limit the threads of matrix products to the cores that other processes leave free."""
         if self._on_cpu:
             BLAS.adapt(self._load.cores())
 
     def _last(self, hidden: mx.array) -> list[mx.array]:
-        """Return the logits [V] and the hidden state [D] of the last token of [T, D]."""
+        """Return the logits [V] and the hidden state [D] of the last token of `hidden` [T, D]."""
         last = hidden[-1:]
         return [self.output_head(last)[0].astype(mx.float32), last[0].astype(mx.float32)]
 

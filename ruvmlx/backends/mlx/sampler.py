@@ -1,9 +1,9 @@
-"""This module does the work of the engine's sampler (sampling.py) with MLX operations, so that the host reads
-nothing from the device.
+"""This module draws tokens like the engine's sampler (sampling.py), but with MLX operations, so that the host
+need not read logits from the device.
 
-The candidates, their order, the uniform numbers of a seed and the inverse CDF equal those of sampling.py.
-With both samplers a seed draws the same tokens, up to rounding, because this module adds probabilities in
-float32.
+The candidate tokens, their order, the uniform random numbers of a seed, and the rule that picks a token
+(inverse CDF) are those of sampling.py. So a seed draws the same tokens with both samplers, except where
+rounding matters, because this module adds probabilities in float32.
 """
 
 from collections.abc import Iterator
@@ -13,13 +13,14 @@ import numpy as np
 from ...platform.mx import mx
 from ...sampling import Distribution, Sampling, check_sampling, filters_of
 
-BLOCK = 64  # the number of uniform random numbers that are made at a time
-ROW = 256  # the number of probabilities that are added one after the other
-BELOW_ONE = 1 - 2.0**-24  # the largest float32 below 1; with u = 1, no sum of probabilities would exceed u
+BLOCK = 64  # the number of uniform random numbers that `uniforms` makes at a time
+ROW = 256  # the number of probabilities that `_sums` adds one after the other
+# the largest float32 below 1; with a random number u = 1, no sum of probabilities would exceed u
+BELOW_ONE = 1 - 2.0**-24
 # below this temperature, the largest logit is subtracted from all logits first, because logits / temperature
 # would lose too many digits
 COLD = 0.01
-MAX_INVERSE_TEMPERATURE = 3e38  # the maximum of 1 / temperature, as a float32
+MAX_INVERSE_TEMPERATURE = 3e38  # the maximum of 1 / temperature, near the largest float32
 
 
 class MLXSampler:
@@ -27,8 +28,8 @@ class MLXSampler:
     unevaluated."""
 
     def __init__(self, sampling: Sampling, numbers: Iterator[float] | None = None):
-        """numbers: one random number from 0 to BELOW_ONE for each token; None: numbers that follow from the
-        seed."""
+        """numbers: one uniform random number from 0 to BELOW_ONE for each token; None: the numbers of
+        `sampling.seed`."""
         check_sampling(sampling)
         self.sampling = sampling
         self._numbers = numbers or uniforms(np.random.default_rng(sampling.seed))
@@ -42,9 +43,9 @@ class MLXSampler:
 
 
 def candidates(logits: mx.array, sampling: Sampling) -> tuple[mx.array | None, mx.array]:
-    """Return (ids, their logits [1, n]) of logits [1, V]. ids: [1, n] in the order of the draw, or None for
-    all ids in their order. The logit is -inf if an id must not be drawn. Equal logits keep the order of their
-    ids if MLX's sort is stable."""
+    """Return (candidate ids, their logits [1, n]) of logits [1, V]. ids: [1, n], the largest logit first, or
+    None for all ids in the order of the vocabulary. The logit is -inf if an id must not be drawn. Ids with
+    equal logits keep their order if MLX's sort is stable."""
     ids, kept, k = None, logits, sampling.top_k
     by_rank = filters_of(sampling, sorts=True)
     if by_rank or k > 0:
@@ -80,9 +81,9 @@ def draw_index(logits: mx.array, temperature: float, u: float) -> mx.array:
 def _sums(p: mx.array) -> mx.array:
     """Return [1, n]: the sums of the first 1, 2 ... n of the numbers p [1, n].
 
-    The numbers are added in rows, then the sum of the earlier rows is added. If 49,152 small numbers were
-    added to one float32 one by one, the error would reach 1e-4, and every fifth draw from a flat distribution
-    would differ.
+    The numbers are added within rows of ROW numbers, then each row gets the sum of the earlier rows. If
+    49,152 small numbers were added to one float32 one by one, the error would reach 1e-4, and every fifth
+    draw from a flat distribution would differ.
     """
     n = p.shape[1]
     if n <= ROW:
@@ -95,6 +96,7 @@ def _sums(p: mx.array) -> mx.array:
 
 
 def uniforms(rng: np.random.Generator) -> Iterator[float]:
-    """Yield the uniform numbers that the NumPy sampler draws from this generator, one for each token."""
+    """Yield the uniform random numbers that the sampler of sampling.py draws from `rng`, one for each token,
+    but none above BELOW_ONE."""
     while True:
         yield from np.minimum(rng.random(BLOCK), BELOW_ONE).tolist()

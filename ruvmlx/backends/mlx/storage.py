@@ -1,11 +1,12 @@
 """This module stores KV pages as MLX arrays.
 
-Each tier has one pool for each layer. A page has the same number in the pools of all layers. New pages are
-written into the pools with slice updates. MLX updates a slice in place if no other reference to the array
-exists. On a GPU, a step holds a reference to the arrays that it reads until the step ends. Decoding on a GPU
-therefore never writes to pools, and the page that is being filled is a separate array (`OpenPages`). When the
-page that is being filled is full, it is copied into its pool. MLX evaluates the operations of this module
-lazily, together with the step.
+Each tier (precision of pages) has one pool, an array of pages, for each layer. A page has the same number in
+the pools of all layers. New pages are written into the pools with slice updates. MLX updates a slice in place
+if no other reference to the array exists. On a GPU, a step holds a reference to the arrays that it reads
+until the step ends. A decode step on a GPU therefore does not write to pools, and the page that is being
+filled is a separate array for each layer (`OpenPages`). When the page that is being filled is full, it is
+copied into the pools. MLX evaluates most operations of this module lazily, together with the step that needs
+them.
 """
 
 import heapq
@@ -24,10 +25,10 @@ from .kernels.demote import demote
 from .kernels.pages import SequencePages
 from .kernels.source import on_gpu
 
-# MIN_GROWTH_PAGES: for each tier, the least number of pages by which a pool grows, except near the memory
+# MIN_GROWTH_PAGES: for each tier, the minimum number of pages by which a pool grows, except near the memory
 # limit.
 MIN_GROWTH_PAGES = tuple(64 // tier.bits for tier in TIERS)
-SPARE = 0.25  # a pool grows by this share of its pages if that is more than MIN_GROWTH_PAGES
+SPARE = 0.25  # a pool grows by this fraction of its pages if the result is more than MIN_GROWTH_PAGES
 
 
 @dataclass(frozen=True)
@@ -41,24 +42,26 @@ class OpenPages:
     arrays: list[mx.array]
 
     def of(self, index: int) -> list[mx.array]:
-        """Return the open page of one sequence: [1, n_kv_heads, 2, 64, 2 * head_dim]."""
+        """Return the open page of the sequence `index`, by layer: uint8 [1, n_kv_heads, 2, 64, 2 *
+        head_dim]."""
         return [array[index : index + 1] if len(array) > 1 else array for array in self.arrays]
 
 
 class MLXStorage:
     layout = "shared"  # metal_kernels/README.md
-    # A demotion (a conversion to a lower tier) is a part of the step that needs it. So a demotion cannot run
-    # in the background.
+    # MLX computes a demotion (a conversion to a lower tier) as a part of a step, so a demotion cannot run in
+    # the background.
     background = False
 
     def __init__(self, config: ModelConfig):
         self.n_layers, self.n_kv_heads, self.head_dim = config.n_layers, config.n_kv_heads, config.head_dim
-        # for each tier and layer: the pool, uint8 [pages, n_kv_heads, head_page_bytes]; None: no page yet
+        # for each tier and layer: the pool, uint8 [pages, n_kv_heads, bytes of a page of one head]; None: no
+        # pool yet
         self._layers: list[list[mx.array | None]] = [[None] * self.n_layers for _ in MIN_GROWTH_PAGES]
-        # The result of `pools` for each layer; None after a pool was replaced.
+        # For each layer: the last result of `pools`; None if `pools` must make it again.
         self._as_read: list[list[mx.array] | None] = [None] * self.n_layers
         self._capacity = [0] * len(TIERS)
-        # heaps of free page numbers: low numbers are used first
+        # for each tier: a heap of the unused page numbers, so that `make` returns the lowest number
         self._free: list[list[int]] = [[] for _ in TIERS]
         self._blank: OpenPages | None = None
         self.limit = 0
@@ -73,17 +76,18 @@ class MLXStorage:
         return missing > 0 and self._room() < missing * self.page_bytes(tier)
 
     def _room(self) -> float:
-        """Return the number of bytes by which the pools can grow within the memory budget."""
+        """Return the number of bytes by which the pools can grow within `limit`; infinity without a limit."""
         return self.limit - self.nbytes if self.limit else math.inf
 
     def _spare(self, tier: int, pages: int) -> int:
         """Return the number of unused pages to keep beside `pages` used pages, so that the pool grows rarely.
-        Near the memory limit, keep fewer unused pages."""
+        Near `limit`, the number is smaller."""
         wanted = max(MIN_GROWTH_PAGES[tier], int(SPARE * pages))
         return int(max(0, min(wanted, self._room() // self.page_bytes(tier))))
 
     def prepare(self, tier: int, n: int) -> None:
-        """Grow the pools once for n pages, so that they need not grow at each call of `make`."""
+        """Grow the tier's pools once so that they have n unused pages, and need not grow at each call of
+        `make`. If no page of any tier is in use, first free all pools."""
         if not self.in_use:
             self._drop_pools()
         missing = n - len(self._free[tier])
@@ -91,7 +95,7 @@ class MLXStorage:
             old = self._capacity[tier]
             new = old + max(missing, self._spare(tier, old))
             self._resize(tier, list(range(old)), new)
-            # the new page numbers are larger than the numbers in the list, so the list stays a heap
+            # the new page numbers are larger than all numbers in the heap, so the list stays a heap
             self._free[tier] += range(old, new)
 
     def make(self, tier: int) -> int:
@@ -111,8 +115,8 @@ class MLXStorage:
         return to
 
     def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
-        """Add the demotion of the pages `pages` to MLX's graph. MLX computes the demotion at the next
-        evaluation."""
+        """Add the conversion of the pages to the next lower tier to MLX's graph. Mostly MLX computes the
+        conversion only at the next evaluation, with the step."""
         self.prepare(tier - 1, len(pages))
         to = [self.make(tier - 1) for _ in pages]
         for source, target in zip(self._pools(tier), self._pools(tier - 1), strict=True):
@@ -120,13 +124,13 @@ class MLXStorage:
             for start, stop in _runs(to):
                 target[to[start] : to[start] + stop - start] = made[start:stop]
             if len(pages) > 1 and not on_gpu(self.head_dim):
-                # the twin in plain MLX unpacks pages to float32, so an evaluation of one layer at a time
-                # saves memory
+                # without the GPU kernel, plain MLX operations unpack pages to float32, so an evaluation of
+                # one layer at a time saves memory
                 mx.eval(target)
         return lambda: to
 
     def dump(self, page: int, tier: int) -> Bytes:
-        """Return the bytes of a page: the parts of all layers, one after the other."""
+        """Return the bytes of a page: its bytes in the pool of each layer, one layer after the other."""
         return np.array(mx.concatenate([pool[page].reshape(-1) for pool in self._pools(tier)]))
 
     def load(self, data: bytes, tier: int) -> int:
@@ -140,8 +144,8 @@ class MLXStorage:
         return MLXTable(self)
 
     def compact(self, tier: int) -> dict[int, int]:
-        """Shrink the pool of `tier` if it has many more pages than are in use. Returns {old number: new
-        number} of its pages."""
+        """Shrink the pools of `tier` if they have many more pages than are in use. Returns {old number: new
+        number} of the tier's pages in use; {} if the pools did not shrink."""
         used = sorted(set(range(self._capacity[tier])) - set(self._free[tier]))
         wanted = len(used) + self._spare(tier, len(used))
         if self._capacity[tier] < 1.5 * wanted and not (wanted == len(used) < self._capacity[tier]):
@@ -153,7 +157,8 @@ class MLXStorage:
     # For attention ------------------------------------------------------------------------------
 
     def write(self, layer: int, pages: Sequence[int], at: int, rows: mx.array) -> None:
-        """Write the keys and values of new tokens into hot pages, from row `at` of the first page on.
+        """Write the keys and values of a prompt's T new tokens into hot pages, from token `at` of the first
+        page on.
 
         rows: uint8 [n_kv_heads, 2, T, 2 * head_dim], float16 keys and values
         """
@@ -173,14 +178,16 @@ class MLXStorage:
         self._as_read[layer] = None
 
     def write_page(self, page: int, arrays: Sequence[mx.array]) -> None:
-        """Copy an open page into its hot page. arrays: by layer, [1, n_kv_heads, 2, 64, 2 * head_dim]."""
-        mx.synchronize()  # a GPU releases the arrays that a step has read only when the whole step has ended
+        """Copy an open page into the pools, to the hot page with the number `page`. arrays: by layer, [1,
+        n_kv_heads, 2, 64, 2 * head_dim]."""
+        mx.synchronize()  # wait until the GPU has ended the last step and so has released the pools
         for pool, array in zip(self._pools(HOT), arrays, strict=True):
             pool[page] = array.reshape(pool.shape[1:])
         mx.eval(*self._pools(HOT))
 
     def open_page(self, page: int | None) -> OpenPages:
-        """Return the contents of a hot page that is not full yet, or an empty page if `page` is None."""
+        """Return a copy of a hot page that is not full yet, as an open page; if `page` is None, return an
+        empty open page."""
         if page is not None:
             shape = (1, self.n_kv_heads, 2, PAGE, 2 * self.head_dim)
             # The page is copied, because a view of the page would prevent changes of the pool in place.
@@ -194,7 +201,8 @@ class MLXStorage:
         return self._blank
 
     def pools(self, layer: int) -> list[mx.array]:
-        """Return the pools of a layer by tier, as the arrays that the kernels read."""
+        """Return the pools of a layer by tier, as the kernels read them: another tier's pool stands in for a
+        tier without a pool."""
         found = self._as_read[layer]
         if found is None:
             held = [tier[layer] for tier in self._layers]
@@ -207,12 +215,12 @@ class MLXStorage:
 
     @property
     def in_use(self) -> int:
-        """Return the number of pages in use, in all tiers."""
+        """Return the number of pages in use, the sum over all tiers."""
         return sum(self._capacity) - sum(map(len, self._free))
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the pools, with their spare pages."""
+        """Return the bytes of all pools, including unused pages."""
         return sum(pool.nbytes for pool in self.arrays())
 
     # Inside -------------------------------------------------------------------------------------
@@ -221,14 +229,15 @@ class MLXStorage:
         return [pool for pool in self._layers[tier] if pool is not None]
 
     def _resize(self, tier: int, kept: list[int], capacity: int) -> None:
-        """Replace the tier's pools by pools of `capacity` pages, in one evaluation for all layers. The pages
-        `kept` come first. The old pools are removed from MLX's buffer cache, which could not reuse buffers of
-        their size."""
+        """Replace the pools of all layers of a tier by pools of `capacity` pages, which begin with the old
+        pages `kept`. MLX's buffer cache is then cleared of the old pools, because MLX could not reuse buffers
+        of their size."""
         pools, size = self._layers[tier], layout.page_bytes(tier, self.head_dim)
         alone = self._room() < (capacity - len(kept)) * self.page_bytes(tier) + self.nbytes
         for layer in range(self.n_layers):
             pools[layer] = _resize_pool(pools[layer], kept, capacity, (self.n_kv_heads, size))
-            if alone:  # near the memory limit, free each old pool before the next new pool is made
+            # near the memory limit: free the old pool of a layer before the next layer's new pool is made
+            if alone:
                 mx.eval(pools[layer])
                 mx.clear_cache()
         self._as_read = [None] * self.n_layers
@@ -237,7 +246,7 @@ class MLXStorage:
         self._capacity[tier] = capacity
 
     def _drop_pools(self) -> None:
-        """Free the memory of a long conversation when no page is in use."""
+        """Free all pools. The caller has checked that no page is in use."""
         if any(self._capacity):
             self._as_read = [None] * self.n_layers
             for tier in range(len(TIERS)):
@@ -247,16 +256,18 @@ class MLXStorage:
 
 
 class MLXTable:
-    """The page numbers of one sequence by tier, and its open page (the page that is being filled)."""
+    """The page table of one sequence: the number and the tier of each page, and the open page (the page that
+    is being filled)."""
 
     def __init__(self, storage: MLXStorage) -> None:
         self._storage = storage
-        # The number and tier of each page; None: the page is behind the sliding window and was dropped.
+        # The number and tier of each page; None: the page is before the sliding window and was dropped.
         self._rows: list[tuple[int, int] | None] = []
         self._tiers: tuple[list[int], ...] | None = None
-        # the open pages of a step, and the index of this sequence in them
+        # the OpenPages object with this sequence's open page, and the index of this sequence in the object
         self._open: tuple[OpenPages, int] | None = None
-        self._open_at = -1  # the index of the open page; its copy in the pool is out of date
+        # the index of the open page in the sequence; its hot page in the pools is out of date
+        self._open_at = -1
 
     def set(self, index: int, page: int, tier: int) -> None:
         self._rows += [None] * (index + 1 - len(self._rows))
@@ -270,20 +281,20 @@ class MLXTable:
         self._tiers = None
 
     def share(self, other: "MLXTable") -> None:
-        """Let `other`, the table of a fork of this sequence, continue from this table's open page. Arrays are
-        immutable, so each of the two sequences makes its own next version of the page."""
+        """Let `other`, the table of a fork of this sequence, also use this table's open page. The arrays of
+        open pages are immutable, so each of the two sequences makes its own next version of the page."""
         other._open, other._open_at = self._open, self._open_at
 
     def flush(self) -> None:
-        """Write the open page into its pool."""
+        """Write the open page into its hot page in the pools; then the table has no open page."""
         if self._open is not None and self._open_at < len(self._rows):
             pages, index = self._open
             self._storage.write_page(self._hot(self._open_at), pages.of(index))
         self._open, self._open_at = None, -1
 
     def open_page_at(self, position: int) -> tuple[OpenPages, int]:
-        """Return the open page for the token at this position, and the index of this sequence in the
-        `OpenPages` object."""
+        """Return the `OpenPages` object whose page will hold the token at this position, and the index of
+        this sequence in the object. If the page is not open, open it."""
         at = position // PAGE
         if self._open is None or self._open_at != at:
             if self._open_at == at - 1:
@@ -294,7 +305,8 @@ class MLXTable:
         return self._open
 
     def fill(self, position: int, pages: OpenPages, index: int) -> None:
-        """Replace the open page that has the token at `position` by a newer version."""
+        """Replace the open page, which has the token at `position`, by the page of sequence `index` in
+        `pages`."""
         self._open, self._open_at = (pages, index), position // PAGE
 
     @property
@@ -311,8 +323,8 @@ class MLXTable:
         return row[0]
 
     def view(self, n_tokens: int, first: int = 0) -> SequencePages:
-        """Return the pages of the first n_tokens tokens in the form that the kernels read. The kernels do not
-        read tokens before `first`."""
+        """Return the numbers of the pages of the first n_tokens tokens in the form that the kernels read.
+        first: the first token that the kernels read."""
         if self._tiers is None:
             self._tiers = self._by_tier()
         *lower, hot = self._tiers
@@ -320,8 +332,8 @@ class MLXTable:
         return SequencePages([*lower, hot[: pages - sum(map(len, lower))]], n_tokens, first)
 
     def _by_tier(self) -> tuple[list[int], ...]:
-        """Return the page numbers by tier. A dropped page gets the number of the first page that exists,
-        because the kernels never read a dropped page."""
+        """Return, for each tier, the numbers of its pages. A dropped page is listed with number 0 in the tier
+        of the first page that exists; the kernels do not read it."""
         held = [row for row in self._rows if row is not None]
         rows = [row or (0, held[0][1]) for row in self._rows]
         return tuple([number for number, tier in rows if tier == t] for t in range(len(TIERS)))
@@ -335,7 +347,7 @@ def _resize_pool(pool: mx.array | None, kept: list[int], capacity: int, page: tu
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (start, stop) of each range of the list in which the numbers are consecutive. `stop` is not
-    included."""
+    """Return (start, stop), the indexes of each range of the list in which each number is 1 more than the
+    number before. `stop` is not included."""
     cuts = [i for i in range(1, len(numbers)) if numbers[i] != numbers[i - 1] + 1]
     return list(zip([0, *cuts], [*cuts, len(numbers)], strict=True)) if len(numbers) else []

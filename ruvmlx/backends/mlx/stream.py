@@ -1,11 +1,11 @@
-"""This module computes a reply's tokens on MLX one step ahead of the reader. The device therefore has work
-while the host reads a token.
+"""This module computes a reply's tokens on MLX, one decode step ahead of the token that the caller reads. The
+device therefore computes the next token while the host waits for a token and uses it.
 
     step k       feeds token k - 1, draws token k
     read() = k   submits step k + 1 (token k is not evaluated yet), then waits for token k
 
-Sampling and the adapter of the output head are part of each step on the device. The host reads only the
-token, and one number that shows whether the logits were finite.
+Sampling and the adapter of the output head are part of each step on the device. For each token, the host
+reads only the token's id and one number that shows whether the logits were finite.
 """
 
 import math
@@ -27,8 +27,8 @@ TIDY = 256  # the number of tokens between two calls of mx.clear_cache, as in ml
 
 
 class HeadChange:
-    """A copy of a HeadAdapter in the device's memory. A call returns logits [1, V] + scale * (hidden [1, D] @
-    lora_a) @ lora_b in float32."""
+    """A copy of a HeadAdapter (the adapter of the output head) in the device's memory. A call returns logits
+    [1, V] + scale * (hidden [1, D] @ lora_a) @ lora_b in float32."""
 
     def __init__(self, adapter: HeadAdapter):
         self.lora_a = mx.array(adapter.lora_a * np.float32(adapter.scale))
@@ -42,15 +42,16 @@ class HeadChange:
 
 
 class HeldChange:
-    """This class keeps a copy of the last used adapter on the device, until Python frees this adapter."""
+    """This class keeps the device's copy of the last used HeadAdapter, until Python frees this adapter or
+    another adapter is used."""
 
     def __init__(self) -> None:
         self._of: weakref.ref[HeadAdapter] | None = None
         self._change: HeadChange | None = None
 
     def of(self, adapter: HeadAdapter | None) -> HeadChange | None:
-        """Return the copy of the adapter on the device. Adapters are immutable, so a copy stays right as long
-        as the adapter object is the same."""
+        """Return the device's copy of `adapter`. Adapter objects are immutable, so the copy stays right for
+        the same object."""
         if adapter is None:
             return None
         if self._of is None or self._of() is not adapter:
@@ -64,7 +65,7 @@ class HeldChange:
 
 class StreamCache(KVCache, Protocol):
     """The protocol of a cache with which a stream can run. room: the number of tokens that can be appended
-    and removed one by one."""
+    one by one and then removed by `retract`."""
 
     @property
     def room(self) -> int: ...
@@ -89,10 +90,10 @@ class StepRunner(Protocol):
 
 
 class Drawn(NamedTuple):
-    """The output of one decode step. The arrays can still be unevaluated."""
+    """The output of one decode step. MLX can still be computing the arrays."""
 
     token: mx.array  # [1]
-    total: mx.array  # the sum of the logits: NaN or infinite if one of the logits is
+    total: mx.array  # the sum of the logits: NaN or infinite if one of the logits is NaN or infinite
     hidden: mx.array  # [1, D]: the hidden state from which the token was drawn
 
 
@@ -111,13 +112,14 @@ class MLXTokenStream:
         self._sampler = MLXSampler(sampling)
         self._left, self._count = limit, 0
         self._prompt: mx.array | None = None  # [1, D]: the hidden state after the last token of the prompt
-        self._last: mx.array | None = None  # [1]: the last token that was read
-        self._ahead: Drawn | None = None  # the output of the step that runs ahead
-        self._states: list[mx.array] = []  # [1, D] of each token that was read since the last `take_hidden`
+        self._last: mx.array | None = None  # [1]: the last token that `read` returned
+        # the output of the step that runs ahead of `read`; None: no such step
+        self._ahead: Drawn | None = None
+        self._states: list[mx.array] = []  # [1, D]: `hidden` of each token read since `take_hidden`
         self.prefilled_at = time.perf_counter()
 
     def prefill(self, tokens: Sequence[int], progress: Callable[[int], None] | None = None) -> None:
-        """Read the prompt. While the device computes one chunk, Python describes the next chunk."""
+        """Read the prompt. While the device computes one chunk, Python builds the graph of the next chunk."""
         check_tokens(tokens, self._backend.shape.vocab_size)
         size = self._backend.chunk
         for start in range(0, len(tokens), size):
@@ -125,7 +127,8 @@ class MLXTokenStream:
             self._prompt = self._run(mx.array([list(part)], mx.uint32), lambda hidden: hidden[-1:])
             if before is not None:
                 mx.eval(before)
-                # free the buffers of the last chunk, because a step of another size cannot use them
+                # free MLX's unused buffers of the last chunk, because a step with another number of tokens
+                # cannot use them
                 mx.clear_cache()
             if progress:
                 progress(start + len(part))
@@ -157,8 +160,8 @@ class MLXTokenStream:
             self._cache.retract(1)
 
     def _submit_next(self) -> Drawn:
-        """Submit the next step if it does not run ahead. The next step does not run ahead if it is the first
-        step, or if it could not start before its token was known."""
+        """Submit the step of the next token if `read` did not submit it ahead. `read` cannot do so for the
+        first token, or when the cache had no `room`."""
         if self._last is not None:
             return self._feed_token(self._last)
         assert self._prompt is not None  # `prefill` comes first
@@ -171,11 +174,11 @@ class MLXTokenStream:
         return self._run(token[None], self._draw)
 
     def _run(self, tokens: mx.array, then: Callable):
-        """Append tokens [1, L] to the cache. Submit then(h) to MLX, where h is the hidden states [L, D] of
-        these tokens."""
+        """Append tokens [1, L] to the cache. Submit then(h) to MLX and return it, unevaluated; h: the hidden
+        states [L, D] of these tokens."""
         backend, n = self._backend, tokens.shape[1]
         backend.adapt_threads()
-        more = n > self._cache.room  # True if pages will be made or will change their tiers in this step
+        more = n > self._cache.room  # True: this step makes pages or changes their tiers
         with mx.stream(backend.device), backend.running([self._cache], n) as held:
             made = then(backend.forward(tokens, held.layers)[0])
             mx.async_eval(made, *(held.arrays() if more else ()))
@@ -201,6 +204,6 @@ class MLXTokenStream:
 
 
 def _number(array: mx.array) -> float:
-    """Return the value of an array with one element. While tokens are drawn, this function is the only place
-    where the host reads from the device."""
+    """Return the value of an array with one element. While tokens are drawn, only this function makes the
+    host read from the device."""
     return cast(float, array.item())

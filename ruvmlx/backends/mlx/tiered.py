@@ -1,10 +1,10 @@
-"""This module computes the attention over the KV pages of tiered caches (pages of 16, 8 and 4 bits), in
-mlx-lm's graph.
+"""This module computes the attention over the KV pages of tiered caches (pages of 16, 8 and 4 bits) in the
+MLX graph.
 
 The module wraps the attention of every layer. With a plain cache (without pages) the layer runs unchanged. In
-a step over tiered caches only the layer's projections are used, and ruvmlx's kernels do the other work. RoPE
-is applied to keys in float32. Keys are stored as f16, whatever the dtype of the graph is. For the layers of
-cpu_layers.py, tiered_cpu.py computes the attention over tiered caches.
+a step over tiered caches, the layer computes only its projections (q, k, v, output), and ruvmlx's kernels
+compute the attention. The kernels apply RoPE to keys in float32, and store keys as f16, whatever the dtype of
+the graph is. For the layers of cpu_layers.py, tiered_cpu.py computes the attention over tiered caches.
 
 A `PromptStep` appends n tokens of one sequence. A `DecodeStep` appends one token to each of B sequences.
 """
@@ -26,8 +26,8 @@ from .storage import MLXStorage, OpenPages
 
 
 class PromptStep:
-    """A step that appends n > 1 tokens to one sequence. The positions of the tokens and the pages that they
-    see are the same in all layers."""
+    """A step that appends n > 1 tokens to one sequence. The positions of the tokens, and the pages that the
+    tokens see, are the same in all layers."""
 
     def __init__(self, cache: PagedCache, n: int, config: ModelConfig):
         self.storage, self.offset, self.n = _storage([cache]), cache.offset, n
@@ -47,7 +47,8 @@ class PromptStep:
         return Turns(range(self.offset, self.offset + self.n))
 
     def write(self, layer: int, rows: mx.array) -> None:
-        """Write rows of the new tokens into hot pages. rows: uint8 [n_kv_heads, 2, n, 2 * head_dim]."""
+        """Write the keys and values of the n new tokens into hot pages. rows: uint8 [n_kv_heads, 2, n, 2 *
+        head_dim]."""
         self.storage.write(layer, self._pages, self.offset % PAGE, rows)
 
     def attend(self, layer: int, own: nn.Module, positions: Positions, x: mx.array) -> mx.array:
@@ -66,7 +67,8 @@ class PromptStep:
         return self.storage.arrays()
 
     def finish(self) -> None:
-        """Do nothing. The function `running` calls `finish` when the step has succeeded."""
+        """Do nothing. The function `running` calls `finish` of each kind of step when the step has
+        succeeded."""
 
 
 class DecodeStep:
@@ -76,7 +78,7 @@ class DecodeStep:
         self.storage, self.offsets = _storage(caches), [cache.offset for cache in caches]
         self._tables = [cache.table for cache in caches]
         self._opened = _join_open_pages([c.table.open_page_at(c.offset) for c in caches])
-        self._made: list[mx.array] = []  # for each layer: the open pages with the rows of the new tokens
+        self._made: list[mx.array] = []  # for each layer: the open pages with the new tokens' keys and values
         self.views = [_view_of_next(cache) for cache in caches]
         self._shape = config.n_heads, config.n_kv_heads, config.head_dim
 
@@ -111,15 +113,15 @@ class DecodeStep:
 
 
 def _view_of_next(cache: PagedCache) -> SequencePages:
-    """Return the pages that the next token of the cache sees, including the page that will hold this
+    """Return the pages that the next token of this sequence sees, including the page that will hold this
     token."""
     end = cache.offset + 1
     return cache.table.view(end, max(0, end - cache.window) if cache.window else 0)
 
 
 def _join_open_pages(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
-    """Return the open pages of all sequences in one object. If the last step joined the same open pages,
-    return the object of the last step again."""
+    """Return one object with the open pages of all sequences. If one object already has exactly these pages
+    in this order (from the last step), return that object."""
     pages = opened[0][0]
     together = all(held is pages and index == i for i, (held, index) in enumerate(opened))
     if together and len(pages.arrays[0]) == len(opened):
@@ -131,9 +133,8 @@ def _join_open_pages(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
 
 class Turns:
     """A Turns object computes RoPE's cosines and sines and the query scales for the positions of one step.
-    The first layer computes the cosines, sines and scales for all layers.
-
-    The CPU computes them, because a GPU launch for a few hundred numbers takes longer.
+    They are computed once, at the first layer that needs them, and on the CPU, because a GPU launch for a few
+    hundred numbers takes longer.
     """
 
     def __init__(self, at: Sequence[int]):
@@ -165,19 +166,20 @@ class Turns:
 
 
 class LayerPages:
-    """A LayerPages object names a step and one layer. The layer's attention module receives this object in
-    place of a cache."""
+    """A LayerPages object holds a step (PromptStep or DecodeStep) and the number of a layer. The layer's
+    attention module receives this object in place of a cache."""
 
     def __init__(self, step: Any, layer: int):
         """step: a PromptStep or a DecodeStep"""
         self.step, self.layer = step, layer
 
     def make_mask(self, *args, **options) -> None:
-        """Return None. mlx-lm asks for a mask, but our kernels apply the mask themselves."""
+        """Return None. The graph asks for a mask, but ruvmlx's kernels apply the mask themselves."""
 
 
 class RunningStep(NamedTuple):
-    """A RunningStep is the object that the graph receives in place of caches during one step."""
+    """A RunningStep is the object that a backend receives from `running` for one step. layers: the objects
+    that the graph's layers receive in place of caches."""
 
     layers: Sequence[LayerPages]
     # a function that returns the arrays to evaluate together with the step
@@ -186,8 +188,8 @@ class RunningStep(NamedTuple):
 
 @contextmanager
 def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterator[RunningStep]:
-    """Reserve room for n more tokens in each cache (n > 1: one cache). If the `with` block raises no error,
-    add n to the number of tokens of each cache."""
+    """Reserve room for n more tokens in each cache (if n > 1, `caches` has only one cache). If the `with`
+    block raises no error, add n to the number of tokens of each cache."""
     storage = _storage(caches)
     try:
         with room_for(caches, n):
@@ -196,8 +198,8 @@ def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterat
             step.finish()
     except BaseException:
         with suppress(Exception):
-            # Evaluate the unfinished work of this thread's stream, because no other thread could evaluate it
-            # later.
+            # Finish the unfinished changes of the pools on this thread's MLX stream, because no other thread
+            # could evaluate them later.
             mx.eval(*storage.arrays())
         raise
 
@@ -207,15 +209,15 @@ def _storage(caches: Sequence[PagedCache]) -> MLXStorage:
 
 
 def install(graph: nn.Module, config: ModelConfig) -> None:
-    """Wrap the attention of every layer, in place."""
+    """Replace the attention of every layer of `graph` by a GraphTiered that wraps it."""
     positions = Positions(config)
     for layer in graph.model.layers:
         layer.self_attn = GraphTiered(layer.self_attn, positions)
 
 
 class GraphTiered(nn.Module):
-    """The attention of mlx-lm's layers, for plain and tiered caches. A call returns the output [B, L, D] of x
-    [B, L, D]."""
+    """The attention of a layer of the graph, for plain and tiered caches. A call returns the attention's
+    output [B, L, D] of x [B, L, D]."""
 
     def __init__(self, attention: nn.Module, positions: Positions):
         super().__init__()

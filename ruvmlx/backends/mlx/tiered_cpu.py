@@ -1,9 +1,9 @@
 """This module lets the CPU layers use tiered caches. MLX computes the matrix products. Between the matrix
 products, the C library computes the paged attention (kernels/paged_attention.py).
 
-MLX on a CPU unpacks pages with single operations. For 512 tokens of a layer, MLX's unpacking of pages took
-0.7 ms. The C library takes 0.1 ms for the same attention, with the copy of q, k and v to the host. The copy
-to the host delays no other work, because no other work is queued at that time.
+MLX on a CPU needs several operations to unpack pages, which took 0.7 ms for 512 tokens of a layer. The C
+library takes 0.1 ms for the attention over these tokens, including the copy of q, k and v from MLX to NumPy.
+The copy makes Python wait for MLX, but this delays nothing, because MLX has no other work at that time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,8 +25,8 @@ from .plain_batch import LayerBatch
 
 
 def pool(config: ModelConfig, threads: int | None = None) -> PagePool | None:
-    """Return an empty pool of KV pages. Return None if the C library is missing or has no pages for this
-    head_dim."""
+    """Return an empty pool of KV pages. Return None if the C library is missing or has no page format for
+    this head_dim."""
     try:
         shape = config.n_layers, config.n_heads, config.n_kv_heads, config.head_dim
         return PagePool(NativeStorage(PagedAttention(*shape, threads)))
@@ -48,12 +48,13 @@ class CPUStep:
         self._n = n
 
     def attend(self, layer: int, own: CPUAttention, x: mx.array) -> mx.array:
-        """Return the attention output [..., n_heads * head_dim] of x [1, n, D] or [B, 1, D]."""
+        """Return the attention output, before the output projection, of x [1, n, D] or [B, 1, D]: [...,
+        n_heads * head_dim]."""
         turn = self._turns(own)
         heads = np.array(own.project_normed(x.reshape(1, -1, x.shape[-1]))).reshape(
             len(self._at), -1, own.head_dim
         )
-        # undo the scale of the queries, because the C library scales them itself
+        # divide the queries by the attention scale, because the C library multiplies them by it
         heads[:, : own.n_heads] /= own.scale
         if own.turns and not own.kernels_turn:
             own._positions.turn_part(heads[:, : own.n_heads + own.n_kv_heads], self._at)
@@ -79,20 +80,21 @@ class CPUStep:
         return self._turn
 
     def _parts(self) -> Iterator[slice]:
-        """Yield, for each sequence, the slice of its rows in the step's arrays."""
+        """Yield, for each sequence, the slice of its tokens in the step's arrays."""
         return (slice(i * self._n, (i + 1) * self._n) for i in range(len(self._sequences)))
 
 
 class CPULayerPages:
-    """A CPULayerPages object names a step and one layer. The layer's attention module receives this object in
-    place of a cache."""
+    """A CPULayerPages object holds a step and the number of a layer. The layer's attention module receives
+    this object in place of a cache."""
 
     def __init__(self, step: CPUStep, layer: int):
         self.step, self.layer = step, layer
 
 
 class CPURunningStep:
-    """A CPURunningStep is the object that the graph receives in place of caches during one step."""
+    """A CPURunningStep is the object that a backend receives from `running` for one step. layers: the objects
+    that the graph's layers receive in place of caches."""
 
     def __init__(self, step: CPUStep, n_layers: int):
         self.layers = [CPULayerPages(step, layer) for layer in range(n_layers)]
@@ -104,21 +106,21 @@ class CPURunningStep:
 
 @contextmanager
 def running(caches: Sequence[PagedCache], n: int, config: ModelConfig) -> Iterator[CPURunningStep]:
-    """Reserve room for n more tokens in each cache (n > 1: one cache). If the `with` block raises no error,
-    add n to the number of tokens of each cache."""
+    """Reserve room for n more tokens in each cache (if n > 1, `caches` has only one cache). If the `with`
+    block raises no error, add n to the number of tokens of each cache."""
     with room_for(caches, n):
         yield CPURunningStep(CPUStep(caches, n), config.n_layers)
 
 
 def install(graph: nn.Module) -> None:
-    """Wrap the attention of every layer, in place."""
+    """Replace the attention of every layer of `graph` by a CPUTiered that wraps it."""
     for layer in graph.model.layers:
         layer.self_attn = CPUTiered(layer.self_attn)
 
 
 class CPUTiered(nn.Module):
-    """The attention of the CPU layers, for plain and tiered caches. A call returns the output [B, L, D] of x
-    [B, L, D]."""
+    """The attention of a CPU layer, for plain and tiered caches. A call returns the attention's output [B, L,
+    D] of x [B, L, D]."""
 
     def __init__(self, attention: CPUAttention):
         super().__init__()

@@ -1,5 +1,5 @@
-"""This module keeps the verdicts of the GPU kernels' self-check, so that the check runs once for each machine
-and model.
+"""This module stores the verdicts of the GPU kernels' self-check, so that the check runs once for each
+machine and each model's shapes.
 
 A verdict belongs to a key: the GPU, the build of its compiler, the versions of MLX and mlx-lm, the sources of
 ruvmlx's kernels, and the model's shapes. The file is optional: if it is damaged, missing or not writable, the
@@ -26,8 +26,8 @@ from ...platform.gpu import gpu
 from .check_results import CheckResult, KernelVerdict, Shapes
 from .kernels import source
 
-# FORMAT: the version of the file. MAX_VERDICTS: the maximum number of stored verdicts; the oldest verdicts
-# are dropped.
+# FORMAT: the version of the file's format. MAX_VERDICTS: the maximum number of stored verdicts; the oldest
+# verdicts are dropped.
 FORMAT, MAX_VERDICTS = 1, 16
 
 
@@ -35,7 +35,7 @@ FORMAT, MAX_VERDICTS = 1, 16
 
 
 def key(shapes: Shapes) -> dict[str, Any]:
-    """Return the key of a verdict: all values that can change the result of the check."""
+    """Return the key of a verdict: the values that we expect to change the result of the check."""
     return {
         "device": gpu.kind,
         "gpu": gpu.name,
@@ -54,7 +54,8 @@ def _version(package: str) -> str:
 
 
 def sources_hash() -> str:
-    """Return a hash of the kernels' bodies and headers, and of the Python code that launches them."""
+    """Return a hash of the GPU kernels' Metal sources and headers, and of the Python files in the folder of
+    the code that launches them."""
     found = hashlib.sha256()
     for folder, kinds in ((source.folder(), (".metal", ".h")), (Path(source.__file__).parent, (".py",))):
         for file in sorted(f for f in folder.iterdir() if f.suffix in kinds):
@@ -104,7 +105,8 @@ def _entries() -> list[Any]:
 
 
 def _read_entry(entry: dict[str, Any]) -> KernelVerdict:
-    """Return the verdict of an entry. Raises ValueError, TypeError or KeyError if the entry is damaged."""
+    """Return the verdict of an entry of the file. Raises ValueError, TypeError or KeyError if the entry is
+    damaged."""
     results: Sequence[dict[str, Any]] = entry["results"]
     made = tuple(CheckResult(**result) for result in results)
     if not made or not all(isinstance(r.ok, bool) and isinstance(r.name, str) for r in made):
@@ -113,8 +115,8 @@ def _read_entry(entry: dict[str, Any]) -> KernelVerdict:
 
 
 def _write(whole: dict[str, Any]) -> None:
-    """Write a new file beside the target, then rename it: a reader sees either the old file or the new
-    file."""
+    """Write a new file beside gpu_check.json, then rename it to gpu_check.json: a reader sees either the old
+    file or the new file."""
     fresh = path().with_suffix(f".{os.getpid()}.new")
     try:
         path().parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -2,7 +2,8 @@
 
 The backend packs the weights (converts them to the layout of the C kernels) once, at loading. For products
 with 4-bit and 8-bit weights, the decoder quantises activations; for products with float weights, activations
-stay float32. Keys and values are float16. In a tiered cache, old tokens have 8 or 4 bits.
+stay float32. The KV cache holds keys and values in float16; a tiered cache holds those of old tokens in 8 or
+4 bits.
 """
 
 import ctypes as C
@@ -30,9 +31,9 @@ from .storage import NativeStorage
 from .weights import packed_weights
 
 CHUNK = 256  # the maximum number of prompt tokens in one call of the decoder
-# The main thread checks for signals at this interval during a long call.
+# During a long call of the decoder, the calling thread handles signals and calls `waiting` at this interval.
 POLL_SECONDS = 0.05
-# A call with fewer multiply-adds than SHORT_CALL takes so little time that it runs without a way to stop it.
+# A decoder call with fewer multiply-adds than SHORT_CALL is so short that it needs no way to stop it.
 SHORT_CALL = 8e9
 
 
@@ -54,7 +55,8 @@ class NativeBackend:
         self.scratch = self.decoder.nbytes
         self.nbytes = weights.nbytes + self.scratch
         self.pool = PagePool(NativeStorage(self.decoder))
-        self._work = float(model.parameters)  # multiply-adds for one token: one for each parameter
+        # the approximate multiply-adds for one token: one for each parameter
+        self._work = float(model.parameters)
         self._load = None if threads else cpu.OtherLoad()
         self.kernels = describe_kernels(n, self.decoder.matmul_name)
         self.lora: BaseLoRA | None = None
@@ -82,8 +84,8 @@ class NativeBackend:
         """Append tokens [T]; return the Step after the last token. Only the last token goes through the
         output head.
 
-        While a long chunk runs, the backend also calls `progress` at intervals, with the number of tokens of
-        the chunks before.
+        While a long chunk runs, the backend also calls `progress` every POLL_SECONDS, with the number of
+        tokens of the earlier chunks.
         """
         check_tokens(tokens, self.config.vocab_size)
         for start in range(0, len(tokens), self.chunk):
@@ -105,7 +107,8 @@ class NativeBackend:
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
-        """Decode at most `chunk` rows in each call. A call reads the weights once for all of its rows."""
+        """Append one token to each cache. Each call of the decoder runs at most `chunk` sequences, and reads
+        the weights once for all of them."""
         check_tokens(tokens, self.config.vocab_size)
         steps: list[Step] = []
         for part, held in zip(_parts(tokens, self.chunk), _parts(caches, self.chunk), strict=True):
@@ -119,7 +122,8 @@ class NativeBackend:
     def decode_drafted(
         self, token: int, draft: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None
     ) -> list[Step]:
-        """Run the drafted tokens in one call of the decoder, as Drafting.decode_drafted describes."""
+        """Run `token` and the drafted tokens in one call of the decoder, as Drafting.decode_drafted
+        describes."""
         held = cast(PagedCache, cache)
         held.reserve(1)
         tokens = [token, *draft[: held.room - 1]]
@@ -139,7 +143,7 @@ class NativeBackend:
         return list(map(Step, logits, hidden))
 
     def accept(self, cache: KVCache) -> None:
-        """Append the next drafted token, as Drafting.accept describes."""
+        """Add the next drafted token to the tokens of the cache, as Drafting.accept describes."""
         cast(PagedCache, cache).advance(1)
 
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
@@ -194,7 +198,8 @@ class NativeBackend:
         head: bool = True,
         waiting: Callable[[], None] | None = None,
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Run one call of the decoder. If the call fails, the cache does not change."""
+        """Append tokens to the cache in one call of the decoder. Return hidden states and, if `head`, logits
+        of the last `outputs` tokens. If the call fails, the number of tokens in the cache does not change."""
         held = cast(PagedCache, cache)
         with room_for([held], len(tokens)):
             return self._call(
@@ -206,8 +211,8 @@ class NativeBackend:
             )
 
     def _step(self, tokens: Sequence[int], caches: Sequence[PagedCache]) -> tuple[np.ndarray, np.ndarray]:
-        """Run the decoder for the next token of each of B sequences. If the call fails, the caches do not
-        change. Returns hidden states [B, D] and logits [B, V]."""
+        """Append one token to each of B caches in one call of the decoder. If the call fails, the numbers of
+        tokens in the caches do not change. Returns hidden states [B, D] and logits [B, V]."""
         tables, offsets = [c.table for c in caches], [c.offset for c in caches]
         with room_for(caches, 1):
             return self._call(
@@ -261,8 +266,9 @@ def _parts(items: Sequence[Any], n: int) -> Iterator[Sequence[Any]]:
 
 
 def _interruptible(call: Callable[[C.c_int | None], Any], waiting: Callable[[], None] | None) -> Any:
-    """Run a long call in its own thread, so that signals and `waiting` can stop the call. waiting: a function
-    that is called at intervals and can raise an exception.
+    """Run a long call in a new thread, so that signals and `waiting` can stop the call. call: a function of a
+    flag; the C code stops when the flag is 1. waiting: a function that is called every POLL_SECONDS and can
+    raise an exception to stop the call.
 
     Python runs signal handlers only in its main thread, and only between two Python instructions. While the
     main thread runs C code, it does not notice Ctrl-C, so another thread runs the C code.

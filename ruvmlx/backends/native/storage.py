@@ -1,4 +1,5 @@
-"""This module stores KV pages in the C library's format. The number of a page is its memory address."""
+"""This module stores each KV page in its own piece of memory, in the C library's format. The number of a page
+is its memory address."""
 
 import ctypes as C
 import threading
@@ -13,8 +14,8 @@ from ...tiers import HOT
 
 
 class PageKernels(Protocol):
-    """The protocol of the C functions on pages. Decoder and PagedAttention have these functions. A demotion
-    quantises a page to fewer bits."""
+    """The protocol of the C functions that work on pages. Decoder and PagedAttention have these functions. A
+    demotion quantises a page to fewer bits."""
 
     def page_bytes(self, tier: int) -> int: ...
 
@@ -56,7 +57,8 @@ class NativeStorage:
         return to
 
     def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
-        """Convert the pages to the next lower tier, in a thread that runs in parallel to the decoder."""
+        """Start to convert the pages to the next lower tier, in a thread that runs in parallel to the
+        decoder."""
         made: list[int] = []
         try:
             for _ in pages:
@@ -81,8 +83,8 @@ class NativeStorage:
 
 
 class Demotion:
-    """A running demotion. A thread converts the pages `pages` of `tier` to the pages `to` of the next lower
-    tier."""
+    """A running demotion. A thread converts each page of `pages` in `tier` to the page of `to`, in the next
+    lower tier, with the same index."""
 
     def __init__(self, kernels: PageKernels, pages: Sequence[int], to: Sequence[int], tier: int):
         self._kernels, self._tier, self._to = kernels, tier, to
@@ -97,9 +99,10 @@ class Demotion:
             del self._todo[0]
 
     def result(self) -> Sequence[int]:
-        """Wait for the thread and return the new pages. If the thread failed, this method converts the
-        remaining pages and raises the exception. After a fork of the process, this method also converts the
-        remaining pages, because a fork does not copy the thread."""
+        """Wait for the thread and return the numbers of the new pages. If the thread failed, this method
+        converts the remaining pages itself, and an error occurs again here, where the caller sees it. After a
+        fork of the process, this method also converts the remaining pages, because a fork does not copy the
+        thread."""
         self._thread.join()
         self._run()
         return self._to

@@ -1,7 +1,7 @@
 """This module packs a model's weights for the C decoder, one tensor at a time.
 
 Only the packed copy stays in memory. After a tensor is packed, the module returns the memory of the tensor's
-part of the mapped file to the system, and drops converted copies of the tensor.
+part of the memory-mapped file to the system, and keeps no converted copy.
 """
 
 import contextlib
@@ -24,11 +24,12 @@ from ...models.files.mapped import release
 from ...models.weights.stored import StoredMatrix, stored_matrix, stored_tensor
 
 Arrays = dict[str, np.ndarray]
-BLOCKS = {*SUPER_BLOCKS, "Q3_K"}  # the GGUF types whose blocks are packed without dequantisation
+BLOCKS = {*SUPER_BLOCKS, "Q3_K"}  # the GGUF types that are packed block by block; Q3_K as Q6_K
 
 
 def packed_weights(weights: Weights, config: ModelConfig, threads: int) -> DecoderWeights:
-    """Check the shape of every tensor against the configuration, and return the packed tensors."""
+    """Check the names and shapes of all tensors against the configuration, and return the packed matrices and
+    the float32 vectors (norms and biases)."""
     _check_names(weights, config)
     shapes, found = dict(matrices(config)), {}
     memory = _Memory()
@@ -73,8 +74,9 @@ def _layer(found: Arrays, vector: Arrays, layer: int, config: ModelConfig) -> La
 
 
 class _Memory:
-    """An allocator of aligned pieces of large memory mappings. The operating system provides memory only for
-    pieces that are written. The mappings use huge pages if the system has them."""
+    """An allocator of aligned pieces of large memory mappings. The operating system provides memory only when
+    a part of a mapping is written. The mappings ask for huge pages (large units of memory) if the system has
+    them."""
 
     SEGMENT = 64 << 20
 
@@ -97,7 +99,7 @@ def _map_memory(nbytes: int) -> np.ndarray:
             f"no memory for the model's weights ({error.strerror}); close other programs"
         ) from None
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # the call fails on a Linux kernel without huge pages
+        with contextlib.suppress(OSError):  # the call `madvise` fails on a Linux kernel without huge pages
             made.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(made, np.uint8)
 
@@ -128,7 +130,8 @@ def _plan(weights: Weights, module: str, shape: tuple[int, int]) -> PackedMatrix
 
 
 def _eight_bits(weights: Weights, module: str, shape: tuple[int, int]) -> AffineArrays:
-    """Return a GGUF matrix with codes of 8 bits, because C kernels exist only for 4 and 8 bits."""
+    """Return a GGUF matrix, whose type has no kernel and no 4-bit or 8-bit codes, with codes of 8 bits,
+    scales and biases, because C kernels exist only for 4 and 8 bits."""
     stored = stored_matrix(weights, module)
     assert isinstance(stored, StoredMatrix)
     arrays = stored.eight_bits()
@@ -138,7 +141,8 @@ def _eight_bits(weights: Weights, module: str, shape: tuple[int, int]) -> Affine
 
 
 def _blocks(weights: Weights, module: str, shape: tuple[int, int]) -> tuple[str, np.ndarray]:
-    """Return the type and the GGUF blocks of a matrix whose type has its own kernels. Q3_K becomes Q6_K."""
+    """Return the type and the GGUF blocks of a matrix whose type is in BLOCKS. Q3_K is converted to Q6_K,
+    because Q3_K has no kernel of its own."""
     stored = stored_matrix(weights, module)
     assert isinstance(stored, StoredMatrix)
     raw, kind = stored.raw, stored.type
