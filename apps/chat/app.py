@@ -75,8 +75,8 @@ class ChatApp(ChatShell):
     ]
 
     def __init__(self, open_runtime: OpenRuntime | Guest, options: ChatOptions | None = None) -> None:
-        """open_runtime: a function that opens the runtime, or a `Guest`. A `Guest` uses a host that is open
-        already, for example in `ruvmlx serve` (apps/attach/)."""
+        """open_runtime: a function that opens the runtime, or a `Guest`. A `Guest` uses a host (the object
+        whose thread owns the model) that is open already, for example in `ruvmlx serve` (apps/attach/)."""
         super().__init__()
         self.options = options or ChatOptions()
         self.host = open_runtime if isinstance(open_runtime, Guest) else Host(open_runtime)

@@ -35,7 +35,7 @@ def call_soon(loop: asyncio.AbstractEventLoop, show: Callable[[], None]) -> None
 
 
 class StatusWatch(Watch):
-    """A watch that shows progress in the status line until `end` is called."""
+    """An observer that shows the progress of the runtime's work in the status line until `end` is called."""
 
     def __init__(self, status: StatusLine) -> None:
         self._loop, self._status, self._shown = asyncio.get_running_loop(), status, ""

@@ -72,12 +72,14 @@ def learn(
 
 
 class _Watch:
-    """A watch that shows the steps of a training and the remaining time. The watch stops the training if the
-    machine must not work on, for example because the machine is hot."""
+    """An observer that shows the steps of a training and the remaining time. The observer stops the training
+    if the machine must not work on, for example because the machine is hot."""
 
     def __init__(self, show: Callable[[str], None], cancel: threading.Event, courtesy: Courtesy) -> None:
         self._show, self._cancel, self._courtesy = show, cancel, courtesy
-        self._first: tuple[int, float] | None = None  # number and time (time.monotonic()) of the first step
+        # number and time (time.monotonic()) of the training's first step that the observer saw; None: no step
+        # yet
+        self._first: tuple[int, float] | None = None
 
     def step(self, done: int, total: int, _: float) -> None:
         now = time.monotonic()
@@ -96,7 +98,7 @@ class IdleLearner:
         self._chat, self._rate = chat, rate
         self._start_at = 0.0  # the time (time.monotonic()) from which the work can start
         self._learning = False  # True while the work runs and no key has stopped it
-        self.stuck = 0  # the number of lessons in a row with `Lesson.stuck`
+        self.stuck = 0  # the number of stuck results (`Lesson.stuck`) in a row
         # the text of the result, which the status line shows until the user types or clicks
         self._lesson = ""
         self._is_waiting = False  # True if the status line says why the work does not begin
@@ -139,8 +141,8 @@ class IdleLearner:
         self._chat.start(self._run)
 
     async def _run(self) -> None:
-        """Start the work in each idle time. After each stuck lesson in a row (`Lesson.stuck`), the waiting
-        time is twice as long, up to a limit."""
+        """Start the work in each idle time. After each stuck result in a row (`Lesson.stuck`: the work failed
+        or is still due), the waiting time is twice as long, up to a limit."""
         while self._chat.phase != "closing":
             await asyncio.sleep(min(LOOK_EVERY, max(0.0, self._start_at - time.monotonic())))
             if time.monotonic() < self._start_at:

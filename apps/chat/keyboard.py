@@ -97,7 +97,7 @@ class Keyboard:
     def _next_of_paste(self) -> str:
         """Return a piece of the pasted text, or the escape sequence that ends the paste. The parser gets at
         most MAX_MESSAGE_CHARACTERS + 1 characters of a paste, so that the input can see that the paste is too
-        long. The rest of the paste is dropped."""
+        long. The method drops all further characters of the paste."""
         assert self._pasted is not None
         end = self._typed.find(_END)
         if end == 0:

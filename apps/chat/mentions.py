@@ -1,5 +1,6 @@
 """This module adds the text of files to a message. If the user mentions a file as `@path`, the module adds
-the file's text below the message. The model reads this text, and the store keeps it:
+the file's text below the message. The model reads, and the store keeps, the message with the file's text in
+this form:
 
     What does @sort.py do?
 
@@ -25,7 +26,8 @@ from .pdf_text import pdf_text
 from .user_files import UserFiles
 
 _MENTION = re.compile(r'(?<!\S)@(?:"(?P<quoted>[^"\n]+)"|(?P<plain>[^\s"]\S*))')
-# bytes; a larger text fits into no model's context; the command `generate` has the same limit
+# the maximum size of a mentioned file in bytes; a larger text does not fit into the context of usual models;
+# the command `generate` has the same limit
 MAX_FILE_BYTES = 8 << 20
 _PUNCTUATION = ".,;:!?)]}'"  # characters that can follow a file name as punctuation of the sentence
 _OPEN = re.compile(r"\n\n(`{4,})file ([^\n]+)\n")

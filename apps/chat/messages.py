@@ -97,7 +97,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
     """A widget that shows a reply, its rating, and a text that says what the rating changed.
 
     While the reply has the focus (the choose mode), keys without Ctrl act on the reply, as BINDINGS says. The
-    app types all other characters into the input.
+    app types a character without such a key into the input.
     """
 
     BINDINGS: ClassVar = [

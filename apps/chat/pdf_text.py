@@ -17,7 +17,8 @@ from ruvmlx.text import one_line, size
 MAX_PDF_BYTES = 64 << 20  # the maximum size of a PDF in bytes; pictures take most bytes of a long PDF
 SECONDS, OPENING = 20.0, 5.0  # the child's processor time in seconds: to read the PDF, and to import pypdf
 MEMORY = 1 << 30  # the memory limit of the child process in bytes
-# the maximum number of characters of a PDF's text; a longer text fits into no model's context
+# the maximum number of characters of a PDF's text; a longer text does not fit into the context of usual
+# models
 MAX_CHARACTERS = 8 << 20
 
 

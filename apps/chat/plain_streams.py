@@ -11,7 +11,8 @@ from ruvmlx.text import sanitize
 from ..wrapping import wrap_for
 from .interrupts import Interrupts
 
-# the maximum number of characters of an input line; a longer line fits into no model's context
+# the maximum number of characters of an input line; a longer line does not fit into the context of most
+# models
 MAX_LINE_CHARACTERS = 1 << 20
 
 

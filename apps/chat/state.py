@@ -67,12 +67,12 @@ class ChatState:
 @dataclass(frozen=True)
 class Outcome:
     """The outcome of a step. Only the app uses the fields `notice`, `flash`, `seconds` and `learned`. Only
-    plain mode uses `words`, `reply`, `then`, `model`, `retell` and `leaves`. Both the app and plain mode use
-    `opens` and `message`."""
+    plain mode uses `reply`, `then`, `model`, `retell` and `leaves`, and prints `words`. Both the app and
+    plain mode use `opens` and `message`."""
 
     words: str = ""  # the answer for plain mode, in lines that can be read aloud
     notice: str = ""  # the answer for the app as a notice in the conversation
-    flash: str = ""  # the answer for the app's status line, which shows it for `seconds`
+    flash: str = ""  # the answer for the app's status line, which shows the answer for `seconds` seconds
     seconds: float = 3.0
     opens: str = ""  # the id of the chat to switch to; "": no switch
     message: int | None = None  # id of the message to show, in the chat `opens` or in the open chat

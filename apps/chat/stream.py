@@ -21,8 +21,8 @@ REST = 0.25  # the longest time in seconds that the app sleeps after a frame
 async def show_reply(
     reply: ReplyMessage, arriving: AsyncIterator[list[Chunk]], status: StatusLine
 ) -> GenerationResponse | None:
-    """Show the chunks of a reply as they arrive. Return the response, or None if the stream ended without a
-    response.
+    """Show the chunks of a reply as they arrive. Return the response (the whole reply with its figures), or
+    None if the stream ended without a response.
 
     After each frame, the function sleeps at least as long as the frame's computation took (but at most REST
     seconds for this reason), so that the app also handles keys on slow machines.

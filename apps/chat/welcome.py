@@ -1,5 +1,5 @@
-"""This module is the text in an empty conversation. At first it shows the model that is being opened, and
-then the most useful keys."""
+"""This module is the text in an empty conversation. While a model opens, the text describes this model; later
+the text lists the most useful keys."""
 
 import textwrap
 import time

@@ -1,8 +1,8 @@
 """This module lets the server's web page read and continue the user's chats. The chat app in the terminal
 shows the same chats.
 
-A request needs a key of the chat app. No web page except the server's own page can send requests to these
-endpoints (`Endpoint.is_private`).
+A request needs a key of the chat app. No web page except the server's own page can send requests to the
+endpoints of this module (`Endpoint.is_private`).
 """
 
 from collections.abc import AsyncGenerator

@@ -108,7 +108,8 @@ def api_error(error: RuvmlxError, param: str | None = None) -> ApiError:
 
 def _too_long(error: PromptTooLong) -> ApiError:
     """Return the error for a prompt that is too long. Coding agents look for the words of this error and then
-    shorten the conversation. These agents read the numbers of tokens in Anthropic's message."""
+    shorten the conversation. Agents that use Anthropic's form also read the two numbers of tokens in the
+    message."""
     return ApiError(
         400,
         f"This model's maximum context length is {error.limit + 1} tokens: {error}",

@@ -54,8 +54,8 @@ def learn(
 
 @dataclass
 class IdleWork:
-    """The work of a server between its requests. A request, or a key in an attached chat, stops the work
-    within tens of milliseconds."""
+    """The object that does the idle work for one model of a server between the server's requests. A request,
+    or a key in an attached chat, stops the work within tens of milliseconds."""
 
     serving: Serving
     learns: bool = True

@@ -61,7 +61,7 @@ class GenerationSettings(Struct):
 
 
 class Modalities(Struct):
-    """The kinds of content besides text that a message can have. This server supports no other kind."""
+    """The kinds of content besides text that a message can have. This server supports only text."""
 
     vision: Literal[False] = False
     audio: Literal[False] = False

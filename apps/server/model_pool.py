@@ -221,7 +221,7 @@ class ModelPool:
 
     async def check_adapter(self, model: PooledModel, name: str, salt: str) -> None:
         """Raise ApiError, 404, if `name` has an adapter that the open model does not have. A closed model
-        passes the check, because the server does not know its adapters."""
+        passes the check, because the server does not know the adapters of a closed model."""
         with self._holding(model):
             if model.is_open:
                 await model.serving.adapter_of(name, None, salt)

@@ -32,9 +32,10 @@ class CompletionDetails(Struct):
 
 
 class Usage(Struct):
-    """The numbers of tokens of a request. If a prompt has several replies, its tokens count once. max_tokens:
-    the longest reply that the context had room for; this field is present only if the request allowed a
-    longer reply. completion_tokens_details: this field is present only if the request has a prediction."""
+    """The numbers of tokens of a request. If a prompt has several replies, the tokens of the prompt are
+    counted once. max_tokens: the longest reply that the context had room for; this field is present only if
+    the request allowed a longer reply. completion_tokens_details: this field is present only if the request
+    has a prediction."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -46,8 +46,8 @@ def _parser() -> MarkdownIt:
 
 
 async def markdown(call: Call) -> Answer:
-    """Return the given texts as HTML. The work runs in a separate thread, so the server answers other
-    requests in the meantime."""
+    """Return the given texts as HTML. The conversion to HTML runs in a separate thread, so the server answers
+    other requests during the conversion."""
     texts = call.body.texts
     if sum(map(len, texts)) > MOST_LETTERS:
         raise ApiError(400, f"texts: more than {MOST_LETTERS} characters.", "texts")

@@ -24,8 +24,8 @@ class ToolUse:
     takes.
 
     function: the name of the function that the reply must call; "": the model chooses. parallel: True if a
-    reply can have several tool calls. tools_field, choice_field: the names of these fields in the request,
-    for error messages.
+    reply can have several tool calls. tools_field, choice_field: the names of the request's fields for the
+    tools and for the choice of a tool, for error messages.
     """
 
     tools: Tools = ()
@@ -121,7 +121,7 @@ async def formed_fields(call: Call, fields: Mapping[str, Any], form: ReplyForm |
     if form is None:
         return {**fields}
     # The compilation runs in a separate thread, because a large schema or vocabulary takes up to a second.
-    # Other replies continue in the meantime.
+    # Other replies continue during the compilation.
     await asyncio.to_thread(_compile, call.serving.runtime.model, form.constraint, form.where)
     return {**fields, "constraint": form.constraint}
 

@@ -204,7 +204,8 @@ WOULD_CHANGE: dict[type, dict[str, str]] = {
     },
 }
 
-# These are Anthropic's betas whose fields and blocks this server supports, or which add no fields.
+# These are the names of Anthropic's betas (features that the header `anthropic-beta` turns on) whose fields
+# and blocks this server supports, or which add no fields.
 _BETAS_IN_FORCE = (
     "claude-code",
     "fine-grained-tool-streaming",

@@ -63,7 +63,7 @@ class PageQuery(Struct, forbid_unknown_fields=True):
 
 
 class _StoredOutput(Struct):
-    """The part of a stored response that a later request needs."""
+    """The part of a stored response that a later request needs: the output items."""
 
     output: list[InputItem]
 
@@ -101,7 +101,7 @@ async def stored_items(call: Call, response_id: str | None) -> list[InputItem]:
 
 
 async def show_response(call: Call) -> Answer:
-    """Return a stored response as the client got it at first."""
+    """Return a stored response in the form in which the client of the first request got the response."""
     return msgspec.Raw((await _stored_row(call)).answer)
 
 

@@ -56,8 +56,8 @@ def connection_class(limits: ServerLimits) -> type[H11Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             self._forget_deadline()
             super().connection_lost(exc)
-            # These fields refer back to this connection. Once they are empty, Python frees the connection at
-            # once, without the garbage collector.
+            # The following three fields refer back to this connection. When the fields are empty, Python
+            # frees the connection at once, without the garbage collector.
             self.app_state, self.scope, self.cycle = {}, None, None  # type: ignore[assignment]
 
         def send_400_response(self, msg: str) -> None:

@@ -20,8 +20,8 @@ MAX_CALLS = 4096  # the maximum number of remembered calls; the oldest calls are
 
 @dataclass
 class WrittenCalls:
-    """A mapping from the id of a tool call to its arguments. Only one thread can use an object of this
-    class."""
+    """A mapping from the id of a tool call to its arguments, as the JSON text that the model wrote. Only one
+    thread can use an object of this class."""
 
     _arguments: OrderedDict[str, str] = field(default_factory=OrderedDict)
 

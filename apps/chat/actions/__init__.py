@@ -162,7 +162,8 @@ class Actions:
         return session and chat.phase != "opening" if what == "undo" else True
 
     async def _take_step(self, command: Command) -> None:
-        """Run the command's step in the runtime's thread, and show the outcome of the step."""
+        """Run the command's step (the function that does the command's work) in the runtime's thread, and
+        show the outcome of the step."""
         state, step = self._chat.state, COMMANDS[command.name].step
         selected = self._chat.selected_reply()
         state.selected = selected.message_id if selected else None

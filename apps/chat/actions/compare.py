@@ -18,16 +18,16 @@ class CompareActions:
         self._chat, self._rate, self._write = chat, rate, write
 
     async def ask(self, argument: str) -> None:
-        """Let the model answer a question once with the adapter and once without it. The screen hides the
-        names of the replies until the user has chosen a reply.
+        """Let the model answer a question once with the adapter and once without it. The screen hides which
+        reply used the adapter until the user has chosen a reply.
 
         argument: the question; "" for the last question of the chat.
         """
         await self._begin(argument, is_blind=True)
 
     async def show_effect(self, argument: str) -> None:
-        """Let the model answer a question once with the adapter and once without it. The screen names both
-        replies and asks for no choice."""
+        """Let the model answer a question once with the adapter and once without it. The screen says which
+        reply used the adapter, and asks for no choice."""
         await self._begin(argument, is_blind=False)
 
     async def _begin(self, text: str, is_blind: bool) -> None:

@@ -1,5 +1,5 @@
 """This module changes the draft, which is the text in the input before the user sends it. Tab completes the
-draft, a picker puts file names into it, and the user's own editor can edit it."""
+draft, a picker puts file names into it, and the user's own editor can edit the draft."""
 
 import re
 from functools import partial

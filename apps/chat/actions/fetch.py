@@ -23,8 +23,8 @@ from ..messages import Notice
 
 
 class _FetchWatch(Watch):
-    """A watch that shows the progress of a download in the status line. If the chat ends, the watch stops the
-    download. A later download continues from the part that is on the disk."""
+    """An observer that shows the progress of a download in the status line. If the chat ends, the observer
+    stops the download. A later download continues from the part that is on the disk."""
 
     def __init__(self, chat: ChatContext) -> None:
         self._chat, self._line = chat, StatusWatch(chat.status)

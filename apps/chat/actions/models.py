@@ -26,7 +26,7 @@ from .write import WriteActions
 
 
 class _ShownWatch(Watch):
-    """A watch that passes the progress of the opening of a model to the app's thread."""
+    """An observer that passes the plan and the progress of the opening of a model to the app's thread."""
 
     def __init__(self, show: Callable[[Plan | Progress], None]) -> None:
         self._show, self._loop = show, asyncio.get_running_loop()

@@ -16,8 +16,8 @@ def compare_replies(runtime: Runtime, state: ChatState, argument: str) -> Outcom
 
 
 def _write_side(state: ChatState, text: str, sides: list[bool]) -> Outcome:
-    """Let the model write one of the two replies. sides: the replies that remain; True means a reply with the
-    adapter, and False means a reply without the adapter."""
+    """Let the model write one of the two replies. sides: the replies that the model has not written yet; True
+    means a reply with the adapter, and False means a reply without the adapter."""
     learned, *rest = sides
     number = len(state.candidates) + 1
 
