@@ -1,16 +1,18 @@
 /* librvm is the library with the C kernels of ruvmlx.
  *
- * Arrays are float32 and row-major. The kernels allocate no memory, start no threads and have no dependencies. Pointers
- * need no alignment, and sizes need no padding. Buffers must not overlap.
+ * Arrays are float32 and row-major. A kernel (a function in one of the tables rvm_kernels, rvm_layers and rvm_matmul)
+ * allocates no memory and starts no thread. Arrays of floats need no alignment, and their sizes need no padding. Two
+ * arrays of one call must not overlap, unless the function's comment permits it.
  *
+ * A kernel returns RVM_OK or an error code. RVM_BAD_ARGUMENT means a null pointer, a size of 0, a rank over RVM_MAX_RANK
+ * or a token id out of range. RVM_NOT_FINITE means that an input or a result is NaN or infinite; a kernel whose comment
+ * says "passes NaN on" does not return this error. After either error, the weights that micro_update changes and the sums
+ * of trace_accumulate are unchanged; the contents of other outputs are undefined. A logit of -inf is no error, because it
+ * means probability 0.
+ *
+ * Example:
  *   const rvm_kernels *k = rvm_impl(NULL);          // the fastest implementation that this machine can run
  *   int rc = k->head_add(hidden, a, b, scale, tokens, dim, vocab, rank, logits);
- *
- * Every kernel returns RVM_OK, or an error code that says why the kernel did nothing:
- *   RVM_BAD_ARGUMENT  a null pointer, a size of 0, a rank over RVM_MAX_RANK, a token id out of range
- *   RVM_NOT_FINITE    an input or a result is NaN or Inf, unless the kernel's comment says "passes NaN on". After this
- *                     error, weights and accumulators are unchanged; the contents of other outputs are undefined.
- * A logit of -inf is no error, because it means probability 0.
  */
 #ifndef RVM_H
 #define RVM_H
@@ -28,7 +30,7 @@ extern "C" {
 #define RVM_API
 #endif
 
-#define RVM_ABI_VERSION 17 /* RVM_ABI_VERSION grows if a signature or a field in these headers changes */
+#define RVM_ABI_VERSION 17 /* RVM_ABI_VERSION grows if a signature or a struct field in rvm*.h changes */
 #define RVM_MAX_RANK 64
 
 enum { RVM_OK = 0, RVM_BAD_ARGUMENT = 1, RVM_NOT_FINITE = 2 };

@@ -31,12 +31,12 @@ typedef struct rvm_layers rvm_layers;
 /* An implementation of all kernels for one instruction set.  T: number of tokens, D: hidden size, V: vocabulary
  * size, R: rank. lora_a: [D, R]   lora_b: [R, V]   s: the scale of the LoRA */
 typedef struct {
-    const char *name; /* name of the implementation: "scalar", "avx2" .. */
+    const char *name; /* name: the name of the implementation, for example "scalar" or "avx2" */
 
     /* Compute the dot product *out = sum_i x[i] * y[i]. */
     int (*dot)(const float *x, const float *y, size_t n, double *out);
 
-    /* Return RVM_OK if every |x[i]| <= most. Return RVM_NOT_FINITE if not, or if a number is NaN. most: a finite
+    /* Return RVM_OK if every |x[i]| <= most. Return RVM_NOT_FINITE if an |x[i]| is larger or is NaN. most: a finite
      * number. */
     int (*all_within)(const float *x, size_t n, float most);
 
@@ -63,8 +63,8 @@ typedef struct {
      * contexts:
      * out[0] = mean_m KL(new || frozen),  new_m ~ p0_m * e^d_m,  d_m = s * u_m @ lora_b
      * out[1] = mean_m log sum_v p0_m[v] e^d_m[v] / sum_v p0_m[v]
-     * p0: [M, V] probabilities of M contexts without d; the sum of a row can differ from 1   u: [M, R] = hidden @
-     * lora_a
+     * p0: [M, V] probabilities of M contexts before the change d of the logits; the sum of a row can differ from 1   u:
+     * [M, R] = hidden @ lora_a
      * log_ratio: [M, V] = log(p0 / frozen), or NULL if p0 is the frozen model's distribution */
     int (*kl_to_frozen)(const float *p0, const float *log_ratio, const float *u, const float *lora_b, float s,
                         size_t contexts, size_t vocab, size_t rank, double *out);
@@ -106,11 +106,11 @@ typedef struct {
      * logits: [V]   scratch: [2 V] */
     int (*draw)(const float *logits, size_t vocab, const rvm_drawing *how, uint64_t *scratch, int32_t *token);
 
-    const rvm_layers *layers; /* the layers (rvm_layers.h) for the same instruction set */
+    const rvm_layers *layers; /* layers: the functions of rvm_layers.h for the same instruction set */
 } rvm_kernels;
 
-/* Return the implementation called `name`, or the fastest implementation for NULL. Return NULL if this machine cannot
- * run it. */
+/* Return the implementation called `name`, or the fastest implementation for NULL. Return NULL if there is no such
+ * implementation that this machine can run. */
 RVM_API const rvm_kernels *rvm_impl(const char *name);
 
 /* Return the name of implementation number `index` of the implementations that this machine can run, in the order of

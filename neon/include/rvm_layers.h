@@ -5,7 +5,8 @@
 /* rvm_layers has the computations of a decoder between its matrix products: norms, rope, attention, activation
  * functions. */
 
-#define RVM_PARTIAL(head_dim) ((head_dim) + 2) /* floats of a row of partial attention: the sum O, the largest score m, the weights' sum l */
+#define RVM_PARTIAL(head_dim) ((head_dim) + 2) /* RVM_PARTIAL: the number of floats of a row of partial attention: the
+sum O, the largest score m, the weights' sum l */
 
 /* An rvm_row stands for the next token of one sequence, which has `offset` tokens. pages[i] holds the positions 64 i to
  * 64 i + 63 of the sequence. */
@@ -19,22 +20,22 @@ typedef struct {
  * share this head. */
 typedef struct {
     const rvm_page *pages;    /* [end_page]; the pages before first_page are not read */
-    const rvm_row *rows;      /* not NULL: query t is the next token of sequence rows[t]. Every row has the offset
+    const rvm_row *rows;      /* rows: not NULL: query t is the next token of sequence rows[t]. Every row has the offset
                                * `position`, and `pages` is rows[0].pages. A page that all rows share is read once. */
-    size_t head;              /* index of the head-page in each page: layer * n_kv_heads + key-value head */
-    const rvm_matmul *matmul; /* the implementation for pages of codes; NULL if all pages are hot */
+    size_t head;              /* head: the index of the head-page in each page: layer * n_kv_heads + key-value head */
+    const rvm_matmul *matmul; /* matmul: the implementation that reads pages of codes (warm, cold); can be NULL if all pages are hot */
     size_t head_dim, group;
-    const float *q; /* the queries before rope: token t, head g begins at q + t * q_stride + g * head_dim */
+    const float *q; /* q: the queries before rope: token t, head g begins at q + t * q_stride + g * head_dim */
     size_t q_stride;
-    const float *turn; /* [queries][head_dim]: the cosines, then the sines, of the rope angles of each query */
+    const float *turn; /* turn: [queries][head_dim]: the cosines, then the sines, of the rope angles of each query */
     size_t queries, position; /* position: the position of the first query; a query sees its own and all earlier tokens */
-    const float *slopes;      /* [group], ALiBi: a score gets slope * (key's position - query's position); NULL: no slopes */
-    size_t window;            /* the maximum number of tokens that a query sees, its own included; 0: no maximum */
+    const float *slopes;      /* slopes: [group], ALiBi adds slope * (key's position - query's position) to a score; NULL: no slopes */
+    size_t window;            /* window: the maximum number of tokens that a query sees, its own included; 0: no maximum */
     size_t first_page, end_page;
-    float *out; /* the results: token t, head g begins at out + t * out_stride + g * head_dim */
+    float *out; /* out: the results: token t, head g begins at out + t * out_stride + g * head_dim */
     size_t out_stride;
-    float *partial; /* not NULL: attend's output for merge, in place of out: [queries * group][RVM_PARTIAL(head_dim)] */
-    float *scratch; /* scratch memory, [rvm_attention_scratch(queries * group, head_dim)] */
+    float *partial; /* partial: not NULL: attend writes here for merge, and not to out: [queries * group][RVM_PARTIAL(head_dim)] */
+    float *scratch; /* scratch: scratch memory, [rvm_attention_scratch(queries * group, head_dim)] */
 } rvm_attention;
 
 RVM_API size_t rvm_attention_scratch(size_t rows, size_t head_dim);
@@ -42,7 +43,7 @@ RVM_API size_t rvm_attention_scratch(size_t rows, size_t head_dim);
 /* An implementation of all layers for one instruction set. Arrays are float32 if no other type is named. T is
  * the number of tokens, and D is the width of a row. */
 struct rvm_layers {
-    const char *name; /* the name of the implementation, as in rvm_kernels */
+    const char *name; /* name: the name of the implementation, the same as in rvm_kernels */
 
     /* RMS norm: y = x / sqrt(mean(x^2) + eps) * weight      x, y: [T, D]   weight: [D] */
     int (*rms_norm)(const float *x, const float *weight, float eps, size_t tokens, size_t dim, float *y);
@@ -64,8 +65,8 @@ struct rvm_layers {
     /* GELU: y = x * Phi(x), Phi: the cumulative standard normal distribution      y and x can be the same array */
     int (*gelu)(const float *x, size_t n, float *y);
 
-    /* Convert floats to halves and back. to_half rounds to nearest, ties to even; an overflow becomes infinity.
-     * from_half is exact. */
+    /* to_half converts floats to halves, and from_half converts halves to floats. to_half rounds to nearest, ties to
+     * even; an overflow becomes infinity. from_half is exact. */
     int (*to_half)(const float *x, size_t n, uint16_t *y);
     int (*from_half)(const uint16_t *x, size_t n, float *y);
 
@@ -77,8 +78,8 @@ struct rvm_layers {
     int (*lora_add)(const float *u, const float *lora_b, size_t tokens, size_t rank, size_t out, size_t first,
                     size_t n, float *y, size_t stride);
 
-    /* Store the keys and values of T tokens of one head in a page, after the first `at` tokens of the page.  k, v: rows
-     * of `stride` floats; rope turns k. */
+    /* Store the keys and values of T tokens of one head in a hot page, after the first `at` tokens of the page. k, v:
+     * rows of `stride` floats; the function turns k by rope before it stores k. */
     int (*append)(const float *k, const float *v, size_t stride, const float *turn, size_t tokens,
                   size_t head_dim, size_t at, uint16_t *keys, uint16_t *values);
 

@@ -4,10 +4,10 @@
 
 /* A KV page holds the keys and values of RVM_PAGE_TOKENS consecutive tokens.
  *
- * A tier is a storage precision: hot, warm or cold. New tokens go into a hot page. When newer tokens follow, a page is
- * converted to the next lower tier. A page holds all layers and key-value heads, [layer][kv head]. Each pair of a layer
- * and a key-value head has a head-page of rvm_head_page_bytes(tier, head_dim) bytes. A hot head-page has IEEE half
- * floats:
+ * A tier is a storage precision: hot, warm or cold. New tokens go into a hot page. When newer tokens follow, the
+ * runtime converts the page to the next lower tier (hot, then warm, then cold). A page holds all layers and key-value
+ * heads, [layer][kv head]. Each pair of a layer and a key-value head has a head-page of rvm_head_page_bytes(tier,
+ * head_dim) bytes. A hot head-page has IEEE half floats:
  *   keys   [head_dim][RVM_PAGE_TOKENS]      turned by rope; one row for each dimension
  *   values [RVM_PAGE_TOKENS][width]         width = head_dim rounded up to 16
  * A head-page of another tier has codes (small integers) in the order that is fastest for the kernels.
@@ -15,11 +15,12 @@
 
 enum { RVM_PAGE_TOKENS = 64, RVM_MAX_HEAD_DIM = 512 };
 
-/* This table lists the tiers. Each tier has one row, from the oldest tokens to the newest. A hot page has half floats.
- * The other pages have codes of 4 or 8 bits (metal_kernels/README.md).
+/* This table has one row for each tier with codes, from the oldest tokens to newer ones. A hot page has half floats, so
+ * the hot tier has no row. Warm pages have codes of 8 bits, and cold pages have codes of 4 bits
+ * (metal_kernels/README.md).
  *   rotated  1 if keys are rotated before they become codes; the queries for these keys are rotated, too
- *   terms    how many int8 numbers stand for one number of a query or a weight. With one term the error is 0.6% of the
- *            largest number: the same as with codes of 8 bits, far less than with codes of 4 bits (10%).
+ * terms the number of int8 numbers that stand for one number of a query or one softmax weight. With one term the error
+ *   is 0.6% of the largest number: the same as with codes of 8 bits, far less than with codes of 4 bits (10%).
  * ruvmlx/tiers.py and metal_kernels/pages.h have the same rows; tests/kv/test_tiers.py compares them.
  *
  *       name  bits  rotated  terms */
@@ -34,7 +35,7 @@ typedef enum { RVM_CODE_TIERS(RVM_TIER_NUMBER) RVM_HOT } rvm_tier;
 RVM_API const char *rvm_tier_name(size_t tier);
 
 typedef struct {
-    uint8_t *data; /* begins at a multiple of 64 bytes */
+    uint8_t *data; /* data: begins at a multiple of 64 bytes */
     uint32_t tier; /* an rvm_tier */
     uint32_t unused;
 } rvm_page;
@@ -53,8 +54,9 @@ RVM_API int rvm_pages_demote(rvm_tier from, const uint8_t *src, rvm_tier to, uin
 RVM_API uint8_t *rvm_page_make(size_t bytes);
 RVM_API void rvm_page_free(uint8_t *page, size_t bytes);
 
-/* Convert a head-page to the byte order of metal_kernels/README.md, and back. A hot head-page becomes K f16
- * [64][head_dim], then V f16 [64][head_dim]. */
+/* rvm_page_canonical converts a head-page to the byte order of metal_kernels/README.md, and rvm_page_from_canonical
+ * converts it back. In that order, a hot head-page is the keys, f16 [64][head_dim], then the values, f16
+ * [64][head_dim]. */
 RVM_API int rvm_page_canonical(rvm_tier tier, const uint8_t *page, size_t head_dim, uint8_t *out);
 RVM_API int rvm_page_from_canonical(rvm_tier tier, const uint8_t *in, size_t head_dim, uint8_t *page);
 

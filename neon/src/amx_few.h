@@ -1,24 +1,28 @@
-/* This header multiplies few tokens in AMX tile registers; matrix_amx.c includes it.
+/* This header multiplies FEW_LEAST to 15 tokens by weights in AMX tile registers; matrix_amx.c includes it.
  *
- * The planes of up to 8 tokens, in their order in a panel, are the rows of one register. One instruction computes their
- * products with a block of weights. The kernel stores the products; vectors scale and add them LAG blocks later, in the
- * order of quantised_tile. Super-blocks are not faster in this way. */
+ * A plane is one int8 part of each activation of a token. The planes of up to 8 tokens, in their order in a panel, are
+ * the rows of one register. One instruction computes the products of these planes with a block of weights. The kernel
+ * stores the products; vector instructions scale them and add them to the sums LAG blocks later, in the order of
+ * quantised_tile. This way would not be faster for super-blocks. */
 
-/* FEW_LEAST: with fewer tokens, kernels without tile registers are as fast or faster. */
+/* FEW_LEAST, FEW_MOST: the minimum and maximum number of tokens in one tile register. With fewer than FEW_LEAST tokens,
+   kernels without tile registers are as fast or faster. */
 enum { FEW_LEAST = 6, FEW_MOST = 8 };
 
-/* Return the configuration for products, activations and codes of `rows` planes and 32 columns. */
+/* Return the configuration of the tile registers for products, activations and weight codes of `rows` planes and 32
+   columns. */
 static tile_config config_for_few(size_t rows) {
     const uint8_t r = (uint8_t)rows;
     return (tile_config){.palette = 1, .row_bytes = {64, 0, 64, 0, 32, 0, 64}, .rows = {r, 0, r, 0, r, 0, 8}};
 }
 
-/* Multiply the tokens i .. i + some - 1 of a panel of n, some <= FEW_MOST, by one tile. */
+/* Multiply the tokens i .. i + some - 1 of a panel of n tokens, some <= FEW_MOST, by one tile of weights, and store the
+   results in y. */
 INLINE void few_tile(const rvm_matrix_spec *spec, const uint8_t *tile, const uint8_t *act, size_t n, size_t i,
                      size_t some, const size_t planes, const uint32_t kind, const int affine, float *y,
                      size_t y_stride, size_t rows) {
     const size_t cols = spec->cols, block_acts = n * act_bytes(planes);
-    const size_t bytes = tile_bytes(spec) * BLOCK_COLS / cols; /* approximate bytes of a block with its scales */
+    const size_t bytes = tile_bytes(spec) * BLOCK_COLS / cols; /* bytes: approximately the bytes of a block with its scales */
     const uint8_t *soon = tile + AHEAD;
     _Alignas(64) int32_t c[RING][FEW_MOST * 2 * TILE];
     unpacked w;
@@ -31,7 +35,7 @@ INLINE void few_tile(const rvm_matrix_spec *spec, const uint8_t *tile, const uin
         for (size_t part = 0; part < parts + LAG; part++) {
             if (part && part <= parts) store_part(part - 1, c[(part - 1) % RING], 1);
             if (part < parts) {
-                /* each plane is a row, so the planes argument is 1 */
+                /* each plane is a row of the tile register, so the argument `planes` is 1 */
                 multiply_part(part, act + part * block_acts + 32 * planes * i, (const uint8_t *)w.block[part].v, 1);
                 for (size_t at = 0; at < bytes; at += 64) prefetch_line(soon + at);
                 soon += bytes;

@@ -1,23 +1,25 @@
 /* This header multiplies super-blocks in AMX tile registers; matrix_amx.c includes it.
  *
  * While the kernel unpacks 256 columns of a tile, it multiplies the codes of a block by its integer scale: w = scale * code,
- * or scale * (code - 32) in Q6_K, |w| <= 4096. It stores w = 256 high + low, with high int8 and low uint8. The product of
- * a token and a row is then 256 (q . high) + (q . low) for all 256 columns. Vectors join, scale and add these two sums of
- * each plane during the next unit's products: once per 256 columns, not once per block. */
+ * or scale * (code - 32) in Q6_K, |w| <= 4096. The kernel stores w = 256 high + low, with high int8 and low uint8. The
+ * product of a token's activations q and a row is then 256 (q . high) + (q . low) for all 256 columns. Vector
+ * instructions join, scale and add these two sums while the tile registers compute the products of the next 256
+ * columns: once per 256 columns, not once per block of 32. */
 
-/* 256 columns of a tile, with codes multiplied by their scales. */
+/* The numbers w of 256 columns of a tile: the weight codes multiplied by their integer scales. */
 typedef struct {
-    _Alignas(64) uint8_t high[4][16 * 64], low[4][16 * 64]; /* [i]: 64 columns as [columns / 4][16 rows][4] */
-    float d[TILE], dmin[TILE], lows[8][TILE];               /* dmin: the negative of dmin */
+    _Alignas(64) uint8_t high[4][16 * 64], low[4][16 * 64]; /* high[i], low[i]: 64 columns as [columns / 4][16 rows][4] */
+    float d[TILE], dmin[TILE], lows[8][TILE];               /* dmin: the file's dmin times -1 */
 } folded;
 
-/* Return the 16-bit words scale[r], twice for each row. */
+/* Return the 16-bit words scale[r] of 16 rows r, each twice. */
 INLINE __m512i scale_words(const uint8_t *scales) {
     const __m512i s = i_load8(scales);
     return _mm512_or_si512(_mm512_slli_epi32(s, 16), _mm512_and_si512(s, _mm512_set1_epi32(0xffff)));
 }
 
-/* Compute w for 4 columns.   v: their codes   scale: scale_words   zero: the number subtracted from codes, in each word */
+/* Compute w for 4 columns.   v: the codes of these columns scale: from scale_words zero: the number that is subtracted
+   from codes, in each word */
 INLINE void fold_four(__m512i v, __m512i scale, __m512i zero, uint8_t *high, uint8_t *low) {
     const __m512i byte = _mm512_set1_epi16(255);
     const __m512i even = _mm512_mullo_epi16(_mm512_sub_epi16(_mm512_and_si512(v, byte), zero), scale);
@@ -26,11 +28,12 @@ INLINE void fold_four(__m512i v, __m512i scale, __m512i zero, uint8_t *high, uin
     _mm512_store_si512(low, _mm512_or_si512(_mm512_and_si512(even, byte), _mm512_slli_epi16(odd, 8)));
 }
 
-/* Unpack 256 columns from column k on, where a super-block begins. */
+/* Unpack the 256 columns of the super-block that begins at column k, multiply their codes by their scales, and store
+   the result in `to`. */
 INLINE void fold(const rvm_matrix_spec *spec, const uint8_t *tile, size_t k, const uint32_t kind, folded *to) {
     const uint8_t *p = tile + super_front(spec) + k / SUPER_COLS * super_bytes(kind);
     const uint8_t *at = super_scale(spec, tile, k / SUPER_COLS, p), *bytes = p;
-    const size_t halves = kind == RVM_Q6_K ? 2 : 1, vectors = 8 / halves; /* vectors: the vectors of codes that share a scale */
+    const size_t halves = kind == RVM_Q6_K ? 2 : 1, vectors = 8 / halves; /* vectors: the number of vectors of codes that share a scale */
     const __m512i zero = _mm512_set1_epi16(kind == RVM_Q6_K ? 32 : 0);
     _Alignas(64) uint8_t six[SUPER_HEAD];
     _mm512_storeu_ps(to->d, f_load(at, RVM_F16));
@@ -53,15 +56,16 @@ INLINE void fold(const rvm_matrix_spec *spec, const uint8_t *tile, size_t k, con
     }
 }
 
-/* The product of 256 columns of a tile and a panel. */
+/* One unit of work: the product of 256 columns of a tile and a panel. */
 typedef struct {
     float *sums; /* [16 tokens][16 rows] */
     const folded *w;
-    const uint8_t *act; /* the panel, from these columns on */
+    const uint8_t *act; /* act: the panel's activations, from these 256 columns on */
 } super_unit;
 
-/* Add the products of 64 columns with high and low: PRODUCTS_0 and _1 for the first plane, _2 and _3 for the second plane.
- * With one plane, _2 and _3 take the odd lines, because a sum that grows at each line would wait for itself. */
+/* Add the products of 64 columns (a line) with high and low to tile registers: PRODUCTS_0 and _1 for the first plane,
+ * _2 and _3 for the second plane. With one plane, _2 and _3 take the odd lines, because additions to the same register
+ * would wait for each other. */
 INLINE void multiply_line(size_t line, const super_unit *u, const size_t planes) {
     const uint8_t *q = line_at(u->act, planes, PANEL, line, 0);
     _tile_loadd(ACTS_0, q, LINE_COLS * planes);
@@ -87,7 +91,7 @@ INLINE void zero_products(void) {
     _tile_zero(PRODUCTS_3);
 }
 
-/* Store the products.   to: [4][16 tokens][16 rows] */
+/* Store the four tile registers of products. to: [4][16 tokens][16 rows] */
 INLINE void store_products(int32_t *to) {
     _tile_stored(PRODUCTS_0, to, 64);
     _tile_stored(PRODUCTS_1, to + 256, 64);
@@ -126,7 +130,8 @@ INLINE void add_products(const super_unit *u, const int32_t *c, size_t t, size_t
     }
 }
 
-/* Multiply all units. The products of a unit are computed while vectors add the products of the unit before it. */
+/* Multiply all units. Compute all units. The tile registers compute the products of a unit while vector instructions
+   add the products of the unit before it. */
 INLINE void multiply_supers(const super_unit *units, size_t count, const size_t planes, const uint32_t kind) {
     _Alignas(64) int32_t c[2][1024];
     for (size_t i = 0; i < count; i++) {

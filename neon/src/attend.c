@@ -9,10 +9,11 @@ enum { PAGE = RVM_PAGE_TOKENS, ROWS = 6 };
 _Static_assert((int)ROW_SUMS == (int)SUMS && PAGE % SUMS == 0, "sums_add adds whole pages");
 
 /* Compute c[m][n] = a[m][k] @ b[k][n]  (or +=) for as many rows and vectors as fit into the registers.
- * b: float, or half, which is converted while it is read.  The callers pass constants for m, vectors and half.
- * soon: the data that is read next, as large as b; this function prefetches it. The keys and values were last read for
- * the previous token, so they are in memory and not in a cache. Without the prefetch, reading them takes twice as
- * long. */
+ * b: floats, or halves (if half is 1), which the function converts to floats while it reads them. The callers pass
+ * constants for m, vectors and half, so the compiler makes a version without branches.
+ * soon: the data that the caller reads next, as large as b; this function prefetches it. The decoder last read these
+ * keys and values for the previous token, so they are usually in memory and not in a cache. Without the prefetch,
+ * reading them takes twice as long. */
 static inline __attribute__((always_inline)) void tile(const float *a, size_t lda, const void *b, size_t ldb,
                                                        const char *soon, size_t k, float *c, size_t ldc, int add,
                                                        const int m, const int vectors, const int half) {
@@ -80,19 +81,20 @@ static void product(const float *a, size_t lda, const void *b, size_t ldb, const
     }
 }
 
-/* The state of the attention of one block of queries. A row is one query of one head of the group. The softmax uses
- * powers of 2, which are faster than powers of e, so scores are logarithms to base 2. */
+/* The state of the attention of one block of queries. A row is one query of one query head of the group that shares the
+ * key-value head. The softmax uses powers of 2, which are faster than powers of e, so scores are logarithms to base 2.
+ * */
 typedef struct {
     size_t rows, stride;
-    float *q;      /* [rows][head_dim], the queries after rope, times log2(e) / sqrt(head_dim) */
-    float *scores; /* [rows][PAGE], the scores of one page */
-    float *sum;    /* [rows][stride], the output O of the online softmax; the sum of the last 16 is added to every dimension */
-    float *most;   /* [rows], the maximum score m so far */
-    float *total;  /* [rows][SUMS], the sum l of the weights, in parts */
-    float *keys, *values; /* the keys and values of a hot page as float, for many rows of queries */
-    float *rotated;       /* [rows][head_dim], the rotated queries, before they become codes */
-    uint8_t *codes[RVM_HOT]; /* the queries as codes, for the pages of each tier with codes */
-    uint8_t *own[RVM_HOT];   /* the codes of the queries of one sequence */
+    float *q;      /* q: [rows][head_dim], the queries after rope, times log2(e) / sqrt(head_dim) */
+    float *scores; /* scores: [rows][PAGE], the scores of one page */
+    float *sum;    /* sum: [rows][stride], the output O of the online softmax; the sum of a row's last 16 is added to every dimension */
+    float *most;   /* most: [rows], the maximum score m so far */
+    float *total;  /* total: [rows][SUMS], the sum l of the softmax weights, in SUMS parts */
+    float *keys, *values; /* keys, values: those of a hot page as floats, for more than 2 * ROWS rows */
+    float *rotated;       /* rotated: [rows][head_dim], the rotated queries, before they become codes */
+    uint8_t *codes[RVM_HOT]; /* codes: the queries as codes, for the pages of each tier with codes */
+    uint8_t *own[RVM_HOT];   /* own: the codes of the queries of one sequence */
     int made[RVM_HOT];
 } flash;
 
@@ -139,8 +141,8 @@ static void flash_begin(const flash *f, const rvm_attention *a, float scale) {
     memset(f->sum, 0, f->rows * f->stride * sizeof *f->sum);
 }
 
-/* Turn the scores of a page into weights 2^(score - m), and correct m, l and O. Only the tokens [begin, end) of the
- * page count; all other weights become 0. */
+/* Turn a row's scores of a page into softmax weights 2^(score - m), and correct m, l and O of the online softmax. Only
+ * the tokens [begin, end) of the page get weights; the weights of the page's other tokens become 0. */
 static void flash_row(const flash *f, size_t r, size_t begin, size_t end) {
     float *s = f->scores + r * PAGE, *sum = f->sum + r * f->stride, *total = f->total + r * SUMS;
     for (size_t i = 0; i < begin; i++) s[i] = -INFINITY;
@@ -185,14 +187,14 @@ static const uint8_t *head_page(const rvm_attention *a, size_t i) {
     return a->pages[i].data + a->head * head_page_bytes((rvm_tier)a->pages[i].tier, a->head_dim);
 }
 
-/* Return the head-page that is n pages after page i, or the last head-page if there are fewer pages. */
+/* Return the head-page that is n pages after page i, or the last head-page of the call if fewer pages follow. */
 static const uint8_t *later_page(const rvm_attention *a, size_t i, size_t n) {
     return head_page(a, min_size(i + n, a->end_page - 1));
 }
 
 static size_t position_of(const rvm_attention *a, size_t t) { return a->rows ? a->position : a->position + t; }
 
-/* Turn the scores of a page into weights, for the rows from number `skip` on. */
+/* Turn the scores of a page into softmax weights, for the rows from row `skip` on. */
 static void flash_rows(const flash *f, const rvm_attention *a, size_t skip, size_t start) {
     for (size_t r = skip; r < f->rows; r++) {
         size_t begin, end;
@@ -207,7 +209,7 @@ static void flash_hot(const flash *f, const rvm_attention *a, size_t page) {
     const uint16_t *keys = (const uint16_t *)head_page(a, page), *values = keys + PAGE * hd;
     const size_t last = position_of(a, a->queries - 1);
     if (last < start) return;
-    const size_t skip = a->position < start ? (start - a->position) * a->group : 0; /* rows whose queries are older than the page */
+    const size_t skip = a->position < start ? (start - a->position) * a->group : 0; /* rows of queries older than the page */
     const size_t tokens = min_size(PAGE, last - start + 1);
     const int half = rows <= 2 * ROWS;
     const void *k = keys, *v = values, *next = later_page(a, page, 1);
@@ -225,7 +227,8 @@ static void flash_hot(const flash *f, const rvm_attention *a, size_t page) {
 
 enum { SMALL = 16 };
 
-/* Write the Hadamard matrix of 16 rows into m. The upper left corner of n rows is the Hadamard matrix of n rows. */
+/* Write the Hadamard matrix of 16 rows into m. The first n rows and columns are the Hadamard matrix of n rows, if n is
+   a power of 2. */
 static void hadamard(float m[SMALL][SMALL]) {
     for (int j = 0; j < SMALL; j++)
         for (int i = 0; i < SMALL; i++) {
@@ -235,8 +238,9 @@ static void hadamard(float m[SMALL][SMALL]) {
 }
 
 /* Multiply a row by a block-diagonal Hadamard matrix, as the keys of rotated tiers were multiplied
- * (metal_kernels/README.md). The last bit of a result can differ from the last bit in that code. So this code
- * multiplies blocks of 16 numbers as a matrix, because butterflies on 16 numbers would not fill a vector. */
+ * (metal_kernels/README.md). The last bit of a result can differ from the result for the same numbers as a key. So the
+ * function is free to multiply blocks of 16 numbers by a matrix, because butterflies (sums and differences of pairs) on
+ * 16 numbers would not fill a vector. */
 static void rotate(const float *restrict x, size_t n, float m[SMALL][SMALL], float *restrict y) {
     const size_t block = hadamard_block(n), small = min_size(block, SMALL);
     const float norm = (float)(1 / sqrt((double)block));
@@ -258,7 +262,7 @@ static void rotate(const float *restrict x, size_t n, float m[SMALL][SMALL], flo
         }
 }
 
-/* Compute the rotated queries, and return their address. */
+/* Compute the rotated queries into f->rotated, and return their address. */
 static const float *rotated(const flash *f, size_t head_dim) {
     float m[SMALL][SMALL];
     hadamard(m);
@@ -266,7 +270,8 @@ static const float *rotated(const flash *f, size_t head_dim) {
     return f->rotated;
 }
 
-/* Return the queries as codes for pages of this tier. The function computes these codes once per call of attend. */
+/* Return the queries as codes for pages of this tier. The first call computes these codes, and later calls for the same
+   tier return them. */
 static const uint8_t *flash_codes(flash *f, const rvm_attention *a, rvm_tier tier) {
     if (f->made[tier]) return f->codes[tier];
     const float *q = TIERS[tier].rotated ? rotated(f, a->head_dim) : f->q;
@@ -275,12 +280,12 @@ static const uint8_t *flash_codes(flash *f, const rvm_attention *a, rvm_tier tie
     return f->codes[tier];
 }
 
-/* Add a page of codes to the attention. Such a page is always full. flash_rows sets the weights of tokens that a query
- * does not see to 0. */
+/* Add a page of codes to the attention. A page of codes always holds 64 tokens. flash_rows sets the softmax weights of
+ * tokens that a query does not see to 0. */
 static void flash_codes_page(flash *f, const rvm_attention *a, size_t page) {
     const rvm_tier tier = (rvm_tier)a->pages[page].tier;
     const uint8_t *data = head_page(a, page), *codes = flash_codes(f, a, tier);
-    const uint8_t *soon = later_page(a, page, 2); /* two pages ahead, because a page takes longer to read than to compute with */
+    const uint8_t *soon = later_page(a, page, 2); /* soon: two pages ahead, because to read a page takes longer than to compute with it */
     a->matmul->page_scores(tier, data, codes, f->rows, a->head_dim, soon, f->scores);
     flash_rows(f, a, 0, page * PAGE);
     a->matmul->page_values(tier, data, f->scores, f->rows, a->head_dim, soon, f->sum, f->stride);
@@ -317,7 +322,7 @@ static int good_pages(const rvm_attention *a) {
     return 1;
 }
 
-/* Return 1 if page i of all sequences is the same memory. */
+/* Return 1 if page i of all sequences of the call is the same memory. */
 static int is_shared(const rvm_attention *a, size_t i) {
     for (size_t t = 1; a->rows && t < a->queries; t++)
         if (a->rows[t].pages[i].data != a->pages[i].data) return 0;

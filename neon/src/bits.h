@@ -20,8 +20,8 @@ static inline float float_of(uint32_t bits) {
     return x;
 }
 
-/* Convert an IEEE half to a float exactly. The result for a subnormal half is exact even if the processor flushes
- * subnormal floats to zero. */
+/* Convert an IEEE half to a float exactly. The result for a subnormal half is exact even if the processor is set to
+ * treat subnormal floats as zero. */
 static inline float half_to_float(uint16_t h) {
     const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = h & 0x7fffu;
     if (rest >= 0x7c00) return float_of(sign | 0x7f800000u | (rest & 0x3ff) << 13);

@@ -35,10 +35,10 @@ static cgemm_fn cgemm;
 static set_threads_fn set_threads;
 static get_threads_fn get_threads;
 static config_fn config;
-static atomic_long calls; /* number of matrix products since the process started, for tests */
+static atomic_long calls; /* calls: the number of matrix products since the process started, for tests */
 
-/* Open OpenBLAS and find its functions. Return 0 on success, -1 if there is no such library, -2 if a symbol is
- * missing. */
+/* Open OpenBLAS and find its functions. Return 0 on success, -1 if OpenBLAS cannot be loaded from the path, and -2 if a
+ * symbol is missing. */
 RVM_EXPORT int rvm_blas_init(const char *openblas_path)
 {
     void *lib = dlopen(openblas_path, RTLD_NOW | RTLD_LOCAL);
@@ -70,8 +70,8 @@ RVM_EXPORT int rvm_blas_get_threads(void)
     return get_threads ? get_threads() : 0;
 }
 
-/* Return the number of matrix products that MLX has computed through this library. A number above 0 proves that MLX is
- * bound to it. */
+/* Return the number of matrix products that MLX has computed through this library. A number above 0 proves that MLX
+ * calls this library. */
 RVM_EXPORT long rvm_blas_calls(void)
 {
     return atomic_load_explicit(&calls, memory_order_relaxed);

@@ -1,6 +1,6 @@
-/* This file runs the decoder of rvm.h. Every thread goes through the same phases of a chunk (pool.h). A chunk is
- * consecutive tokens of one sequence, or one token of each of several sequences; only the attention of the two is
- * different.
+/* This file runs the decoder of rvm.h. In each call of the decoder, every thread goes through the same phases (pool.h).
+ * A call computes a chunk, which is consecutive tokens of one sequence, or one token of each of several sequences; only
+ * the attention of these two kinds of chunk is different. The phases are:
  *
  *   embed                                            x, and the rope angles of each position
  *   for each layer
@@ -13,7 +13,8 @@
  *     down     x += the result of gate_up @ Wd^T
  *   head       the last `outputs` tokens:  norm(x) @ Wv^T
  *
- * The order of every sum depends only on the sizes, so the results have the same bits for any number of threads. */
+ * The order of the additions in a sum depends only on the sizes, so the results have the same bits for any number of
+ * threads. */
 #define _GNU_SOURCE /* for clock_gettime under -std=c11 */
 #include "decoder.h"
 
@@ -46,15 +47,15 @@ static void embed(const stage *s, size_t t) {
 }
 
 static void embed_phase(const stage *s) {
-    if (s->n <= TOKEN_BLOCK) return; /* one thread embeds so few tokens before it wakes the other threads */
+    if (s->n <= TOKEN_BLOCK) return; /* run_forward has embedded so few tokens already, before it wakes the other threads */
     const uint32_t blocks = (uint32_t)((s->n + TOKEN_BLOCK - 1) / TOKEN_BLOCK);
     for (uint32_t i; pool_next(s->w, blocks, &i);)
         for (size_t t = i * TOKEN_BLOCK; t < min_size(s->n, (i + 1) * (size_t)TOKEN_BLOCK) && !stopped(s->c); t++)
             embed(s, t);
 }
 
-/* Run one layer. The last layer computes keys and values of all tokens, but its other results only for the last
- * `outputs` tokens. */
+/* Run one layer. Return 0 if no more phases are needed. The last layer computes keys and values of all tokens of the
+ * chunk, but its other results only for the last `outputs` tokens. */
 static int layer_phases(stage *s) {
     linear_phase(s, ROLE_QKV);
     heads_phase(s);
@@ -129,7 +130,8 @@ int rvm_decoder_forward(rvm_decoder *d, const rvm_page *pages, size_t offset, co
     return run_forward(d, &c);
 }
 
-/* A single row runs as the next token of one sequence, because the phases of one sequence have fewer barriers. */
+/* A call with one row runs as rvm_decoder_forward with one token, because the phases for one sequence have fewer
+   barriers (places where threads wait for each other). */
 int rvm_decoder_step(rvm_decoder *d, const rvm_row *rows, size_t n, float *hidden, float *logits,
                      const int *cancel) {
     if (!d || !rows || n == 0 || n > d->config.max_tokens) return RVM_BAD_ARGUMENT;
@@ -149,7 +151,7 @@ static void head_job(pool_worker *w, void *ctx) {
     head_phases(&(stage){c, w, 0, 0, c->n});
 }
 
-/* Compute the output head of n tokens, max_tokens tokens at a time. */
+/* Compute the output head of n tokens, at most max_tokens tokens at a time. */
 int rvm_decoder_head(rvm_decoder *d, const float *hidden, size_t n, int with_lora, float *logits) {
     if (!d || !hidden || !logits || n == 0) return RVM_BAD_ARGUMENT;
     if (atomic_flag_test_and_set(&d->busy)) return RVM_BUSY;

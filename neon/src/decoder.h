@@ -11,17 +11,17 @@
 
 enum {
     PAGE = RVM_PAGE_TOKENS,
-    FEW = 8,          /* up to this number of tokens, attention splits the cache into key ranges and merges the results */
-    MOST_PARTS = 16,  /* the maximum number of key ranges of one head */
-    PART_PAGES = 2,   /* the number of pages in the shortest key range */
-    QUERY_ROWS = 48,  /* the number of queries x heads in one block of attention */
-    TOKEN_BLOCK = 16, /* the number of tokens in one chunk of a phase over tokens */
-    CHUNKS = 3,       /* the number of chunks per thread in a matrix phase */
-    MOST_GROUPED = 16 /* the maximum number of rows in groups; with more rows, each row reads its pages separately */
+    FEW = 8,          /* FEW: up to this number of tokens, attention splits the KV pages into key ranges and merges the results */
+    MOST_PARTS = 16,  /* MOST_PARTS: the maximum number of key ranges (parts) of one head */
+    PART_PAGES = 2,   /* PART_PAGES: the number of pages in the shortest key range */
+    QUERY_ROWS = 48,  /* QUERY_ROWS: the number of queries x heads in one block of attention */
+    TOKEN_BLOCK = 16, /* TOKEN_BLOCK: the number of tokens that a thread takes at a time in a phase over tokens */
+    CHUNKS = 3,       /* CHUNKS: the number of pieces of work per thread in a matrix phase */
+    MOST_GROUPED = 16 /* MOST_GROUPED: with more rows than this in a call, each row reads its pages separately */
 };
 
 typedef struct {
-    float *a, *b; /* [in, rank], [rank, out], in one block of memory that begins at a */
+    float *a, *b; /* a: [in, rank], b: [rank, out], in one block of memory that begins at a */
     size_t rank;
     float scale;
 } lora;
@@ -36,7 +36,7 @@ typedef struct {
     const float *bias;
     lora lora;
     size_t in, out, tiles;
-    form form; /* the form of the activations by which this layer's weights are multiplied */
+    form form; /* form: the form of the activations by which this layer's weights are multiplied */
 } linear;
 
 typedef struct {
@@ -52,8 +52,8 @@ typedef enum { ROLE_QKV, ROLE_O, ROLE_GATE_UP, ROLE_DOWN, ROLE_HEAD } role;
 /* The input of a role, in each form that a linear layer of the role needs. */
 typedef struct {
     float *x;          /* [T, in], as float */
-    void *acts[FORMS]; /* in each form; NULL for a form that no layer needs */
-    float *u;          /* [3][T][RVM_MAX_RANK], the products s x A of up to three LoRAs */
+    void *acts[FORMS]; /* acts: the input in each form; NULL for a form that no layer needs */
+    float *u;          /* u: [3][T][RVM_MAX_RANK], the products s x A of up to three LoRAs */
 } input;
 
 struct rvm_decoder {
@@ -66,41 +66,42 @@ struct rvm_decoder {
     const rvm_matrix *embedding;
     const float *norm, *norm_bias;
     double *frequencies;
-    float *slopes; /* [n_heads], ALiBi's slopes, or NULL */
+    float *slopes; /* slopes: [n_heads], ALiBi's slopes, or NULL */
     int gated;
     size_t q_width, kv_width, qkv_width, group, query_block, most_in;
-    /* The kind of the activations in each form. With 8 bits, a step is faster, but on the starter model the KL
-     * divergence from float activations is 0.003 nats, and greedy replies differ. With 16 bits the KL divergence is
-     * 1e-6 nats. With either kind, the decoder reads the weights once. */
+    /* The kind of the activations in each form. With activations of 8 bits, a decoded token is faster, but on the
+     * starter model the KL divergence from float activations is 0.003 nats, and greedy replies differ. With 16 bits the
+     * KL divergence is 1e-6 nats. With 8 or 16 bits, the decoder reads the weights once per call. */
     rvm_acts_kind acts[FORMS];
-    int wanted[FORMS]; /* 1 if any linear layer needs the form */
+    int wanted[FORMS]; /* wanted: 1 if any linear layer needs the form */
     uint8_t *arena;
     size_t arena_bytes;
-    /* These arrays lie in the arena, and T = max_tokens. still: rope angles of 0, for queries and keys that rope does
+    /* These arrays lie in the arena. T = max_tokens. still: rope angles of 0, for queries and keys that rope does
      * not turn, or that heads_phase has turned already; NULL if there are none. */
     float *x, *turn, *still, *qkv, *attended, *gate, *up, *tmp, *partial;
-    input shared, *own; /* own: for each thread, the input of one token */
-    float **scratch;    /* scratch memory of each thread */
-    float **parts;      /* for each thread: partial attention of one row and head, [MOST_PARTS][group][RVM_PARTIAL] */
+    input shared, *own; /* shared: the input that all threads read; own: for each thread, the input of one token */
+    float **scratch;    /* scratch: the scratch memory of each thread */
+    float **parts;      /* parts: for each thread, the partial attention of one row and head, [MOST_PARTS][group][RVM_PARTIAL] */
     double seconds[RVM_N_PARTS], tick;
-    _Atomic int status; /* the status of the call that runs now */
+    _Atomic int status; /* status: the return code of the call that runs now */
     atomic_flag busy;
 };
 
-/* One call: consecutive tokens of one sequence, or rows (one token of each of several sequences). Every thread has a
- * copy of the call. The copy has all values that decide the order of the phases, because the caller's arrays can be
- * gone when a slow thread needs these values. */
+/* One call: consecutive tokens of one sequence, or rows (one token of each of several sequences). Every thread has its
+ * own copy of this struct. The copy has all values that decide the order of the phases, because the caller can have
+ * freed its arrays when a slow thread needs these values. */
 typedef struct {
     rvm_decoder *d;
-    const rvm_row *rows; /* NULL: the call is for one sequence, given by pages, position and tokens */
-    /* Neighbouring rows whose first pages are the same memory form a group. A group reads a shared page once. */
-    size_t groups, group_chunks; /* number of groups, 0 for none; number of chunks of the attention of all groups */
+    const rvm_row *rows; /* rows: NULL: the call is for one sequence, given by pages, position and tokens */
+    /* Neighbouring rows whose first pages are the same memory form a group. The rows of a group read a shared page
+       once. */
+    size_t groups, group_chunks; /* groups: their number; 0: none; group_chunks: the number of pieces of work in their attention */
     uint8_t group_end[MOST_GROUPED];
     const rvm_page *pages;
-    size_t position; /* position of the first token of the chunk */
+    size_t position; /* position: the position of the first token of the chunk */
     const int32_t *tokens;
     size_t window;
-    size_t n, outputs; /* number of tokens in the chunk; number of last tokens of the chunk whose outputs are needed */
+    size_t n, outputs; /* n: the number of tokens in the chunk; outputs: the last `outputs` tokens have outputs */
     float *hidden, *logits;
     const int *cancel;
     int with_head_lora;
@@ -120,8 +121,8 @@ static inline void fail(call *c, int status) {
     atomic_compare_exchange_strong(&c->d->status, &ok, status);
 }
 
-/* Return 1 after an error or a cancel. From then on the threads claim chunks without doing the work, so that all
- * threads leave the call soon. */
+/* Return 1 if the call has an error or the caller has cancelled it. From then on the threads take pieces of work
+ * without doing the work, so that all threads leave the call soon. */
 static inline int stopped(call *c) {
     if (c->cancel && __atomic_load_n(c->cancel, __ATOMIC_RELAXED)) fail(c, RVM_CANCELLED);
     return atomic_load_explicit(&c->d->status, memory_order_relaxed) != RVM_OK;
@@ -138,13 +139,15 @@ static inline size_t first_page_seen(size_t position, size_t window) {
     return window && position + 1 > window ? (position + 1 - window) / PAGE : 0;
 }
 
-/* Run a matrix phase: compute y of all linear layers of a role, and the operation after them (residual, swiglu). */
+/* Run a matrix phase: compute the outputs y of all linear layers of a role, and the operation after these layers
+   (residual, swiglu). */
 void linear_phase(const stage *s, role r);
 
 /* Compute the input of a role for all tokens of the stage, and store it in d->shared. */
 void prepare_phase(const stage *s, role r);
 
-/* Compute only the output head of the call's `hidden`, which has gone through the final norm already. */
+/* Compute only the output head from the hidden states in call.hidden, which have gone through the final norm already.
+   */
 void head_phases(const stage *s);
 
 /* Apply the norms to q and k of each head, turn a part of each head by rope, and scale queries by their positions. Most
@@ -154,11 +157,11 @@ void heads_phase(const stage *s);
 void append_phase(const stage *s);
 void attend_phase(const stage *s);
 
-/* Return the number of key ranges into which the attention of the stage is split. */
+/* Return the number of key ranges (parts) into which the attention of the stage is split. */
 size_t parts_of(const stage *s);
 
-/* Return the attention of the stage's tokens [begin, end), in rows of [q_width]. If there are several key ranges, merge
- * them into `made`. If there is one range, return the place of its attention. */
+/* Return the attention of the stage's tokens [begin, end), in rows of q_width floats. If there are several key ranges,
+ * merge their results into `made` and return `made`. If there is one range, return the address of its result. */
 const float *merged(const stage *s, size_t begin, size_t end, float *made);
 
 /* Find the groups of neighbouring rows of a call that share pages. */

@@ -9,7 +9,7 @@ typedef struct {
     size_t first, stop;
 } range;
 
-/* Return the range of pages that have a token which one of the queries [begin, end) of the stage sees. */
+/* Return the range of pages that hold the tokens which the queries [begin, end) of the stage see. */
 static range pages_seen(const stage *s, size_t begin, size_t end) {
     const size_t first = s->first + begin, last = s->first + end - 1;
     return (range){first_page_seen(position_of(s->c, first), s->c->window), position_of(s->c, last) / PAGE + 1};
@@ -24,20 +24,20 @@ static range part_of(range pages, size_t part, size_t parts) {
     return (range){pages.first + part * n / parts, pages.first + (part + 1) * n / parts};
 }
 
-/* The result depends on the number of pages and not on their tiers. The function must not read the page table, because
-   a slow thread can call it when the caller's page table no longer exists. */
+/* The number of parts (key ranges) depends on the number of pages and not on their tiers. The function must not read
+   the page table, because a slow thread can call this function when the caller's page table no longer exists. */
 size_t parts_of(const stage *s) {
     return s->c->rows || s->n > FEW ? 1 : parts_in(pages_seen(s, 0, s->n));
 }
 
 /* Return the address of the partial attention of a head of the stage's token t, for the key range `part`. The results
-   for later parts follow this result in memory. */
+   for the later parts of this token and head follow in memory. */
 static float *partial_at(const stage *s, size_t part, size_t head, size_t t) {
     const rvm_decoder *d = s->c->d;
     return d->partial + ((part * d->config.n_kv_heads + head) * s->n + t) * d->group * RVM_PARTIAL(d->config.head_dim);
 }
 
-/* Merge the partial attention of all key ranges of token t.  out: [q_width] */
+/* Merge the partial attention of all key ranges of token t for all heads. out: [q_width] */
 static void merge_parts(const stage *s, size_t t, size_t parts, float *out) {
     rvm_decoder *d = s->c->d;
     const size_t hd = d->config.head_dim, stride = (size_t)(partial_at(s, 1, 0, 0) - d->partial);
@@ -66,14 +66,14 @@ static const float *turn_of(const stage *s, size_t t) {
     return (still ? d->still : d->turn) + t * d->config.head_dim;
 }
 
-/* Return 1 if rope turns only a part of each head. In this case heads_phase turns this part, because the attention
-   kernels turn only whole heads. */
+/* Return 1 if rope turns only a part of each head. If so, heads_phase turns this part, because the attention kernels
+   turn only whole heads. */
 static int turns_part(const stage *s) {
     const rvm_decoder_config *c = &s->c->d->config;
     return c->rope_dims && c->rope_dims < c->head_dim && !s->c->d->layers[s->layer].no_rope;
 }
 
-/* Turn the first rope_dims numbers of each of n heads in place. */
+/* Turn the first rope_dims numbers of each of n heads in place by rope. */
 static void turn_part(const stage *s, size_t t, size_t n, float *x) {
     const rvm_decoder *d = s->c->d;
     const size_t hd = d->config.head_dim, dims = d->config.rope_dims;
@@ -89,7 +89,8 @@ static float query_scale(const rvm_decoder *d, size_t position) {
     return (float)(1 + d->config.query_beta * log1p(floor((double)position / d->config.query_span)));
 }
 
-/* Finish the queries and keys of token t in place: norms, the turn of a part of each head, the scale of queries. */
+/* Finish the queries and keys of token t in place: apply the norms of heads, turn a part of each head by rope, and
+   scale the queries. */
 static void finish_heads(const stage *s, size_t t) {
     rvm_decoder *d = s->c->d;
     const layer *l = d->layers + s->layer;
@@ -113,8 +114,8 @@ void heads_phase(const stage *s) {
 
 static const rvm_page *pages_of(const call *c, size_t t) { return c->rows ? c->rows[t].pages : c->pages; }
 
-/* Store keys and values of one head in pages, for the tokens [begin, end) of the chunk, which belong to one
- * sequence. */
+/* Store the keys and values of one key-value head in pages, for the tokens [begin, end) of the chunk, which belong to
+ * one sequence. */
 static void append(const stage *s, size_t head, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     const size_t hd = d->config.head_dim;
@@ -166,7 +167,8 @@ static void attend(const stage *s, size_t head, size_t begin, size_t end, range 
     checked(s->c, d->kernels->attend(&a));
 }
 
-/* Compute one block of the chunk's queries. All blocks have the same key ranges, or there is only one block. */
+/* Compute the attention of one block of the chunk's queries, for one head and one key range. All blocks have the same
+   key ranges, or there is only one block. */
 static void attend_block(const stage *s, size_t head, size_t begin, size_t end, size_t part, size_t parts) {
     if (parts == 1) {
         attend(s, head, begin, end, pages_seen(s, begin, end), NULL);
@@ -175,8 +177,9 @@ static void attend_block(const stage *s, size_t head, size_t begin, size_t end, 
     attend(s, head, begin, end, part_of(pages_seen(s, 0, s->n), part, parts), partial_at(s, part, head, begin));
 }
 
-/* Return the number of blocks of queries. A short chunk is cut into more blocks than necessary, so that the threads get
-   equal shares. The bits of a query's result do not depend on the size of the block. */
+/* Return the number of blocks into which the chunk's queries are divided. A short chunk is divided into more blocks
+   than necessary, so that the threads get about equal shares. The bits of a query's result do not depend on the size of
+   the block. */
 static size_t blocks_in(const stage *s, size_t parts) {
     const rvm_decoder *d = s->c->d;
     const size_t heads = d->config.n_kv_heads * parts, threads = d->config.threads, least = 4;
@@ -185,7 +188,8 @@ static size_t blocks_in(const stage *s, size_t parts) {
     return blocks;
 }
 
-/* Compute the attention of a chunk. The threads take the last blocks first, because their queries see the most keys. */
+/* Compute the attention of a chunk of one sequence. The threads take the last blocks of queries first, because the
+   queries of these blocks see the most keys. */
 static void attend_chunk(const stage *s) {
     rvm_decoder *d = s->c->d;
     const size_t heads = d->config.n_kv_heads, parts = parts_of(s), blocks = blocks_in(s, parts);
@@ -221,8 +225,8 @@ void group_rows(call *c) {
     }
 }
 
-/* Compute chunk i of the attention of the groups: one key range of one head. Each row has the same key ranges, and so
- * the same sums, as a row that runs alone. */
+/* Compute piece i of the attention of the groups of rows: one key range of one head of one group. Each row has the same
+ * key ranges, and so the same sums, as a row that runs alone. */
 static void attend_group(const stage *s, size_t i) {
     const size_t heads = s->c->d->config.n_kv_heads;
     size_t g = 0, begin = 0, parts;
@@ -233,7 +237,8 @@ static void attend_group(const stage *s, size_t i) {
            parts > 1 ? partial_at(s, part, head, begin) : NULL);
 }
 
-/* Compute one head of a row. The row has the same key ranges, and so the same sums, as a row that runs alone. */
+/* Compute the attention of one head of a row. The row has the same key ranges, and so the same sums, as a row that runs
+   alone. */
 static void attend_row(const stage *s, size_t head, size_t t) {
     rvm_decoder *d = s->c->d;
     const range pages = pages_seen(s, t, t + 1);

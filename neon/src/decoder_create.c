@@ -1,4 +1,4 @@
-/* These functions make a decoder: they check sizes, lay out the memory and set LoRAs. */
+/* These functions make a decoder: they check sizes, divide the decoder's memory among its arrays and set LoRAs. */
 #include "decoder.h"
 
 #include <math.h>
@@ -7,8 +7,8 @@
 
 enum { ALIGN = 64 };
 
-/* An allocator that assigns parts of one block of memory (the arena). The first pass counts the bytes, and the second
- * pass assigns addresses. */
+/* An allocator that assigns parts of one block of memory (the arena). The first pass over the arrays counts the bytes,
+ * and the second pass assigns addresses. */
 typedef struct {
     uint8_t *base;
     size_t used;
@@ -32,7 +32,7 @@ static void take_input(arena *a, const rvm_decoder *d, size_t tokens, input *in)
     in->u = take_floats(a, 3 * tokens * RVM_MAX_RANK);
 }
 
-/* Return 1 if some layer has heads that the attention kernels must not turn. */
+/* Return 1 if some layer has heads that the attention kernels must not turn by rope. */
 static int any_still(const rvm_decoder *d) {
     if (d->config.rope_dims < d->config.head_dim) return 1;
     for (size_t i = 0; i < d->config.n_layers; i++)
@@ -82,7 +82,7 @@ static int good_config(const rvm_decoder_config *c) {
            c->rope_factor > 0 && isfinite(c->query_beta) && (c->query_beta == 0 || c->query_span >= 1);
 }
 
-/* Set a linear layer of the decoder. Return 0 if the matrix is not [out, in]. */
+/* Set a linear layer of the decoder. Return 0 if the matrix does not have the sizes [out, in]. */
 static int set_linear(rvm_decoder *d, linear *l, const rvm_matrix *m, const float *bias, size_t out, size_t in) {
     *l = (linear){.matrix = m, .bias = bias, .in = in, .out = out};
     if (!m || rvm_matrix_rows(m) != out || rvm_matrix_cols(m) != in) return 0;

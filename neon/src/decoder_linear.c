@@ -1,9 +1,10 @@
-/* The matrix phases of the decoder compute their inputs, the products, and the operations directly after the products.
+/* This file has the matrix phases of the decoder. They compute the inputs of linear layers, the products, and the
+   operations directly after the products.
  *
  * A matrix phase multiplies by the weights of one role (q/k/v, o, gate/up, down or head). Before the products, a thread
  * makes the input: the thread normalises the rows or merges the attention of the key ranges, and it quantises the
- * result. For one token this takes little time. So each thread makes its own copy of the input when it takes its first
- * chunk, which saves a barrier. For more tokens, a separate phase makes the input. */
+ * result. For one token it takes little time to make the input. So each thread makes its own copy of the input when the
+ * thread takes its first piece of work, which saves a barrier. For more tokens, a separate phase makes the input. */
 #include "decoder.h"
 
 #include <string.h>
@@ -20,7 +21,8 @@ static size_t members(rvm_decoder *d, size_t i, role r, const linear **first) {
     }
 }
 
-/* The weight and the bias of the norm before the linear layers of a role. */
+/* The weight and the bias of the norm before the linear layers of a role (a set of linear layers with the same input).
+   */
 typedef struct {
     const float *weight, *bias;
 } norm;
@@ -38,8 +40,9 @@ static int norm_rows(const rvm_decoder *d, norm of, const float *x, size_t n, fl
                                 : d->kernels->rms_norm(x, of.weight, eps, n, dim, y);
 }
 
-/* Return the rows of floats that a role reads, for the tokens [begin, end) of the stage. The rows exist already, or the
- * function computes them into to->x. */
+/* Return the rows of floats that a role reads, for the tokens [begin, end) of the stage. For ROLE_DOWN the rows exist
+ * already. For the other roles the function computes them into to->x, except that one key range of ROLE_O needs no
+ * computation. */
 static const float *rows_of(const stage *s, role r, const input *to, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     const size_t dim = d->config.hidden_size, at = s->first + begin, n = end - begin;
@@ -66,15 +69,15 @@ static void prepare(const stage *s, role r, const input *to, size_t begin, size_
             checked(s->c, d->kernels->lora_project(x, l[i].lora.a, l[i].lora.scale, end - begin, in, l[i].lora.rank,
                                                    to->u + i * s->n * RVM_MAX_RANK + begin * l[i].lora.rank));
     }
-    x -= begin * in; /* `acts` counts tokens from the first token of the stage */
+    x -= begin * in; /* the kernel `acts` counts tokens from the first token of the stage, so x begins there */
     for (size_t f = 0; f < FORMS; f++)
         if (wanted[f]) checked(s->c, d->matmul->acts(d->acts[f], x, in, s->n, in, begin, end, to->acts[f]));
     if (r == ROLE_HEAD && to == &d->shared && s->c->hidden)
         memcpy(s->c->hidden + begin * in, x + begin * in, (end - begin) * in * sizeof *x);
 }
 
-/* Return the number of tokens that a thread takes at a time. For few tokens the number is 1, so that all threads take
-   part. */
+/* Return the number of tokens that a thread takes at a time to make their input. For at most TOKEN_BLOCK tokens the
+   number is 1, so that all threads take part. */
 static size_t token_block(size_t n) { return n <= TOKEN_BLOCK ? 1 : TOKEN_BLOCK; }
 
 void prepare_phase(const stage *s, role r) {
@@ -83,7 +86,8 @@ void prepare_phase(const stage *s, role r) {
         if (!stopped(s->c)) prepare(s, r, &s->c->d->shared, i * step, min_size(s->n, (i + 1) * step));
 }
 
-/* Compute the rows of y for the tiles [begin, end) of linear layer i of a role, for all tokens of the stage. */
+/* Compute the outputs y of linear layer i of a role for the tiles [begin, end) of its weights, for all tokens of the
+   stage. */
 static void multiply(const stage *s, const linear *l, size_t i, const input *from, size_t begin, size_t end,
                      float *y, size_t stride) {
     rvm_decoder *d = s->c->d;
@@ -103,7 +107,7 @@ static void add_rows_to(float *x, const float *y, size_t n, size_t stride, size_
         for (size_t k = row; k < row + rows; k++) x[t * stride + k] += y[t * stride + k];
 }
 
-/* Compute the outputs of q, k and v, and store them side by side in d->qkv. */
+/* Compute the outputs of the linear layers q, k and v, and store them side by side in d->qkv. */
 static void do_qkv(const stage *s, const linear *l, const input *from, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     float *y = d->qkv + s->first * d->qkv_width;
@@ -112,7 +116,8 @@ static void do_qkv(const stage *s, const linear *l, const input *from, size_t be
             multiply(s, l + i, i, from, begin, min_size(end, l[i].tiles), y, d->qkv_width);
 }
 
-/* Compute the inner numbers of the MLP into d->gate: silu(gate) * up, or gelu(up) in models without a gate. */
+/* Compute the numbers between the two matrices of the MLP into d->gate: silu(gate) * up, or gelu(up) in models without
+   a gate. */
 static void do_gate_up(const stage *s, const linear *l, const input *from, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
     const size_t f = d->config.intermediate_size, row = begin * RVM_TILE_ROWS;
@@ -138,8 +143,8 @@ static void do_add(const stage *s, const linear *l, const input *from, size_t be
 }
 
 /* Return 1 if all numbers of x are finite. The exponent of NaN and infinity is all ones, so adding 1 to the exponent
- * carries into the sign bit. The code uses this trick because every machine has vector instructions for `and`, `add`
- * and `or`, but not for the unsigned maximum. */
+ * carries into the sign bit, and the code tests this bit. The code uses this trick because every machine has vector
+ * instructions for `and`, `add` and `or`, but not for the unsigned maximum. */
 static int all_finite(const float *x, size_t n) {
     uint32_t bad = 0;
     for (size_t i = 0; i < n; i++) {

@@ -1,10 +1,11 @@
 /* Demotion converts pages of one tier to pages of a lower tier: it quantises the keys and values to fewer bits. The
- * build compiles this file once for each instruction set, as it does with layers.c, but without contraction (fused
- * multiply-add), so that all instruction sets give the bytes of metal_kernels/README.md.
+ * build compiles this file once for each instruction set, as it does with layers.c, but without fused multiply-add, so
+ * that all instruction sets give the bytes that metal_kernels/README.md defines.
  *
  * The code converts 16 tokens of keys, or 32 tokens of values, together. The numbers that are converted together are a
  * panel x [columns][lanes], and the lanes are the rows of a tile.
- *   keys: columns = dimensions, lanes = tokens     values: columns = tokens, lanes = dimensions
+ *   In a panel of keys, the columns are dimensions and the lanes are tokens.     In a panel of values, the columns are
+ *   tokens and the lanes are dimensions.
  * Four interleaved columns of 16 lanes are one line of a block. A token's scale applies to a lane of keys, or to a
  * column of values. */
 #include "layers.h"
@@ -19,10 +20,10 @@ typedef struct {
     float x[SPAN * RVM_MAX_HEAD_DIM];
     uint8_t code[SPAN * RVM_MAX_HEAD_DIM];
     float scale[SPAN], bias[SPAN];
-    size_t columns, lanes, used; /* used: the number of columns of keys, or of lanes of values, that are not padding */
+    size_t columns, lanes, used; /* used: the number of columns (keys) or lanes (values) that are not padding */
 } panel;
 
-/* Round the numbers x to f16. The function stores -0 as +0. */
+/* Round the floats x to IEEE halves. The function stores -0 as +0. */
 static void round_to_half(float *x, size_t n, uint8_t *to) {
     uint16_t h[SPAN];
     for (size_t i = 0; i < n; i += LANES) l_store_half(h + i, l_load(x + i));
@@ -45,8 +46,8 @@ static void extremes_of_lanes(const panel *p, float *low, float *high) {
     }
 }
 
-/* Find the smallest and the largest number of a column, 16 numbers at a time. The order of comparisons does not change
- * a minimum or maximum. */
+/* Find the smallest and the largest number of a column, 16 numbers at a time. The vectors compare in another order than
+ * a loop would, but this order does not change a minimum or maximum. */
 static void extremes_of_column(const float *x, size_t n, float *low, float *high) {
     float least[PAGE_TILE], most[PAGE_TILE];
     for (size_t r = 0; r < PAGE_TILE; r++) least[r] = INFINITY, most[r] = -INFINITY;
@@ -71,8 +72,8 @@ static void extremes(const panel *p, int keys, float *low, float *high) {
     for (size_t c = 0; c < p->columns; c++) extremes_of_column(p->x + c * p->lanes, p->used, low + c, high + c);
 }
 
-/* Compute the scales and biases of the panel's tokens for a tier. Store them as halves in `scales` and `biases` if
- * these pointers are not NULL. */
+/* Compute the scales and biases of the panel's tokens for a tier. Store them as halves in the arrays `scales` and
+ * `biases` if these pointers are not NULL. */
 static void find_scales(panel *p, int keys, rvm_tier tier, uint8_t *scales, uint8_t *biases) {
     const size_t n = keys ? PAGE_TILE : SPAN;
     const float steps = (float)most_code(tier);
@@ -140,7 +141,7 @@ static void from_codes(panel *p, int keys, rvm_tier tier) {
 
 /* ---- conversion of codes to the blocks of a page, and back ---- */
 
-/* Interleave four columns of 16 lanes as byte[lane][4]. The function `separate` does the reverse. */
+/* Interleave four columns of 16 bytes as byte[lane][4]. The function `separate` does the reverse. */
 static void interleave(const uint8_t *const column[4], uint8_t *line) {
     for (size_t r = 0; r < PAGE_TILE; r++)
         for (size_t i = 0; i < 4; i++) line[4 * r + i] = column[i][r];
@@ -151,8 +152,8 @@ static void separate(const uint8_t *line, uint8_t *const column[4]) {
         for (size_t i = 0; i < 4; i++) column[i][r] = line[4 * r + i];
 }
 
-/* Write a block from 32 columns of codes. `lanes` is the number of codes from one column to the next. A byte of 4-bit
- * codes has the code of column c in its lower half and the code of column c + 16 in its upper half. */
+/* Write a block from 32 columns of codes. `lanes` is the distance from one column of codes to the next, in codes. A
+ * byte of 4-bit codes has the code of column c in its lower half and the code of column c + 16 in its upper half. */
 static void to_block(const uint8_t *code, size_t lanes, rvm_tier tier, uint8_t *block) {
     const int two = TIERS[tier].bits == 4;
     for (size_t j = 0; j < (two ? 4 : 8); j++, block += LINE) {
@@ -182,10 +183,10 @@ static void from_block(const uint8_t *block, size_t lanes, rvm_tier tier, uint8_
     }
 }
 
-/* The blocks of a page in which a panel is stored. */
+/* Which blocks of a page store the codes of a panel. */
 typedef struct {
-    size_t count, at, apart; /* number of blocks; offset of the first block in the page; bytes from one block to the next */
-    size_t step;             /* number of the panel's codes from one block to the next */
+    size_t count, at, apart; /* count: number of blocks; at: bytes before the first one; apart: bytes from one to the next */
+    size_t step;             /* step: the number of the panel's codes from one block to the next */
 } blocks;
 
 static blocks blocks_of(const panel *p, int keys, rvm_tier tier, size_t token, size_t head_dim) {
@@ -231,8 +232,8 @@ static void rotate_panel(panel *p) {
     for (size_t i = 0; i < p->columns * n; i++) p->x[i] *= norm;
 }
 
-/* Convert the numbers x of a panel to codes of a tier, from the next higher tier. If the tier's keys are rotated,
- * rotate them; the rotation is its own inverse. */
+/* Convert the numbers x of a panel, which come from the next higher tier, to codes of a tier. If this tier's keys are
+ * rotated, rotate the keys first; the rotation is its own inverse. */
 static void lower(panel *p, int keys, rvm_tier tier, uint8_t *scales, uint8_t *biases) {
     if (keys && TIERS[tier].rotated != TIERS[tier + 1].rotated) rotate_panel(p);
     find_scales(p, keys, tier, scales, biases);

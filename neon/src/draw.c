@@ -22,8 +22,8 @@ static float log_sum_of(const float *logits, size_t vocab, float max) {
     return (float)log(sum);
 }
 
-/* Return the smallest log p that the filter min_p permits, as a float. The exact limit is a double. The code rounds it
-   so that a float log p is above the result exactly if it is above the double. */
+/* Return the smallest log p that the filter min_p permits, as a float. The exact limit is a double. The code rounds the
+   limit up, so that a float log p is below the result exactly if the log p is below the exact limit. */
 static float least_logprob(const distribution *d, double min_p) {
     if (min_p == 0) return -INFINITY;
     const double least = (double)logprob(d, d->max) + log(min_p);
@@ -48,7 +48,7 @@ static inline float logit_of(uint64_t key) {
 }
 
 /* Collect the keys of the ids with log p >= floor, in the order of ids, and return the number of keys. If the largest
- * log p of a group of STRIDE ids is below the floor, the function skips the group; this is true for most groups. */
+ * log p of a group of STRIDE ids is below the floor, the function skips the group; it usually skips most groups. */
 static size_t collect(const distribution *d, float floor, uint64_t *keys) {
     enum { STRIDE = 128 };
     size_t n = 0;
@@ -61,8 +61,8 @@ static size_t collect(const distribution *d, float floor, uint64_t *keys) {
     return n;
 }
 
-/* Move keys[at] down until keys[0..n) is a heap with the largest key on top. The parts of the array below `at` must be
- * heaps already. */
+/* Move keys[at] down until it is the root of a heap, which has the largest key on top. The two children of keys[at]
+ * must be the roots of heaps already. */
 static void sift_down(uint64_t *keys, size_t n, size_t at) {
     const uint64_t key = keys[at];
     for (size_t child; (child = 2 * at + 1) < n; at = child) {
@@ -97,8 +97,8 @@ static void by_digit(const uint64_t *keys, size_t n, int shift, uint64_t *to) {
     for (size_t i = 0; i < n; i++) to[at[keys[i] >> shift & ((1 << DIGIT) - 1)]++] = keys[i];
 }
 
-/* Sort keys that are in the order of their ids. The passes keep the order of equal keys, so only the upper halves of
- * the keys need passes. */
+/* Sort keys that are in the order of their ids. A pass of the radix sort keeps the order of equal digits, so only the
+ * upper halves of the keys, which stand for the logits, need passes. */
 static void sort_keys(uint64_t *keys, size_t n, uint64_t *spare) {
     enum { FEW_KEYS = 256 };
     if (n <= FEW_KEYS) {
@@ -107,12 +107,12 @@ static void sort_keys(uint64_t *keys, size_t n, uint64_t *spare) {
     }
     by_digit(keys, n, 32, spare);
     by_digit(spare, n, 43, keys);
-    by_digit(keys, n, 54, spare); /* the last 11 bits begin at bit 54, so only 10 bits are left */
+    by_digit(keys, n, 54, spare); /* only 10 bits of the key are left from bit 54 on */
     memcpy(keys, spare, n * sizeof *keys);
 }
 
-/* Return how many of the n most likely ids the filters keep. If the result is n, the filters would perhaps also keep
-   ids that are not among these n. */
+/* Return how many of the n most likely ids the filters keep. If the result is n, the filters can also keep ids that are
+   not among these n. */
 static size_t keep_likely(const distribution *d, const rvm_drawing *how, const uint64_t *keys, size_t n) {
     const float least = least_logprob(d, how->min_p);
     const size_t most = how->top_k && how->top_k < n ? how->top_k : n;
@@ -125,8 +125,8 @@ static size_t keep_likely(const distribution *d, const rvm_drawing *how, const u
     return most;
 }
 
-/* The draw sorts only the ids with log p above the first floor, of which there are at most e^7 = 1,096. If the filters
- * keep all these ids, the draw tries again with the next floor. */
+/* These are limits of log p. The draw first sorts only the ids with log p >= -7, of which there are at most e^7 =
+ * 1,096. If the filters keep all these ids, and top_k is not their number, the draw tries again with the next limit. */
 static const float FLOORS[] = {-7, -10, -13, -16, -20, -INFINITY};
 
 /* Draw a token with top_p or top_k, and return its id.  keys: [2 V] */
@@ -147,7 +147,7 @@ static int32_t draw_likely(const distribution *d, const rvm_drawing *how, uint64
     return (int32_t)(uint32_t)keys[at];
 }
 
-/* ---- a draw from all ids, or from the ids above a limit, in the order of ids ---- */
+/* ---- a draw without top_p and top_k: the code goes through the ids in their order ---- */
 
 /* Compute the weights w[i] = (p[i] / max p)^(1 / temperature), or 0 if log p is below the limit `least`. Return the sum
  * of the weights. */
@@ -162,8 +162,8 @@ static float weigh(const distribution *d, const float *logits, float slope, floa
     return s;
 }
 
-/* Draw a token without top_p and top_k, and return its id. Return -1 if all probabilities are 0 or one is NaN.  sums: a
- * sum for each BLOCK of ids */
+/* Draw a token without top_p and top_k, and return its id. Return -1 if all weights are 0 or a weight is NaN. sums:
+ * scratch memory for the sum of the weights of each BLOCK ids */
 static int32_t draw_any(const distribution *d, const rvm_drawing *how, double *sums) {
     float w[BLOCK];
     const float steepest = 3e38f, least = least_logprob(d, how->min_p);
@@ -183,7 +183,7 @@ static int32_t draw_any(const distribution *d, const rvm_drawing *how, double *s
             if (w[i] > 0) last = (int32_t)(v + i);
             if (w[i] > 0 && inside > how->u * total) return last;
         }
-        if (here) break; /* rounding can make u larger than the block's sum; so take the last id */
+        if (here) break; /* by rounding, u can be larger than the block's sum; in this case draw the last id */
     }
     return last;
 }

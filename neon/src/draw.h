@@ -1,4 +1,5 @@
-/* draw.c defines this function for each instruction set. kernels.c puts the function into its table of kernels. */
+/* draw.c defines the function `draw` for each instruction set. kernels.c puts the function into its table rvm_kernels.
+   */
 #ifndef RVM_DRAW_H
 #define RVM_DRAW_H
 

@@ -14,8 +14,8 @@
 
 static int bad_rank(size_t r) { return r == 0 || r > RVM_MAX_RANK; }
 
-/* The function adds the numbers of a block in float and adds the sums of blocks in double, so that the rounding error
- * does not grow with n. */
+/* Compute *out = sum_i x[i] * y[i]. The function adds the products of a block in float and adds the sums of blocks in
+ * double, so that the rounding error does not grow with n. */
 static int k_dot(const float *x, const float *y, size_t n, double *out) {
     REQUIRE(x && y && n && out);
     *out = 0;
@@ -39,7 +39,8 @@ static int k_all_within(const float *x, size_t n, float most) {
     return largest(x, n, 1) <= magnitude(most) ? RVM_OK : RVM_NOT_FINITE;
 }
 
-/* Return 1 if the weights p->w are finite after the step. If the sum w + v is finite, w and v are finite, too. */
+/* Return 1 if the weights p->w would be finite after the step. A finite sum w + v shows that w and v are finite, too.
+   */
 static int step_is_finite(const rvm_param *p, float eta, float mu) {
     const float *restrict w = p->w, *restrict v = p->velocity, *restrict g = p->g;
     uint32_t top = 0;
@@ -83,8 +84,8 @@ static int k_micro_update(const rvm_param *params, size_t n_params, float eta, f
     return RVM_OK;
 }
 
-/* head_add computes GROUP tokens together, one block of the vocabulary after the other. So head_add reads each block of
- * lora_b only once for a group of tokens. */
+/* head_add computes GROUP tokens together, one block of BLOCK vocabulary entries after the other. So head_add reads
+ * each block of lora_b from memory only once for GROUP tokens. */
 enum { GROUP = 32 };
 
 static int k_head_add(const float *hidden, const float *lora_a, const float *lora_b, float s, size_t tokens,
@@ -170,17 +171,19 @@ static int k_trace_accumulate(const float *h, const float *logits, const float *
     return RVM_OK;
 }
 
-/* Sums for the KL divergence of one context. p0, s, t, r: the sums over v of p0, p0 e^x, p0 e^x x and p0 e^x log_ratio,
- * with x = d - max. max is the largest d so far, or 0 if all |d| are at most NEAR. */
+/* Sums for the KL divergence of one context of kl_to_frozen, in which d is the change of each logit. p0, s, t, r: the
+ * sums over v of p0, p0 e^x, p0 e^x x and p0 e^x log_ratio, with x = d - max. max is the largest d so far, or 0 if all
+ * |d| of the context are at most NEAR. */
 typedef struct {
     float max;
     double p0, s, t, r;
 } tilt;
 
-/* If all |d| are at most NEAR, e^d cannot overflow, so the code does not have to find the largest d. */
+/* If all changes |d| of the logits are at most NEAR, e^d cannot overflow, so the code does not have to find the largest
+   d. */
 static const float NEAR = 8;
 
-/* Add a block of the vocabulary to the sums.  near: 1 if all |d| are at most NEAR; in this case d is in units of
+/* Add a block of n vocabulary entries to the sums.  near: 1 if all |d| are at most NEAR; in this case d is in units of
    ln 2 */
 static inline __attribute__((always_inline)) void tilt_sums(tilt *a, const float *p0, const float *log_ratio,
                                                             const float *d, const int near, size_t n) {
@@ -220,8 +223,8 @@ static void tilt_add(tilt *a, const float *p0, const float *log_ratio, const flo
         tilt_sums(a, p0, NULL, d, 0, n);
 }
 
-/* A lora_b of at most NARROW floats stays in the cache. In this case the code reads p0 one context after the other,
- * each from beginning to end, which is twice as fast. */
+/* A lora_b of at most NARROW floats stays in the cache. With such a lora_b, kl_to_frozen reads p0 one context after the
+ * other, each from beginning to end, which is twice as fast as reading the same block of several contexts. */
 enum { NARROW = 1 << 14 };
 
 static int k_kl_to_frozen(const float *p0, const float *log_ratio, const float *u, const float *lora_b, float s,
@@ -251,7 +254,7 @@ static int k_kl_to_frozen(const float *p0, const float *log_ratio, const float *
             for (size_t m = 0; m < nm; m++) {
                 set_rows(d, lora_b + v, vocab, c[m], rank, n);
                 const size_t at = (m0 + m) * vocab + v;
-                size_t next = at + vocab; /* the place of this block of the vocabulary in the next context */
+                size_t next = at + vocab; /* next: the index in p0 of the block that the loop reads next */
                 if (m + 1 == nm) next = m0 * vocab + v + BLOCK;
                 if (m + 1 == nm && nm > 1 && v + BLOCK >= vocab) next = (m0 + nm) * vocab;
                 if (next < all) {
@@ -289,7 +292,7 @@ static int k_evidence_add(const float *held, const float *gradient, const float 
 static int k_evidence_push(const float *evidence, const float *precision, float step, float agree,
                            float noise, size_t rank, size_t n, size_t first, size_t last, float *theta) {
     REQUIRE(evidence && precision && theta && !bad_rank(rank) && first < last && last <= n);
-    const float least = 1e-12f; /* the code treats a sum of evidence below this number as 0 */
+    const float least = 1e-12f; /* least: keeps the divisors above 0 where there is no evidence */
     for (size_t r = 0; r < rank; r++) {
         const float *restrict g = evidence + r * n, *restrict s = g + rank * n, *restrict l = s + rank * n;
         float *restrict out = theta + r * n;

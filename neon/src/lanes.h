@@ -1,5 +1,5 @@
 /* This header defines a vector of LANES floats, and the vector operations that compilers do not make from loops by
- * themselves. For a new instruction set, add a block of these definitions.
+ * themselves. To support a new instruction set, add a block with these definitions for it.
  *
  *   LANES   16 AVX-512   8 AVX2 with F16C   4 NEON   1 the scalar build
  *
@@ -16,8 +16,8 @@
 #define LANES_JOIN(a, b) LANES_JOIN_(a, b)
 #define RVM_PLAIN LANES_JOIN(RVM_IS_, RVM_IMPL)
 
-/* Convert a float to the nearest half, ties to even. Add 2^13 times the binade of the number (at least the binade of
- * the smallest normal half): the low bits of the result are then the rounded mantissa. */
+/* Convert a float to the nearest half, ties to even. The code adds 2^13 times the power of 2 that is just below |x| (at
+ * least 2^-14, the smallest normal half): the low bits of the sum are then the rounded mantissa of the half. */
 static inline uint16_t float_to_half(float x) {
     uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000u, mag = bits & 0x7fffffffu;
     if (mag > 0x7f800000u) return (uint16_t)(sign | 0x7e00u); /* x is NaN, so return a NaN */

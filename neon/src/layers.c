@@ -1,6 +1,6 @@
-/* This file has the computations of a decoder between its matrix products; rvm_layers.h has the formulas. The build
- * compiles this file once for each instruction set, with -DRVM_IMPL=<name>. The file exports only the table
- * rvm_layers_<name>. Attention is in attend.c, and demotion is in demote.c. */
+/* This file has the kernels of a decoder between its matrix products (norms, rope, activation functions, LoRA);
+ * rvm_layers.h has the formulas. The build compiles this file once for each instruction set, with -DRVM_IMPL=<name>.
+ * The file exports only the table rvm_layers_<name>. Attention is in attend.c, and demotion is in demote.c. */
 #include "layers.h"
 
 #define TEXT_(a) #a
@@ -112,7 +112,7 @@ static int k_lora_project(const float *x, const float *lora_a, float s, size_t t
 static int k_lora_add(const float *u, const float *lora_b, size_t tokens, size_t rank, size_t out,
                       size_t first, size_t n, float *y, size_t stride) {
     REQUIRE(u && lora_b && y && tokens && n && rank && rank <= RVM_MAX_RANK && first + n <= out);
-    float c[RVM_MAX_RANK]; /* a copy, so that clang knows that y does not overlap it */
+    float c[RVM_MAX_RANK]; /* a copy of u, so that clang knows that y does not overlap it */
     for (size_t i = 0; i < n; i += BLOCK) /* a block of B stays in the L1 cache while all tokens use it */
         for (size_t t = 0; t < tokens; t++) {
             memcpy(c, u + t * rank, rank * sizeof *c);

@@ -13,7 +13,7 @@
 #define REQUIRE(condition) \
     if (!(condition)) return RVM_BAD_ARGUMENT
 
-/* attend.c and demote.c define these functions of the table rvm_layers. */
+/* attend.c and demote.c define these functions; layers.c puts them into the table rvm_layers. */
 int LAYER(append)(const float *k, const float *v, size_t stride, const float *turn, size_t tokens, size_t head_dim,
                   size_t at, uint16_t *keys, uint16_t *values);
 int LAYER(attend)(const rvm_attention *a);

@@ -6,7 +6,7 @@
 
 static int is_float_kind(uint32_t kind) { return kind == RVM_F16 || kind == RVM_BF16 || kind == RVM_F32; }
 
-/* Return 1 if the spec is valid. With sizes below 2^31 every number of bytes stays far below 2^63. */
+/* Return 1 if the spec is valid. With rows and cols below 2^31, all numbers of bytes stay far below 2^63. */
 static int good_spec(const rvm_matrix_spec *s) {
     const uint64_t limit = 1u << 31;
     if (!s || s->rows == 0 || s->cols == 0 || s->rows >= limit || s->cols >= limit) return 0;
@@ -17,11 +17,11 @@ static int good_spec(const rvm_matrix_spec *s) {
            (s->group == 32 || s->group == 64 || s->group == 128) && s->cols % s->group == 0;
 }
 
-/* Return the half that equals x, or -1 if no half does. A NaN equals no half, so it is stored as float. */
+/* Return the half that equals x, or -1 if no half does. A NaN equals no half, so the result for a NaN is -1. */
 static int32_t exact_half(float x) {
     const uint32_t b = bits_of(x), sign = b >> 16 & 0x8000, rest = b & 0x7fffffff;
     uint32_t h = rest == 0x7f800000 ? 0x7c00 : (rest - 0x38000000) >> 13;
-    if (rest < 0x38800000) h = (uint32_t)(float_of(rest) * 16777216.0f); /* below 2^-14 a half is a multiple of 2^-24 */
+    if (rest < 0x38800000) h = (uint32_t)(float_of(rest) * 16777216.0f); /* |x| < 2^-14: here a half is a multiple of 2^-24 */
     if (h > 0x7c00) return -1;
     h |= sign;
     return half_to_float((uint16_t)h) == x ? (int32_t)h : -1;
@@ -95,7 +95,8 @@ static uint32_t spread(uint32_t a) {
     return (a | a << 4) & 0x0f0f0f0f;
 }
 
-/* Pack 32 columns of a row.   row: their 16 bytes   block: the place of the row's first 4 bytes */
+/* Pack 32 columns of a row of 4-bit codes. row: the 16 bytes of these codes block: the address of the row's first 4
+   bytes in the block */
 static void pack_q4(uint8_t *block, const uint8_t *row) {
     for (size_t j = 0; j < 4; j++) {
         const uint32_t low = row[2 * j] | (uint32_t)row[2 * j + 1] << 8;
@@ -111,7 +112,7 @@ static void pack_q8(uint8_t *block, const uint8_t *row) {
     for (size_t j = 0; j < 8; j++) memcpy(block + 4 * TILE * j, row + 4 * j, 4);
 }
 
-/* Pack one row of a quantised tile.   row: the row's index in the tile   i: its index in the source */
+/* Pack one row of a quantised tile. row: the row's index in the tile i: the row's index in `weights` */
 static void pack_quantised(const rvm_matrix_spec *s, const uint8_t *weights, const void *scales,
                            const void *biases, uint32_t scale_kind, size_t i, size_t row, uint8_t *tile) {
     const size_t size = float_size(s->scale_kind), groups = s->cols / s->group;
@@ -136,7 +137,7 @@ static void pack_float(const rvm_matrix_spec *s, const uint8_t *weights, size_t 
     for (size_t k = 0; k < s->cols; k++) memcpy(tile + (k * TILE + row) * size, from + k * size, size);
 }
 
-/* Return row i of GGUF blocks. */
+/* Return the address of row i of a matrix of GGUF blocks. */
 static const uint8_t *source_row(const rvm_matrix_spec *s, const void *weights, size_t i) {
     return (const uint8_t *)weights + i * (s->cols / SUPER_COLS) * rvm_super_source(s->kind);
 }

@@ -1,6 +1,7 @@
 /* This header defines the packed forms of weights and activations, which every implementation of the matrix kernels reads.
  *
- * Packed weights are a head of 64 bytes, then tiles of 16 rows. Rows past the last row are zeros.
+ * Packed weights are a head of 64 bytes, then tiles of 16 rows. In the last tile, rows past the matrix's last row are
+ * zeros.
  *
  *   quantised tile: for each group of columns
  *     scales [16], then biases [16] if affine, of type scale_kind
@@ -18,10 +19,11 @@
  *   float tile: value[column][16]
  *
  * One instruction (vpdpbusd, sdot by lane) multiplies 16 rows x 4 bytes by 4 activations and adds to 16 dot products,
- * one for each row. So the kernels add no numbers across lanes, and they read all bytes once, in order.
+ * one for each row. So the kernels add no numbers across vector lanes, and they read all bytes of a tile once, in
+ * order.
  *
- * Activations are panels of 16 tokens; the last panel has the n <= 16 remaining tokens. A plane is one int8 part of
- * each activation.
+ * Activations are stored in panels of 16 tokens; the last panel has the n <= 16 remaining tokens. A plane is one int8
+ * part of each activation.
  *
  *   quantised panel: for each 32 columns
  *     q int8 [n][planes][32], d float [n], d * sum float [n], -8 sum int32 [n], -128 sum int32 [n]
@@ -34,10 +36,11 @@
  *
  * In a full panel for super-blocks, 64 columns of a token and plane are one cache line, which is one row of an AMX tile.
  *
- * The factor is 254, not 256, so that no part is -128: the product of -128 and -128, or its change of sign, would
- * overflow on instruction sets that add in 16 bits. A block's sum stays below 254 * 32 * 255 * 127 + 128 * 32 * 32385 < 2^29;
- * the sum of a plane and 256 columns, with integer scales, stays below 256 * 128 * 32 * 127 < 2^27. The kernels join
- * the two planes of super-blocks as floats. */
+ * The factor of the high part of a 16-bit activation is 254, not 256, so that no part is -128: the product of -128 and
+ * -128, or its change of sign, would overflow on instruction sets that add in 16 bits. A block's sum stays below 254 *
+ * 32 * 255 * 127 + 128 * 32 * 32385 < 2^29; the sum of a plane and 256 columns, with integer scales, stays below 256 *
+ * 128 * 32 * 127 < 2^27. For super-blocks, the kernels convert the dot products of the two planes to floats before they
+ * join them. */
 #ifndef RVM_MATRIX_H
 #define RVM_MATRIX_H
 
@@ -49,8 +52,8 @@
 enum { TILE = RVM_TILE_ROWS, PANEL = 16, BLOCK_COLS = 32, HIGH = 254, MOST_16 = 127 * HIGH + 127 };
 enum { SUPER_COLS = 256, SUPER_HEAD = 256, LINE_COLS = 64 };
 
-/* high = round(v * TO_HIGH). TO_HIGH is a little less than 1 / 254, so halfway cases round towards 0, and 32385
- * becomes high 127, low 127. */
+/* The high part of an activation v is round(v * TO_HIGH). TO_HIGH is a little less than 1 / 254, so halfway cases round
+ * towards 0, and v = 32385 becomes high = 127, low = 127. */
 #define TO_HIGH 0.0039369685f
 
 #define MATRIX_MAGIC "rvmtile1"
@@ -68,36 +71,37 @@ static inline int is_quantised(uint32_t kind) { return kind == RVM_Q4 || kind ==
 static inline size_t float_size(uint32_t kind) { return kind == RVM_F32 ? 4 : 2; }
 static inline size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-/* Return the number of int8 planes of quantised activations. */
+/* Return the number of int8 planes of quantised activations of this kind. */
 static inline size_t act_planes(uint32_t kind) { return kind == RVM_ACTS_16 || kind == RVM_ACTS_SUPER_16 ? 2 : 1; }
 
 static inline int is_super_acts(uint32_t kind) { return kind == RVM_ACTS_SUPER_8 || kind == RVM_ACTS_SUPER_16; }
 
-/* Return the bytes of one token's activations of 32 columns (act_bytes), or of 256 columns for super-blocks. */
+/* Return the number of bytes of one token's activations of 32 columns (act_bytes), or of 256 columns for super-blocks
+   (super_act_bytes). */
 static inline size_t act_bytes(size_t planes) { return BLOCK_COLS * planes + 16; }
 static inline size_t super_act_bytes(size_t planes) { return (SUPER_COLS + 64) * planes + 36; }
 
-/* Return the number of columns that share one scale. */
+/* Return the number of columns of activations that share one scale. */
 static inline size_t act_cols(uint32_t kind) { return is_super_acts(kind) ? SUPER_COLS : BLOCK_COLS; }
 
-/* Return the bytes of all of one token's quantised activations. */
+/* Return the number of bytes of all quantised activations of one token. */
 static inline size_t token_bytes(uint32_t kind, size_t cols) {
     const size_t planes = act_planes(kind);
     return cols / act_cols(kind) * (is_super_acts(kind) ? super_act_bytes(planes) : act_bytes(planes));
 }
 
-/* Return the integer for the largest of the activations that share a scale. */
+/* Return the integer to which the largest of the activations that share a scale is converted. */
 static inline float act_most(size_t planes) { return planes == 2 ? (float)MOST_16 : 127.0f; }
 
-/* Return the bytes of 16 rows x 32 columns of weights. */
+/* Return the number of bytes of a block of quantised weights, 16 rows x 32 columns, without scales. */
 static inline size_t block_bytes(uint32_t kind) {
     return kind == RVM_Q8 ? 512 : kind == RVM_Q6_K ? 384 : kind == RVM_Q5_K ? 320 : 256;
 }
 
-/* Return the bytes of 16 rows x 256 columns of super-blocks; the first SUPER_HEAD bytes are scales. */
+/* Return the number of bytes of 16 rows x 256 columns of super-blocks; the first SUPER_HEAD bytes are scales. */
 static inline size_t super_bytes(uint32_t kind) { return SUPER_HEAD + SUPER_COLS / BLOCK_COLS * block_bytes(kind); }
 
-/* Return the bytes of a tile before its first super-block. */
+/* Return the number of bytes of a tile before its first super-block. */
 static inline size_t super_front(const rvm_matrix_spec *s) {
     return s->kind == RVM_Q6_K ? round_up(2 * TILE * (s->cols / SUPER_COLS), RVM_ALIGNMENT) : 0;
 }
@@ -107,7 +111,7 @@ static inline const uint8_t *super_scale(const rvm_matrix_spec *s, const uint8_t
     return s->kind == RVM_Q6_K ? tile + 2 * TILE * i : p;
 }
 
-/* Return the bytes of the scales and biases of one group of columns of 16 rows. */
+/* Return the number of bytes of the scales and biases of one group of columns, for 16 rows. */
 static inline size_t scales_bytes(const rvm_matrix_spec *s) {
     return TILE * float_size(s->scale_kind) * (s->affine ? 2 : 1);
 }
@@ -137,13 +141,14 @@ static inline uint8_t *acts_panel(const void *acts, uint32_t kind, size_t cols, 
     return (uint8_t *)acts + t0 * token_bytes(kind, cols);
 }
 
-/* Return the address of token i's 64 columns from column 64 * line on, in 256 columns of n tokens for super-blocks. */
+/* Return the address of token i's activations of 64 columns from column 64 * line on. super: the activations of n
+   tokens for the 256 columns of a super-block */
 static inline uint8_t *line_at(const uint8_t *super, size_t planes, size_t n, size_t line, size_t i) {
     return (uint8_t *)super + LINE_COLS * planes * (line * n + i);
 }
 
-/* These functions return the addresses of the numbers after the integers: token i's d, the sum of its block b, and the
- * start (-32 times the sum) of half h and a plane. */
+/* These functions return addresses in the activations of n tokens for a super-block, after the integers: of token i's
+ * scale d, of the sum of its block b, and of the start value (-32 times the sum) of its half h in a plane. */
 static inline uint8_t *super_d(const uint8_t *super, size_t planes, size_t n, size_t i) {
     return (uint8_t *)super + SUPER_COLS * planes * n + 4 * i;
 }
@@ -154,7 +159,8 @@ static inline uint8_t *super_start(const uint8_t *super, size_t planes, size_t n
     return super_d(super, planes, n, i) + 4 * n * (9 + h * planes + plane);
 }
 
-/* Store a token's numbers after the integers of a block.   rest: the address of d[i] */
+/* Store one token's scale d and the multiples of its sum, which follow the integers of a block. rest: the address of
+   d[i] */
 static inline void store_sums(uint8_t *rest, size_t n, float d, int32_t sum) {
     const float bias = d * (float)sum;
     const int32_t zero[2] = {-8 * sum, -128 * sum};
@@ -164,7 +170,8 @@ static inline void store_sums(uint8_t *rest, size_t n, float d, int32_t sum) {
     memcpy(rest + 12 * n, &zero[1], 4);
 }
 
-/* Store token i's numbers for super-blocks.  sum, high: for each 16 columns, the sum of the activations and of plane 0 */
+/* Store token i's scale d, sums and start values for a super-block. sum, high: for each 16 columns, the sum of the
+   activations and of plane 0 */
 static inline void store_super_sums(uint8_t *super, size_t planes, size_t n, size_t i, float d, const int32_t *sum,
                                     const int32_t *high) {
     memcpy(super_d(super, planes, n, i), &d, 4);
@@ -192,14 +199,15 @@ static inline float float_at(const void *array, uint32_t kind, size_t i) {
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* UNROLL marks short loops of constant length, so that the arrays that they index stay in registers. */
+/* UNROLL makes the compiler unroll a short loop of constant length, so that the arrays that the loop indexes stay in
+   registers. */
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-/* Return a float of the activations. */
+/* Return the float at address p of the activations, which can be unaligned. */
 INLINE float act_f32(const uint8_t *p) {
     float x;
     memcpy(&x, p, 4);
@@ -212,15 +220,17 @@ INLINE int32_t act_i32(const uint8_t *p) {
     return x;
 }
 
-/* Super-blocks (matrix_super.c): pack a row of GGUF blocks into row `row` of a tile, and read a row back as floats. */
-size_t rvm_super_source(uint32_t kind); /* bytes of a GGUF block */
+/* These functions for super-blocks (matrix_super.c) pack a row of GGUF blocks into row `row` of a tile, and read a row
+   back as floats. */
+size_t rvm_super_source(uint32_t kind); /* returns the number of bytes of a GGUF block */
 void rvm_super_pack(const rvm_matrix_spec *s, const uint8_t *blocks, size_t row, uint8_t *tile);
 void rvm_super_row(const rvm_matrix_spec *s, const uint8_t *tile, size_t row, float *out);
 
-/* Get the scale and low, or the scales of both halves, of row r and columns k .. k + 31. Return the block of these codes. */
+/* Set factors to the integer scale and low (Q4_K, Q5_K), or to the scales of the two halves (Q6_K), of row r and
+   columns k .. k + 31. Return the address of the block with the codes of these columns. */
 const uint8_t *rvm_super_block(const rvm_matrix_spec *s, const uint8_t *tile, size_t k, size_t r, int factors[2]);
 
-/* Get d[0] = d and d[1] = -dmin, or 0, of row r and the super-block of column k. */
+/* Set d[0] = d and d[1] = -dmin (0 for Q6_K) of row r and the super-block of column k. */
 void rvm_super_floats(const rvm_matrix_spec *s, const uint8_t *tile, size_t k, size_t r, float d[2]);
 
 /* Return the code of row r and column c in a block of 32 columns. */
@@ -233,7 +243,7 @@ static inline unsigned block_code(const uint8_t *block, uint32_t kind, size_t r,
     return low;
 }
 
-/* Return 1 if the arguments of `acts` or `matmul` are invalid. */
+/* Return 1 if the arguments of the kernel `matmul`, or of the kernel `acts`, are invalid. */
 int rvm_matmul_refuses(const rvm_matrix *w, rvm_acts_kind kind, const void *acts, size_t tokens,
                        size_t tile_begin, size_t tile_end, const float *y, size_t y_stride);
 int rvm_acts_refuses(rvm_acts_kind kind, const float *x, size_t x_stride, size_t tokens, size_t cols,
