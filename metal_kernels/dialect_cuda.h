@@ -35,8 +35,8 @@ FN uint as_u32(float x) { return __float_as_uint(x); }
 FN float half_to_f32(uint bits) { return __half2float(__ushort_as_half((ushort)bits)); }
 FN uint f32_to_half(float x) { return __half_as_ushort(__float2half_rn(x)); }
 
-// These functions compute with two halves in a word, and with matrix units. Only the bodies *_matrix.metal use them, because some GPUs have no such
-// units.
+// These functions compute with two halves in a word, and with matrix units. Only the kernel bodies *_matrix.metal use
+// these functions, because some GPUs have no matrix units.
 FN uint pack_halves(float low, float high) {
     const __half2 h = __floats2half2_rn(low, high);
     return *(const uint *)&h;
@@ -45,7 +45,7 @@ FN uint half2_sub(uint a, uint b) {
     const __half2 h = __hsub2(*(const __half2 *)&a, *(const __half2 *)&b);
     return *(const uint *)&h;
 }
-FN float fast_exp2(float x) { // 2^x; a result that is denormal becomes 0
+FN float fast_exp2(float x) { // ex2.approx computes 2^x; a result that is denormal becomes 0
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;

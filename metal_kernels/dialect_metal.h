@@ -2,7 +2,8 @@
 // dialect_cuda.h and dialect_sim.h define the same words.
 #define FN inline
 #define CONST_FN inline constexpr
-// use this word only outside functions: there Metal requires an address space, and inside functions Metal forbids it
+// CONSTANT: use this word only outside functions: there Metal requires an address space, and inside functions Metal
+// forbids it
 #define CONSTANT constant constexpr
 #define THREAD thread
 #define GLOBAL_IN(T) const device T *

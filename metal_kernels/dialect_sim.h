@@ -2,7 +2,7 @@
 // thread is a fiber.
 //
 // These faults end the kernel with a message, which sim_run returns; the process continues:
-//   * a buffer access out of bounds or not aligned to its width, in device memory or threadgroup memory
+//   * an access to a buffer that is out of bounds or not aligned to its width, in device memory or threadgroup memory
 //   * a shuffle or barrier that not all threads of the simdgroup (threadgroup) reach at the same place
 //   * two threads that touch one word of threadgroup memory, one of them writing, with no barrier between
 //   * a read of threadgroup memory that no thread wrote (at the start the memory is full of NaN)
@@ -46,11 +46,11 @@ struct Fiber {
     int site;            // the number of the source line with the barrier or shuffle in which the thread waits
     unsigned collectives; // number of barriers and shuffles that this thread has passed; a lane that left one out has another number
     uint posted, got;
-    int from;            // number of the lane whose value a shuffle reads; -1: a barrier; -2: a matrix product
+    int from;            // -1: the thread waits at a barrier; -2: at a matrix product; else the lane whose value its shuffle reads
     uint words[6];
     float *product;
-    unsigned simd_epoch, group_epoch; // number of barriers that this thread has passed
-    size_t accesses;                  // number of accesses to device memory
+    unsigned simd_epoch, group_epoch; // the number of barriers that this thread has passed
+    size_t accesses;                  // the number of accesses of this thread to device memory
 };
 
 struct State {
@@ -79,7 +79,7 @@ inline State S;
     _longjmp(S.failed, 1);
 }
 
-inline uint random_below(uint n) { // a random number by the generator splitmix64
+inline uint random_below(uint n) { // return a random number below n, by the generator splitmix64
     uint64_t z = S.random += 0x9E3779B97F4A7C15ull;
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9ull;
     z = (z ^ z >> 27) * 0x94D049BB133111EBull;
@@ -96,7 +96,8 @@ inline void shuffled(int *order, int n) {
 
 inline float f16(uint word, int i);
 
-// Compute C += A B for the lanes of one simdgroup. The comment of attend_matrix.h says which lane holds which numbers.
+// Compute the matrix product C += A B of one simdgroup, whose lanes begin at thread `first`. The comment of
+// attend_matrix.h says which lane holds which numbers.
 inline void multiply_all(int first) {
     float a[16][16], b[16][8];
     for (int lane = 0; lane < LANES; lane++) {
@@ -122,7 +123,7 @@ inline void release(int first, int n, Wait kind) {
     Fiber &one = S.fiber[first];
     for (int i = first; i < first + n; i++) {
         Fiber &f = S.fiber[i];
-        if (f.wait != kind) return; // this thread has not arrived at the place yet
+        if (f.wait != kind) return; // this thread has not arrived at a barrier or shuffle yet
     }
     for (int i = first; i < first + n; i++) {
         Fiber &f = S.fiber[i];
@@ -180,7 +181,7 @@ inline void matrix_product(float *c, uint a0, uint a1, uint a2, uint a3, uint b0
 template <typename T> struct Global {
     char *base;
     size_t bytes;
-    int64_t at; // the offset from the start of the buffer in bytes
+    int64_t at; // at: the offset from the start of the buffer in bytes
     Global operator+(int64_t n) const { return {base, bytes, at + n * (int64_t)sizeof(T)}; }
     template <typename W> W *word(int64_t offset) const {
         int64_t a = at + offset;
@@ -198,7 +199,7 @@ template <typename T> struct Global {
 struct Touch { // for the last thread that wrote (read) a word: 1 + the number of barriers that it had passed; 0: none
     unsigned write_group, write_simd, read_group, read_simd;
     int writer;
-    int reader, reader_simd; // number of the last reading thread and simdgroup; -1: several
+    int reader, reader_simd; // the number of the thread (and of its simdgroup) that read last; -1: several
 };
 
 template <typename T> struct Store {
@@ -321,8 +322,9 @@ inline void run_group(uint3 at) {
         if (S.fiber[i].accesses > S.most_accesses) S.most_accesses = S.fiber[i].accesses;
 }
 
-// Run the kernel. Return 0, or 1 with a message. groups: the number of threadgroups in x, y, z. used: the maximum
-// number of bytes of a threadgroup's memory, and the maximum number of accesses of one thread to device memory.
+// Run the kernel `body` in all threads of all threadgroups. Return 0, or 1 and a message after a fault. groups: the
+// number of threadgroups in x, y, z. used: the maximum number of bytes of a threadgroup's memory, and the maximum
+// number of accesses of one thread to device memory.
 inline int run(void (*body)(void *), void *arguments, const uint *groups, int threads, uint64_t seed, char *message,
                size_t message_size, size_t *used) {
     if (!S.stacks) S.stacks = (char *)malloc((size_t)MAX_THREADS * STACK);
@@ -389,7 +391,7 @@ FN float half_to_f32(uint bits) {
     return sign ? -x : x;
 }
 
-FN uint f32_to_half(float x) { // rounds a float to the nearest 16-bit float, ties to even
+FN uint f32_to_half(float x) { // this function rounds a float to the nearest 16-bit float, ties to even
     uint bits = as_u32(x), sign = bits >> 16 & 0x8000u, a = bits & 0x7fffffffu;
     if (a > 0x7f800000u) return sign | 0x7e00u;
     if (a >= 0x477ff000u) return sign | 0x7c00u;
@@ -398,13 +400,13 @@ FN uint f32_to_half(float x) { // rounds a float to the nearest 16-bit float, ti
     return sign | ((a + 0xfffu + odd - 0x38000000u) >> 13);
 }
 
-struct half { // a 16-bit float as in Metal and CUDA; each operation first converts it to a float
+struct half { // half: a 16-bit float as in Metal and CUDA; each operation first converts its operands to floats
     ushort bits;
     half() = default;
     explicit half(float x) : bits((ushort)f32_to_half(x)) {}
     operator float() const { return half_to_f32(bits); }
 };
-struct bfloat { // the upper 16 bits of a float, rounded to nearest, ties to even
+struct bfloat { // bfloat: the upper 16 bits of a float, after rounding to nearest, ties to even
     ushort bits;
     bfloat() = default;
     explicit bfloat(float x) {

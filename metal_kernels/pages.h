@@ -5,14 +5,14 @@
 //    4 bits: K u4 [64][D/2], V u4 [64][D/2], K scale, K bias, V scale, V bias f16 [64] each
 // A pool is an array of pages: [pages][n_kv_heads][bytes of a page].
 
-CONSTANT int PAGE = 64; // number of tokens in a page
+CONSTANT int PAGE = 64; // PAGE: the number of tokens in a page
 
-// This table lists the tiers (storage precisions) of the cache. Each tier has one row, from the oldest tokens to the
+// This table lists the tiers (storage precisions) of the KV cache. Each tier has one row, from the oldest tokens to the
 // newest. 4-bit codes have a bias, and 8-bit codes have none.
 //   pool     the kernels' argument that holds the pages of the tier
 //   rotated  1 if keys are rotated (hadamard in quantise.h) before they become codes; their queries are rotated, too
-//   cost     the relative time of attention over a page. A warm page costs 3, not 2: fewer loads of large pages run at
-//   once.
+//   cost     the time of attention over a page, relative to a cold page. A warm page costs 3, and not 2 as its size
+//            suggests, because a GPU runs fewer loads of large pages at once.
 // TIERS passes `x` to each ROW. ruvmlx/tiers.py and neon/include/rvm_pages.h have the same rows.
 //            name   pool  bits  rotated  cost
 #define TIERS(ROW, x)              \
@@ -39,17 +39,17 @@ CONST_FN bool has_keys(int bits, bool rotated) { return false TIERS(TIER_KEYS, 0
 // The parameters of a sequence for the attention kernels are int32 numbers: params [sequences][PARAMS]. The first
 // N_TIERS parameters are the numbers of pages in the tiers; tier 0 has the oldest pages.
 enum {
-    N_TOKENS = N_TIERS, // number of tokens in the sequence; only the last page can be partly filled, and only if it is hot
-    FIRST,              // index of the first token that the query sees
-    TABLE,              // the index in `pages` at which the page ids of the sequence begin
-    SPLIT,              // decode kernels: the work of one threadgroup, as a sum of page costs (cost_before)
-    KV_HEADS,           // the number of KV heads; n_heads = KV_HEADS * GROUP
+    N_TOKENS = N_TIERS, // the number of tokens in the sequence; only the last page can be partly filled, and only if it is hot
+    FIRST,              // FIRST: the index of the first token that the query sees
+    TABLE,              // TABLE: the index in `pages` at which the page ids of the sequence begin
+    SPLIT,              // SPLIT: decode kernels: the work of one threadgroup, as a sum of page costs (cost_before)
+    KV_HEADS,           // KV_HEADS: the number of KV heads; the number of query heads is KV_HEADS * GROUP
     GROUP,
-    SCALE,              // the scale of the scores: the bits of the float log2(e) / sqrt(D)
-    N_NEW,              // prefill kernels: the number of tokens in the present chunk of the prompt
-    SPLITS,             // decode kernels: the number of threadgroups for one head
-    HEAD,               // kernel gather: the index of the first KV head
-    HEADS,              // kernel gather: the number of KV heads
+    SCALE,              // SCALE: the scale of the scores, stored as the bits of the float log2(e) / sqrt(D)
+    N_NEW,              // N_NEW: prefill kernels: the number of tokens in the present chunk of the prompt
+    SPLITS,             // SPLITS: decode kernels: the number of threadgroups for one head
+    HEAD,               // HEAD: kernel gather: the index of the first KV head
+    HEADS,              // HEADS: kernel gather: the number of KV heads
     PARAMS = 16,
 };
 
@@ -57,7 +57,7 @@ enum {
 
 CONST_FN bool has_bias(int bits) { return bits == 4; }
 
-// These functions return byte offsets in a page whose numbers have `bits` bits.
+// These functions return the byte offsets of values, scales and biases in a page whose numbers have `bits` bits.
 CONST_FN int v_at(int bits, int D) { return 8 * bits * D; }
 CONST_FN int k_scale_at(int bits, int D) { return 16 * bits * D; }
 CONST_FN int k_bias_at(int bits, int D) { return 16 * bits * D + 128; }
@@ -68,7 +68,7 @@ CONST_FN int page_bytes(int tier, int D) {
     return 16 * bits_of(tier) * D + (bits_of(tier) == 16 ? 0 : has_bias(bits_of(tier)) ? 512 : 256);
 }
 
-// Load into n the number of pages that the sequence has in each tier.
+// Copy the number of pages that the sequence has in each tier from params to n.
 template <typename P> FN void load_counts(P params, THREAD int *n) { UNROLL for (int i = 0; i < N_TIERS; i++) n[i] = params[i]; }
 FN int count_pages(THREAD const int *n) {
     int pages = 0;
@@ -81,8 +81,8 @@ FN int tier_of(int page, THREAD const int *n) {
     return tier;
 }
 
-// Return the cost of all pages before `page`. The threadgroups of the decode kernels get equal costs, and not equal
-// numbers of pages: threadgroup i takes the pages that begin in its interval of SPLIT costs.
+// Return the sum of the costs of all pages before page number `page`. The threadgroups of the decode kernels get equal
+// costs, and not equal numbers of pages: threadgroup i takes the pages that begin in its interval of SPLIT costs.
 FN int cost_before(int page, THREAD const int *n) {
     int cost = 0;
     UNROLL for (int tier = 0; tier < N_TIERS; tier++) {
@@ -91,7 +91,7 @@ FN int cost_before(int page, THREAD const int *n) {
     }
     return cost;
 }
-// find the first page before which the pages cost at least `cost`
+// return the first page such that the pages before it cost at least `cost` together
 FN int first_page_from(int cost, THREAD const int *n) {
     int page = 0;
     UNROLL for (int tier = 0; tier < N_TIERS; tier++) {
@@ -122,7 +122,8 @@ FN float sum_over_lanes(float x) {
     return x;
 }
 
-// Return the sum of the D numbers from q[at] on, in each lane. A key's bias is multiplied by this sum of the query.
+// Return the sum of the D numbers from q[at] on, in each lane. The attention kernels multiply a key's bias by this sum
+// of the query's numbers.
 template <int D> FN float sum_of_query(GLOBAL_IN(float) q, uint at, uint lane) {
     float sum = 0;
     for (uint d = lane; d < D; d += 32) sum += q[at + d];

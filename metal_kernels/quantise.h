@@ -1,11 +1,11 @@
-// These functions quantise pages. All implementations give the same bytes, because all use float32, divisions (no
-// reciprocals), and ties to even. This header needs pages.h.
+// These functions quantise pages; they need pages.h. All implementations give the same bytes, because all use float32,
+// divisions (no reciprocals), and rounding with ties to even.
 //   8 bits:  s = f16(absmax / 127)        q = clamp(rint(x / s), -127, 127)        x ~ s q
 //   4 bits:  s = f16((max - min) / 15)    b = f16(min)    q = clamp(rint((x - b) / s), 0, 15)        x ~ s q + b
 //   If s = 0, then q = 0. A scale or bias of -0 is stored as +0, because the sign of a zero minimum depends on the
 //   order of comparisons.
-//   Products s * q are exact in float32, so a compiler can fuse s * q - b without a change of the result. For all other
-//   products the code uses `product`, which no compiler fuses.
+//   Products s * q are exact in float32, so a compiler can fuse s * q - b without a change of the result. For the
+//   products that a compiler must not fuse with a sum, the code uses the function `product`.
 
 FN float max_over_lanes(float x) {
     UNROLL for (int w = 1; w < 32; w *= 2) x = fmax(x, shuffle_xor(x, w));
@@ -27,12 +27,12 @@ template <int BITS> FN uint code_of(float x, float s, float b) {
     return (uint)fmin(fmax(rint((x - b) / s), 0.0f), 15.0f);
 }
 
-// A simdgroup holds four of a token's numbers in each lane. Block n has the numbers 128 n .. 128 n + 127, and lane l
-// has the numbers 4 l .. 4 l + 3 of the block.
+// A simdgroup holds four of a token's numbers in each lane. These numbers of all lanes are a block: block n has the
+// token's numbers 128 n .. 128 n + 127, and lane l holds the numbers 4 l .. 4 l + 3 of the block.
 CONST_FN int blocks_of(int D) { return (D + 127) / 128; }
 
-// Load x[0..3] = the dequantised numbers d .. d+3 of token t of K (value = 0) or V (value = 1). Numbers after the first
-// D numbers are zeros. Rotated keys stay rotated.
+// Load x[0..3] = the dequantised numbers d .. d+3 of token t of K (value = 0) or V (value = 1). The results for numbers
+// from D on are zeros. Rotated keys stay rotated.
 template <int BITS, int D> FN void load_values(GLOBAL_IN(uchar) page, int value, uint t, uint d, THREAD float *x) {
     UNROLL for (int i = 0; i < 4; i++) x[i] = 0;
     if (d >= D) return;
@@ -57,7 +57,7 @@ CONST_FN int hadamard_block(int D) { return D % 128 == 0 ? 128 : D % 64 == 0 ? 6
 
 // Multiply one block of a token's numbers by a block-diagonal orthonormal Hadamard matrix, which is its own inverse.
 // For h = 1, 2, 4 .. B / 2, each pair (x_i, x_{i + h}) becomes (sum, difference). At the end each number is multiplied
-// by 1 / sqrt(B). B is the size of the matrix's blocks.
+// by 1 / sqrt(B). B is the number of rows of each block of the matrix.
 template <int D> FN void hadamard(THREAD float *x, uint lane) {
     constexpr int B = hadamard_block(D);
     const float a = x[0] + x[1], b = x[0] - x[1], c = x[2] + x[3], d = x[2] - x[3];

@@ -13,10 +13,10 @@
  * become integers xhat with one scale d per token and 32 columns, of -127..127 (8 bits) or -32385..32385 (16 bits).
  * The product is then
  *   y[n] = sum_j d_j * (s[n][g] * (q . xhat)_j + b[n][g] * sum(xhat)_j)      j over blocks of 32 columns.
- * Every implementation adds in this order, so the results with quantised weights have the same bits, for any number of
- * tokens and any division of the work among threads. GGUF's super-blocks have 256 columns, and their activations have one
- * scale per token and super-block. The scales and lows (minimums of groups) of super-blocks are integers, which the
- * kernels multiply and add as integers. The formula of Q4_K and Q5_K has groups g of 32 columns:
+ * Every implementation adds in this order, so the results have the same bits, for any number of tokens and any division
+ * of the work among threads. GGUF's super-blocks have 256 columns, and their activations have one scale per token and
+ * super-block. The scales and lows (minimums of groups) of super-blocks are integers, which the kernels multiply and
+ * add as integers. The formula of Q4_K and Q5_K has groups g of 32 columns:
  *   y[n] = sum_j d_j * (d[n][j] * sum_g scale[n][g] * (q . xhat)_g - dmin[n][j] * sum_g low[n][g] * sum(xhat)_g).
  * The formula of Q6_K has groups g of 16 columns:
  *   y[n] = sum_j d_j * d[n][j] * sum_g scale[n][g] * ((q - 32) . xhat)_g.

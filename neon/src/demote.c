@@ -4,8 +4,8 @@
  *
  * The code converts 16 tokens of keys, or 32 tokens of values, together. The numbers that are converted together are a
  * panel x [columns][lanes], and the lanes are the rows of a tile.
- *   In a panel of keys, the columns are dimensions and the lanes are tokens.     In a panel of values, the columns are
- *   tokens and the lanes are dimensions.
+ *   In a panel of keys, the columns are dimensions and the lanes are tokens.
+ *   In a panel of values, the columns are tokens and the lanes are dimensions.
  * Four interleaved columns of 16 lanes are one line of a block. A token's scale applies to a lane of keys, or to a
  * column of values. */
 #include "layers.h"

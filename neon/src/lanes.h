@@ -16,8 +16,9 @@
 #define LANES_JOIN(a, b) LANES_JOIN_(a, b)
 #define RVM_PLAIN LANES_JOIN(RVM_IS_, RVM_IMPL)
 
-/* Convert a float to the nearest half, ties to even. The code adds 2^13 times the power of 2 that is just below |x| (at
- * least 2^-14, the smallest normal half): the low bits of the sum are then the rounded mantissa of the half. */
+/* Convert a float to the nearest half, ties to even. A result of at least 2^-14 (a normal half) is rounded in integer
+ * arithmetic. For a smaller result, the code adds 0.5, which is 2^13 * 2^-14: the low bits of the sum are then the
+ * rounded mantissa of the half. */
 static inline uint16_t float_to_half(float x) {
     uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000u, mag = bits & 0x7fffffffu;
     if (mag > 0x7f800000u) return (uint16_t)(sign | 0x7e00u); /* x is NaN, so return a NaN */

@@ -1,4 +1,5 @@
-/* AVX2: two registers hold 16 rows.  The including file defines how bytes are multiplied (dot, OFFSET8). */
+/* This header has the vectors of matrix_kernel.h for AVX2: two registers hold 16 rows. The file that includes this
+   header defines how bytes are multiplied (dot, OFFSET8). */
 #include "matrix_x86.h"
 
 #include <math.h>
@@ -10,7 +11,7 @@ typedef struct {
     __m256i a, b;
 } i32x;
 typedef struct {
-    const uint8_t *p; /* there are too few registers for a block, so each step unpacks its codes */
+    const uint8_t *p; /* weights: AVX2 has too few registers for a whole block, so each step of `dots` unpacks its own codes */
 } weights;
 
 INLINE f32x f_zero(void) { return (f32x){_mm256_setzero_ps(), _mm256_setzero_ps()}; }
@@ -63,7 +64,7 @@ INLINE void unpack(const uint8_t *p, uint32_t kind, size_t m, weights *w) {
     w->p = p;
 }
 
-/* Return the columns 4j .. 4j + 3 of 8-bit weights.  flip: 0, or 128 to make them signed */
+/* Return the columns 4j .. 4j + 3 of 8-bit weights. flip: 0, or 128 to make the stored unsigned weights signed */
 INLINE i32x bytes_q8(const weights *w, size_t j, int flip) {
     const __m256i top = _mm256_set1_epi8((char)flip);
     return (i32x){_mm256_xor_si256(bytes_at(w->p + 64 * j), top),
@@ -79,7 +80,7 @@ INLINE i32x bytes_q4(const weights *w, size_t j, i32x *high) {
     return (i32x){_mm256_and_si256(a, low), _mm256_and_si256(b, low)};
 }
 
-/* Return the bits from `shift` on of every byte at p, moved to the bits from 4 on and masked. */
+/* Return every byte at p with its bits from `shift` on moved to the bits from 4 on, and then masked with `mask`. */
 INLINE __m256i high_bits(const uint8_t *p, int shift, int mask) {
     const __m256i x = bytes_at(p);
     const __m256i moved = shift < 4 ? _mm256_slli_epi16(x, 4 - shift) : _mm256_srli_epi16(x, shift - 4);
@@ -111,7 +112,8 @@ INLINE int32_t reduce_add(__m256i x) {
     return _mm_cvtsi128_si32(m);
 }
 
-/* Round to nearest, ties to even; store as bytes; sums and largest magnitudes over all lanes (matrix_kernel.h). */
+/* These functions round to nearest (ties to even), store integers as bytes, and return the sum or the largest magnitude
+   of all lanes (matrix_kernel.h). */
 INLINE i32x i_round(f32x x) { return (i32x){_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 INLINE i32x i_add(i32x x, i32x y) { return (i32x){_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 INLINE i32x i_mla(i32x x, i32x y, i32x z) {

@@ -1,4 +1,5 @@
-/* AVX-512: one register holds 16 rows.  The including file defines how bytes are multiplied (dot, OFFSET8). */
+/* This header has the vectors of matrix_kernel.h for AVX-512: one register holds 16 rows. The file that includes this
+   header defines how bytes are multiplied (dot, OFFSET8). */
 #include "matrix_x86.h"
 
 #include <math.h>
@@ -6,7 +7,7 @@
 typedef __m512 f32x;
 typedef __m512i i32x;
 typedef struct {
-    __m512i v[8]; /* v[j]: columns 4j .. 4j + 3 */
+    __m512i v[8]; /* weights: v[j] has the columns 4j .. 4j + 3 of 16 rows */
 } weights;
 
 INLINE f32x f_zero(void) { return _mm512_setzero_ps(); }
@@ -33,7 +34,8 @@ INLINE void f_store(float *y, f32x a, size_t n) {
     else _mm512_mask_storeu_ps(y, (__mmask16)((1u << n) - 1), a);
 }
 
-/* Round to nearest, ties to even; store as bytes; sums and largest magnitudes over all lanes (matrix_kernel.h). */
+/* These functions round to nearest (ties to even), store integers as bytes, and return the sum or the largest magnitude
+   of all lanes (matrix_kernel.h). */
 INLINE i32x i_round(f32x a) { return _mm512_cvtps_epi32(a); }
 INLINE i32x i_add(i32x a, i32x b) { return _mm512_add_epi32(a, b); }
 INLINE i32x i_mla(i32x a, i32x b, i32x c) { return _mm512_add_epi32(a, _mm512_mullo_epi32(b, c)); }
@@ -47,7 +49,7 @@ INLINE int32_t i_most(i32x a) { return _mm512_reduce_max_epi32(a); }
 /* Return v | (x & mask). */
 INLINE __m512i with(__m512i v, __m512i x, __m512i mask) { return _mm512_or_si512(v, _mm512_and_si512(x, mask)); }
 
-/* Add the fifth bits of Q5_K, which lie after the low nibbles. */
+/* Add the fifth bits of the codes of Q5_K at p, which are stored after the low nibbles, to w. */
 INLINE void unpack_fifth(const uint8_t *p, weights *w) {
     const __m512i x = _mm512_loadu_si512(p), bit = _mm512_set1_epi8(16);
     w->v[0] = with(w->v[0], _mm512_slli_epi16(x, 4), bit);
@@ -60,7 +62,7 @@ INLINE void unpack_fifth(const uint8_t *p, weights *w) {
     w->v[7] = with(w->v[7], _mm512_srli_epi16(x, 3), bit);
 }
 
-/* Add the fifth and sixth bits of Q6_K. */
+/* Add the fifth and sixth bits of the codes of Q6_K at p to w. */
 INLINE void unpack_two(const uint8_t *p, weights *w) {
     const __m512i bits = _mm512_set1_epi8(48);
     UNROLL for (size_t h = 0; h < 2; h++) {
@@ -73,7 +75,7 @@ INLINE void unpack_two(const uint8_t *p, weights *w) {
     }
 }
 
-/* Unpack a block.  flip: 0, or 128 to make unsigned 8-bit weights signed */
+/* Unpack the codes of a block into bytes. flip: 0, or 128 to make the stored unsigned 8-bit weights signed */
 INLINE void unpack_512(const uint8_t *p, uint32_t kind, int flip, weights *w) {
     const __m512i low = _mm512_set1_epi8(15), top = _mm512_set1_epi8((char)flip);
     UNROLL for (size_t j = 0; j < 8; j++) {

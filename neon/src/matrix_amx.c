@@ -1,18 +1,20 @@
-/* The AMX kernels. One instruction multiplies 16 tokens by 16 rows in a panel of 16 tokens, and both planes of 8 tokens
- * by 16 rows in a panel of 6 to 15 (amx_few.h). Fewer tokens and float weights use the kernels of AVX-512 with VNNI. The
- * results have the same bits, because both kernels add integers, and add the blocks in the same order.
+/* This file has the matrix kernels for AMX. In a panel of 16 tokens, one instruction multiplies one plane of 16 tokens
+ * by 16 rows. In a panel of 6 to 15 tokens, one instruction multiplies the planes of up to 8 tokens by 16 rows
+ * (amx_few.h). For fewer tokens and for float weights, the kernels of AVX-512 with VNNI run. Both kinds of kernel give
+ * the same bits, because they add integers within a block, and add the blocks in the same order.
  *
- * The kernel unpacks weights once for up to PANELS panels. Tile registers compute the products of a block of 32 columns
- * and store them; vector instructions add them to the sums LAG blocks later. The kernel reads activations in slices of
- * columns that stay in the L2 cache. It unpacks super-blocks (amx_super.h) for fewer panels, so that a slice has more
- * columns and y is read and written less often (matmul_bench: 8 panels are 10% faster than 16 or 4). */
+ * The kernel unpacks weights once for up to PANELS panels. AMX instructions compute the products of a block of 32
+ * columns in tile registers and store these products in memory; vector instructions add them to the sums LAG blocks
+ * later. The kernel reads activations in slices of columns that stay in the L2 cache. The kernel unpacks super-blocks
+ * (amx_super.h) for only SUPER_PANELS panels, so that a slice has more columns and the kernel reads and writes y less
+ * often (matmul_bench: 8 panels are 10% faster than 16 or 4). */
 #include "matrix_512vnni.h"
 
 enum { PANELS = 16, SUPER_PANELS = 8, LAG = 2, RING = 4, SLICE_BYTES = 768 << 10 };
 
 /* ---- tile registers ---- */
 
-/* The numbers of the tile registers are macros, because the intrinsics accept only literal numbers. */
+/* The numbers 0 to 7 of the tile registers are macros, because the intrinsics accept only literal numbers. */
 #define PRODUCTS_0 0
 #define PRODUCTS_1 1
 #define PRODUCTS_2 2
@@ -30,7 +32,8 @@ typedef struct {
 
 _Static_assert(sizeof(tile_config) == 64, "what the processor reads");
 
-/* Return the configuration for blocks of n columns: four registers for products, two for activations, two for weights. */
+/* Return the configuration of the tile registers for blocks of n columns: four registers for products, two for
+   activations, two for weights. */
 static tile_config config_for(uint8_t n) {
     const uint8_t k = n / 4;
     return (tile_config){.palette = 1,
@@ -38,7 +41,8 @@ static tile_config config_for(uint8_t n) {
                          .rows = {16, 16, 16, 16, 16, 16, k, k}};
 }
 
-/* Make the compiler finish all stores to p, because it does not know how much memory the tile intrinsics read. */
+/* Make the compiler finish all stores to the memory at p, because the compiler does not know how much of this memory
+   the tile intrinsics read. */
 INLINE void settle(const void *p) { __asm__ volatile("" ::"r"(p) : "memory"); }
 
 INLINE void use(const tile_config *c) {
@@ -47,7 +51,8 @@ INLINE void use(const tile_config *c) {
     else _tile_release();
 }
 
-/* Return this thread's configuration, which `use` restores later: llama.cpp sets its own only once and relies on it. */
+/* Return this thread's configuration of the tile registers, so that the kernel can restore it with `use` later. Other
+   code in the process relies on its configuration: llama.cpp sets its own only once. */
 INLINE tile_config current(void) {
     tile_config c;
     _tile_storeconfig(&c);
@@ -55,7 +60,8 @@ INLINE tile_config current(void) {
     return c;
 }
 
-/* Compute q . codes into PRODUCTS_0 and _1 for an even part, or _2 and _3 for an odd part, one register for each plane.
+/* Compute the dot products q . codes of a part (a block of 32 columns). The results go to PRODUCTS_0 and _1 if the
+ * part's number is even, else to PRODUCTS_2 and _3; there is one register for each plane.
  *   q: [16 tokens][planes][32]   codes: [8][16 rows][4] */
 INLINE void multiply_part(size_t part, const uint8_t *q, const uint8_t *codes, const size_t planes) {
     _tile_loadd(ACTS_0, q, 32 * planes);
@@ -76,7 +82,7 @@ INLINE void multiply_part(size_t part, const uint8_t *q, const uint8_t *codes, c
     }
 }
 
-/* Store the products of a part.   to: [planes][16 tokens][16 rows] */
+/* Store the products of a part (a block of 32 columns). to: [planes][16 tokens][16 rows] */
 INLINE void store_part(size_t part, int32_t *to, const size_t planes) {
     if (part % 2 == 0) {
         _tile_stored(PRODUCTS_0, to, 64);
@@ -92,10 +98,10 @@ INLINE void store_part(size_t part, int32_t *to, const size_t planes) {
 /* Up to 256 unpacked columns of a tile. */
 typedef struct {
     _Alignas(64) weights block[8];
-    float scale[8][TILE], bias[8][TILE]; /* of each block of 32 columns */
+    float scale[8][TILE], bias[8][TILE]; /* scale, bias: of each block of 32 columns */
 } unpacked;
 
-/* Unpack n blocks from column k on, where a group begins. */
+/* Unpack n blocks of 32 columns from column k on, which is the first column of a group. */
 INLINE void unpack_columns(const rvm_matrix_spec *spec, const uint8_t *tile, size_t k, size_t n, const uint32_t kind,
                            const int affine, unpacked *to) {
     const size_t group = spec->group, scales = TILE * float_size(spec->scale_kind);
@@ -116,8 +122,10 @@ INLINE void unpack_columns(const rvm_matrix_spec *spec, const uint8_t *tile, siz
 
 /* ---- sums ---- */
 
-/* Return the products of a token and a block as floats, exact because the parts are below 2^24 for all kinds except Q8.
- * from: [16 rows]; the second plane's products begin at from + plane   start: the token's start_of */
+/* Return the dot products of a token and a block for 16 rows, as floats. For all kinds except Q8 the dot product of
+ * each plane is below 2^24, so its conversion to float is exact.
+ * from: [16 rows]; the second plane's products begin at from + plane start: the start value of the dot product
+ * (start_of) */
 INLINE f32x exact_sum(const int32_t *from, const size_t plane, const size_t planes, int32_t start,
                       const uint32_t kind) {
     const i32x first = _mm512_load_si512(from);
@@ -127,9 +135,10 @@ INLINE f32x exact_sum(const int32_t *from, const size_t plane, const size_t plan
     return f_fma(f_all(HIGH), f_of(first), f_of(low));
 }
 
-/* Add a block to sum[t] for the first `some` <= T tokens.
- *   from: the products; `token` and `plane` are the distances of two tokens and of a token's two planes
- *   d: the numbers after the block's integers in a panel of n */
+/* Scale the products of one block and add them to sum[t], for the first `some` <= T tokens.
+ * from: the products; `token` is the distance of two tokens in from, and `plane` is the distance of a token's two
+ *   planes
+ *   d: the address of the scales and sums that follow the block's integers in a panel of n tokens */
 INLINE void add_part(f32x *sum, const int32_t *from, const size_t token, const size_t plane, const unpacked *w,
                      size_t part, const uint8_t *d, size_t n, size_t some, const size_t T, const size_t planes,
                      const uint32_t kind, const int affine) {
@@ -152,19 +161,20 @@ typedef struct {
     const rvm_matrix_spec *spec;
     rvm_acts_kind acts;
     const uint8_t *first; /* the first panel */
-    size_t panels, begin, end; /* number of panels; columns [begin, end) */
+    size_t panels, begin, end; /* panels: their number; the slice has the columns [begin, end) */
     float *y;
     size_t y_stride;
 } slice;
 
-/* The product of 256 columns of a tile and a panel. */
+/* One unit of work: the product of 256 columns of a tile and a panel. */
 typedef struct {
     float *sums; /* [16 tokens][16 rows] */
     const unpacked *w;
-    const uint8_t *act; /* the panel, from the first block of w on */
+    const uint8_t *act; /* act: the panel's activations, from the first block of w on */
 } unit;
 
-/* Multiply all parts of all units. The products of a part are computed while vectors add those of an earlier part. */
+/* Multiply all parts (blocks of 32 columns) of all units. The tile registers compute the products of a part while
+   vector instructions add the products of an earlier part. */
 INLINE void multiply_units(const unit *units, size_t count, size_t parts, const size_t planes, const uint32_t kind,
                            const int affine) {
     const size_t block_acts = PANEL * act_bytes(planes);
@@ -191,7 +201,7 @@ INLINE void multiply_units(const unit *units, size_t count, size_t parts, const 
     }
 }
 
-/* Multiply up to 256 columns from k on for all panels, one tile after the other. */
+/* Multiply up to 256 columns from column k on, for all panels of the slice, one tile after the other. */
 INLINE void multiply_columns(const slice *s, const uint8_t *const *tile, const size_t tiles, size_t k,
                              float (*sums)[PANELS][PANEL * TILE], const size_t planes, const uint32_t kind,
                              const int affine) {
@@ -215,7 +225,7 @@ INLINE void prefetch_super(const slice *s, const uint8_t *tile, size_t k) {
     for (size_t i = 0; i < bytes; i += 64) prefetch_line(p + i);
 }
 
-/* Multiply 256 columns of super-blocks from k on for all panels. */
+/* Multiply the 256 columns of a super-block from column k on, for all panels of the slice. */
 INLINE void super_columns(const slice *s, const uint8_t *const *tile, const size_t tiles, size_t k,
                           float (*sums)[PANELS][PANEL * TILE], const size_t planes, const uint32_t kind) {
     const size_t panel_bytes = PANEL * token_bytes(s->acts, s->spec->cols);
@@ -292,7 +302,7 @@ static tiles_function *tiles_for(const rvm_matrix_spec *spec, size_t planes) {
     return all[planes - 1][spec->kind == RVM_Q8][spec->affine];
 }
 
-/* Compute the full panels of `tokens`. */
+/* Compute the results of all panels that have 16 tokens. */
 static void full_panels(const rvm_matrix *m, rvm_acts_kind kind, const void *a, size_t tokens, size_t tile_begin,
                         size_t tile_end, float *y, size_t y_stride) {
     const rvm_matrix_spec *spec = &m->spec;
@@ -325,7 +335,7 @@ static int matmul_in_tiles(const rvm_matrix *m, rvm_acts_kind kind, const void *
     return matmul(m, kind, rest, tokens - full, tile_begin, tile_end, y + full * y_stride, y_stride);
 }
 
-/* Compute products of data in the L1 cache `rounds` times. */
+/* Compute products of data in the L1 cache `rounds` times, to measure the peak rate of the AMX instructions. */
 static uint64_t peak_in_tiles(uint64_t rounds, int32_t *sum) {
     _Alignas(64) uint8_t q[1024], codes[512];
     _Alignas(64) int32_t c[512];

@@ -1,4 +1,5 @@
-/* NEON: four registers hold 16 rows.  The including file defines how bytes are multiplied (dots, OFFSET8). */
+/* This header has the vectors of matrix_kernel.h for NEON: four registers hold 16 rows. The file that includes this
+   header defines how bytes are multiplied (dots, OFFSET8). */
 #include "matrix.h"
 
 #include <arm_neon.h>
@@ -11,7 +12,7 @@ typedef struct {
     int32x4_t v[4];
 } i32x;
 typedef struct {
-    int8x16_t v[8][4]; /* v[j][i]: columns 4j .. 4j + 3 of rows 4i .. 4i + 3 */
+    int8x16_t v[8][4]; /* weights: v[j][i] has the columns 4j .. 4j + 3 of the rows 4i .. 4i + 3 */
 } weights;
 
 /* Apple's cache lines are 128 bytes long. */
@@ -100,7 +101,7 @@ INLINE int8x16_t with(int8x16_t v, uint8x16_t x, int mask) {
     return vorrq_s8(v, vreinterpretq_s8_u8(vandq_u8(x, vdupq_n_u8((uint8_t)mask))));
 }
 
-/* Add the fifth bits of Q5_K, which lie after the low nibbles. */
+/* Add the fifth bits of the codes of Q5_K at p, which are stored after the low nibbles, to w. */
 INLINE void unpack_fifth(const uint8_t *p, weights *w) {
     EACH4 {
         const uint8x16_t x = vld1q_u8(p + 16 * i);
@@ -115,7 +116,7 @@ INLINE void unpack_fifth(const uint8_t *p, weights *w) {
     }
 }
 
-/* Add the fifth and sixth bits of Q6_K. */
+/* Add the fifth and sixth bits of the codes of Q6_K at p to w. */
 INLINE void unpack_two(const uint8_t *p, weights *w) {
     UNROLL for (size_t h = 0; h < 2; h++) EACH4 {
         const uint8x16_t x = vld1q_u8(p + 64 * h + 16 * i);
@@ -126,7 +127,7 @@ INLINE void unpack_two(const uint8_t *p, weights *w) {
     }
 }
 
-/* Unpack a block.  flip: 0, or 128 to make unsigned 8-bit weights signed */
+/* Unpack the codes of a block into bytes. flip: 0, or 128 to make the stored unsigned 8-bit weights signed */
 INLINE void unpack_neon(const uint8_t *p, uint32_t kind, int flip, weights *w) {
     const uint8x16_t low = vdupq_n_u8(15), top = vdupq_n_u8((uint8_t)flip);
     UNROLL for (size_t j = 0; j < 8; j++) {
@@ -144,7 +145,8 @@ INLINE void unpack_neon(const uint8_t *p, uint32_t kind, int flip, weights *w) {
     if (kind == RVM_Q6_K) unpack_two(p + 256, w);
 }
 
-/* Round to nearest, ties to even; store as bytes; sums and largest magnitudes over all lanes (matrix_kernel.h). */
+/* These functions round to nearest (ties to even), store integers as bytes, and return the sum or the largest magnitude
+   of all lanes (matrix_kernel.h). */
 INLINE i32x i_round(f32x a) {
     i32x y;
     EACH4 y.v[i] = vcvtnq_s32_f32(a.v[i]);

@@ -6,8 +6,9 @@
 
 enum { OFFSET8 = 128, MAX_T = 4, STEP = 4, FLOAT_T = 4, WIDE_T = 1 };
 
-/* Return both halves of a sum, and hide from the compiler how they were computed. Otherwise gcc adds the products as a tree,
- * which needs more registers than there are: its code takes 1.3 times as long (matmul_bench, 8 tokens on a Zen 3). */
+/* Return both halves of a sum, and hide from the compiler how they were computed. If gcc saw how they were computed,
+ * gcc would add the products as a tree, which needs more registers than AVX2 has: this code takes 1.3 times as long
+ * (matmul_bench, 8 tokens on a Zen 3). */
 INLINE i32x in_order(__m256i a, __m256i b) {
     __asm__("" : "+x"(a), "+x"(b));
     return (i32x){a, b};
@@ -68,10 +69,11 @@ INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t apart, si
     else dots_q8(acc, w, q, apart, m);
 }
 
-/* vpmaddwd multiplies 2 columns of 8 rows by activations of 16 bits and adds the two products. vpmaddubsw multiplies as many
- * by one of two planes, but its sums in 16 bits must be added again, and so must the planes; 8-bit weights need their sign.
- * The bytes 0 and 2 of a row's four columns are one pair and the bytes 1 and 3 are the other, so a mask and a shift unpack
- * both. i_words stores the activations in this order: 0, 2, 1, 3 of each four. */
+/* vpmaddwd multiplies 2 columns of 8 rows by activations of 16 bits and adds the two products. vpmaddubsw multiplies as
+ * many numbers by only one of the two planes, its 16-bit sums must be added again, and 8-bit weights need extra work
+ * for their sign. The bytes 0 and 2 of a row's four columns are one pair, and the bytes 1 and 3 are the other pair, so
+ * a mask unpacks the first pair and a shift unpacks the second pair. i_words stores each four activations in the same
+ * order: 0, 2, 1, 3. */
 #define WORDS 4
 
 INLINE void i_words(uint8_t *to, i32x x) {
@@ -79,13 +81,14 @@ INLINE void i_words(uint8_t *to, i32x x) {
     _mm256_storeu_si256((__m256i *)to, _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8));
 }
 
-/* Add the products of one pair of columns. */
+/* Return acc plus the products of one pair of columns. */
 INLINE i32x add_words(i32x acc, i32x w, __m256i x) {
     return in_order(_mm256_add_epi32(acc.a, _mm256_madd_epi16(w.a, x)),
                     _mm256_add_epi32(acc.b, _mm256_madd_epi16(w.b, x)));
 }
 
-/* Add the products of four columns, the bytes of w, for all tokens.   q: the words of these columns for the first token */
+/* Add the products of four columns, whose weights are the bytes of w, to acc for all m tokens. q: the activations of
+   these columns for the first token, as 16-bit words */
 INLINE void add_columns(i32x *acc, i32x w, const uint8_t *q, const size_t m) {
     const __m256i low = _mm256_set1_epi16(255);
     const i32x even = {_mm256_and_si256(w.a, low), _mm256_and_si256(w.b, low)};

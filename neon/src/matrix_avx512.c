@@ -1,4 +1,5 @@
-/* The kernels for AVX-512 without VNNI work like matrix_avx2.c, with 512 bits at a time. */
+/* This file has the matrix kernels for AVX-512 without VNNI. They work like the kernels of matrix_avx2.c, with 512 bits
+   at a time. */
 #include "matrix_512.h"
 
 enum { OFFSET8 = 128, MAX_T = 16, STEP = 1, FLOAT_T = 16, WIDE_T = 4 };
@@ -13,7 +14,7 @@ INLINE __m512i signed_pairs(__m512i w, __m512i x) {
     return _mm512_maddubs_epi16(_mm512_abs_epi8(w), same_sign);
 }
 
-/* matrix_avx2.c says how many products of a kind fit into 16 bits. */
+/* The comments of matrix_avx2.c say how many products of each kind of weights fit into 16 bits. */
 INLINE i32x dot(i32x acc, const weights *w, const uint8_t *q, uint32_t kind, size_t from, size_t n) {
     const __m512i ones = _mm512_set1_epi16(1);
     const size_t fit = kind == RVM_Q8 ? 1 : kind == RVM_Q6_K ? 2 : kind == RVM_Q5_K ? 4 : 8;
@@ -37,16 +38,17 @@ INLINE void dots(i32x *acc, const weights *w, const uint8_t *q, size_t apart, si
     dots_part(acc, w, q, apart, m, kind, 0, 8);
 }
 
-/* 16-bit products, as in matrix_avx2.c. */
+/* The kernel multiplies activations of 16 bits as words, as matrix_avx2.c does. */
 #define WORDS 8
 
-/* Change the order 0, 1, 2, 3 of each four words to 0, 2, 1, 3. */
+/* Store the integers a as words, and change the order 0, 1, 2, 3 of each four words to 0, 2, 1, 3. */
 INLINE void i_words(uint8_t *to, i32x a) {
     const __m256i words = _mm512_cvtepi32_epi16(a);
     _mm256_storeu_si256((__m256i *)to, _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8));
 }
 
-/* Add the products of four columns, the bytes of w, for all tokens.   q: the words of these columns for the first token */
+/* Add the products of four columns, whose weights are the bytes of w, to acc for all m tokens. q: the activations of
+   these columns for the first token, as 16-bit words */
 INLINE void add_columns(i32x *acc, __m512i w, const uint8_t *q, const size_t m) {
     const __m512i even = _mm512_and_si512(w, _mm512_set1_epi16(255)), odd = _mm512_srli_epi16(w, 8);
     UNROLL for (size_t t = 0; t < m; t++) {

@@ -13,7 +13,7 @@
  *   dots_part(acc, w, q, apart, m, kind, from, n)   only of columns 4 from .. 4 (from + n) - 1, n a multiple of 4
  *   i_round(f32x)  i_add(a, b)  i_larger(i32x, f32x)  i_bytes(p, i32x)  i_sum(i32x)  i_most(i32x)
  *   prefetch_line(p), prefetch_block(p, kind), and prefetch_close(p) for later weights
- *   OFFSET8  the number that unpack subtracts from 8-bit weights: 0, or 128 if the instruction needs signed weights
+ *   OFFSET8  the number that `unpack` subtracts from 8-bit weights: 0, or 128 if the instruction needs signed weights
  *   MAX_T    the number of tokens for which a block is unpacked once: 4, 8 or 16
  *   STEP     the number of planes whose dot products are computed together: 1, 2, 4 or 8; a token's planes always are
  *   FLOAT_T  float weights: the number of tokens computed together for one tile
@@ -22,8 +22,8 @@
  * If the instruction set multiplies bytes slowly, the file also defines WORDS, the maximum number of tokens at a time, and
  *   dots_words(acc, p, q, m, kind)   acc[t] += w . q[t], t < m, for each row of the stored block at p of kind Q4 or Q8
  *                               q: int16 [m][32], with columns in the order in which i_words(p, i32x) stores 16 values
- * Then 16-bit activations are stored as words instead of two planes, in the same number of bytes. Super-blocks still have
- * planes. The sums are the same integers. */
+ * In a file with WORDS, 16-bit activations are stored as words instead of two planes, in the same number of bytes. The
+ * activations for super-blocks still have planes. The dot products are the same integers as with planes. */
 #include "matrix.h"
 
 #ifndef WORDS
@@ -36,10 +36,10 @@ INLINE void i_words(uint8_t *to, i32x a) { (void)to, (void)a; }
 
 enum { BLOCK_T = WORDS > STEP ? WORDS : STEP };
 
-/* Return 1 if activations of this number of planes are stored as words. */
+/* Return 1 if activations of this number of planes are stored as 16-bit words. */
 INLINE int in_words(const size_t planes) { return WORDS && planes == 2; }
 
-/* Run `dots` `rounds` times over one block that stays in the registers and the L1 cache. */
+/* Run `dots` `rounds` times over one block in the registers and the L1 cache, and return the number of products. */
 static inline uint64_t peak(uint64_t rounds, int32_t *sum) {
     _Alignas(64) uint8_t block[512], q[32 * MAX_T];
     for (size_t i = 0; i < sizeof block; i++) block[i] = (uint8_t)(37 * i);
@@ -57,19 +57,21 @@ static inline uint64_t peak(uint64_t rounds, int32_t *sum) {
     return rounds * TILE * 32 * MAX_T;
 }
 
-/* WIDE: tiles computed together for few tokens and float weights; the sums of only one tile would wait for each other.
- * AHEAD, CLOSE: distances in bytes of the prefetches for few tokens, from memory and into the L1 cache. Distances of 2048
- * to 16384, and of 640 to 1280, are equally fast (matmul_bench).
- * AHEAD_COLS: the distance for 16-bit floats, in columns of each tile. 32-bit floats are faster without prefetch. */
+/* WIDE: the number of tiles computed together for few tokens and float weights. With one tile, each addition to a sum
+ * would wait for the previous addition.
+ * AHEAD, CLOSE: with few tokens, the kernel prefetches weights AHEAD bytes ahead from memory, and CLOSE bytes ahead
+ * into the L1 cache. Values of 2048 to 16384 for AHEAD, and of 640 to 1280 for CLOSE, are equally fast (matmul_bench).
+ * AHEAD_COLS: how many columns ahead the kernel prefetches weights that are 16-bit floats. Weights that are 32-bit
+ * floats are faster without prefetch. */
 enum { WIDE = 4, AHEAD = 4096, CLOSE = 1024, AHEAD_COLS = 64 };
 
-/* Prefetch weights after the block at p: far weights from memory, and nearer weights into the L1 cache. */
+/* Prefetch weights after the block at p: AHEAD bytes later from memory, and CLOSE bytes later into the L1 cache. */
 INLINE void prefetch_ahead(const uint8_t *p, uint32_t kind) {
     prefetch_block(p + AHEAD, kind);
     for (size_t i = 0; i < block_bytes(kind); i += 64) prefetch_close(p + CLOSE + i);
 }
 
-/* Return the start value of a dot product that gives (q - zero point) . xhat.  act: the address of the token's d */
+/* Return the start value with which a dot product gives (codes - zero point) . activations.  act: the token's scale d */
 INLINE i32x start_of(const uint8_t *act, size_t n, const size_t planes, uint32_t kind, int affine) {
     const int offset = kind == RVM_Q8 && !in_words(planes) ? OFFSET8 : 0;
     if (affine && offset) return i_all(-act_i32(act + 12 * n));
@@ -77,12 +79,12 @@ INLINE i32x start_of(const uint8_t *act, size_t n, const size_t planes, uint32_t
     return i_all(act_i32(act + (kind == RVM_Q4 ? 8 : 12) * n));
 }
 
-/* Return 254 high + low as a float. For 4-bit weights the parts are below 2^24, so floats join them exactly and faster. */
+/* Return 254 high + low as a float. For 4-bit weights, both are below 2^24, so floats join them exactly and faster. */
 INLINE f32x joined_planes(i32x high, i32x low, uint32_t kind) {
     return kind == RVM_Q8 ? f_of(i_join(high, low)) : f_fma(f_all(HIGH), f_of(high), f_of(low));
 }
 
-/* Compute one block times T <= BLOCK_T tokens, without the scales.   d: the tokens' scales, followed by their sums */
+/* Compute the dot products of one block and T <= BLOCK_T tokens, without scales.  d: the tokens' scales, then their sums */
 INLINE void block_dots(f32x *dot, const weights *w, const uint8_t *p, const uint8_t *q, const uint8_t *d, size_t n,
                        const size_t T, const size_t planes, const uint32_t kind, const int affine) {
     const size_t parts = in_words(planes) ? 1 : planes;
@@ -97,7 +99,7 @@ INLINE void block_dots(f32x *dot, const weights *w, const uint8_t *p, const uint
         dot[t] = parts == 2 ? joined_planes(acc[2 * t], acc[2 * t + 1], kind) : f_of(acc[t]);
 }
 
-/* Add one block times T <= BLOCK_T tokens to sum[t]. */
+/* Add the scaled dot products of one block and T <= BLOCK_T tokens to sum[t]. */
 INLINE void add_block(f32x *sum, f32x s, f32x b, const weights *w, const uint8_t *p, const uint8_t *q, const uint8_t *d,
                       size_t n, const size_t T, const size_t planes, const uint32_t kind, const int affine) {
     f32x dot[BLOCK_T];
@@ -108,11 +110,11 @@ INLINE void add_block(f32x *sum, f32x s, f32x b, const weights *w, const uint8_t
     }
 }
 
-/* Return 1 for a panel that is not full: with few tokens the time to read the weights matters, so prefetch is useful. */
+/* Return 1 for fewer than 16 tokens, because then the kernel waits for the weights, so prefetch is useful. */
 INLINE int reads_ahead(size_t n) { return n != PANEL; }
 
 /* Compute y[t][r] = x[t] . W[r] for one tile and the tokens i .. i + T - 1 of a panel of n.
- *   act: the panel   y: the address for token i and the tile's first row   rows: the number of real rows in the tile */
+ *   act: the panel   y: the address of the result for token i and row 0   rows: the number of real rows in the tile */
 INLINE void quantised_tile(const rvm_matrix_spec *spec, const uint8_t *p, const uint8_t *act, size_t n,
                            size_t i, const size_t T, const size_t planes, const uint32_t kind, const int affine,
                            float *y, size_t y_stride, size_t rows) {
@@ -141,7 +143,7 @@ INLINE void quantised_tile(const rvm_matrix_spec *spec, const uint8_t *p, const 
 
 #include "super_kernel.h"
 
-/* Compute the same for R consecutive tiles of float weights.  x: [cols, n], the panel's activations */
+/* Compute y as quantised_tile does, for R consecutive tiles of float weights.  x: [cols, n], the panel's activations */
 INLINE void float_tiles(const rvm_matrix_spec *spec, const uint8_t *p, const float *x, size_t n, size_t i,
                         const size_t R, const size_t T, const uint32_t kind, float *y, size_t y_stride,
                         size_t rows) {
@@ -172,7 +174,7 @@ INLINE void any_tile(const rvm_matrix_spec *spec, const uint8_t *tile, const uin
     else quantised_tile(spec, tile, act, n, i, T, planes, kind, affine, y, y_stride, rows);
 }
 
-/* Compute all tokens of a panel; each step takes the number of tokens that fits into the registers. */
+/* Compute the tokens of a panel from token i on, T at a time, while at least T tokens are left. */
 #define TOKENS_AT_A_TIME(T, n, planes, kind, affine) \
     for (; (n) - i >= (T); i += (T))                 \
     any_tile(spec, tile, act, n, i, T, planes, kind, affine, y + i * y_stride, y_stride, rows)
@@ -260,7 +262,7 @@ static float_panel *float_panel_for(uint32_t kind, int wide) {
     return wide ? panel_f32_wide : panel_f32;
 }
 
-/* Return the number of tiles whose weights stay in the L2 cache while the kernel goes through the panels. */
+/* Return a number of tiles whose weights, about 256 KiB, stay in the L2 cache while the kernel reads all panels. */
 static size_t chunk_tiles(const rvm_matrix_spec *spec) {
     const size_t n = (size_t)(256 << 10) / tile_bytes(spec);
     return n ? n : 1;
@@ -270,7 +272,7 @@ static void quantised_chunk(const rvm_matrix *w, rvm_acts_kind kind, const void 
                             size_t end, float *y, size_t y_stride) {
     const rvm_matrix_spec *spec = &w->spec;
     quantised_panel *panel = panel_for(spec, act_planes(kind));
-    const size_t apart = tile_bytes(spec); /* computed once, because it takes two divisions */
+    const size_t apart = tile_bytes(spec); /* apart: computed once here, because tile_bytes needs two divisions */
     for (size_t t = 0; t < tokens; t += PANEL) {
         const size_t n = panel_tokens(tokens, t);
         const uint8_t *act = acts_panel(acts, kind, spec->cols, t), *p = tile_at(w, begin);
@@ -306,7 +308,7 @@ static int matmul(const rvm_matrix *w, rvm_acts_kind kind, const void *acts, siz
     return RVM_OK;
 }
 
-/* Return the scale d of n activations, as in matrix_scalar.c, and set *inverse = 1 / d. Both are 0 if all become 0. */
+/* Return the scale d of n activations (matrix_scalar.c), and set *inverse = 1 / d. If all |x| < 1e-30, both are 0. */
 INLINE float scale_of(const float *x, size_t n, const size_t planes, float *inverse) {
     i32x largest = i_all(0);
     for (size_t k = 0; k < n; k += 16) largest = i_larger(largest, f_load((const uint8_t *)(x + k), RVM_F32));
@@ -317,7 +319,7 @@ INLINE float scale_of(const float *x, size_t n, const size_t planes, float *inve
     return top >= 0x7f800000 ? NAN : none ? 0 : most / act_most(planes);
 }
 
-/* Store 16 activations as integers, one byte in each plane. Return the integers; *high: the parts in the first plane. */
+/* Store 16 activations as integers, one byte in each plane. Return the integers. *high: the parts in the first plane. */
 INLINE i32x integers(const float *x, float inverse, const size_t planes, size_t apart, uint8_t *q, i32x *high) {
     const f32x v = f_mul(f_load((const uint8_t *)x, RVM_F32), f_all(inverse));
     const i32x whole = i_round(v);
@@ -327,7 +329,7 @@ INLINE i32x integers(const float *x, float inverse, const size_t planes, size_t 
     return whole;
 }
 
-/* Store 16 activations as words. Return the integers. */
+/* Store 16 activations as 16-bit words. Return them as integers. */
 INLINE i32x words(const float *x, float inverse, uint8_t *q) {
     const i32x whole = i_round(f_mul(f_load((const uint8_t *)x, RVM_F32), f_all(inverse)));
     i_words(q, whole);
@@ -347,7 +349,7 @@ INLINE float quantise(const float *x, const size_t planes, uint8_t *q, int32_t *
     return d;
 }
 
-/* Store the activations of token i of a panel of n.  x: the token's row */
+/* Quantise and store all activations of token i of a panel of n tokens. x: the token's row of floats */
 INLINE void quantised_acts(const float *x, size_t cols, const size_t planes, size_t i, size_t n, uint8_t *block) {
     for (size_t k = 0; k < cols; k += 32, block += n * act_bytes(planes)) {
         int32_t sum;
@@ -356,7 +358,7 @@ INLINE void quantised_acts(const float *x, size_t cols, const size_t planes, siz
     }
 }
 
-/* Store the activations of token i of a panel of n for super-blocks. */
+/* Quantise and store all activations of token i of a panel of n tokens, in the form for super-blocks. */
 INLINE void super_acts(const float *x, size_t cols, const size_t planes, size_t i, size_t n, uint8_t *super) {
     for (size_t k = 0; k < cols; k += SUPER_COLS, super += n * super_act_bytes(planes)) {
         int32_t sum[16] = {0}, high[16] = {0};

@@ -1,7 +1,7 @@
-/* NEON of every 64-bit ARM: smull and smlal add products in 16 bits, four for each row.
- * 4 bits: eight products are at most 8 * 15 * 127 = 15240, which fits.
- * 5 bits: 8 * 31 * 127 = 31496; 6 bits: four products, 4 * 63 * 127 = 32004.
- * 8 bits: two products are at most 2 * 128 * 127 = 32512, which fits. */
+/* This file has the matrix kernels for NEON of every 64-bit ARM. The instructions smull and smlal add products in 16
+ * bits, four for each row. The sums fit into 16 bits: with weights of 4 bits, eight products are at most 8 * 15 * 127 =
+ * 15240; with 5 bits, eight are at most 8 * 31 * 127 = 31496; with 6 bits, four are at most 4 * 63 * 127 = 32004; with
+ * 8 bits, two are at most 2 * 128 * 127 = 32512. */
 #include "matrix_arm.h"
 
 enum { OFFSET8 = 128, MAX_T = 16, STEP = 1, FLOAT_T = 4, WIDE_T = 1 };
@@ -13,7 +13,8 @@ INLINE void unpack(const uint8_t *p, uint32_t kind, size_t m, weights *w) {
 
 INLINE int8x16_t four(const uint8_t *q) { return vreinterpretq_s8_s32(vdupq_n_s32(act_i32(q))); }
 
-/* Add the products of four rows and columns 4j .. 4(j + n) - 1, in 16-bit sums of rows 0 and 1 and of rows 2 and 3. */
+/* Add the products of four rows and the columns 4j .. 4(j + n) - 1 in 16-bit sums: one vector for rows 0 and 1, and one
+   vector for rows 2 and 3. */
 INLINE int32x4_t rows4(int32x4_t acc, const weights *w, const uint8_t *q, size_t i, size_t j, size_t n) {
     int16x8_t a = vmull_s8(vget_low_s8(w->v[j][i]), vget_low_s8(four(q + 4 * j)));
     int16x8_t b = vmull_high_s8(w->v[j][i], four(q + 4 * j));

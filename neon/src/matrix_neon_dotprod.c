@@ -1,4 +1,5 @@
-/* NEON with dotprod (every Apple chip since M1): sdot by lane multiplies four columns of four rows at a time. */
+/* This file has the matrix kernels for NEON with dotprod (every Apple chip since M1). The instruction sdot by lane
+   multiplies four columns of four rows at a time. */
 #include "matrix_arm.h"
 
 enum { OFFSET8 = 128, MAX_T = 16, STEP = 4, FLOAT_T = 4, WIDE_T = 1 };
@@ -8,7 +9,8 @@ INLINE void unpack(const uint8_t *p, uint32_t kind, size_t m, weights *w) {
     unpack_neon(p, kind, OFFSET8, w);
 }
 
-/* Add the products of columns 4j .. 4j + 3 to acc[t]. x[t] holds 16 columns with these four, lane = j % 4. */
+/* Add the products of columns 4j .. 4j + 3 to acc[t]. x[t] holds 16 columns of activations; these four columns are its
+   lane j % 4. */
 #define DOT(j, lane)                               \
     UNROLL for (size_t t = 0; t < m; t++)                 \
         EACH4 acc[t].v[i] = vdotq_laneq_s32(acc[t].v[i], w->v[j][i], x[t], lane);

@@ -1,10 +1,12 @@
-/* NEON with i8mm (M2 and later): usdot multiplies one token of 8 bits. For more tokens, usmmla multiplies two rows by two
- * tokens, or by the two planes of 16 bits, eight columns at a time. Weights stay unsigned. */
+/* This file has the matrix kernels for NEON with i8mm (Apple M2 and later). The instruction usdot multiplies one token
+ * with activations of 8 bits. For more tokens or two planes, usmmla multiplies two rows by two tokens, or by the two
+ * planes of activations of 16 bits, eight columns at a time. Weights stay unsigned. */
 #include "matrix_arm.h"
 
 enum { OFFSET8 = 0, MAX_T = 16, STEP = 4, FLOAT_T = 4, WIDE_T = 1 };
 
-/* For more than one plane a register pair becomes two rows of eight columns each:
+/* For more than one plane, the function changes each pair of registers so that a register has two rows of eight columns
+ * each:
  *   v[2o][i]: columns 8o .. 8o + 7 of rows 4i, 4i + 1      v[2o + 1][i]: of rows 4i + 2, 4i + 3 */
 INLINE void unpack(const uint8_t *p, uint32_t kind, size_t m, weights *w) {
     unpack_neon(p, kind, OFFSET8, w);
@@ -29,7 +31,8 @@ INLINE void dot_one(i32x *acc, const weights *w, const int8_t *q, size_t from, s
     }
 }
 
-/* Multiply m planes, 2 or 4, in pairs.  sum[p][2i + h] = rows 4i + 2h, + 1 by planes 2p, + 1 */
+/* Multiply m planes, 2 or 4, in pairs. sum[p][2i + h] has the products of the rows 4i + 2h and 4i + 2h + 1 with the
+   planes 2p and 2p + 1 */
 INLINE void dots_part(i32x *acc, const weights *w, const uint8_t *q, size_t apart, size_t m, uint32_t kind, size_t from,
                       size_t n) {
     int32x4_t sum[STEP / 2][8];

@@ -1,11 +1,12 @@
-/* This file computes the matrix kernels directly from their formulas. Every other implementation must give the same bits. */
+/* This file computes the matrix kernels directly from their formulas. Every other implementation must give the same
+   bits as this file. */
 #include "matrix.h"
 
 #include <math.h>
 
-/* Quantise n columns and return d. One plane: q[k] = round(x[k] / d), d = max |x| / 127. Two planes: d = max |x| / 32385,
- * and q[k] is the high part and low[k] the low part of round(x[k] / d). d is NaN if any x is NaN or infinite, and 0 if all
- * x are tiny. */
+/* Quantise the activations of n columns of one token, and return their scale d. One plane: q[k] = round(x[k] / d), d =
+ * max |x| / 127. Two planes: d = max |x| / 32385, and q[k] is the high part and low[k] the low part of round(x[k] / d).
+ * d is NaN if any x is NaN or infinite, and 0 if all |x| < 1e-30. */
 static float quantise(const float *x, size_t n, size_t planes, int8_t *q, int8_t *low) {
     uint32_t top = 0;
     for (size_t k = 0; k < n; k++) {
@@ -26,12 +27,12 @@ static float quantise(const float *x, size_t n, size_t planes, int8_t *q, int8_t
     return most / act_most(planes);
 }
 
-/* Return the integer activation k of a block. */
+/* Return activation k of a block as an integer, joined from its planes. */
 static int32_t whole(const int8_t *q, size_t planes, size_t k) {
     return planes == 2 ? HIGH * q[k] + q[32 + k] : q[k];
 }
 
-/* Store the 32 columns of one block of token i of n. */
+/* Quantise and store the activations of one block of 32 columns, for token i of a panel of n tokens. */
 static void act_block(const float *x, size_t planes, size_t i, size_t n, uint8_t *block) {
     int8_t q[64];
     int32_t sum = 0;
@@ -41,7 +42,8 @@ static void act_block(const float *x, size_t planes, size_t i, size_t n, uint8_t
     store_sums(block + 32 * planes * n + 4 * i, n, d, sum);
 }
 
-/* Store 256 columns of token i of n for super-blocks. */
+/* Quantise and store the activations of 256 columns in the form for super-blocks, for token i of a panel of n tokens.
+   */
 static void act_super(const float *x, size_t planes, size_t i, size_t n, uint8_t *super) {
     int8_t q[2][SUPER_COLS];
     int32_t sum[16] = {0}, high[16] = {0};
@@ -78,14 +80,14 @@ static int acts_scalar(rvm_acts_kind kind, const float *x, size_t x_stride, size
     return RVM_OK;
 }
 
-/* Return sum_k w[k] * q[k] for row r of a block of 32 columns. */
+/* Return the sum over k of code[k] * q[k], for row r of a block of 32 columns. */
 static int32_t block_dot(const uint8_t *w, uint32_t kind, size_t r, const int8_t *q, size_t planes) {
     int32_t sum = 0;
     for (size_t k = 0; k < 32; k++) sum += (int32_t)block_code(w, kind, r, k) * whole(q, planes, k);
     return sum;
 }
 
-/* Return the product of row r of a tile and token i of a panel of n. */
+/* Return y for row r of a tile of 4-bit or 8-bit weights and token i of a panel of n tokens. */
 static float dot_quantised(const rvm_matrix_spec *spec, const uint8_t *p, size_t r, const uint8_t *act,
                            size_t planes, size_t i, size_t n) {
     float y = 0, s = 0, b = 0;
@@ -120,7 +122,7 @@ static int32_t super_dot(const rvm_matrix_spec *spec, const uint8_t *tile, size_
     return sum;
 }
 
-/* Return the product of row r and a token for super-blocks. */
+/* Return y for row r of a tile of super-blocks and one token. */
 static float dot_super(const rvm_matrix_spec *spec, const uint8_t *tile, size_t r, const uint8_t *act, size_t planes,
                        size_t i, size_t n) {
     float y = 0;

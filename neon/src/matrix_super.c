@@ -9,9 +9,10 @@
 
 size_t rvm_super_source(uint32_t kind) { return kind == RVM_Q4_K ? 144 : kind == RVM_Q5_K ? 176 : 210; }
 
-/* ---- codes of 32 columns in the order of the file ---- */
+/* ---- codes of 32 columns in the order of the GGUF file ---- */
 
-/* qs: of 64 columns, the low nibbles hold the first 32, and the high nibbles hold the last 32. */
+/* qs: for each 64 columns, the low nibbles of 32 bytes hold the first 32 columns, and the high nibbles hold the last
+   32. */
 static unsigned nibble(const uint8_t *qs, size_t block, size_t c) {
     return qs[block / 2 * 32 + c] >> 4 * (block % 2) & 15u;
 }
@@ -25,7 +26,8 @@ static void codes_q5(const uint8_t *from, size_t block, uint8_t *q) {
         q[c] = (uint8_t)(nibble(from + 48, block, c) | (from[16 + c] >> block & 1u) << 4);
 }
 
-/* ql: the low nibbles hold the first 64 of 128 columns. qh: block b of four has the bits 2b and 2b + 1 of 32 bytes. */
+/* ql: the low nibbles of 64 bytes hold the low 4 bits of the first 64 of 128 columns. qh: block b of each four blocks
+   of 32 columns has the bits 2b and 2b + 1 of 32 bytes. */
 static void codes_q6(const uint8_t *from, size_t block, uint8_t *q) {
     const uint8_t *ql = from + 64 * (block / 4) + 32 * (block % 2), *qh = from + 128 + 32 * (block / 4);
     for (size_t c = 0; c < 32; c++) {
@@ -36,7 +38,7 @@ static void codes_q6(const uint8_t *from, size_t block, uint8_t *q) {
 
 /* ---- packing ---- */
 
-/* Pack 32 codes of a row.   q: the codes   at: the row's first byte in the block */
+/* Pack 32 codes of a row into a block. q: the codes at: the address of the row's first byte in the block */
 static void pack_codes(uint32_t kind, const uint8_t *q, uint8_t *at) {
     for (size_t c = 0; c < 16; c++) at[c / 4 * 64 + c % 4] = (uint8_t)((q[c] & 15) | q[16 + c] << 4);
     if (kind == RVM_Q5_K)
@@ -67,9 +69,9 @@ void rvm_super_pack(const rvm_matrix_spec *s, const uint8_t *from, size_t row, u
     }
 }
 
-/* ---- a row as floats ---- */
+/* ---- conversion of a row to floats ---- */
 
-/* Get the six-bit scale and low of group g. Byte b of row r is at [16 b + r]. */
+/* Set out to the six-bit scale and low of group g of row r. Byte b of row r is at bytes[16 b + r]. */
 static void six_bits(const uint8_t *bytes, size_t g, size_t r, int out[2]) {
     const int scale = bytes[TILE * (g % 4) + r], low = bytes[TILE * (4 + g % 4) + r];
     const int rest = bytes[TILE * (8 + g % 4) + r];

@@ -1,21 +1,22 @@
 /* This header computes attention over head-pages of codes (pages.h), with the vectors of matrix_kernel.h. The source
- * file of an instruction set includes this header after matrix_kernel.h.  `tier` is a constant in all functions after
- * inlining.
+ * file of an instruction set includes this header after matrix_kernel.h. The compiler inlines all functions that have a
+ * parameter `tier`, so `tier` is a constant in them.
  *
- * A row of queries becomes integers x with one float scale `step`. A row of weights p_t s_t becomes integers in the
- * same way; p_t is the softmax weight of token t, and s_t is the scale of the values of token t. Each x is stored as
- * `terms` int8 numbers: x = hi, or x = 254 hi + lo with |hi|, |lo| <= 127 (so no instruction saturates). The kernels
- * compute rows in chunks of n rows. With T = n * terms, the codes of a chunk are:
+ * The kernels convert a row of queries to integers x with one float scale `step`. They convert a row of weights p_t s_t
+ * in the same way; p_t is the softmax weight of token t, and s_t is the scale of the values of token t. Each x is
+ * stored as `terms` int8 numbers: x = hi, or x = 254 hi + lo with |hi|, |lo| <= 127 (so no instruction saturates). The
+ * kernels compute rows in chunks of n rows. With T = n * terms, the codes of a chunk are:
  *   step float [n], step * sum(x) float [n], -128 * sum(term) int32 [T], then for each 32 columns int8 [T][32]
- * Sums of 512 products stay below 2^24, so they are exact as floats. */
+ * A sum of up to 512 products stays below 2^24, so its conversion to a float is exact. */
 #include "page_terms.h"
 
-#ifndef ODD_TOKENS /* 1 if the function `dots` accepts three tokens */
+#ifndef ODD_TOKENS /* ODD_TOKENS: 1 if the function `dots` accepts three tokens */
 #define ODD_TOKENS 1
 #endif
 
-/* If the instruction set has products of words (matrix_kernel.h), a row of two terms is stored as words for 8-bit weights,
- * in the same number of bytes. The sums are the same integers. */
+/* Return 1 if the rows for this tier are stored as 16-bit words instead of two int8 terms, in the same number of bytes.
+ * This is so for codes of 8 bits if the instruction set has WORDS (matrix_kernel.h). The sums are the same integers as
+ * with two terms. */
 INLINE int as_words(const rvm_tier tier) { return WORDS && TIERS[tier].bits == 8 && page_terms(tier) == 2; }
 
 /* Return the maximum number of rows in a chunk, which is the number of rows that fits into the registers. */
@@ -33,8 +34,8 @@ INLINE size_t chunk_rows(size_t left, const rvm_tier tier) {
 
 INLINE f32x load_floats(const float *p) { return f_load((const uint8_t *)p, RVM_F32); }
 
-/* Convert 16 numbers (half i of a block) to their terms. Add the terms to `sums`. If rest is not NULL, add MIDDLE times
- * the rounding errors to *rest. */
+/* Convert 16 numbers (half i of a block of 32) to their int8 terms, or to words, and store them. Add the terms to
+ * `sums`. If rest is not NULL, add MIDDLE times the rounding errors of the 16 numbers to *rest. */
 INLINE void code_half(f32x x, float step, float inverse, const rvm_tier tier, size_t i, uint8_t *to, i32x *sums,
                       f32x *rest) {
     const size_t terms = page_terms(tier);
@@ -55,8 +56,8 @@ INLINE void code_half(f32x x, float step, float inverse, const rvm_tier tier, si
     sums[1] = i_add(sums[1], low);
 }
 
-/* Convert x [n] to codes in blocks of 32 columns that are `apart` bytes apart. Return the scale `step` of the codes, or
- * 0 if all |x| < 1e-30. */
+/* Convert the row x [n] to codes, in blocks of 32 columns that are `apart` bytes apart. Return the scale `step` of the
+ * codes, or 0 if all |x| < 1e-30. */
 INLINE float code_row(const float *x, const size_t n, const rvm_tier tier, uint8_t *codes, size_t apart,
                       i32x *sums, f32x *rest) {
     const size_t terms = page_terms(tier);
@@ -77,30 +78,30 @@ INLINE float code_row(const float *x, const size_t n, const rvm_tier tier, uint8
     return step;
 }
 
-/* Return the dot product of row r, which is joined from the dot products of the row's terms. */
+/* Return the dot product of row r as a float, joined from the dot products of the row's terms. */
 INLINE f32x joined(const i32x *acc, size_t r, const rvm_tier tier) {
     if (as_words(tier)) return f_of(acc[r]);
     acc += page_terms(tier) * r;
     return page_terms(tier) == 2 ? f_fma(f_all(254), f_of(acc[0]), f_of(acc[1])) : f_of(acc[0]);
 }
 
-/* Return the matrix kernels' kind of weights that has the width of the tier's codes. */
+/* Return the kind of weights of the matrix kernels whose codes have as many bits as the tier's codes. */
 INLINE uint32_t kind_of(const rvm_tier tier) { return TIERS[tier].bits == 4 ? RVM_Q4 : RVM_Q8; }
 
-/* Prefetch one block of a page into the L1 cache. The kernels always prefetch half a page or more in this way; for
- * weights they use prefetch_ahead. */
+/* Prefetch one block of a page into the L1 cache. The attention kernels prefetch half a page or more in this way; the
+ * matrix kernels prefetch weights with prefetch_ahead. */
 INLINE void prefetch_near(const uint8_t *p, const rvm_tier tier) {
     for (size_t i = 0; i < page_block(tier); i += 64) __builtin_prefetch(p + i);
 }
 
-/* Return 1 if the kernel multiplies codes as they are stored, which is the code plus 128. In this case acc starts from
- * -128 * sum(x). */
+/* Return 1 if the kernel multiplies codes as the page stores them, which is the code plus 128. If so, the sums acc
+ * start from -128 * sum(x). */
 INLINE int is_offset(const rvm_tier tier) {
     return page_zero(tier) && (OFFSET8 == 0 || as_words(tier));
 }
 
-/* Compute acc[t] = sum of code . q[t] over `blocks` blocks of a tile, for n rows.  start: -128 times the sum of each
- * term */
+/* Compute acc[t] = the sum of code . q[t] over `blocks` blocks of a tile, for each term t of n rows. start: -128 times
+ * the sum of each term */
 INLINE void tile_dots(i32x *acc, const uint8_t *tile, size_t blocks, const uint8_t *q, const uint8_t *start,
                       const size_t n, const rvm_tier tier, const uint8_t *soon) {
     const size_t T = n * page_terms(tier), used = as_words(tier) ? n : T;
@@ -119,7 +120,7 @@ INLINE void tile_dots(i32x *acc, const uint8_t *tile, size_t blocks, const uint8
     }
 }
 
-/* Compute the scores of a chunk of queries over a page. */
+/* Compute the scores of n rows of queries for the 64 tokens of a page. */
 INLINE void score_chunk(const uint8_t *page, const uint8_t *codes, const size_t n, const rvm_tier tier,
                         size_t head_dim, const uint8_t *soon, float *scores) {
     const size_t T = n * page_terms(tier), tile = key_tile(tier, head_dim);
@@ -139,14 +140,15 @@ INLINE void score_chunk(const uint8_t *page, const uint8_t *codes, const size_t 
     }
 }
 
-/* Return total + sum_t p_t b_t, with a separate sum in each lane. */
+/* Return total + sum_t p_t b_t, in which b_t is the bias of the values of token t; each vector lane has a separate sum.
+   */
 INLINE f32x biases_of(const uint8_t *biases, const float *p, f32x total) {
     UNROLL for (size_t i = 0; i < PAGE_TOKENS; i += TILE)
         total = f_fma(load_floats(p + i), f_load(biases + 2 * i, RVM_F16), total);
     return total;
 }
 
-/* Convert the weights p_t s_t of one row to codes. Return the scale `step` of the codes. */
+/* Convert the weights p_t s_t of one row to integers. Return the scale `step` of these integers. */
 INLINE float weight_row(const uint8_t *page, const float *scale, const float *p, const size_t n,
                         const rvm_tier tier, uint8_t *codes, int32_t *start, float *every) {
     const size_t terms = page_terms(tier);
@@ -164,7 +166,7 @@ INLINE float weight_row(const uint8_t *page, const float *scale, const float *p,
     return step;
 }
 
-/* Add the values of a page to `sum`, weighted by a chunk of rows of p. */
+/* Add the values of a page, weighted by the softmax weights p of n rows, to `sum`. */
 INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, const rvm_tier tier, size_t head_dim,
                         const uint8_t *soon, float *sum, size_t stride) {
     const size_t terms = page_terms(tier), width = value_rows(head_dim);
@@ -180,7 +182,7 @@ INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, con
         const size_t at = values_at(tier, head_dim) + i * value_tile(tier);
         i32x acc[16];
         const uint8_t *q = codes;
-        __asm__ volatile("" : "+r"(q)); /* so gcc does not load all codes first and spill them */
+        __asm__ volatile("" : "+r"(q)); /* this line stops gcc from loading all codes first, for which it has too few registers */
         tile_dots(acc, page + at, PAGE_TOKENS / PAGE_BLOCK, q, (const uint8_t *)start, n, tier,
                   soon ? soon + at : NULL);
         UNROLL for (size_t r = 0; r < n; r++) {
@@ -208,7 +210,8 @@ INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, con
         CHUNK(n, 1, tier, call)                                         \
     }
 
-/* Define two functions for each tier with codes. In each function the tier is a constant. */
+/* Define the functions scores_TIER and values_TIER for each tier with codes. In each function the tier is a constant.
+   */
 #define TIER_FUNCTIONS(name, bits, rotated, terms)                                                               \
     static void scores_##name(const uint8_t *page, const uint8_t *codes, size_t rows, size_t head_dim,           \
                               const uint8_t *soon, float *scores) {                                              \
@@ -224,7 +227,7 @@ INLINE void value_chunk(const uint8_t *page, const float *p, const size_t n, con
 
 RVM_CODE_TIERS(TIER_FUNCTIONS)
 
-/* Convert row i of a chunk of n queries to codes. */
+/* Convert row i of a chunk of n rows of queries to codes. */
 INLINE void query_row(const float *q, size_t head_dim, size_t i, size_t n, const rvm_tier tier, uint8_t *codes) {
     const size_t terms = page_terms(tier), T = n * terms, columns = key_columns(head_dim);
     float x[RVM_MAX_HEAD_DIM];

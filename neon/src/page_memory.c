@@ -1,5 +1,5 @@
 /* This file gets memory for pages from the operating system (mmap), and gives it back when a page is freed. malloc
-   would keep the freed memory, and the system would report this memory as used. */
+   would keep the freed memory in the process, and the system would report this memory as used. */
 #define _GNU_SOURCE /* for MAP_ANONYMOUS under -std=c11 */
 #include "rvm.h"
 
@@ -10,7 +10,7 @@ uint8_t *rvm_page_make(size_t bytes) {
     void *page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED) return NULL;
 #ifdef MADV_HUGEPAGE
-    madvise(page, bytes, MADV_HUGEPAGE); /* huge pages waste no memory here, because a KV page is written from beginning to end */
+    madvise(page, bytes, MADV_HUGEPAGE); /* huge pages of the system waste no memory here, because the decoder fills a KV page completely */
 #endif
     return page;
 }

@@ -2,7 +2,7 @@
  * page_kernel.h must give the same bits. The codes of a row are: step, step * sum(x), then x int16 [columns]. */
 #include "page_terms.h"
 
-/* Convert x [n] to integers of `terms` terms. Return the scale of the integers. */
+/* Convert the row x [n] to integers that one or two int8 terms (`terms`) can hold. Return the scale of the integers. */
 static float integers(const float *x, size_t n, size_t terms, int16_t *to) {
     const float full = terms == 2 ? TWO_TERMS : ONE_TERM;
     uint32_t top = 0;
@@ -17,7 +17,8 @@ static float integers(const float *x, size_t n, size_t terms, int16_t *to) {
     return most / full;
 }
 
-/* Return the code in row r and column c. `tiles` has tiles of `columns` columns. */
+/* Return the code of a page in row r and column c. tiles: the address of the page's tiles, which have `columns`
+   columns. */
 static int code(const uint8_t *tiles, rvm_tier tier, size_t columns, size_t r, size_t c) {
     const uint8_t *block = tiles + (r / TILE * (columns / 32) + c / 32) * page_block(tier);
     const size_t k = c % 32;
@@ -26,7 +27,8 @@ static int code(const uint8_t *tiles, rvm_tier tier, size_t columns, size_t r, s
     return k < 16 ? both & 15 : both >> 4;
 }
 
-/* Return sum_k code(r, k) x[k] as a float. The sum of each term is exact, and 254 * high + low is rounded once. */
+/* Return sum_k code(r, k) x[k] as a float. The sum over each of the two terms is an exact integer, and 254 * high + low
+   is rounded once. */
 static float integer_dot(const uint8_t *tiles, rvm_tier tier, size_t columns, size_t r, const int16_t *x) {
     int32_t high = 0, low = 0;
     for (size_t k = 0; k < columns; k++) {

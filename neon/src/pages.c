@@ -1,5 +1,6 @@
-/* This file has the sizes of KV pages, the conversion to the byte order that all implementations share, and demotion by
- * the fastest implementation. rvm_pages.h and pages.h describe the pages. */
+/* This file computes the sizes of KV pages, converts pages to the byte order that all implementations share
+ * (metal_kernels/README.md), and demotes pages with the fastest implementation. rvm_pages.h and pages.h describe the
+ * pages. */
 #include "page_terms.h"
 
 #define RVM_TIER_NAME(name, bits, rotated, terms) #name,
@@ -30,7 +31,7 @@ size_t rvm_attention_scratch(size_t rows, size_t head_dim) {
 /* ---- the byte order that all implementations share ---- */
 
 /* Return the offset of the byte that has the code of row r and column c, in tiles of `columns` columns. Set *high to 1
- * if the code is the upper half of the byte. */
+ * if the code is in the upper half of the byte, else to 0. */
 static size_t place(rvm_tier tier, size_t r, size_t c, size_t columns, int *high) {
     const size_t block = r / PAGE_TILE * (columns / PAGE_BLOCK) + c / PAGE_BLOCK;
     const size_t k = c % PAGE_BLOCK, quad = TIERS[tier].bits == 4 ? k % 16 / 4 : k / 4;
@@ -75,8 +76,8 @@ static void copy_hot(uint8_t *page, size_t head_dim, uint8_t *shared, int to_pag
         }
 }
 
-/* Copy a head-page between the page's order and the shared order. The two orders have the same scales and biases. The
-   page has the scales and biases before the codes, and the shared order has them after the codes. */
+/* Copy a head-page between the page's order and the shared order. The scales and biases are the same in the two orders.
+   The page has the scales and biases before the codes, and the shared order has them after the codes. */
 static void copy_page(rvm_tier tier, uint8_t *page, size_t head_dim, uint8_t *shared, int to_page) {
     if (tier == RVM_HOT) {
         copy_hot(page, head_dim, shared, to_page);
@@ -89,7 +90,7 @@ static void copy_page(rvm_tier tier, uint8_t *page, size_t head_dim, uint8_t *sh
 
 int rvm_page_canonical(rvm_tier tier, const uint8_t *page, size_t head_dim, uint8_t *out) {
     if (!page || !out || !rvm_head_page_bytes(tier, head_dim)) return RVM_BAD_ARGUMENT;
-    copy_page(tier, (uint8_t *)page, head_dim, out, 0); /* with to_page = 0, the call only reads the page */
+    copy_page(tier, (uint8_t *)page, head_dim, out, 0); /* with to_page = 0, the function `copy` only reads the page */
     return RVM_OK;
 }
 

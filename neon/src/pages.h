@@ -7,11 +7,11 @@
  *
  * The keys and values of pages with codes are tiles of 16 rows, with the blocks of 32 columns of matrix.h. A row of
  * keys is a token, and its columns are dimensions, rounded up to 32. A row of values is a dimension (the number of
- * dimensions is rounded up to 16), and its columns are the 64 tokens. 8-bit codes are stored plus 128. Padding has
- * codes of 0.
+ * dimensions is rounded up to 16), and its columns are the 64 tokens. The page stores an 8-bit code plus 128. Padding
+ * has codes of 0.
  *
- * This header takes all facts about a tier from the tier's row in RVM_CODE_TIERS. In the kernels the tier is a
- * constant, so these facts are constants, too. */
+ * The functions of this header take all facts about a tier from the tier's row in RVM_CODE_TIERS. In the kernels the
+ * tier is a constant, so the results are constants, too. */
 #ifndef RVM_PAGES_H
 #define RVM_PAGES_H
 
@@ -30,23 +30,24 @@ static const tier_traits TIERS[] = {RVM_CODE_TIERS(RVM_TIER_TRAITS){16, 0, 0}};
 
 static inline int is_code_tier(int tier) { return tier >= 0 && tier < RVM_HOT; }
 
-/* A 4-bit number is a code 0..15 times a scale plus a bias. An 8-bit number is a code -127..127 times a scale, without
- * a bias. */
+/* Return 1 if a number of the tier has a bias. A number in a 4-bit tier is a code 0..15 times a scale plus a bias. A
+ * number in an 8-bit tier is a code -127..127 times a scale, without a bias. */
 static inline int has_bias(rvm_tier tier) { return TIERS[tier].bits == 4; }
 static inline int least_code(rvm_tier tier) { return has_bias(tier) ? 0 : -127; }
 static inline int most_code(rvm_tier tier) { return has_bias(tier) ? 15 : 127; }
 
-/* Return the number that is added to a code before the code is stored. */
+/* Return the number that is added to a code of the tier before the page stores the code. */
 static inline int page_zero(rvm_tier tier) { return has_bias(tier) ? 0 : 128; }
 
 static inline size_t page_round(size_t n, size_t to) { return (n + to - 1) / to * to; }
 static inline size_t key_columns(size_t head_dim) { return page_round(head_dim, PAGE_BLOCK); }
 static inline size_t value_rows(size_t head_dim) { return page_round(head_dim, PAGE_TILE); }
 
-/* Return the number of bytes of 16 rows x 32 columns of codes. */
+/* Return the number of bytes of a block of 16 rows x 32 columns of codes. */
 static inline size_t page_block(rvm_tier tier) { return PAGE_TILE * PAGE_BLOCK / 8 * (size_t)TIERS[tier].bits; }
 
-/* These functions return byte offsets from the start of a head-page. */
+/* These functions return byte offsets, from the start of a head-page, of the scales and biases of keys (k_) and values
+   (v_). */
 static inline size_t k_scales_at(void) { return 0; }
 static inline size_t k_biases_at(void) { return PAGE_ROW; }
 static inline size_t v_scales_at(rvm_tier tier) { return has_bias(tier) ? 2 * PAGE_ROW : PAGE_ROW; }
@@ -73,7 +74,8 @@ static inline int good_head_dim(size_t head_dim) {
     return head_dim && head_dim % 2 == 0 && head_dim <= RVM_MAX_HEAD_DIM;
 }
 
-/* Return the number of dimensions in a block of the rotation, by which keys and their queries are multiplied. */
+/* Return the number of dimensions in a block of the rotation, a block-diagonal matrix by which keys and their queries
+   are multiplied. */
 static inline size_t hadamard_block(size_t head_dim) {
     const size_t power = head_dim & -head_dim;
     return power < 128 ? power : 128;

@@ -7,8 +7,8 @@
  *   claim  phase      : 32 | next chunk : 32                     pool_next takes chunks from it
  *
  * A thread takes a chunk by compare-and-swap on both halves of `claim`. So a thread that is some phases late cannot
- * take a chunk of a later phase: it goes through the phases until it reaches the present phase. The thread that reports
- * the last chunk of a phase as done starts the next phase.
+ * take a chunk (a piece of work) of a later phase by mistake: the thread goes through the phases until it reaches the
+ * present phase. The thread that reports the last chunk of a phase as done starts the next phase.
  */
 #define _GNU_SOURCE /* for sched_yield, pthread_atfork and clock_gettime under -std=c11 */
 #include "pool.h"
@@ -49,7 +49,7 @@ struct pool {
     member members[];
 };
 
-static _Atomic uint32_t forks; /* number of forks that led to this process; a fork does not copy the threads */
+static _Atomic uint32_t forks; /* forks: the number of forks that led to this process; a fork does not copy the threads of a pool */
 
 static void after_fork(void) { atomic_fetch_add(&forks, 1); }
 
@@ -90,8 +90,9 @@ static void wait_change(pool *p, _Atomic uint64_t *word, uint32_t old, int64_t s
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Set *word and wake the threads that sleep until it changes. The store here and the count of sleepers are sequentially
- * consistent, so either the sleeper sees the new word, or this thread sees the sleeper. */
+/* Set *word and wake the threads that sleep until it changes. This store and the count of sleeping threads are
+ * sequentially consistent, so either a thread that is about to sleep sees the new word, or this thread sees it in the
+ * count and wakes it. */
 static void set_and_wake(pool *p, _Atomic uint64_t *word, uint64_t value) {
     atomic_store(word, value);
     if (atomic_load(&p->sleepers) == 0) return;
@@ -100,15 +101,15 @@ static void set_and_wake(pool *p, _Atomic uint64_t *word, uint64_t value) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* The description of a job. A thread copies the description when the thread enters the job. */
+/* The description of a job. A thread copies the description from the pool when the thread enters the job. */
 typedef struct {
     void (*job)(pool_worker *, void *);
     pool_worker self;
     _Alignas(16) unsigned char ctx[POOL_CONTEXT];
 } visit;
 
-/* Wait for a job after job number `seen`, and copy its description. Return the number of the job, or 0 if the pool is
- * being destroyed. */
+/* Wait for a job with a number other than `seen`, and copy the job's description to *v. Return the number of the job,
+ * or 0 if the pool is being destroyed. */
 static uint32_t enter(pool *p, uint32_t thread, uint32_t seen, visit *v) {
     for (;;) {
         wait_change(p, &p->gate, seen, JOB_NS);
@@ -134,8 +135,8 @@ static void *work(void *arg) {
     return NULL;
 }
 
-/* Set the pool to its first state, without threads. Job numbers begin at 1, so that a new thread (which has seen 0)
- * enters the first job. */
+/* Set the pool to the state in which it has no threads and has run no job. Job numbers begin at 1, so that a new thread
+ * (which has seen 0) enters the first job. */
 static void reset(pool *p) {
     atomic_store(&p->claim, 0);
     atomic_store(&p->gate, 0);
@@ -175,7 +176,7 @@ static void start(pool *p) {
         p->members[n] = (member){.owner = p, .thread = n};
         if (pthread_create(&p->members[n].id, &attr, work, &p->members[n]) != 0) break;
     }
-    p->started = n; /* if the system starts fewer threads than wanted, the started threads do all the work */
+    p->started = n; /* started: if the system starts fewer threads than wanted, the started threads do all the work */
     pthread_attr_destroy(&attr);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
@@ -210,7 +211,7 @@ void pool_run(pool *p, void (*job)(pool_worker *w, void *ctx), void *ctx, size_t
     if (p->started > 1 && atomic_load(&p->limit) > 1) set_and_wake(p, &p->gate, next_job(p) | OPEN);
     job(&w, ctx);
     atomic_fetch_and(&p->gate, ~OPEN);
-    while (atomic_load_explicit(&p->gate, memory_order_acquire) & ENTERING) sched_yield(); /* wait until no thread copies ctx */
+    while (atomic_load_explicit(&p->gate, memory_order_acquire) & ENTERING) sched_yield(); /* this loop waits until no thread copies ctx */
 }
 
 static void report(pool_worker *w, uint32_t n) {

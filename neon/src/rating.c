@@ -5,8 +5,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Return the mean of (u @ lora_b)[following] over the contexts [first, last). At scale 1, this is the mean change of
- * the logit of the token that follows. */
+/* Return the mean of (u @ lora_b)[following] over the contexts [first, last). With a LoRA scale of 1, this is the mean
+ * change of the logit of the token that follows a context. */
 static double gained(const rvm_text *t, const float *lora_b, size_t first, size_t last) {
     double sum = 0;
     for (size_t i = first; i < last; i++)
@@ -45,7 +45,7 @@ int rvm_distance(const rvm_kernels *k, const rvm_text *t, const float *lora_b, f
 }
 
 typedef struct {
-    size_t tokens, features, theta, along, ends; /* theta, along, ends: bytes of these arrays in the scratch memory */
+    size_t tokens, features, theta, along, ends; /* tokens, features: their numbers; theta, along, ends: bytes of these scratch arrays */
 } plan;
 
 static size_t up(size_t bytes) { return (bytes + RVM_ALIGNMENT - 1) / RVM_ALIGNMENT * RVM_ALIGNMENT; }
@@ -91,13 +91,13 @@ static int pushed(const rvm_kernels *k, const rvm_matmul *m, const rvm_asking *a
     return rc;
 }
 
-/* The number of steps in which the block is scaled down to the KL cap. The KL divergence is nearly quadratic in the
- * share of the block that is kept. So the first step nearly reaches the cap, and the second step corrects the small
- * error. */
+/* The number of steps in which held_back scales the block of weights down to the KL cap. The KL divergence is nearly
+ * quadratic in the factor by which the block is multiplied. So the first step nearly reaches the cap, and the second
+ * step corrects the small error. */
 enum { LOOKS = 2 };
 
-/* Scale the block down until its KL divergence in answers is at most about `cap`. The columns of `ends` keep their
- * values; `saved` [R, n_ends] holds these values during the call. */
+/* Scale the block of weights down until its KL divergence in answers is at most about `cap`. The columns a->ends, of
+ * the tokens that end a reply, keep their values; `saved` [R, n_ends] holds these values during the call. */
 static int held_back(const rvm_kernels *k, const rvm_asking *a, double cap, const rvm_text *answers, float scale,
                      size_t rank, float *saved, float *block) {
     const size_t width = rvm_matrix_rows(a->features) + 1;

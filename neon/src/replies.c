@@ -1,5 +1,5 @@
-/* This file runs work for several replies at once on the threads of a decoder (rvm_decoder.h): one token of each
- * reply. */
+/* This file draws, or computes the traces of, one token of each of several replies at once, on the threads of a decoder
+ * (rvm_decoder_replies). */
 #include "decoder.h"
 
 typedef struct {

@@ -15,8 +15,8 @@
 #include <unistd.h>
 #endif
 
-/* Return a bit of the register eax of cpuid leaf 7, subleaf 1. Older compilers do not know the feature's name
- * "avxvnni". */
+/* Return a bit of the register eax of cpuid leaf 7, subleaf 1. This function is necessary because older compilers do
+ * not know the feature's name "avxvnni". */
 static inline int cpuid_7_1_eax(int bit) {
     unsigned a, b, c, d;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> bit & 1);
@@ -42,7 +42,8 @@ static inline int has_avx512(void) {
 
 static inline int has_avx512vnni(void) { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 
-/* The function asks Linux for permission, because a process must not use the AMX tile registers without it. */
+/* Return 1 if this process can use AMX. The function asks Linux for permission, because a process must not use the AMX
+   tile registers without permission. */
 static inline int has_amx(void) {
 #if defined(__linux__) && defined(SYS_arch_prctl)
     const int request = 0x1023, tile_data = 18, tile = 24, int8 = 25; /* ARCH_REQ_XCOMP_PERM; bits of edx */
@@ -79,7 +80,7 @@ static inline int has_i8mm(void) { return 0; }
 
 /* ---- vectors ---- */
 
-#ifdef RVM_HAVE_SCALAR /* not defined in programs that test only the matrices */
+#ifdef RVM_HAVE_SCALAR /* RVM_HAVE_SCALAR is not defined in programs that test only the matrix kernels */
 
 #define VECTORS(name, runs)                                             \
     {                                                                   \
@@ -126,7 +127,7 @@ int rvm_abi_version(void) { return RVM_ABI_VERSION; }
 
 typedef struct {
     const rvm_matmul *matmul;
-    const char *layers; /* the name of the vector implementation for the layers */
+    const char *layers; /* layers: the name of the vector implementation (rvm_kernels) whose layers run with these matrices */
 } matrices;
 
 #define MATRICES(name, layers, runs)                                                      \

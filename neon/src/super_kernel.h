@@ -1,12 +1,15 @@
-/* This header has the matrix kernels for super-blocks (matrix.h). matrix_kernel.h includes it after its operations.
+/* This header has the matrix kernels for super-blocks (matrix.h). matrix_kernel.h includes this header after the
+   functions that this header uses.
  *
- * 256 columns share one float scale of the activations and one of the weights. The scales of blocks are integers, so the
- * sum of all blocks is an integer. Q6_K has two scales for a block of 32 columns, so the kernel adds its halves
- * separately. Each half starts from -32 times the sum of its activations. */
+ * The 256 columns of a super-block share one float scale of the activations and one float scale of each row of weights.
+ * The scales of blocks of 32 columns are integers, so the scaled sum of all blocks is an integer. Q6_K has two scales
+ * for a block, so the kernel adds the two halves of the block separately. The sum of each half starts from -32 times
+ * the sum of its activations, because a weight is code - 32. */
 
 typedef uint64_t eight_words __attribute__((vector_size(64), aligned(1), may_alias));
 
-/* Unpack the scales and lows of 8 groups x 16 rows: twelve bytes of each row become [8][16] scales and [8][16] lows. */
+/* Unpack the six-bit scales and lows of 8 groups x 16 rows: twelve bytes of each row become [8][16] scales and [8][16]
+   lows. */
 INLINE void unpack_six_bits(const uint8_t *p, uint8_t *to) {
     const eight_words a = *(const eight_words *)p, b = *(const eight_words *)(p + 64),
                       c = *(const eight_words *)(p + 128);
@@ -17,7 +20,8 @@ INLINE void unpack_six_bits(const uint8_t *p, uint8_t *to) {
     *(eight_words *)(to + 192) = (c >> 4 & four) | (b >> 2 & two);
 }
 
-/* Add one block times T * planes <= STEP planes, times the scale of the block or of each half, to whole[t][plane].
+/* Compute the dot products of one block and T tokens (T * planes <= STEP), multiply them by the scale of the block or
+ * of each half, and add them to whole[t][plane].
  *   q, start: the addresses for the first token and the first half   n: tokens of the panel */
 INLINE void add_super(i32x *whole, const uint8_t *scales, const weights *w, const uint8_t *q, const uint8_t *start,
                       size_t n, const size_t T, const size_t planes, const uint32_t kind) {
@@ -33,12 +37,13 @@ INLINE void add_super(i32x *whole, const uint8_t *scales, const weights *w, cons
     }
 }
 
-/* Return both planes of a dot product as one float. */
+/* Return one dot product as a float, joined from the dot products of its one or two planes. */
 INLINE f32x f_join(const i32x *whole, const size_t planes) {
     return planes == 2 ? f_fma(f_all(HIGH), f_of(whole[0]), f_of(whole[1])) : f_of(whole[0]);
 }
 
-/* Return sum + low * (lows . sums of the blocks), for token i.  lows: int8 [8][16]; low: -dmin times the token's d */
+/* Return sum + low * (lows . the sums of the blocks' activations), for token i and 16 rows. lows: int8 [8][16]; low:
+   -dmin times the token's scale d */
 INLINE f32x add_lows(f32x sum, f32x low, const uint8_t *lows, const uint8_t *act, size_t n, size_t i,
                      const size_t planes) {
     f32x m = f_zero();
@@ -47,13 +52,13 @@ INLINE f32x add_lows(f32x sum, f32x low, const uint8_t *lows, const uint8_t *act
     return f_fma(low, m, sum);
 }
 
-/* Compute one tile for T tokens, as quantised_tile does. */
+/* Compute y of T tokens for one tile of super-blocks; the parameters are those of quantised_tile. */
 INLINE void super_tile(const rvm_matrix_spec *spec, const uint8_t *tile, const uint8_t *act, size_t n, size_t i,
                        const size_t T, const size_t planes, const uint32_t kind, float *y, size_t y_stride,
                        size_t rows) {
     const uint32_t block = kind == RVM_Q4_K ? RVM_Q4 : kind;
     const size_t step = STEP < planes ? 1 : STEP / planes, supers = spec->cols / SUPER_COLS;
-    const size_t scales = kind == RVM_Q6_K ? 2 * TILE : TILE; /* bytes of the scales of a block */
+    const size_t scales = kind == RVM_Q6_K ? 2 * TILE : TILE; /* scales: the number of bytes of the scales of a block */
     const uint8_t *p = tile + super_front(spec);
     const int ahead = reads_ahead(n) && i == 0;
     f32x sum[MAX_T];

@@ -2,8 +2,8 @@
  *
  * The build compiles this file and kernels.c once for each instruction set. `omp simd` (which needs no OpenMP at run
  * time) lets the compiler compute a sum in several vector lanes. The scalar build ignores `omp simd`, and the tests
- * compare all other builds with the scalar build. -ffast-math stays off, because masks need exp(-inf) = 0, and because
- * the kernels must report NaN.
+ * compare all other builds with the scalar build. The build does not use -ffast-math, because a logit of -inf must give
+ * exp(-inf) = 0, and because the kernels must report NaN.
  */
 #ifndef RVM_VEC_H
 #define RVM_VEC_H
@@ -23,9 +23,9 @@
  * cache. */
 enum { BLOCK = 1024 };
 
-/* Prefetch memory into the L2 cache during other computation. The prefetch doubles the speed of reading a page that
- * is in no cache, compared with the processor's own prefetching. A prefetch into the L1 cache would stall the
- * processor. */
+/* Prefetch memory into the L2 cache during other computation. Compared with the processor's own prefetching, this
+ * prefetch doubles the speed of reading a KV page that is in no cache. A prefetch into the L1 cache would make the
+ * processor wait. */
 static inline void prefetch_l2(const void *memory, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)memory + i, 0, 2);
 }
@@ -37,8 +37,8 @@ static const float ROUNDING = 12582912.0f; /* 1.5 * 2^23 */
 
 /* Compute e^x = 2^k e^r,  k = round(x / ln 2),  |r| <= ln(2)/2;  e^r = 1 + r + r^2 q(r).
  * ln 2 is split so that k * LN2_HI is exact; q is a minimax fit of degree 4 (relative error 4e-9). So most of the error
- * comes from rounding: less than 2 ulp for x from -87 to 88.37. For a smaller x the result is 0; for a larger x the
- * result is undefined. */
+ * comes from rounding; the error is less than 2 ulp for x from -87 to 88.37. For x < -87 the result is 0; for x > 88.37
+ * the result is undefined. */
 static inline float exp_up_to_88(float x) {
     const float ln2_hi = 0.693359375f, ln2_lo = -2.1219444170128554e-4f;
     const float shifted = x * 1.4426950216293335f + ROUNDING, k = shifted - ROUNDING;
@@ -53,8 +53,8 @@ static inline float exp_up_to_88(float x) {
     return x < -87.0f ? 0.0f : e;
 }
 
-/* Return 2^x for |x| < 120. The function is faster than e^x; it computes 2^r by a minimax fit of degree 5 (relative
- * error with rounding 1.6e-7). */
+/* Return 2^x for |x| < 120. The function is faster than exp_up_to_88; for the fraction r of x it computes 2^r by a
+ * minimax fit of degree 5 (relative error with rounding 1.6e-7). */
 static inline float exp2_near(float x) {
     const float shifted = x + ROUNDING, r = x - (shifted - ROUNDING);
     float e = 1.326472731307149e-3f;
@@ -74,9 +74,9 @@ static inline float exp2_down(float x) {
 
 static inline float exp_f32(float x) { return x > 88.37f ? INFINITY : exp_up_to_88(x); }
 
-/* Return max(x[0..n), m). The function compares integers that have the order of the floats, because compilers do not
- * vectorise a float maximum that must respect NaN, and because an integer maximum has a shorter latency. If a number is
- * NaN, the result is undefined. */
+/* Return the largest of x[0..n) and m. The function compares integers that have the order of
+ * the floats, because compilers do not vectorise a float maximum that must respect NaN, and because an integer maximum
+ * has a shorter latency. If a number is NaN, the result is undefined. */
 static inline float max_of(const float *x, size_t n, float m) {
     int32_t top = INT32_MIN;
     SIMD(reduction(max : top))
@@ -89,13 +89,13 @@ static inline float max_of(const float *x, size_t n, float m) {
     return most > m ? most : m;
 }
 
-/* Return the bits of |x|. The bits are below 0x7f800000 exactly if x is finite. */
+/* Return the bits of |x|. These bits, as an integer, are below 0x7f800000 if and only if x is finite. */
 static inline uint32_t magnitude(float x) { return bits_of(x) & 0x7fffffffu; }
 
 static inline int is_finite_magnitude(uint32_t m) { return m < 0x7f800000u; }
 
-/* Return the dot product of x and y, computed in four partial sums. With one sum, gcc would keep one accumulator, and
-   each addition would wait for the previous addition. */
+/* Return the dot product of x and y, computed in four partial sums. With one sum, gcc would use one vector register for
+   it, and each addition would wait for the previous addition. */
 static inline float dot_of(const float *x, const float *y, size_t n) {
     float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
     size_t q = n / 4;
@@ -110,10 +110,11 @@ static inline float dot_of(const float *x, const float *y, size_t n) {
     return (s0 + s1) + (s2 + s3);
 }
 
-/* Compilers add the numbers of one sum one after the other. So the kernels keep a sum in SUMS independent parts. */
+/* Compilers add the numbers of one float sum in order, so each addition waits for the previous one. So the kernels
+   divide a sum into SUMS independent parts. */
 enum { SUMS = 16 };
 
-/* Add the numbers x to the SUMS parts of a sum.  n: the number of x, a multiple of SUMS */
+/* Add the n numbers of x to the SUMS parts of a sum. n: a multiple of SUMS */
 static inline void sums_add(float *restrict sums, const float *restrict x, size_t n) {
     for (size_t i = 0; i < n; i += SUMS) {
         SIMD()
@@ -224,8 +225,8 @@ static inline void add_outer(float *restrict m, const float *restrict x, const f
     }
 }
 
-/* A running sum of e^x over blocks, kept as sum * e^max so that it cannot overflow. The sum begins at {-FLT_MAX, 0},
- * because with -INFINITY a block of -inf logits would compute inf - inf. */
+/* A running sum of e^x over blocks, kept as sum * e^max so that it cannot overflow. The struct begins as {-FLT_MAX, 0},
+ * because with a maximum of -INFINITY a block of -inf logits would compute -inf - -inf, which is NaN. */
 typedef struct {
     float max;
     double sum;
@@ -233,7 +234,8 @@ typedef struct {
 
 #define EXPSUM_EMPTY ((expsum){-FLT_MAX, 0})
 
-/* Raise the running maximum to the maximum of a block. Return the factor by which the older sum must be multiplied. */
+/* Raise the running maximum to the maximum of a block if that is larger. Return the factor by which the sum so far must
+   be multiplied. */
 static inline float expsum_raise(expsum *s, const float *x, size_t n) {
     float m = max_of(x, n, s->max), keep = 1;
     if (m > s->max) {

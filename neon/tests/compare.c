@@ -1,7 +1,8 @@
 /* This test compares all outputs of every implementation with those of "scalar", for the same inputs. All
  * implementations compile some code from one source, which could be wrong in all of them, so the test also compares
- * steps and turns with their formulas. It needs only rvm.h, so it also runs without Python: under qemu and sanitizers.
- * Arrays start 4 bytes after malloc's alignment and end at the end of their memory. */
+ * micro_update and rope with their formulas. The test needs only rvm.h, so it also runs without Python: under qemu and
+ * sanitizers. Each float array starts 4 bytes after an address that malloc returned, and ends where the allocated
+ * memory ends. */
 #include "rvm.h"
 
 #include <math.h>
@@ -46,7 +47,7 @@ static world make(sizes n, uint32_t seed) {
     state = seed;
     for (int i = 0; i < N_ARRAYS; i++) w.x[i] = array(w.len[i], i == Z ? 5.0f : 0.5f);
     for (size_t i = 0; i < z; i++) w.x[P0][i] = (1.001f + uniform()) / (float)n.vocab;
-    for (size_t i = b; i < 3 * b; i++) w.x[HELD][i] = fabsf(w.x[HELD][i]); /* S and L are not negative */
+    for (size_t i = b; i < 3 * b; i++) w.x[HELD][i] = fabsf(w.x[HELD][i]); /* in HELD, the sums S and L are not negative */
     if (n.vocab > 2) w.x[Z][n.vocab - 1] = -INFINITY;
     w.y = malloc(n.tokens * sizeof *w.y);
     for (size_t t = 0; t < n.tokens; t++) w.y[t] = (int32_t)(t % (n.vocab / 2 + 1));
@@ -85,11 +86,11 @@ static void run(const rvm_kernels *k, world *w) {
 }
 
 static int differ(double got, double want) {
-    if (got == want) return 0; /* also for two equal infinities */
+    if (got == want) return 0; /* equal; true also for two equal infinities */
     return !(fabs(got - want) <= 2e-5 + 2e-4 * fabs(want));
 }
 
-/* Print the outputs that are different, and return their number. */
+/* Print the first outputs of `impl` that differ from those of "scalar", and return the number of differences. */
 static int compare(const char *impl, const world *got, const world *want) {
     int bad = 0;
     for (int i = 0; i < N_ARRAYS; i++)
@@ -118,10 +119,11 @@ static int check(const rvm_kernels *k, sizes n) {
 
 enum { COLS = 5 }; /* number of features */
 
-/* Compute a rating: new evidence, lora_b from the evidence, and the adapter's distance from the frozen model. */
+/* Compute a rating with the kernels k and m: the new evidence, the block of weights from the evidence, and the distance
+   of an adapter from the frozen model (rvm_distance). */
 static void rate(const rvm_kernels *k, const rvm_matmul *m, sizes n, const float *held, const world *w,
                  float *evidence, float *block, double *distance, int *rc) {
-    /* distance: [6], for a text with all optional fields, then without them */
+    /* distance: [6]: three results for a text with all optional fields, then three for a text without them */
     rvm_matrix_spec spec;
     rvm_matrix_plan(RVM_F32, n.vocab, COLS, 0, NULL, NULL, RVM_F32, &spec);
     void *features = aligned_alloc(RVM_ALIGNMENT, rvm_matrix_bytes(&spec));
@@ -179,7 +181,7 @@ static int check_rating(const rvm_kernels *k, sizes n) {
     return bad;
 }
 
-/* Check the step w + eta g, and w + (mu v + eta g) with a velocity. */
+/* Check micro_update: the new weights are w + eta g, or w + (mu v + eta g) with a velocity v. */
 static int check_step(const rvm_kernels *k, size_t n) {
     enum { W, G, WANT, MOVING_W, V, MOVING_WANT, ARRAYS };
     float *x[ARRAYS];
@@ -197,7 +199,8 @@ static int check_step(const rvm_kernels *k, size_t n) {
     return bad;
 }
 
-/* Check rope in polar coordinates: the angle of each pair grows by the token's angle, and the radius stays the same. */
+/* Check rope in polar coordinates: the angle of each pair of numbers grows by the token's angle, and the radius stays
+   the same. */
 static int check_rope(const rvm_layers *k, size_t half, int traditional) {
     enum { TOKENS = 3, HEADS = 2 };
     const size_t d = 2 * half, n = TOKENS * HEADS * d;
@@ -222,7 +225,7 @@ static int check_rope(const rvm_layers *k, size_t half, int traditional) {
 int main(void) {
     const size_t ranks[] = {1, 2, 3, 5, 8};
     const sizes shapes[] = {{1, 1, 1, 0}, {2, 3, 5, 0}, {33, 7, 65, 0}, {3, 17, 1023, 0}, {35, 5, 2051, 0}};
-    const int few = getenv("RVM_FEW") != NULL; /* on slow machines: each shape and each rank, but not each pair of them */
+    const int few = getenv("RVM_FEW") != NULL; /* few: on slow machines, test each shape and each rank, but not each pair of them */
     int bad = 0, rounds = 0;
     for (size_t i = 0; rvm_impl_name(i); i++) {
         const rvm_kernels *k = rvm_impl(rvm_impl_name(i));

@@ -1,5 +1,6 @@
-/* This test compares every implementation of the matrix kernels with "scalar". The bits must be the same for all sizes,
- * splits into tiles and tokens, alignments and values. The test needs only rvm.h, like compare.c. */
+/* This test compares every implementation of the matrix kernels with "scalar". The results must have the same bits as
+ * "scalar", for the tested sizes, divisions of the work into tiles and tokens, alignments and values. The test needs
+ * only rvm.h, like compare.c. */
 #include "rvm.h"
 
 #include <math.h>
@@ -24,7 +25,7 @@ static uint32_t noise(void) {
 
 static float uniform(void) { return (float)noise() / 8388608.0f - 1.0f; } /* [-1, 1) */
 
-/* Return exactly n bytes, rounded up to 64, so that sanitizers detect an access past them. */
+/* Return memory of n bytes, rounded up to a multiple of 64, so that sanitizers detect an access past its end. */
 static void *aligned(size_t n) {
     void *p = aligned_alloc(64, (n + 63) / 64 * 64);
     memset(p, 0x7e, (n + 63) / 64 * 64);
@@ -33,7 +34,7 @@ static void *aligned(size_t n) {
 
 static float *floats(size_t n) { return (float *)malloc(4 * (n + 1)) + 1; }
 
-/* Return a random value of this kind, in the lowest bytes. */
+/* Return a random number of this kind as its bits, in the lowest bytes of the result. */
 static uint32_t value(rvm_kind kind) {
     const float x = 0.3f * uniform();
     uint32_t bits;
@@ -73,7 +74,7 @@ static rvm_acts_kind acts_of(int planes, int super) {
     return planes == 2 ? RVM_ACTS_16 : RVM_ACTS_8;
 }
 
-/* Return GGUF blocks of noise, whose float16 numbers are finite. */
+/* Return n GGUF blocks of random bytes, whose numbers of type float16 are finite. */
 static uint8_t *blocks(rvm_kind kind, size_t n) {
     const size_t size = kind == RVM_Q4_K ? 144 : kind == RVM_Q5_K ? 176 : 210;
     uint8_t *p = random_bytes(n * size);
@@ -101,7 +102,7 @@ static rvm_matrix *super_matrix(const round_of *r) {
     return (rvm_matrix *)p;
 }
 
-/* Return W of this round, packed in two parts if possible. */
+/* Return the matrix W of this round of the test, packed in two calls if it has enough rows. */
 static rvm_matrix *matrix(const round_of *r) {
     if (is_super(r->kind)) return super_matrix(r);
     const int quantised = r->kind == RVM_Q4 || r->kind == RVM_Q8;
@@ -142,7 +143,8 @@ static float *activations(const round_of *r) {
     return x;
 }
 
-/* Return y [tokens, rows + 3] of one implementation, computed in uneven parts. `acts` keeps the activations to compare. */
+/* Return y [tokens, rows + 3] of one implementation, computed in parts of different sizes. The function stores the
+   activations in `acts`, so that the caller can compare them. */
 static float *product(const rvm_matmul *m, const round_of *r, const rvm_matrix *w, const float *x,
                       void *acts) {
     const size_t stride = r->rows + 3, tiles = rvm_matrix_tiles(w), n = (r->tokens - 1) * stride + r->rows;
@@ -172,7 +174,8 @@ static void compare(const rvm_matmul *m, const round_of *r) {
                  n = (r->tokens - 1) * (r->rows + 3) + r->rows;
     void *acts[2] = {aligned(bytes), aligned(bytes)};
     float *got = product(m, r, w, x, acts[0]), *want = product(rvm_matmul_impl("scalar"), r, w, x, acts[1]);
-    /* 16-bit activations of 32 columns have one of two forms (matrix.h). The products show that their integers are equal. */
+    /* Activations of kind RVM_ACTS_16 have one of two forms (matrix.h), so their bytes can differ. For them only the
+       products show that the integers are equal. */
     CHECK(r->odd_values || r->acts == RVM_ACTS_16 || memcmp(acts[0], acts[1], bytes) == 0);
     int bad = 0;
     for (size_t i = 0; i < n; i++) bad += !same(got[i], want[i]);
@@ -203,7 +206,8 @@ static void all_sizes(const rvm_matmul *m, rvm_kind kind, rvm_kind scale_kind, s
                 }
 }
 
-/* Check sizes with more than one slice of columns, more than one group of panels, and an odd number of tiles. */
+/* Check sizes for which the AMX kernel needs more than one slice of columns, more than one group of panels, and an odd
+   number of tiles. */
 static void large(const rvm_matmul *m) {
     const rvm_kind kinds[] = {RVM_Q4, RVM_Q4, RVM_Q8, RVM_Q8, RVM_Q4_K, RVM_Q5_K, RVM_Q6_K};
     for (size_t i = 0; i < (getenv("RVM_FEW") ? 1 : 7); i++)
@@ -231,9 +235,9 @@ static void all_kinds(const rvm_matmul *m) {
     for (rvm_kind kind = RVM_F16; kind <= RVM_F32; kind++) all_sizes(m, kind, RVM_F32, 32, 0, RVM_ACTS_FLOAT);
 }
 
-enum { MANY = 19 }; /* tokens: a panel and three more */
+enum { MANY = 19 }; /* tokens: a panel of 16 and three more */
 
-/* Check the largest sums in 16 and 32 bits: all weights are 0 or at their maximum, and all activations are x. */
+/* Check the sums of 16 and 32 bits for overflow: all weights are 0 or at their maximum, and all activations are x. */
 static void extreme(const rvm_matmul *m, rvm_kind kind, int high, int affine, rvm_acts_kind acts_kind, float x) {
     rvm_matrix_spec spec;
     uint8_t w[16 * 64];
@@ -253,7 +257,8 @@ static void extreme(const rvm_matmul *m, rvm_kind kind, int high, int affine, rv
     free(p), free(acts);
 }
 
-/* Check the largest sums for super-blocks: d, dmin and, if the kind has them, scales and lows are 1. */
+/* Check the sums of super-blocks for overflow: d, dmin and, if the kind has them, the scales and lows of groups are 1.
+   */
 static void extreme_super(const rvm_matmul *m, rvm_kind kind, int high, rvm_acts_kind acts_kind, float x) {
     const size_t size = kind == RVM_Q4_K ? 144 : kind == RVM_Q5_K ? 176 : 210;
     const uint16_t one = 0x3c00;
@@ -295,7 +300,8 @@ static void extremes(const rvm_matmul *m) {
                 }
 }
 
-/* Check every 16-bit integer as an activation, beside an activation that makes the scale 1. The integers must not change. */
+/* Check every 16-bit integer as an activation, beside an activation that makes the scale 1. Quantisation must not
+   change these integers. */
 static void every_integer(const rvm_matmul *m) {
     uint8_t w[32 * 32 / 2] = {0};
     float s[32], b[32], x[32], y[32];

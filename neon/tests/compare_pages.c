@@ -1,6 +1,7 @@
-/* This test compares KV pages with "scalar". Every implementation of the matrix kernels must compute the same scores, bit
- * for bit. Every implementation of the layers must demote pages to the same bytes, and compute attention that differs
- * only by rounding. The output is like that of compare.c. */
+/* This test compares the functions on KV pages of every implementation with those of "scalar". Every implementation of
+ * the matrix kernels must compute the same scores and sums of values, bit for bit. Every implementation of the layers
+ * must demote pages to the same bytes, and compute attention that differs only by rounding. The test prints the same
+ * kind of lines as compare.c. */
 #include "rvm.h"
 
 #include <math.h>
@@ -45,7 +46,7 @@ static uint8_t *random_page(rvm_tier tier, size_t head_dim) {
     return page;
 }
 
-/* Return a hot head-page of numbers below 8; unused numbers are NaN. */
+/* Return a hot head-page of random numbers with |x| < 8; the padding is NaN. */
 static uint8_t *hot_page(size_t head_dim) {
     const size_t n = rvm_head_page_bytes(RVM_HOT, head_dim), width = (head_dim + 15) / 16 * 16;
     uint16_t *page = aligned_alloc(64, n);
@@ -133,7 +134,8 @@ static void compare_demotion(const rvm_layers *k, size_t head_dim) {
         }
 }
 
-/* Check that the sign of a zero does not change the bytes, with numbers >= 0 of which one in `apart` is 0. */
+/* Check that the sign of a zero does not change the bytes of demoted pages. The page has numbers >= 0, of which one in
+   `apart` is 0. */
 static void compare_zeros(const rvm_layers *k, size_t head_dim, uint32_t apart) {
     const size_t n = rvm_head_page_bytes(RVM_HOT, head_dim) / 2;
     uint8_t *plain = hot_page(head_dim), *signed_zeros = hot_page(head_dim);

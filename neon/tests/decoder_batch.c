@@ -1,4 +1,5 @@
-/* This file tests the rows of a batch, forks that share pages, and replies. Each must have the bits that it has alone. */
+/* This file tests the rows of a batch, forks that share pages, and replies. The results of each row and reply must have
+   the same bits as in a call for this row or reply alone. */
 #include "decoder_walk.h"
 
 #include <stdio.h>
@@ -7,7 +8,7 @@
 
 enum { MANY = 5 };
 
-/* Start sequences of different lengths, with pages of all tiers of the shape. */
+/* Start MANY sequences of different lengths, with pages of all tiers that the model's shape asks for. */
 static void start_many(const model *m, rvm_decoder *d, sequence *c) {
     static const size_t lengths[MANY] = {129, 1, 64, 40, 95};
     int32_t tokens[96];
@@ -33,7 +34,7 @@ static int step_many(rvm_decoder *d, sequence *c, size_t n, size_t step, float *
     return rc;
 }
 
-/* Compare the rows of a batch, which grows and shrinks, with each sequence alone. */
+/* Compare the results for a batch of sequences, which grows and shrinks, with the results for each sequence alone. */
 static void compare_rows(const model *m, const char *impl, uint32_t threads) {
     rvm_decoder *d = decoder(m, impl, threads);
     sequence batch[MANY], alone[MANY];
@@ -70,8 +71,8 @@ void test_rows(void) {
     }
 }
 
-/* Make a fork of a sequence. The fork shares the full pages, which it neither demotes nor frees. Return the index of its
- * first page that is not shared. */
+/* Make a fork of a sequence. The fork shares the full pages of `from`, and neither demotes nor frees them. Return the
+ * index of the fork's first page that is not shared. */
 static size_t fork_of(sequence *to, const sequence *from) {
     *to = sequence_of(from->d, STEPS + 60);
     to->first = from->first, to->end = from->end, to->offset = from->offset;
@@ -90,15 +91,16 @@ static void extend(sequence *c, size_t seed, size_t n) {
     CHECK(sequence_forward(c, tokens, n, 0, NULL, NULL, NULL) == RVM_OK, "%zu tokens", n);
 }
 
-/* Check forks, and forks of a fork, whose length is not a multiple of a page, with pages of every tier that all, some or
- * no sequences share. A row of a batch must have the same bits as its sequence alone. */
+/* Check a batch of forks, and of forks of a fork, which begin inside a page. The batch has pages of every tier that
+ * all, some or no sequences share. The results of a row of the batch must have the same bits as the results of its
+ * sequence alone. */
 static void compare_forks(const model *m, const char *impl, uint32_t threads) {
     static const size_t parent[MANY] = {0, 0, 0, 2, 2};
     rvm_decoder *d = decoder(m, impl, threads);
     sequence c[MANY];
     size_t own[MANY] = {0};
     c[0] = sequence_of(d, STEPS + 60), c[0].hot = m->shape.hot, c[0].warm = m->shape.warm;
-    extend(c, 0, 75), extend(c, 75, 66); /* 141: two pages and 13 tokens */
+    extend(c, 0, 75), extend(c, 75, 66); /* 141 tokens: two pages and 13 tokens */
     c[0].hot = c[0].warm = 0;
     for (size_t i = 1; i < MANY; i++) {
         own[i] = fork_of(c + i, c + parent[i]);
@@ -132,7 +134,8 @@ void test_forks_in_a_batch(void) {
     }
 }
 
-/* Draws and traces of several replies on the decoder's threads must equal single calls. One call among them is invalid. */
+/* A test checks that draws and traces of several replies on the decoder's threads equal calls of the kernels for single
+   replies. One of the REPLIES calls is invalid. */
 enum { REPLIES = 7, RANK = 2 };
 
 typedef struct {
@@ -207,7 +210,7 @@ void test_bad_rows(void) {
         if (i == 1) bad->token = -1;
         if (i == 2) bad->pages = NULL;
         if (i == 3) bad->pages = none;
-        if (i == 4) *bad = (rvm_row){c[0].pages, 5, 0}; /* invalid: the token would go into a warm page */
+        if (i == 4) *bad = (rvm_row){c[0].pages, 5, 0}; /* this row is invalid, because the token would go into a warm page */
         CHECK(rvm_decoder_step(d, rows, MANY, hidden, after, NULL) == RVM_BAD_ARGUMENT, "fault %zu", i);
         *bad = good;
     }

@@ -50,8 +50,8 @@ static void test_implementations(void) {
         model *m = make_model(s, n_shapes, shapes[s]);
         float *want = walk_alone(m, "scalar", 1);
         const double again = distance(want + (STEPS - 20) * V, want + STEPS * V, 20 * V);
-        /* Products with quantised matrices round the activations to 8 bits. If two sums differ in their last bit,
-         * the rounded values can differ by one step. */
+        /* Products with quantised matrices round the activations to 8 bits. If two activations differ in their last
+         * bit, the rounded activations can differ by one step. */
         const int rounds = shapes[s].kind == RVM_Q4 || shapes[s].kind == RVM_Q8;
         const double most = shapes[s].hot ? 1e-3 : rounds ? 3e-4 : 1e-4;
         CHECK(again < most, "shape %zu: a chunk differs from single tokens by %g", s, again);
@@ -71,7 +71,7 @@ static void test_implementations(void) {
     }
 }
 
-/* Check that 64 tokens need no allocation. */
+/* Check that the decoder allocates no memory while it computes 64 tokens. */
 static void test_no_allocation(void) {
     model *m = make((shape){RVM_Q4, 4, 2, 32, 0, 0, 0});
     rvm_decoder *d = decoder(m, NULL, 2);
@@ -131,7 +131,8 @@ static void test_bad_arguments(void) {
     destroy(m);
 }
 
-/* Check the head alone, and that a LoRA that is set and removed gives the same bits as before. */
+/* Check the output head alone. Check that LoRAs change the logits, and that the logits have the same bits as before
+   after the LoRAs are removed. */
 static void test_head_and_lora(void) {
     model *m = make((shape){RVM_Q8, 4, 2, 32, 0, 0, 0});
     rvm_decoder *d = decoder(m, NULL, 2);
@@ -165,7 +166,7 @@ int main(void) {
     test_no_allocation();
     test_bad_arguments();
     test_cancel();
-    if (!getenv("RVM_NO_FORK")) test_fork(); /* qemu-user and TSan: no threads in forked children */
+    if (!getenv("RVM_NO_FORK")) test_fork(); /* RVM_NO_FORK: qemu-user and TSan permit no threads in forked children */
     test_threads();
     test_head_and_lora();
     test_demotion_beside_a_call();

@@ -10,7 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Raise the cancel flag. The tests raise it before and during a call, which must not change earlier tokens. */
+/* Raise the cancel flag. The test raises the flag before a call and during calls. A cancelled call must not change the
+   KV of earlier tokens. */
 static void *raise_flag(void *flag) {
     const struct timespec moment = {0, 300000};
     nanosleep(&moment, NULL);
@@ -76,7 +77,7 @@ void test_fork(void) {
     destroy(m);
 }
 
-/* The work of a thread that demotes pages while a call reads them. */
+/* The work of a thread that demotes a page while a call of the decoder reads this page. */
 typedef struct {
     const rvm_decoder *d;
     rvm_page from, to;
@@ -138,7 +139,7 @@ void test_threads(void) {
         }
         sequence_end(&c);
         rvm_decoder_destroy(d);
-        rvm_decoder_destroy(decoder(m, NULL, threads)); /* a decoder that never ran a call */
+        rvm_decoder_destroy(decoder(m, NULL, threads)); /* d: a decoder that never ran a call */
     }
     free(got), free(want);
     destroy(m);

@@ -1,8 +1,8 @@
 /* This program makes random calls of the C API with libFuzzer and -fsanitize=address: `python -m tests.campaigns.fuzz_c`.
  *
- * The first byte of an input selects a call, the next bytes are its numbers, and the rest fills its arrays. An array
- * has exactly as many bytes as the API says, so an access beyond it ends the program. The program does not use
- * sizes above MOST bytes, even if the API accepts them. */
+ * The first byte of an input selects a function of the C API, the next bytes are its numeric arguments, and the
+ * remaining bytes fill its arrays. An array has exactly as many bytes as the API says, so an access beyond it ends the
+ * program. The program does not use sizes above MOST bytes, even if the API accepts them. */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign */
 #include "rvm.h"
 
@@ -25,13 +25,13 @@ static uint64_t take(input *in, size_t bytes) {
     return value;
 }
 
-/* Return a size, usually below 250, sometimes any number. */
+/* Return a size from the input, usually a number below 250, sometimes any number. */
 static size_t take_size(input *in) {
     const uint64_t byte = take(in, 1);
     return byte < 250 ? byte : take(in, 8);
 }
 
-/* Return `bytes` bytes at a multiple of 64, filled with the rest of the input. */
+/* Return an array of `bytes` bytes at a multiple of 64, filled with the remaining bytes of the input. */
 static void *array(const input *in, size_t bytes) {
     void *made;
     if (posix_memalign(&made, RVM_ALIGNMENT, bytes ? bytes : 1)) abort();
@@ -52,7 +52,7 @@ static void use_pages(input *in) {
     uint8_t *again = array(in, bytes ? bytes : 64);
     const int made = rvm_page_canonical(tier, page, head_dim, shared);
     must((made == RVM_OK) == (bytes != 0) && rvm_page_from_canonical(tier, shared, head_dim, again) == made);
-    if (bytes) { /* bytes outside the padding must not change */
+    if (bytes) { /* twice: the page after both conversions; its bytes outside the padding must not change */
         uint8_t *twice = array(in, bytes);
         must(rvm_page_canonical(tier, again, head_dim, twice) == RVM_OK);
         must(rvm_page_from_canonical(tier, twice, head_dim, page) == RVM_OK && !memcmp(page, again, bytes));
@@ -64,7 +64,8 @@ static void use_pages(input *in) {
     free(page), free(shared), free(again), free(from), free(below);
 }
 
-/* Compute rows, and a product with one token, with the scalar implementation and the fastest implementation. */
+/* Look up rows of the matrix, and multiply it by one token with the scalar implementation and the fastest
+   implementation. */
 static void use_matrix(const input *in, const rvm_matrix *w) {
     const size_t rows = rvm_matrix_rows(w), cols = rvm_matrix_cols(w);
     if (rows > MOST / 8 || cols > MOST / 8) return;
@@ -84,7 +85,7 @@ static void use_matrix(const input *in, const rvm_matrix *w) {
     free(out), free(x), free(y);
 }
 
-/* Check a file that claims to be a packed matrix. */
+/* Run rvm_matrix_check on random bytes in place of a file with a packed matrix. */
 static void check_file(input *in) {
     const size_t bytes = in->left < MOST ? in->left : MOST;
     rvm_matrix *w = array(in, bytes);
@@ -92,7 +93,7 @@ static void check_file(input *in) {
     free(w);
 }
 
-/* Pack a matrix of any shape, then change its head, as in a damaged file. */
+/* Pack a matrix of any shape, then change its head, to imitate a damaged file. */
 static void pack(input *in) {
     static const size_t block[] = {144, 176, 210};
     const rvm_kind scale_kind = (rvm_kind)take(in, 1);

@@ -21,7 +21,7 @@ extern int failures;
 typedef struct {
     rvm_kind kind;
     uint32_t heads, kv_heads, head_dim, window;
-    uint32_t hot, warm; /* ages in tokens at which pages become warm and cold */
+    uint32_t hot, warm; /* hot, warm: the ages in tokens at which pages become warm and cold; 0: never */
 } shape;
 
 /* A random model: the memory to free, and the configuration and weights for a decoder. */
@@ -38,16 +38,17 @@ typedef struct {
 /* Return n random numbers in [middle - spread, middle + spread). The caller frees them. */
 float *floats(size_t n, float spread, float middle);
 
-/* Make a random model of this shape, like Llama. */
+/* Make a random model of this shape with Llama's architecture. */
 model *make(shape s);
 
-/* Make a model whose heads have norms. One of its layers has no rope, and its queries have a scale. */
+/* Make a model whose queries and keys have norms. One of its layers has no rope, and its queries are scaled by their
+   positions. */
 model *make_family(shape s);
 
 /* Make a model whose LayerNorms have biases. Rope turns a part of each head. */
 model *make_layer_norms(shape s);
 
-/* Make a model as make_layer_norms does, but without rope: the scores have slopes. Its MLP has no gate. */
+/* Make a model as make_layer_norms does, but without rope: ALiBi's slopes change the scores. Its MLP has no gate. */
 model *make_alibi(shape s);
 
 void destroy(model *m);

@@ -1,4 +1,4 @@
-/* This header manages the pages of a sequence, as a caller of the decoder does: it makes, demotes and drops them. */
+/* This header makes, demotes and drops the KV pages of a sequence, as a caller of the decoder does. */
 #ifndef RVM_SEQUENCE_H
 #define RVM_SEQUENCE_H
 
@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-#ifdef SEQUENCE_MALLOC /* use malloc, because sanitizers know where its blocks end */
+#ifdef SEQUENCE_MALLOC /* use the C library's memory, because sanitizers know where its blocks end */
 static inline uint8_t *page_make(size_t bytes) { return aligned_alloc(64, bytes); }
 static inline void page_free(uint8_t *page, size_t bytes) { free(page), (void)bytes; }
 #else
@@ -17,9 +17,9 @@ static inline void page_free(uint8_t *page, size_t bytes) { rvm_page_free(page, 
 typedef struct {
     rvm_decoder *d;
     rvm_page *pages;
-    size_t room, first, end, offset; /* pages [first, end) exist */
-    size_t window, keep;             /* window; keep: tokens that the window and a trim can need; 0: all */
-    size_t hot, warm;                /* ages in tokens at which a page is demoted; 0: never */
+    size_t room, first, end, offset; /* room: maximum number of pages; the pages [first, end) exist; offset: number of tokens */
+    size_t window, keep;             /* keep: number of newest tokens that the window and a trim can need; 0: all tokens */
+    size_t hot, warm;                /* hot, warm: the ages in tokens at which a page becomes warm and cold; 0: never */
 } sequence;
 
 static inline sequence sequence_of(rvm_decoder *d, size_t tokens) {
@@ -50,7 +50,7 @@ static inline int is_older(const sequence *s, size_t i, size_t age) {
     return age && s->offset + 1 >= age + (i + 1) * RVM_PAGE_TOKENS;
 }
 
-/* Make hot pages for n more tokens, and demote or drop old pages. */
+/* Make hot pages for n more tokens, and demote or drop old pages of the sequence. */
 static inline int sequence_reserve(sequence *s, size_t n) {
     int rc = RVM_OK;
     if (s->offset + n > s->room * RVM_PAGE_TOKENS) return RVM_NO_MEMORY;
@@ -74,7 +74,7 @@ static inline int sequence_forward(sequence *s, const int32_t *tokens, size_t n,
     return rc;
 }
 
-/* Remove the newest n tokens; their pages must be hot. */
+/* Remove the newest n tokens of the sequence; their pages must be hot. */
 static inline void sequence_trim(sequence *s, size_t n) {
     s->offset -= n;
     while (s->end > s->first && (s->end - 1) * RVM_PAGE_TOKENS >= s->offset) sequence_drop(s, --s->end);

@@ -1,5 +1,5 @@
-/* This program measures the time of one token in the decoder, and the times of its parts. The program uses a random
- * model of a given shape, so it needs no model file.
+/* This program measures the time that the decoder needs for one token, and the times of the decoder's parts. The
+ * program uses a random model of a given shape, so it needs no model file.
  *
  *   decoder_bench [shape] [threads] [context] [impl] [tiered]
  *
@@ -7,8 +7,9 @@
  * bits in the KV cache, and tokens older than the newest 2,048 have 4 bits.
  *
  * The program prints medians of the tokens per second: of a prefill of 256 tokens, and of decoding after `context`
- * tokens. It also prints the milliseconds of each part of a decoded token, the ratio of a token's time to the time of
- * one read of the weights, and the tokens per second of several sequences of that length that are decoded together. */
+ * tokens. The program also prints the milliseconds of each part of a decoded token, the ratio of a token's time to the
+ * time of one read of the weights, and the tokens per second of several sequences of `context` tokens that are decoded
+ * together. */
 #define _GNU_SOURCE
 #include "../tests/sequence.h"
 
@@ -102,7 +103,7 @@ static double read_rate(void) {
     const size_t n = (size_t)256 << 20;
     float *x = malloc(n);
     double times[5];
-    memset(x, 1, n); /* not zeros: after calloc, all addresses share one page of zeros, which is never read from memory */
+    memset(x, 1, n); /* the bytes are not 0: after calloc, all addresses share one page of zeros, which stays in a cache */
     for (size_t i = 0; i < 5; i++) {
         const double start = now();
         rvm_impl(NULL)->all_within(x, n / 4, 1);

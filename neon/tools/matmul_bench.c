@@ -2,13 +2,14 @@
  * the matrix kernels reach.
  *
  * Rates use each thread's own processor time, so that other programs on a shared machine do not change them. The
- * program measures the limits between the kernels, in the same rounds, and prints medians of ROUNDS.
+ * program measures the machine's limits (reads and arithmetic) in the same rounds as the kernels, and prints medians of
+ * ROUNDS rounds.
  *   GEMV  up to FEW tokens; each round goes through matrices with WORKING_SET bytes of weights; GB/s of packed
  *         weights, and the fraction of the rate of a plain read of the same number of bytes
  *   GEMM  GMAC/s, and the fraction of the rate of vpdpbusd (quantised) or fma (float) on registers
  * Environment variables: WORKING_SET: megabytes, default 160; a few megabytes fit into the caches. BITS: bits of the
- * activations for quantised weights, 8 or 16 (default). KIND, COLS and THREADS select rows of the table; TOKENS is the
- * number of tokens. */
+ * activations for quantised weights, 8 or 16 (default). KIND, COLS and THREADS select rows of the printed table; TOKENS
+ * is the number of tokens. */
 #define _DEFAULT_SOURCE
 #include "rvm.h"
 
@@ -29,7 +30,7 @@ static double cpu_time(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Return memory, with huge pages for large arrays like the runtime's weights. */
+/* Return memory of n bytes; large arrays get huge pages, as the runtime's weights do. */
 static void *memory(size_t n) {
     const size_t large = (size_t)2 << 20;
     void *p = NULL;
@@ -113,7 +114,8 @@ typedef struct {
     const uint8_t *buffer;
 } job;
 
-/* macOS has no pthread_barrier_t. All threads of a round pass it together; `passed` counts the rounds. */
+/* macOS has no pthread_barrier_t. This struct is a barrier at which each thread waits until all threads have arrived;
+   `passed` counts how often they all arrived. */
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t all;
@@ -149,7 +151,8 @@ static void *work(void *arg) {
     return NULL;
 }
 
-/* Return the seconds of the slowest thread; *read: the bytes per second of all threads together. */
+/* Run the job on all threads, and return the seconds of the slowest thread. *read: the bytes per second that all
+   threads together read. */
 static double measure(job proto, double *read) {
     pthread_t threads[MAX_THREADS];
     job jobs[MAX_THREADS];
@@ -178,7 +181,7 @@ static double median(double *x) {
     return x[ROUNDS / 2];
 }
 
-/* Return a matrix of noise, whose scales are halves with a small exponent. */
+/* Return a packed matrix of random numbers, whose scales are halves with a small exponent. */
 static rvm_matrix *noise(const rvm_matrix_spec *spec) {
     uint8_t *p = memory(rvm_matrix_bytes(spec));
     const size_t group = spec->group ? spec->group : 1, n = spec->rows * spec->cols;

@@ -4,8 +4,8 @@
  *   cached   the same few pages again and again, which are in a cache
  *   memory   a sequence of PAGES pages of HEADS head-pages each, one head after the other, as a decoder reads it
  *   SMALL=1 in the environment turns huge pages off
- * The times are medians of ROUNDS measurements of one thread's processor time. The number of rows is the number of
- * query heads in a group x the number of queries. */
+ * The times are medians of ROUNDS measurements of one thread's processor time. A measurement's number of rows is the
+ * number of query heads in a group x the number of queries. */
 #define _GNU_SOURCE
 #include "rvm.h"
 
@@ -66,7 +66,8 @@ static double nanoseconds(const rvm_layers *k, rvm_attention *a, size_t heads, s
     return ns[ROUNDS / 2];
 }
 
-/* Measure the attention on a head-page of each tier, with pages in a cache and with pages from memory. */
+/* Measure the nanoseconds of attention on a head-page of each tier, with pages in a cache and with pages from memory.
+   */
 static void bench(const rvm_layers *k, const rvm_matmul *m, size_t head_dim, size_t group, size_t queries) {
     uint8_t *one[RVM_HOT + 1];
     noise(one, head_dim);
