@@ -35,7 +35,8 @@ class CommandSpec:
     usage: str  # the command and its arguments, for /help; "": the command is described by the previous row
     help: str
     step: Step  # the function that does the command's work with the runtime
-    app: str = ""  # path of a method of `actions.Actions`, which the app calls in place of `step`; "": none
+    # path of a method of `actions.Actions`, which the app calls in place of `step`; "": the app calls `step`
+    app: str = ""
     title: str = ""  # the command's name in the palette; "" if the palette does not show the command
     # argument -> title of the palette entry that runs the command with this argument
     presets: dict[str, str] = field(default_factory=dict)
@@ -287,7 +288,7 @@ def _require_known(command: Command) -> Command:
 
 def help_of(name: str) -> tuple[str, str]:
     """Return the usage and the help text of a command. If the command's row has no usage, return the usage
-    and the help text of the row before."""
+    and the help text of the nearest row above that has a usage."""
     shown = ("", "")
     for other, row in COMMANDS.items():
         shown = (row.usage, row.help) if row.usage else shown

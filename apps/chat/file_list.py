@@ -19,7 +19,8 @@ _SKIPPED = {"__pycache__", "node_modules"}
 
 def entries(files: UserFiles) -> list[PickerEntry]:
     """Return entries for the text files and PDFs in the user's folder and in the folders below this folder,
-    with the size of each file. The list has no hidden files and no files of other kinds."""
+    with the size of each PDF and the approximate number of tokens of each text file. The list has no hidden
+    files and no files of other kinds."""
     assert files.folder is not None
     found = list[PickerEntry]()
     for path in _walk(files.folder):

@@ -96,8 +96,8 @@ class ToolMessage(Static):
 class ReplyMessage(Windowed, Vertical, can_focus=True):
     """A widget that shows a reply, its rating, and a text that says what the rating changed.
 
-    While the reply has the focus (the choose mode), keys without Ctrl act on the reply, as BINDINGS says. The
-    app types a character without such a key into the input.
+    While the reply has the focus (the choose mode), keys without Ctrl act on the reply, as BINDINGS says. If
+    the user types a character that is no key of BINDINGS, the app puts the character into the input.
     """
 
     BINDINGS: ClassVar = [

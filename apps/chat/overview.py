@@ -126,8 +126,8 @@ def sections(view: Overview, kv: KVStats | None) -> Sections:
 
 
 def fit_sections(shown: Sections, height: int) -> Sections:
-    """Return sections that fit into `height` lines. If not all rows fit, leave out the rows whose labels are
-    in DETAILS, and then the last rows of the recent ratings."""
+    """Shorten the sections so that they fit into `height` lines, if possible. If not all rows fit, leave out
+    the rows whose labels are in DETAILS, and then the last rows of the recent ratings."""
     if sum(len(rows) + 2 for _, rows in shown) <= height:
         return shown
     brief = [(title, [row for row in rows if row[0] not in DETAILS]) for title, rows in shown]

@@ -56,7 +56,8 @@ class PickerScreen(ModalScreen[str | None]):
         return f"⏎ Use   {keys.key_label(self.app, 'close', 'esc')} Close"
 
     def result(self, name: str) -> str:
-        """Return the result of the screen. name: the name of the entry that the user chose."""
+        """Return the text that the screen returns to its caller. name: the name of the entry that the user
+        chose."""
         return name
 
     @property

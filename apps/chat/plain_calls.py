@@ -1,5 +1,5 @@
-"""This module runs tool calls in plain mode. The module prints each call and asks the user before the call
-runs."""
+"""This module runs tool calls in plain mode. The module prints each call, and asks the user before the call
+runs, unless the user has allowed this tool for the whole chat."""
 
 import threading
 
@@ -43,8 +43,8 @@ class PlainCalls:
         return not is_stopped
 
     def _result_of(self, call: ParsedCall) -> str | None:
-        """Print a tool call, ask the user for permission, run the call, and return its result. Return None if
-        the user stops the call."""
+        """Print a tool call, ask the user for permission if necessary, run the call, and return the result of
+        the call. Return None if the user stops the call."""
         for n, line in enumerate(call_lines(call)):
             self._streams.print(f"Tool: {line}" if n == 0 else line)
         if refusal := self._state.tools.refusal(call):

@@ -199,7 +199,7 @@ async def _chunks(
     call: Call, body: ChatBody, requests: Requests, new_calls: NewCalls
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a streamed answer, in this order: the role, pieces of text and of tool calls, the
-    finish reason, the usage and [DONE]."""
+    finish reason, the usage if the request asks for it, and [DONE]."""
     id, created = requests[0].request_id, int(time.time())
     wants_usage = bool(body.stream_options and body.stream_options.include_usage)
     begun: set[int] = set()

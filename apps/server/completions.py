@@ -105,7 +105,8 @@ async def _gap(call: Call, prompt: str | list[Any], suffix: str) -> dict[str, An
 
 
 class TokenTally:
-    """An object of this class collects the log-probabilities of one reply, piece by piece."""
+    """An object of this class puts the log-probabilities of one reply into the form of the answer, piece by
+    piece."""
 
     def __init__(self, call: Call, body: CompletionBody):
         self._tokenizer, self._top = call.serving.runtime.model.tokenizer, body.logprobs

@@ -41,10 +41,10 @@ class MemoryInUse(Struct):
 
 class ServerStatus(Struct):
     """The server's status. adapter: the adapter version in use, as NAME@VERSION, or none. tokens_per_second:
-    the decode speed of the newest reply; null before the first reply. requests: the last requests with the
-    same API key, the newest first. idle_work: the work that the server does while no request runs: preparing
-    (replies for their ratings), training, or measuring (the KV cache); null if the server does none of this
-    work."""
+    the decode speed of the newest reply with the same API key; null before the first such reply. requests:
+    the last requests with the same API key, the newest first. idle_work: the work that the server does while
+    no request runs: preparing (replies for their ratings), training, or measuring (the KV cache); null if the
+    server does none of this work."""
 
     version: str
     model: str

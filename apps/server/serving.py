@@ -161,7 +161,7 @@ class Serving:
                 del self._requests[request.request_id]
 
     def stop(self) -> None:
-        """End all replies, and refuse requests from now on."""
+        """End all replies of this model, and refuse requests from now on."""
         self.stopping = True
         for request in self._requests.values():
             request.cancel.set()

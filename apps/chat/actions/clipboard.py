@@ -31,7 +31,8 @@ class ClipboardActions:
         )
 
     def copy_next_code(self) -> None:
-        """Copy the first code block of the chosen reply. The next call copies the next block of the reply."""
+        """Copy a code block of the chosen reply. The first call copies the first block of the reply, and each
+        further call copies the next block; the first block follows the last block."""
         reply = self._chat.chosen_reply()
         blocks = reply.code_blocks if reply else []
         if reply is None or not blocks:

@@ -43,8 +43,8 @@ def say(state: ChatState, text: str, instead_of: int | None = None, function: st
 
 
 def write_again(state: ChatState, message: int | None = None) -> BeginReply:
-    """Return a function that streams another reply to the same question. The new reply is a branch (an
-    alternative) beside the earlier reply.
+    """Return a function that streams another reply to the question of an earlier reply. The new reply is a
+    branch (an alternative) beside the earlier reply.
 
     message: the message id of the earlier reply; None: the last reply.
     """
