@@ -5,8 +5,8 @@ JSON: {"format": "ruvmlx-chat", "title", "system", "model", "created", "updated"
     "parent", "role", "content", "rating", "finish_reason", "created", "calls"}], "preferences": [{"better",
     "worse", "kind"}]}; better and worse are the ids of two messages, of which the user prefers the first;
     tool_turns.py describes "calls". `parse` reads files in this JSON format, and files of other programs with
-    any object or list of {"role", "content"} messages. `parse` reads only the texts of replies, so the user
-    cannot rate or continue imported replies.
+    any object or list of {"role", "content"} messages. `parse` reads only the texts and tool calls of
+    replies, not their tokens, so the user cannot rate or continue imported replies.
 """
 
 import json
@@ -286,8 +286,8 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_new(path: Path, text: str | Iterable[str]) -> int:
-    """Write a new text file, as `new_file` does. text: the whole text, or its lines. Returns the number of
-    lines in `text` (1 for a whole text)."""
+    """Write a new text file that only the user can read; the file appears when it is complete. text: the
+    whole text, or its lines. Returns the number of lines in `text` (1 for a whole text)."""
     lines = 0
     with new_file(path) as file:
         for line in [text] if isinstance(text, str) else text:

@@ -121,15 +121,17 @@ class Choices:
         return None
 
     def _other(self, session_id: str, turn: Turn) -> str | None:
-        """Return the newest other reply to the same question. Return None if a preference between the two
-        replies would say nothing about the user's taste, or if the store already has this preference."""
+        """Return the newest other reply to the same question. Return None if there is no other reply, if both
+        replies have ratings, or if a preference between the two replies would say nothing about the user's
+        taste."""
         rows = self._store.messages.all(session_id)
         mine = next(row for row in rows if row.id == turn.id)
         here = [row for row in rows if row.parent == mine.parent and self._counts(row)]
         others = [row for row in here if row.id != mine.id]
         if mine not in here or not others:
             return None
-        # the newest one, because a continued reply and its longer version begin with the same text
+        # Only the newest other reply is compared. If one reply continues the other, both begin with the same
+        # text (`same`), so the user has made no choice.
         other = others[-1]
         same = mine.content.startswith(other.content) or other.content.startswith(mine.content)
         # Only /compare writes one of the replies with the untouched model. If one of two replies comes from
@@ -143,7 +145,8 @@ class Choices:
         return self._store.replies.get(row.reply_id).adapter_version == 0
 
     def _counts(self, row: MessageRow) -> bool:
-        """Return True if this model wrote the reply to its end, and if the reply was shown."""
+        """Return True if this model wrote the reply, nobody stopped or edited the reply, and the user saw the
+        reply."""
         if row.reply_id is None or row.finish_reason == "cancelled":
             return False
         reply = self._store.replies.get(row.reply_id)

@@ -110,13 +110,13 @@ class Conversations:
         return len(self._model.tokenizer.encode(text, add_bos=False))
 
     def left_out(self, session_id: str, max_new_tokens: int) -> frozenset[int]:
-        """Return ids of the oldest messages, which the model did not read for its last reply: the context had
-        no room for them, or the summary replaces them."""
+        """Return ids of the oldest messages, which the model does not read: the context has no room for them,
+        or the summary replaces them."""
         return self.room(session_id, self.turns(session_id), max_new_tokens).left_out
 
     def room(self, session_id: str, turns: list[Turn], max_new_tokens: int) -> ChatRoom:
         """Return which of these turns (a chat's current branch) the model does not read. The first call for a
-        long chat takes a second."""
+        long chat takes about a second."""
         known = (
             session_id,
             [turn.id for turn in turns],
@@ -134,7 +134,7 @@ class Conversations:
     def _read(
         self, session_id: str, turns: list[Turn], max_new_tokens: int, offer: ToolOffer = NO_TOOLS
     ) -> tuple[Sequence[Message], dict[str, Any]]:
-        """Return (the messages of these turns that the model reads, more fields of the request)."""
+        """Return (the messages of these turns that the model reads, the request's fields for the tools)."""
         summary, read = self.summaries.read_turns(session_id, turns)
         reserved = self.count_tokens(tool_turns.offered_text(offer)) if offer.tools else 0
         messages = self._writer.window.fitting(alternating(read), max_new_tokens, summary, reserved)
@@ -174,8 +174,8 @@ class Conversations:
         sampling: None: `ReplyWriter.sampling()`. instead_of: id of an earlier user message that this message
         replaces, on a new branch. untouched: use the model without an adapter. best_of: the number of replies
         to write; the reply that fits the user's taste is shown, and the others are branches beside it; None:
-        the setting. adapter_id: as in GenerationRequest. tools: the tools that the reply can call; if it
-        calls some, use `answer_results` next.
+        the setting `best_of`. adapter_id: the name of the adapter; "": no adapter; None: the adapter in use.
+        tools: the tools that the reply can call; if it calls some, use `answer_results` next.
         """
         request = self.question(
             session_id,
@@ -217,7 +217,7 @@ class Conversations:
             adapter_id, tools,
         )  # fmt: skip
         self._implicit.notice_next(turns, before)
-        if before and instead_of is None:  # an edited question does not choose the reply before it again
+        if before and instead_of is None:  # a replaced question is no new choice of the reply before it
             self._choices.learn_from_continuation(session_id, before[-1])
         last = before[-1].id if before else None
         request.question_id = self._store.messages.add_user(session_id, text, after=last)
@@ -238,7 +238,8 @@ class Conversations:
     ) -> Iterator[Chunk]:
         """Write another reply to the same question, beside the reply `message` (None: the last reply).
 
-        untouched: use the model without an adapter. best_of, tools: as in `say`.
+        untouched: use the model without an adapter. best_of: the number of replies to write; None: the
+            setting `best_of`. tools: the tools that the reply can call.
         """
         turns = self.turns(session_id)
         end = len(turns) if message is None else self._place(turns, message) + 1
@@ -331,7 +332,8 @@ class Conversations:
         yield from self._writer.generate(request, session_id)
 
     def next_sibling(self, session_id: str, step: int, message: int | None = None) -> int:
-        """Show the next (step -1: previous) version of a message (None: the last). Return its id."""
+        """Show the next (step 1) or previous (step -1) version of a message (None: the last). Return its
+        id."""
         turns = [turn for turn in self.turns(session_id) if turn.id is not None]
         if not turns:
             raise NotFound("this chat has no messages yet.")

@@ -1,5 +1,5 @@
 """This module joins the parts of learning: the adapter in use, the loops that train the adapter, and the
-router, which chooses whether a reply uses the adapter."""
+router, which chooses for each reply whether to use the adapter and examples."""
 
 import contextlib
 import threading
@@ -151,8 +151,8 @@ class Learning:
     def using(self, name: str | None) -> Iterator[Learner]:
         """Yield the learner of this adapter (None: of the adapter in use), with which the block can rate
         replies.
-        Raises NotFound if no adapter has this name, or if no adapter is in use. The adapter in use does not
-        change."""
+        Raises NotFound if `name` is None and no adapter is in use. If no adapter has this name, the learner
+        is that of a new adapter. The adapter in use does not change."""
         learner = self.of(name) if name else self.require_learner()
         assert learner is not None
         with self.in_its_place(learner):
@@ -164,10 +164,11 @@ class Learning:
         return contextlib.nullcontext() if learner is self.learner else preserve_lora(self._backend)
 
     def settle(self, cancel: threading.Event | None = None, watch: Watch | None = None) -> None:
-        """Prepare the newest replies for a rating. The apps call this method while the user reads. watch: as
-        in Learner.settle. With `cancel`, the model then writes replies that nobody sees. The learner compares
-        rated replies with these unseen replies (unshown.py), and uses the unseen replies to find out how to
-        change the measured features of a reply (measure_directions.py).
+        """Prepare the newest replies for a rating. The apps call this method while the user reads. watch:
+        gets the progress if the model must be measured; None: measure nothing. With `cancel`, the model then
+        writes replies that nobody sees. The learner compares rated replies with these unseen replies
+        (unshown.py), and uses the unseen replies to find out how to change the measured features of a reply
+        (measure_directions.py).
 
         The call takes seconds after many replies, or if ratings change more than the output head. The work
         checks `cancel` every few tens of milliseconds. The next call, or the rating, does the remaining work.
@@ -182,8 +183,8 @@ class Learning:
             self._routing.of(self.learner).sync()
 
     def _write_unshown(self, learner: Learner, pause: Pause) -> None:
-        """Write the replies that nobody sees and measure them. Do nothing while the user has rated no
-        reply."""
+        """Write the replies that nobody sees, compare the rated replies with them, and measure with them how
+        the features of a reply can be changed. Do nothing while the user has rated no reply."""
         if learner.history.labels():
             learner.taste.compare(self._model, self._backend, pause)
             if self._learns and learner.active.is_measured:
@@ -217,7 +218,7 @@ class Learning:
 
     def first_summary(self) -> FirstSummary | None:
         """Return a summary of the ratings, once for each adapter: after SUMMED_UP_AT ratings and preferences.
-        Return None if there are fewer ratings and preferences than SUMMED_UP_AT, and if the first summary was
+        Return None if there are fewer ratings and preferences than SUMMED_UP_AT, or if the first summary was
         shown already."""
         learner, log = self.require_learner(), self._store.witness
         if learner.history.name in self._summed_up:

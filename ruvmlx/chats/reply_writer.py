@@ -112,7 +112,7 @@ class ReplyWriter:
 
     def _recorder(self, request: GenerationRequest, trace: Trace | None) -> Trace | AnswerTrace | None:
         """Return the recorder of the tokens to which a rating applies: all tokens of the reply if the setting
-        `rate_thoughts` is on, else only the tokens after the thought."""
+        `rate_thoughts` is on, else only the tokens after the model's thinking."""
         if trace is None or self._settings.rate_thoughts:
             return trace
         tokenizer, prompt = self._model.tokenizer, request.input_ids or ()
@@ -120,8 +120,8 @@ class ReplyWriter:
         return AnswerTrace(trace, ThoughtCounter(tokenizer, begun))
 
     def _count(self, request: GenerationRequest, learner: Learner | None) -> int:
-        """Return the number of replies to write: one if all replies would be equal, or if the request
-        continues a reply."""
+        """Return the number of replies to write: one if all replies would be equal (temperature 0), if the
+        request continues a reply, or if it asks for the untouched model."""
         alone = request.begun is not None or request.untouched or request.sampling.temperature == 0
         count = 1 if alone else request.best_of or self._settings.best_of
         if count != AUTO:
@@ -129,8 +129,8 @@ class ReplyWriter:
         return affordable(self.engine) if self._learning.judge(learner) is not None else 1
 
     def _score(self, request: GenerationRequest, learner: Learner | None) -> Score | None:
-        """Return a function that predicts the user's stars for replies. Return None before the first
-        rating."""
+        """Return a function that predicts, for unfinished or finished replies, how many stars the user would
+        give. Return None before the first rating."""
         judge, question = self._learning.judge(learner), question_of(request)
         if judge is None:
             return None
@@ -162,7 +162,7 @@ class ReplyWriter:
         """Return the request with its token ids; examples (liked replies) are added to the prompt if the
         settings ask for them. Raises UsageError if the text is empty or too long.
 
-        routed: True: the router, if it is on, chooses adapter and examples
+        routed: True: the router, if it is on, chooses whether the reply uses the adapter and examples
         """
         if request.input_ids is not None:
             return request
@@ -192,7 +192,8 @@ class ReplyWriter:
 
     def encode_request(self, request: GenerationRequest) -> GenerationRequest:
         """Return the request with the token ids of its text. Raises UsageError if the text is empty or too
-        long. Any thread can call this method, because the encoding of a long text takes seconds."""
+        long. Any thread can call this method, so that the engine's thread does not wait for the encoding of a
+        long text, which takes seconds."""
         if request.input_ids is not None or request.encoded is not None:
             return request
         thinking = {"on": True, "off": False}.get(self._settings.thinking, request.thinking)

@@ -16,7 +16,7 @@ AT_START = 0.2  # seconds: the maximum time that each start and end takes to cle
 
 
 def delete(store: Store, *session_ids: str, seconds: float = math.inf) -> bool:
-    """Erase chats and their KV caches on disk. Either all chats are erased, or none of them.
+    """Erase chats and their KV caches on disk. If one of the chats does not exist, no chat is erased.
 
     Returns False if some files still hold the words of the chats. Words of a chat are left in files for one
     of two reasons: another process reads the store, so the store's log keeps the words until that process
@@ -29,8 +29,8 @@ def delete(store: Store, *session_ids: str, seconds: float = math.inf) -> bool:
 
 
 def forget(store: Store, reply_ids: list[str]) -> bool:
-    """Erase the words of replies outside chats, and all KV caches of these replies. Returns False if some
-    files still hold the words, in the same cases as `delete`."""
+    """Erase the words of replies outside chats, and all KV caches of these replies. Returns False if another
+    process reads the store, so that the store's log still holds the words."""
     gone = store.replies.forget(reply_ids)
     CacheFolder.of_store(store.path).remove(REQUESTS)
     return gone

@@ -1,6 +1,5 @@
 """This module commits finished replies, so that they can be rated, and saves unfinished replies as drafts.
-A request that ends without a reply becomes a row of the witness log (a log of all actions,
-store/audit_log.py)."""
+A request that ends without a reply becomes a row of the witness log (a log of events, store/audit_log.py)."""
 
 import contextlib
 import time
@@ -26,7 +25,7 @@ from ..sona.user_taste import reply_features
 from ..store import ReplyRow, Store
 from .tool_turns import calls_to_json, split_calls
 
-SAVE_EVERY = 1.0  # seconds: if the process is killed, the text of at most the last SAVE_EVERY seconds is lost
+SAVE_EVERY = 1.0  # seconds: if the process is killed, about the text of the last SAVE_EVERY seconds is lost
 
 Traced = Mapping[str, Trace | None]  # reply id -> trace of the reply
 
@@ -177,7 +176,8 @@ class StoredReplies:
         return self._replies.running
 
     def next_chunk(self) -> Chunk:
-        """Handle a new token of each running reply, and save a draft about once in SAVE_EVERY seconds."""
+        """Return the next chunk after each running reply has drawn a token. Save a draft of the leading reply
+        at most once in SAVE_EVERY seconds."""
         chunk = self._replies.next_chunk()
         if self._session_id is not None and time.monotonic() - self._saved_at > SAVE_EVERY:
             self._save_draft(self._session_id, self._replies.leader)

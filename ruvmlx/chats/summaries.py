@@ -8,7 +8,8 @@ notes do not replace:
 
     And what about hotels?
 
-A chat has one summary. The summary is used only if its last message is on the current branch.
+A chat has one summary. The summary is used only if the last message that it replaces is on the current
+branch.
 """
 
 import threading
@@ -77,8 +78,8 @@ class Summaries:
         self._store.chats.set_summary(session_id, None, None)
 
     def write(self, session_id: str, cancel: threading.Event) -> Iterator[Chunk]:
-        """Write a summary of all messages except the newest. The model reads this summary for its next
-        replies. Yield the chunks of the notes.
+        """Write a summary of all messages except the newest ones (at least KEPT_MESSAGES). The model reads
+        this summary for its next replies. Yield the chunks of the notes.
 
         If `cancel` is set before the notes are complete, the chat keeps its old summary. Raises NotFound if
         the chat is too short.
@@ -110,8 +111,8 @@ class Summaries:
         self._store.chats.set_summary(session_id, text, old[-1].id)
 
     def _first_kept(self, turns: list[Turn]) -> int:
-        """Return the index of the first message that the summary does not replace. This message is always a
-        message of the user."""
+        """Return the index of the first message that the summary does not replace. This message is a message
+        of the user, or the first message of `turns`."""
         first, room = len(turns), self._window.size // KEPT_SHARE
         while first and (len(turns) - first < KEPT_MESSAGES or room > 0):
             first -= 1

@@ -88,7 +88,8 @@ def _has_object(call: ParsedCall) -> bool:
 def without_calls(
     tokenizer: Tokenizer, request: GenerationRequest, chunks: Iterable[Chunk]
 ) -> Iterator[Chunk]:
-    """Yield the chunks of a reply without the text of its tool calls. The response has the calls."""
+    """Yield the chunks of a reply without the text of its tool calls. The response in the last chunk has the
+    calls."""
     if not request.shows_calls:
         yield from chunks
         return

@@ -27,7 +27,8 @@ CANCELLED, NO_MEMORY, BUSY = 3, 4, 5
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LM_HEAD = len(MODULES)
 
-# the fields of the C struct rvm_row
+# the fields of the C struct rvm_row: the page table, the number of earlier tokens and the new token of one
+# sequence
 ROW = np.dtype([("pages", np.uint64), ("offset", np.uint64), ("token", np.int32)], align=True)
 
 _P, _N, _F, _I, _U = C.c_void_p, C.c_size_t, C.c_float, C.c_int, C.c_uint32
@@ -202,12 +203,13 @@ class Decoder:
         return _lib().rvm_decoder_bytes(self.handle)
 
     def page_bytes(self, tier: int) -> int:
-        """Return the bytes of a page of 64 tokens, for all layers and heads."""
+        """Return the bytes of a page of 64 tokens with the precision of this tier, for all layers and
+        heads."""
         return _lib().rvm_decoder_page_bytes(self.handle, tier)
 
     def demote(self, page: int, tier: int, to: int, to_tier: int) -> None:
-        """Convert a full page to a lower tier, and write the result to another address. Any thread can call
-        `demote` at any time.
+        """Convert a full page of keys and values to a tier of lower precision, and write the result to
+        another address. Any thread can call `demote` at any time.
 
         page, to: the addresses of the two pages
         """
@@ -226,12 +228,12 @@ class Decoder:
         head: bool = True,
         cancel: C.c_int | None = None,
     ) -> tuple[Array, Array | None]:
-        """Append tokens after `offset` earlier tokens. The pages of the new tokens must exist and be hot.
-        Returns the hidden states [outputs, D] of the last `outputs` tokens and, with `head`, their logits
-        [outputs, V].
+        """Append tokens after `offset` earlier tokens. The pages of the new tokens must exist and be hot
+        (16-bit numbers). Returns the hidden states [outputs, D] of the last `outputs` tokens and, with
+        `head`, their logits [outputs, V].
 
-        Raises Cancelled, or NotFinite when a logit is NaN or infinite. After an error the older tokens have
-        not changed.
+        Raises Cancelled, or NotFinite when a logit is NaN or infinite. After an error, the keys and values of
+        the older tokens have not changed.
         """
         n, shape = len(tokens), self.shape
         hidden: Array = np.empty((outputs, shape.hidden_size), np.float32)
@@ -260,7 +262,7 @@ class Decoder:
     ) -> tuple[Array, Array]:
         """Append one token to each of B different sequences. Returns the hidden states [B, D] and the logits
         [B, V] of the tokens. With quantised weights, the result equals, bit for bit, the result of `forward`
-        for each sequence alone. Raises the same errors as `forward`."""
+        for each sequence alone. Raises Cancelled, or NotFinite when a logit is NaN or infinite."""
         n, shape = len(tokens), self.shape
         rows = np.zeros(n, ROW)
         rows["pages"] = [table.pointer(at + 1) for table, at in zip(tables, offsets, strict=True)]

@@ -43,7 +43,8 @@ class LayerWeights:
     matrices: packed matrices by module; without gate_proj, the MLP is down(gelu(up(x)))
     biases: the biases that the model has, by module
     input_norm, post_norm: [D], the weights of the norms before attention and MLP
-    input_norm_bias, post_norm_bias: [D], the biases of these norms; None: the norms have no bias
+    input_norm_bias, post_norm_bias: [D], the biases of the norms before attention and MLP; None: the norms
+        have no bias
     q_norm, k_norm: [head_dim], the weights of the norms of each head
     no_rope: True if the layer has no rotary embedding
     """

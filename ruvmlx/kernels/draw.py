@@ -29,8 +29,8 @@ class TokenDrawing:
         return self._token.value
 
     def work(self, logits: Array, u: float, drawn: Callable[[int], None]) -> ReplyWork:
-        """Return the same call as a ReplyWork, which can run together with the calls of other replies. After
-        the call, the function `drawn` receives the token."""
+        """Return the kernel call that draws the token as a ReplyWork, which can run together with the calls
+        of other replies. After the call, the function `drawn` receives the token."""
         self._how.u = u
         fields = ReplyStruct(what=DRAW, logits=_in(logits), vocab=logits.size, drawing=self._how)
         fields.scratch = self._room(logits.size)

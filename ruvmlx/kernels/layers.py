@@ -196,7 +196,8 @@ class PagedKV:
     """The keys and values of one head in pages of 64 tokens, in the layout of the C decoder."""
 
     head_dim: int
-    pages: list[NDArray[Any]] = field(default_factory=list)  # an array of Half if the page is hot, else bytes
+    # an array of Half if the page is hot (16-bit numbers), else an array of bytes
+    pages: list[NDArray[Any]] = field(default_factory=list)
     tiers: list[int] = field(default_factory=list)
     tokens: int = 0
 
@@ -232,7 +233,8 @@ class PagedKV:
     ) -> Array:
         """Return softmax(q . k / sqrt(d) + slope * (key's position - query's)) v: [T, group, d].
 
-        q: [T, group, d], the queries at `position`, position + 1, ...
+        q: [T, group, d], the queries of the `group` query heads that share this head's keys, at `position`,
+            position + 1, ...
         matmul: the name of the implementation of matmul.py whose kernels read quantised pages
         slopes: [group], ALiBi's slopes; None: no ALiBi, so all slopes are 0
         """

@@ -21,7 +21,7 @@ from ruvmlx.kernels.library import BAD_ARGUMENT, OK, LibraryError, _load
 from ruvmlx.kernels.packing import ALIGNMENT, PackedMatrix
 
 Array = NDArray[np.float32]
-# the number of activations that share one scale: BLOCK for most quantised weights, SUPER_BLOCK for
+# the number of activations that share one scale: BLOCK for most quantised weights, SUPER_BLOCK for GGUF's
 # super-blocks
 BLOCK, SUPER_BLOCK = 32, 256
 MAX_CODE = {8: 127, 16: 32385}  # {number of bits of an activation: the code of the largest activation}
@@ -90,8 +90,9 @@ def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
 
 
 class Matrix:
-    """A matrix W [rows, cols] in the packed form that the C kernels read. weight, scales, biases: as in
-    PackedMatrix.plan. If `blocks` is given, weight is as in PackedMatrix.plan_blocks."""
+    """A matrix W [rows, cols] in the packed form that the C kernels read. weight, scales, biases: the
+    parameters of PackedMatrix.plan. If `blocks` (a GGUF type) is given, weight has the blocks of a GGUF file,
+    as for PackedMatrix.plan_blocks."""
 
     def __init__(
         self,
@@ -120,9 +121,9 @@ class Matrix:
         return out
 
     def acts_kind(self, bits: int) -> int:
-        """Return the number (in C) of the form in which a product with this matrix needs the activations.
-        Float weights need float activations. For other weights, `bits` is the number of bits of an
-        activation."""
+        """Return the number by which the C library names the form in which a product with this matrix needs
+        the activations. Float weights need float activations. For other weights, `bits` is the number of bits
+        of an activation."""
         return _lib().rvm_matrix_acts(self.memory.ctypes.data, bits)
 
 

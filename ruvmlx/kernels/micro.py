@@ -174,11 +174,11 @@ def trace_accumulate_ref(
 def kl_to_frozen(
     p0: Array, u: Array, lora_b: Array, s: float, log_ratio: Array | None = None, impl: str | None = None
 ) -> tuple[float, float]:
-    """Return two means over M contexts (positions in texts). `new` is the next token's distribution with the
-    adapter: new ~ p0 * exp(d) with d = s * u @ lora_b; `frozen` is the distribution of the model without
-    adapters. The first mean is KL(new || frozen) in nats. The second mean is log sum_v p0 exp(d); the adapter
-    changes the log-probability of token v by d[v] minus this second number. The absolute error is about 1e-6
-    nats.
+    """Return two means over M contexts (positions in texts). Let `new` be the distribution of the next token
+    with the adapter, new ~ p0 * exp(d) with d = s * u @ lora_b, and `frozen` the distribution of the model
+    without adapters. The first mean is KL(new || frozen) in nats. The second mean is log sum_v p0 exp(d); in
+    each context, the adapter changes the log-probability of token v by d[v] minus log sum_v p0 exp(d). The
+    absolute error is about 1e-6 nats.
 
     p0: [M, V], probabilities without this adapter
     u: [M, R] = hidden @ lora_a

@@ -14,7 +14,8 @@ FIRST_ROWS = 64
 
 
 def row(address: int, tier: int) -> np.ndarray:
-    """Return one page in the form that C reads: an array [1]."""
+    """Return one row of a page table, the address and the tier of a page, in the form that C reads: an array
+    [1]."""
     return np.array([(address, tier, 0)], ROW)
 
 

@@ -19,12 +19,14 @@ from .layers import Array, _Attention, functions
 from .library import OK, _load
 from .page_table import NativePageTable
 
-SHARED = 1 << 15  # the number of queries times tokens from which several threads share the heads
+# if the number of queries times the number of tokens is at least SHARED, several threads share the heads
+SHARED = 1 << 15
 F32 = np.dtype(np.float32)
 
 
 def head_page_bytes(tier: int, head_dim: int) -> int:
-    """Return the bytes of the page of one layer and one head in the library's own order; a multiple of 64."""
+    """Return the bytes of the page of one layer and one head with the precision of this tier, in the order of
+    the C library; a multiple of 64."""
     size = _load().rvm_head_page_bytes
     size.restype, size.argtypes = C.c_size_t, [C.c_int, C.c_size_t]
     if n := int(size(tier, head_dim)):

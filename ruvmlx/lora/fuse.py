@@ -108,9 +108,9 @@ def _arrays(source: _Source, modules: Mapping[str, tuple[int, int]]) -> Iterator
 
 
 def _narrow_scales(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return an array of a quantised matrix in the dtype in which the new folder stores the array. Scales and
-    biases that bfloat16 can hold exactly are written as bfloat16, because other tools compute in the dtype of
-    the scales."""
+    """Return an array of a quantised matrix (codes, scales or biases) in the dtype in which the new folder
+    stores the array. Scales and biases that bfloat16 can hold exactly are written as bfloat16, because other
+    tools compute in the dtype of the scales."""
     if array.dtype != np.float32 or dtype.name != "bfloat16":
         return array
     short = array.astype(dtype)

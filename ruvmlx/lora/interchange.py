@@ -13,7 +13,7 @@ If the language model is a part of a model for images, the names of its modules 
 
 PEFT can change lm_head (the output head) of any model. mlx-lm can change lm_head only if it is not tied to
 the embedding. With a tied embedding, mlx-lm's model has no lm_head, and mlx-lm refuses a file that changes
-lm_head. So this module refuses to write that file.
+lm_head. So this module refuses to write a file for mlx-lm that changes a tied lm_head.
 """
 
 import os
@@ -73,7 +73,7 @@ def places(config: ModelShape) -> dict[str, tuple[Place, tuple[int, int]]]:
     return found | {"lm_head": (HEAD, (config.hidden_size, config.vocab_size))}
 
 
-# Base and micro as one change, and the reverse ----------------------------------------------------
+# Join a base LoRA and a MicroLoRA to one change, and divide one change ----------------------------
 
 
 def combine_adapter(base: BaseLoRA | None, micro: MicroLoRA) -> BaseLoRA:
@@ -92,9 +92,10 @@ def combine_adapter(base: BaseLoRA | None, micro: MicroLoRA) -> BaseLoRA:
 
 def divide_adapter(change: BaseLoRA, fresh: MicroLoRA) -> tuple[BaseLoRA | None, MicroLoRA]:
     """Divide a change into a base LoRA and a MicroLoRA. A change of the output head alone, of at most the
-    MicroLoRA's rank, becomes a MicroLoRA. Another change becomes a base LoRA, and the MicroLoRA is `fresh`.
+    MicroLoRA's rank, becomes a MicroLoRA. Any other change becomes a base LoRA, and the MicroLoRA is then
+    `fresh`.
 
-    If the change has a smaller rank than the MicroLoRA, the other columns of lora_a come from `fresh`, and
+    If the change has a smaller rank than the MicroLoRA, the missing columns of lora_a come from `fresh`, and
     their rows of lora_b are zero.
     """
     if set(change.pairs) != {HEAD} or change.rank > fresh.rank:

@@ -42,9 +42,9 @@ class LayerLoRA:
     lora_a: [sum of in], the lora_a of all matrices, float32
     lora_b: [n], the lora_b of all matrices, float32
     evidence: [2, n], the sums G and S over the ratings so far (sona/optional/layer_update.py)
-    fisher: [n], the Fisher information by lora_b of the original model's answers, per token
+    fisher: [n], the Fisher information of the original model's answers with respect to lora_b, per token
     tokens: N, the weighted number of tokens of the rated replies
-    gain: the factor by which theta, which follows from the evidence, was scaled to lora_b
+    gain: lora_b divided by the weights that follow from the evidence; below 1 if the change was scaled down
     curvature: the last measured KL divided by its estimate `energy`
     """
 
@@ -79,8 +79,8 @@ class LayerLoRA:
 
     @cached_property
     def frame(self) -> int:
-        """A checksum of places and lora_a. A gradient by lora_b is valid only for layer LoRAs with the same
-        checksum."""
+        """A checksum of places and lora_a. A gradient with respect to lora_b is valid only for layer LoRAs
+        with the same checksum."""
         return zlib.crc32(self.lora_a.tobytes(), zlib.crc32(repr(self.places).encode()))
 
     @cached_property
@@ -106,8 +106,9 @@ class LayerLoRA:
         return {place: (a[:, None], b[None]) for place, a, b in parts}
 
     def flat(self, grads: Mapping[Place, Pair], scale: float) -> np.ndarray:
-        """Return the gradient by lora_b [n]. grads: the gradients by the pairs of a `combine_loras` LoRA with
-        this layer LoRA; the last row of a pair's second factor is lora_b / scale."""
+        """Return the gradient with respect to lora_b [n]. grads: the gradients with respect to the pairs of
+        the LoRA that `combine_loras` made from this layer LoRA; the last row of a pair's second factor is
+        lora_b / scale."""
         return _concatenate([grads[place][1][-1] for place in self.places]) / np.float32(scale)
 
     def replace_fields(self, **new) -> "LayerLoRA":
@@ -223,8 +224,8 @@ def combine_loras(
 
 
 def base_part(grads: Mapping[Place, Pair], base: BaseLoRA) -> dict[Place, Pair]:
-    """Return the gradients by the base LoRA's factors. grads: the gradients by the factors of a
-    `combine_loras` LoRA with this base LoRA."""
+    """Return the gradients with respect to the base LoRA's factors. grads: the gradients with respect to the
+    factors of the LoRA that `combine_loras` made from this base LoRA."""
     ranks = {place: a.shape[1] for place, (a, _) in base.pairs.items()}
     return {p: (a[:, : ranks[p]], b[: ranks[p]]) for p, (a, b) in grads.items() if p in ranks}
 
@@ -234,8 +235,9 @@ def fold_layers(
 ) -> BaseLoRA:
     """Return the base LoRA with the layer LoRA's change folded in.
 
-    most: the maximum rank of a pair. If a pair's rank is below `most`, the rank grows by one. If not, the
-        pair keeps its rank, and the smallest singular direction of the sum is dropped.
+    most: the maximum rank of a pair. If a pair's rank is below `most`, the rank grows by one. If a pair's
+        rank is already `most`, the pair keeps its rank, and the smallest singular direction of the sum is
+        dropped.
     pause: a function that is called after each pair; it can raise an exception to stop
     """
     if layer_lora is None or not layer_lora.moves:

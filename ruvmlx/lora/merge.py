@@ -72,10 +72,11 @@ def fold_micro(base: BaseLoRA, micro: MicroLoRA, rank: int) -> tuple[BaseLoRA, M
     most `rank` directions. The remainder of the change (the tail) stays in the MicroLoRA. Return the new base
     LoRA and MicroLoRA.
 
-    The model's output does not change, unless both changes together have more than rank + micro.rank
-    directions. Without a tail, the MicroLoRA keeps lora_a and its evidence, so later ratings add to the
-    change that the base LoRA now has. With a tail, lora_a changes, so the evidence is discarded. Columns of
-    lora_a that the tail does not need are made orthogonal to the tail; their rows of lora_b are zero.
+    Apart from rounding errors, the model's output does not change, unless both changes together have more
+    than rank + micro.rank directions. Without a tail, the MicroLoRA keeps lora_a and its evidence, so later
+    ratings add to the change that the base LoRA now has. With a tail, lora_a changes, so the evidence is
+    discarded. Columns of lora_a that the tail does not need are made orthogonal to the tail; their rows of
+    lora_b are zero.
     """
     d, v = micro.lora_a.shape[0], micro.lora_b.shape[1]
     old = base.pairs.get(HEAD, (np.zeros((d, 0), np.float32), np.zeros((0, v), np.float32)))

@@ -19,7 +19,7 @@ RANK = 2
 ALPHA = 4.0
 # the significant bits of evidence: those of a float16, but with the exponents of a float32
 EVIDENCE_BITS = 11
-# the steps between 0 and the largest weight of a row: about 2 to the power of this
+# weights are rounded to steps; about 2^WEIGHT_BITS steps lie between 0 and the largest weight of a row
 WEIGHT_BITS = 12
 
 

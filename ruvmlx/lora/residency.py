@@ -28,8 +28,8 @@ class Resident:
 
 class Residency(Generic[T]):
     """The adapters in memory by name, within a budget in bytes. If the budget is exceeded, the least recently
-    used adapters are evicted first, but never the hot adapter. The sizes of adapters are read at every
-    request, because a loaded adapter can grow.
+    used adapters are evicted first; `get` never evicts the adapter that it returns. The sizes of adapters are
+    read at every request, because a loaded adapter can grow.
 
     load: a function that loads the adapter of a name; size: a function that returns an adapter's bytes
     """
@@ -53,8 +53,8 @@ class Residency(Generic[T]):
         return found
 
     def load_beside(self, name: str) -> T:
-        """Return an adapter for a use beside the hot adapter, which stays hot. Load the adapter if it is
-        cold."""
+        """Return an adapter for a use beside the hot adapter, which stays hot if both adapters fit into the
+        budget. Load the adapter if it is cold."""
         hot = next(reversed(self._loaded), None)
         found = self.get(name)
         if hot is not None and hot in self._loaded:
