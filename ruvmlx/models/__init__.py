@@ -3,10 +3,10 @@
 from ruvmlx.models import find_model, list_local_models, load_model
 
 The package does not trust the files of a model: it checks every size in the files before it uses the size.
-The package imports no backend and no code that computes with weights. Start with `load.py`, then read
+The package imports no backend and no code that runs a model. Start with `load.py`, then read
 `config/model.py` (the description of a loaded model) and `config/families.py` (the differences between
-architectures). The packages inside this package, from the lowest layer to the highest layer, are `files`,
-`config`, `text`, `weights` and `find`.
+architectures). The packages inside this package are `files`, `config`, `text`, `weights` and `find`; the
+later packages of this list import the earlier packages.
 """
 
 from typing import Any
@@ -16,8 +16,8 @@ _HOMES = {"load_model": "load", "list_local_models": "find.local", "find_model":
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name at its first use, because an import of all modules would make the program start
-    slowly."""
+    """Import one of the public names (`__all__`) at its first use, because an import of all modules would
+    make the program start slowly."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

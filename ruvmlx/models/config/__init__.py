@@ -2,6 +2,6 @@
 tensors.
 
 The package converts a `config.json` or the header of a GGUF file to a `ModelConfig`. The package reads no
-weights and no text, and finds no models by name. Start with `model.py` (`ModelConfig` and `Model`), then read
-`families.py`.
+weights and no tokenizer, and does not find models by name. Start with `model.py` (`ModelConfig` and `Model`),
+then read `families.py`.
 """

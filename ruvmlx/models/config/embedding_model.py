@@ -1,4 +1,4 @@
-"""This module recognises models that are trained to embed texts.
+"""This module recognises models that are trained to embed texts (make one vector of a text).
 
 ruvmlx supports embedding models that are decoders of Qwen's families. The vector of a text in these models is
 the hidden state at the token END, which ruvmlx puts after the text. (Qwen3-Embedding, Zhang et al. 2025)
@@ -16,8 +16,8 @@ LAST_TOKEN = 3  # the value of GGUF's pooling_type if the vector of a text is th
 
 
 def folder_embeds(path: Path, name: str, model_type: object) -> bool:
-    """Return True if a folder is a supported embedding model. If the folder has no pooling configuration, its
-    name decides."""
+    """Return True if a folder is a supported embedding model. If the folder has no file
+    1_Pooling/config.json, the folder is an embedding model if its name contains "embedding"."""
     if model_type not in FAMILIES:
         return False
     pooling = read_object(path / "1_Pooling" / "config.json")

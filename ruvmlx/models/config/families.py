@@ -1,8 +1,8 @@
 """This module has a table with one row for each model family. A row lists the differences from Llama's
 decoder, and the fields of the model's files that describe these differences.
 
-To support a new family that differs from Llama only in these points, add a row.
-tests/backends/test_families.py compares every row with mlx-lm's model.
+To support a new family that differs from Llama only in the points that the fields of `Family` describe, add a
+row. tests/backends/test_families.py compares every row with mlx-lm's model.
 """
 
 from collections.abc import Mapping
@@ -24,8 +24,8 @@ class Window(Enum):
 
     NO_LAYER = 0
     EVERY_LAYER = 1
-    FROM_MAX_WINDOW_LAYERS = 2  # the layers from max_window_layers on, if `use_sliding_window` is set
-    WITHOUT_ROPE = 3  # the layers without RoPE, if `use_sliding_window` is set
+    FROM_MAX_WINDOW_LAYERS = 2  # layers with index max_window_layers or more, if `use_sliding_window` is true
+    WITHOUT_ROPE = 3  # the layers without RoPE, if `use_sliding_window` is true
 
 
 @dataclass(frozen=True)
@@ -34,34 +34,37 @@ class Family:
 
     model_type: the family's name in config.json
     architectures: the family's names in GGUF's general.architecture
-    defaults: the values of fields that are missing in config.json, if transformers and mlx-lm use the same
-        value
+    defaults: {field: the value if config.json does not have the field}, for fields with the same default in
+        transformers and mlx-lm
     """
 
     name: str
     model_type: str
     architectures: tuple[str, ...]
-    # llama.cpp's converter changes the order of the rows of q and k (interleaves them)
+    # True: in the family's GGUF files, the rows of q and k are in another order (interleaved), made by
+    # llama.cpp's converter
     interleaved: bool = False
-    biases: frozenset[str] = frozenset()  # modules that always have a bias
+    biases: frozenset[str] = frozenset()  # the linear layers that have a bias in each model of the family
     # {flag of config.json: modules that have a bias if the flag is true}
     bias_flags: Mapping[str, frozenset[str]] = field(default_factory=dict)
     window: Window = Window.NO_LAYER
     head_norms: bool = False
-    skips_rope: bool = False  # some layers have no RoPE: see no_rope_layers and no_rope_layer_interval
-    scales_queries: bool = False  # llama_4_scaling_beta in RoPE's parameters scales the queries
-    layer_norm: bool = False  # the family has LayerNorm instead of RMS norm
+    # True: some layers have no RoPE; the fields no_rope_layers or no_rope_layer_interval say which
+    skips_rope: bool = False
+    # True: queries are scaled by position (QueryScale, from the field llama_4_scaling_beta)
+    scales_queries: bool = False
+    layer_norm: bool = False  # True: the family has LayerNorm instead of RMS norm
     norm_biases: bool = False
     has_rope: bool = True  # False: the family has ALiBi instead of RoPE
     gated_mlp: bool = True
-    partial_rope: bool = False  # RoPE rotates only a part of each head: see partial_rotary_factor
+    partial_rope: bool = False  # True: RoPE can rotate only a part of each head (partial_rotary_factor)
     # {flag of config.json with which ruvmlx refuses a model: the meaning of the flag}
     unsupported: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def eps(self) -> str:
-        """Return the name of the field of config.json with the norms' epsilon."""
+        """Return the name of the field of config.json that has the epsilon of the norms."""
         return "layer_norm_eps" if self.layer_norm else "rms_norm_eps"
 
 
@@ -104,8 +107,8 @@ FAMILIES = (
 # config.json describes the language model.
 WRAPPED = {"mistral3": ("mistral", "ministral3")}
 
-# {model_type of a model that resembles a family above: the reason why ruvmlx's own decoder cannot run this
-# model}. mlx-lm runs the folders of these models, but not their GGUF files.
+# {model_type of a model that resembles one of FAMILIES: the reason why ruvmlx's own decoder cannot run it}.
+# mlx-lm runs the safetensors folders of these models, but not their GGUF files.
 OTHERS = {
     "llama4": "its layers are mixtures of experts with attention in chunks",
     "mistral4": "its layers are mixtures of experts with compressed keys and values",
@@ -116,7 +119,7 @@ ARCHITECTURES = tuple(dict.fromkeys(name for family in FAMILIES for name in fami
 
 
 def has_decoder(data: Mapping[str, Any]) -> bool:
-    """Return True if ruvmlx has its own decoder for the model of this config.json. data: the config.json."""
+    """Return True if ruvmlx has its own decoder for the model with the config.json `data`."""
     text = data.get("text_config")
     if isinstance(text, dict) and str(text.get("model_type")) in OTHERS:
         return False
@@ -124,7 +127,7 @@ def has_decoder(data: Mapping[str, Any]) -> bool:
 
 
 def family_of(model_type: object, where: str) -> Family:
-    """Return the family with this model_type. Raises UnsupportedModel for another model_type."""
+    """Return the family with this model_type. Raises UnsupportedModel if no family has this model_type."""
     for family in FAMILIES:
         if family.model_type == model_type:
             return family
@@ -132,8 +135,9 @@ def family_of(model_type: object, where: str) -> Family:
 
 
 def families_of(architecture: object, where: str) -> list[Family]:
-    """Return the families that have this GGUF architecture."""
-    name = architecture if isinstance(architecture, str) else None  # a damaged file can have an array here
+    """Return the families whose GGUF files have this architecture."""
+    # a damaged file can have an array as its architecture
+    name = architecture if isinstance(architecture, str) else None
     found = [family for family in FAMILIES if name in family.architectures]
     if not found:
         raise _not_run(f"{where}: architecture", architecture, ARCHITECTURES)

@@ -1,5 +1,5 @@
-"""This module computes the fingerprint of a model. An adapter belongs to a fingerprint and not to a path, so
-the user can move the model's files."""
+"""This module computes the fingerprint of a model, a hash that identifies its content. A stored adapter names
+the fingerprint of its model and not a path, so the user can move the model's files."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -21,8 +21,8 @@ def fingerprint(config: ModelShape, layout: Mapping[str, tuple], samples: Iterab
     some tensors.
 
     samples: the raw bytes, uint8 [n], of the embedding, the head and other tensors, which differ between two
-        trainings. The function reads pieces at 64 places of each array, which takes a millisecond. A hash of
-        a whole file would take seconds.
+        trainings. The function reads at most 64 pieces of each array, which takes about a millisecond. A hash
+        of a whole file would take seconds.
     """
     digest = hashlib.sha256(repr(sorted(_facts(config).items())).encode())
     digest.update(repr(sorted(layout.items())).encode())
@@ -33,8 +33,8 @@ def fingerprint(config: ModelShape, layout: Mapping[str, tuple], samples: Iterab
 
 def _facts(config: ModelShape) -> dict[str, Any]:
     """Return the configuration in the form of the first version of ruvmlx, with added fields for the settings
-    that the first version did not have. With this form, a model has the same fingerprint as in the first
-    version, so old adapters still fit."""
+    that the first version did not have. With this form, a model that the first version could run has the same
+    fingerprint as in the first version, so old adapters still fit."""
     facts = asdict(config)
     if not isinstance(config, ModelConfig):
         return facts
@@ -55,7 +55,8 @@ def _of_version_1(config: ModelConfig) -> dict[str, Any]:
 
 def _since(config: ModelConfig) -> dict[str, Any]:
     """Return the values of the ModelConfig fields that the first version of ruvmlx did not have. A value is
-    empty if it equals the value that the first version used for every model."""
+    false or empty (and left out of the hash) if it is the value that the first version used for every
+    model."""
     flagged = [modules for modules in (ATTENTION, MLP) if config.biases >= modules]
     known = config.rope_scaling is None or isinstance(config.rope_scaling, LinearRope | Llama3Rope)
     return {
@@ -73,7 +74,8 @@ def _since(config: ModelConfig) -> dict[str, Any]:
 
 
 def _sample(raw: np.ndarray) -> bytes:
-    """Return SAMPLES pieces of an array of bytes at equal distances, or the whole array if it is small."""
+    """Return the bytes of SAMPLES pieces of `raw` at equal distances, or all bytes of `raw` if it is
+    small."""
     if raw.size <= SAMPLES * SAMPLE_BYTES:
         return raw.tobytes()
     starts = np.linspace(0, raw.size - SAMPLE_BYTES, SAMPLES).astype(np.int64)

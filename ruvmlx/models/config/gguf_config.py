@@ -1,7 +1,7 @@
 """This module converts the metadata keys of a GGUF file to a ModelConfig.
 
-The keys have the file's architecture as a prefix, such as "llama.". Several families can have the same
-architecture; families.py lists these families.
+Most of the keys have the file's architecture as a prefix, such as "llama.". Several families can have the
+same architecture (families.py).
 """
 
 from dataclasses import replace
@@ -42,7 +42,8 @@ ROPE_SHORT, ROPE_LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 
 
 def gguf_name(name: str) -> str:
-    """Return GGUF's name of a tensor: "model.layers.3.mlp.up_proj.weight" becomes "blk.3.ffn_up.weight"."""
+    """Return GGUF's name of the tensor with the mlx-lm name `name`: "model.layers.3.mlp.up_proj.weight"
+    becomes "blk.3.ffn_up.weight"."""
     module, _, kind = name.rpartition(".")
     if module.startswith("model.layers."):
         layer, _, module = module.removeprefix("model.layers.").partition(".")
@@ -68,8 +69,8 @@ def read_config(file: GGUFFile) -> ModelConfig:
 
 
 class Keys:
-    """The metadata keys of an architecture, with methods that return values of one type. The key
-    "block_count" stands for "llama.block_count" if the architecture is "llama"."""
+    """The metadata keys of an architecture, with methods that return values of one type. The methods add the
+    prefix: the key "block_count" stands for "llama.block_count" if the architecture is "llama"."""
 
     def __init__(self, file: GGUFFile, architecture: str):
         self.file, self.where, self.prefix = file, file.path.name, f"{architecture}."
@@ -92,11 +93,12 @@ class Keys:
         value = self.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
             raise self._bad(key, value, "a number")
-        # for example 1e-05 and not 9.999999747e-06, which is the exact value of the float32 number
+        # the shortest decimal number: 1e-05, not 9.999999747e-06, the exact value of the float32 number
         return float(str(np.float32(value)))
 
     def uniform(self, key: str, default: int | None = None) -> int:
-        """Return an integer from the key, or from an array that has the same value for every layer."""
+        """Return the integer value of the key. If the value is an array with one integer for each layer, all
+        equal, return this integer."""
         value = self.get(key)
         if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.size:
             if (value != value[0]).any():
@@ -150,7 +152,8 @@ NO_ROPE_INTERVAL = 4  # files have no key for this interval; as in llama.cpp, ev
 
 
 def _family(families: list[Family], scale: QueryScale | None, window: int | None) -> Family:
-    """Return the one of these families that has the features of the file."""
+    """Return the family of a file whose architecture several families have: the first family that scales
+    queries if `scale` is given and has a window in every layer if `window` is given."""
     for family in families:
         if family.scales_queries == (scale is not None) and (
             window is None or family.window is Window.EVERY_LAYER
@@ -160,8 +163,8 @@ def _family(families: list[Family], scale: QueryScale | None, window: int | None
 
 
 def _window(keys: Keys, families: list[Family]) -> int | None:
-    """Return the sliding window of a Mistral model, else None, because llama.cpp reads the key
-    attention.sliding_window only for Mistral."""
+    """Return the sliding window if one of the families has a window in every layer (Mistral), else None,
+    because llama.cpp reads the key attention.sliding_window only for Mistral."""
     if not any(family.window is Window.EVERY_LAYER for family in families):
         return None
     return keys.integer("attention.sliding_window", 0) or None
@@ -177,8 +180,8 @@ def _original(keys: Keys) -> int:
 
 
 def _stored_biases(file: GGUFFile) -> frozenset[str]:
-    """Return the modules that have a bias in the first layer. Another check later raises an error if another
-    layer has other biases."""
+    """Return the modules (for example "q_proj") that have a bias in the first layer. A later check of all
+    tensors raises an error if another layer has other biases."""
     names = {f"self_attn.{m}" for m in ATTENTION} | {f"mlp.{m}" for m in MLP}
     return frozenset(
         name.partition(".")[2] for name in names if f"blk.0.{_MODULES[name]}.bias" in file.tensors
@@ -186,20 +189,22 @@ def _stored_biases(file: GGUFFile) -> frozenset[str]:
 
 
 def _vocab_size(file: GGUFFile) -> int:
-    """Return the number of rows of the embedding: the number of tokens in the vocabulary and the unused rows
-    after them."""
+    """Return the number of rows of the embedding: one for each token of the vocabulary, and possibly unused
+    rows after them."""
     if "token_embd.weight" not in file.tensors:
         raise CorruptFile(f"{file.path.name}: tensor 'token_embd.weight' is missing. Fetch the model again.")
     return file.tensors["token_embd.weight"].shape[0]
 
 
 def rope_tensors(config: ModelConfig) -> tuple[str, ...]:
-    """Return the names of the tensors that are part of RoPE's scaling."""
+    """Return the names of the tensors that can hold divisors of RoPE's frequencies in a file with this
+    configuration."""
     return (ROPE_SHORT, ROPE_LONG) if isinstance(config.rope_scaling, LongRope) else (ROPE_FREQS,)
 
 
 def _scaling(file: GGUFFile, keys: Keys) -> RopeScaling | None:
-    """Return RoPE's scaling, or None. If the file has a factor and no type, the type is linear."""
+    """Return RoPE's scaling as the file's keys describe it; None: no scaling, or Llama-3's, which
+    `_llama3_scaling` reads. If the file has a factor and no scaling type, the type is linear."""
     kind = keys.get("rope.scaling.type", "linear")
     factor = keys.number("rope.scaling.factor", 0.0) or keys.number("rope.scale_linear", 0.0)
     if kind == "longrope":
@@ -226,8 +231,9 @@ def _refuse_factor(keys: Keys, key: str, kept: float) -> None:
 
 def _longrope(file: GGUFFile, keys: Keys, factor: float) -> LongRope:
     """Read the divisors of RoPE's frequencies from two tensors. llama.cpp uses the tensor ROPE_LONG if the
-    context is longer than the original context. llama.cpp would also divide all frequencies by the key
-    factor, but converters write no such key."""
+    context is longer than the original context. llama.cpp would also divide all frequencies by the value of
+    the key "rope.scaling.factor", but converters write no such key, so the function refuses other values than
+    1."""
     if factor not in (0, 1):
         raise UnsupportedModel(
             f"{keys.where}: {keys.prefix}rope.scaling.factor is {factor:g} beside longrope; only 1 is run."
@@ -287,8 +293,8 @@ def _rope_dims(keys: Keys, family: Family, head_dim: int) -> int | None:
 
 
 def _check_widths(keys: Keys, config: ModelConfig) -> None:
-    """Raise UnsupportedModel if the file's number of rotated dimensions differs from the configuration's, or
-    if values have another width than keys."""
+    """Raise UnsupportedModel if the file's keys say that RoPE rotates another number of dimensions than the
+    configuration, or that a head's values have another width than its keys."""
     wanted = {"rope.dimension_count": config.turned_dims, "attention.value_length": config.head_dim}
     if not config.turned_dims:
         del wanted["rope.dimension_count"]

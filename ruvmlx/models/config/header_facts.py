@@ -12,7 +12,7 @@ from .model import Model, ModelShape
 class Facts:
     """The facts about a model that the headers of its files give.
 
-    bytes: the number of bytes of the tensors in the files
+    bytes: the number of bytes of the tensors in the model's files
     to_fetch: the number of bytes that the program must still download
     types: {tensor type: number of weights} for a GGUF file
     embeds: True if the model is trained to embed texts

@@ -19,7 +19,8 @@ AFFINE_GROUPS = (32, 64, 128)
 
 @dataclass(frozen=True)
 class Affine:
-    """The quantisation of a matrix in MLX's formats. mode: "affine", or a format of small_floats.py."""
+    """The quantisation of a matrix in one of MLX's formats. mode: "affine", or a name in MODES of
+    small_floats.py."""
 
     group_size: int
     bits: int
@@ -27,15 +28,14 @@ class Affine:
 
 
 def text_config(data: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the configuration of the language model. A model for images has this configuration in
-    `text_config`."""
+    """Return the part of config.json that describes the language model: the object `text_config` of a model
+    for text and images, else the whole config.json."""
     families = WRAPPED.get(str(data.get("model_type")))
     if families is None:
         return data
     inner = {"model_type": "mistral"} | Fields(data, where).table("text_config")
     if inner["model_type"] not in families:
-        # If the table of families has a reason why ruvmlx cannot run this model_type, this call raises an
-        # error with the reason.
+        # This call raises an error for an unknown model_type, with the reason if families.py has one.
         family_of(inner["model_type"], f"{where}, text_config")
         raise UnsupportedModel(f"{where}: text_config holds a {str(inner['model_type'])[:40]!r} model.")
     shared = {key: data[key] for key in _SHARED if data.get(key) is not None}
@@ -49,14 +49,16 @@ _SHARED = ("quantization", "quantization_config", "eos_token_id", "bos_token_id"
 
 
 def text_name(name: str) -> str:
-    """Return the name of a language model's tensor without the prefix of a model for images."""
+    """Return the name of a language model's tensor without the prefix that a model for text and images puts
+    before it."""
     inner = name.removeprefix("model.language_model.")
     return name.removeprefix("language_model.") if inner == name else f"model.{inner}"
 
 
 def config_from_json(data: dict[str, Any], has_head: bool, where: str) -> ModelConfig:
-    """Return a checked ModelConfig. has_head: True if the files have an lm_head.weight. This flag decides if
-    the embedding is tied when config.json does not have the field tie_word_embeddings."""
+    """Return a checked ModelConfig. has_head: True if the files have an lm_head.weight. If config.json does
+    not have the field tie_word_embeddings, a model without lm_head.weight uses the embedding as its output
+    head."""
     data = text_config(data, where)
     family = family_of(data.get("model_type"), where)
     data = common_fields(data, where) if family.model_type == "mpt" else data
@@ -99,7 +101,8 @@ def config_from_json(data: dict[str, Any], has_head: bool, where: str) -> ModelC
 
 
 def _check_kind(data: dict[str, Any], family: Family, where: str) -> None:
-    """Raise UnsupportedModel for a model that the program could load but whose replies would be wrong."""
+    """Raise UnsupportedModel if a field of config.json asks for a computation that ruvmlx does not do
+    (replies would be wrong), or for a foreign quantisation."""
     refuse_flags(data, family, where)
     if data.get("hidden_act", "silu") not in ("silu", "swish"):
         raise UnsupportedModel(f"{where}: hidden_act {str(data['hidden_act'])[:40]!r}; only 'silu' is run.")
@@ -124,7 +127,8 @@ def _check_kind(data: dict[str, Any], family: Family, where: str) -> None:
 
 
 def refuse_flags(data: Mapping[str, Any], family: Family, where: str) -> None:
-    """Raise UnsupportedModel for a model with a flag of config.json for which ruvmlx has no code."""
+    """Raise UnsupportedModel if a flag of config.json that ruvmlx cannot run (`family.unsupported`) is
+    set."""
     for flag, meaning in family.unsupported.items():
         if data.get(flag) not in (None, False):
             raise UnsupportedModel(
@@ -139,9 +143,9 @@ def _biases(fields: Fields, family: Family) -> frozenset[str]:
 
 
 def _layers_without_rope(fields: Fields, n_layers: int) -> frozenset[int]:
-    """Return the layers without RoPE. The field `no_rope_layers` has a 0 for each layer without RoPE. If
-    config.json does not have this field, every n-th layer has no RoPE, where n is no_rope_layer_interval or
-    4."""
+    """Return the indexes of the layers without RoPE. The field `no_rope_layers` has a 0 for each layer
+    without RoPE, else a 1. If config.json does not have this field, every n-th layer has no RoPE; n is
+    no_rope_layer_interval, by default 4."""
     turned = fields.data.get("no_rope_layers")
     if turned is None:
         interval = fields.integer("no_rope_layer_interval", 4)
@@ -158,8 +162,8 @@ def _layers_without_rope(fields: Fields, n_layers: int) -> frozenset[int]:
 
 
 def _sliding_window(fields: Fields, family: Family, config: ModelConfig) -> int | None:
-    """Return the sliding window if all layers have it, else None. Raises UnsupportedModel if only some layers
-    have the window."""
+    """Return the sliding window in tokens if all layers have it; None if no layer has it. Raises
+    UnsupportedModel if only some layers have it."""
     switched = family.window in (Window.FROM_MAX_WINDOW_LAYERS, Window.WITHOUT_ROPE)
     off = switched and not fields.flag("use_sliding_window", False)
     window = None if off or not fields.has("sliding_window") else fields.integer("sliding_window")
@@ -194,8 +198,8 @@ def _sliding_layers(fields: Fields, family: Family, config: ModelConfig) -> froz
 
 
 def quantization(data: dict[str, Any], where: str) -> tuple[Affine | None, dict[str, Affine | None]]:
-    """Return the default quantisation and {module: quantisation} for single modules. None means no
-    quantisation."""
+    """Return the default quantisation of all matrices, and {module: quantisation} for modules that differ
+    from the default. None means no quantisation."""
     table = Fields(data, where).table("quantization") or Fields(data, where).table("quantization_config")
     if not table or table.get("quant_method") == "fp8":
         return None, {}
@@ -227,8 +231,8 @@ def _affine(table: dict[str, Any], where: str) -> Affine:
 
 
 def _of_mode(fields: Fields, mode: str) -> Affine:
-    """Return the quantisation of one of MLX's float formats. Each format has one group size and one number
-    of bits."""
+    """Return the quantisation of MLX's float format `mode`. Raises UnsupportedModel if config.json names
+    another group size or number of bits than the format has."""
     group, bits = MODES[mode]
     got = fields.integer("group_size", group), fields.integer("bits", bits)
     if got != (group, bits):

@@ -1,8 +1,8 @@
 """This module reads RoPE's parameters from config.json: `rope_parameters` (transformers 5), `rope_scaling`
 (older versions) and `rope_theta`.
 
-The module raises UnsupportedModel for a value that transformers and mlx-lm read differently, or that only one
-of the two reads.
+For most values that transformers and mlx-lm read differently, or that only one of the two reads, the module
+raises UnsupportedModel.
 """
 
 import math
@@ -20,8 +20,8 @@ PARTIAL = "partial_rotary_factor"
 
 
 def rope_table(fields: Fields) -> Fields:
-    """Return the JSON object of config.json that has RoPE's parameters. The result is empty if config.json
-    has no such object."""
+    """Return the parameters of RoPE: the objects `rope_parameters` and `rope_scaling` of config.json joined.
+    The result is empty if config.json has neither."""
     new, old = fields.table("rope_parameters"), fields.table("rope_scaling")
     if any(isinstance(value, dict) for table in (new, old) for value in table.values()):
         raise UnsupportedModel(
@@ -51,7 +51,7 @@ def rope_theta(fields: Fields, rope: Fields, family: Family) -> float:
 
 def rope_dims(fields: Fields, rope: Fields, family: Family, head_dim: int) -> int | None:
     """Return how many of the numbers in each head RoPE rotates: partial_rotary_factor * head_dim. Return None
-    if RoPE rotates whole heads, and 0 for a family without RoPE."""
+    if RoPE rotates all numbers of a head, and 0 for a family without RoPE."""
     if not family.partial_rope:
         return None if family.has_rope else 0
     factor = (rope if rope.has(PARTIAL) else fields).number(PARTIAL)
@@ -109,8 +109,9 @@ def _refuse(rope: Fields, key: str, accepted: tuple, why: str) -> None:
 
 
 def _original(fields: Fields, rope: Fields) -> int:
-    """Return the model's context length (tokens) before RoPE's scaling. The file must have this length,
-    because transformers and mlx-lm have different defaults."""
+    """Return original_max_position_embeddings: the context length (tokens) for which the model was trained
+    before RoPE's scaling. config.json must have this field, because transformers and mlx-lm have different
+    defaults."""
     inside = _context(rope, ORIGINAL)
     if fields.has(ORIGINAL) and fields.integer(ORIGINAL) != inside:
         raise UnsupportedModel(
@@ -136,8 +137,8 @@ def _yarn(fields: Fields, rope: Fields) -> YarnRope:
 
 
 def _yarn_attention(rope: Fields, factor: float) -> float:
-    """Return (0.1 m ln(factor) + 1) / (0.1 m_all ln(factor) + 1), where m is mscale and m_all is
-    mscale_all_dim."""
+    """Return YaRN's factor of queries and keys, (0.1 m ln(factor) + 1) / (0.1 m_all ln(factor) + 1), where m
+    is mscale and m_all is mscale_all_dim; without these two fields, return 0.1 ln(factor) + 1."""
     mscale, all_dims = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
     if not all_dims and (not rope.has("mscale") or mscale == 1):
         return yarn_scale(factor, 1.0)
@@ -175,8 +176,8 @@ def query_scale(fields: Fields, rope: Fields, family: Family) -> QueryScale | No
 
 
 def rope_to_json(config: ModelConfig) -> dict[str, Any]:
-    """Return the fields of a config.json that describe RoPE: `rope_theta`, and the object of parameters if
-    RoPE is scaled."""
+    """Return the fields of a config.json that describe RoPE: `rope_theta`, and `rope_scaling` if RoPE is
+    scaled; for a model that scales queries, only `rope_parameters`."""
     out: dict[str, Any] = {"rope_theta": config.rope_theta}
     table = _scaling_to_json(config.rope_scaling)
     # mlx-lm reads the RoPE of a Ministral 3 model only from the table `rope_parameters`
@@ -209,8 +210,8 @@ def _scaling_to_json(scaling: RopeScaling | None) -> dict[str, Any]:
 
 
 def _yarn_attention_to_json(scaling: YarnRope) -> dict[str, float]:
-    """Return the fields for YaRN's attention factor. If possible, the fields are mscale and mscale_all_dim,
-    because mlx-lm does not read the field attention_factor."""
+    """Return the fields of config.json for YaRN's attention factor: none for the default factor, mscale and
+    mscale_all_dim for the factor 1, else attention_factor, which mlx-lm does not read."""
     if math.isclose(scaling.attention_factor, yarn_scale(scaling.factor, 1.0)):
         return {}
     if scaling.attention_factor == 1:

@@ -1,4 +1,5 @@
-"""This module lists the tensors of a decoder and their shapes, so that loaders can check a model's files."""
+"""This module lists the tensors of ruvmlx's decoder and their shapes, so that loaders can check a model's
+files."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -54,8 +55,8 @@ def parameter_count(config: ModelConfig) -> int:
 
 
 def check_config(config: ModelConfig, where: str) -> None:
-    """Raise CorruptFile if the configuration has sizes that no model has, before the program allocates memory
-    of these sizes."""
+    """Raise CorruptFile if a number of the configuration is impossible (for example a negative size), before
+    the program allocates memory of these sizes."""
     sizes = (
         "hidden_size",
         "n_heads",
@@ -93,7 +94,7 @@ def check_layers(n_layers: int, where: str) -> None:
 
 
 def layers_without_rope(n_layers: int, interval: int) -> frozenset[int]:
-    """Return the layers without RoPE: the last layer of each group of `interval` layers."""
+    """Return the indexes of the layers without RoPE: the last layer of each group of `interval` layers."""
     return frozenset(range(interval - 1, n_layers, interval))
 
 
@@ -110,8 +111,8 @@ def _check_floats(config: ModelConfig, where: str) -> None:
 
 
 def _check_scaling(config: ModelConfig, where: str) -> None:
-    """Raise CorruptFile if a parameter of RoPE's scaling is not positive, if LongRope does not have one
-    divisor for each frequency, or if rope.py cannot compute with the parameters."""
+    """Raise CorruptFile if a parameter of RoPE's scaling or of the query scale is not a positive number, or
+    if rope.py cannot compute with the parameters."""
     scaling, scale = config.rope_scaling, config.query_scale
     if scaling is not None and config.rope_dims is not None:
         raise UnsupportedModel(
@@ -137,7 +138,8 @@ def _flat(value: object) -> tuple:
 
 
 def check_shapes(got: Mapping[str, tuple], expected: Mapping[str, tuple], where: str) -> None:
-    """Raise CorruptFile if an expected tensor is missing or has another shape."""
+    """Raise CorruptFile if a tensor of `expected` ({name: shape}) is missing in `got` or has another shape
+    there."""
     for name, shape in expected.items():
         if name not in got:
             raise CorruptFile(f"{where}: tensor {name!r} {list(shape)} is missing. Fetch the model again.")
@@ -149,7 +151,7 @@ def check_shapes(got: Mapping[str, tuple], expected: Mapping[str, tuple], where:
 
 
 def check_vocab(tokens: int, rows: int, where: str) -> None:
-    """Raise CorruptFile if a token has no row in the embedding. The embedding can have more rows than
-    tokens."""
+    """Raise CorruptFile if the tokenizer has more tokens than the embedding has rows. The embedding can have
+    more rows than tokens."""
     if tokens > rows:
         raise CorruptFile(f"{where}: the tokenizer has {tokens} tokens, the embedding only {rows} rows.")

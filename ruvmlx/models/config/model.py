@@ -25,8 +25,8 @@ class QueryScale:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes that every model has. To train the adapter of the output head on ratings, ruvmlx needs only
-    the sizes in this class."""
+    """The sizes that every model has. These sizes are all that ruvmlx must know of a model to train an
+    adapter of its output head on ratings."""
 
     model_type: str
     hidden_size: int
@@ -41,24 +41,24 @@ class ModelConfig(ModelShape):
     """The configuration of a decoder that ruvmlx computes with its own code: Llama's decoder with the
     differences of the model's family (families.py).
 
-    RoPE rotates number i of a head together with number i + turned_dims / 2. If a file has the numbers in
-    another order, its loader reorders the rows of q and k.
+    RoPE rotates number i of a head together with number i + turned_dims / 2. If a file has the numbers of a
+    head in another order, the file's loader reorders the rows of q and k.
     """
 
     n_heads: int
     n_kv_heads: int
     head_dim: int
     intermediate_size: int
-    rms_norm_eps: float  # the epsilon of the norms; the LayerNorms of a model also use it
+    rms_norm_eps: float  # the epsilon of the norms, both RMS norms and LayerNorms
     rope_theta: float
     rope_scaling: RopeScaling | None = None
     sliding_window: int | None = None
     biases: frozenset[str] = frozenset()  # the modules that have a bias, for example "q_proj"
-    head_norms: bool = False  # q and k of every head go through an RMS norm before RoPE
+    head_norms: bool = False  # True: q and k of every head go through an RMS norm before RoPE
     layers_without_rope: frozenset[int] = frozenset()
     query_scale: QueryScale | None = None
-    layer_norm: bool = False  # the norms of the layers and the final norm are LayerNorms, not RMS norms
-    norm_biases: bool = False  # the norms of the layers and the final norm have biases
+    layer_norm: bool = False  # True: the norms of the layers and the final norm are LayerNorms, not RMS norms
+    norm_biases: bool = False  # True: the norms of the layers and the final norm have biases
     rope_dims: int | None = None  # RoPE rotates the first rope_dims numbers of each head; None: all numbers
     alibi_bias_max: float = 0.0  # if over 0, the attention adds ALiBi's biases (alibi.py) to the scores
     gated_mlp: bool = True  # True: the MLP is down(silu(gate(x)) * up(x)); False: it is down(gelu(up(x)))
@@ -78,7 +78,8 @@ class OtherShape(ModelShape):
 
 
 def missing_features(shape: ModelShape) -> str:
-    """Return a text that tells the user which functions do not work with a model that only mlx-lm runs."""
+    """Return a text that tells the user which of ruvmlx's features a model that only mlx-lm runs does not
+    have."""
     weights = f" with {shape.weights} weights" if isinstance(shape, OtherShape) and shape.weights else ""
     return (
         f"{shape.model_type} models{weights} run on mlx-lm's own code: chat and ratings work; KV tiers, "
@@ -87,11 +88,11 @@ def missing_features(shape: ModelShape) -> str:
 
 
 # The weights of a model: {name: array}. The names are mlx-lm's ("model.layers.0.self_attn.q_proj.weight",
-# "lm_head.weight"...). A read of an item can convert the array. Because of this, read each item once, in
-# order, and keep only the arrays that you need. A plain tensor is one array [out, in] of float32, float16 or
-# ml_dtypes.bfloat16. A quantised tensor is three arrays in MLX's affine layout, w = scale * q + bias:
-# ".weight" uint32 [out, in * bits / 32] (low bits first), ".scales" and ".biases" float16/float32 [out, in /
-# group_size].
+# "lm_head.weight"...). Each read of an item can convert the stored tensor again. Because of this, read each
+# item once, in order, and keep only the arrays that you need. A plain tensor is one array [out, in] of
+# float32, float16 or ml_dtypes.bfloat16. A quantised matrix is three arrays in MLX's affine layout, w = scale
+# * q + bias: ".weight" uint32 [out, in * bits / 32] (low bits first), ".scales" and ".biases" float16/float32
+# [out, in / group_size].
 Weights = Mapping[str, "np.ndarray"]
 
 
@@ -115,12 +116,12 @@ Tools = Sequence[Mapping[str, Any]]  # {"type": "function", "function": {"name",
 
 
 class Tokenizer(Protocol):
-    """The methods that every tokenizer has. A user's text can become a special token only with
-    `special=True`."""
+    """The methods that every tokenizer has. A user's text can become a special token (a token that controls
+    the model) only by `encode` with `special=True`."""
 
     vocab_size: int
     bos_id: int | None
-    eos_ids: frozenset[int]  # each of these tokens ends a reply
+    eos_ids: frozenset[int]  # the ids of the tokens that end a reply
     special_tokens: Mapping[str, int]
     chat_template: str | None
     strips_leading_space: bool  # True if `decode` removes the space that SentencePiece puts before a text
@@ -128,22 +129,25 @@ class Tokenizer(Protocol):
     def encode(
         self, text: str, *, add_bos: bool = True, special: bool = False, most: int | None = None
     ) -> list[int]:
-        """Return the token ids of a text. Any thread can call this method, and other Python threads run
-        during the call.
+        """Return the token ids of a text. Any thread can call this method; a long call does not block other
+        Python threads.
 
-        special: if False, a text such as "<|im_end|>" becomes ten plain characters and no special token
-        most: a limit of tokens; for a longer text, the result can be the ids of only the text's beginning,
-            which are more than `most` ids
+        special: if False, a text such as "<|im_end|>" becomes the tokens of its ten characters and no special
+            token
+        most: a limit of tokens; for a text of more tokens, the result can have only the ids of the text's
+            beginning, but has more than `most` ids, so that the caller sees that the text is too long
         """
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that one token adds to the text; b"" if the token is special."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids without special tokens. Invalid UTF-8 becomes U+FFFD."""
+        """Return the text of token ids, in which special tokens give no text. Invalid UTF-8 becomes
+        U+FFFD."""
 
     def text_with_specials(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids with the strings of special tokens."""
+        """Return the text of token ids, in which special tokens give their strings, for example
+        "<|im_end|>"."""
 
     def encode_chat(
         self,
@@ -157,16 +161,17 @@ class Tokenizer(Protocol):
         opening: str = "",
         values: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return the token ids of a conversation. The model's chat template writes the text in a sandbox.
+        """Return the token ids of a conversation. The model's chat template (code from the model's files)
+        writes the conversation's text in a sandbox.
 
-        thinking: True if the model must think before its answer; None: the template decides. Some templates
-            ignore `thinking`.
+        thinking: True asks the template for a thought before the answer, False for none; None: the template
+            decides. Some templates ignore `thinking`.
         tools: the functions that the model can call; the method raises UsageError if the template does not
             support tools
-        salt: a secret of the user; the cache of encoded texts finds a text only with the salt of the first
-            call
+        salt: a secret of the user; a text's ids come from the cache of encoded texts only if the call that
+            stored them had the same salt
         most: as in `encode`
-        opening: the first text of the reply; its ids come last in the result
+        opening: a text with which the reply must begin; its ids come last in the result
         values: more variables for the template
         """
 
@@ -176,8 +181,8 @@ class Tokenizer(Protocol):
 
 @dataclass
 class Model:
-    """A model on this machine whose files were checked. The method `load_weights` reads the weights; this
-    takes more time than all other steps of loading."""
+    """A model on this machine whose files were checked. The function `load_weights` returns the weights,
+    which are read from the files later, when a backend needs them."""
 
     name: str
     path: Path
@@ -185,18 +190,19 @@ class Model:
     shape: ModelShape  # a ModelConfig if ruvmlx has its own decoder for the model
     tokenizer: Tokenizer
     load_weights: Callable[[], Weights]
-    # an id of the model's files that does not depend on their path; an adapter belongs to the model with one
-    # fingerprint
+    # a hash of the model's content that does not depend on its path; an adapter fits only the model with the
+    # fingerprint for which it was trained
     fingerprint: str
     parameters: int
     bytes: int
-    # The sampling settings from the model's own files, if it has them.
+    # The recommended sampling settings (sampling_defaults.py).
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     # The system prompt for conversations without a system message; it can be "". None: the template decides.
     default_system: str | None = None
     context_limit: int | None = None  # the user's limit of the context in tokens; None: the user set no limit
     types: Mapping[str, int] = field(default_factory=dict)  # {tensor type: number of weights} of a GGUF file
-    wrapped: bool = False  # True if the model for text is a part of a model for text and images
+    # True if the files hold a model for text and images, of which ruvmlx runs only the text part
+    wrapped: bool = False
     embeds: bool = False  # True if the model is trained to embed texts, see embedding_model.py
 
     @property
@@ -206,12 +212,13 @@ class Model:
 
     @property
     def is_own(self) -> bool:
-        """Return True if ruvmlx has its own decoder for the model."""
+        """Return True if ruvmlx has its own decoder for the model; False if only mlx-lm runs it."""
         return isinstance(self.shape, ModelConfig)
 
     @property
     def config(self) -> ModelConfig:
-        """Return the decoder's configuration. Raises UnsupportedModel if only mlx-lm has a decoder."""
+        """Return the configuration of ruvmlx's decoder. Raises UnsupportedModel if only mlx-lm runs the
+        model."""
         if isinstance(self.shape, ModelConfig):
             return self.shape
         raise UnsupportedModel(f"{self.name}: {missing_features(self.shape)}.")

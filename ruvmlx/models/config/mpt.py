@@ -2,7 +2,7 @@
 families have.
 
 The library llm-foundry can build many variants of MPT. The module accepts the variants of _MODEL, _ATTENTION,
-_NORMS and _MLPS, and raises UnsupportedModel for every other variant.
+_NORMS and _MLPS, and raises UnsupportedModel if one of the fields in these tables has another value.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ _MLPS = (None, "mptmlp")
 
 
 def common_fields(data: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the fields of config.json, and the same values again under the names that `config_from_json`
+    """Return the fields of config.json, and the model's sizes again under the names that `config_from_json`
     reads."""
     fields = Fields(dict(data), where)
     attention, mlp = fields.table("attn_config"), fields.table("ffn_config")
@@ -50,7 +50,7 @@ def common_fields(data: Mapping[str, Any], where: str) -> dict[str, Any]:
     numbers = {
         "layer_norm_eps": fields.number("layer_norm_epsilon", 1e-5),
         "alibi_bias_max": Fields(attention, where).number("alibi_bias_max", BIAS_MAX),
-        "rope_theta": 1e4,  # a required field without effect, because MPT has no RoPE
+        "rope_theta": 1e4,  # `config_from_json` requires this field, but MPT has no RoPE
     }
     return {**data, **found, **numbers}
 

@@ -1,7 +1,7 @@
-"""This module opens folders of models that ruvmlx's own decoder cannot run; mlx-lm runs these models.
+"""This module opens safetensors folders of models that ruvmlx's own decoder cannot run, but mlx-lm can.
 
-The module checks the headers of the weight files and counts the parameters. Later backends/mlx/any_backend.py
-lets mlx-lm load the model.
+The module checks the headers of the weight files and counts the parameters. Later,
+backends/mlx/any_backend.py loads the model with mlx-lm.
 """
 
 import re
@@ -30,7 +30,7 @@ _NAMES = {  # {field of ModelShape: its names in the config.json files of differ
 # the values of quant_method that mlx-lm supports
 _METHODS = ("mxfp4", "mxfp8", "fp8", "compressed-tensors", "modelopt")
 _SAMPLED = 4  # the number of tensors whose bytes are a part of the fingerprint
-# the context in tokens if config.json has no limit; state space models, for example, have no limit
+# max_context (tokens) if config.json names none, as for state space models
 _USUAL_CONTEXT = 4096
 
 
@@ -52,7 +52,8 @@ class OtherFolder:
 
     @property
     def is_wrapped(self) -> bool:
-        """Return True if the model is a vision model that contains a language model."""
+        """Return True if the folder is a model for text and images, whose language model is described in
+        `text_config`."""
         return isinstance(self.data.get("text_config"), dict)
 
     def load_weights(self) -> Weights:
@@ -60,15 +61,15 @@ class OtherFolder:
         raise UnsupportedModel(f"a model of type {self.shape.model_type} is read by mlx-lm alone.")
 
     def samples(self) -> Iterator[np.ndarray]:
-        """Yield the raw bytes of the largest tensors, which differ between two trainings of the same
-        architecture."""
+        """Yield the raw bytes of the _SAMPLED largest tensors for the fingerprint. They differ between two
+        trainings of the same architecture."""
         largest = sorted(self.tensors.values(), key=lambda tensor: (-tensor.nbytes, tensor.name))
         return (tensor.raw() for tensor in largest[:_SAMPLED])
 
 
 def mlx_lm_runs(model_type: Any) -> bool:
-    """Return True if the installed mlx-lm has a model of this type. The function imports mlx-lm only if
-    mlx-lm has no file with the type's name."""
+    """Return True if the installed mlx-lm has code for this model_type. The function imports mlx-lm only if
+    mlx-lm's folder of models has no file `<model_type>.py`."""
     spec = find_spec("mlx_lm")
     if not isinstance(model_type, str) or not _TYPE.fullmatch(model_type) or spec is None:
         return False
@@ -81,18 +82,19 @@ def mlx_lm_runs(model_type: Any) -> bool:
 
 
 def runs(data: Mapping[str, Any]) -> bool:
-    """Return True if ruvmlx or mlx-lm can run the model of this config.json. data: the config.json."""
+    """Return True if ruvmlx or mlx-lm can run the model with the config.json `data`."""
     return has_decoder(data) or runs_elsewhere(data)
 
 
 def runs_elsewhere(data: Mapping[str, Any]) -> bool:
-    """Return True if only mlx-lm can run the model of this config.json, because of its architecture or the
-    format of its weights."""
+    """Return True if mlx-lm can run the model with the config.json `data` and ruvmlx cannot, because of the
+    model's architecture or the format of its weights."""
     return (not has_decoder(data) or bool(weights_format(data))) and mlx_lm_runs(data.get("model_type"))
 
 
 def weights_format(data: Mapping[str, Any]) -> str:
-    """Return the format of the weights if mlx-lm supports the format and ruvmlx does not; else ""."""
+    """Return the name of the weights' format (quant_method) if mlx-lm supports the format and ruvmlx does
+    not; else ""."""
     text = data.get("text_config")
     tables = [data.get("quantization"), data.get("quantization_config")]
     tables += [text.get("quantization_config")] if isinstance(text, dict) else []
@@ -102,8 +104,8 @@ def weights_format(data: Mapping[str, Any]) -> str:
 
 
 def open_other(data: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> OtherFolder:
-    """Check a folder and return its description. data: the content of config.json. Raises UnsupportedModel if
-    the model needs Python code from its own folder."""
+    """Return the description of a folder. data: the content of config.json. tensors: the tensors in the
+    files' headers. Raises UnsupportedModel if the model needs Python code from its own folder."""
     if "model_file" in data:
         raise UnsupportedModel(
             f"{where}: config.json names Python code of the model's own (model_file), which is never run; "
@@ -115,7 +117,8 @@ def open_other(data: Mapping[str, Any], tensors: Mapping[str, Tensor], where: st
 
 
 def shape_from_json(data: Mapping[str, Any], where: str) -> ModelShape:
-    """Return the shape from config.json, or from its `text_config` for a model for text and images."""
+    """Return the model's sizes from config.json, or from its object `text_config` (models for text and
+    images)."""
     text = data.get("text_config")
     text = text if isinstance(text, dict) else {}
     found = {field: _first(names, data, text) for field, names in _NAMES.items()}
@@ -137,8 +140,8 @@ def _first(names: tuple[str, ...], *tables: Mapping[str, Any]) -> int | None:
 
 
 def _parameters(tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> int:
-    """Return the number of weights in all tensors. A quantised tensor has as many weights as its number of
-    groups times the group size."""
+    """Return the number of weights in all tensors. A matrix quantised in MLX's formats has as many weights as
+    it has scales, times the number of weights that share a scale."""
     table = data.get("quantization") or data.get("quantization_config") or {}
     usual = table.get("group_size") if isinstance(table, dict) else None
     total = 0
@@ -154,9 +157,9 @@ def _parameters(tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> int:
 
 
 def _group(packed: Tensor, scales: Tensor, usual: Any) -> int:
-    """Return the number of weights that share a scale. If the scales are bytes, the weights are small floats:
-    nvfp4 has groups of 16 weights (two words of codes for each scale), and the other formats have groups of
-    32."""
+    """Return the number of weights of a quantised matrix that share a scale. If the scales are bytes, the
+    weights are small floats: nvfp4 has groups of 16 weights (two words of codes for each scale), and the
+    other formats have groups of 32."""
     if scales.dtype == "U8":
         return 16 if prod(packed.shape) == 2 * prod(scales.shape) else 32
     return usual if type(usual) is int else 64

@@ -1,6 +1,6 @@
 """This module computes RoPE's frequencies and attention factor from a model's configuration. The module also
-computes Llama-3's scaling parameters from the divisors of the frequencies, because GGUF files store only the
-divisors.
+computes the parameters of Llama-3's RoPE scaling from divisors, because GGUF files store only the number by
+which the scaling divides each frequency.
 
 GGUF files store the divisor f_i of each frequency (`rope_freqs.weight`, [head_dim / 2]). Let x_i be
 frequency_i / 2 pi, low and high Llama-3's two factors, and n the original context:
@@ -19,7 +19,7 @@ import numpy as np
 from .model import ModelConfig, QueryScale
 from .rope_scaling import DynamicRope, LinearRope, Llama3Rope, LongRope, YarnRope
 
-# the allowed relative error between stored and computed divisors, because files store the divisors as float32
+# the allowed relative error between stored divisors (float32) and computed divisors
 TOLERANCE = 1e-3
 
 
@@ -37,11 +37,12 @@ class Rope(NamedTuple):
 def rope(config: ModelConfig, context: int | None = None) -> Rope:
     """Return RoPE for a maximum context. context: a number of tokens; None: the model's max_context.
 
-    The scalings dynamic and longrope depend on the context. For dynamic, transformers and mlx-lm change the
-    frequencies while a text grows beyond max_context. ruvmlx uses the frequencies of the maximum context from
-    the first token on. (If the maximum context is at most max_context, the frequencies of all three programs
-    are equal.) For longrope, mlx-lm always uses the long factors, and transformers uses the factors for the
-    current length of the text. ruvmlx chooses the factors once, by the maximum context.
+    The frequencies of the scalings dynamic and longrope depend on the context. For dynamic, transformers and
+    mlx-lm change the frequencies while a text grows beyond max_context. ruvmlx uses the frequencies of the
+    maximum context from the first token on. (If the maximum context is at most max_context, the frequencies
+    of all three programs are equal.) For longrope, mlx-lm always uses the divisors `long_factor`, and
+    transformers uses the divisors for the current length of the text. ruvmlx chooses between short_factor and
+    long_factor once, by the maximum context.
     """
     dims, scaling = config.turned_dims, config.rope_scaling
     f = frequencies(dims, config.rope_theta)
@@ -65,7 +66,7 @@ def rope(config: ModelConfig, context: int | None = None) -> Rope:
 
 
 def frequencies(head_dim: int, theta: float) -> np.ndarray:
-    """Return RoPE's frequencies without scaling, in radians per token: [head_dim / 2]."""
+    """Return RoPE's frequencies without scaling, in radians per position: [head_dim / 2]."""
     return theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
 
 
@@ -76,17 +77,17 @@ def query_scales(scale: QueryScale, positions: np.ndarray) -> np.ndarray:
 
 
 def _ntk_theta(config: ModelConfig, factor: float, context: int) -> float:
-    """Return theta * (factor * n / max_context - factor + 1)^(d / (d - 2)).
+    """Return the theta of dynamic NTK scaling, theta * (factor * n / max_context - factor + 1)^(d / (d - 2)).
 
-    n: the context. d: the number of dimensions that RoPE rotates."""
+    n: the context in tokens. d: the number of dimensions that RoPE rotates."""
     stretch = factor * context / config.max_context - factor + 1
     return config.rope_theta * stretch ** (config.turned_dims / max(1, config.turned_dims - 2))
 
 
 def _yarn_kept(scaling: YarnRope, head_dim: int, theta: float) -> np.ndarray:
-    """Return YaRN's weight of the unchanged frequency for each pair: [head_dim / 2]. The weight is 1 for
-    pairs that rotate fast, 0 for pairs that rotate slowly, and falls linearly with the index of the pairs
-    between.
+    """Return, for each pair of dimensions, the weight that YaRN gives to the unchanged frequency: [head_dim /
+    2]. The weight is 1 for pairs that rotate fast, 0 for pairs that rotate slowly, and falls linearly with
+    the index of the pairs between.
 
     The pair with index d ln(n / (2 pi r)) / (2 ln theta) makes r rotations over the original context of n
     tokens; d is head_dim. (Peng et al. 2023)
@@ -124,8 +125,8 @@ def llama3_from_divisors(divisors: np.ndarray, theta: float) -> Llama3Rope | Non
 
 
 def _fit(f: np.ndarray, factor: float, theta: float) -> Llama3Rope | None:
-    """Fit the line s_i = a x_i - b to the frequencies with 0 < s_i < 1. The parameters are low = 1, high = 1
-    + 1/b and n = a / b."""
+    """Fit the line s_i = a x_i - b to the pairs with 0 < s_i < 1, and return Llama-3's parameters: low = 1,
+    high = 1 + 1/b, original context a / b. Return None if the fit is impossible."""
     s = (1 / f - 1 / factor) / (1 - 1 / factor)
     blended = (s > 1e-4) & (s < 1 - 1e-4)
     if blended.sum() < 2:

@@ -1,19 +1,19 @@
-"""This module defines the parameters of RoPE's scalings for long contexts, as a model's files give the
-parameters. rope.py computes the frequencies."""
+"""This module defines the parameters of the RoPE scalings for long contexts that ruvmlx supports. rope.py
+computes the frequencies."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class LinearRope:
-    """Linear scaling: every frequency is divided by `factor`."""
+    """Linear scaling: every frequency of RoPE is divided by `factor`."""
 
     factor: float
 
 
 @dataclass(frozen=True)
 class DynamicRope:
-    """Dynamic NTK scaling: theta grows if the context is longer than the model's max_context."""
+    """Dynamic NTK scaling: RoPE's theta is larger if the context is longer than the model's max_context."""
 
     factor: float
 
@@ -31,14 +31,15 @@ class Llama3Rope:
 
 @dataclass(frozen=True)
 class YarnRope:
-    """YaRN's scaling: like Llama-3's scaling, but the weights of the mean change linearly with the pair's
-    index. Queries and keys are multiplied by attention_factor."""
+    """YaRN's scaling: like Llama-3's scaling, but the weights of the mean change linearly with the index of
+    the rotated pair of dimensions. Queries and keys are multiplied by attention_factor."""
 
     factor: float
     original_max_position: int
     attention_factor: float
-    beta_fast: float = 32.0  # pairs with more rotations than this over the original context do not change
-    beta_slow: float = 1.0  # pairs with fewer rotations than this have their frequency divided by `factor`
+    beta_fast: float = 32.0  # pairs that rotate more often over the original context keep their frequency
+    # pairs that rotate less often over the original context have their frequency divided by `factor`
+    beta_slow: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class LongRope:
 
     original_max_position: int
     attention_factor: float
-    short_factor: tuple[float, ...]  # [head_dim / 2], the divisors for contexts up to original_max_position
+    # [head_dim / 2], the divisors of the frequencies for contexts up to original_max_position
+    short_factor: tuple[float, ...]
     long_factor: tuple[float, ...]
 
 

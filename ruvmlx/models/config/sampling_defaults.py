@@ -9,15 +9,15 @@ from typing import Any
 from ...settings import SAMPLING
 
 MAX_VALUE = 1e9  # a larger number in a model's file is not plausible
-# The options that ruvmlx does not take from a model's files. The makers mean a repetition penalty that also
-# applies to the prompt's tokens, but ruvmlx's penalty does not. Also, a penalty makes the draw of a token
-# slower.
+# The sampling options that ruvmlx does not take from a model's files. The makers mean a repetition penalty
+# that also applies to the prompt's tokens, but ruvmlx's penalty applies only to the reply's tokens. Also, a
+# penalty makes the draw of a token slower.
 NOT_ADVISED = ("repetition_penalty",)
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The makers' recommended sampling settings for some models.
+    """The makers' recommended sampling settings for the models with one name pattern or of one family.
 
     name: a pattern that matches a part of the model's name; "": the settings are for the family `model_type`
     """
@@ -27,15 +27,15 @@ class Advice:
     model_type: str = ""
 
     def is_for(self, model_type: str, names: Sequence[str]) -> bool:
-        """Return True if these settings are for a model of this type with these names."""
+        """Return True if the settings are for a model of this family (`model_type`) with these names."""
         if self.name:
             return any(re.search(self.name, name, re.IGNORECASE) for name in names)
         return self.model_type == model_type
 
 
-# The values come from generation_config.json and the model cards in the makers' repositories. The first
-# matching row applies. Rows with a name come before rows with a family, because GGUF files of Mistral,
-# SmolLM2 and other models also have the architecture of Llama.
+# The values come from generation_config.json and the model cards in the makers' repositories. The first row
+# that matches the model applies. Rows with a name pattern come before rows with a family, because GGUF files
+# of Mistral, SmolLM2 and other models also have the architecture of Llama.
 ADVICE = (
     Advice({"temperature": 0.6, "top_p": 0.95}, name=r"deepseek.?r1"),
     Advice({"temperature": 0.2, "top_p": 0.9}, name=r"smollm(?!3)"),
@@ -59,8 +59,8 @@ ADVICE = (
 def sampling_defaults(
     values: Mapping[str, Any], model_type: str = "", names: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Return those of the `values` (from the model's files) that are plausible numbers. If no value is
-    plausible, return the makers' recommendation for a model of this family and these names."""
+    """Return the sampling settings in `values` (from the model's files) that are plausible numbers. If there
+    are none, return the first matching row of ADVICE, or {}."""
     found = {name: values.get(name) for name in SAMPLING if name not in NOT_ADVISED}
     usable = {
         name: value

@@ -1,11 +1,11 @@
-"""This module converts quantised weights in MLX's affine layout: w = scale * q + bias. Each group of inputs
-has one scale and one bias."""
+"""This module converts quantised weights in MLX's affine layout: w = scale * q + bias, with an integer code
+q. Each group of consecutive weights in a row has one scale and one bias."""
 
 import numpy as np
 
 from ...errors import CorruptFile
 
-ROWS = 1 << 10  # the number of rows that one step converts
+ROWS = 1 << 10  # the number of rows that `as_eight_bits` converts at a time
 
 
 def dequantise(packed: np.ndarray, scales: np.ndarray, biases: np.ndarray, width: int) -> np.ndarray:
@@ -36,8 +36,9 @@ def codes(packed: np.ndarray, bits: int) -> np.ndarray:
 def as_eight_bits(
     packed: np.ndarray, scales: np.ndarray, biases: np.ndarray, bits: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the same weights with codes of 8 bits. If each old bias is -2^(bits - 1) * scale, each new bias
-    is -128 * scale. Kernels that compute the biases from the scales can therefore use the result too."""
+    """Return a matrix in MLX's affine layout, with the same weights, with codes of 8 bits in place of `bits`
+    bits. If each old bias is -2^(bits - 1) * scale, each new bias is -128 * scale. So kernels that compute
+    the biases from the scales can use the result."""
     wide = np.empty((len(packed), packed.shape[1] * 8 // bits), np.uint32)
     middle = 1 << bits - 1
     symmetric = bool((biases == -middle * scales).all())

@@ -16,11 +16,12 @@ def one_line(value: object, limit: int = 120) -> str:
 
 @contextmanager
 def library(where: str) -> Iterator[None]:
-    """Convert all errors in a `with` block to CorruptFile. Use this function for calls of a Rust library with
-    data of a file, because a panic in Rust raises a Python error that is no subclass of Exception."""
+    """Convert errors in a `with` block to CorruptFile, except RuvmlxError, KeyboardInterrupt, SystemExit and
+    GeneratorExit. Use this function for calls of a Rust library with data of a file: a panic in Rust raises a
+    Python error that is no subclass of Exception."""
     try:
         yield
     except (RuvmlxError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException as error:  # noqa: BLE001 - neither tokenizers nor Rust has a narrower class
+    except BaseException as error:  # noqa: BLE001 - tokenizers and Rust's panics share no class
         raise CorruptFile(f"{where}: the library that reads it fails: {one_line(error)}.") from None

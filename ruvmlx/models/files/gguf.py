@@ -9,8 +9,8 @@ A string is a length n (u64), then n bytes of UTF-8. All numbers are little-endi
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)
 
 Before it allocates memory, the reader compares every length with the number of bytes that are left in the
-file. Because of this comparison, a hostile header costs neither memory nor time. For an inconsistent header,
-the reader raises `CorruptFile` with one line of text.
+file. Because of this comparison and the limits MAX_..., a hostile header can cost only little memory and
+time. For an inconsistent header, the reader raises `CorruptFile` with one line of text.
 
 The module cannot handle one case: if another program shortens the file while this process has the file
 mapped, the process ends (SIGBUS).
@@ -41,7 +41,7 @@ MAX_NAME = 1 << 12
 MAX_ALIGNMENT = 1 << 16
 STRING, ARRAY = 8, 9
 
-# The keys are the type ids of GGUF values. The values are the formats of Python's module struct.
+# {type id of a GGUF metadata value: format for Python's module struct}
 SCALARS = {
     0: "<B",
     1: "<b",
@@ -59,8 +59,8 @@ SCALARS = {
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """The place of one tensor in a file. shape: the dimensions in NumPy's order, rows first. offset: the
-    number of bytes from the start of the file to the tensor."""
+    """The name, the type and the place of one tensor in a GGUF file. shape: the dimensions in NumPy's order,
+    rows first. offset: the number of bytes from the start of the file to the tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -79,12 +79,13 @@ class GGUFTensor:
 
 @dataclass
 class GGUFFile:
-    """A GGUF file with a checked header: every tensor is inside `data`, and no two tensors overlap."""
+    """A GGUF file with a checked header: every tensor is inside the file's memory-mapped bytes, and no two
+    tensors overlap."""
 
     path: Path
     data: mmap.mmap
     version: int
-    metadata: Mapping[str, Any]  # the values are scalars, str, list[str], or NumPy arrays that view the file
+    metadata: Mapping[str, Any]  # {key: scalar, str, list[str], or a NumPy array that is a view of the file}
     tensors: Mapping[str, GGUFTensor] = field(default_factory=dict)
     others: tuple[mmap.mmap, ...] = ()  # the other part files of a split model
 
@@ -107,7 +108,7 @@ class GGUFFile:
 
 
 def read_gguf(path: Path | str) -> GGUFFile:
-    """Map a file and check its whole header."""
+    """Map a GGUF file into memory, read its header and check the header."""
     path = Path(path)
     data = _map(path)
     cursor = _Cursor(path.name, data)
@@ -145,7 +146,8 @@ class _Cursor:
         return self.size - self.at
 
     def take(self, n: int, what: str) -> int:
-        """Move n bytes forward. Return the offset at which these bytes begin."""
+        """Move the cursor n bytes forward. Return the offset before the move. Raises CorruptFile if fewer
+        than n bytes are left. what: the name of the bytes for the error message."""
         if n > self.bytes_left():
             raise self.bad(f"{what} needs {n} bytes at offset {self.at}, {self.bytes_left()} are left")
         at, self.at = self.at, self.at + n
@@ -166,8 +168,8 @@ class _Cursor:
 
 
 def _read_preamble(cursor: _Cursor) -> tuple[int, int, int]:
-    """Return the number of tensors, the number of metadata keys, and the version. The function raises
-    CorruptFile if the file is too short to have this number of tensors and keys."""
+    """Return the number of tensors, the number of metadata keys, and the version. Raises CorruptFile if the
+    file is too short to have this number of tensors and keys."""
     magic = cursor.data[cursor.take(4, "the magic") : 4]
     if magic != b"GGUF":
         raise cursor.bad(f"it begins with {magic!r}, not b'GGUF'")

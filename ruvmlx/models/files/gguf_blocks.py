@@ -5,8 +5,9 @@ In the affine layout, a weight is w = scale * q + bias with an unsigned code q. 
 weights are packed into uint32 words from the low bits upwards. The conversion is exact for GGUF types with
 groups (weights with the same scale) of 32 or more weights: the values of the codes stay, and only their
 places in memory change. MLX has no groups of 16 weights, as Q2_K, Q3_K and Q6_K have. The module joins two
-groups of 16 weights into one group of 32 and rounds the weights to 8 bits. The distance between two 8-bit
-levels is then at most a quarter of the larger of the two groups' distances.
+groups of 16 weights into one group of 32 and rounds the weights to 8 bits. The distance between two
+neighbouring 8-bit levels is then at most a quarter of the distance between neighbouring levels in the coarser
+of the two old groups.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from .gguf import GGUFTensor
 from .gguf_codes import Codes, halves
 from .gguf_types import TensorType
 
-# The number of blocks of 32 weights that one step unpacks. This number of blocks fits into the cache of a
+# A tensor is unpacked in pieces of this number of blocks of 32 weights. A piece fits into the cache of a
 # processor core, which makes the conversion twice as fast.
 BLOCKS = 1 << 12
 PLAIN_DTYPES = {"F32": "<f4", "F16": "<f2"}
@@ -32,7 +33,8 @@ def unpack(
     """Convert the stored bytes uint8 [nbytes] of a tensor to arrays in the tensor's shape. Return {"weight"}
     for plain numbers, or {"weight", "scales", "biases"} in MLX's affine layout.
 
-    pause: the function calls it after each piece of a packed tensor; it can raise an exception to stop
+    pause: a function that is called after each piece of a quantised tensor, and can raise an exception to
+        stop the conversion
     """
     kind = tensor.type
     if kind.block == 1:
@@ -93,7 +95,7 @@ def _weights(codes: Codes, kind: TensorType) -> np.ndarray:
 
 
 def _affine(blocks: np.ndarray, kind: TensorType) -> AffineArrays:
-    """Convert blocks to MLX's affine layout. Use the type's function in _QUICK if the type has one."""
+    """Convert the blocks of one piece of a tensor to MLX's affine layout."""
     if kind.name in _QUICK:
         return _QUICK[kind.name](blocks)
     codes = _codes(blocks, kind)
@@ -103,8 +105,8 @@ def _affine(blocks: np.ndarray, kind: TensorType) -> AffineArrays:
 
 
 def _pack_codes(codes: Codes, kind: TensorType) -> AffineArrays:
-    """Pack the codes and keep their values. A group of 256 weights becomes two groups of 128 weights, because
-    MLX has no larger groups."""
+    """Convert codes to MLX's affine layout without a change of their values. A group of 256 weights becomes
+    two groups of 128 weights, because MLX has no larger groups."""
     scales = np.repeat(codes.scales, max(1, kind.group // 128), axis=1)
     with np.errstate(over="ignore"):
         biases = np.float32(-kind.zero) * scales if codes.lows is None else -codes.lows
@@ -127,7 +129,8 @@ def pack_words(q: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _narrow(scales: np.ndarray, biases: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scales and biases in float16 if float16 holds all values exactly, else unchanged."""
+    """Return the scales and biases in float16 if float16 holds all of them exactly, else unchanged in
+    float32."""
     with np.errstate(over="ignore", invalid="ignore"):
         short = scales.astype(np.float16), biases.astype(np.float16)
         same = (short[0] == scales).all() and (short[1] == biases).all()
@@ -137,7 +140,8 @@ def _narrow(scales: np.ndarray, biases: np.ndarray) -> tuple[np.ndarray, np.ndar
 def round_to_8_bits(w: np.ndarray, scales_for: Callable[[np.ndarray], np.ndarray]) -> AffineArrays:
     """Round weights to the nearest of 255 levels around 0. Each group of 32 weights has one scale.
 
-    scales_for: a function that gets the largest magnitude of each group and returns the scales, rounded up
+    scales_for: a function of the largest magnitude of each group that returns the group's scale, at least
+        magnitude / 127
     """
     groups = w.reshape(len(w), -1, 32)
     # the magnitudes as integers, because NumPy compares integers 3 times as fast
@@ -152,11 +156,11 @@ def round_to_8_bits(w: np.ndarray, scales_for: Callable[[np.ndarray], np.ndarray
 
 
 def _scales_for(most: np.ndarray) -> np.ndarray:
-    """Return, for the largest magnitude of each group, the smallest scale with which 127 steps reach this
+    """Return, for the largest magnitude of the weights in each group, a scale with which 127 steps reach this
     magnitude. The scales are in float16, or in float32 if a scale is too small or too large for float16."""
     scales = most / np.float32(127)
     used = scales[scales > 0]
-    # the condition is also true for NaN, because every comparison with NaN is false
+    # true if float16 does not suit the scales; also true for NaN, because every comparison with NaN is false
     if used.size and not (used.min() > 2.0**-18 and used.max() < 256):
         return scales
     short = scales.astype(np.float16)
@@ -209,7 +213,8 @@ def _q4_1(blocks: np.ndarray) -> AffineArrays:
 
 
 def _q8_0(blocks: np.ndarray) -> AffineArrays:
-    packed = (np.ascontiguousarray(blocks[:, 2:]) ^ 0x80).view("<u4")  # the signed code plus 128, as uint8
+    # a signed 8-bit code plus 128, as uint8: the highest bit is inverted
+    packed = (np.ascontiguousarray(blocks[:, 2:]) ^ 0x80).view("<u4")
     return packed, *_times(halves(blocks, 0), -128)
 
 

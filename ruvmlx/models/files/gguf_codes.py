@@ -6,8 +6,8 @@ Blocks are uint8 [n, bytes of a block]. A weight follows from its code q by one 
     scale * (q - zero)      or, if the type stores `lows`,      scale * q - low
 
 Each group of consecutive weights has one scale (and one low, the number that is subtracted). The product of a
-block's float16 scale and the integer scale of a group is exact in float32. A weight is therefore rounded at
-most once, as in llama.cpp. ggml-common.h of https://github.com/ggml-org/ggml defines the bit layouts.
+block's float16 scale and the integer scale of a group is exact in float32. The float32 weight has the same
+rounding as in llama.cpp. ggml-common.h of https://github.com/ggml-org/ggml defines the bit layouts.
 
 The docstring of each function gives the layout of a block: the fields in order, separated by | or commas. d
 and dmin are scales, m is a minimum, qs are the low bits of the codes, and qh or hmask are the high bits of
@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-# The values of the sixteen 4-bit codes. The distances between the values are not equal.
+# The values that the sixteen 4-bit codes of IQ4_NL and IQ4_XS stand for; the distances between them are not
+# equal.
 IQ4_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16)
-# the values are twice those of e2m1 floats, so that they are integers
+# twice the values of the sixteen e2m1 floats, which are integers
 FP4_LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)
 
 
@@ -196,8 +197,9 @@ def iq4_xs(blocks: np.ndarray) -> Codes:
 
 
 def q3_k_as_q6_k(blocks: np.ndarray) -> np.ndarray:
-    """Convert Q3_K blocks [n, 110] to Q6_K blocks [n, 210] of the same weights. The Q6_K code of a weight is
-    its Q3_K code q plus 28, because the zeros are 4 and 32: q - 4 = (q + 28) - 32."""
+    """Convert the bytes of Q3_K blocks [n, 110] to Q6_K blocks [n, 210] with the same weights. The Q6_K code
+    of a weight is its Q3_K code q plus 28, because the code of the weight 0 is 4 in Q3_K and 32 in Q6_K: q -
+    4 = (q + 28) - 32."""
     q = q3_k(blocks).q + np.uint8(28)
     low = (q & 15).reshape(-1, 2, 2, 64)
     high = (q >> 4).reshape(-1, 2, 4, 32) << np.arange(0, 8, 2, dtype=np.uint8)[:, None]

@@ -1,7 +1,7 @@
 """This module reads models that consist of several GGUF files: `name-00001-of-00003.gguf` and so on.
 
-The first file has the metadata. Each file has the headers and the data of its own tensors. (llama.cpp's
-tools/gguf-split writes this format.)
+The first file has the metadata. Each file has a GGUF header and the data of some of the model's tensors.
+(llama.cpp's tools/gguf-split writes this format.)
 """
 
 import re
@@ -22,16 +22,16 @@ def whole_name(path: Path) -> str:
 
 
 def first_part(path: Path) -> Path:
-    """Return the first part file of the model to which a file belongs. If there is no first part, return the
-    file itself."""
+    """Return the first part file of the split model to which the file `path` belongs. If the model is not
+    split, or the first part is missing, return `path`."""
     found = PART.fullmatch(path.stem)
     first = _part(path, 0, int(found["count"])) if found else path
     return first if first.is_file() else path
 
 
 def read_whole(path: Path) -> GGUFFile:
-    """Return a GGUF file, or all part files of a split model joined into one object. path: the file, or any
-    of the part files."""
+    """Read a GGUF file, or all part files of a split model, into one GGUFFile. path: the file, or any of the
+    part files."""
     named = read_gguf(path)
     count = _count(named)
     if count == 1:

@@ -20,8 +20,8 @@ class TensorType:
     group: the number of weights that share a scale
     zero: the code of the weight 0, for a type without lows
     halves: the byte positions of the float16 numbers in a block
-    wide: True if float16 is not precise enough for the scales
-    uneven: True if the codes are floats
+    wide: True if float16 cannot hold the scales exactly, so that they are float32
+    uneven: True if the values of the codes have unequal distances (floats)
     mode: MLX's name for the type if MLX computes with this type directly; else ""
     """
 
@@ -52,19 +52,20 @@ class TensorType:
 
     @property
     def affine(self) -> bool:
-        """Return True if MLX's affine layout can hold the same weights. The layout has groups of 32, 64 or
-        128 weights."""
+        """Return True if MLX's affine layout, which has groups of 32, 64 or 128 weights, can hold the weights
+        of this type without a change of the groups."""
         return 32 <= self.group <= 128 and not self.uneven
 
     @property
     def affine_group(self) -> int:
-        """Return the number of weights that share a scale in MLX's affine layout."""
+        """Return the number of weights that share a scale after the conversion to MLX's affine layout."""
         return min(128, max(32, self.group))
 
     @property
     def affine_bits(self) -> int:
-        """Return the number of bits of a weight in MLX's affine layout. The number is 8 for types with groups
-        of fewer than 32 weights, because the conversion rounds their weights to 8 bits."""
+        """Return the number of bits of a code after the conversion to MLX's affine layout. The number is 8
+        for types with groups of fewer than 32 weights, because the conversion rounds their weights to 8
+        bits."""
         return self.bits if self.group >= 32 else 8
 
 

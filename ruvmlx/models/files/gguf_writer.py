@@ -1,4 +1,5 @@
-"""This module writes the header of a GGUF file: the metadata and the offset of each tensor."""
+"""This module makes the header of a GGUF file: the metadata, and the name, type, shape and offset of each
+tensor."""
 
 import struct
 from typing import Any

@@ -8,7 +8,7 @@ from ...errors import CorruptFile
 
 
 class Fields:
-    """A JSON object whose methods return fields of one type. Each method raises CorruptFile if the value has
+    """A JSON object whose methods return fields of one type. The methods raise CorruptFile if the value has
     another type. where: the model's name, for error messages."""
 
     def __init__(self, data: dict[str, Any], where: str):

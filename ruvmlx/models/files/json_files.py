@@ -13,8 +13,8 @@ MAX_BYTES = 200_000_000
 
 
 def read_object(path: Path, missing_ok: bool = True, limit: int = MAX_BYTES) -> dict[str, Any]:
-    """Return the JSON object in a file. missing_ok: True if the result for a missing file is {}. limit: the
-    maximum size of the file in bytes; a larger file raises CorruptFile."""
+    """Return the JSON object in a file. missing_ok: True: return {} for a missing file; False: raise an
+    error. limit: the maximum size of the file in bytes; a larger file raises CorruptFile."""
     try:
         value = json.loads(read_ordinary(path, limit))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""This module releases the memory of arrays that are views of memory-mapped files."""
+"""This module returns to the system the memory of arrays that are views of memory-mapped files."""
 
 import mmap
 
@@ -9,8 +9,8 @@ def release(array: np.ndarray) -> None:
     """Let the system free the memory pages of an array that is a view of a file. A later access reads the
     pages from the file again.
 
-    The function frees the whole pages between the array's first byte and last byte. For an array that is no
-    view of a mapped file, the function does nothing.
+    The function frees the memory pages that lie wholly between the array's first byte and last byte. For an
+    array that is no view of a mapped file, the function does nothing.
     """
     file = _mapping(array)
     if file is None or not hasattr(mmap, "MADV_DONTNEED"):
@@ -23,8 +23,8 @@ def release(array: np.ndarray) -> None:
 
 
 def _mapping(array: np.ndarray) -> mmap.mmap | None:
-    """Return the mapped file of a read-only array, or None. (MADV_DONTNEED on a writable mapping would
-    lose data.)"""
+    """Return the memory map of a read-only array that is a view of a file, else None. (To free pages of a
+    writable map with MADV_DONTNEED would lose data.)"""
     base: object = array
     while isinstance(base, np.ndarray):
         base = base.base

@@ -6,9 +6,10 @@ The offsets in the header are counted from the start of the data. (https://huggi
 format)
 
 ruvmlx does not use the safetensors library (0.8, for NumPy), because the library copies every tensor: a file
-of 338 MiB took 0.6 s and 338 MiB of memory. In this module, tensors are views of the mapped file. To open the
-same file takes 0.5 ms, and the system can free the memory pages of the tensors again. The library also
-accepts a name that occurs twice, and the texts of its errors often name neither the file nor the tensor.
+of 338 MiB took 0.6 s and 338 MiB of memory. In this module, tensors are views of the mapped file. With this
+module, to open this file takes 0.5 ms, and the system can free the memory of the tensors that are not in use.
+The library also accepts a name that occurs twice, and the texts of its errors often name neither the file nor
+the tensor.
 """
 
 import json
@@ -35,13 +36,14 @@ ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4}
 OTHER_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U16": 2, "I16": 2}
 OTHER_BYTES |= {"I32": 4, "F64": 8, "I64": 8, "U64": 8, "C64": 8}
 ALL_BYTES = ITEM_BYTES | OTHER_BYTES
-FLOAT_BYTES = ITEM_BYTES | {"U8": 1, "F8_E4M3": 1}  # the types in files with small floats (small_floats.py)
+# the allowed dtypes in files with small floats (small_floats.py)
+FLOAT_BYTES = ITEM_BYTES | {"U8": 1, "F8_E4M3": 1}
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """The place of one tensor in a file. offset: the number of bytes from the start of the file to the
-    tensor. file: the file's name."""
+    """The name, the type and the place of one tensor in a safetensors file. offset: the number of bytes from
+    the start of the file to the tensor. file: the file's name."""
 
     name: str
     dtype: str
@@ -74,8 +76,8 @@ def _dtype(name: str) -> Any:
 
 
 def read_safetensors(path: Path, known: Mapping[str, int] = ITEM_BYTES) -> dict[str, Tensor]:
-    """Map a file and check its header: every tensor is inside the file, and no two tensors overlap. known:
-    {allowed dtype: bytes of a number}."""
+    """Map a file into memory and check that every tensor of its header is inside the file and that no two
+    tensors overlap. Returns {name: tensor}. known: {allowed dtype: bytes of a number}."""
     data = _map(path)
     header, start = _header(path.name, data)
     tensors = {
@@ -102,7 +104,7 @@ def _map(path: Path) -> mmap.mmap:
 
 
 def _header(where: str, data: mmap.mmap) -> tuple[dict[str, Any], int]:
-    """Return the parsed header and the offset of the data."""
+    """Return the parsed header (a JSON object) and the offset in bytes at which the tensors' data begin."""
     if len(data) < 8:
         raise bad(where, f"it is {len(data)} bytes long")
     (length,) = struct.unpack_from("<Q", data)
@@ -157,8 +159,8 @@ def _check_dtype(where: str, name: str, dtype: Any, known: Mapping[str, int]) ->
 
 
 def _whole(values: Any) -> TypeGuard[list[int]]:
-    """Return True for a list of integers from 0 to 2^62 - 1. The function does not accept True and False as
-    integers."""
+    """Return True for a list of integers from 0 to 2^62 - 1. The values True and False are no integers
+    here."""
     return isinstance(values, list) and all(type(v) is int and 0 <= v < 1 << 62 for v in values)
 
 

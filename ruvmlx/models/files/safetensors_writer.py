@@ -25,11 +25,11 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: M
 def write_stream(
     path: Path, names: Sequence[str], tensors: Iterable[tuple[str, np.ndarray]], metadata: Mapping[str, str]
 ) -> None:
-    """Write a safetensors file from an iterator of (name, array). names: all names. If an error occurs, no
-    file with the name `path` appears.
+    """Write a safetensors file from an iterator of (name, array). names: the names of all arrays. If an error
+    occurs, no file with the name `path` appears.
 
-    The function knows the types and shapes of the tensors only at the end. Therefore it leaves space for the
-    header at the start of the file, and writes the header last.
+    The function knows the types and shapes of all tensors only after the last array. Therefore it leaves
+    space for the header at the start of the file, and writes the header last.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     room = len(json.dumps(header)) + sum(len(json.dumps(name)) + _ENTRY for name in names)
@@ -51,8 +51,8 @@ def write_stream(
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` at the end, as `platform.files.replacing` does, but raise
-    StoreError if the file cannot be written. Only the user can read the file, because weights that were
-    trained on ratings contain information about the person who gave the ratings."""
+    StoreError if the file cannot be written. The file gets permissions with which only the user can read it,
+    because weights that were trained on ratings contain information about the person who gave the ratings."""
     try:
         with files.replacing(path) as file:
             yield file

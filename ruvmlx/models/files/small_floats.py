@@ -9,9 +9,10 @@ fp8 with separate scales.
 
 A weight is code * scale. (OCP Microscaling Formats 1.0; FP8: Micikevicius et al. 2022)
 
-In MLX's affine layout, matrices of small floats have codes of 8 bits in groups of 32. The conversion is exact
-for mxfp4, because twice an mxfp4 code is an integer. For the other formats, the conversion rounds the
-weights. On a GPU, MLX computes with its formats mxfp4, nvfp4 and mxfp8 without a conversion.
+Converted to MLX's affine layout, matrices of small floats have codes of 8 bits in groups of 32. The
+conversion is exact for mxfp4, because twice the value of an mxfp4 code is an integer. For nvfp4, mxfp8 and
+fp8, the conversion rounds the weights. On a GPU, MLX computes with its formats mxfp4, nvfp4 and mxfp8 without
+a conversion.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,8 +27,8 @@ from .gguf_blocks import AffineArrays, check_finite, round_to_8_bits
 from .gguf_codes import FP4_LEVELS
 from .gguf_types import TensorType
 
-# the number of weights that one step converts; this number fits into a processor core's cache, which makes
-# the conversion three times as fast
+# a matrix is converted in pieces of this number of weights, which fit into a processor core's cache, so that
+# the conversion is three times as fast
 PIECE = 1 << 17
 _FP8 = TensorType("fp8", -1, 32, 32, bits=8, group=32, zero=128, uneven=True)
 TYPES = {
@@ -72,8 +73,7 @@ class FloatMatrix:
         return len(self.codes), self.codes.shape[1] * (1 if self._bytes else 2)
 
     def dequantise(self, rows: slice = slice(None)) -> np.ndarray:
-        """Return the weights as float32 [rows, in]. The weights have the same bits as the weights that MLX
-        computes."""
+        """Return the weights of these rows as float32 [rows, in], bit for bit as MLX dequantises them."""
         levels, width = _e4m3() if self._bytes else _pairs(), self.shape[1]
         w = np.take(levels, self.codes[rows], axis=0, mode="clip").reshape(-1, width)
         scales, columns = self._scales(rows), self.block[1]
@@ -85,7 +85,8 @@ class FloatMatrix:
         return w
 
     def eight_bits(self, pause: Callable[[], None] = lambda: None) -> AffineArrays:
-        """Return the matrix in MLX's affine layout with 8 bits."""
+        """Return the matrix in MLX's affine layout with 8-bit codes. pause: a function that is called after
+        each piece."""
         rows, width = self.shape
         words, factors = np.empty((rows, width // 4), np.uint32), []
         step = max(1, PIECE // width)
@@ -99,7 +100,8 @@ class FloatMatrix:
         return words, scales, biases
 
     def as_mlx_has_it(self) -> dict[str, np.ndarray]:
-        """Return the codes and scales in the layout of MLX's own formats mxfp4, nvfp4 and mxfp8."""
+        """Return the codes and scales of a matrix of type mxfp4, nvfp4 or mxfp8 as MLX's operations read
+        them."""
         words = np.ascontiguousarray(self.codes).view("<u4")
         return {"weight": words, "scales": np.ascontiguousarray(self.scales)}
 
@@ -109,7 +111,7 @@ class FloatMatrix:
         return self.type.name in ("mxfp8", "fp8")
 
     def _scales(self, rows: slice) -> np.ndarray:
-        """Return the scales of rows as float32 [rows, groups]."""
+        """Return the scales of the matrix rows `rows` as float32 [rows, groups]."""
         held = self.scales[np.arange(len(self.codes))[rows] // self.block[0]]
         if held.dtype != np.uint8:
             return held.astype(np.float32)
@@ -119,14 +121,14 @@ class FloatMatrix:
         if self.type.name != "mxfp4":
             return round_to_8_bits(self.dequantise(rows), _scales_of_bfloat16)
         words = np.take(_doubled_fours(), self.codes[rows].view("<u2"), mode="clip")
-        with np.errstate(over="ignore"):  # the caller raises an error for infinity
+        with np.errstate(over="ignore"):  # `eight_bits` raises an error for infinity
             scales = self._scales(rows) / 2
             return words, scales, scales * np.float32(-128)
 
 
 def _scales_of_bfloat16(most: np.ndarray) -> np.ndarray:
-    """Return, for the largest magnitude of each group, the smallest scale for 127 steps that bfloat16 can
-    hold, because a GPU computes with these models in bfloat16."""
+    """Return, for the largest magnitude of the weights in each group, a bfloat16 number that is at least
+    magnitude / 127, as the group's scale. bfloat16, because a GPU computes with these models in bfloat16."""
     bits = (most / np.float32(127)).astype(np.float32).view(np.uint32)
     return (bits + np.uint32(0xFFFF) & np.uint32(0xFFFF0000)).view(np.float32)
 
@@ -171,7 +173,8 @@ def _doubled_fours() -> np.ndarray:
 def mlx_format(
     module: str, shape: tuple[int, int], mode: str, where: str
 ) -> tuple[FloatFormat, dict[str, tuple]]:
-    """Return the FloatFormat of a matrix in one of MLX's formats, and the shapes of the matrix's tensors.
+    """Return the FloatFormat of a matrix in one of MLX's formats, and the shapes that the matrix's tensors
+    must have.
     mode: MLX's name of the format."""
     (rows, cols), (group, bits) = shape, MODES[mode]
     if cols % 32:
@@ -183,8 +186,9 @@ def mlx_format(
 def fp8_format(
     module: str, shape: tuple[int, int], scales: tuple[int, ...], data: Mapping[str, Any], where: str
 ) -> tuple[FloatFormat, dict[str, tuple]]:
-    """Return the format of an fp8 matrix and the shapes of its tensors. scales: the shape of its scales.
-    data: config.json, which gives the size of a block."""
+    """Return the FloatFormat of an fp8 matrix and the shapes that its tensors must have. scales: the shape of
+    the tensor of scales in the file. data: config.json, which gives the size of the blocks that share a
+    scale."""
     (rows, cols), block = shape, shape
     wanted: tuple[int, ...] = scales if scales == (1,) else ()
     if len(scales) == 2:
@@ -203,7 +207,8 @@ def is_fp8(data: Mapping[str, Any]) -> bool:
 
 
 def has_small_floats(data: Mapping[str, Any]) -> bool:
-    """Return True if config.json names one of the formats of this module, or an unknown format."""
+    """Return True if config.json names one of the formats of this module, or any other format of MLX than
+    affine."""
     tables = [data.get("quantization"), data.get("quantization_config")]
     tables += [value for table in tables if isinstance(table, dict) for value in table.values()]
     return is_fp8(data) or any(isinstance(t, dict) and t.get("mode", "affine") != "affine" for t in tables)
