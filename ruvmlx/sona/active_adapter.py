@@ -1,7 +1,7 @@
 """This module holds the adapter with which the model writes its replies. An adapter has a MicroLoRA (the LoRA
 of the output head, which ratings update), often a base LoRA (which the background loop trains), and sometimes
-a layer LoRA. The module also holds the KL probe under the base LoRA. A KL probe (kl_probe.py) measures how
-far an adapter is from the model without an adapter.
+a layer LoRA. The module also holds the KL probe under the base LoRA (measured with the base LoRA active). A
+KL probe (kl_probe.py) measures how far an adapter is from the model without an adapter.
 
 If an undo, a rollback or another process's rating has changed the adapter version in use, `catch_up` loads
 this version from the store. `install` gives the base and the layer LoRA to the backend, as one LoRA.
@@ -76,7 +76,7 @@ class ActiveAdapter:
         self._measurement = Measurement(Measured.of(model, backend, RANK))
         self._probe = self._stored_probe()
         self._bases: OrderedDict[int, BaseLoRA] = OrderedDict()
-        self._probed: dict[int, ProbedBase] = {}  # the KL probes under the base LoRAs in `_bases`
+        self._probed: dict[int, ProbedBase] = {}  # {id of a base LoRA: this LoRA and its KL probe}
         self.state = self.load(history.version())
         self.base = self._load_base(self.state.base)
         backend.set_lora(self.base)
@@ -85,8 +85,8 @@ class ActiveAdapter:
 
     @property
     def knows_model(self) -> bool:
-        """True if the KL probe of the model without any adapter is known. While it is unknown, the traces of
-        replies (trace.py) come from a blank adapter, whose lora_a is zero."""
+        """True if the KL probe of the model without any adapter is known. While this KL probe is unknown, the
+        traces of replies (trace.py) come from a blank adapter, whose lora_a is zero."""
         return self._probe is not None
 
     @property
@@ -199,7 +199,8 @@ class ActiveAdapter:
 
     def install_base(self) -> None:
         """Install the combined LoRA, unless the LoRA in the backend already contains the base LoRA in use. If
-        it does, the backend's LoRA stays, even if it contains an older layer LoRA."""
+        the backend's LoRA contains this base LoRA, it stays, even if its layer LoRA is older than the layer
+        LoRA in use."""
         if not self._layers.has_base(self.backend.lora, self.base):
             self.install()
 
@@ -274,5 +275,6 @@ class ActiveAdapter:
 
 
 def is_blank(adapter: MicroLoRA) -> bool:
-    """Return True if the adapter was made before the model was measured. A blank adapter's lora_a is zero."""
+    """Return True if the adapter is blank: it was made before the model's KL probe was known, so its lora_a
+    is zero."""
     return not adapter.lora_a.any()

@@ -18,7 +18,7 @@ from .pair_history import PairHistory
 from .reason_history import ReasonHistory
 from .unshown import UnshownReplies
 
-MINIMUM = 10  # the number of ratings that the background loop needs
+MINIMUM = 10  # the minimum number of ratings and preferences for a run of the background loop
 DUE = 16  # the number of new ratings after which the background loop starts
 STYLE_MINIMUM, STYLE_DUE = 8, 4  # MINIMUM and DUE of the style loop
 ATTEMPTS = 4  # the maximum number of times that a slow loop tries to commit, if ratings arrive meanwhile
@@ -26,15 +26,15 @@ ATTEMPTS = 4  # the maximum number of times that a slow loop tries to commit, if
 
 @dataclass(frozen=True)
 class LearnStatus:
-    """The status of an adapter. A consolidation is a run of the background or style loop that trains a base
-    LoRA on the ratings.
+    """The status of an adapter. A consolidation is a run of the background or style loop, which makes a new
+    base LoRA from the ratings.
 
     ratings, preferences: the numbers of ratings and preferences in force
     updates: the number of ratings and preferences that changed the weights
     versions: the adapter versions that `rollback` accepts
     pending: the number of ratings and preferences that are newer than the newest base LoRA
     consolidations: the number of consolidations that made a new base LoRA
-    last: the newest finished consolidation
+    last: the newest finished consolidation, promoted or refused
     undone: the kind of feedback that `undo` took back: "rating" or "preference"
     kl: the KL divergence of the adapter from the original model; kl_cap: the maximum KL that learning allows
         (both in nats per token on the reference text)
@@ -181,8 +181,8 @@ class AdapterHistory:
         return found[-1] if found else 0
 
     def is_due(self) -> bool:
-        """Return True if the background loop has work: DUE new ratings, or one new rating if the store has a
-        stopped run."""
+        """Return True if the background loop can train this model and waits for no more ratings (`missing`
+        returns 0)."""
         return self.trains and self.missing() == 0
 
     def missing(self, minimum: int = MINIMUM, due: int = DUE) -> int:
@@ -264,8 +264,8 @@ class AdapterHistory:
 
 
 def signal_groups(history: AdapterHistory) -> list[SignalGroup]:
-    """Return the learning signals about the replies of an adapter's model, grouped by kind, model size and
-    context length."""
+    """Return the means of the learning signals (signal.py) about the replies of an adapter's model. The
+    signals are grouped by kind, model size and context length."""
     return history._store.signals.groups(history._key[0])
 
 

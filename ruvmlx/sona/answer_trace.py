@@ -1,5 +1,6 @@
-"""This module keeps thoughts out of learning. A thought is the text that a reasoning model writes before its
-answer. Only tokens of the answer reach the trace, which records a reply's gradient for its rating."""
+"""This module keeps the thoughts of reasoning models out of learning. A thought is the text that a reasoning
+model writes before its answer. Only tokens of the answer reach the trace, which records a reply's gradient
+for its rating."""
 
 import numpy as np
 
@@ -12,7 +13,8 @@ _Drawn = tuple[np.ndarray, np.ndarray, int]
 
 class AnswerTrace:
     """A recorder (engine/run.py) that passes only the tokens of the answer to a trace. If a token can be the
-    beginning of the tag of a thought, the token waits until the next tokens show whether the tag follows."""
+    beginning of the tag that opens a thought, the token waits until the next tokens show whether the whole
+    tag follows."""
 
     def __init__(self, trace: Trace, counter: ThoughtCounter):
         self._trace, self._counter = trace, counter

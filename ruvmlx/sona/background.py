@@ -12,8 +12,8 @@ LoRA. The adapter uses the new base LoRA only if it passes the promotion test (p
 A run consists of optimiser steps. A step computes the gradient of each of its texts in slices. A run can be
 stopped between two slices. A slice takes some tens of milliseconds on the starter model. If the same process
 resumes the run, the run continues after the last whole text and keeps the promotion test's measurements. If
-another process resumes the run, the run continues after the last saved step. tests/sona/pauses.py measures
-the slices.
+another process resumes the run, the run continues after the last saved step. tests/sona/pauses.py times the
+slices.
 """
 
 import math
@@ -61,7 +61,7 @@ class TrainingSettings:
     A measurement compared settings by the mean stars of the starter model's replies to 60 held-out questions,
     after forty ratings by a user who likes short replies. The mean was 2.7 stars with the instant loop alone
     (in a weaker form than today's), 3.9 with 8 steps at a rate of 5e-4, and 3.5 with 15 steps at 3e-4.
-    Training of only the upper half of the layers gave 3.1 to 3.2 stars (15 to 20 steps, 3e-4 to 6e-4).
+    Training of only the upper half of the layers gave 3.1 to 3.2 stars (15 to 20 steps at 3e-4 to 6e-4).
     """
 
     steps: int = 12
@@ -211,8 +211,8 @@ class Background:
         return self._sizes.strongest(trainer, here, examples, self._targets.top, pause)
 
     def _start(self, seed: int, places: Iterable[Place], pause: Pause) -> dict[Place, Pair]:
-        """Return the LoRA pairs of these matrices at step 0. For the same places and rank, the pairs depend
-        only on the seed and the base LoRA in use."""
+        """Return the LoRA pairs of the matrices `places` at step 0. For the same places and rank, the pairs
+        depend only on the seed and the base LoRA in use."""
         old, rng, pairs = self._learner.base, np.random.default_rng(seed), dict[Place, Pair]()
         root = np.float32(np.sqrt(old.scale / SCALE)) if old else np.float32(1)
         for module, layer in places:

@@ -39,8 +39,8 @@ def probe_under(
 
 
 def _compare(frozen: KLProbe, new: KLProbe, backend: Backend, pause: Pause) -> np.ndarray:
-    """Set `packed_probs` and `packed_ratio` of `new`. Return log(p_frozen / p_base) of the token that follows
-    each of the M contexts (positions in the reference text): [M]."""
+    """Set `packed_probs` and `packed_ratio` of the KL probe `new`. Return log(p_frozen / p_base) of the token
+    that follows each of the M contexts (positions in the reference text): [M]."""
     base, probabilities, ratios, lost = backend.lora, [], [], []
     try:
         for i in range(0, len(new.contexts), ROWS):

@@ -1,8 +1,7 @@
 """This module decides which matrices the background loop trains. The setting `base_targets` names the
 matrices. With a number K in the setting, the loop trains only the K named matrices with the largest
 gradients. The size of a matrix's gradient is
-
-    size = sum over replies i of ||G_i||^2        G_i [in, out]: the matrix's gradient of reply i's mean log p
+    size = sum over replies i of ||G_i||^2    (G_i [in, out]: the matrix's gradient of reply i's mean log p)
 
 The sum is over the replies of the first training step. The gradients are taken at the weights in use
 (training/trainer.py: squares).
@@ -56,8 +55,8 @@ class GradientSizes:
 
 
 def probe_base(config: ModelConfig, base: BaseLoRA | None, places: Sequence[Place]) -> BaseLoRA:
-    """Return the base LoRA in use, limited to the given places. A place that the base LoRA does not change
-    gets a LoRA pair of zeros."""
+    """Return `base` (None: no base LoRA), limited to the given places. A place that the base LoRA does not
+    change gets a LoRA pair of zeros."""
     pairs = dict[Place, Pair]()
     for module, layer in places:
         shape = place_shape(config, module, layer)

@@ -1,5 +1,6 @@
-"""This module calibrates a model once. The calibration reads the model's hidden states over the reference
-text (reference_text.py) and over the model's own replies to a few questions, without any adapter.
+"""This module calibrates a model: it measures, once per model, what learning needs to know about the model.
+The calibration reads the model's hidden states over the reference text (reference_text.py) and over the
+model's own replies to a few questions, without any adapter.
 
 The calibration computes lora_a of the MicroLoRA, the coordinates in which ratings are added up
 (coordinates.py), and the contexts: hidden states on which the KL to the frozen model is measured
@@ -34,10 +35,10 @@ RIDGE = 0.1  # the ridge of the regression for lora_a, as a share of a state's m
 # numbers of contexts: in answers, in prose with the largest projections, in other prose
 _CONTEXTS = 48, 48, 80
 _ROWS = 64  # the number of hidden states in one call of the output head
-# After some seconds of reading, the model starts no further text, if it has read MIN_TEXTS_OF_KIND texts of
-# answers and of prose. Then the model writes replies for at most the same number of seconds. The number of
-# seconds is HURRY if a rating waits, and PATIENCE for a model with SMALL or more parameters. A smaller model
-# reads and writes everything while no rating waits.
+# After HURRY or PATIENCE seconds of reading, the model starts no further text, if it has read
+# MIN_TEXTS_OF_KIND texts of answers and of prose. Then the model writes replies for at most as many seconds.
+# The number of seconds is HURRY if a rating waits, else PATIENCE for a model with SMALL or more parameters. A
+# model with fewer parameters reads all texts and writes all replies, unless a rating waits.
 SMALL, PATIENCE, HURRY, MIN_TEXTS_OF_KIND = 1_000_000_000, 20.0, 10.0, 2
 WHAT = "Getting to know the model, once"
 
@@ -69,7 +70,7 @@ class Measurement:
         self._spent, self._written = 0.0, 0.0  # seconds of reading and of writing so far
         self._patience = inf
         self._survey: Survey | None = None
-        # the function that does the work after the survey
+        # the function that makes the KL probe after the survey
         self._rest: Callable[[Pause], KLProbe] | None = None
 
     def run(self, pause: Pause | None = None, watch: Watch = QUIET, is_hurried: bool = False) -> KLProbe:
@@ -246,7 +247,7 @@ def states_to_measure(readings: np.ndarray, answers: int) -> tuple[np.ndarray, n
 
     readings: [T, r], the projections of all states onto lora_a; the first `answers` states are in answers. In
         prose, most projections are near zero. At the few states with large projections, an adapter changes
-        the prose most, so all these states are chosen.
+        the prose most, so the states with the largest projections are all chosen.
     """
     most_read, prose = answers + np.argsort(-np.sum(readings[answers:] ** 2, axis=1)), len(readings) - answers
     loud = np.sort(most_read[: min(_CONTEXTS[1], prose)])

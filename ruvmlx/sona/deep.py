@@ -4,9 +4,9 @@ anchor and tidies the reasoning bank.
 An anchor says how important each weight of the base LoRA is for the task's liked replies (optional/ewc.py).
 The deep loop measures this importance with one gradient per reply. If EWC is on, the background loop
 penalises changes of the weights that an anchor calls important. The deep loop also clusters the rated
-questions of the reasoning bank (reasoning_bank.py) again into patterns. The loop merges similar patterns. It
-prunes poor patterns (patterns of mostly disliked replies), so that lookups skip their questions. The loop
-deletes no rating.
+questions of the reasoning bank (reasoning_bank.py) again into patterns. The loop merges similar patterns. The
+loop prunes poor patterns (patterns of mostly disliked replies), so that lookups skip their questions. The
+loop deletes no rating.
 
 The loop can be stopped between two slices (short parts of the work on one reply). The same process resumes
 after the last complete reply; another process resumes after the last saved reply.

@@ -2,16 +2,17 @@
 module has two methods.
 
 `read_question` embeds a user's question, so that similar rated questions can be found. The store keeps these
-vectors and compares them with new vectors, so this method must not change.
+vectors and compares them with new vectors, so the method of `read_question` must not change.
 
 The model reads the user's message alone, without the chat template and the conversation. So the same question
 has the same vector in every chat. The vector is a mean of the message's final hidden states. Later states
 have larger weights in the mean, because a later state depends on more of the message (position weights as in
-SGPT, Muennighoff 2022). The means of different questions differ mostly along a few directions that say little
-about the topic. Whitening scales these directions down. The directions are computed from the hidden states of
-everyday questions (questions.json). A test used 120 questions in 60 pairs with the same meaning (starter
-model). The paraphrase was the nearest question for 42% of the questions with an unweighted mean (minus the
-mean of all questions), for 63% with position weights, and for 92% with position weights and whitening.
+SGPT, Muennighoff 2022). The vectors of different questions differ mostly along a few directions that say
+little about the topic. Whitening scales a vector down along such directions, which are computed from the
+hidden states of everyday questions (questions.json). A test used 120 questions in 60 pairs with the same
+meaning (starter model). The paraphrase was the nearest question for 42% of the questions with an unweighted
+mean (minus the mean of all questions), for 63% with position weights, and for 92% with position weights and
+whitening.
 
 `vectors` embeds any text. A chat model reads the whole text in windows of equal length, at most WINDOW
 tokens, each window in its own context. The hidden states of a window are averaged in the same way as the
@@ -152,8 +153,8 @@ def whitening_of(
     store: Store, model: Model, backend: Backend,
     read: ReadQuestions | None = None, pause: Pause | None = None,
 ) -> Whitening:  # fmt: skip
-    """Return the model's whitening from the store. If the store has none, measure it, which takes seconds,
-    and store it.
+    """Return the model's whitening from the store. If the store has no whitening, measure the whitening,
+    which takes seconds, and store it.
 
     read: the everyday questions that the model has already read
     pause: a function that can raise an exception to stop the measurement

@@ -6,13 +6,11 @@ all ratings so far, and a change is larger if more ratings agree on it. A movabl
 ratings may change. For the movable tokens, lora_b is written in coordinates (coordinates.py): one coordinate
 for each token, and one for each feature. A feature is a direction in which the logits of similar tokens
 change together:
-
     lora_b = gain * (held_back(theta_tokens + theta_features @ features^T) + taste)
     (theta: the coordinates; gain and held_back: scales that keep the KL small; @: the matrix product)
 
 `taste` is the part of lora_b that the taste model adds (taste_push.py). For reply i with weight w_i, gradient
 g_i of its log-probability (E_b of trace.py) and Fisher information f_i in these coordinates,
-
     G = sum w_i g_i      S = sum (w_i g_i)^2      L = sum |w_i| f_i      (sums over the rated replies i)
 
     theta = step * G / (1 / sigma^2 + L) * G^2 / (G^2 + agree * S)      (for each coordinate)
@@ -34,17 +32,17 @@ remaining gradient and so makes an end less likely again, because a user who lik
 does not ask for shorter replies.
 
 A preference between two replies to one question is one piece of evidence. The w_i g_i of a preference is the
-sum of both replies' terms, so the parts that both replies share cancel.
+sum of both replies' terms. Their weights have opposite signs, so the parts that both replies share cancel.
 
 Each rating multiplies the evidence of all earlier ratings by 1 - FADE, because tastes change. The adapter
-also keeps a trend: a moving mean over about TREND_RATINGS ratings, -1 to 1. The trend is below 0 while these
-ratings punish replies that earlier ratings made more likely. While the trend is below 0, the older evidence
-fades faster, in proportion to the trend.
+also keeps a trend: a moving mean over about TREND_RATINGS ratings, -1 to 1. The trend is below 0 while the
+latest ratings punish replies that earlier ratings made more likely. While the trend is below 0, the older
+evidence fades faster, in proportion to the trend.
 
 A change of where replies end hardly reduces the variety of replies, but a change of other tokens does. So
-held_back scales all tokens except the end-of-reply tokens down until these other tokens add a KL of about
-SAID_CAP. The scale comes from the evidence and the frozen model alone, and is not part of the stored
-evidence.
+held_back scales all tokens except the end-of-reply tokens down until these other tokens add a KL of at most
+about SAID_CAP. This scale is computed from the evidence and the frozen model alone, and is not stored with
+the evidence.
 
 The last step is the cap of the whole update. If the KL of answers to the reference text's questions exceeds
 KL_CAP, or if the log-perplexity of prose has risen by more than RISE_CAP, lora_b is scaled down. `gain` keeps
@@ -142,7 +140,7 @@ def update_by(
     """Return the adapter after one piece of evidence; None if the weights of all replies in `pushes` are 0. A
     piece of evidence is one rated reply or two compared replies.
 
-    pushes: the push of each reply; the push's statistics come from the reply's trace under this adapter
+    pushes: a ReplyPush for each reply, with the statistics of the reply's trace under this adapter
     kl: the adapter's KL before the update
     reserve: the part of the KL cap that the layer LoRA uses
     taste: [A], the taste model's new part of lora_b; None to keep the adapter's part
@@ -184,8 +182,8 @@ def _evidence_of(
 
 
 def update_trend(adapter: MicroLoRA, pushes: Sequence[ReplyPush], kl: float) -> Update | None:
-    """Update only the trend, because this feedback must not change the output head. Return None if all pushes
-    have a weight of 0."""
+    """Update only the adapter's trend, because the learner's ratings do not change the output head. Return
+    None if all pushes have a weight of 0."""
     given = [push for push in pushes if push.weight != 0]
     trend = adapter.trend
     for push in given:
@@ -261,8 +259,8 @@ def end_credit(tokens: int) -> float:
 
 
 def next_trend(trend: float, weight: float, log_ratio: float) -> float:
-    """Return the trend after one more rating, in [-1, 1]. The trend is above 0 while ratings agree with
-    earlier ratings, for example praise replies that these made more likely.
+    """Return the adapter's trend (module docstring) after one more rating, in [-1, 1]. The trend is above 0
+    while ratings agree with earlier ratings, for example praise replies that these made more likely.
 
     log_ratio: the reply's log-probability minus its log-probability in the frozen model, nats per token
     """
@@ -333,7 +331,7 @@ def cap_update(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> 
     KL and of perplexity. Return the update at this gain. The search starts at the gain before the update.
 
     A gain scales only this update, so no gain lowers the KL of the base LoRA alone. If the base LoRA alone is
-    at the limit, the gain is 0.
+    at the limit, the gain is about 0.
     """
     distance = _distances(whole, probe)
     share, beyond = min(1.0, max(whole.adapter.gain, 1e-3)), 1.0
@@ -366,9 +364,10 @@ def _require_finite(numbers: np.ndarray) -> None:
 
 
 def _distances(whole: UncappedUpdate, probe: KLProbe) -> Callable[[float], Distance]:
-    """Return a function of the gain that returns the distance of the update at this gain. The fast function
-    needs an adapter that changes only movable tokens. An adapter changes other tokens only if a consolidation
-    (a run of the background or style loop) has left a part of its change in the adapter."""
+    """Return a function of the gain that returns the update's distance from the frozen model.
+    `probe.distances` is fast, but needs an adapter that changes only movable tokens. An adapter changes other
+    tokens only if a consolidation (a run of the background or style loop) has left a part of its change in
+    the adapter."""
     if whole.covered:
         return probe.distances(whole.adapter, whole.block)
     return probe.distances_dense(whole.at(1.0, probe))

@@ -1,6 +1,6 @@
 """This module measures the KL divergence of an adapted model from the frozen model (the model without any
 adapter) on the reference text. The reference text is a few everyday questions with answers, and some prose
-(reference_text.py). Learning must hardly change the model's predictions on the reference text.
+(reference_text.py). Learning must leave the model's predictions on the reference text nearly unchanged.
 
 A model reads the reference text once (calibration.py). The probe stores some of the model's hidden states at
 the text's tokens. These hidden states are called contexts. The distance of an adapter from the frozen model
@@ -22,7 +22,7 @@ from ..pausing import Pause
 from . import reference_text
 from .coordinates import Coordinates, pack_columns
 
-_ELEMENTS = 1 << 20  # the size of [m, V] for the `few` contexts; the KL kernel reads it in 0.25 ms
+_ELEMENTS = 1 << 20  # (context, token) pairs in the `few` contexts; the KL kernel reads so many in 0.25 ms
 ROWS = 32  # the number of contexts in one call of the output head
 _STORED = (
     "contexts", "rows", "counts", "prose", "following", "directions", "tokens", "precision", "features",
@@ -98,7 +98,7 @@ class KLProbe:
     following: [M], the token after each context
     directions: [D, r], the calibrated lora_a
     tokens, eos, precision, features: the fields of Coordinates (coordinates.py)
-    drift: [r, A + 1], the result of `Drift` over all prose
+    drift: [r, A + 1], the gradient of the prose's mean negative log-likelihood by lora_b (`Drift`)
     head: the function from hidden states [T, D] to logits [T, V]
     frozen: the frozen model's log-probabilities [m, V] in the `few` contexts
     packed_ratio: [M, A + 1], log(p_base / p_frozen) of each movable token; the last column has the mean of
@@ -248,7 +248,7 @@ class KLProbe:
 
     def distance(self, adapter: MicroLoRA) -> Distance:
         """Return an adapter's distance from the frozen model. If the adapter changes only movable tokens, all
-        contexts are compared, or else the `few` contexts."""
+        contexts are compared, else only the `few` contexts."""
         if not self.coordinates.covers(adapter):
             return self.distances_dense(adapter)(1.0)
         return self.distances(adapter, self.coordinates.columns(adapter.lora_b))(1.0)
@@ -377,8 +377,8 @@ def log_softmax_rows(z: np.ndarray) -> np.ndarray:
 
 
 def _by_share(text: KLContexts, lora_b: np.ndarray, scale: float, rise: float) -> Callable[[float], Distance]:
-    """Return a function of the share that returns the distance with share * lora_b. rise: the rise of prose
-    under the base LoRA alone."""
+    """Return a function of the share that returns the distance of the adapter with share * lora_b. rise: the
+    rise of prose under the base LoRA alone."""
 
     def distance(share: float) -> Distance:
         kl, risen, slope = text.distance(lora_b, share * scale)

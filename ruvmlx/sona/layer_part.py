@@ -24,8 +24,8 @@ KLGuard = Callable[[ActiveAdapter, Pause | None], None]
 
 
 class LayerPart(Protocol):
-    """The layer part computes gradients, updates and the estimated KL of a LayerLoRA. In its functions,
-    `base` is the base LoRA in use or the KL probe of that base LoRA."""
+    """The layer part computes gradients, updates and the estimated KL of a LayerLoRA. In the functions of
+    this protocol, `base` is the base LoRA in use, or the KL probe under that base LoRA."""
 
     targets: Targets
 

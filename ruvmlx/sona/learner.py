@@ -53,7 +53,7 @@ class Learner:
 
     active: the adapter in use
     layers: the optional part that lets ratings change layers below the output head
-    guard: the function that keeps the changes of these layers within the KL cap (instant.KL_CAP)
+    guard: the function that keeps the changes of layers below the output head within instant.KL_CAP
     anchors: the optional part that penalises changes to weights that earlier tasks depend on
     taste: the model of the user's taste, fitted to the ratings in force
     learns: False if the learner records and indexes ratings, but never changes weights
@@ -284,7 +284,7 @@ class Learner:
         return reply
 
     def _undo_steps(self, steps: list[tuple[int, int]]) -> LearnerState:
-        """Return the weights in use without the effect of some earlier updates. An update stays if a
+        """Return the weights in use without the effect of the updates in `steps`. An update stays if a
         consolidation (a run of the background or style loop) has already trained on its rating.
 
         steps: (adapter version before, adapter version after) of each update, the oldest first

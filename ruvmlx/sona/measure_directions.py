@@ -7,7 +7,6 @@ differ in their measures. The gradient of a reply's log-probability by lora_b's 
 the reply has more often than expected. The regression of each measure on these gradients gives a direction in
 lora_b that raises the measure. For N replies, A tokens and M measures, X [N, A] are the gradients and Y [N,
 M] the measures, both minus their means over the replies to the same question:
-
     directions = Y^T (X X^T + RIDGE I mean(diag(X X^T)))^-1 X
 
 The directions are computed once per model, because they need no ratings. Later, ratings decide how much each
@@ -94,8 +93,8 @@ class DirectionBank:
     def add(
         self, model: Model, backend: Backend, question: str, lora_a: np.ndarray, seed: int, pause: Pause
     ) -> None:
-        """Let the original model write replies to one question, and add their gradients and measures. lora_a:
-        [D], the first column of the calibrated lora_a (D: hidden size)."""
+        """Let the original model write replies to one question, and add the replies' gradients and measures
+        to the bank. lora_a: [D], the first column of the calibrated lora_a (D: hidden size)."""
         tokenizer, rng = model.tokenizer, np.random.default_rng([41, seed])
         sums, found = np.zeros((REPLIES, self.tokens.size), np.float32), list[SampledReply]()
 

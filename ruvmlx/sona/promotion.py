@@ -50,7 +50,8 @@ class ModelDrift:
     @property
     def limit(self) -> float:
         """The maximum rise (ModelDrift.rise) of a candidate if this object is the distance of the adapter in
-        use. If the adapter in use already exceeds PPL_RISE, a candidate can have the rise of this adapter."""
+        use. If the adapter in use already exceeds PPL_RISE, a candidate can have the same rise as this
+        adapter."""
         return max(math.log1p(PPL_RISE), self.rise)
 
     def is_within(self, now: "ModelDrift") -> bool:
@@ -197,8 +198,9 @@ class PromotionTest:
         """Return DRO's loss on the held-out ratings: the mean of (r - V - c - tau * rho)^2 / 2
         (objective.py). The constant c is the constant that makes the loss minimal.
 
-        Training makes all old replies less likely by about the same log-ratio, which says nothing about the
-        taste. The constant removes this effect. DRO also chooses V so that the loss is minimal.
+        Training makes all replies of earlier models less likely by about the same log-ratio, which says
+        nothing about the taste. The constant c removes this effect. DRO also chooses V so that the loss is
+        minimal.
         """
         held = self.buffer.held_out
         rho = [self._cached_logprob(name, e.text, micro) - self._frozen[e.reply_id] for e in held]

@@ -120,9 +120,9 @@ class RatingIndex:
         self._new.append(reply)
 
     def settle(self, pause: Pause | None = None) -> None:
-        """Embed the newest questions, cluster the bank and store the learning signals. The runtime calls this
-        function while the user reads. pause: a function that is called between two questions and can raise an
-        exception to stop; the next call continues."""
+        """Embed the newest questions, sort the bank's new entries into cells, and store the learning signals.
+        The runtime calls this function while the user reads. pause: a function that is called between two
+        questions and can raise an exception to stop; the next call continues."""
         if "whitening" not in vars(self):
             self.whitening = embedding.whitening_of(
                 self._store, self._model, self._backend, self._read, pause
@@ -159,7 +159,7 @@ class RatingIndex:
             self.bank.remove(reply_id)
         for reply_id, label in wanted.items():
             if held.get(reply_id) != label:
-                found = pruned.get(reply_id) != label  # `found`: lookups find the entry
+                found = pruned.get(reply_id) != label  # True if the entry was not pruned
                 self.bank.put(reply_id, label, self._vector(reply_id) if found else None)
         if self._version is None:  # this is the first call of `sync`
             for reply_id in self._store.replies.examples_used(self._model.fingerprint):

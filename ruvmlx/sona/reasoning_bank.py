@@ -4,9 +4,10 @@ groups the rated questions into patterns.
 An entry is a question's unit vector with a label (a rating, or implicit feedback). k-means divides the
 entries into cells. Cells with nearly the same centre form one pattern. A lookup compares the new question
 (the query) with the cells' centres, then with the entries of the nearest cells, up to SCAN entries. The
-vectors of a cell are contiguous rows, so one kernel call compares the query with a cell. New entries come
-after all cells. Every lookup compares the query with the new entries, until `tend` sorts them into cells.
-With at most SCAN entries, a lookup is exact. At its start, the program fills the bank from the store.
+vectors of a cell are contiguous rows, so one kernel call compares the query with a cell. The rows of new
+entries come after the rows of all cells. Every lookup compares the query with the new entries, until `tend`
+sorts them into cells. With at most SCAN entries, a lookup is exact. At its start, the program fills the bank
+from the store.
 """
 
 from collections.abc import Callable
@@ -203,7 +204,6 @@ class ReasoningBank:
 
             V0 = sum_i w_i r_i / (sum_i w_i + PRIOR)
             V  = (sum_near a_i r_i + PRIOR V0) / (sum_near a_i + PRIOR),   a_i = w_i clip(s_i / ALIKE, 0, 1)^2
-
         For entry i, w is 1 for a rating and less for implicit feedback; r is the reward; s is the similarity
         to the query. "near" is the NEIGHBOURS nearest entries. without: the id of an entry that is left out.
         """

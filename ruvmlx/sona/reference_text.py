@@ -1,5 +1,5 @@
 """This module reads the reference text: a few everyday questions with answers, and some prose
-(reference_text.json). Learning must hardly change a model's predictions on the reference text.
+(reference_text.json). Learning must leave a model's predictions on the reference text nearly unchanged.
 reference_questions.json has more questions, which the model answers itself (reference_replies.py)."""
 
 import hashlib
@@ -37,7 +37,8 @@ def digest() -> str:
 
 @dataclass
 class Reading:
-    """The texts of the reference text that a model has read so far. A text's index in `texts()` is its key.
+    """The texts of the reference text that a model has read so far. A text's index in `texts()` is its key in
+    `states` and `tokens`.
 
     states: for each text of T tokens, [T + 1, D], the hidden states that predict the tokens, and the state at
         the end of the text

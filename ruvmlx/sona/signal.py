@@ -1,6 +1,5 @@
 """This module computes learning signals. A signal is the reward of a reply, from a rating or from implicit
 feedback.
-
     reward = quality * max(0, 2 - latency_ratio)
 
 `quality` is the quality of the reply, 0 to 1, as the rating states it. latency_ratio is 1 at the median speed
@@ -80,7 +79,8 @@ def extract(
     tier: int = 0,
     context_tokens: int = 0,
 ) -> LearningSignal:
-    """Return the learning signal of a label. A star rating is ranked among the user's other ratings.
+    """Return the learning signal of a reply with this label (a rating, or implicit feedback). A star rating
+    is ranked among the user's other ratings.
 
     counts: [len(LABELS)], the number of times that the user has given each label so far
     """

@@ -82,7 +82,8 @@ class Loops:
         history = self._learner.history
         if self._slow_loop == STYLE:
             return self.missing() == 0
-        # The deep loop starts MLX. So its `why_due` is called only if there are ratings to learn from.
+        # The import of the deep loop starts MLX. So `why_due` is called only if there are at least MINIMUM
+        # ratings.
         return history.is_due() or (len(history.ratings()) >= MINIMUM and bool(self.deep().why_due()))
 
     def missing(self) -> int:

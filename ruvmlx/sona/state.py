@@ -1,5 +1,5 @@
-"""This module defines the state of a learner (learner.py): its weights, their version, and the base LoRA
-under them. The module also defines the result of a rating."""
+"""This module defines the state of a learner (learner.py): its weights, their adapter version, and the id of
+their base LoRA. The module also defines the result of a rating."""
 
 from dataclasses import dataclass
 
@@ -68,7 +68,8 @@ class LearnerState:
     """The weights of an adapter, their adapter version, and their KL to the frozen model (nats per token).
 
     micro: the MicroLoRA, which changes the output head
-    base: the id of the BaseLoRA (trained by the slow loops) under the MicroLoRA; 0 if there is no BaseLoRA
+    base: the id of the BaseLoRA (made by the slow loops) that is active with the MicroLoRA; 0 if there is
+        none
     layer_lora: the changes that ratings made to layers below the output head; None if ratings made no such
         changes
     """

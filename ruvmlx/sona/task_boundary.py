@@ -5,7 +5,6 @@ Each rating gives two values: its reward, and the dissimilarity of its question 
 with the mean of the task's questions). The module tests the rewards and the dissimilarities separately, in
 blocks of BLOCK values, because one unusual question is not a new task. After WARM values of a task, a block
 begins a new task if it deviates from the task's mean by more than Z standard errors,
-
     z = mean over block of clip((value - mean) / deviation, -CLIP, CLIP) * sqrt(BLOCK) > Z
 
 The task's mean and standard deviation are computed by Welford's method (1962). A reward can deviate upwards

@@ -1,11 +1,8 @@
 """This module computes the taste model's regression (taste.py): a Bayesian linear regression whose variances
 the evidence p(y) chooses.
-
     y = X w + e,   w_k ~ N(0, a_k),   e_i ~ N(0, s / weight_i)
-
 y are the stars of n ratings, X the columns of the rated replies, w the weights of the columns, a_k the prior
 variances of the weights, e the noise, and s the noise variance. Then
-
     P = diag(1 / a) + X^T X / s        precision of w given y; X^T X, X^T y, y^T y are weighted sums
     log p(y) = -1/2 [n log(2 pi s) + sum log a + log |P| + (y^T y - b^T P^-1 b / s) / s],   b = X^T y
 
@@ -13,12 +10,11 @@ The formulas need only sums over ratings, so the time of a step does not grow wi
 
 Few measures of a text matter to one user. So the weights of measures do not have the prior N(0, a_k), but a
 prior with a spike and a slab:
-
-    w_k ~ chance_k N(0, SLAB) + (1 - chance_k) N(0, SPIKE)
+    w_k ~ chance_k N(0, SLAB) + (1 - chance_k) N(0, SPIKE)    (chance_k: the probability that k matters)
 
 Expectation propagation finds a Gaussian near the posterior. Expectation propagation replaces the prior of
 each w_k by a Gaussian (precision t_k, shift h_k). With this Gaussian, the mean and the variance of w_k are in
-the end nearly the same as with the true prior. (Hernandez-Lobato, Hernandez-Lobato & Suarez 2015)
+the end nearly the same as with the true prior (Hernandez-Lobato, Hernandez-Lobato & Suarez 2015).
 """
 
 import math
@@ -200,8 +196,8 @@ def log_evidences(
 def coordinate_ascent(
     variances: Variances, which: Sequence[int], score: Callable[[Variances], float], steps: Sequence[float]
 ) -> Variances:
-    """Return variances that have a better score than the given variances. Coordinate ascent over log2 of the
-    variances finds them.
+    """Return variances whose score is at least that of the given variances. The search is a coordinate ascent
+    over log2 of the variances.
 
     which: the numbers of the variances to change, as the argument `which` of `Variances.scale_variance`
     steps: the step sizes (log2), which are tried one after the other, the largest first

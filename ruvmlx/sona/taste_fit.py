@@ -247,7 +247,7 @@ def select_columns(
 def _robust(begun: Selection) -> Selection:
     """Return the selection after a second fit, in which a rating that is far from its prediction (such as a
     wrong key press) has less weight. The weight is that of Student's t: (DEGREES + 1) / (DEGREES + error^2 /
-    s)."""
+    s), where error is the rating minus its prediction and s is the noise variance."""
     weight, found = begun.rows.weight, begun
     for most in (0, MAX_COLUMNS):  # first fit with the same columns, then select more columns
         error = found.rows.y - found.x @ found.posterior.mean
@@ -270,9 +270,9 @@ def _fit_variances(start: Variances, sums: Sums, usual: Sequence[float]) -> Vari
 class Scan:
     """A computation of the scores of all candidate columns at each step of the selection.
 
-    Let A be the covariance of y with the columns selected so far, q = z^T A^-1 y and r = z^T A^-1 z. A
-    candidate z with prior variance a adds [a q^2 / (1 + a r) - log(1 + a r)] / 2 to the log-evidence. The
-    best a is (q^2 - r) / r^2.
+    For a candidate column z, let A be the covariance of y with the columns selected so far, q = z^T A^-1 y
+    and r = z^T A^-1 z. With prior variance a, the candidate adds [a q^2 / (1 + a r) - log(1 + a r)] / 2 to
+    the log-evidence. The prior variance a that adds most is (q^2 - r) / r^2.
     """
 
     def __init__(self, pool: Candidates, rows: Rows, x: np.ndarray, taken: Sequence[int]):

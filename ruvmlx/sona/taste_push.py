@@ -1,17 +1,17 @@
 """This module turns the taste model into a change of the output head's weights. The module computes how much
 the logit of each token rises or falls in replies. This change of the logits is called the push of the taste.
 
-The taste model (taste.py) predicts stars from measures of a reply. Some measures change with a token at any
-place in the text. For example, the token " you" raises the measure "more 'you'". So each token has an effect
-in stars: the taste model's weights times the change of the measures. In replies, the token's logit rises by
-LOGIT times this effect. For a limit on the KL to the frozen model, the distribution log p' = log p + stars /
-beta earns the most stars. (Ziegler et al. 2019, eq. 3; here for one token: p and p' are its probabilities
-before and after, 1 / beta is LOGIT)
+The taste model (taste.py) predicts stars from measures of a reply. Some measures change by about the same
+amount wherever a token is added to the text. For example, the token " you" raises the measure "more 'you'".
+So each token has an effect in stars: the taste model's weights times the change of the measures. In replies,
+the token's logit rises by LOGIT times this effect. For a limit on the KL to the frozen model, the
+distribution log p' = log p + stars / beta earns the most stars (Ziegler et al. 2019, eq. 3; here p and p' are
+the probabilities of one token before and after, and 1 / beta is LOGIT).
 
-If a taste is about words, the push is better than the gradients of the rated replies. The reason is that many
-tokens share a measure, and that 30 ratings are enough to know the weight of a measure. Lists, paragraphs,
-lengths and other measures of structure depend on the place of a token. Only gradients learn these measures
-(instant.py, measure_directions.py).
+If a taste is about words, the push learns the taste from fewer ratings than the gradients of the rated
+replies do. The reason is that many tokens share a measure, and that about 30 ratings are enough to know the
+weight of a measure. Lists, paragraphs, lengths and other measures of structure depend on the place of a
+token. Only gradients learn these measures (instant.py, measure_directions.py).
 """
 
 from dataclasses import dataclass
@@ -96,9 +96,7 @@ class TokenEffects:
 
         Noise in many weights adds up over the tokens. So all stars are multiplied by a factor (James & Stein
         1961),
-
             max(0, 1 - DOUBTED^2 noise / signal)
-
         noise is the mean variance of a token's stars, and signal is the mean square of the stars.
 
         likely: [A], the mean probability of each token in answers of the reference text
@@ -114,9 +112,9 @@ class TokenEffects:
         return max(0.0, 1 - DOUBTED**2 * noise / max(likely @ stars**2, 1e-12)) * stars
 
     def end_stars(self, taste: TasteModel) -> float:
-        """Return the stars that a reply earns by the taste model if it ends at half of its words. The stars
-        are shrunk by their uncertainty. The shorter reply is complete, and it is compared with the mean of
-        this user's replies, of which some are not complete."""
+        """Return the stars that a reply earns by the taste model if it ends at half of its words. These stars
+        are multiplied by a factor that falls with their uncertainty. The shorter reply is complete, and it is
+        compared with the mean of this user's replies, of which some are not complete."""
         weights = taste.token_weights()
         change = np.zeros(weights.mean.size)
         change[: self.shorter.size] = self.shorter

@@ -34,7 +34,7 @@ def asked_for(reply: ReplyFeatures, reason: str) -> PreferredFeatures | None:
     if reason in ("long", "short"):
         measures[_LENGTH] += _HALF if reason == "short" else -_HALF
     elif reason == "tone":
-        measures[_TONE] = 0  # 0 is the mean of this measure over the starter model's replies
+        measures[_TONE] = 0  # 0 is the mean of each measure over the starter model's replies
     else:
         return None
     return PreferredFeatures(replace(reply, measures=measures), reply, is_reason=True)

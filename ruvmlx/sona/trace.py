@@ -4,7 +4,6 @@ the reply's log-probability, and the reply's hidden states. A rating of this rep
 With hidden state h, output head W, MicroLoRA factors a and b, scale s and token y, let u = a^T h, z = W h +
 s b^T u and delta = onehot(y) - softmax(z). Then the gradient of the reply's log-probability (temperature 1)
 is the sum over the reply's tokens of
-
     E_b = s u delta^T   [r, V]  (by b)        E_a = s h (b delta)^T   [D, r]  (by a)
 
 A rating multiplies this gradient by one number, so a rating needs no second pass of the model over the reply
@@ -32,7 +31,8 @@ class ReplyStats:
         in the coordinates of instant.py, for a rating of weight 1
     praise: [r, A + k], the part of the gradient that a rating down leaves out: 1 - end_credit (instant.py)
         times the end token's gradient
-    beside: [r, A + 1], the part of lora_b that does not follow from earlier ratings, at a gain of 1
+    beside: [r, A + 1], the part of lora_b, at a gain of 1, that comes neither from ratings nor from the taste
+        model
     covered: True if the adapter changes only movable tokens, whose logits ratings may change
     finite: True if the gradients and lora_a have no NaN, no Inf and no extremely large numbers
     """

@@ -44,8 +44,8 @@ def take_back(store: Store, learner: Learner, reply_id: str) -> LearnStatus:
 
 def _later(learner: Learner, first: int, reply_id: str) -> list[Callable[[], object]]:
     """Return one function for each rating and preference in force that was given after adapter version
-    `first`, the oldest first. The function gives the feedback again. Ratings of the reply `reply_id` are left
-    out."""
+    `first`, the oldest first. Each function gives its rating or preference again. Ratings of the reply
+    `reply_id` are left out."""
     history, found = learner.history, dict[int, Callable[[], object]]()
     for row in history.ratings():
         if row.reply_id != reply_id:

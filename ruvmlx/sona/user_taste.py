@@ -1,5 +1,6 @@
-"""This module keeps one adapter's taste model (taste.py) in step with the store. The taste model is fitted to
-the ratings in force (the ratings that were not taken back), also after an undo."""
+"""This module fits one adapter's taste model (taste.py) to the store's ratings, again after each change of
+the ratings. The taste model is fitted to the ratings in force (the ratings that were not taken back), also
+after an undo."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,8 @@ class UserTaste:
         self._history = history
         # {reply id: features of the reply}; the features are None if the reply's text was deleted
         self._features: dict[str, ReplyFeatures | None] = {}
-        # {id of a rated reply: measures of the unshown replies to its question}; None before they are loaded
+        # {id of a rated reply: measures of the unshown replies to its question}; None before the measures are
+        # loaded
         self._unshown: dict[str, np.ndarray] | None = None
         self._without_question: set[str] = (
             set()

@@ -1,4 +1,4 @@
-"""This module puts a learner (learner.py) together. Some of its parts are in the package `optional` and
+"""This module puts a learner (learner.py) together. Some parts of a learner are in the package `optional` and
 implement protocols of this package."""
 
 from functools import partial
@@ -19,8 +19,8 @@ def open_learner(
     store: Store, model: Model, backend: Backend, name: str = "default",
     learn: bool = True, implicit: bool = False, targets: str = "head",
 ) -> Learner:  # fmt: skip
-    """Return the learner of one named adapter on one model. This function measures nothing; the first rating
-    measures the model (ActiveAdapter.measure).
+    """Return the learner of one named adapter on one model. This function measures no KL probe; the first
+    rating does, if no earlier call has (ActiveAdapter.measure).
 
     learn: False if the learner records and indexes ratings, but never changes weights
     implicit: True if the rating index also uses implicit feedback on unrated replies (signal.py)

@@ -4,7 +4,6 @@ An arm is a way to generate a reply (router.py).
 Each arm has a Bayesian linear regression of the reward r on the arm's features phi, with noise of a known
 standard deviation sigma. P is the precision matrix of the regression's weights, and c is P times their mean.
 A rating updates P and c:
-
     P <- P + phi phi^T / sigma^2        c <- c + phi r / sigma^2        mean = P^-1 c
 
 For each arm, a reward is drawn from the posterior, and the arm with the largest reward is chosen. Each update
@@ -31,7 +30,7 @@ DRAWS = 2000  # the number of draws that estimate each arm's probability of bein
 class Regression:
     """The Bayesian linear regression of one arm with d features.
 
-    precision: [d, d], P of the module; moment: [d], c of the module (precision @ mean)
+    precision: [d, d], the matrix P of the module's docstring; moment: [d], the vector c (precision @ mean)
     count, total: the number and the sum of the arm's rewards so far
     """
 
@@ -84,9 +83,10 @@ def draws(beliefs: list[tuple[float, float]], rng: np.random.Generator, n: int =
     """Draw a reward for each arm, n times. Return the index of the arm with the largest reward in each draw:
     [n].
 
-    beliefs: (mean, standard deviation) of the reward per arm. The weights have normal distributions, so the
-        rewards have normal distributions, too. The arms are independent. So a draw of rewards is the same as
-        a draw of weights; the slow reference in the tests draws weights.
+    beliefs: (mean, standard deviation) of the reward per arm. The regressions' weights have normal
+        distributions, so the rewards have normal distributions, too. The arms are independent. So drawn
+        rewards have the same distribution as rewards from drawn weights; the slow reference in the tests
+        draws weights.
     """
     mean, sd = np.array(beliefs).T
     return np.argmax(mean + sd * rng.standard_normal((n, len(beliefs))), axis=1)

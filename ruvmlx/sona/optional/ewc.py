@@ -1,5 +1,4 @@
 """Elastic weight consolidation (EWC) penalises changes to weights that earlier tasks depend on.
-
     penalty = strength / 2 * sum over anchors, matrices, i, j of F[i, j] (dW - dW*)[i, j]^2
 
 dW = scale * lora_a lora_b is the base LoRA's change of a matrix [in, out]. An anchor is the base LoRA at the
@@ -7,7 +6,6 @@ end of a task (Kirkpatrick et al. 2017). dW* is the value of dW at an anchor. Wi
 lora_b, the factors (A Q, Q^-1 B) give the same change for any invertible Q, but the Fisher information of the
 elements of A and B depends on Q. So F is the diagonal Fisher information of dW. The matrix F is never
 computed as a whole:
-
     F[i, j] = rows[i] columns[j] / sum(rows),    rows[i] = mean sum_j G[i, j]^2,  columns[j] = mean sum_i ...
 
 G = sum_t x_t g_t^T is the gradient of one liked reply's mean log-probability. A product of an input and an
@@ -15,9 +13,7 @@ output side is K-FAC's factorisation (Martens & Grosse 2015; as a penalty betwee
 here with a diagonal matrix on each side. Of all products of this form, the product with the row and column
 sums of F is the nearest to F in I-divergence (Shazeer & Stern 2018). "mean" is an exponential mean over
 replies. Let P = [A | -A*] and Q = [B; B*], both with their scales. Then the sum in the penalty is
-
     sum_ij F (dW - dW*)^2 = trace((P^T diag(rows) P) (Q diag(columns) Q^T)) / sum(rows)
-
 at a cost of rank^2 per input and output. tests/sona/test_ewc.py compares this formula with full matrices.
 
 The test tests/sona/ewc_sweep.py --seeds 1 --steps 8 measured the table below. The starter model learned two

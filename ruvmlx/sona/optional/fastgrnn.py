@@ -1,6 +1,5 @@
 """This module is FastGRNN, a small recurrent cell (Kusupati et al. 2018, NeurIPS). The router (router.py)
 uses the cell to read the turns of a conversation.
-
     s = x W + h U                              the gate z and the candidate k both use s
     z = sigmoid(s + [x, h] G + b_z)            gate; the low-rank update G is not in the paper
     k = tanh(s + b_h)                          candidate for the next state

@@ -22,7 +22,7 @@ from .layer_gradients import LayerGradients
 
 @dataclass(frozen=True)
 class ProbedLayers:
-    """A layer LoRA with its measured curvature (measured KL divided by estimated KL). probe: the KL probe
+    """A layer LoRA with its measured curvature (measured KL divided by LayerLoRA.energy). probe: the KL probe
     that was measured under the base LoRA and this layer LoRA."""
 
     layer_lora: LayerLoRA

@@ -35,8 +35,8 @@ MIN_FISHER_SHARE = 0.1
 
 
 class LayerGradients:
-    """An object that computes gradients by a LayerLoRA: of replies for ratings, and of the reference text for
-    the calibration. Only the backend's thread can use this object."""
+    """An object that computes gradients by the weights of a LayerLoRA: of replies for ratings, and of the
+    reference text for the calibration. Only the backend's thread can use this object."""
 
     def __init__(self, store: Store, model: Model, backend: Backend):
         self._store, self._model, self._backend = store, model, backend

@@ -3,9 +3,7 @@ lora_b of the LayerLoRA from all ratings so far, in the same way as instant.py c
 head.
 
 For reply i of n_i tokens with weight w_i and gradient g_i of its log-probability with respect to lora_b,
-
     G = sum w_i g_i      S = sum (w_i g_i)^2      N = sum |w_i| n_i
-
     theta = STEP * G / (F (TOKENS + N)) * G^2 / (G^2 + AGREE * S) * J        lora_b = gain * theta
 
 F is the Fisher information per token of the original model's answers, so G / F is a natural gradient. Earlier
@@ -16,8 +14,9 @@ change is mostly the topic of that reply.
 The KL divergence from the frozen model is capped twice. At a rating, the KL that the layer LoRA adds is
 estimated as curvature * 1/2 sum F lora_b^2. `gain` keeps this estimate within the layer LoRA's share of the
 KL cap, and it keeps the rise of the estimate within PER_RATING. While the user reads a reply, the KL guard
-(kl_guard.py) measures KL and perplexity under the layer LoRA. This measurement gives the curvature. The guard
-scales the layer LoRA down if the measured KL is over the limit.
+(kl_guard.py) measures KL and perplexity under the layer LoRA. This measurement gives the curvature: the
+measured KL divided by 1/2 sum F lora_b^2. The guard scales the layer LoRA down if the measured KL is over the
+limit.
 """
 
 import math
@@ -173,7 +172,7 @@ def estimated_kl(layer_lora: LayerLoRA | None) -> float:
 
 
 def recalibrate(layer_lora: LayerLoRA, base: KLProbe, under: KLProbe, limit: LayerLimit) -> LayerLoRA:
-    """Return the layer LoRA with its measured curvature (measured KL divided by estimated KL).
+    """Return the layer LoRA with its measured curvature (measured KL divided by LayerLoRA.energy).
 
     The curvature follows from the KL or from the rise of the prose's negative log-likelihood: from the value
     that uses more of its limit. The rise is squared, because the rise is linear in lora_b and the KL is

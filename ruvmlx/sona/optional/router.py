@@ -6,7 +6,6 @@ original model, with or without liked replies as examples in the prompt (if the 
 recurrent cell, FastGRNN (fastgrnn.py), reads the newest turns of the conversation. One Bayesian regression
 per arm predicts the reward and its uncertainty (bandit.py). A reward is drawn for each arm, and the arm with
 the largest reward is chosen.
-
     reward = quality of the reply * max(0, 2 - latency_ratio)        (signal.py)
 
 The router's state depends only on the ratings in force (the ratings that were not taken back) and on the
@@ -38,7 +37,7 @@ WINDOW = 512  # the maximum number of rated replies that the router uses: only t
 TURNS = 8  # the maximum number of turns of a conversation that the cell reads: only the newest
 TOPIC = 32  # the size of a question's vector after its projection
 INPUTS = TOPIC + 2  # the size of the cell's input for one turn
-MINIMUM = 64  # the minimum number of rated choices for a training; a quarter of these choices is held out
+MINIMUM = 64  # the minimum number of rated choices for a training; about a quarter is held out
 _LENGTH = 4.0  # the norm of a question's vector: the gates' inputs then have a standard deviation near 0.7
 _REPORT_CONVERSATIONS = 64  # the number of newest conversations over which the status averages
 
@@ -66,8 +65,8 @@ class Route:
         return self.arm.endswith("+examples")
 
     def without_examples(self) -> "Route":
-        """Return the choice if the user has no liked replies that can be examples. For this user, an arm with
-        examples is the same as the arm without examples."""
+        """Return this choice for a user without liked replies that can be examples: an arm with examples
+        becomes the same arm without examples."""
         best: dict[str, float] = {}
         for arm, share in self.best.items():
             plain = arm.removesuffix("+examples")
@@ -142,7 +141,7 @@ def _projection(width: int) -> np.ndarray:
 
 
 class Router:
-    """The router of one adapter on one model. The router reads only the store and not the model's weights."""
+    """The router of one adapter on one model. The router needs only the store and not the model's weights."""
 
     def __init__(self, store: Store, history: AdapterHistory, fingerprint: str, examples: bool = False):
         """examples: True if the user allows examples in the prompt."""
@@ -169,8 +168,8 @@ class Router:
         self._known = known
 
     def _rated_choices(self) -> list[RatedRoute]:
-        """Return the newest rated choices. A choice that an older version of ruvmlx stored in another format
-        is left out."""
+        """Return the choices of arms for the newest WINDOW rated replies. A choice that an older version of
+        ruvmlx stored in another format is left out."""
         return [
             row
             for row in self._store.routes.rated_routes(*self._mine, WINDOW)
@@ -214,9 +213,9 @@ class Router:
         """Train a new cell. Replace the cell in use if the new cell predicts held-out ratings better. Return
         a report.
 
-        A quarter of the rated replies, always the same replies, is held out. The squared error of the new
-        cell must be smaller than the error of the cell in use by more than twice the standard error of the
-        difference.
+        A hash of the replies' ids holds out about a quarter of the rated replies for this comparison. The
+        squared error of the new cell must be smaller than the error of the cell in use by more than twice the
+        standard error of the difference.
         """
         self.sync()
         rows, priors = self._rated_choices(), self._priors()
@@ -262,8 +261,8 @@ class Router:
 
 
 def _reward(reply_id: str, rating: str, counts: np.ndarray, latency_ratio: float) -> float:
-    """Return the reward of a rating: its rank among the user's other ratings, lowered for a slow reply.
-    counts: the number of ratings with each label of `signal.LABELS`, with this rating."""
+    """Return the reward of a rating: its rank among the user's other ratings, scaled by the speed of the
+    reply. counts: the number of ratings with each label of `signal.LABELS`, including this rating."""
     others = counts.copy()
     others[signal.INDEX[rating]] -= 1
     return signal.extract(reply_id, rating, others, latency_ratio=latency_ratio).reward

@@ -1,14 +1,13 @@
 """This module trains the router's weights, which are low-rank updates (Hu et al. 2021) of a fixed FastGRNN
 cell.
 
-    U + A_s B_s                        rank 8: the recurrence from turn to turn
-    G = A_g B_g                        rank 2: the gate
-    phi_k = [1, h + h A_k B_k]         rank 4, one per arm k: the arm's features, computed from the state h
+    U + A_s B_s                        replaces U, the recurrence from turn to turn (rank 8)
+    G = A_g B_g                        changes the gate (rank 2)
+    phi_k = [1, h + h A_k B_k]         are the features of arm k, computed from the state h (rank 4)
 
-An arm is a way to generate a reply (router.py). B starts at zero, so a new router uses the untrained cell.
-The loss is the error of the arms' regressions of rewards r_i on these features (bandit.py). The regressions'
-weights v are at the optimum; v0 and P0 are the mean and the precision of the prior of v:
-
+An arm is a way to generate a reply (router.py). All factors B start at zero, so a new router uses the
+untrained cell. The loss is the error of the arms' regressions of rewards r_i on these features (bandit.py).
+The regressions' weights v are at the optimum; v0 and P0 are the mean and the precision of the prior of v:
     loss = min_v  sum_i (r_i - v_k . phi_k(i))^2 / 2 sigma^2 + (v - v0)^T P0 (v - v0) / 2
 
 The right side of this formula is divided by the number of ratings. At the optimum, the loss has the same

@@ -150,7 +150,7 @@ class BasisBuilder:
 
     def _directions(self, trainer: "Trainer", pause: Pause) -> np.ndarray:
         """Return lora_a [L, in, RANK]: for each layer, directions along which its inputs are large in replies
-        and small in prose. So a change along these directions hardly changes prose."""
+        and small in prose. So a change along these directions hardly changes the predictions in prose."""
         rng = np.random.default_rng(0)
         chosen = rng.permutation(len(self.bank.replies))[:_INPUT_TEXTS]
         replies = self._inputs(trainer, [self._text(self.bank.replies[at]) for at in chosen], rng, pause)

@@ -11,7 +11,6 @@ lora_b changes log p(y_i) by g_i . d, so the expectation of any function f of re
 d). The direction that raises f most for a given KL is proportional to W sum_i f_i g_i, where W = 1 / E[g^2]
 stands for the inverse Fisher information. There are far fewer replies (n) than weights, so the sum over i is
 computed as a ridge regression over replies (kernel form):
-
     K = G W G^T      alpha = C (C K C + lambda tr(C K C) / n)^-1 C f      d = W G^T alpha
 
 The rows of G are the gradients g_i. C subtracts the mean over the replies to one question, because a
@@ -187,7 +186,8 @@ def response(bank: BankGradients, rows: int, ridge: float = RIDGE) -> np.ndarray
 def ridge_directions(
     bank: BankGradients, weight: np.ndarray, measures: np.ndarray, ridge: float
 ) -> np.ndarray:
-    """Return the direction d of each measure: [M, P]. measures: [n, M], centred by question."""
+    """Return the direction d of each measure: [M, P]. measures: [n, M], minus their means over the replies to
+    each question."""
     count = len(bank.gradients)
     kernel = (bank.gradients * weight) @ bank.gradients.T
     kernel = centre_by_question(centre_by_question(kernel.astype(np.float64), bank.question).T, bank.question)

@@ -1,14 +1,14 @@
 """This module is the style loop. After new ratings, the style loop sets the base LoRA to a combination of the
 directions d_k of the style basis (style_basis.py).
-
     base = s sum_k beta_k d_k
 
 The coefficients beta_k follow (style_choice.py) from the ratings in force (the ratings that were not taken
 back). So the loop trains nothing, and an undo restores the earlier coefficients. The scale s is as large as
 the confidence in the taste allows, within three limits. The limits are for the KL to the original model, for
 the perplexity of prose, and for faults in replies to questions that no user rated (faults.py). The running
-backend measures all three. The MicroLoRA (the LoRA that the instant loop updates at each rating) stays
-active. The MicroLoRA is scaled to the part of the KL cap that the base LoRA does not use.
+backend measures the KL, the perplexity and the faults. The MicroLoRA (the LoRA that the instant loop updates
+at each rating) stays active. The MicroLoRA is scaled to the part of the KL cap that the base LoRA does not
+use.
 
 If the background loop (background.py) has trained a base LoRA before, the style is added to this base LoRA.
 """
@@ -45,7 +45,7 @@ KL = ROOM * KL_CAP
 RISE = ROOM * RISE_CAP  # the maximum rise of the mean negative log-likelihood of prose, nats/token
 TRIES = 4  # the maximum number of measurements in the search for s
 MIN_SHRINK = 0.05  # the factor of s after a measurement whose KL or perplexity is not finite
-CLOSE_ENOUGH = 0.8  # the search for s ends at this share of the largest s that the limits allow
+CLOSE_ENOUGH = 0.8  # the search ends if s is at least this share of the largest s that the limits allow
 STEPS = (1.0, 0.7, 0.5)  # shares of s; if replies have more faults, the loop tries the next smaller share
 CURVATURE = 1.0  # the initial estimate of (measured KL) / (KL that the basis predicts)
 SAVE_EVERY = 60.0  # seconds from one save of the bank to the next
@@ -71,8 +71,9 @@ class _MeasuredBase:
         return self.ground.probe.rise
 
     def room(self, kl: float) -> float:
-        """Return the factor by which s can grow to the limits; 0 if a measurement is not finite. As functions
-        of s, the KL and the rise of prose are about parabolas. kl: the limit of the KL, nats per token."""
+        """Return the factor by which s (the style's scale) can grow up to the limits; 0 if a measurement is
+        not finite. As functions of s, the KL and the rise of prose are about parabolas. kl: the limit of the
+        KL, nats per token."""
         if not (math.isfinite(self.kl) and math.isfinite(self.rise)):
             return 0.0
         shares = [kl / self.kl if self.kl > 0 else math.inf, RISE / self.rise if self.rise > 0 else math.inf]
