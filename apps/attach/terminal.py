@@ -1,8 +1,8 @@
 """This module sets the modes that the app needs on the client's terminal: raw input, reports of the mouse and
 of pastes, and the alternate screen.
 
-The app in the server never changes these modes. So the client can restore them without the server, even if
-the server fails.
+The app in the server never changes these modes. So the client can restore the modes of the terminal without
+the server, even if the server fails.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from .wire import Size
 
 _MODES = (1000, 1003, 1015, 1006, 1004, 2004)  # four mouse modes, focus reports, bracketed paste
 _KITTY_KEYS = 1 | 8 | 16  # flags of the kitty protocol: report every key as its own code, with its text
-# This text turns on the alternate screen and the modes above, hides the cursor, and turns off line wrap.
-# `enter` also asks the terminal whether it knows synchronised updates (mode 2026).
+# This text turns on the alternate screen and the modes of `_MODES`, hides the cursor, and turns off line
+# wrap. `enter` also asks the terminal whether it knows synchronised updates (mode 2026).
 _ENTER = "\x1b[?1049h" + "".join(f"\x1b[?{mode}h" for mode in _MODES) + "\x1b[?25l\x1b[?7l"
 _LEAVE = (
     # end a synchronised update (a frame that the terminal shows at once), because the app's last frame can be

@@ -113,7 +113,7 @@ class CompareScreen(ModalScreen[int | None]):
             self.dismiss(side)
 
     def action_leave(self) -> None:
-        """If the model still writes the replies, stop them. If it writes no reply any more, close the
+        """If the model still writes the replies, stop them. If the model writes no reply any more, close the
         screen."""
         if self._busy:
             self._stopped = True

@@ -1,8 +1,8 @@
 """This module handles events that end the chat from outside: a closed terminal, a signal, and a pipe without
 a reader.
 
-After such an event, the app and plain mode stop the reply, save the words that the model has written so far,
-and then end. So the user loses no text of the reply.
+After one of these events, the app and plain mode stop the reply, save the words that the model has written so
+far, and then end. So the user loses no text of the reply.
 """
 
 import contextlib

@@ -1,9 +1,10 @@
 """This module lets the runtime learn while the user does nothing (idle time). The first key that the user
-presses stops the work.
+presses stops the learning.
 
-The work runs in the runtime's thread (`Host.run_idle`), which is free again some tens of milliseconds after a
-key. If a key stopped the work, the work continues in the next idle time, or after a restart. This module
-decides when the work starts. The module shows one line during the work and one line with the result.
+The idle work (the learning, and measurements of the KV cache) runs in the runtime's thread (`Host.run_idle`),
+which is free again some tens of milliseconds after a key. If a key stopped the idle work, it continues in the
+next idle time, or after a restart. This module decides when the idle work starts. The module shows one line
+during the idle work and one line with its result.
 """
 
 import asyncio
@@ -45,9 +46,9 @@ class Lesson:
 def learn(
     runtime: Runtime, cancel: threading.Event, show: Callable[[str], None], courtesy: Courtesy
 ) -> Lesson:
-    """Erase deleted chats from the search index. Then train the adapter if a training is due, or else measure
-    the KV cache if a measurement is due. Stop when the event `cancel` is set. Call this function in the
-    runtime's thread.
+    """Erase deleted chats from the search index. If a training of the adapter is due, train the adapter; if
+    not, and if a measurement of the KV cache is due, measure the KV cache. Stop when the event `cancel` is
+    set. Call this function in the runtime's thread.
 
     show: a function that shows a line about the work. courtesy: the object that decides whether the machine
     is free for the work.
@@ -91,7 +92,7 @@ class _Watch:
 
 
 class IdleLearner:
-    """The part of the app that lets the runtime learn while the user does nothing. This part also collects
+    """The part of the app that lets the runtime learn while the user does nothing. The class also collects
     Python's garbage between replies."""
 
     def __init__(self, chat: ChatContext, rate: RateActions) -> None:

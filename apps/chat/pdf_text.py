@@ -1,5 +1,5 @@
-"""This module reads the text of a PDF with the package pypdf, which the extra `pdf` installs. The work runs
-in a child process with limits, because a damaged file could take hours.
+"""This module reads the text of a PDF with the package pypdf, which the extra `pdf` installs. The module
+reads a PDF in a child process with limits of time and memory, because a damaged file could take hours.
 
 The text marks each page, so that the model's answers can name pages:
 

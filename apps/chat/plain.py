@@ -1,8 +1,8 @@
 """This module is plain mode, the chat for pipes and screen readers. Plain mode reads lines, prints words, and
 never moves the cursor.
 
-Every step of the chat and every reply runs in the main thread. Only helpers, such as the connections to tool
-servers, have other threads. During a reply, Ctrl-C stops the reply and keeps its text. At the prompt,
+Every step of the chat and every reply runs in the main thread. Other threads run only helpers, such as the
+connections to tool servers. During a reply, Ctrl-C stops the reply and keeps its text. At the prompt,
 Ctrl-C ends the chat. While the store saves a rating or a message, Ctrl-C has no effect until the store has
 saved the data. A closed terminal, SIGTERM or a closed pipe also stops the reply, keeps its text, and then
 ends the chat. Answers go to stdout, and errors go to stderr.

@@ -81,9 +81,9 @@ class Prompt(TextArea):
         self._head()
 
     def _head(self) -> None:
-        """While the user chooses a reply or edits a message, show in the input's border what the keys do. At
-        other times, show the model's name there. The text is `Content` and no markup, because a model's name
-        can contain brackets."""
+        """While the user chooses a reply or edits a message, show in the input's border what the keys do.
+        When the user does neither, show the model's name in the border. The text is `Content` and no markup,
+        because a model's name can contain brackets."""
         self.set_class(self.is_choosing, "choosing")
         self.border_title = Content(CHOOSING if self.is_choosing else self._doing or self._title)
 

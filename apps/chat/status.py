@@ -83,7 +83,8 @@ def room_parts(meter: Meter, left_out: int, summed_up: int, key: str) -> list[st
 
 def fit(left: str, parts: list[str], width: int) -> tuple[str, str]:
     """Return the left and the right text of the status line. If the `width` is too small for both, leave out
-    the left text first. Then leave out parts of the right text, the first part first."""
+    the left text first. If the right text alone is too long, leave out parts of the right text, the first
+    part first."""
     parts = list(parts)
     while parts and cell_len(GAP.join(parts)) > width:
         parts.pop(0)

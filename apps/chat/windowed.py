@@ -2,9 +2,9 @@
 window, which is the part of the conversation on the screen.
 
 When one widget in a scrolling container grows, Textual places every widget of the container again, also the
-widgets outside the screen. This second placement takes 25 us for each widget, and a long reply has hundreds
-of widgets. `Windowed` widgets place only their children near the window. The sizes and positions of the
-children stay the same.
+widgets outside the screen. To place the widgets again takes 25 us for each widget, and a long reply has
+hundreds of widgets. `Windowed` widgets place only their children near the window. The sizes and positions of
+the children stay the same.
 """
 
 from dataclasses import replace
@@ -31,8 +31,8 @@ class Windowed(_Base):
     window: Region | None = None
 
     def arrange(self, size: Size, optimal: bool = False) -> DockArrangeResult:
-        # This call uses the height 0. With the real height, Textual would measure every child again for each
-        # new line.
+        # This call passes the height 0, because with the real height Textual would measure every child again
+        # for each new line.
         arranged = super().arrange(Size(size.width, 0), optimal)
         return arranged if self.window is None or optimal else visible_part(arranged, self.window)
 

@@ -18,8 +18,8 @@ N_KV_HEADS = 2
 def shapes() -> list[Shapes]:
     """Return the shapes of attention heads to check: each combination of a head size, a dtype and a group
     (query heads for each KV head). The time for the report can end before the second half of the list was
-    checked. So the first half has each combination of a head size and a group, and each dtype with every head
-    size and every group."""
+    checked. So the first half of the list has each combination of a head size and a group, and each dtype
+    with every head size and every group."""
     pairs = list(product(HEAD_DIMS, GROUPS))
     by_turns = [(turn + half) % 2 for half in range(2) for turn in range(len(pairs))]
     return [

@@ -15,8 +15,8 @@ from . import facts, kernels, speed
 
 Log = Callable[[str], None]
 FORMAT = 1  # the version of the JSON format
-# The checks whose details are in the report, because they have only the program's own words. The details of
-# other checks name files, chats or adapters.
+# These are the checks whose details the report shows, because the details have only the program's own words.
+# The details of other checks name files, chats or adapters.
 PUBLIC_CHECKS = frozenset({"installation", "native library", "backend"})
 
 

@@ -2,8 +2,9 @@
 The runtimes (ruvmlx with a backend and a kind of KV cache, and mlx-lm) take turns.
 
 In a turn, one runtime writes one greedy reply, starting with an empty KV cache. The seconds until the first
-token are the prefill time, and the seconds of the other tokens are the decode time. Each runtime runs in a
-separate process, so a kernel that crashes ends only the turn of this runtime, and not the report.
+token are the prefill time, and the seconds for the tokens after the first token are the decode time. Each
+runtime runs in a separate process, so a kernel that crashes ends only the turn of this runtime, and not the
+report.
 """
 
 import statistics

@@ -154,7 +154,8 @@ def openai_error(error: ApiError) -> dict[str, Any]:
 
 
 def anthropic_error(error: ApiError) -> dict[str, Any]:
-    """Return the body of an error in Anthropic's form. The message has the name of the wrong field."""
+    """Return the body of an error in Anthropic's form. If a field of the request is wrong, the message has
+    the name of this field."""
     kind = ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else TYPES[400])
     facts = {"type": kind, "message": error.anthropic, "param": error.param, "code": error.code}
     return {"type": "error", "error": facts}

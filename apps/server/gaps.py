@@ -8,8 +8,8 @@ from ruvmlx.models.config.model import Model, Tokenizer
 from .endpoint import Call
 from .errors import ApiError
 
-# Each row has three special tokens of some models. They stand before the text before the gap, before the text
-# after the gap, and before the text that the model writes.
+# Each row has three special tokens of some models. In the prompt, the three tokens stand before the text
+# before the gap, before the text after the gap, and before the text that the model writes.
 GAP_TOKENS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # the tokens of Qwen-Coder
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # the tokens of StarCoder and Granite

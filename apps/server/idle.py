@@ -1,6 +1,6 @@
 """This module does the server's idle work, which is work for which no client waits, while no request runs.
 The module first prepares replies for their ratings: it computes the data that a rating of the reply needs.
-After that the module trains the model on the ratings."""
+After the preparation, the module trains the model on the ratings or measures the KV cache."""
 
 import asyncio
 import contextlib

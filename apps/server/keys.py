@@ -18,7 +18,7 @@ _MIN_KEY_CHARACTERS = 16  # the minimum length of a key that a user chose
 
 def key_file() -> Path:
     """Return the path of the key file. Each line of the file has one key: KEY, or KEY ADAPTER if only this
-    key uses the adapter. Only the owner can read the file."""
+    key uses the adapter. Only the owner of the file must be able to read it."""
     return settings.home() / "api_keys"
 
 

@@ -95,7 +95,8 @@ class Slot(Struct):
 
 
 async def tokenize(call: Call) -> Answer:
-    """Return the tokens of a text. During this work, replies in progress continue."""
+    """Return the tokens of a text. While the server splits the text into tokens, replies in progress
+    continue."""
     body: TokenizeBody = call.body
 
     def encode(runtime: Runtime) -> TokenizedText:

@@ -190,8 +190,8 @@ class ModelPool:
 
     @contextlib.asynccontextmanager
     async def using_writer(self, reply_id: str) -> AsyncIterator[Serving]:
-        """Yield a `Serving` as `using` does, of the model that wrote the reply `reply_id`. If this model is
-        not on the machine any more, use any model."""
+        """Yield a `Serving` as `using` does, of the model that wrote the reply `reply_id`. If the model that
+        wrote the reply is not on the machine any more, use any model."""
         async with self.using_any() as serving:
             writer = await serving.host.call_between(lambda runtime: _writer(runtime, reply_id))
             if writer in (None, serving.model_name):

@@ -92,8 +92,8 @@ KeepAlive = Annotated[
 
 
 def is_last_use(keep_alive: str | float | None) -> bool:
-    """Return True if the client asks the server to close the model after this request. In this case,
-    `keep_alive` is 0, as a number, a text or a duration."""
+    """Return True if the client asks the server to close the model after this request. The client asks for
+    the closing by a `keep_alive` of 0, as a number, a text or a duration."""
     return keep_alive is not None and re.fullmatch(r"0+(\.0*)?(ns|us|ms|s|m|h)?", str(keep_alive)) is not None
 
 

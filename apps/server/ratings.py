@@ -35,8 +35,8 @@ class RatingAnswer(Struct, tag_field="object", tag="rating"):
 class PreferenceAnswer(Struct, tag_field="object", tag="preference"):
     """The effect of a preferred text. preferred_id: the id of the preferred text, which the store keeps as a
     reply. margin_before, margin_after: the mean log-probability per token (nats) of the preferred text minus
-    the mean log-probability per token of the reply. All other fields have the same meaning as in
-    RatingAnswer."""
+    the mean log-probability per token of the reply. The fields besides preferred_id, margin_before and
+    margin_after have the same meaning as in RatingAnswer."""
 
     id: ReplyId
     preferred_id: ReplyId

@@ -1,10 +1,11 @@
 """This module lists the request fields that this server does not use.
 
 A body's struct lists the fields that the server uses. UNUSED lists fields that clients send, but that cannot
-change the answer. The server accepts these fields, and the answer's header `x-ruvmlx-ignored` names them.
-WOULD_CHANGE lists fields that would change the answer. The server refuses a request with such a field, and
-the error gives the name of the field and the reason. If a field is neither in a struct nor in one of these
-two lists, the server refuses the request, and the error gives the name of the field.
+change the answer. The server accepts the fields of UNUSED, and the answer's header `x-ruvmlx-ignored` names
+the fields that a request has. WOULD_CHANGE lists fields that would change the answer. The server refuses a
+request with a field of WOULD_CHANGE, and the error gives the name of the field and the reason. If a field is
+neither in a struct nor in one of these two lists, the server refuses the request, and the error gives the
+name of the field.
 
 A path is written as in an error, without numbers: `tools[].strict`. `tools[web_search]` means the items of
 `tools` whose `type` is web_search.

@@ -28,7 +28,8 @@ _OPTIONS = (
 
 @dataclass(frozen=True)
 class ReplyPart:
-    """A piece of reply number `index`. If all other fields are empty, the model still reads the prompt.
+    """A piece of reply number `index`. If all fields besides `index` and `prompt_tokens` are empty, the model
+    still reads the prompt.
 
     thought, text: pieces of the thought and of the answer. calls: pieces of tool calls, which come after the
     text. prompt_tokens: the number of prompt tokens; 0 if it is not known yet. response: the figures of the

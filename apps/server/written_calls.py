@@ -1,8 +1,8 @@
 """This module remembers tool calls as the model wrote them, and restores them when a client sends them back.
 
 A client can send the arguments of an earlier tool call in another order than the model wrote them. For
-example, Claude Code puts arguments with a default first. Without this module, the new prompt would differ
-from the prompt in the KV cache, although both prompts mean the same.
+example, Claude Code puts the arguments that have a default value first. Without this module, the new prompt
+would differ from the prompt in the KV cache, although both prompts mean the same.
 """
 
 from collections import OrderedDict

@@ -50,7 +50,7 @@ class Actions:
 
     async def submit(self, text: str) -> None:
         """If the user rewrites a reply, save the typed text as the new version of the reply. If the text is a
-        slash command, run the command. Otherwise, send the text as a message to the model."""
+        slash command, run the command. Send any other text as a message to the model."""
         if not self._chat.editing:
             await self.write.show_end()
         if self.rewrite.is_begun():

@@ -76,8 +76,8 @@ class FetchActions:
 
     def go(self) -> None:
         """If a downloaded model is ready, switch to this model. While a download runs, only tell the user so.
-        If neither is the case, download the model that the app has proposed, or show the list of models if
-        the app has proposed no model."""
+        If no model is ready and no download runs, download the model that the app has proposed. If the app
+        has proposed no model, show the list of models."""
         if self._fetched:
             name, self._fetched = self._fetched, ""
             self._chat.start(partial(self._switch, name))

@@ -75,7 +75,7 @@ class ModelActions:
 
     async def use_as_typed(self, argument: str) -> None:
         """Switch to the model that the argument names, by its name or by its number in the list of models.
-        Without an argument, show the list."""
+        Without an argument, show the list of models."""
         if not argument:
             self.choose()
             return

@@ -1,5 +1,5 @@
 """This module handles ratings in the app. The module gives the user's ratings to the runtime, and shows the
-ratings that the store has. Other processes can also write ratings into the store."""
+ratings that the store (the database) has. Other processes can also write ratings into the store."""
 
 import contextlib
 import time

@@ -1,5 +1,5 @@
-"""This module compares two replies in plain mode. The model writes both replies one after the other. Then
-/compare asks the user to choose a reply, and /effect prints the lengths of the replies."""
+"""This module compares two replies in plain mode. The model writes both replies one after the other. After
+both replies, /compare asks the user to choose a reply, and /effect prints the lengths of the replies."""
 
 from ruvmlx.runtime import Runtime
 

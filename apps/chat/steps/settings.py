@@ -17,8 +17,8 @@ NAMES = (*SAMPLING, "max_tokens", "best_of")
 
 
 def set_value(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Change one setting of replies for this chat, if the argument has a name and a value. Then show all
-    settings."""
+    """Change one setting for replies (for example the temperature) for this chat, if the argument has a name
+    and a value. Then show all settings."""
     name, _, value = argument.partition(" ")
     if name:
         state.options = change_option(runtime, state.options, name, value.strip())
