@@ -66,7 +66,8 @@ class CacheTooLarge(RuvmlxError):
 
 
 class MemoryBusy(RuvmlxError):
-    """A request waited too long for free memory, or too many other requests waited before it."""
+    """A request got no memory for its KV cache: it waited too long, too many other requests waited before it,
+    or no running request can free memory."""
 
     exit_code = 5
 

@@ -136,8 +136,8 @@ class Count:
 
 
 class Told(Count):
-    """A counter that reports to a watch every TICK seconds and at each new part of the work. Call `add`
-    often, in the thread in which the watch must be called."""
+    """A counter whose `add` reports to a watch at most once in TICK seconds, and at the beginning of each new
+    part of the work. Call `add` often, in the thread in which the watch must be called."""
 
     def __init__(self, watch: Watch, what: str, total: int = 0, unit: str = "bytes"):
         super().__init__(what, total, unit=unit)

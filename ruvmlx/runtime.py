@@ -120,7 +120,8 @@ class Runtime:
             raise
 
     def close(self) -> None:
-        """Save unfinished learning, erase chats that the user deleted a day ago, write KV caches to disk."""
+        """Save unfinished learning, erase chats that the user deleted more than a day ago, write KV caches to
+        disk."""
         try:
             self.learning.close()
             with contextlib.suppress(StoreBusy):
@@ -173,7 +174,7 @@ class Runtime:
 
     def undo(self) -> LearnStatus:
         """Remove the newest rating or preference: the adapter gets exactly its earlier weights again. Raises
-        NotFound if no rating exists."""
+        NotFound if there is no rating and no preference."""
         return self.learning.require_learner().history.undo()
 
     def rollback(self, version: int) -> LearnStatus:

@@ -69,7 +69,7 @@ class ReplyOptions(TypedDict, total=False):
     top_p: the probability mass of nucleus sampling, over 0 and at most 1.
     top_k: the number of most likely candidates; 0 is all.
     min_p: the minimum probability as a share of the likeliest token's probability.
-    seed: the same seed gives the same reply.
+    seed: with the same seed, prompt, model, adapter and options, the reply is the same.
     max_tokens: the maximum length of the reply in tokens.
     presence_penalty, frequency_penalty: from -2 to 2; a value over 0 makes tokens of the reply less likely.
     logit_bias: pairs of a token id and a bias from -100 to 100.
@@ -171,7 +171,8 @@ IN_C = ("top_p", "min_p")  # filters that the C kernel applies
 
 
 def filters_of(sampling: Sampling, sorts: bool) -> list[tuple[Filter, Any]]:
-    """Return the filters that are on and whose field `sorts` equals `sorts`, each with its option's value."""
+    """Return the filters that exclude ids with these options and whose field `sorts` equals the parameter,
+    each with its option's value."""
     values = [(f, getattr(sampling, f.option)) for f in FILTERS if f.sorts == sorts]
     return [(f, value) for f, value in values if value != f.off]
 

@@ -1,5 +1,5 @@
-"""This module is the public API for asyncio. The methods are coroutines, so the model never blocks the event
-loop.
+"""This module is the public API for asyncio. The methods that wait for the model are coroutines or
+asynchronous iterators, so the model never blocks the event loop.
 
 async with await ruvmlx.aopen() as model:
     chat = await model.chat()

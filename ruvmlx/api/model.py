@@ -107,8 +107,8 @@ class ReplyStream(Iterator[str]):
 
     @property
     def reply(self) -> Reply:
-        """Wait for the end of the reply and return the reply. Raises UsageError if an error ended the
-        reply."""
+        """Wait for the end of the reply and return the reply. If an error ended the reply, raises this error;
+        if `next` has raised the error before, raises UsageError."""
         for _ in self:
             pass
         if self._response is None:
@@ -206,7 +206,7 @@ class LocalModel:
     def undo(self) -> "LearnStatus":
         """Remove the newest rating or preference: the adapter gets exactly its earlier weights again.
 
-        Returns the new status. Raises NotFound if no rating exists.
+        Returns the new status. Raises NotFound if there is no rating and no preference.
         """
         return self._call(lambda runtime: runtime.undo())
 

@@ -91,8 +91,8 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class AdapterInfo:
-    """An adapter: the trained weights for one model under one name. version: 0 before the first training
-    step. bytes: the size on disk."""
+    """An adapter: the trained weights for one model under one name. version: the number of the version in
+    use; 0: the adapter has learned nothing yet. bytes: the size on disk."""
 
     name: str
     model: str

@@ -332,8 +332,7 @@ class Conversations:
         yield from self._writer.generate(request, session_id)
 
     def next_sibling(self, session_id: str, step: int, message: int | None = None) -> int:
-        """Show the next (step 1) or previous (step -1) version of a message (None: the last). Return its
-        id."""
+        """Show the next (step 1) or previous (-1) version of a message (None: the last). Return its id."""
         turns = [turn for turn in self.turns(session_id) if turn.id is not None]
         if not turns:
             raise NotFound("this chat has no messages yet.")

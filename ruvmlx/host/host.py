@@ -2,9 +2,9 @@
 module.
 
 MLX binds its streams to threads, and a reply takes seconds. So all calls of the runtime, also `open` and
-`close`, run in the host's thread, one at a time, in the order of their arrival. Every call ends idle work
-(work of `run_idle`, which runs while no user needs the model). The caller's event loop never blocks. The
-callers can have different event loops.
+`close`, run in the host's thread, one at a time, in the order of their arrival; only the calls of
+`call_between` go before other calls. Every call ends idle work (work of `run_idle`, which runs while no user
+needs the model). The caller's event loop never blocks. The callers can have different event loops.
 
 `write` and `submit` stream any number of replies at the same time (serving.py). Other calls run between two
 steps of the replies.
@@ -178,8 +178,8 @@ class Host:
     async def settle(self, watch: Watch = QUIET) -> bool:
         """Prepare the newest replies for their ratings. Return True if the preparation was not cancelled.
 
-        `write`, `interrupt` and a reply in progress cancel the preparation; a later rating does the remaining
-        work.
+        `write`, `submit` and `interrupt` cancel the preparation, and so does a reply of `write` that is in
+        progress; a later rating does the remaining work.
 
         watch: the runtime's thread reports the progress of the first measurements of a model to this object
         """

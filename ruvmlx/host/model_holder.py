@@ -168,8 +168,8 @@ class ModelHolder:
         self.runtime, self.model, self.plan = new, model, plan_watch.plan
 
     def _make_room(self, plan: Plan, held: int) -> None:
-        """Close the runtime in use if the new model fits into the memory only without this runtime. held: the
-        bytes of memory of the runtime in use."""
+        """Close the runtime in use if the new model fits into the memory only without this runtime and needs
+        no download. held: the bytes of memory of the runtime in use."""
         need, memory = plan.need.total, plan.memory
         beside = plan.fits and need + held <= memory.total * GPU_SHARE
         if not (plan.facts.to_fetch or beside or need > memory.limit + held):

@@ -18,7 +18,9 @@ from ..errors import RuvmlxError
 from ..runtime import Runtime
 
 T = TypeVar("T")
-LONG_TEXT = 20_000  # characters; the tokenizer takes tens of milliseconds for a text of this length
+# texts with more characters are encoded in a thread of their own, because the tokenizer needs tens of
+# milliseconds for them
+LONG_TEXT = 20_000
 NOT_OPEN = "no model is open; ask again when one is."
 # A BeginReply is a function that streams a reply until the event is set.
 BeginReply = Callable[[Runtime, threading.Event], Iterator[Chunk]]

@@ -66,7 +66,7 @@ def token_bytes(shape: ModelShape) -> int:
 
 def cached_tokens(shape: ModelShape, context: int) -> int:
     """Return how many of a context's tokens the KV cache holds. A model with a sliding window keeps only the
-    tokens of the window."""
+    tokens of the window and SLACK tokens more."""
     window = shape.sliding_window if isinstance(shape, ModelConfig) else None
     return min(context, window + SLACK) if window else context
 

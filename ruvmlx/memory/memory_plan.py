@@ -75,8 +75,8 @@ def use_budget(engine: LLMInferenceEngine, planned: Planned) -> None:
     """If the user has not set kv_budget, set the budget of the KV caches to the bytes that the other purposes
     leave free.
 
-    If the user's kv_budget is too small for the model's context, write this into the backend's `caveat`.
-    Raises UsageError if the kv_budget is too small for one chat."""
+    If the user's kv_budget is too small for the model's context, write this into the backend's `caveat`, a
+    text that the program shows. Raises UsageError if the kv_budget is too small for one chat."""
     pool = getattr(engine.backend, "pool", None)
     if pool is None:
         return

@@ -22,7 +22,7 @@ from .load_plan import MachineMemory, Need, token_bytes
 CONTEXT = 8192  # the number of tokens of context for which the proposals show the memory
 USUAL = 512  # the number of tokens of context for which the proposals give the expected speed
 SHARE = 0.6  # the share of the memory bandwidth that decoding uses (docs/benchmarks.md)
-PLEASANT = 5.0  # tokens per second; the module proposes slower models only if no other model fits
+PLEASANT = 5.0  # tokens per second; a slower model is proposed only if no fitting model reaches this speed
 MAX_PROPOSALS = 3  # the maximum number of proposals
 
 
@@ -80,8 +80,8 @@ def choose_offers(offers: Sequence[ModelOffer], few: int) -> list[ModelOffer]:
 
 
 def best_proposal(in_use: Facts) -> ModelOffer | None:
-    """Return the best model that the user can download. Return None if an installed model or the model in use
-    has at least as many parameters."""
+    """Return the best model that the user can download. Return None if no proposed model has more parameters
+    than the model in use and than every installed model that fits."""
     here: Iterable[Facts] = [in_use, *(facts for facts in readable_models() if not facts.embeds)]
     largest = max(facts.parameters for facts in here if _need(facts).total <= _limit() or facts is in_use)
     found = proposals(1)
@@ -90,8 +90,8 @@ def best_proposal(in_use: Facts) -> ModelOffer | None:
 
 
 def _parse_row(row: dict[str, Any]) -> Proposed:
-    """Return a row of the table as Facts. Fields of Facts that the table does not have get fixed values,
-    because they do not change the memory or the speed."""
+    """Return a row of the table as Facts of the model and its licence. Fields of Facts that the table does
+    not have get fixed values, because they do not change the memory or the speed."""
     shape = {key: row[key] for key in ("hidden_size", "n_layers", "n_heads", "n_kv_heads", "head_dim")}
     config = ModelConfig(
         model_type="", vocab_size=row["vocab_size"], max_context=row["max_context"],
@@ -109,8 +109,8 @@ def _offer(facts: Facts, licence: str, is_here: bool) -> ModelOffer:
 
 
 def _is_same(row: Facts, here: Facts) -> bool:
-    """Return True if the two models have the same weights, even in other formats or in other programs'
-    folders."""
+    """Return True if the two models are probably the same, perhaps in different formats or folders: their
+    sizes are equal, and their numbers of parameters differ by less than 5%."""
     a, b = row.shape, here.shape
     sizes = (a.hidden_size, a.n_layers, a.vocab_size) == (b.hidden_size, b.n_layers, b.vocab_size)
     return sizes and abs(row.parameters - here.parameters) < 0.05 * row.parameters

@@ -19,8 +19,8 @@ def memory_bandwidth() -> float:
     """Return the number of bytes per second that all cores together read and write. The result is the best of
     a few rounds.
 
-    The measurement takes a tenth of a second. The function divides the bytes that each thread copies by the
-    thread's processor time, so other programs hardly change the result. On Apple Silicon, the GPU reads
+    The measurement takes about a tenth of a second. The function divides the bytes that each thread copies by
+    the thread's processor time, so other programs hardly change the result. On Apple Silicon, the GPU reads
     memory at least as fast as the cores."""
     cores = physical_cores()
     buffers = [(np.ones(_BYTES, np.uint8), np.empty(_BYTES, np.uint8)) for _ in range(cores)]

@@ -166,8 +166,8 @@ class _Child:
             raise ProcessEnded from None
 
     def was_too_slow(self) -> bool:
-        """Return True if the limit of processor time ended the child. Call this method only after a request
-        that failed."""
+        """Return True if the limit of processor time ended the child, or if the child still runs. Call this
+        method only after a request that failed."""
         try:
             return self._process.wait(timeout=1) == -signal.SIGPROF
         except subprocess.TimeoutExpired:

@@ -38,8 +38,8 @@ def open_ordinary(path: Path) -> BinaryIO:
 
 
 def read_ordinary(path: Path, limit: int) -> bytes:
-    """Return all bytes of a file. Raises OSError as `open_ordinary`, and if the file has more than `limit`
-    bytes."""
+    """Return all bytes of a file. Raises OSError for a pipe, a device or a folder, and if the file has more
+    than `limit` bytes."""
     with open_ordinary(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
@@ -124,8 +124,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_abandoned(folder: Path, name: str = "") -> None:
-    """Remove the temporary files and folders of killed processes. name: the target's name; "" for all
-    targets."""
+    """Remove the temporary files and folders of killed processes, and those that are older than IDLE_SECONDS.
+    name: the name of the file or folder for which the temporary files were made; "" for all."""
     wanted = glob.escape(name[:_NAME_LENGTH]) if name else "*"
     for path in folder.glob(f".{wanted}.*.*{ENDING}*"):
         with suppress(OSError):

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
-# The keys are the values of macOS's kern.memorystatus_vm_pressure_level: 1 normal, 2 warning, 4 critical.
+# {value of macOS's kern.memorystatus_vm_pressure_level (1 normal, 2 warning, 4 critical): the memory pressure
+# that `memory_pressure` returns}
 _DARWIN_LEVELS = {1: 0.0, 2: 0.85, 4: 0.95}
 
 

@@ -88,7 +88,8 @@ class Sensors:
         return max(found, default=None)
 
     def _joules(self) -> tuple[float, list[int | None]]:
-        """Return (time.monotonic(), the microjoules or None of each processor package)."""
+        """Return (time.monotonic(), for each processor package the microjoules on its energy counter; None if
+        the counter cannot be read)."""
         return time.monotonic(), [counter.read() for counter in self._counters]
 
     def _processor_watts(self) -> float | None:

@@ -1,7 +1,8 @@
 """This module explains each setting in plain words, group by group. `config show`, the help of the flags, the
 shell's completion and docs/settings.md print these texts.
 
-A text says what a value does, for a reader who has never met the word. It is a phrase without a full stop.
+A text says what a value of the setting does, for a reader who has never met the setting's name. Each text is
+a phrase without a full stop.
 """
 
 from ..tiers import EXAMPLE, describe_tiers

@@ -54,8 +54,8 @@ class SettingSpec:
     public: bool = False
 
     def parse(self, value: Any) -> Any:
-        """Return the value in the setting's type. Raises ValueError, with the allowed values, for another
-        value."""
+        """Return the value in the setting's type. Raises ValueError, whose text names the allowed values, for
+        a value that is not allowed."""
         if self.kind is bool:
             return self._switch(value)
         if self.word and value == self.word:

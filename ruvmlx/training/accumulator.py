@@ -28,7 +28,7 @@ class GradientAccumulator:
 
     pending: the number of texts in the sums
     loss: the sum of the texts' losses
-    pairs: the sums of the texts' gradients by lora_a and lora_b
+    pairs: the sums of the texts' gradients with respect to lora_a and lora_b
     """
 
     def __init__(self) -> None:
@@ -39,8 +39,8 @@ class GradientAccumulator:
         self.pending, self.loss, self.pairs = 0, 0.0, Pairs()
 
     def accumulate(self, loss: float, grads: Mapping[Place, Pair]) -> None:
-        """Add a text's loss and gradients to the sums. The caller has already multiplied both by the text's
-        weight. The accumulator can overwrite the arrays in `grads` later."""
+        """Add a text's loss and gradients to the sums. The caller has already multiplied the loss and the
+        gradients by the text's weight. The accumulator can overwrite the arrays in `grads` later."""
         self.loss, self.pending = self.loss + loss, self.pending + 1
         for place, pair in grads.items():
             if place in self.pairs:
@@ -61,8 +61,8 @@ class GradientAccumulator:
     def apply_with_ewc(
         self, training: Training, lr: float, clip: float, penalty: Penalty, pause: Pause = lambda: None
     ) -> float:
-        """Make one optimiser step as `apply` does, after the penalty and its gradient are added. The penalty
-        is on changes to weights that earlier tasks depend on (sona/optional/ewc.py)."""
+        """Add a penalty and its gradient to the sums, then make one optimiser step as `apply` does. The
+        penalty grows with the changes of weights on which earlier tasks depend (sona/optional/ewc.py)."""
         (value, slope), grads = penalty, dict(self.pairs)
         for place, pair in slope.items():
             known = grads.get(place)

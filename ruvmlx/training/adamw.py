@@ -47,7 +47,8 @@ class Training:
     scale: alpha / rank, the factor of lora_a lora_b
     step: the number of optimiser steps so far
     facts: data of the background loop that is stored together with this state
-    mean, square: the moments m and v of the factors
+    mean, square: for each factor, the running mean m of its gradient and the running mean v of the squared
+        gradient
     """
 
     pairs: Pairs

@@ -12,7 +12,7 @@ from ..backends.mlx import cpu_layers
 from ..platform.mx import mx, nn
 from .slices import Stops, TrainingText
 
-Value = tuple[mx.array, mx.array]  # (loss [], gradient by logits [n, V] or by hidden states [n, D])
+Value = tuple[mx.array, mx.array]  # (loss [], gradient with respect to logits [n, V] or hidden states [n, D])
 # A Measure computes a loss for some positions: (their logits, slice of the positions, stages of the pass) ->
 # Value
 Measure = Callable[[mx.array, slice, Stops], Value]
@@ -39,8 +39,8 @@ def swiglu(gate: mx.array, up: mx.array) -> mx.array:
 
 @swiglu.vjp
 def _swiglu_vjp(primals, slope, _):
-    """Return the gradients of `swiglu` by gate and up. silu'(g) = s + g s (1 - s), where s = 1 / (1 +
-    exp(-g))."""
+    """Return the gradients of `swiglu` with respect to gate and up. silu'(g) = s + g s (1 - s), where s = 1 /
+    (1 + exp(-g))."""
     gate, up = primals
     s = 1.0 / (1.0 + cpu_layers.exp(-gate))
     silu = gate * s
@@ -68,9 +68,9 @@ def _distribution(logits: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def logprob(text: TrainingText, temperature: float = 1.0) -> Measure:
-    """Return a Measure of the mean log p of the answer's tokens, with p at a temperature. The Measure returns
-    the sum of log p over its positions, and the gradient of the mean over the whole answer by their
-    logits."""
+    """Return a Measure of the mean log p of the answer's tokens, with p at a temperature. For some positions
+    of the answer, the Measure returns the sum of log p, and the gradient of the whole answer's mean with
+    respect to the logits of these positions."""
     tokens = mx.array(text.tokens[text.first :])
 
     def measure(logits: mx.array, rows: slice, _: Stops) -> Value:
@@ -87,7 +87,8 @@ def divergence(
     head: Callable[[mx.array], mx.array], frozen: mx.array, logits: mx.array, rows: slice, stops: Stops
 ) -> Value:
     """Return the sum of KL(frozen || p) over some positions, and the gradient of the mean over all N
-    positions by their logits. If `functools.partial` binds `head` and `frozen`, this function is a Measure.
+    positions with respect to the logits of these positions. If `functools.partial` binds `head` and `frozen`,
+    this function is a Measure.
 
     head: the original model's output head
     frozen: [N, D], the hidden states of the original model

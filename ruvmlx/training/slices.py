@@ -17,7 +17,8 @@ from ..platform.mx import mx
 # The maximum number of tokens in a text. This number is small, because the attention scores of every layer
 # stay in memory for the backward pass.
 MAX_TOKENS = 512
-SLICE = 150  # the work of a slice, in tokens x layers; 20 ms with the starter model
+# the work of a slice: the number of tokens times the number of layers; 20 ms with the starter model
+SLICE = 150
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ class TrainingText:
 
 
 class Stops:
-    """The stages of a forward pass in their order, each with its work in tokens x layers. A stage is a part
-    of a layer, such as the attention. A pass can stop between stages."""
+    """The stages of a forward pass in their order, each with its work (the number of tokens times the stage's
+    share of a layer). A stage is a part of a layer, such as the attention. A pass can stop between stages."""
 
     def __init__(self) -> None:
         self._stages: list[tuple[float, Sequence[mx.array]]] = []
@@ -88,9 +89,9 @@ def evaluate(slices: Iterable[Sequence[mx.array]], pause: Pause | None) -> None:
 
 
 def stage_work(tokens: int) -> dict[str, float]:
-    """Return {stage: work} of the stages of a layer, with the work in tokens x layers. A stage has the name
-    of one of its modules. The attention is a part of the stage q_proj. tokens: the number of tokens of the
-    text."""
+    """Return {stage: work} of the stages of a layer; the work is the number of tokens times the stage's share
+    of a layer. A stage has the name of one of its modules. The attention is a part of the stage q_proj.
+    tokens: the number of tokens of the text."""
     return {
         "v_proj": 0.15 * tokens,
         "q_proj": (0.1 + tokens / 1000) * tokens,

@@ -1,9 +1,9 @@
-"""This module computes gradients of a loss by a BaseLoRA's factors (lora_a, lora_b) on Metal, CUDA or CPU.
+"""This module computes, on Metal, CUDA or CPU, gradients of a loss with respect to a BaseLoRA's factors.
 
 The output head is linear and is not trained here. So a formula (losses.py) and one matrix product give the
-head's part of the gradient, and MLX differentiates the layers. The head is computed only at positions that
-predict a token of the answer. On a CPU, all numbers are float32. MLX is lazy: first, it builds a graph of the
-forward and backward pass; then this module evaluates the graph slice by slice (slices.py).
+head's part of the gradient; MLX differentiates the layers. The head is computed only at positions that
+predict a token of the answer. On a CPU, the numbers are float32, unless the RAM is too small. MLX is lazy: it
+first builds a graph of the forward and backward pass; this module evaluates the graph in slices (slices.py).
 """
 
 from collections import OrderedDict
@@ -103,7 +103,7 @@ class Trainer:
         self, base: BaseLoRA, text: TrainingText, weigh: Weigh = lambda value: 1.0, pause: Pause | None = None
     ) -> tuple[float, Pairs]:
         """Return the mean log-probability `value` of the answer's tokens, and weigh(value) times its gradient
-        by the base LoRA's factors. If weigh(value) is 0, skip the backward pass and return no gradient."""
+        with respect to the base LoRA's factors; no gradient if weigh(value) is 0."""
         return self._run(base, text, logprob(text), weigh, pause)
 
     def kl(
@@ -115,7 +115,8 @@ class Trainer:
         pause: Pause | None = None,
     ) -> tuple[float, Pairs]:
         """Return the mean KL(frozen || p) `value` over the answer's n positions, and weigh(value) times its
-        gradient. frozen: [n, D], the original model's hidden states at these positions."""
+        gradient with respect to the base LoRA's factors. frozen: [n, D], the original model's hidden
+        states."""
         with mx.stream(self._device):
             known = mx.array(frozen).astype(self._dtype)
         head = partial(graph.head, self._graph)
@@ -123,8 +124,8 @@ class Trainer:
 
     def squares(self, base: BaseLoRA, text: TrainingText, pause: Pause | None = None) -> dict[Place, Squares]:
         """Return the row sums and column sums (float32) of G^2 for each matrix that the base LoRA changes. G
-        = sum_t x_t g_t^T [in, out] is the gradient of the answer's mean log-probability by the matrix; x_t is
-        the matrix's input, and g_t is the gradient by its output."""
+        = sum_t x_t g_t^T [in, out] is the gradient of the answer's mean log-probability with respect to the
+        matrix; x_t is the matrix's input at token t, and g_t is the gradient with respect to its output."""
         BLAS.adapt(self._load.cores())
         with mx.stream(self._device):
             stops = Stops()
@@ -192,8 +193,9 @@ class Trainer:
         temperature: float,
         pause: Pause | None = None,
     ) -> dict[Place, np.ndarray]:
-        """Return the gradient [rank, out] of the answer's log-probability by lora_b of each matrix, at lora_b
-        = 0. lora_a: [in, rank] for each matrix. temperature: the temperature of the probability."""
+        """Return the gradient [rank, out] of the answer's log-probability with respect to lora_b of each
+        matrix, at lora_b = 0. lora_a: [in, rank] for each matrix. temperature: the logits are divided by
+        it."""
         BLAS.adapt(self._load.cores())
         with mx.stream(self._device):
             stops, zero = Stops(), {}
@@ -219,7 +221,7 @@ class Trainer:
 
     def _probes(self, base: BaseLoRA, tokens: int) -> dict[str, mx.array]:
         """Return zeros [T, out] to add to the output of each matrix that the base LoRA changes. The gradient
-        by the zeros is the gradient by the output."""
+        with respect to the zeros is the gradient with respect to the output."""
         return {
             f"{layer}.{module}": mx.broadcast_to(mx.zeros((1, 1), self._dtype), (tokens, b.shape[1]))
             for (module, layer), (_, b) in base.pairs.items()
@@ -227,7 +229,7 @@ class Trainer:
         }
 
     def states(self, base: BaseLoRA | None, text: TrainingText, pause: Pause | None = None) -> np.ndarray:
-        """Return the head's inputs [n, D] at the answer's n positions. base: None for the original model."""
+        """Return the output head's inputs [n, D] at the answer's n positions. base: None: no LoRA."""
         with mx.stream(self._device):
             base, stops = base or BaseLoRA({}), Stops()
             layer_input = self._layer_input(text, _first(base, len(self._graph.model.layers)), pause)
@@ -283,7 +285,7 @@ class Trainer:
         return out
 
     def _loss_and_slope(self, hidden: mx.array, measure: Measure, stops: Stops) -> Value:
-        """Return the loss and its gradient by `hidden` [n, D]. Compute both for a few positions at a time."""
+        """Return the loss and its gradient with respect to `hidden` [n, D], some positions at a time."""
 
         def head(h):
             logits = graph.head(self._graph, h)
