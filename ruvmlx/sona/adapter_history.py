@@ -1,8 +1,8 @@
 """This module keeps the history of an adapter: the ratings in force, the adapter versions that the ratings
 made, undo and rollback.
 
-A rating is in force until the user takes it back or replaces it. The history needs only the store. So the
-commands `learn status` and `learn undo` need not load a model.
+A rating is in force until the user takes it back or replaces it. AdapterHistory needs only the store, and no
+model. So the commands `learn status` and `learn undo` need not load a model.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from .unshown import UnshownReplies
 
 MINIMUM = 10  # the minimum number of ratings and preferences for a run of the background loop
 DUE = 16  # the number of new ratings after which the background loop starts
-STYLE_MINIMUM, STYLE_DUE = 8, 4  # MINIMUM and DUE of the style loop
+STYLE_MINIMUM, STYLE_DUE = 8, 4  # the same two numbers for the style loop: the minimum, and the new ratings
 ATTEMPTS = 4  # the maximum number of times that a slow loop tries to commit, if ratings arrive meanwhile
 
 
@@ -56,7 +56,7 @@ class LearnStatus:
 
 class AdapterHistory:
     """The history of one named adapter on one model: its ratings and its versions. The fingerprint identifies
-    the model."""
+    the model (a hash of its configuration and of some weights)."""
 
     def __init__(self, store: Store, fingerprint: str, name: str = "default", trains: bool = True):
         """trains: True if the background loop can train this model."""
@@ -159,8 +159,8 @@ class AdapterHistory:
         return version
 
     def refuse(self, parent: int, report: dict[str, Any]) -> None:
-        """Store the report of a consolidation whose new base LoRA the promotion test refused. The weights
-        stay unchanged. The report contains the reason of the refusal."""
+        """Store the report of a refused consolidation, which has changed no weights. The report contains the
+        reason of the refusal."""
         with self._store.transaction():
             self._store.bases.add_attempt(*self._key, parent, None, report)
 
@@ -186,8 +186,8 @@ class AdapterHistory:
         return self.trains and self.missing() == 0
 
     def missing(self, minimum: int = MINIMUM, due: int = DUE) -> int:
-        """Return how many more ratings or preferences a slow loop waits for. The loop needs `minimum` ratings
-        in all, and `due` ratings since its last run (one rating if the store has a stopped run)."""
+        """Return how many more ratings or preferences a slow loop waits for. A slow loop needs `minimum`
+        ratings in all, and `due` ratings since its last run (one rating if the store has a stopped run)."""
         given, attempts = [version for version, _ in self.pairs.evidence_weights()], self.attempts()
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
         new = sum(version > seen for version in given)

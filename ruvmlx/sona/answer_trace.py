@@ -12,9 +12,9 @@ _Drawn = tuple[np.ndarray, np.ndarray, int]
 
 
 class AnswerTrace:
-    """A recorder (engine/run.py) that passes only the tokens of the answer to a trace. If a token can be the
-    beginning of the tag that opens a thought, the token waits until the next tokens show whether the whole
-    tag follows."""
+    """A recorder (engine/recorder.py) that passes only the tokens of the answer to a trace. If a token can be
+    the beginning of the tag that opens a thought, the token waits until the next tokens show whether the
+    whole tag follows."""
 
     def __init__(self, trace: Trace, counter: ThoughtCounter):
         self._trace, self._counter = trace, counter

@@ -3,8 +3,8 @@ matrices. With a number K in the setting, the loop trains only the K named matri
 gradients. The size of a matrix's gradient is
     size = sum over replies i of ||G_i||^2    (G_i [in, out]: the matrix's gradient of reply i's mean log p)
 
-The sum is over the replies of the first training step. The gradients are taken at the weights in use
-(training/trainer.py: squares).
+The sum of a size is over the replies of the first training step. The gradients G_i are taken at the weights
+in use (training/trainer.py: squares).
 """
 
 from collections.abc import Sequence

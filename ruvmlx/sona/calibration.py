@@ -260,10 +260,10 @@ def directions(states: np.ndarray, in_reply: np.ndarray, ending: np.ndarray) -> 
     """Return lora_a [D, 2], computed from hidden states [T, D]. The two columns read two facts from a state:
     whether the state is in a reply, and how near the end of that reply is.
 
-    The columns are ridge regressions of in_reply [T] and, inside replies, of ending [T]. Both targets are 0
-    in prose outside replies, because ratings say nothing about this prose. Over the states in replies, the
-    projection onto the first column has mean 1, and the projection onto the second column has standard
-    deviation 1.
+    The columns are ridge regressions of in_reply [T] and, inside replies, of ending [T]. The targets of both
+    regressions are 0 in prose outside replies, because ratings say nothing about this prose. Over the states
+    in replies, the projection onto the first column has mean 1, and the projection onto the second column has
+    standard deviation 1.
     """
     states, replies = states.astype(np.float64), np.flatnonzero(in_reply)
     weight = np.where(in_reply, 1 / in_reply.sum(), 1 / max(1, (~in_reply).sum()))

@@ -8,8 +8,8 @@ questions of the reasoning bank (reasoning_bank.py) again into patterns. The loo
 loop prunes poor patterns (patterns of mostly disliked replies), so that lookups skip their questions. The
 loop deletes no rating.
 
-The loop can be stopped between two slices (short parts of the work on one reply). The same process resumes
-after the last complete reply; another process resumes after the last saved reply.
+The deep loop can be stopped between two slices (short parts of the work on one reply). The same process
+resumes after the last complete reply; another process resumes after the last saved reply.
 """
 
 import json

@@ -289,6 +289,6 @@ def whitening(states: np.ndarray) -> Whitening:
 @cache
 def _projection(width: int) -> np.ndarray:
     """Return a random projection matrix [width, DIMENSIONS], which is the same on every machine. The
-    projection changes the cosine between two vectors by about 0.042."""
+    projection changes the cosine between two vectors with a standard deviation of about 0.042."""
     signs = np.random.Generator(np.random.PCG64(0)).integers(0, 2, (width, DIMENSIONS), dtype=np.int8)
     return (2 * signs.astype(np.float32) - 1) / np.float32(np.sqrt(DIMENSIONS))

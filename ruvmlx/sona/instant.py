@@ -16,11 +16,11 @@ g_i of its log-probability (E_b of trace.py) and Fisher information f_i in these
     theta = step * G / (1 / sigma^2 + L) * G^2 / (G^2 + agree * S)      (for each coordinate)
 
 step * G / (1 / sigma^2 + L) is a natural gradient step with a prior of standard deviation sigma. The last
-factor of theta is Wiener's shrinkage. This factor depends on G^2 / S, which is 1 for a coordinate that one
-reply moved, n if n ratings agree on the coordinate, and near 0 if the ratings contradict each other. There
-are many features, and each feature moves all tokens, so the noise of the features would add up. All features
-of one row of lora_b are therefore multiplied by James and Stein's factor max(0, 1 - noise * sum S / sum G^2).
-lora_a keeps its calibrated values (calibration.py).
+factor of theta is Wiener's shrinkage. Wiener's factor depends on G^2 / S, which is 1 for a coordinate that
+one reply moved, n if n ratings agree on the coordinate, and near 0 if the ratings contradict each other.
+There are many features, and each feature moves all tokens, so the noise of the features would add up. All
+features of one row of lora_b are therefore multiplied by James and Stein's factor max(0, 1 - noise * sum S /
+sum G^2). lora_a keeps its calibrated values (calibration.py).
 
 A rating down must not punish the end of a long reply: the fault is that the reply did not end earlier. So in
 a rating down, the end token of a reply of T tokens has the weight end_credit(T), which is 1 for a short reply
@@ -32,7 +32,8 @@ remaining gradient and so makes an end less likely again, because a user who lik
 does not ask for shorter replies.
 
 A preference between two replies to one question is one piece of evidence. The w_i g_i of a preference is the
-sum of both replies' terms. Their weights have opposite signs, so the parts that both replies share cancel.
+sum of both replies' terms. The weights of the two replies have opposite signs, so the parts that both replies
+share cancel.
 
 Each rating multiplies the evidence of all earlier ratings by 1 - FADE, because tastes change. The adapter
 also keeps a trend: a moving mean over about TREND_RATINGS ratings, -1 to 1. The trend is below 0 while the
@@ -41,10 +42,10 @@ evidence fades faster, in proportion to the trend.
 
 A change of where replies end hardly reduces the variety of replies, but a change of other tokens does. So
 held_back scales all tokens except the end-of-reply tokens down until these other tokens add a KL of at most
-about SAID_CAP. This scale is computed from the evidence and the frozen model alone, and is not stored with
-the evidence.
+about SAID_CAP. The scale of held_back is computed from the evidence and the frozen model alone, and is not
+stored with the evidence.
 
-The last step is the cap of the whole update. If the KL of answers to the reference text's questions exceeds
+The last step of an update limits its size. If the KL of answers to the reference text's questions exceeds
 KL_CAP, or if the log-perplexity of prose has risen by more than RISE_CAP, lora_b is scaled down. `gain` keeps
 the scale, and the search of the next rating starts from this gain.
 """

@@ -51,7 +51,7 @@ class LayerPart(Protocol):
 
     def logprob_shift(self, trace: Trace, state: LearnerState) -> float:
         """Return the change of the reply's mean log-probability (nats) since its trace was recorded. The
-        change is a first-order estimate."""
+        returned change is a first-order estimate."""
 
     def update(self, state: LearnerState, trace: Trace, weight: float, base: KLProbe) -> LayerLoRA | None:
         """Return the layer LoRA after a rating of this weight."""

@@ -167,8 +167,8 @@ class Learner:
 
     def _retry_commit(self, attempt: Callable[[], T]) -> T:
         """Call `attempt`, which computes and commits an update, and return the result. If another process
-        commits first, try again. The last attempt holds the store's write lock from its start, so no other
-        process can commit. Raises StoreBusy if the last attempt cannot get the lock."""
+        commits first, call `attempt` again. The last attempt holds the store's write lock from its start, so
+        no other process can commit. Raises StoreBusy if the last attempt cannot get the lock."""
         for _ in range(_ATTEMPTS):
             with suppress(HeadMoved):
                 return attempt()

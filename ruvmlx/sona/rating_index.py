@@ -40,7 +40,7 @@ class MemoryStatus:
     poor: the number of patterns with mostly disliked replies
     hits: the number of times that a bank entry became an example in the prompt of a new question
     signals: the number of stored learning signals (signal.py)
-    dropped: the number of learning signals that were lost because a buffer was full
+    dropped: the number of learning signals that the store deleted because it had too many
     """
 
     entries: int

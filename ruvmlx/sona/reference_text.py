@@ -86,8 +86,8 @@ class ReadTexts:
     is_answer: [E], True if the text is an answer, False if it is prose
     answers: the number of states in answers; these states come first, and the states in prose follow
 
-    The ends are separate, because the KL is not measured at the ends: the length of a reply is a matter of
-    taste.
+    The states at the texts' ends are in an array of their own, because the KL is not measured at the ends:
+    the length of a reply is a matter of taste.
     """
 
     states: np.ndarray

@@ -30,7 +30,7 @@ BATCH = (4, 2, 2)  # numbers of texts in one step: newly rated replies, older ra
 class RatedExample:
     """A rated reply, or a reply of a preference.
 
-    reward, value: r and V(x) of objective.py
+    reward, value: the reward r and the user's mean reward V(x) of objective.py
     drawn: the reply's mean log-probability per token when the reply was generated; None if it is unknown
     """
 

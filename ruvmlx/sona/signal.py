@@ -4,14 +4,14 @@ feedback.
 
 `quality` is the quality of the reply, 0 to 1, as the rating states it. latency_ratio is 1 at the median speed
 of earlier replies and 2 at half of this speed. This reward includes speed, so only statistics (`learn status
---details`) and the router use this reward. This reward does not train the adapter, because no change of
-weights makes a reply faster. The DRO weight (objective.py), which depends on the rating and not on the speed,
-trains the adapter.
+--details`) and the router use this reward. The reward with speed does not train the adapter, because no
+change of weights makes a reply faster. The DRO weight (objective.py), which depends on the rating and not on
+the speed, trains the adapter.
 
 Implicit feedback is an action of the user that hints at a rating, for example to copy a reply or to ask for
-another reply. The action can also have another reason. So implicit feedback is recorded only if the setting
-`implicit_feedback` is on. The weight of implicit feedback is a small part of the weight of a rating, and
-implicit feedback has no effect after the user rates the reply.
+another reply. But the user can also do this for another reason. So implicit feedback is recorded only if the
+setting `implicit_feedback` is on. The weight of implicit feedback is a small part of the weight of a rating,
+and implicit feedback has no effect after the user rates the reply.
 """
 
 from collections import deque

@@ -11,7 +11,7 @@ from .kl_probe import KLProbe
 
 @dataclass(frozen=True)
 class RatingResult:
-    """The effect of a rating.
+    """The effect of a rating on the adapter's weights.
 
     applied: True if the rating changed weights
     logprob_before, logprob_after: the rated reply's mean log-probability per token before and after the
@@ -38,7 +38,7 @@ class RatingResult:
 
 @dataclass(frozen=True)
 class PreferenceResult:
-    """The effect of a preference.
+    """The effect of a preference on the adapter's weights.
 
     better, worse: the ids of the two replies
     kind: "compare", "regenerated" or "edit"; strength: 1 for a clear choice, else less than 1 (PreferenceRow)

@@ -18,9 +18,9 @@ WORDS, OPENERS = 300, 6  # the maximum numbers of candidate words and openers; t
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the regression, which gives one number for each reply. The number is a measure, the square
-    root of a word's count, or 1. If `opener` is set, the number is 0 unless the reply's question begins with
-    that word.
+    """A column of the regression, which gives one number for each reply. A column's number is a measure, the
+    square root of a word's count, or 1. If `opener` is set, the number is 0 unless the reply's question
+    begins with that word.
 
     measure: an index in MEASURES; word: the hash of a word; opener: the hash of a question's first word
     """

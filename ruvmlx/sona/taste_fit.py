@@ -172,8 +172,8 @@ def with_background(ratings: Rows, background: Sequence[ReplyFeatures]) -> Rows:
 
 def missing_side(y: np.ndarray) -> int:
     """Return how many ratings are missing on the rarer side: above or below neutral. The result is len(y) if
-    this side has no ratings, and 0 if it has a quarter or more of the ratings. y: the stars of ratings minus
-    3."""
+    the rarer side has no ratings, and 0 if the rarer side has a quarter or more of the ratings. y: the stars
+    of ratings minus 3."""
     return max(0, len(y) - 4 * min(int((y > 0).sum()), int((y < 0).sum())))
 
 

@@ -50,9 +50,9 @@ class ReplyText:
         return [count for count in counts if count] or [0]
 
     def share(self, count: float) -> float:
-        """Return the square root of the rate of a part of the text: its count per 100 words. The root has
-        about the same sampling error for rare and for common parts. Ten is added to the number of the text's
-        words, so that the rate of a short text is not extreme."""
+        """Return the square root of the rate of a part of the text: its count per 100 words. The square root
+        of a rate has about the same sampling error for rare and for common parts. Ten is added to the number
+        of the text's words, so that the rate of a short text is not extreme."""
         return math.sqrt(100 * count / (len(self.words) + 10))
 
     def share_of(self, wanted: frozenset[str]) -> float:

@@ -43,8 +43,8 @@ DOUBTED = 0.5  # an effect below this number of standard deviations gives no pus
 # would delay the rating.
 LAG = 8
 
-# To measure a token's effect, the token is put between these two parts. The text is about as long as the
-# starter model's replies, and each measure is near its mean over those replies.
+# To measure a token's effect, the token is put between these two parts. The text of both parts is about as
+# long as the starter model's replies, and each measure of this text is near its mean over those replies.
 _BEFORE = (
     "A good garden starts with the soil. Water it early in the day, and feed it every spring with compost, "
     "because healthy roots need both. Most vegetables like sunlight, but lettuce and spinach also grow well "
@@ -112,9 +112,9 @@ class TokenEffects:
         return max(0.0, 1 - DOUBTED**2 * noise / max(likely @ stars**2, 1e-12)) * stars
 
     def end_stars(self, taste: TasteModel) -> float:
-        """Return the stars that a reply earns by the taste model if it ends at half of its words. These stars
-        are multiplied by a factor that falls with their uncertainty. The shorter reply is complete, and it is
-        compared with the mean of this user's replies, of which some are not complete."""
+        """Return the stars that a reply earns by the taste model if it ends at half of its words. The result
+        is multiplied by a factor that falls with the uncertainty of these stars. The shorter reply is
+        complete, and it is compared with the mean of this user's replies, of which some are not complete."""
         weights = taste.token_weights()
         change = np.zeros(weights.mean.size)
         change[: self.shorter.size] = self.shorter

@@ -46,8 +46,8 @@ class TasteStatus:
 
 
 class UserTaste:
-    """The taste model of one adapter. The model is fitted when it is needed, not when a rating is given. The
-    fitted model is kept until the adapter version in use changes."""
+    """The taste model of one adapter. The taste model is fitted when a caller asks for the model, not when a
+    rating is given. The fitted model is kept until the adapter version in use changes."""
 
     def __init__(self, history: AdapterHistory):
         self._history = history
@@ -63,8 +63,8 @@ class UserTaste:
 
     def compare(self, model: Model, backend: Backend, pause: Pause) -> None:
         """Let the model write unshown replies to the questions of the newest rated replies, so that the taste
-        model can compare the rated replies with them. If the user rates only up or only down, the model also
-        writes unshown replies to the questions of unrated replies. The work takes long
+        model can compare the rated replies with the unshown replies. If the user rates only up or only down,
+        the model also writes unshown replies to the questions of unrated replies. The work takes long
         (UnshownReplies.complete), so call this function in idle time."""
         known = self._measured_unshown().keys() | self._without_question
         newest = [reply_id for reply_id, *_ in self._history.labels()][-COMPARED:]

@@ -8,8 +8,8 @@ A rating updates P and c:
 
 For each arm, a reward is drawn from the posterior, and the arm with the largest reward is chosen. Each update
 of P is exact and of rank one. P is stored instead of its inverse, so that rounding errors do not grow. To
-take back a rating, the router fits the arm again to the other ratings. The result is bit for bit the same as
-if the user had never given the rating.
+take back a rating, the router fits the arm again to the other ratings. The arm's regression is then bit for
+bit the same as if the user had never given the rating.
 """
 
 from dataclasses import dataclass

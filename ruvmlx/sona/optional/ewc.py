@@ -10,13 +10,14 @@ computed as a whole:
 
 G = sum_t x_t g_t^T is the gradient of one liked reply's mean log-probability. A product of an input and an
 output side is K-FAC's factorisation (Martens & Grosse 2015; as a penalty between tasks, Ritter et al. 2018),
-here with a diagonal matrix on each side. Of all products of this form, the product with the row and column
-sums of F is the nearest to F in I-divergence (Shazeer & Stern 2018). "mean" is an exponential mean over
-replies. Let P = [A | -A*] and Q = [B; B*], both with their scales. Then the sum in the penalty is
+here with a diagonal matrix on each side. Of all products of a row factor and a column factor, the product of
+the row and column sums of F is the nearest to F in I-divergence (Shazeer & Stern 2018). "mean" is an
+exponential mean over replies. Let P = [A | -A*] and Q = [B; B*], both with their scales. Then the sum in the
+penalty is
     sum_ij F (dW - dW*)^2 = trace((P^T diag(rows) P) (Q diag(columns) Q^T)) / sum(rows)
 at a cost of rank^2 per input and output. tests/sona/test_ewc.py compares this formula with full matrices.
 
-The test tests/sona/ewc_sweep.py --seeds 1 --steps 8 measured the table below. The starter model learned two
+The script tests/sona/ewc_sweep.py --seeds 1 --steps 8 measured the table below. The starter model learned two
 tasks; the style of the second task contradicts the style of the first. The table shows the negative
 log-likelihood (nll) of both tasks and the KL on texts without ratings, in nats, after the second task. Before
 the second task, the nll was 3.228 (first) and 3.710 (second), and the KL 0.129. With replay, the second

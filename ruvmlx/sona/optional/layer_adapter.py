@@ -119,7 +119,7 @@ class LayerAdapter:
 
     def logprob_shift(self, trace: Trace, state: LearnerState) -> float:
         """Return the change of the reply's mean log-probability (nats) since its trace was recorded. The
-        change is a first-order estimate."""
+        returned change is a first-order estimate."""
         if trace.layer_gradient is None:
             return 0.0
         layers = self.extend_layers(state) if self.targets.places else state.layer_lora

@@ -120,8 +120,9 @@ def _uncapped_layers(
 
 
 def residual_b(layer_lora: LayerLoRA, targets: Targets) -> np.ndarray:
-    """Return lora_b [n] - theta at a gain of 1. This difference is the part of lora_b that a consolidation (a
-    run of the background or style loop) leaves in the layer LoRA. Ratings do not change this part."""
+    """Return lora_b [n] - theta at a gain of 1. The difference lora_b - theta is the part of lora_b that a
+    consolidation (a run of the background or style loop) leaves in the layer LoRA. Ratings do not change this
+    part."""
     if not layer_lora.gain:
         return np.zeros_like(layer_lora.lora_b)
     return layer_lora.lora_b * np.float32(1 / layer_lora.gain) - evidence_theta(layer_lora, targets)

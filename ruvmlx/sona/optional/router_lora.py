@@ -6,8 +6,9 @@ cell.
     phi_k = [1, h + h A_k B_k]         are the features of arm k, computed from the state h (rank 4)
 
 An arm is a way to generate a reply (router.py). All factors B start at zero, so a new router uses the
-untrained cell. The loss is the error of the arms' regressions of rewards r_i on these features (bandit.py).
-The regressions' weights v are at the optimum; v0 and P0 are the mean and the precision of the prior of v:
+untrained cell. The loss is the error of the arms' regressions of rewards r_i on the features phi_k
+(bandit.py). The regressions' weights v are at the optimum; v0 and P0 are the mean and the precision of the
+prior of v:
     loss = min_v  sum_i (r_i - v_k . phi_k(i))^2 / 2 sigma^2 + (v - v0)^T P0 (v - v0) / 2
 
 The right side of this formula is divided by the number of ratings. At the optimum, the loss has the same

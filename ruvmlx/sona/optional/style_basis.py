@@ -2,7 +2,7 @@
 number of lists (taste_measures.py). For each measure, the style basis has a direction in the weights that
 raises the measure in replies.
 
-The basis is computed once for each model, from a bank of unrated replies to neutral questions. A user's
+The style basis is computed once for each model, from a bank of unrated replies to neutral questions. A user's
 ratings choose one coefficient for each direction. There are 63 coefficients (one for each measure) and not
 thousands, so about thirty ratings are enough.
 
@@ -68,7 +68,7 @@ class StyleBasis:
     information: [M, M], the Fisher information per token along the directions; a change with coefficients
         beta has a KL of about beta^T information beta / 2 (nats per token)
     response: [M, M], the rise of each measure (row) for a coefficient of 1 of each direction (column). The
-        rise is for small changes, on questions from which the direction was not computed.
+        response holds for small changes, on questions from which the direction was not computed.
     layers: the indices of the L layers
     """
 
@@ -163,8 +163,8 @@ def directions(bank: BankGradients, rows: int, ridge: float = RIDGE) -> np.ndarr
 def left_out(bank: BankGradients, rows: int, ridge: float = RIDGE) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Divide the questions into FOLDS parts. For each part, yield two arrays about its n replies: the
     predicted rise [n, M] of their log-probability along each direction, and their measures [n, M]. The
-    directions are computed from the other parts. The means over the replies to each question are subtracted
-    from both arrays."""
+    directions are computed from the questions of all other parts. The means over the replies to each question
+    are subtracted from both arrays."""
     for fold in range(FOLDS):
         out = bank.question % FOLDS == fold
         if out.any() and not out.all():

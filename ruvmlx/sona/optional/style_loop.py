@@ -4,11 +4,11 @@ directions d_k of the style basis (style_basis.py).
 
 The coefficients beta_k follow (style_choice.py) from the ratings in force (the ratings that were not taken
 back). So the loop trains nothing, and an undo restores the earlier coefficients. The scale s is as large as
-the confidence in the taste allows, within three limits. The limits are for the KL to the original model, for
-the perplexity of prose, and for faults in replies to questions that no user rated (faults.py). The running
-backend measures the KL, the perplexity and the faults. The MicroLoRA (the LoRA that the instant loop updates
-at each rating) stays active. The MicroLoRA is scaled to the part of the KL cap that the base LoRA does not
-use.
+the confidence in the taste allows, within three limits. The limits of s are for the KL to the original model,
+for the perplexity of prose, and for faults in replies to questions that no user rated (faults.py). The
+running backend measures the KL, the perplexity and the faults. The MicroLoRA (the LoRA that the instant loop
+updates at each rating) stays active. The MicroLoRA is scaled to the part of the KL cap that the base LoRA
+does not use.
 
 If the background loop (background.py) has trained a base LoRA before, the style is added to this base LoRA.
 """

@@ -2,8 +2,8 @@
 directions of measures and style bases. The package now has these data of the starter model only, so that its
 users need not wait.
 
-Each kind of data has a folder, and the folder has a file for each model. The scripts `write_probe` and
-`write_directions` of tests/research and `prove --ship-basis` write the files.
+Each kind of data has a folder, and the folder has a file for each model. The scripts `write_probe`,
+`write_directions` and `style_study` of tests/research write the files.
 """
 
 from pathlib import Path
