@@ -152,7 +152,7 @@ def _split(url: str) -> Any:
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.path in ("", "/", "/v1", "/v1/"):
-            _ = parts.port  # raises ValueError if the port is no number
+            _ = parts.port  # `parts.port` raises ValueError if the port is no number
             return parts
     except ValueError:
         pass

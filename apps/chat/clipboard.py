@@ -19,8 +19,8 @@ SECONDS = 2.0
 
 
 def tool(environment: Mapping[str, str] = os.environ, platform: str = sys.platform) -> list[str] | None:
-    """Return the command line of a tool that copies its standard input to the clipboard. Return None if the
-    terminal must copy the text."""
+    """Return the command line of a tool that copies its standard input to the clipboard. Return None over
+    SSH, or if the machine has no such tool, because then the terminal must copy the text."""
     if environment.get("SSH_CONNECTION") or environment.get("SSH_TTY"):
         return None
     candidates = [

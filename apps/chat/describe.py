@@ -172,7 +172,8 @@ def share(kl: float, cap: float) -> float:
 
 
 def change_text(kl: float, cap: float) -> str:
-    """Return the model's share of the allowed distance as text: "15% of the allowed change"."""
+    """Return the distance `kl` of the model from the original model as text, in percent of the allowed
+    distance `cap`: "15% of the allowed change"."""
     return f"{share(kl, cap):.0%} of the allowed change"
 
 

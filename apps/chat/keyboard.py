@@ -27,7 +27,8 @@ PIECE = 4  # number of typed characters that the parser gets at a time
 PASTE_PIECE = 4096  # number of pasted characters that the parser gets at a time
 BUSY_PAUSE = 0.002  # seconds until the next check whether a busy app has become free
 TURN = 0.01  # the maximum number of seconds of parsing before the app does other work
-UNREAD = 1 << 16  # while more than this number of characters wait, the module does not read the terminal
+# while more than this number of characters wait for the parser, the module does not read the terminal
+UNREAD = 1 << 16
 _PASTE, _END = "\x1b[200~", "\x1b[201~"
 _ESCAPE = constants.ESCAPE_DELAY + 0.001  # seconds after which a lone ESC byte is the Esc key
 
@@ -83,7 +84,8 @@ class Keyboard:
         return sum(queue.message_queue_size for queue in queues) > WAITING
 
     def _next_piece(self) -> str:
-        """Return the next piece of text for the parser, or "" if the parser needs more bytes."""
+        """Return the next piece of typed text for the parser, or "" if more bytes of the terminal must arrive
+        first."""
         if self._pasted is not None:
             return self._next_of_paste()
         begun = (self._last + self._typed[:PIECE]).find(_PASTE)

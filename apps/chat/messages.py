@@ -196,7 +196,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         return self.query_children(ReplyMarkdown).first(ReplyMarkdown)
 
     def reopen(self) -> None:
-        """Prepare the reply for more chunks: clear the shown ending and the shown rating."""
+        """Prepare the widget for more chunks of the reply: clear the shown ending and the shown rating."""
         self.finished, self.begun, self.ending, self.rating, self.effect = False, False, "", None, ""
         self.asks_why = False
 

@@ -118,8 +118,8 @@ class Prompt(TextArea):
         self._moved()
 
     def edit(self, edit: Edit) -> EditResult:
-        """Make a change of the text. If the text becomes too long for a message, insert only the first
-        characters."""
+        """Apply a change to the text of the input. If the text becomes too long for a message, insert only
+        the first characters."""
         replaced = self.document.get_text_range(edit.top, edit.bottom)
         room = max(0, MAX_MESSAGE_CHARACTERS - len(self.text) + len(replaced))
         if len(edit.text) > room:

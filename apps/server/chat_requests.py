@@ -1,5 +1,5 @@
-"""This module turns a body of POST /v1/chat/completions into the engine's form: the conversation, the tools,
-and the form that the reply must have."""
+"""This module turns a body of POST /v1/chat/completions into the types that the engine reads: the
+conversation, the tools, and the form that the reply must have."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -115,7 +115,7 @@ def thinking_of(body: ChatBody, tag: str | None, ignored: list[str]) -> bool | N
 
 def template_values(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the client's variables for the chat template. Raise ApiError if the variables are too large, or
-    if the server itself sets a variable of this name."""
+    if the server itself sets one of these variables."""
     values = dict(given or {})
     values.pop("enable_thinking", None)  # `thinking_of` handles this variable
     taken = next((name for name in values if name in TEMPLATE_NAMES), None)

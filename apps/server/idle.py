@@ -62,7 +62,7 @@ class IdleWork:
     idle_after: float = IDLE_AFTER
     # the value of `serving.written` when the idle work last prepared the replies for ratings
     _settled: int = 0
-    _stuck: int = 0  # the number of failures of the work in a row
+    _stuck: int = 0  # the number of times in a row that the idle work failed, or was still due after its end
     _courtesy: Courtesy = field(default_factory=Courtesy)
     _busy_at: float = field(default_factory=time.monotonic)
 

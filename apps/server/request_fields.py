@@ -7,8 +7,8 @@ request with a field of WOULD_CHANGE, and the error gives the name of the field 
 neither in a struct nor in one of these two lists, the server refuses the request, and the error gives the
 name of the field.
 
-A path is written as in an error, without numbers: `tools[].strict`. `tools[web_search]` means the items of
-`tools` whose `type` is web_search.
+The lists have the path of each field as an error shows the path, but without the numbers of items:
+`tools[].strict`. `tools[web_search]` means the items of `tools` whose `type` is web_search.
 """
 
 import re
@@ -51,7 +51,7 @@ _OPENAI_HINTS = {
 _OBFUSCATION = Unused(bool, "Nothing is added to a stream.")
 _ObfuscationOnly = Annotated[
     dict[Literal["include_obfuscation"], bool],
-    # msgspec does not write the names of the keys into the schema, so this line adds them.
+    # msgspec does not write the names of the allowed keys into the schema, so this line adds the names.
     Meta(extra_json_schema={"propertyNames": {"enum": ["include_obfuscation"]}}),
 ]
 _ANTHROPIC_HINTS = {

@@ -222,8 +222,8 @@ class Serving:
             yield self.alias
 
     async def adapter_of(self, model: str, adapter: str | None, salt: str) -> str | None:
-        """Return the adapter that the fields `model` and `adapter` of a request name, in the form of
-        `GenerationRequest.adapter_id`.
+        """Return the adapter that the fields `model` and `adapter` of a request name: the adapter's name, ""
+        for the model without an adapter, or None for the adapter in use.
 
         Raise ApiError, 404, if the server has no model or adapter of this name, and ApiError, 400, if the two
         fields name different adapters.

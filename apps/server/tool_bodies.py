@@ -12,8 +12,8 @@ TokenId = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 
 class OfferedFunction(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A function that the model can call. strict: if true and the model must call a tool, a keyword of
-    `parameters` that the server does not support is an error. If strict is false, this keyword does not
-    restrict the arguments."""
+    `parameters` that the server does not support is an error. If strict is false, a keyword that the server
+    does not support does not restrict the arguments."""
 
     name: FunctionName
     description: str | None = None
@@ -66,8 +66,8 @@ class AnyObject(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_
 
 class NamedSchema(Struct, forbid_unknown_fields=True):
     """A JSON schema. name, description: the server ignores these fields. strict: if true, a keyword of the
-    schema that the server does not support is an error. If strict is false, this keyword does not restrict
-    the reply."""
+    schema that the server does not support is an error. If strict is false, a keyword that the server does
+    not support does not restrict the reply."""
 
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     schema: JsonSchema

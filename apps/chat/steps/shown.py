@@ -1,5 +1,5 @@
-"""This module finds the last reply and the last question of the open chat. Commands of plain mode act on
-these messages."""
+"""This module finds the last reply and the last question of the open chat. In plain mode, commands such as
+/rate and /edit act on this reply or question."""
 
 from ruvmlx.errors import NotFound
 from ruvmlx.runtime import Runtime, Turn

@@ -122,7 +122,8 @@ class ChatTools:
 
     def refusal(self, call: ParsedCall) -> str:
         """Return a result that refuses the tool call without asking the user. Return "" if the call is
-        possible. A call is refused if the answer has made too many calls, or if the tool does not exist."""
+        possible. A call is refused if the model has already made MOST_CALLS calls for this answer, or if the
+        tool does not exist."""
         if self._made >= MOST_CALLS:
             return TOO_MANY
         return "" if call.name in self.by_name() else f"(There is no tool {call.name}.)"
