@@ -23,7 +23,7 @@ MAX_BYTES = 1 << 20  # the maximum size of the file in bytes
 CALL_SECONDS = 60.0  # the default time limit of a tool call
 _NAME = re.compile(r"[\w.-]{1,40}")
 _FIELDS = ("command", "args", "env", "url", "headers", "timeout")
-# Other programs write these fields into the file; this module ignores the fields. This program ignores them.
+# Other programs write these fields into the file; this module ignores the fields.
 _IGNORED = ("type", "disabled", "autoApprove", "alwaysAllow", "description")
 
 
