@@ -1,5 +1,5 @@
-"""This package has the command line of ruvmlx. A verb is a command of `ruvmlx`. Each verb is a function, and
-each group of verbs has a file.
+"""This package has the command line of ruvmlx. A verb is a command of `ruvmlx`. Each verb is a function in a
+file of this package; related verbs share a file.
 
 This file imports no large module, so `ruvmlx --help` answers in a fraction of a second.
 """
@@ -65,7 +65,7 @@ _OWN_FILE = (
     "adapters bench chat completion connect doctor embed "
     "generate learn log perplexity prove rate serve sessions"
 )
-FILES = {verb: verb for verb in _OWN_FILE.split()} | {  # maps each verb to its file
+FILES = {verb: verb for verb in _OWN_FILE.split()} | {  # maps each verb to its module
     "backup": "backup",
     "restore": "backup",
     "config": "settings",
@@ -83,6 +83,6 @@ FILES = {verb: verb for verb in _OWN_FILE.split()} | {  # maps each verb to its 
 def run() -> int:
     """Run the verb that the command line names, and return the exit code."""
     end_on_signals()
-    if len(sys.argv) > 1:  # after Ctrl-C during click's own import, click would print an empty line
+    if len(sys.argv) > 1:  # import the verb here, because click prints an empty line after Ctrl-C
         cli.get_command(click.Context(cli), sys.argv[1])
     return run_plainly(cli)

@@ -48,8 +48,8 @@ class _Open:
         return self.name
 
     def change(self):
-        """Return one BaseLoRA with the whole change of the weights: the base LoRA, the layer LoRA and the
-        micro LoRA of the adapter version in use."""
+        """Return one BaseLoRA with the whole change that the adapter makes to the model's weights: the sum of
+        the base LoRA, the layer LoRA and the micro LoRA of the adapter version in use."""
         from ruvmlx.lora import MicroLoRA
         from ruvmlx.lora.interchange import combine_adapter
         from ruvmlx.lora.layer_lora import combine_loras, unpack_layers
@@ -77,7 +77,7 @@ def _facts(store: Any, row: Any) -> dict[str, Any]:
 
 
 def _rank(store: Any, row: Any) -> int:
-    """Return the largest LoRA rank of all layers, in the adapter version in use."""
+    """Return the largest LoRA rank of all layers, in the adapter version that the adapter `row` uses now."""
     from ruvmlx.lora.base_lora import BaseLoRA
     from ruvmlx.lora.micro_lora import stored_rank
 
@@ -245,7 +245,7 @@ def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None
     if config.parse("adapter", name, "the command line") == "none":
         raise UsageError("none is no adapter; give another name.")
     settings = resolve(flags)
-    change = load(folder, load_model(settings.model).shape)  # an error comes early if the folder is wrong
+    change = load(folder, load_model(settings.model).shape)  # first, so that a bad folder fails early
     with open_runtime(replace(settings, adapter=name)) as runtime:
         adopted = import_adapter(runtime.store, runtime.learning.require_learner(), change, name)
     if adopted.kl > KL_CAP:

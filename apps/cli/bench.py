@@ -1,5 +1,5 @@
 """The command `ruvmlx bench` measures this machine's speed, memory and learning. The command compares the
-results with the design's targets, the machine's own limits and other runtimes."""
+results with the project's targets, with the machine's own limits and with other runtimes."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -18,7 +18,7 @@ from .verb import Verb
 if TYPE_CHECKING:
     from ruvmlx.settings import Settings
 
-# The following options apply with --server, too, because they select the chat and its look. The server
+# The options in this set apply with --server, too, because they select the chat and its look. The server
 # decides about all other options.
 _THE_CLIENTS = {"server", "api_key", "continue_", "session", "find", "system", "theme", "motion"}
 

@@ -13,7 +13,7 @@ from ruvmlx.errors import UsageError
 PART = 4  # a reply can take at most 1 / PART of the context
 MAX_REPLY_TOKENS = 32_000  # the maximum number of tokens of a reply that clients request by default
 CLAUDE_LEAST = 100_000  # Claude Code's smallest context window in tokens
-MARGIN = 0.95  # share of a prompt's room: clients count with another model's tokenizer
+MARGIN = 0.95  # share of the free tokens; clients count with another model's tokenizer
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ def client_of(name: str, served: Served) -> ClientFile:
 
 
 def _claude(served: Served) -> ClientFile:
-    """Return the configuration of Claude Code, which accepts no context window below CLAUDE_LEAST. If the
-    model's context is smaller, set the share of the window from which Claude Code summarises the
-    conversation."""
+    """Return the configuration of Claude Code, which accepts no context window below CLAUDE_LEAST. The
+    configuration also sets the percentage of this window from which Claude Code summarises the conversation,
+    so that the prompt fits into the model's context."""
     window = max(CLAUDE_LEAST, served.context)
     share = 100 * served.prompt // (window - min(served.reply, 20_000))
     variables = {
@@ -190,7 +190,8 @@ def _json_client(path: Path, wanted: Mapping[str, Any], use: str) -> ClientFile:
 
 
 def _merge_settings(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two sets of settings. If both sets have a value for a setting, take the value of `wanted`."""
+    """Return the settings of `found` and `wanted` together. If both have a value for a setting, take the
+    value of `wanted`; if both values are dicts, merge them in the same way."""
     joined = dict(found)
     for name, value in wanted.items():
         own = joined.get(name)

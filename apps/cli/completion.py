@@ -77,8 +77,8 @@ def _current_shell() -> str:
 
 
 def place(shell: str) -> Path:
-    """Return the path of the completion file. The shell, or its completion package, reads the user's
-    completion files in this folder."""
+    """Return the path of the completion file. The shell, or its package of completions, reads the user's
+    completion files from the folder of this path."""
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     if shell == "bash":
         own = os.environ.get("BASH_COMPLETION_USER_DIR") or str(data / "bash-completion")
@@ -91,7 +91,7 @@ def place(shell: str) -> Path:
 
 def line_to_add(shell: str) -> str:
     """Return the line that the user must add to the shell's start-up file. Return "" for fish, which finds
-    the completion file without such a line."""
+    the completion file without a line in the start-up file."""
     path = str(place(shell))
     if shell == "bash":  # without the package bash-completion, bash does not find the file
         return f'source "{path}"'

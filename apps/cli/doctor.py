@@ -1,5 +1,5 @@
-"""The command `ruvmlx doctor` checks this installation of ruvmlx. The verb can also write a report that the
-user can send to other people."""
+"""The command `ruvmlx doctor` checks this installation of ruvmlx. The command can also write a report on the
+machine and the checks, which the user can send to other people."""
 
 import shlex
 import stat
@@ -226,7 +226,7 @@ def doctor(file: Path | None, seconds: int, export_metal: Path | None, as_json: 
 
 
 def _writable(file: Path) -> None:
-    """Raise UsageError for a path that cannot be written, before the measurement takes minutes."""
+    """Raise UsageError if the folder of `file` does not exist, before the measurement takes minutes."""
     if not file.absolute().parent.is_dir():
         raise UsageError(
             f"--report {file}: there is no folder {file.parent}; name a file in an existing one."
@@ -259,8 +259,8 @@ def _export_metal(folder: Path, as_json: bool) -> None:
 
 
 def _run_check(name: str, check: Callable[[], str]) -> dict[str, Any]:
-    """Run one check of the installation. An exception becomes the result of this check, so that the other
-    checks still run."""
+    """Run one check of the installation. If the check raises an exception, return it as the result of the
+    check, so that the other checks still run."""
     try:
         return {"name": name, "ok": True, "detail": check()}
     except Exception as e:  # noqa: BLE001 - see the docstring

@@ -82,7 +82,8 @@ def _lines() -> Iterator[str]:
 
 
 def _check_new(out: Path) -> None:
-    """Raise UsageError if the file name `out` cannot be used, before the model is opened."""
+    """Raise UsageError if the name `out` does not end in .npy, or if the file exists. The verb calls this
+    function before it opens the model."""
     if out.suffix != ".npy":
         raise UsageError(f"--out {one_line(str(out))} must end in .npy; without it, vectors are JSON lines.")
     if out.exists():

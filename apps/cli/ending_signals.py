@@ -2,7 +2,7 @@
 
 After one of these signals, the verb ends as after Ctrl-C: it removes temporary folders and ends child
 processes. If a long computation in a library delays this end, the process exits GRACE seconds after the
-signal. The store is safe at every moment.
+signal. An end of the process at any moment does not damage the store.
 """
 
 import os

@@ -11,8 +11,8 @@ from .text_output import count, say
 
 
 def kv_facts(status: Any) -> dict[str, Any]:
-    """Return the facts about the tiers of the KV cache. Lengths are numbers of tokens; None means all
-    tokens."""
+    """Return the facts about the tiers (storage precisions) of the KV cache. The lengths of tiers are numbers
+    of tokens; None means all tokens."""
     known = status.report or {}
     return {
         "backend": status.backend,
@@ -32,7 +32,7 @@ def _lengths(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def show_kv(facts: dict[str, Any]) -> None:
-    """Print the facts for people, with what the figures mean."""
+    """Print the facts about the tiers of the KV cache for people, with explanations of the figures."""
     say("The KV cache is what the model has read of a chat. Fewer bits for a number save memory.")
     say(f"In use: {_tiers_in_words(facts['policy'])}.")
     say(f"Why: {facts['reason']}.")

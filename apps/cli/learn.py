@@ -33,11 +33,12 @@ ROUTER_WORDS = {
     "on": "It learns from your ratings and from the time that replies take.",
     "off": "Every reply uses what was learned; `ruvmlx config set router on` lets it choose.",
 }
-ARM_WORDS = {"adapter": "what was learned", "plain": "the original model"}  # the router's choices in words
+ARM_WORDS = {"adapter": "what was learned", "plain": "the original model"}  # words for the router's choices
 
 
 def _history(flags: dict[str, Any]):
-    """Return the history of the chosen model's adapter, without loading weights."""
+    """Return the AdapterHistory (versions and ratings) of the adapter that the flags choose, without loading
+    the model's weights."""
     from ruvmlx.sona.adapter_history import AdapterHistory
     from ruvmlx.store import Store
 
@@ -182,7 +183,7 @@ def _consolidate(runtime: Any, given: dict[str, Any], cancel: threading.Event) -
 
 def _deepen(runtime: Any, cancel: threading.Event) -> dict[str, Any]:
     """Run the deep loop, which records what the model learned. The loop puts no new weights into use, so the
-    fields `promoted` and `ppl_change` are None."""
+    fields `promoted` and `ppl_change` of the result are None."""
     from .training_line import training_line
 
     with training_line("replies") as line:

@@ -70,8 +70,8 @@ def _filter(kinds: tuple[str, ...], since: datetime | None, until: datetime | No
 
 
 def _facts(row: "WitnessRow") -> dict[str, Any]:
-    """Return a row of the log for JSON. The row's time is exact, because the row's hash was computed from the
-    exact time."""
+    """Return a row of the log for JSON. The text of the row's time has all nanoseconds, because the row's
+    hash was computed from the exact time."""
     seconds, ns = divmod(row.time, _NS)
     at = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{ns:09}Z"
     return {"n": row.seq, "time": at, "kind": row.kind, "detail": row.body, "hash": row.hash}

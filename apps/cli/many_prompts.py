@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ruvmlx.engine.types import Chunk, GenerationRequest, GenerationResponse
     from ruvmlx.runtime import Runtime
 
-AHEAD = 64  # the maximum number of prompts that are answered but not written, or in progress
+AHEAD = 64  # the maximum number of prompts in progress, or answered but not yet written
 COMMON = ("raw", "stop", "ignore_eos", "logprobs")  # flags that apply to every prompt
 Write = Callable[[dict[str, Any]], None]
 RequestOf = Callable[[PromptLine], "GenerationRequest"]
@@ -115,7 +115,8 @@ def request_maker(runtime: "Runtime", system: str | None, seed: int | None, **co
 
 
 class _Answer:
-    """An object of this class takes the chunks of the reply to one line from the scheduler."""
+    """An object of this class receives the chunks of the reply to one line of the file of prompts from the
+    scheduler."""
 
     def __init__(self, line: PromptLine):
         self.line = line
@@ -133,7 +134,7 @@ class _Answer:
         return bool(self.error) or self.response is not None
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts about the reply, as the line for the file of results."""
+        """Return the facts about the reply, or the error, as the line for the file of results."""
         if self.response is None:
             return {"id": self.line.id, "line": self.line.number, "error": self.error}
         found = self.response
@@ -162,13 +163,14 @@ def answer_all(
     cancel: threading.Event,
     progress: Callable[[int], None],
 ) -> None:
-    """Answer lines of the file of prompts, at most AHEAD lines at a time, and write their results in order.
+    """Answer lines of the file of prompts, at most AHEAD lines at a time, and write their results in the
+    order of the lines.
 
     request_of: a function that makes the request for a line. write: a function that writes one result. tally:
-    the counts of results. progress: a function that is called with the number of lines that are finished.
+    the counts of results. progress: a function that adds its argument to the number of finished lines.
 
-    Raise Interrupted when `cancel` is set. The next run then answers all lines whose results are not written
-    yet.
+    Raise Interrupted when `cancel` is set. The next run of the command then answers all lines whose results
+    are not written yet.
     """
     pending = deque[_Answer]()
     try:

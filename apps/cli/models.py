@@ -144,8 +144,8 @@ def _fit(model: "Model | Facts", backend: str = "auto") -> "Fit":
 
 
 def fit_words(name: str | None) -> str:
-    """Return one line that says how a model fits into this machine's memory. The verb `show --memory`
-    measures the memory of an open model."""
+    """Return one line that says how a model fits into this machine's memory. The line is an estimate; the
+    verb `show --memory` opens the model and measures its memory."""
     from ruvmlx.models.load import load_model
 
     return _fit(load_model(name)).words()
@@ -218,8 +218,8 @@ def _show_memory(name: str, as_json: bool) -> None:
 
 
 def _config_facts(shape: "ModelShape") -> dict[str, Any]:
-    """Return the fields of the model's shape. Scripts still use older names of some fields, so the dict has
-    the older names, too."""
+    """Return the fields of the model's shape (the sizes and kinds of its layers). Scripts still use older
+    names of some fields, so the dict has the older names, too."""
     from ruvmlx.models.config.model import ModelConfig
     from ruvmlx.models.config.rope_scaling import LinearRope
 

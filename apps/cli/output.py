@@ -1,6 +1,6 @@
 """This module prints the output of a verb (a command of `ruvmlx`). The verb's data goes to stdout, and all
-other text goes to stderr. An error sets the exit code. A program gets an error as one line. A terminal gets
-lines that fit."""
+other text goes to stderr. An error sets the exit code. The text of an error is one line; if stderr is a
+terminal, the line is wrapped at the terminal's width."""
 
 import json
 import os
@@ -39,17 +39,19 @@ def show(text: str) -> None:
 
 
 def show_whole(text: str) -> None:
-    """Print text to stdout in its own lines: a command to copy, a chart, or a message of a chat."""
+    """Print text to stdout without new line breaks, because its line breaks have a meaning: a command to
+    copy, a chart, or a message of a chat."""
     click.echo(sanitize(text))
 
 
 def log(text: str) -> None:
-    """Print a sentence about progress, or a remark, to stderr. Programs that read stderr get one line."""
+    """Print a sentence about progress, or a remark, to stderr. If stderr is a terminal, wrap the sentence at
+    the terminal's width; otherwise it stays one line."""
     click.echo(wrap_for(sanitize(text), sys.stderr), err=True)
 
 
 def run_plainly(command: click.Command) -> int:
-    """Run a click command and return the exit code. If the command fails, print the error on one line."""
+    """Run a click command and return the exit code. If the command fails, print the error to stderr."""
     try:
         _check_arguments()
         return command.main(prog_name="ruvmlx", standalone_mode=False) or 0
@@ -84,8 +86,8 @@ def run_plainly(command: click.Command) -> int:
 
 
 def _check_arguments() -> None:
-    """Raise UsageError for command-line arguments that are not UTF-8. Python reads their bytes as lone
-    surrogates, and text with lone surrogates cannot be stored or printed."""
+    """Raise UsageError for command-line arguments that are not UTF-8. Python reads the bytes that are not
+    UTF-8 as lone surrogates, and text with lone surrogates cannot be stored or printed."""
     for argument in sys.argv[1:]:
         if any("\ud800" <= c <= "\udfff" for c in argument):
             raise click.UsageError(f"an argument is not UTF-8 text: {argument!a}.")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ruvmlx.backends.base import Backend
     from ruvmlx.engine.perplexity import Perplexity
 
-MAX_TEXT_BYTES = 16 << 20  # bytes of the text; its tokens take 150 times as much memory
+MAX_TEXT_BYTES = 16 << 20  # the maximum size of the text; its tokens take 150 times as much memory
 
 
 @click.command(cls=Verb)

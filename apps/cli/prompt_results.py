@@ -27,8 +27,8 @@ BEGINNING = b'{"id": '  # the first characters of each line of results
 
 @dataclass
 class Tally:
-    """The counts of results of `generate --prompts`. kept: results of an earlier run that the file already
-    has. failed: results that are errors, also among the kept results."""
+    """The counts of results of `generate --prompts`. kept: the number of results of earlier runs that the
+    file already has. failed: the number of results that are errors, the kept results included."""
 
     kept: int = 0
     answered: int = 0
@@ -36,7 +36,7 @@ class Tally:
     generation_tokens: int = 0
 
     def sentence(self, seconds: float) -> str:
-        """Return the numbers as words: "3 prompts answered in 2.1 s, 40 tokens/s; 5 were done before; 1
+        """Return the counts as words: "3 prompts answered in 2.1 s, 40 tokens/s; 5 were done before; 1
         failed"."""
         speed = f", {self.generation_tokens / seconds:.0f} tokens/s" if self.answered and seconds else ""
         text = f"{count(self.answered, 'prompt')} answered in {seconds:.1f} s{speed}"
@@ -69,9 +69,9 @@ def write_line(file: BinaryIO, facts: Mapping[str, Any]) -> None:
 
 
 def skip_answered(file: BinaryIO, name: str, lines: Iterator[PromptLine], tally: Tally) -> None:
-    """Go to the end of the earlier results in the file, and skip the prompts that already have a result.
-    Remove a last line that is incomplete. If the lines of the file are not results of these prompts, raise
-    UsageError and do not change the file."""
+    """Set the file's position to the end of the earlier results, and skip the prompts that already have a
+    result. Remove an incomplete last line of the file. If the lines of the file are not results of these
+    prompts, raise UsageError and do not change the file."""
     end = 0
     while raw := file.readline():
         if not raw.endswith(b"\n"):

@@ -119,7 +119,7 @@ def prove(as_json: bool, **flags: Any) -> None:
     if not reach:
         log("the original model never meets this taste in 64 samples: ratings cannot teach it.")
     for seed in range(flags["seeds"]):
-        bench.base_replies(setting, seed)  # stores replies; the other processes only read them
+        bench.base_replies(setting, seed)  # stores replies, which the worker processes only read
     parts = [trial.TrialPart(setting, arm, seed, log) for seed in range(flags["seeds"])]
     found = dict(workers(flags, bench).results(trial.run_part, parts))
     points = report.join_trials([found[seed] for seed in range(flags["seeds"])])
@@ -146,7 +146,7 @@ def _show_users(users: Any) -> None:
 
 
 def _show_points(points: Sequence[Any], facts: dict[str, Any], questions: int) -> None:
-    """Print the results after each number of ratings, and what the columns mean."""
+    """Print a table of the results after each number of ratings, and explain the table's columns."""
     runs, unseen = count(facts["seeds"], "run"), count(questions, "question")
     say(
         f"The simulated user {facts['user']}, with {facts['arm']} learning, in {runs} with {unseen} that no "
@@ -233,7 +233,7 @@ def _run_drawn(flags: dict[str, Any], as_json: bool) -> None:
 
 
 def _machine(bench: Any) -> str:
-    """Return words that name the processor, the backend and the date."""
+    """Return words that name this machine's processor, the backend and today's date."""
     from ..bench.machine import hardware
 
     known = hardware(0)
@@ -372,8 +372,8 @@ def open_bench(settings: Settings, tell, measured=None):
 
 
 def workers(flags: dict[str, Any], bench: Any) -> Any:
-    """Return the worker processes for the trials, which are independent. The main process works without them
-    on a GPU, with a scorer of the user's own, or if two copies of the model do not fit into memory."""
+    """Return the worker processes that run trials at the same time, or none. The main process runs the trials
+    alone on a GPU, with a scorer of the user's own, or if two copies of the model do not fit into memory."""
     from ruvmlx.platform import cpu
 
     from ..prove.processes import Workers

@@ -27,8 +27,8 @@ def server_options(function: F) -> F:
 
 
 def saved_key(server: str, api_key: str | None) -> str | None:
-    """Return the key `api_key` if the user gave it. If not, return the key that this machine has stored for
-    its own server."""
+    """Return the key `api_key` if the user gave it. If the user gave no key, return the key that this machine
+    has stored for its own server."""
     from ..attach.client import is_here
     from ..server.keys import saved_keys
 

@@ -137,7 +137,7 @@ def search_sessions(
 
 
 def _found_words(hit: Any, wanted: str) -> str:
-    """Return words that say where the search found its words, and the text around."""
+    """Return words that say where the search found its words, and the text around these words."""
     return "in the title" if hit.message_id is None else f"{hit.role}: {excerpt(hit.content, wanted.split())}"
 
 
@@ -225,7 +225,8 @@ def import_sessions(files: tuple[Path, ...], as_json: bool) -> None:
 def _import_each(
     store: Any, files: Sequence[Path], failures: list[RuvmlxError], count: Callable[[], None]
 ) -> Iterator[Any]:
-    """Yield the result of each file. If an import fails, keep the error and import the next file."""
+    """Import each file and yield the result. If an import fails, append the error to `failures` and import
+    the next file."""
     from ruvmlx.chats.chat_file import import_once, read_bytes, read_limited
 
     for file in files:
@@ -240,7 +241,8 @@ def _import_each(
 
 @contextmanager
 def _watching_many(total: int) -> Iterator[Callable[[], None]]:
-    """Yield a function that counts one more file as imported. Show the progress of several files."""
+    """Yield a function that counts one more file as imported. If there are several files, show the
+    progress."""
     from ruvmlx.progress import Count
 
     from ..progress import watching
@@ -334,7 +336,8 @@ def remove_session(session_id: str, now: bool) -> None:
 
 
 def _find_chat(store: Any, beginning: str, deleted_too: bool) -> str:
-    """Return a chat's id. deleted_too: True to include deleted chats that the user can still restore."""
+    """Return the id of the chat whose id begins with `beginning`. deleted_too: True to include deleted chats
+    that the user can still restore."""
     try:
         return store.chats.find(beginning)
     except NotFound:

@@ -64,7 +64,7 @@ def effective(name: str, found: settings.Resolved) -> str:
     return settings.SPECS[name].display(found.value)
 
 
-@config.command("set", context_settings={"ignore_unknown_options": True})  # click must allow the value -1
+@config.command("set", context_settings={"ignore_unknown_options": True})  # permits the value -1
 @click.argument("name", shell_complete=complete_setting_names)
 @click.argument("value", shell_complete=complete_setting_values)
 def set_setting(name: str, value: str) -> None:

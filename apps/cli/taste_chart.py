@@ -9,7 +9,7 @@ from ..charts import Axis, scatter
 from .text_output import count
 
 TITLE = "Stars that were predicted before each rating, against those that were given"
-FELT = 0.05  # stars; a smaller difference is shown as no difference
+FELT = 0.05  # `summary` describes errors that differ by fewer stars as equal
 STEP = 0.5  # the number of stars between two rows of the chart
 ROWS = [5 - STEP * i for i in range(9)]
 

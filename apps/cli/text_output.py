@@ -57,7 +57,7 @@ def hint(text: str) -> None:
 
 def table(columns: Sequence[TableColumn], rows: Iterable[Sequence[str]], header: bool = True) -> None:
     """Print a table: the names of the columns, then the rows. A cell must not contain a newline.
-    header: False for a further part of a table whose names were printed before."""
+    header: False if the names of the columns were printed before, with an earlier part of the table."""
     from rich.table import Table
 
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=header)
@@ -76,8 +76,9 @@ def table(columns: Sequence[TableColumn], rows: Iterable[Sequence[str]], header:
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> None:
-    """Print the facts on one line each: the name of the fact, then its value. If a value is too long, it
-    continues below itself on the next line. A path that is too long for a line is not broken."""
+    """Print each fact on a line: the name of the fact, then its value. If a value is too long for the line,
+    it continues on the next line, in the column of the values. The function does not break a path that is too
+    long for a line."""
     from rich.cells import cell_len
 
     pairs = [(one_line(name), one_line(value)) for name, value in rows]
@@ -135,7 +136,8 @@ def _cell(text: str, column: TableColumn) -> "Text":
 
 
 def _text(text: str, style: str = "") -> "Text":
-    """Return the text with its colours. A long word, for example a path, is not broken into two lines."""
+    """Return the text with its colours. The library rich does not break a long word, for example a path, into
+    two lines."""
     from rich.text import Text
 
     shown = Text(text, style=style, overflow="ignore")
@@ -144,8 +146,7 @@ def _text(text: str, style: str = "") -> "Text":
 
 
 def _print(shown: "RenderableType") -> None:
-    """Render the text with rich and write it with click, which handles outputs that are closed or
-    redirected."""
+    """Convert the object to text with the library rich, and write this text to stdout with click."""
     from rich.console import Console
     from rich.text import Text
 

@@ -20,7 +20,7 @@ class TrainingLine:
 
     def __init__(self, line: TerminalLine, what: str):
         self._line, self._what = line, what
-        self._began: tuple[float, int] | None = None  # time and number of the first reported step
+        self._began: tuple[float, int] | None = None  # the time of the first report, and its `done`
         line.show_at_once(f"{PREPARING} …")
 
     def step(self, done: int, total: int, loss: float | None = None) -> None:
