@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-Point = tuple[float, float, float, float]  # x, y, and the interval of y
+Point = tuple[float, float, float, float]  # x, y, and the lower and upper end of the interval of y
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 400, 54, 150, 30, 44
 COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f", "#475569")
@@ -66,7 +66,8 @@ def scatter(
 
 
 def _places(x_axis: Axis, y_axis: Axis) -> tuple[Callable[[float], float], Callable[[float], float]]:
-    """Return two functions (x, y) that map a value on an axis to its place in the picture."""
+    """Return two functions: the first maps a value on the x axis to its x coordinate in the picture, and the
+    second does the same for the y axis."""
 
     def x(value: float) -> float:
         return round(LEFT + (WIDTH - LEFT - RIGHT) * x_axis.at(value), 1)
@@ -108,7 +109,7 @@ def bars(title: str, rows: Sequence[tuple[str, float, str]], most: float = 1.0) 
 
 
 def ticks(high: float, count: int = 5) -> list[float]:
-    """Return round numbers in equal steps from 0 to `high`, or to the next step above `high`."""
+    """Return round numbers in equal steps from 0 up to `high`, or up to the first step above `high`."""
     if high <= 0:
         return [0.0, 1.0]
     raw = high / count
@@ -125,7 +126,8 @@ def _picture(height: float, drawn: Sequence[str]) -> str:
 
 
 def _separate_labels(heights: Sequence[float], gap: float = 14) -> list[float]:
-    """Move heights down until they are at least `gap` apart, so that labels do not overlap."""
+    """Return the heights of labels, with some of them moved down so that neighbours are at least `gap` apart
+    and do not overlap."""
     placed: dict[int, float] = {}
     last = -gap
     for i in sorted(range(len(heights)), key=lambda i: heights[i]):

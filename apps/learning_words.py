@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ruvmlx.runtime import PreferenceResult, RatingResult
 
-# Rows of (limit, words): the words for a share of the allowed distance (KL) below the limit.
+# Rows of (limit, words): the words that describe a distance (KL) from the original model whose share of the
+# allowed distance is below the limit.
 DIFFERENCE = (
     (0.05, "hardly differ"),
     (0.35, "differ slightly"),
@@ -105,8 +106,8 @@ def preference_line(result: "PreferenceResult") -> str:
 
 
 def _after(result: "RatingResult | PreferenceResult") -> str:
-    """Return sentences about the distance from the original model and about the command that undoes a
-    rating."""
+    """Return sentences that say, after a rating, how far the model is from the original model, and which
+    command undoes the rating."""
     return f"{_difference(result.kl, result.kl_cap)} `ruvmlx learn undo` takes it back."
 
 
@@ -203,7 +204,7 @@ def _training(facts: dict[str, Any]) -> str:
 def _kinds(facts: dict[str, Any], between: str, ending: str = "") -> str:
     """Return "rating", or "rating or preference" if the user has given preferences too.
 
-    between: the word between the two kinds. ending: the ending of both words, for example "s".
+    between: the word between the two nouns. ending: the ending of both nouns, for example "s".
     """
     return f"rating{ending} {between} preference{ending}" if facts.get("preferences") else f"rating{ending}"
 

@@ -29,7 +29,7 @@ _PERSONAL = re.compile(
     r"(?:\w+:)?(?:~|\.{1,2})?[/\\](?![\s/\\]|$)\S*|\S+@\S+\.\w+|\b(?=\w*\d)(?=\w*[a-zA-Z])[\w-]{24,}\b"
 )
 _OURS = re.compile(r"\b(?:ruvmlx|apps)/[\w/]+\.py:\d+")
-_SHORT = 3  # letters; shorter names are not removed, because they can be ordinary words
+_SHORT = 3  # letters; shorter names stay in the text, because they can be ordinary words
 _MAX_ERROR_CHARACTERS = 600  # the maximum number of characters of an error message
 
 
@@ -85,7 +85,8 @@ _COMMON = set("home Users root default none auto tmp opt usr local share Library
 
 
 def clean_json(value: Any, names: Iterable[str]) -> Any:
-    """Return a JSON value with every string cleaned. The keys stay, because the program wrote them."""
+    """Return a JSON value in which `remove_private` has cleaned every string. The keys of objects stay,
+    because the program wrote them."""
     if isinstance(value, str):
         return remove_private(value, names)
     if isinstance(value, dict):

@@ -38,8 +38,8 @@ def plan_lines(plan: Plan, columns: int) -> list[str]:
 
 
 class TerminalLine:
-    """A line of the terminal that each new progress overwrites. For screen readers, each progress is a new
-    line, at most one in STILL seconds."""
+    """A line of the terminal that shows progress; each new report of progress overwrites the line. For screen
+    readers, a report is a new line, at most one in STILL seconds."""
 
     def __init__(self, sink: TextIO, still: bool = False):
         """still: True if no line is overwritten (for screen readers)."""
@@ -58,7 +58,8 @@ class TerminalLine:
             self._write_over(one_line(progress.line))
 
     def show_at_once(self, text: str) -> None:
-        """Show a line without the wait of PATIENCE. The next line overwrites this line."""
+        """Show a line at once, without waiting PATIENCE seconds. The next report of progress overwrites this
+        line."""
         self._write_over(text)
 
     def say(self, *lines: str) -> None:
@@ -83,8 +84,8 @@ class TerminalLine:
 
 
 class TerminalWatch(Watch):
-    """A watch that shows the progress of a model's opening. On the first run and before a download, it also
-    shows the load plan."""
+    """A watch that shows the progress of a model's opening. On the first run of ruvmlx and before a download,
+    the watch also shows the load plan (the model and its memory)."""
 
     def __init__(self, line: TerminalLine, first: bool = False):
         self._line, self._first = line, first
@@ -104,7 +105,7 @@ class TerminalWatch(Watch):
 
 class PullWatch(Watch):
     """A watch for the command `pull` that shows the files to download and the progress. Without a terminal,
-    it shows only which of several files was chosen, and why."""
+    the watch shows only which of several files of the model was chosen, and why."""
 
     def __init__(self, line: TerminalLine, terminal: bool = True):
         self._line, self._terminal = line, terminal

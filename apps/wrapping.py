@@ -7,7 +7,7 @@ from typing import TextIO
 
 UNLIMITED = 2000  # the width in columns if there is no terminal and no COLUMNS
 USUAL_COLUMNS = 80  # the width of a terminal that does not tell its width
-MIN_COLUMNS = 20  # a narrower terminal breaks the lines itself
+MIN_COLUMNS = 20  # text is wrapped at this width if the terminal is narrower
 COMMAND = re.compile(r"`[^`\n]+`")
 _UNIT = re.compile(r"(?<=\d) (?=[kMG]?B\b)")
 _WORD = re.compile(r"\s*\S+")
@@ -28,7 +28,7 @@ def release(text: str) -> str:
 def wrap(text: str, columns: int, hang: int = 0) -> str:
     """Return the text in lines of at most `columns` columns. A word or a command that is longer than a line
     stands on a line of its own, whole, with as much indent as fits. A line that fits stays as it is.
-    hang: the columns by which the second and later parts of a line are indented."""
+    hang: the number of columns by which the parts of a broken line, except its first part, are indented."""
     return "\n".join(_wrap_line(line, columns, hang) for line in text.split("\n"))
 
 
@@ -51,8 +51,8 @@ def _wrap_line(line: str, columns: int, hang: int) -> str:
 
 
 def wrap_for(text: str, stream: TextIO | None) -> str:
-    """Return the text in lines that fit the terminal of a stream. A program that reads the stream gets each
-    line whole."""
+    """Return the text in lines that fit the terminal of a stream. If the stream is no terminal, lines of up
+    to UNLIMITED columns stay whole."""
     return wrap(text, width(stream) if stream is not None and stream.isatty() else UNLIMITED)
 
 

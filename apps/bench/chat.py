@@ -42,7 +42,8 @@ class Size:
     """The size of the measurements.
 
     replies, tokens: the number of paced replies, and the number of tokens of each
-    keys, trained: the numbers of keys that are typed while the model replies, and while the model trains
+    keys, trained: the number of keys that are typed while the model replies, and the number while the model
+        trains
     stops: the number of times that Esc is pressed during a reply
     turns: the number of turns of the chat whose memory is measured; 0 to leave out this measurement
     """

@@ -75,9 +75,10 @@ def pieces(first: int, count: int) -> Iterator[str]:
 
 
 class PacedReplies:
-    """A writer of paced replies: replies that are written in advance and come at an even pace. Its function
-    `generate` replaces the function of the runtime's writer. The store keeps paced replies like replies of
-    the model, but without a trace (the data from which a rating learns), so a rating changes no weights."""
+    """A writer of paced replies: replies that are written in advance and come at an even pace. The function
+    `generate` of an object of this class replaces the function `generate` of the runtime's writer. The store
+    keeps paced replies like replies of the model, but without a trace (the data from which a rating learns),
+    so a rating changes no weights."""
 
     def __init__(self, runtime: Runtime, rate: float, tell: Tell):
         self._prepared = runtime.writer.prepare_request
@@ -110,7 +111,8 @@ class PacedReplies:
 
 @dataclass(frozen=True)
 class PacedRun:
-    """The fields of the engine's class Run that the archive of replies reads."""
+    """An object in place of the engine's class Run, with only the fields that the archive of replies
+    reads."""
 
     request: GenerationRequest
     drawn: tuple[int, ...] = ()

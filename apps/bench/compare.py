@@ -3,9 +3,10 @@ faster or slower by more than chance explains.
 
 If a row has a reference (the machine's own speed in the same turns), the samples are divided by the
 reference, because a slow hour of the machine slows the row and its reference. A permutation test compares the
-medians of the logarithms of the samples. The test is exact if there are few samples. A row has changed if the
-difference is significant (with Holm's correction over all rows) and larger than WORTH. For rows without a
-reference, the difference must be larger than ALONE.
+medians of the logarithms of the samples. If there are few samples, the test tries all divisions of the
+samples into two groups; otherwise it tries random divisions. A row has changed if the difference is
+significant (with Holm's correction over all rows) and larger than WORTH. For rows without a reference, the
+difference must be larger than ALONE.
 """
 
 import itertools
@@ -23,8 +24,8 @@ from ruvmlx.errors import UsageError
 from .rows import ALONE, WORTH, verdict
 
 LEVEL = 0.05  # the significance level of all rows together
-EXACT = 20_000  # the maximum number of permutations for an exact test
-_DRAWN = 20_000  # the number of random permutations in a test that is not exact
+EXACT = 20_000  # the maximum number of divisions of samples for an exact test
+_DRAWN = 20_000  # the number of random divisions in a test that is not exact
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,9 @@ def _logs(row: dict[str, Any], other: dict[str, Any]) -> np.ndarray:
 
 
 def permutation(x: np.ndarray, y: np.ndarray) -> float:
-    """Return the p-value of the difference between the medians of two groups of samples: the share of random
-    divisions of all samples into groups of the same sizes whose medians differ at least as much."""
+    """Return the p-value of the difference between the medians of two groups of samples: the share of all (or
+    of many random) divisions of the samples into groups of the same sizes whose medians differ at least as
+    much."""
     every, n = np.concatenate([x, y]), len(x)
     seen = abs(np.median(y) - np.median(x)) - 1e-12
     exact = math.comb(len(every), n) <= EXACT

@@ -1,9 +1,9 @@
-"""This module is the kernel suite of `ruvmlx bench`. The suite measures each C kernel in each implementation
-that this machine can run, on one thread, called from Python.
+"""This module is the kernel suite of `ruvmlx bench`. The suite measures the C kernels in each implementation
+that this machine can run, except the scalar one, on one thread, called from Python.
 
 Each row of the report also has the kernel's error relative to its twin (a slow implementation in NumPy), and
-its limit. The limit is the time in which one thread only reads the bytes of a call, or only computes its
-products. Decoder kernels run with Mistral-7B's sizes, and learning kernels with the starter model's sizes.
+its limit. The limit is the time in which one thread reads the bytes of a call, or in which it computes the
+products, whichever is longer. Decoder kernels have Mistral-7B's sizes, and learning kernels the starter model's.
 """
 
 import copy
@@ -100,7 +100,7 @@ def distance(kernel: BenchKernel, impl: str) -> float:
 
 def _groups(call: Callable[[], object]) -> list[tuple[float, float]]:
     """Return (mean seconds of a call, mean seconds of `_arithmetic`) for each group of calls. All groups
-    together take a fifth of a second."""
+    together take about a fifth of a second, or longer if one call takes longer."""
     call()
     started = time.perf_counter()
     call()
@@ -202,7 +202,7 @@ def _migration(make) -> BenchKernel:
 
 
 def _layers(make) -> list[BenchKernel]:
-    """Return the kernels of a decoder layer's other operations, and of the forward pass of LoRA."""
+    """Return the kernels of a decoder layer's small operations, such as norms, and of LoRA's forward pass."""
     turn, heads = _turns(1), make(1, HEADS + KV_HEADS, HEAD_DIM)
     x, weight, gate, up = make(1, HIDDEN), make(HIDDEN), make(1, 14336), make(1, 14336)
     y, wide, a, b = make(1, 768), make(1, 768), make(768, 8), make(8, 768)

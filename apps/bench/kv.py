@@ -33,8 +33,8 @@ def run(
 ) -> list[Row]:
     """Run the suite, and return its rows of the report.
 
-    ours: {"tiered", "f16": the player (a runtime in a separate process, players.py) of ruvmlx with this
-        cache}
+    ours: the keys are "tiered" and "f16"; the value is the player (a runtime in a separate process,
+        players.py) that runs ruvmlx with this cache
     peers: the other runtimes
     long: the number of tokens of the long context
     """
@@ -82,7 +82,8 @@ def _quality(ours: OnStage, tokens: int, lengths: tuple[int, ...]) -> list[Row]:
     """Measure the quality of a tiered cache compared with an f16 cache: its perplexity and KL on Python's
     reference manual. Return the rows.
 
-    lengths: the ages in tokens at which KV pages leave the tiers; only the default lengths have a target
+    lengths: the ages in tokens at which KV pages leave each tier for the next lower tier; only the default
+        lengths have a target
     """
     found = ours.call("quality", "\n\n".join(topics[name] for name in sorted(topics)), tokens, *lengths)
     named = ", ".join(f"{name} {age}" for name, age in zip(LENGTHS, lengths, strict=True))

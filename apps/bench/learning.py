@@ -157,10 +157,10 @@ def _direction(runtime: Any) -> Row:
 
 
 def _bookkeeping() -> Row:
-    """Measure the time of the small updates at a rating, and return the row: the trend and the retention of
-    earlier ratings (sona/instant.py), the moving mean of the time per token, and the store's row of the
-    learning signal (sona/signal.py). The updates of the weights and of the index of ratings have other
-    rows."""
+    """Measure the time of the small updates at a rating, and return the row. They are the trend and the
+    retention of earlier ratings (sona/instant.py), the moving mean of the time per token, and the data of the
+    learning signal for the store (sona/signal.py). The times of the updates of the weights and of the index
+    of ratings are in other rows."""
     counts, pace = np.arange(len(signal.LABELS)), signal.Pace()
     given = signal.extract("reply", "up", counts, None, 1.1, 1, 200)
 
@@ -243,7 +243,7 @@ def _recall(bank: ReasoningBank, vectors: np.ndarray) -> float:
 
 def _question(runtime: Any) -> Row:
     """Measure the time to embed a question for the reasoning bank, and return the row. With the option
-    --examples, the question is embedded before the reply, else while the user reads."""
+    --examples, ruvmlx embeds the question before it writes the reply, else while the user reads the reply."""
     read = embedding.read_question
     times = [
         t / 1e3
@@ -292,7 +292,7 @@ def _median(
     name: str, values: Sequence[float], unit: str, target: float | None = None, note: str = ""
 ) -> Row:
     """Return a row of measured values. The samples of the row are the medians of consecutive parts of the
-    values."""
+    measured values."""
     parts = np.array_split(np.asarray(values), min(GROUPS, len(values)))
     samples = [float(np.median(part)) for part in parts]
     return median_row(name, samples, unit, target, note=note, better="lower")

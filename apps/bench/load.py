@@ -1,5 +1,5 @@
 """This module is the load suite of `ruvmlx bench`. The suite measures the time to load a model, and the
-memory of the loaded model. Of a large random model, it also measures the decode speed."""
+memory of the loaded model. For a large random model, the suite also measures the decode speed."""
 
 import shutil
 import statistics

@@ -137,7 +137,7 @@ def _bits(block: np.ndarray) -> np.uint64:
     return np.bitwise_or.reduce(block.view(np.uint64))
 
 
-# Functions that read all bytes of a block. The processor decides which function is the fastest.
+# Functions that read all bytes of a block. It depends on the processor which function is the fastest.
 READS: tuple[Callable[[np.ndarray], object], ...] = (micro.all_finite, _bits, np.max)
 
 
@@ -190,8 +190,8 @@ class Thermometer:
 
     @property
     def drift(self) -> float:
-        """The slowdown of the machine during the run: the median of the later readings / the first
-        reading - 1. The drift is 0 with fewer than 2 readings, or if the machine did not slow down."""
+        """The slowdown of the machine during the run: (the median of the readings after the first one) / (the
+        first reading) - 1. The drift is 0 with fewer than 2 readings, or if the machine did not slow down."""
         if len(self.readings) < 2:
             return 0.0
         first, *rest = self.readings

@@ -93,7 +93,8 @@ def _first(known: int, fresh: int, turns: Turns) -> list[Row]:
 
 
 def _prefill(turns: Turns, ours: OnStage, limits: Limits) -> list[Row]:
-    """Return the rows of prefill. The limit of the speed is one 8-bit product for each weight and token."""
+    """Return the rows of prefill. Their limit is the speed at which the machine computes one 8-bit product
+    for each weight and token."""
     limit = {"ours": limits.products / ours.facts["parameters"]}
     rates = {name: [PROMPT / s for s in seconds] for name, seconds in turns.items()}
     name, reference = f"prefill {PROMPT}", [1 / s for s in turns["products"]]
@@ -102,8 +103,8 @@ def _prefill(turns: Turns, ours: OnStage, limits: Limits) -> list[Row]:
 
 
 def _decode(ours: OnStage, memory: OnStage, peers: Peers, context: int, rounds: int) -> list[Row]:
-    """Measure decoding, and return its rows. The limit of the speed is one read of the weights and of the KV
-    cache for each token, at the speed of the player `memory` in the same turns."""
+    """Measure decoding, and return its rows. The rows' limit is the speed at which the player `memory`, in
+    the same turns, would read the weights and the KV cache once for each token."""
     with peers.on_stage(context + 2 * DECODED, caches=context > PROMPT) as others:
         players = {"ours": ours, "memory": memory} | others
         for name, player in players.items():
@@ -136,8 +137,8 @@ def _speeds(
     reference: Sequence[float] = (),
     target: float | None = None,
 ) -> list[Row]:
-    """Return a row of the speed of each player. The row of ruvmlx also has the target and the reference: the
-    speed of the machine in the same turns.
+    """Return a row of the speed of each player. The row of ruvmlx also has the target, and the reference,
+    which is the speed of the machine in the same turns.
 
     rates: {player: tokens a second in each turn}
     limits: {player: the largest speed that the machine allows}

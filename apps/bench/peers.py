@@ -1,5 +1,5 @@
 """This module runs the peers: the other runtimes with which ruvmlx is compared, llama.cpp and mlx-lm. All
-runtimes have the same weights and take part in the same turns."""
+runtimes have the same weights, and the benchmark measures them in turns."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence

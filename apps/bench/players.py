@@ -178,7 +178,7 @@ class Ruvmlx:
         """Compare a policy of the KV cache with an f16 cache on the first `tokens` tokens of a text. Return
         the relative change of perplexity, the KL, and the policy's share of f16's bytes.
 
-        lengths: the ages in tokens at which KV pages leave the tiers
+        lengths: the ages in tokens at which KV pages leave each tier for the next lower tier
         """
         ids = self._model.tokenizer.encode(text[: 8 * tokens])[:tokens]
         found = perplexity(self._backend, ids, tokens, TierPolicy("tiered", tuple(lengths)))
@@ -188,8 +188,8 @@ class Ruvmlx:
 
 
 def _names(tokens: list[int]) -> Chain:
-    """Return the names of the KV pages of these tokens. The names need no key of the model, because the cache
-    folder is for one model only."""
+    """Return the chain of names under which the cache folder stores the KV pages of these tokens. The names
+    need no key of the model, because the cache folder is for one model only."""
     return extend([root({})], tokens)
 
 

@@ -117,8 +117,8 @@ class Typist:
         self.took: list[float] = []
 
     def type(self, pause: float) -> None:
-        """Type a letter after a random pause of 0.5 to 1.5 times `pause` seconds. The pause is random so that
-        keys do not come at the same moment of each frame."""
+        """Type a letter after a random pause of 0.5 to 1.5 times `pause` seconds. The pause is random, so
+        that keys do not always come at the same moment within a frame of the app."""
         self._terminal.watch(pause * (0.5 + self._rng.random()))
         letter = LETTERS[len(self.took) % len(LETTERS)]
         sent = self._terminal.send(letter)

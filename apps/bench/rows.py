@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 FAULT = 1.05  # a value that beats the machine's limit by more than this factor is a wrong measurement
-WORTH, ALONE = 0.04, 0.15  # differences that two runs of the same code often have: of a ratio, and of a time
+WORTH, ALONE = 0.04, 0.15  # usual differences of two runs of the same code: of a ratio, of a time
 _TIMES = ("us", "ms", "s", "tok/s")
 
 
@@ -51,7 +51,8 @@ class Row:
 
     @property
     def share(self) -> float | None:
-        """The share of the limit that the value reaches; 1 is the best that the machine can do."""
+        """The share of the machine's limit that the value reaches; 1 means that the value equals the
+        limit."""
         if not self.value or not self.limit:
             return None
         return self.value / self.limit if self.better == "higher" else self.limit / self.value

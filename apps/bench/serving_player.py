@@ -75,10 +75,10 @@ class ServingPlayer:
         return {"rate": len(prompts) / float(np.median(np.diff(times))), "decode": decode}
 
     def arrive(self, prompt: list[int], arriving: list[int]) -> dict[str, float]:
-        """Let a reply run to `prompt`, and let another prompt, `arriving`, arrive. Return the seconds between
-        two tokens of the running reply: before the other prompt arrives ("plain"), and while the other prompt
-        is read ("most", "median"). Also return the seconds to the first token of the reply to the other
-        prompt ("first")."""
+        """Let the model write a reply to `prompt`, and send another prompt, `arriving`, during this reply.
+        Return the seconds between two tokens of the running reply: before the other prompt arrives ("plain"),
+        and while the other prompt is read ("most", "median"). Also return the seconds to the first token of
+        the reply to the other prompt ("first")."""
         running = self._submit(prompt, 1000, 0)
         while running.tokens < 30:
             self._step([running])

@@ -101,7 +101,7 @@ def run(plan: BenchPlan, say: Log, show: Show = lambda rows: None) -> dict[str, 
 
 def seconds_left(done: Sequence[str], left: Sequence[str], seconds: float) -> float:
     """Estimate the remaining seconds of a quick run from the speed so far. done: the finished suites, which
-    took `seconds` seconds; left: the suites that are left."""
+    took `seconds` seconds; left: the suites that have not run yet."""
     pace = seconds / sum(QUICK_SECONDS[name] for name in done)
     return pace * sum(QUICK_SECONDS[name] for name in left)
 

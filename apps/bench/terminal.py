@@ -71,7 +71,8 @@ def _bars(series: Mapping[str, Sequence[tuple[int, float]]]) -> Iterator[str]:
 
 
 def change_row(change: RowChange) -> tuple[str, ...]:
-    """Return a row of the table of changes: what was measured, old and new value, change, chance, verdict."""
+    """Return a row of the table of changes: what was measured, old and new value, change in percent, p-value,
+    verdict."""
     if change.ratio is None or change.p is None:
         return change.name, "", "", "", "", change.verdict
     chance = "under 0.1%" if change.p < 0.001 else f"{change.p:.1%}"

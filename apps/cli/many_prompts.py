@@ -1,8 +1,8 @@
 """The command `ruvmlx generate --prompts` answers each line of a file, several lines at a time, and writes
 the replies in the file's order.
 
-The scheduler of the runtime batches the requests (engine/scheduler.py). Each reply is the same as without a
-batch. The store keeps each reply, so the user can rate it.
+The scheduler of the runtime batches the requests (engine/scheduler.py). With 4-bit or 8-bit weights on the
+native backend, a reply is the same as without a batch. The store keeps each reply, so the user can rate it.
 """
 
 import threading

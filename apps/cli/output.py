@@ -46,7 +46,7 @@ def show_whole(text: str) -> None:
 
 def log(text: str) -> None:
     """Print a sentence about progress, or a remark, to stderr. If stderr is a terminal, wrap the sentence at
-    the terminal's width; otherwise it stays one line."""
+    the terminal's width; otherwise it stays one line of up to 2,000 columns."""
     click.echo(wrap_for(sanitize(text), sys.stderr), err=True)
 
 

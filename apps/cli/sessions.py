@@ -137,7 +137,7 @@ def search_sessions(
 
 
 def _found_words(hit: Any, wanted: str) -> str:
-    """Return words that say where the search found its words, and the text around these words."""
+    """Return where the search found its words, and the text around these words."""
     return "in the title" if hit.message_id is None else f"{hit.role}: {excerpt(hit.content, wanted.split())}"
 
 
@@ -225,8 +225,7 @@ def import_sessions(files: tuple[Path, ...], as_json: bool) -> None:
 def _import_each(
     store: Any, files: Sequence[Path], failures: list[RuvmlxError], count: Callable[[], None]
 ) -> Iterator[Any]:
-    """Import each file and yield the result. If an import fails, append the error to `failures` and import
-    the next file."""
+    """Import each file and yield the result. If an import fails, append its error to `failures`."""
     from ruvmlx.chats.chat_file import import_once, read_bytes, read_limited
 
     for file in files:
@@ -241,8 +240,7 @@ def _import_each(
 
 @contextmanager
 def _watching_many(total: int) -> Iterator[Callable[[], None]]:
-    """Yield a function that counts one more file as imported. If there are several files, show the
-    progress."""
+    """Yield a function that counts one more imported file, and shows the progress of several files."""
     from ruvmlx.progress import Count
 
     from ..progress import watching

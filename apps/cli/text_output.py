@@ -1,8 +1,8 @@
 """This module prints text for people: sentences, tables and hints that fit the terminal.
 
 On a terminal, text is wrapped at the terminal's width and has colours, unless NO_COLOR is set. In a file or
-pipe, each sentence and each row is one line of any length, so that programs such as grep and cut work. The
-variable COLUMNS sets a width in both cases.
+pipe, each sentence and each row is one line of up to 2,000 columns, so that programs such as grep and cut
+work. The variable COLUMNS sets a width in both cases.
 """
 
 import io

@@ -129,8 +129,8 @@ class _Person:
             self.pressed += 1
 
     def checkpoint(self, bench: Bench, setup: ChatSetup) -> None:
-        """Keep the weights of each checkpoint that the rater has reached or for which the rater has run out
-        of patience."""
+        """Keep a copy of the weights for each checkpoint that the rater has reached, or for which the rater
+        has read PATIENCE times as many replies."""
         for presses in setup.presses[len(self.snapshots) :]:
             if self.pressed < presses and self.read < PATIENCE * presses:
                 return
@@ -160,7 +160,8 @@ def run(
 
 
 def _round(bench: Bench, setup: ChatSetup, people: Sequence[_Person]) -> None:
-    """Let each rater read one reply, rate it, and keep the weights at a checkpoint."""
+    """Let each rater read one reply and press a thumb or none. If a rater has reached a checkpoint, keep a
+    copy of the rater's weights."""
     for person, _, response in next_replies(people, lambda p: p.request(setup)):
         person.receive(response)
         person.checkpoint(bench, setup)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .report import Point
 from .users import HOSTILE, TASTES
 
-Found = Mapping[str, list[Point]]  # cell ("user, arm") -> its results; tastes out of reach are left out
+Found = Mapping[str, list[Point]]  # cell ("user, arm") -> its results, without users out of reach
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def _one(
 
 def _beats(words: str, better: str, worse: str) -> Callable[[Found], ClaimVerdict]:
     """Return a claim that the cell `better` has more mean stars than the cell `worse` after 100 ratings. The
-    key "A against B" of `found` has the results of cell A for the seeds that cell B also has."""
+    key "A against B" of the results has the results of cell A for the seeds that cell B also has."""
 
     def look(found: Found) -> ClaimVerdict:
         a, b = _at(found, f"{better} against {worse}", 100), _at(found, f"{worse} against {better}", 100)
@@ -65,8 +65,9 @@ def _retention(
     form: str,
     seed: Callable[[Point], float] | None = None,
 ):
-    """Return a claim that the worst figure of all cells (simulated user and arm) is at most `limit`. Cells
-    with examples in the prompt are left out, because replies copy from examples without learning.
+    """Return a claim that the worst figure of all cells (simulated user and arm) whose arm learns with the
+    instant or the full loop is at most `limit`. Cells with examples in the prompt are left out, because
+    replies copy from examples without learning.
 
     hostile: True for the cells of hostile users, False for the cells of users with tastes
     figure: the function that returns the figure of a result

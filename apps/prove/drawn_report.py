@@ -2,8 +2,9 @@
 has the distribution over users, the worst user, and the cost.
 
 The report includes only users within reach. The reach of a user is computed before the model learns. For each
-question, a perfect judge picks the best of eight replies of the untouched model. A user is within reach if
-this pick beats a random reply of the eight in at least the share REACH of all questions.
+question, a perfect judge picks the best of eight replies of the untouched model. The reach is the win-rate of
+this pick against all eight replies, in which a tie is half a win. A user is within reach if the reach is at
+least REACH.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ import numpy as np
 from ..charts import Axis, lines
 from .statistics import mean_interval, win_interval, win_rate
 
-REACH = 0.7  # the minimum reach of a user in the report, a share of the questions
+REACH = 0.7  # the minimum reach (a win-rate) of a user in the report
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)  # the quantiles of the users' win-rates in the report
 Results = Sequence[dict[str, Any]]
 
@@ -40,8 +41,8 @@ class UserPoint:
 
 @dataclass(frozen=True)
 class ArmSpread:
-    """The results of an arm (a way to learn) over all users within reach (users whose taste some replies
-    meet).
+    """The results of an arm (a way to learn) over all users within reach (users whose taste the untouched
+    model's replies meet often enough).
 
     users: the number of users
     win_rate, win_ci: the mean of the users' win-rates, and its 95% interval
@@ -131,7 +132,7 @@ def _distribution(arm: str, ratings: int, users: list[UserPoint]) -> ArmSpread:
 
 
 def costs(results: Results) -> list[ArmCost]:
-    """Return the cost of each way to learn. Users out of reach are included."""
+    """Return the cost of each way to learn. The cost also includes users out of reach."""
     return [_arm_cost(learn, [r for r in results if r["learn"] == learn]) for learn in _learns(results)]
 
 

@@ -118,7 +118,7 @@ class DrawnTaste:
 
 def stars(seed: int, questions: Sequence[str], texts: Sequence[str]) -> tuple[str, np.ndarray]:
     """Draw a taste at random. Return the taste in words, and the stars [R] that a user with this taste gives
-    to R replies. Each number of stars from 1 to 5 is equally frequent."""
+    to R replies. In these R replies, each number of stars from 1 to 5 is about equally frequent."""
     rng = np.random.default_rng([seed, 22])
     taste = DrawnTaste.draw(rng, list(PROPERTIES), WANTED)
     values = taste.values(questions, texts)

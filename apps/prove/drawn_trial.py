@@ -35,7 +35,7 @@ from .untouched_replies import JudgedReply
 REACH_BEST_OF = 8  # the number of the untouched model's replies to an unseen question in the measure of reach
 SCALE_REPLIES = 4  # replies of the untouched model to each rated question; they set the scale of the stars
 GROUP = 16  # the maximum number of users in one batch
-_FIRST, _RATED, _SCALE, _UNSHOWN = 3, 0, 5, 6  # the purposes of random seeds in `seed_for`
+_FIRST, _RATED, _SCALE, _UNSHOWN = 3, 0, 5, 6  # values of the parameter `purpose` of `seed_for`
 
 Requests = dict[str, list[GenerationRequest]]  # question -> requests for replies to the question
 Answers = dict[str, list[JudgedReply]]  # question -> replies to the question
@@ -140,7 +140,7 @@ class TrialSeconds:
     """The seconds of one user's trial. For work in a batch, each user has an equal share of the seconds.
 
     ratings: the seconds in which the model writes the rated replies and learns from the ratings
-    training: the seconds of the slow loop
+    training: the seconds of the slow loop (the background or the style loop)
     replies: the seconds in which the model writes one reply to every unseen question at every checkpoint
     best_of: the seconds of the other replies to these questions, and of the taste model's choice
     """
@@ -204,7 +204,7 @@ class _Drawn:
         return self.given >= ratings or self.read >= PATIENCE * ratings
 
     def train(self) -> None:
-        """Run the slow loop if it is due."""
+        """Run the slow loop (the background or the style loop) if this loop is due."""
         if self.runtime.learning.is_due():
             started = time.perf_counter()
             self.runtime.learning.consolidate()
@@ -306,8 +306,8 @@ def _picked_stars(person: _Drawn, count: int, answers: Answers) -> list[int]:
 
 def reach(stars: DrawnStars, frozen: FrozenReplies) -> float:
     """Return the reach of a user. For each question, a perfect judge picks the best of the untouched model's
-    replies. The reach is the share of comparisons in which this pick beats another of these replies; a tie is
-    half a win."""
+    replies. The reach is the share of comparisons with all of these replies (the pick included) that this
+    pick wins; a tie is half a win."""
     worth = [[stars(q, r.text, r.finished) for r in of] for q, of in frozen.unseen.items()]
     return judged_wins(np.array(worth), np.array(worth))
 

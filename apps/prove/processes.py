@@ -1,7 +1,7 @@
 """This module runs independent parts of an experiment in several processes. Each process loads the model.
 
-One process uses all cores to decode a batch, but only one core to fit taste models and to save ratings. Two
-processes with one core each always use both cores.
+One process uses all cores to decode a batch, but only one core to fit taste models and to save ratings. So
+several processes with one core each use more of the processor's time than one process does.
 """
 
 import signal

@@ -236,7 +236,7 @@ def _by_cell(found: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]
 
 
 def _out_of_reach(key: str, by_cell: dict[str, list[dict[str, Any]]]) -> bool:
-    """Return True if the original model never wrote a reply that meets the taste of the cell's user, with any
-    seed."""
+    """Return True if the cell's user has a taste, and if no seed's trial found a reply of the original model
+    that comes near this taste (`within_reach` in trial.py)."""
     user = key.split(",")[0]
     return not any(r["reach"] for r in by_cell.get(f"{user}, instant", [])) and user in TASTES

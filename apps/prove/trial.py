@@ -37,7 +37,7 @@ class Arm:
 
     learn: "off"; "instant": each rating updates weights; "full" or "style": a slow loop updates weights, too
     examples: the number of liked replies that the prompt contains
-    shuffle: True if each reply gets the stars of a random reply
+    shuffle: True if each reply gets the stars of a random reply among the replies so far
     flip: the probability that the user's stars are reversed (6 - stars)
     reverse_at: the number of ratings after which the user wants the opposite; None for never
     system: a system prompt that states the taste; None for no system prompt
@@ -240,7 +240,7 @@ def run(
 ) -> Iterator[Checkpoint]:
     """Run a trial, and yield its checkpoints in order."""
     user = _User(setting, arm, seed)
-    bench.base_replies(setting, seed)  # let the frozen model write its replies before the trial learns
+    bench.base_replies(setting, seed)  # the frozen model writes its replies before the trial learns
     with bench.runtime(arm) as runtime:
         for done in range(1, setting.ratings + 1):
             if arm.learn != "off" or arm.examples:
@@ -283,8 +283,9 @@ def _rate_reply(
 
 
 class _User:
-    """A simulated user. The setup's `scorer` gives the stars. An arm (`Arm`) can make the user give the
-    stars of an earlier reply (shuffle), 6 - stars by chance (flip), or want the opposite later (reverse)."""
+    """A simulated user. The setup's `scorer` gives the stars. An arm (`Arm`) can make the user give the stars
+    of a random reply among those so far (shuffle), give 6 - stars by chance (flip), or want the opposite
+    later (reverse)."""
 
     def __init__(self, setting: TrialSetup, arm: Arm, seed: int):
         self._setting, self._arm = setting, arm
@@ -394,6 +395,6 @@ def _reply(prompt: str, id_: str, reply: JudgedReply) -> TrialReply:
 
 def seed_for(seed: int, purpose: int, i: int) -> int:
     """Return the random seed of request `i` for a purpose (0: rated replies, 3: held-out prompts ...) in a
-    trial with the seed `seed`. Two purposes never have the same random seed. All arms use the same random
-    seeds, so that their replies can be compared in pairs."""
+    trial with the seed `seed`. For i below 100,003, two purposes never have the same random seed. All arms
+    use the same random seeds, so that their replies can be compared in pairs."""
     return (seed * 8 + purpose) * 100_003 + i

@@ -52,8 +52,8 @@ class UntouchedReplies:
         self._model = [fingerprint, backend.name, backend.kernels.partition(",")[0]]
 
     def to(self, engine: EngineParts, requests: Sequence[GenerationRequest]) -> dict[str, JudgedReply]:
-        """Return {request id: reply} of all requests. Replies come from the file, or the model writes
-        them."""
+        """Return {request id: reply} of all requests. The function takes the replies that the file has from
+        the file, and lets the model write all other replies."""
         keys = {request.request_id: self._key(engine, request) for request in requests}
         known = self._read(keys.values())
         missing = [request for request in requests if keys[request.request_id] not in known]
