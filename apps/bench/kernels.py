@@ -3,7 +3,7 @@ that this machine can run, except the scalar one, on one thread, called from Pyt
 
 Each row of the report also has the kernel's error relative to its twin (a slow implementation in NumPy), and
 its limit. The limit is the time in which one thread reads the bytes of a call, or in which it computes the
-products, whichever is longer. Decoder kernels have Mistral-7B's sizes, and learning kernels the starter model's.
+products, whichever is longer. Decoder kernels have Mistral-7B's sizes, learning kernels the starter model's.
 """
 
 import copy
