@@ -33,8 +33,8 @@ class DeepHistory:
         limit: int,
         merge: Callable[[bytes, bytes], bytes],
     ) -> bool:
-        """Store a run of the deep loop, and its anchor unless `importance` is None, in one transaction.
-        Return False, and write nothing, if the base LoRA in use is no longer `base`.
+        """Store the report of a run of the deep loop, and the run's anchor unless `importance` is None, in
+        one transaction. Return False, and write nothing, if the base LoRA in use is no longer `base`.
 
         base: the id of the base LoRA that the run measured
         importance: the importance of each weight of that base LoRA, encoded

@@ -1,5 +1,6 @@
-"""This module counts faults that learning must not add to replies. A reply with a fault is empty, loops, is
-in another script (writing system) or does not end. A clear loss of variety over all replies is a fault, too.
+"""This module counts faults that learning must not add to replies. A reply with a fault is empty, loops, uses
+another script (writing system) than the original model's reply, or does not end. A clear loss of variety over
+all replies is a fault, too.
 
 The model with the adapter answers questions that no user rated. The faults of these replies are compared with
 the faults of the original model's replies to the same questions.

@@ -1,11 +1,11 @@
 """The instant loop updates the LoRA of the output head (lora_a, lora_b) at once after each rating.
 
 A rating says that a reply was good or bad, but not why the user thinks so. Changes on which several ratings
-agree show the user's taste; all other changes show only the topics of the replies. So lora_b is computed from
-all ratings so far, and a change is larger if more ratings agree on it. A movable token is a token whose logit
-ratings may change. For the movable tokens, lora_b is written in coordinates (coordinates.py): one coordinate
-for each token, and one for each feature. A feature is a direction in which the logits of similar tokens
-change together:
+agree show the user's taste; all other changes show mostly the topics of the replies. So lora_b is computed
+from all ratings so far, and a change is larger if more ratings agree on it. A movable token is a token whose
+logit ratings may change. For the movable tokens, lora_b is written in coordinates (coordinates.py): one
+coordinate for each token, and one for each feature. A feature is a direction in which the logits of similar
+tokens change together:
     lora_b = gain * (held_back(theta_tokens + theta_features @ features^T) + taste)
     (theta: the coordinates; gain and held_back: scales that keep the KL small; @: the matrix product)
 
@@ -18,9 +18,9 @@ g_i of its log-probability (E_b of trace.py) and Fisher information f_i in these
 step * G / (1 / sigma^2 + L) is a natural gradient step with a prior of standard deviation sigma. The last
 factor of theta is Wiener's shrinkage. Wiener's factor depends on G^2 / S, which is 1 for a coordinate that
 one reply moved, n if n ratings agree on the coordinate, and near 0 if the ratings contradict each other.
-There are many features, and each feature moves all tokens, so the noise of the features would add up. All
-features of one row of lora_b are therefore multiplied by James and Stein's factor max(0, 1 - noise * sum S /
-sum G^2). lora_a keeps its calibrated values (calibration.py).
+There are many features, and each feature moves all movable tokens, so the noise of the features would add up.
+All features of one row of lora_b are therefore multiplied by James and Stein's factor max(0, 1 - noise * sum
+S / sum G^2). lora_a keeps its calibrated values (calibration.py).
 
 A rating down must not punish the end of a long reply: the fault is that the reply did not end earlier. So in
 a rating down, the end token of a reply of T tokens has the weight end_credit(T), which is 1 for a short reply
@@ -367,8 +367,8 @@ def _require_finite(numbers: np.ndarray) -> None:
 def _distances(whole: UncappedUpdate, probe: KLProbe) -> Callable[[float], Distance]:
     """Return a function of the gain that returns the update's distance from the frozen model.
     `probe.distances` is fast, but needs an adapter that changes only movable tokens. An adapter changes other
-    tokens only if a consolidation (a run of the background or style loop) has left a part of its change in
-    the adapter."""
+    tokens if it was imported, or if a consolidation (a run of the background or style loop) left a part of
+    its change in the adapter."""
     if whole.covered:
         return probe.distances(whole.adapter, whole.block)
     return probe.distances_dense(whole.at(1.0, probe))

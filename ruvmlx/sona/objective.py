@@ -30,7 +30,7 @@ def check_rating(rating: str) -> str:
 
 def reward(rating: str, history: Sequence[str]) -> float:
     """Return the reward r of a rating, in [-1, 1]: 1 for up and -1 for down. The r of a star rating is its
-    mid-rank among the user's earlier star ratings, scaled.
+    mid-rank among the user's earlier star ratings, scaled to the range from -1 to 1.
 
     The ranking starts with one imaginary rating of each number of stars. So the first rating of 5 stars has r
     = 1, and the first rating of 4 stars has r = 0.5. If a user always gives 5 stars, r of 5 stars is below 1.

@@ -44,8 +44,8 @@ class RatedExample:
 
     @property
     def held_out(self) -> bool:
-        """True if a hash of the reply's id selects the reply for the test and not for the training. So the
-        choice is the same in every run."""
+        """True if a hash of the reply's id selects the reply for the test and not for the training. So each
+        run holds out the same replies."""
         return hashlib.sha256(self.reply_id.encode()).digest()[0] % HELD_OUT == 0
 
 

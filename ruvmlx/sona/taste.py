@@ -6,10 +6,11 @@ The model is a Bayesian linear regression in stars,
 
 The columns f are an intercept, all measures of the reply's text (taste_measures.py), and a few columns that
 the ratings select. The prior says that only few measures matter to one user (a spike-and-slab prior,
-taste_evidence.py). A selected column is the count of a word, or a measure that applies only to questions with
-a certain first word. The evidence p(y) (the probability of the ratings under the model) chooses the variances
-and the columns. So with ten ratings, the model hardly ever selects a column, because a column can fit by
-chance; with a hundred ratings, it can find a favourite phrase (MacKay 1992; Tipping & Faul 2003).
+taste_evidence.py). A selected column is the square root of a word's count, or a constant or a measure that
+applies only to questions with a certain first word. The evidence p(y) (the probability of the ratings under
+the model) chooses the variances and the columns. So with ten ratings, the model hardly ever selects a column,
+because a column can fit by chance; with a hundred ratings, it can find a favourite phrase (MacKay 1992;
+Tipping & Faul 2003).
 
 A preference between two replies is a row of the regression, too. The columns of a preference's row are the
 differences of the two replies' columns, so the intercept cancels. The value y of a preference's row is GAP
@@ -20,11 +21,11 @@ Most of the difference between replies comes from their questions. One user want
 question. Another user compares a reply with what is usual for its question, and says "this reply is long for
 this question". To learn whether a user compares replies in this way, the model needs the measures of unshown
 replies (other replies to the question, which the user did not see; unshown.py). The evidence gives the
-probability that the user compares replies. With this probability as a factor, the mean of the unshown
-replies' measures is subtracted from a reply's measures.
+probability that the user compares replies. This probability is a factor: the factor times the mean of the
+unshown replies' measures is subtracted from a reply's measures.
 
-The fitted model depends only on the list of ratings in force (the ratings that were not taken back). After an
-undo, the model is fitted to the ratings that remain.
+The fitted model depends on the ratings in force (not taken back) and on the unrated and unshown replies, but
+not on ratings that were taken back. After an undo, the model is fitted to the ratings that remain.
 """
 
 from collections.abc import Sequence

@@ -158,9 +158,9 @@ def log_evidence_of_measures(rows: Rows) -> float:
 
 
 def with_background(ratings: Rows, background: Sequence[ReplyFeatures]) -> Rows:
-    """Return the ratings, and the background (unrated replies) as more ratings. If a user presses only up, an
-    unrated reply is a rating below neutral. If a user presses only down, an unrated reply is a rating above
-    neutral. All background replies together have the weight `missing_side`.
+    """Return the ratings, and the background (unrated replies) as more ratings. If nearly all ratings are up,
+    an unrated reply counts as a rating below neutral. If nearly all ratings are down, an unrated reply counts
+    as a rating above neutral. All background replies together have the weight `missing_side`.
     """
     rated = ratings.rated_stars
     total = missing_side(rated)

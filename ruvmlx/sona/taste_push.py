@@ -97,7 +97,7 @@ class TokenEffects:
         Noise in many weights adds up over the tokens. So all stars are multiplied by a factor (James & Stein
         1961),
             max(0, 1 - DOUBTED^2 noise / signal)
-        noise is the mean variance of a token's stars, and signal is the mean square of the stars.
+        where noise is the mean variance of a token's stars, and signal is the mean square of the stars.
 
         likely: [A], the mean probability of each token in answers of the reference text
         """
@@ -148,7 +148,8 @@ class TastePush:
             self._push, self._versions = self._compute_push(probe), [version]
 
     def of(self, version: int, probe: KLProbe) -> np.ndarray:
-        """Return the push [A] for an adapter version. A rating adds the push to the first row of lora_b."""
+        """Return the push for an adapter version: the numbers [A] that a rating adds to the first row of
+        lora_b, for the A movable tokens."""
         if version not in self._versions:
             self.prepare(version, probe)
         return self._push

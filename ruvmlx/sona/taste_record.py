@@ -35,8 +35,8 @@ class TasteRecord:
 
     error: the mean absolute error of the predictions, in stars
     usual_error: the mean absolute error, in stars, of the mean of the earlier ratings as a prediction
-    correlation: the correlation of predicted and given stars; None if the predicted or the given stars never
-        vary
+    correlation: the correlation of predicted and given stars; None for fewer than three ratings, or if the
+        predicted or the given stars never vary
     """
 
     ratings: tuple[PredictedRating, ...]

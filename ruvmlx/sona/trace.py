@@ -79,7 +79,7 @@ class Trace:
     # The value of `logprob` when the reply was generated; None if this trace was recorded at that time.
     drawn_logprob: float | None = None
     stats: ReplyStats | None = None
-    layer_gradient: LayerGradient | None = None  # None if ratings change only the output head
+    layer_gradient: LayerGradient | None = None  # None if it was not computed; only changes of layers need it
     # The sum of log p(y) under the base LoRA alone; None without a layer LoRA, because it equals
     # frozen_logprob.
     base_logprob: float | None = None

@@ -22,7 +22,7 @@ from .taste_words import Liking, sentence
 # Unshown replies are other replies to a question, which the user does not see (unshown.py). In idle time, the
 # model writes unshown replies to the questions of this number of the newest rated replies.
 COMPARED = 200
-BACKGROUND = 200  # the number of newest unrated replies that a fit uses if a user rates only up or only down
+BACKGROUND = 200  # the number of newest unrated replies in a fit if nearly all ratings are up, or down
 COMPARED_UNRATED = 60  # the number of the newest unrated replies for which the model writes unshown replies
 
 
@@ -63,9 +63,9 @@ class UserTaste:
 
     def compare(self, model: Model, backend: Backend, pause: Pause) -> None:
         """Let the model write unshown replies to the questions of the newest rated replies, so that the taste
-        model can compare the rated replies with the unshown replies. If the user rates only up or only down,
-        the model also writes unshown replies to the questions of unrated replies. The work takes long
-        (UnshownReplies.complete), so call this function in idle time."""
+        model can compare the rated replies with the unshown replies. If nearly all ratings are up, or nearly
+        all are down, the model also writes unshown replies to the questions of unrated replies. The work
+        takes long (UnshownReplies.complete), so call this function in idle time."""
         known = self._measured_unshown().keys() | self._without_question
         newest = [reply_id for reply_id, *_ in self._history.labels()][-COMPARED:]
         newest += [reply_id for reply_id, _ in self._unrated_replies(self.evidence()[0])[:COMPARED_UNRATED]]
@@ -115,8 +115,8 @@ class UserTaste:
 
     def evidence(self) -> tuple[list[Given], Sequence[RatedFeatures]]:
         """Return the ratings and preferences in force, the oldest first, and unrated replies. The function
-        returns unrated replies only if the user rates only up or only down, because only then are they
-        evidence."""
+        returns unrated replies only if nearly all ratings are up or nearly all are down, because only then
+        are unrated replies evidence."""
         given: list[tuple[int, Given]] = [(version, one) for _, version, one in self._rated_features()]
         given += self._preferred_features() + self._reasons()
         evidence = [one for _, one in sorted(given, key=lambda pair: pair[0])]
@@ -169,8 +169,8 @@ class UserTaste:
         return [(version, one) for version, one in stated if one is not None]
 
     def _unrated_replies(self, given: Sequence[Given]) -> list[tuple[str, RatedFeatures]]:
-        """Return (reply id, features) of the newest unrated replies if the user rates only up or only down;
-        else an empty list."""
+        """Return (reply id, features) of the newest unrated replies if nearly all ratings are up or nearly
+        all are down; else an empty list."""
         if not background_counts(given):
             return []
         unshown, rows = self._measured_unshown(), self._history.unrated_words(BACKGROUND)

@@ -176,8 +176,9 @@ class EWC:
         report: dict[str, Any],
         pruned: dict[str, str],
     ) -> bool:
-        """Store a run of the deep loop, and its anchor unless `importance` is None, in one transaction.
-        Return False, and write nothing, if the base LoRA in use is no longer the measured base LoRA.
+        """Store the report of a run of the deep loop, and the run's anchor unless `importance` is None, in
+        one transaction. Return False, and write nothing, if the base LoRA in use is no longer the measured
+        base LoRA.
 
         base: the id of the measured base LoRA
         """

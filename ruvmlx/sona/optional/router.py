@@ -8,11 +8,11 @@ per arm predicts the reward and its uncertainty (bandit.py). A reward is drawn f
 the largest reward is chosen.
     reward = quality of the reply * max(0, 2 - latency_ratio)        (signal.py)
 
-The router's state depends only on the ratings in force (the ratings that were not taken back) and on the
-trained cell. So the same ratings and cell give bit for bit the same state, also after an undo, a restart or
-another process's rating. The router uses only the newest WINDOW ratings, because the adapter, which is part
-of an arm, keeps changing. The precision of the KV cache is not an arm, because measurements choose this
-precision (kv_tuning/tier_choice.py).
+The router's state depends only on the choices whose ratings are in force (not taken back) and on the trained
+cell. So the same ratings and cell give bit for bit the same state, also after an undo, a restart or another
+process's rating. The router uses only the newest WINDOW ratings, because the adapter, which is part of an
+arm, keeps changing. The precision of the KV cache is not an arm, because measurements choose this precision
+(kv_tuning/tier_choice.py).
 """
 
 import threading

@@ -46,7 +46,7 @@ def agreement(given: Sequence[Given], background: Sequence[RatedFeatures]) -> fl
     the taste model can predict ratings to which it was not fitted.
 
     given: the ratings and preferences
-    background: unrated replies, for a user who rates only with up or only with down; else empty
+    background: unrated replies, if nearly all ratings are up or nearly all ratings are down; else empty
     """
     predicted, stars = np.zeros(len(given)), np.array([_stars(one) for one in given])
     usual = list[float]()
