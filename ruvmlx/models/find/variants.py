@@ -11,9 +11,12 @@ from ...text import size
 from ..files.error_text import one_line
 from ..files.gguf_split import PART
 
-WEIGHTS_SHARE = 2 / 3  # the maximum share of the memory limit for the weights; the KV cache needs a third
-# The types in the order of preference, the best type last. The types without quantisation come first (as the
-# worst), because the program chooses an unquantised file only if the repository has no quantised file.
+# the maximum fraction of the memory limit that weights may take; the KV cache and other data need the last
+# third
+WEIGHTS_SHARE = 2 / 3
+# The quantisation types in the order of preference, the best type last. The types without quantisation come
+# first (as the worst), because the program chooses an unquantised file only if the repository has no
+# quantised file.
 _ORDER = str.split(
     "F32 F16 BF16 Q2_K_S Q2_K Q2_K_L Q3_K_S Q3_K_M Q3_K_L Q3_K_XL IQ4_XS Q4_0 MXFP4 IQ4_NL Q4_1 Q4_K_S "
     "Q4_K_M Q4_K_L Q5_0 Q5_1 Q5_K_S Q5_K_M Q5_K_L Q6_K Q6_K_L Q8_0"
@@ -23,7 +26,7 @@ _TYPE = re.compile(
     r"(?:^|[-._])(?P<type>(?:UD-)?I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|FP?16|FP?32)$",
     re.IGNORECASE | re.ASCII,
 )
-# names of files that are no models: vision parts and statistics
+# words in names of GGUF files that are no language models: parts for images, statistics for quantisation
 _BESIDE = re.compile(r"mmproj|imatrix", re.IGNORECASE)
 
 
@@ -53,8 +56,8 @@ class GGUFVariant:
 
 @dataclass(frozen=True)
 class FileChoice:
-    """The GGUF model of a repository that the program downloads. found: all GGUF models of the repository.
-    why: the reason of the choice, in words that end a sentence."""
+    """The choice of one GGUF model of a repository. chosen: the model to download. found: all GGUF models of
+    the repository. why: the reason of the choice, as the end of a sentence."""
 
     name: str
     chosen: GGUFVariant
@@ -67,14 +70,15 @@ class FileChoice:
 
     @property
     def lines(self) -> list[str]:
-        """Return lines for the user: the chosen file with the reason, then the other files."""
+        """Return lines for the user: the chosen file with the reason, then one line for each other model."""
         first = f"{self.name}: {one_line(self.chosen.files[0])} ({size(self.bytes)}), {self.why}."
         others = [f"  or  {variant.line}" for variant in self.found if variant != self.chosen]
         return [first, *others]
 
 
 def variants(sizes: Mapping[str, int]) -> tuple[GGUFVariant, ...]:
-    """Return the models that the files form, the smallest first. sizes: {path in the repository: bytes}.
+    """Return the GGUF models that a repository's files form, the smallest model first. sizes:
+    {path in the repository: bytes}.
 
     The function leaves out files that are no complete models (mmproj, imatrix) and split models with missing
     parts.
@@ -92,7 +96,8 @@ def variants(sizes: Mapping[str, int]) -> tuple[GGUFVariant, ...]:
 
 
 def variants_in(folder: Path) -> tuple[GGUFVariant, ...]:
-    """Return the models that a folder's files form, or no models if the folder cannot be read."""
+    """Return the GGUF models that the files in a folder and its subfolders form; none if the folder cannot be
+    read."""
     try:
         files = [path for path in folder.rglob("*.gguf") if path.is_file()]
         return variants({path.relative_to(folder).as_posix(): path.stat().st_size for path in files})
@@ -101,8 +106,9 @@ def variants_in(folder: Path) -> tuple[GGUFVariant, ...]:
 
 
 def variant_names(name: str, found: Sequence[GGUFVariant], alone: bool = True) -> list[str]:
-    """Return the shortest unique name of each model of a repository. alone: True if the repository has no
-    safetensors files."""
+    """Return a unique name of each GGUF model of the repository `name`: the repository's name if it has only
+    this model, else name:TYPE if the type is unique, else name/file. alone: True if the repository has no
+    safetensors model."""
     if len(found) == 1 and alone:
         return [name]
     types = [variant.type for variant in found]
@@ -119,8 +125,8 @@ def _by_file(name: str, variant: GGUFVariant) -> str:
 
 
 def named_variant(name: str, found: Sequence[GGUFVariant], wanted: str) -> FileChoice:
-    """Return the model that the user named by type or file. Raises ModelNotFound if not exactly one model
-    matches."""
+    """Return the choice of the model whose type or file is `wanted`. Raises ModelNotFound if not exactly one
+    model matches."""
     matches = [variant for variant in found if variant.is_called(wanted)]
     if len(matches) == 1:
         return FileChoice(name, matches[0], tuple(found), "as named")
@@ -132,8 +138,8 @@ def named_variant(name: str, found: Sequence[GGUFVariant], wanted: str) -> FileC
 
 
 def choose_variant(name: str, found: Sequence[GGUFVariant], limit: int) -> FileChoice:
-    """Return the model with the best type whose weights leave a third of the memory for the KV cache and
-    working memory. limit: the memory limit in bytes."""
+    """Return the choice of the model with the best type whose weights take at most two thirds of the memory;
+    the KV cache and other data need the last third. limit: the memory limit in bytes."""
     if not found:
         raise ModelNotFound(f"{name} has no whole GGUF model among its files; name another repository.")
     known = [variant for variant in found if variant.type in _RANKS] or (found if len(found) == 1 else [])
@@ -166,8 +172,8 @@ def _nothing_fits(name: str, found: Sequence[GGUFVariant], room: int, limit: int
 
 
 def _whole(file: str) -> tuple[str, int]:
-    """Return (the path without its suffix and without the number of the part file, the number of part
-    files)."""
+    """Return (the path without the suffix .gguf and without the part number, the number of part files of the
+    model)."""
     stem = file.removesuffix(".gguf")
     part = PART.fullmatch(stem)
     return (part["name"], int(part["count"])) if part else (stem, 1)

@@ -1,5 +1,5 @@
-"""This module has GPT-2's mapping of bytes to printable characters. In the files of byte-level vocabularies,
-tokens are written with these 256 characters."""
+"""This module has GPT-2's mapping of bytes to printable characters. The files of byte-level vocabularies
+write each byte of a token as one of these 256 characters."""
 
 from functools import cache
 
@@ -19,8 +19,8 @@ def _values() -> dict[str, int]:
 
 
 def piece_to_bytes(piece: str) -> bytes:
-    r"""Return the bytes of a piece (a token as a tokenizer's file writes it): "Ġhé" becomes b" h\\xe9". A
-    character outside the mapping becomes its own UTF-8 bytes."""
+    r"""Return the bytes of a token from its text in a tokenizer's file: "Ġhé" becomes b" h\\xe9". A character
+    outside the mapping becomes its own UTF-8 bytes."""
     values = _values()
     try:
         return bytes([values[char] for char in piece])

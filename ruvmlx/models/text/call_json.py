@@ -1,5 +1,5 @@
-"""This module parses JSON that arrives in pieces. The module finds the end of a JSON value and reads the JSON
-object of a tool call."""
+"""This module parses JSON of which the text arrives in pieces: JSONSpan finds the end of a JSON value, and
+CallObject reads the JSON object of a tool call."""
 
 import json
 
@@ -15,7 +15,8 @@ class JSONSpan:
         self.over = False
 
     def feed(self, text: str) -> int:
-        """Return the number of characters at the start of `text` that belong to the value."""
+        """Add the next text. Return the number of characters at the start of `text` that belong to the JSON
+        value."""
         for i, c in enumerate(text):
             # a value without quotes or brackets (a number, true, false or null) has ended
             if self._plain and c in ",]}" + SPACE:
@@ -49,15 +50,15 @@ class CallObject:
 
     name: the function's name; None until the parser has read the name
     bad: True if the object is not a tool call
-    begun: a flag that only the caller sets and reads
-    raw: all text that the parser has read
+    begun: a flag of the caller: True if the caller has reported the call
+    raw: all text of the object that the parser has received
     """
 
     def __init__(self) -> None:
         self._whole = JSONSpan()
         self._value: JSONSpan | None = None  # the scanner of the current key's value
         self._pending = ""  # text that the parser has not read yet
-        self._key = self._read = ""  # the current key, and the part of its value that the parser has read
+        self._key = self._read = ""  # the current key, and the text of its value that was read
         self._arguments = ""
         self._had_arguments = False
         self.name: str | None = None
@@ -69,8 +70,8 @@ class CallObject:
         return self._whole.over
 
     def arguments(self) -> str:
-        """Return the new text of the arguments since the last call of this method. If the object ends without
-        arguments, return "{}"."""
+        """Return the text of the arguments object that the parser has read since the last call of this
+        method. If the object ends without arguments, return "{}"."""
         found, self._arguments = self._arguments, ""
         if self.is_over and not found and not self._had_arguments:
             found = "{}"
@@ -78,7 +79,8 @@ class CallObject:
         return found
 
     def feed(self, text: str) -> str:
-        """Read more text. Return the part of `text` that comes after the end of the object."""
+        """Add the next text. Return the part of `text` that comes after the end of the object; "" if the
+        object has not ended."""
         n = self._whole.feed(text)
         self.raw += text[:n]
         self._pending += text[:n]
@@ -88,7 +90,8 @@ class CallObject:
         return text[n:]
 
     def _progress(self) -> bool:
-        """Read a key, or more of a value. Return False if the parser needs more text."""
+        """Read the next key, or the next part of a key's value. Return False if the parser needs more
+        text."""
         if self._value is not None:
             return self._read_value(self._value)
         self._pending = self._pending.lstrip(SPACE + "{,")

@@ -1,10 +1,10 @@
 """This module renders chat templates in a sandbox. A chat template is Jinja code from a model's files.
 
-Text from a user cannot become a special token. In every message, the module puts U+FDD0 (a noncharacter)
-after each character that begins a special token's string. The tokenizer searches the rendered text for
-special tokens. A special token that a user typed has a mark inside, so the search does not find it. After the
-search, the tokenizer removes the marks. The text of the template itself has no marks, so its special tokens
-match.
+Text from a user cannot become a special token. In the text of every message, the module puts the mark U+FDD0
+(a noncharacter) after each character that begins a special token's string. The tokenizer searches the
+rendered text for the strings of special tokens. A special token that a user typed has a mark inside, so the
+search does not find it. After this search, the tokenizer removes the marks from the text. The text of the
+template itself has no marks, so its special tokens match.
 
 If a model has no template, its vocabulary decides the form of the rendered chat: ChatML with <|im_start|> and
 <|im_end|>, Llama 3's form with <|start_header_id|> and <|eot_id|>, Mistral's form with [INST] and [/INST],
@@ -43,12 +43,13 @@ PLAIN = (
 
 
 class ChatTemplate:
-    """A chat template that renders conversations. The class marks users' text, so that the text contains no
-    special token.
+    """A chat template that renders conversations. The class puts marks into users' text, so that the rendered
+    text contains special tokens only from the template.
 
-    source: the Jinja code; None: the form that the vocabulary's special tokens decide
+    source: the Jinja code; None: a built-in template, chosen by the vocabulary's special tokens
     bos, eos: the values of the template's variables bos_token and eos_token
-    gap: the text between a special token and other text, for Mistral's form without a template
+    gap: "" or " ", the text between a special token and other text in the built-in template for Mistral's
+        form
     """
 
     def __init__(
@@ -67,8 +68,8 @@ class ChatTemplate:
         tools: Tools = (),
         values: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the conversation as text with U+FDD0 marks. If the template accepts no system message, the
-        method puts the system text at the beginning of the first user turn.
+        """Return the conversation as the template writes it, with U+FDD0 marks in users' text. If the
+        template accepts no system message, the system text is put at the beginning of the first user turn.
 
         values: more variables for the template; they do not replace the variables that this class sets
         """
@@ -90,12 +91,12 @@ class ChatTemplate:
             raise UsageError(f"with the variables of this request, {error}") from None
 
     def begin_reply(self, prompt: str, opening: str) -> str:
-        """Return a rendered prompt with the first text of its reply after it. opening: the first text of the
-        reply.
+        """Return `prompt` (a rendered conversation) with `opening`, the text with which the reply must begin,
+        after it.
 
-        If the template ends with the tag that begins a thought, and `opening` begins with this tag, the tag
-        occurs only once in the result. If `opening` has no thought, the function writes the tag that ends the
-        thought before `opening`."""
+        If the prompt ends with the tag that begins a thought, and `opening` begins with this tag, the tag
+        occurs only once in the result. If the prompt ends with the tag and `opening` has no thought, the
+        method writes the tag that ends the thought before `opening`."""
         bare = prompt.rstrip()
         tag = next((tag for tag in THOUGHT_TAGS if bare.endswith(tag)), None)
         if tag is None:
@@ -115,7 +116,8 @@ class ChatTemplate:
 
     def _run_with_later(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
         """Run the template. Some templates allow system text only at the beginning. If the template refuses
-        later system text, put this text into other turns and run the template again."""
+        or leaves out system text after the first turn, put this text into other turns (`fold_later`) and run
+        the template again."""
         later = [turn["content"].strip() for turn in turns[1:] if turn["role"] == "system"]
         if not any(later):
             return self._run_with_first(turns, asked)
@@ -156,7 +158,7 @@ class ChatTemplate:
             raise UsageError(
                 f"the model's chat template refuses this conversation: {one_line(error)}."
             ) from None
-        except Exception as error:  # noqa: BLE001 - a template can raise any error of Python code
+        except Exception as error:  # noqa: BLE001 - a template can raise any exception
             raise UnsupportedModel(f"the model's chat template fails: {one_line(error)}.") from None
 
     @cached_property
@@ -170,7 +172,8 @@ class ChatTemplate:
 
 
 def fold_system(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the turns with the system text and an empty line before the first user turn."""
+    """Return the turns without the first, a system turn. Its text and an empty line are put at the beginning
+    of the next turn if this is a user turn; else the text becomes a user turn."""
     system, rest = turns[0]["content"], [dict(turn) for turn in turns[1:]]
     if rest and rest[0]["role"] == "user":
         rest[0]["content"] = f"{system}\n\n{rest[0]['content']}"
@@ -179,9 +182,9 @@ def fold_system(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def fold_later(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Move each later system text into the turn before it. If the turn before it is a reply, move the system
-    text into the turn after it. If no turn follows, or a reply follows, make the system text a turn of the
-    user."""
+    """Remove the system turns after the first turn. Add each one's text to the end of the turn before it; if
+    that turn is a reply of the assistant, to the beginning of the turn after it; if no turn or a reply
+    follows, make the text a user turn."""
     folded, waiting = [turns[0]], list[str]()
     for turn in turns[1:]:
         if turn["role"] == "system" and (waiting or folded[-1]["role"] == "assistant"):
@@ -213,9 +216,9 @@ def _fallback(specials: Sequence[str], gap: str) -> str:
 
 
 def pick(templates: str | list | Mapping | None) -> str | None:
-    """Return the template from the field chat_template of tokenizer_config.json. The field has one string, or
-    several templates with names. With several templates, the result uses "default" for requests without tools
-    and "tool_use" for requests with tools."""
+    """Return the template from the value of the field chat_template, which is one template, or several
+    templates with names. With several templates, the result runs the template "default" for requests without
+    tools and "tool_use" for requests with tools."""
     if isinstance(templates, str) or templates is None:
         return templates
     if isinstance(templates, list):

@@ -1,5 +1,5 @@
-"""This module makes the tokenizer of a GGUF file: byte-level BPE or SentencePiece, as the file's metadata
-says."""
+"""This module makes the tokenizer of a GGUF file: byte-level BPE or SentencePiece, as the file's key
+tokenizer.ggml.model says."""
 
 from ...errors import UnsupportedModel
 from ..files.gguf import GGUFFile

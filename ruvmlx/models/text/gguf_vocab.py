@@ -14,8 +14,9 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 
 class GGUFVocab:
-    """The metadata tokenizer.ggml.* of a GGUF file. The class checks the types of the values. V: the number
-    of tokens. tokens: the texts of the tokens, V in all. types: int [V]. scores: float32 [V]."""
+    """The vocabulary in the metadata keys tokenizer.ggml.* of a GGUF file. The class checks the types of the
+    keys' values. V: the number of tokens. tokens: the texts of the tokens, V in all. types: int [V]. scores:
+    float32 [V]."""
 
     def __init__(self, file: GGUFFile):
         self.file, self.where = file, file.path.name
@@ -77,7 +78,7 @@ class GGUFVocab:
 
     @cached_property
     def types(self) -> np.ndarray:
-        """Return the types of the tokens. A token that controls the form of chats gets the type CONTROL, even
+        """Return the type of each token (NORMAL, CONTROL, ...). A special token gets the type CONTROL, even
         if the file has another type for it."""
         stored = self._per_token("tokenizer.ggml.token_type", "iu")
         types = np.full(len(self.tokens), NORMAL) if stored is None else stored.astype(np.int64)
@@ -111,9 +112,9 @@ class GGUFVocab:
         return self._of_type(USER_DEFINED)
 
     def common(self, *, adds_bos: bool, **more: Any) -> dict[str, Any]:
-        """Return the arguments of BaseTokenizer.
+        """Return those arguments of BaseTokenizer that all GGUF tokenizers have.
 
-        adds_bos: the value for a file without the key add_bos_token
+        adds_bos: True if texts begin with BOS, for a file without the key add_bos_token
 
         The method ignores the key add_eos_token, because a model writes no reply after EOS.
         """

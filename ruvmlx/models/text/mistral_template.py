@@ -1,6 +1,6 @@
-"""This module writes Mistral's chat forms as Jinja templates, for model files that have no chat template.
+"""This module writes Mistral's chat forms as Jinja templates, for models whose files have no chat template.
 
-A file can name the version of its chat form. The versions differ in these points:
+A model's tekken.json can name the version of its chat form. The versions differ in these points:
 
     v3    the last user turn has the system text; the list of tools is before this turn
     v7    [SYSTEM_PROMPT] has the system text; a tool result has the id of its tool call
@@ -8,9 +8,9 @@ A file can name the version of its chat form. The versions differ in these point
     v13   the list of tools is before the first user turn; tool calls and results have no ids
     v15   the reasoning effort is before the first user turn
 
-The template writes no space after a special token, because SentencePiece puts a space before every run of
-text. For tokenizers that put a space only before the whole text, the template writes this space itself
-(`gap`). The tests compare the result with mistral-common's encoder.
+The templates write no space after a special token, because most SentencePiece tokenizers put a space before
+every run of text. For tokenizers that put a space only before the whole text, the template writes the space
+itself (`gap`). The tests compare the result with mistral-common's encoder.
 """
 
 import json
@@ -30,8 +30,9 @@ class Efforts:
     default: str
 
     def expression(self) -> str:
-        """Return a Jinja expression for the effort. The template's variable enable_thinking selects the
-        highest or the lowest effort; without the variable, the model uses its default effort."""
+        """Return a Jinja expression whose value is the effort. If the template's variable enable_thinking is
+        true, the value is the highest supported effort; if false, the lowest; if not defined, the default
+        effort."""
         most, least = (json.dumps(pick(self.values, key=EFFORTS.index)) for pick in (max, min))
         asked = f"{most} if enable_thinking else {least}"
         return f"({asked}) if enable_thinking is defined else {json.dumps(self.default)}"
@@ -105,11 +106,11 @@ _FORM = """\
 
 
 def mistral_template(version: int, efforts: Efforts | None = None, gap: str = "") -> str:
-    """Return the chat template of one version.
+    """Return Mistral's chat template of one version.
 
     version: one of VERSIONS
-    efforts: the reasoning efforts of a model with version 15; None for other versions
-    gap: the text between a special token and other text
+    efforts: the reasoning efforts that the model supports; None if its files name none
+    gap: "" or " ", the text between a special token and other text
     """
     effort = efforts.expression() if efforts else "none"
     values = {"version": version, "effort": effort, "gap": json.dumps(gap)}
@@ -117,8 +118,8 @@ def mistral_template(version: int, efforts: Efforts | None = None, gap: str = ""
 
 
 def version_of(special_tokens: Iterable[str]) -> int:
-    """Return the newest version of Mistral's chat form whose special tokens are all in the vocabulary. The
-    caller uses this function if no file of the model names the version."""
+    """Return the newest of the versions 11, 7 and 3 of Mistral's chat form whose special tokens are all in
+    the vocabulary. The result is a guess for models of which no file names the version."""
     found = set(special_tokens)
     needed = {11: {"[SYSTEM_PROMPT]", "[ARGS]", "[CALL_ID]"}, 7: {"[SYSTEM_PROMPT]"}}
     return next((version for version, tokens in needed.items() if tokens <= found), 3)

@@ -2,8 +2,8 @@
 merges.
 
 The keys of PATTERNS are the values of GGUF's `tokenizer.ggml.pre`. Each value is a list of patterns. The
-tokenizer applies the patterns one after the other, as llama.cpp does. Each match becomes a piece of text. The
-text between two matches also becomes a piece.
+tokenizer applies the patterns one after the other, as llama.cpp does. Each match of a pattern becomes a piece
+of text, and so does the text between two matches; merges happen only within a piece.
 """
 
 from ...errors import UnsupportedModel
@@ -41,10 +41,11 @@ PATTERNS = {
     "stablelm2": [_QWEN2],
     "tekken": [_TEKKEN],
 }
-# With these pre-tokenizers, a piece of text that is a token of the vocabulary becomes this token, without
+# The pre-tokenizers with which a piece of text that is a token of the vocabulary becomes this token, without
 # merges.
 WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"})
-ADDS_BOS = WHOLE_WORDS  # with these pre-tokenizers, a text begins with BOS unless the file forbids it
+# the pre-tokenizers with which a text begins with BOS if the file does not have the key add_bos_token
+ADDS_BOS = WHOLE_WORDS
 
 
 def patterns(pre: str, where: str) -> list[str]:

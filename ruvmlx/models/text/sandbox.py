@@ -1,9 +1,9 @@
 """This module runs a model's Jinja chat templates in a sandbox with limits of time and memory.
 
-Jinja's ImmutableSandboxedEnvironment keeps templates away from Python's internals: it stops all attacks in
-`tests/models/test_sandbox.py`. Of a template's work, Jinja limits only range(); `sandbox_bounds.py` limits
-all other work. Jinja must not evaluate expressions when it compiles a template, because the limits apply only
-while the template renders.
+Jinja's ImmutableSandboxedEnvironment keeps templates away from Python's internals;
+`tests/models/test_sandbox.py` has attacks that must fail. Of a template's time and memory, Jinja limits only
+range(); `sandbox_bounds.py` limits the rest. Jinja must not evaluate expressions when it compiles a template,
+because the limits apply only while the template renders.
 """
 
 import json
@@ -50,8 +50,8 @@ class Refused(TemplateError):
 
 
 class _NothingFolded(CodeGenerator):
-    """A Jinja compiler that does not evaluate constant expressions such as {{ 1.5 | round(9) }}. The sandbox
-    evaluates these expressions while the template renders, because the limits apply only during rendering."""
+    """A Jinja compiler that does not evaluate constant expressions such as {{ 1.5 | round(9) }} at compile
+    time. They are evaluated while the template renders, because the limits apply only during rendering."""
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Any, finalize: Any) -> str:
         if isinstance(node, nodes.TemplateData):
@@ -60,7 +60,8 @@ class _NothingFolded(CodeGenerator):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """A Jinja environment that checks the time and the sizes of values at each operation of a template."""
+    """A Jinja environment that checks the time, and the sizes of new values, at the operations of a
+    template."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
     code_generator_class = _NothingFolded
@@ -81,14 +82,14 @@ class _Environment(ImmutableSandboxedEnvironment):
         return bounded_operation(operator, left, right, partial(super().call_binop, context, operator))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Parse a template. Replace the operations that Jinja cannot intercept by calls of this module's
-        filters."""
+        """Parse a template. Replace the operations that Jinja's sandbox cannot intercept by calls of filters
+        that check the limits (_Bound)."""
         return _Bound().visit(super()._parse(source, name, filename))
 
 
 class _Bound(NodeTransformer):
-    """A visitor of a template's syntax tree. The visitor replaces operations by calls of filters that check
-    limits. Jinja calls the method whose name has the type of a node."""
+    """A visitor of a template's syntax tree. It replaces concatenations, loops, slices and literals by calls
+    of filters that check the limits. For each node, Jinja calls the method `visit_<type of the node>`."""
 
     def _filter_node(self, name: str, node: Any, *args: nodes.Expr | None) -> nodes.Filter:
         given = [arg or nodes.Const(None, lineno=node.lineno) for arg in args]
@@ -118,14 +119,14 @@ class _Bound(NodeTransformer):
 
 class _Generation(Extension):
     """The Jinja tag {% generation %}...{% endgeneration %}, which marks assistant text for training. This
-    class renders only the text between the two tags."""
+    class renders the text between the two tags and ignores the tags."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja declares it as an instance's attribute
 
     def parse(self, parser: Any) -> list[nodes.Node]:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # As in transformers, variables that the block sets do not exist after the block.
+        # As in transformers, variables that are set between the tags do not exist after the end tag.
         return [nodes.Scope(body, lineno=line)]
 
 
@@ -140,14 +141,14 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return a value as JSON without HTML escapes, as transformers does. The guard character that marks
-    users' text (typed_text.py) is kept."""
+    """Return a value as JSON without HTML escapes, as transformers does. The character U+FDD0 that marks
+    users' text (typed_text.py) is not escaped."""
     widths = [len(x) if isinstance(x, str) else x for x in (indent, *(separators or ())) if x is not None]
     if any(width > MAX_INDENT for width in widths):
         raise SecurityError(f"tojson with an indent above {MAX_INDENT}")
     encoder = json.JSONEncoder(ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
-    # Without an indent, the JSON is at most about six times as long as the value, and C code writes it
-    # quickly.
+    # Without an indent, the JSON is at most about six times as long as the value, and json's C code makes it
+    # quickly, so the limits need no checks in between.
     text = encoder.encode(admit(value)) if indent is None else bounded_join(encoder.iterencode(admit(value)))
     return _ESCAPED.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
 
@@ -181,6 +182,7 @@ def compile_template(source: str) -> Template:
 
 
 def run(template: Template, names: Mapping[str, Any]) -> str:
-    """Render the template within the limits."""
+    """Render the template with the variables `names`, within the limits of sandbox_bounds.py. Raises
+    SecurityError beyond a limit."""
     with budgeted(names):
         return bounded_join(template.generate(**names))

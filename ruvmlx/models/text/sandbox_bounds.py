@@ -5,9 +5,9 @@ hours, and "a" * 10**10 takes gigabytes. A limit of time alone is not enough: on
 take hours, and Python can neither stop nor measure the call. Because of such calls, the size of every value
 has a limit. The expanded size of a value (a part is counted at each place where it occurs) is at most
 `Budget.longest`. All texts that one render makes have together at most TIMES * `Budget.longest` characters.
-The live values of a render take at most `Budget.most_held` bytes. The module refuses an operation before it
-runs if its result could be too large. Templates cannot call filters and methods whose work grows faster than
-the size of their values (see `FILTERS`, `METHODS`). Loops and calls check the time.
+The live values of a render take at most `Budget.most_held` bytes. The module refuses most operations whose
+result would be too large before they run. Templates can call only the filters in `FILTERS` and the methods in
+`METHODS`. Loops and calls check the time.
 """
 
 import re
@@ -26,17 +26,17 @@ MAX_STEPS = 100_000  # the maximum number of steps of one range()
 MAX_SOURCE = 1 << 17  # the maximum characters of a template; templates of real models have some thousands
 # The limit of one value in characters is BASE_VALUE_CHARACTERS + PER_CHARACTER * the conversation's size.
 BASE_VALUE_CHARACTERS, PER_CHARACTER = 1 << 20, 8
-TIMES = 64  # the limit of all text and lists of one render, divided by the limit of one value
+TIMES = 64  # one render can make TIMES * (the limit of one value) characters of text and lists
 # The live values of a render take at most HELD + PER_BYTE * (the conversation's bytes) bytes.
 HELD, PER_BYTE = 64 << 20, 16
-SHORT = 256  # characters; a shorter sum of texts is counted as a live value only if a list has it
+SHORT = 256  # characters; the result of text + text up to this length is no live value, unless a list has it
 TOGETHER = 4096  # the number of pieces that `bounded_join` joins at once; a waiting piece takes 50 bytes
 MAX_WIDTH = 1024  # the maximum width of padding, indentation and repetition
 MAX_DIGITS = 100  # the maximum number of digits of a rounded number
 MAX_BITS = 4096  # the maximum number of bits of an integer
 MAX_INDENT = 16  # the maximum indentation of JSON
 MAX_DEPTH = 100  # the maximum depth of nested lists; Python itself allows about 1,000 nested calls
-OTHER = 64  # the size, in characters, that a number, None, or an object without its own text counts as
+OTHER = 64  # the size, in characters, that the limits assume for a number, None or another object
 
 FILTERS = frozenset(
     """
@@ -62,7 +62,7 @@ METHODS: Mapping[type, frozenset[str]] = {
 }
 _WIDENING = frozenset(("center", "ljust", "rjust", "zfill", "batch", "slice", "truncate"))
 _STRIPPING = frozenset(("trim", "strip", "lstrip", "rstrip"))
-_NESTED = re.compile(r"\{[^{}]*\{")  # a format whose width is another field, such as "{:{}}"
+_NESTED = re.compile(r"\{[^{}]*\{")  # a format field whose width is another field, as in "{:{}}"
 _ESCAPING = re.compile(r"%[^a-zA-Z%]*[ra]|![ra]")  # %r and !r can write ten characters for one character
 
 
@@ -95,7 +95,7 @@ class Budget:
             raise SecurityError(f"it makes a text of more than {self.longest} characters")
 
     def admit(self, value: Any) -> Any:
-        """Return the value if its expanded size is allowed. Add the size to the text of this render."""
+        """Return `value` if its expanded size is allowed, and count its text for the render's limit."""
         size, _ = self.spread(value)
         self.check_size(size)
         self.take(
@@ -276,18 +276,19 @@ def _width(given: Any) -> int:
 
 
 def _check_format(form: Any, given: Any) -> None:
-    """Raise SecurityError if a format's width is too large, or is an argument ("*" or a nested "{")."""
+    """Raise SecurityError if a width in a format is above 999 or is an argument, or if the result could be
+    too large."""
     text, budget = str(form), _budget.get()
     digits = "".join(c if c.isdigit() else " " for c in text).split()
     if any(len(run) > 3 for run in digits) or "*" in text or _NESTED.search(text.replace("{{", "")):
         raise SecurityError("a format with a width above 999")
     escaping = _ESCAPING.search(text) or not all(isinstance(x, str | int | float) for x in given)
-    fields = text.count("{") + text.count("%")  # the longest value can replace each field
+    fields = text.count("{") + text.count("%")  # assume that each field gets all values
     budget.check_size(fields * ((10 if escaping else 1) * budget.spread(given)[0] + 1000) + len(text))
 
 
 def as_lists(args: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the arguments with lists instead of iterators, because a check would use up an iterator."""
+    """Return the arguments with lists in place of iterators, because a check would use up an iterator."""
     return tuple(admit(list(ticking(arg))) if isinstance(arg, Iterator) else arg for arg in args)
 
 
@@ -338,7 +339,7 @@ class Variables(Namespace):
 
 
 def bounded_concat(parts: Iterable[Any]) -> str:
-    """Join the parts of a ~ b ~ c, or the output of a macro or a block. Check the sizes before the join."""
+    """Join the parts of a ~ b ~ c, or the output of a macro or a block, after a check of their sizes."""
     budget, texts = _budget.get(), list(parts)
     budget.check_clock()
     budget.check_size(sum(budget.spread(part)[0] - 2 for part in texts if isinstance(part, str)))
@@ -355,7 +356,7 @@ def bounded_slice(values: Any, start: Any, stop: Any, step: Any) -> Any:
 
 
 def bounded_join(pieces: Iterable[str]) -> str:
-    """Join pieces of text. At each piece, the function checks the size of the whole text so far."""
+    """Join pieces of text. At each piece, the function checks the size of all pieces so far."""
     budget, texts, size = _budget.get(), list[str](), 0
     whole: list[str] = []
     for piece in pieces:
@@ -386,7 +387,7 @@ def bounded_filter(name: str, plain: Callable) -> Callable:
     """
     skip = 1 if hasattr(plain, "jinja_pass_arg") else 0
 
-    @wraps(plain)  # wraps copies the attribute that tells Jinja to pass the context
+    @wraps(plain)  # copies the attribute that makes Jinja pass the context
     def call_filter(*args: Any, **kwargs: Any) -> Any:
         check_clock()
         args = args[:skip] + as_lists(args[skip:])

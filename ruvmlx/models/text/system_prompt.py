@@ -1,18 +1,19 @@
-"""This module finds the system prompt that a model really receives, and where this prompt comes from."""
+"""This module finds the system prompt that a model receives in a conversation, and its origin: the user,
+ruvmlx or the chat template."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..config.model import Message, Model
 
-_MARK = "\ue000system\ue000"  # a text of private-use characters, which no template contains
+_MARK = "\ue000system\ue000"  # a text with private-use characters, which we expect in no template
 _QUESTION = "\ue000question\ue000"
 
 
 @dataclass(frozen=True)
 class SystemPrompt:
-    """A system prompt and its origin: "yours", "measured" (the model's `default_system`), "template" (the
-    chat template adds it to conversations without one), or "none"."""
+    """A system prompt and its origin: "yours", "measured" (the model's `default_system`, chosen by
+    measurements), "template" (the chat template adds it to conversations without one), or "none"."""
 
     text: str
     origin: str

@@ -8,9 +8,9 @@ version of its chat form. The file has these fields:
     model_settings_builder   reasoning_effort: values, default; only in some files from v15 on
 
 A special token's id is its rank. An ordinary token's id is its rank + default_num_special_tokens. The file
-lists no merges. The tokenizer merges, at each step, the two neighbours that together form the token with the
-lowest rank. Every split of a token into two tokens is therefore a merge with the token's rank. The tests
-compare the result with mistral-common's reader.
+lists no merges. The tokenizer merges, at each step, the two neighbouring tokens that together form the token
+with the lowest rank. In place of a list of merges, each split of a token into two tokens is a merge with the
+token's rank. The tests compare the result with mistral-common's reader.
 """
 
 import base64
@@ -37,7 +37,7 @@ _MAX_TOKENS = 1 << 24  # the maximum number of tokens of a vocabulary
 
 
 class TekkenTokenizer(BaseTokenizer):
-    """The tokenizer of a tekken.json."""
+    """The tokenizer of a model with a tekken.json."""
 
     def __init__(self, path: Path, template: str | None = None, eos_ids: Iterable[int] = ()):
         """template: the chat template of the model's folder; None: the chat form of the version that
@@ -73,7 +73,8 @@ class TekkenTokenizer(BaseTokenizer):
 
 
 def _sizes(config: Fields) -> tuple[int, int]:
-    """Return the number of all tokens, and the number of ids for special tokens."""
+    """Return the number of all tokens, and how many of the ids (the lowest) are reserved for special
+    tokens."""
     total, special = config.integer("default_vocab_size"), config.integer("default_num_special_tokens")
     if not 0 < special <= total - 256 <= _MAX_TOKENS:
         raise CorruptFile(
@@ -107,7 +108,7 @@ def _efforts(data: dict[str, Any], where: str) -> Efforts | None:
 
 
 def _special_tokens(data: dict[str, Any], offset: int, where: str) -> dict[str, int]:
-    """Return {text: id} for the special tokens in the file."""
+    """Return {text: id} of the special tokens that the file lists, or of _SPECIALS if it has no list."""
     entries = data.get("special_tokens")
     if entries is None:
         return {text: i for i, text in enumerate(_SPECIALS) if i < offset}
@@ -150,8 +151,9 @@ def _build(pieces: list[str], offset: int, config: Fields, added: dict[str, int]
 
 
 def _merges(pieces: list[str], ids: dict[str, int]) -> list[tuple[str, str]]:
-    """Return all splits of each token into two tokens, as merges. For each token, the tokenizer uses at most
-    one of its splits, because the earlier merges join the token's bytes into just two tokens."""
+    """Return all splits of each token into two tokens, as merges in the order of rank. In a text, only one of
+    a token's splits can occur, because the merges of lower rank have joined the token's bytes into just two
+    tokens."""
     return [
         (piece[:k], piece[k:])
         for piece in pieces[256:]

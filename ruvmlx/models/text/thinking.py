@@ -1,5 +1,5 @@
-"""This module separates the thought of a reply from its answer. A thought is the text between <think> and
-</think> (R1, Qwen3, SmolLM3) or between [THINK] and [/THINK] (Magistral).
+"""This module separates the thought of a reply (the model's reasoning) from its answer. A thought is the text
+between <think> and </think> (R1, Qwen3, SmolLM3) or between [THINK] and [/THINK] (Magistral).
 
 Some templates write the opening tag at the end of the prompt. If the prompt ends with the opening tag, ruvmlx
 puts the same tag at the start of the reply's text. So the text of a reply always shows which part is the
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..config.model import Tokenizer
 from .typed_text import THOUGHT_TAGS as TAGS
 
-_TAIL = 8  # the number of tokens at a prompt's end in which the opening tag and its space can be
+_TAIL = 8  # the number of tokens at a prompt's end in which `opened_by` searches for the opening tag
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ def split(text: str) -> Thought:
 
 
 def tag_of(template: str | None) -> str | None:
-    """Return the tag that begins a thought if the chat template contains the tag or its closing tag. Return
-    None for the template of a model that writes no thoughts."""
+    """Return the tag that begins a thought in the model's replies: the tag that the chat template contains,
+    or whose closing tag it contains. Return None if the template contains none."""
     return next(
         (tag for tag, end in TAGS.items() if tag in (template or "") or end in (template or "")), None
     )
@@ -57,14 +57,15 @@ def opened_by(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> str:
 
 
 class ThoughtCounter:
-    """A counter that decides, token by token, which sampled tokens belong to the thought.
+    """A counter of the sampled tokens of a reply that belong to the thought.
 
     tokens: the number of sampled tokens in the thought so far, with its tags
-    is_decided: False while the text can still become an opening tag
+    is_decided: False while the text so far can still become an opening tag
     """
 
     def __init__(self, tokenizer: Tokenizer, begun: str = ""):
-        """begun: the text of the reply before its first sampled token."""
+        """begun: the text of the reply before its first sampled token: the opening tag if the prompt ends
+        with it, else ""."""
         self._tokenizer, self._text = tokenizer, begun
         self._end = ""  # the closing tag of the current thought; "" outside of a thought
         self.tokens = self._seen = 0
@@ -90,7 +91,7 @@ class ThoughtCounter:
             if self._end in self._text:
                 self._end = ""
             else:
-                self._text = self._text[1 - len(self._end) :]  # the closing tag can begin in this text
+                self._text = self._text[1 - len(self._end) :]  # keep the end, where the closing tag can begin
 
     def _decide(self) -> None:
         text = self._text.lstrip()
@@ -104,7 +105,7 @@ class AnswerFilter:
     """A filter that removes the thought from a reply's text that arrives in pieces."""
 
     def __init__(self) -> None:
-        self._text = ""  # all text before the answer
+        self._text = ""  # the reply's text before the answer begins
         self._answering = False
 
     @property
@@ -112,8 +113,8 @@ class AnswerFilter:
         return not self._answering and split(self._text).is_open
 
     def feed(self, text: str) -> str:
-        """Add text of the reply and return the part that belongs to the answer. The filter keeps text that
-        can become an opening tag for a later call."""
+        """Add the next text of the reply and return the text that now belongs to the answer. The filter holds
+        back text that can become an opening tag, until a later call decides."""
         if self._answering:
             return text
         self._text += text
@@ -123,7 +124,7 @@ class AnswerFilter:
         return self.flush()
 
     def flush(self) -> str:
-        """End the stream and return the text that the filter has kept."""
+        """Return the answer's text that the filter has held back."""
         if self._answering:
             return ""
         answer = split(self._text).answer

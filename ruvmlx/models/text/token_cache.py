@@ -1,6 +1,6 @@
-"""This module caches the token ids of long texts. An agent sends its whole conversation with every turn.
-Without the cache, the tokenizer would encode 8,000 tokens again, which takes tens of milliseconds before the
-first new token."""
+"""This module caches the token ids of long texts. An agent (a program that calls the server) sends its whole
+conversation with every turn. Without the cache, the tokenizer would encode, for example, 8,000 tokens again,
+which takes tens of milliseconds before the first new token."""
 
 import threading
 from array import array
@@ -8,16 +8,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 MIN_RUN_CHARACTERS = 500  # the minimum length of a cached text, because short texts are fast
-# the maximum sum of the characters of the cached texts; the least recently used text is dropped first
+# the maximum number of characters of all cached texts together; the least recently used text is dropped first
 MAX_CACHED_CHARACTERS = 1 << 20
 
 
 class KnownRuns:
     """A cache of the results of encode(text, first). Any thread can call the cache.
 
-    salt: a part of the key. The cache finds a text only if the call has the same salt as the call that stored
-        the text. Because of the salt, a user cannot find out, from the time of a request, which texts other
-        users have sent.
+    salt: a part of the cache's key, for example a secret of a user. The cache finds a text only if the call
+        has the same salt as the call that stored the text. Because of the salt, a user cannot find out, from
+        the time of a request, which texts other users have sent.
     """
 
     def __init__(self, encode: Callable[[str, bool], list[int]]):

@@ -1,8 +1,10 @@
-"""This module has the base class of all tokenizers: special tokens, BOS, decoding and chats.
+"""This module has the base class of all tokenizers. It implements special tokens, BOS, decoding and chats;
+the subclasses encode plain text.
 
 A *special token* controls the model (<s>, <|im_end|>, [INST]...). Text becomes a special token only with
-`special=True` or through the chat template; a user cannot type a special token. Added tokens that are plain
-text (runs of spaces, <think>...) match in any text, as in Hugging Face's tokenizers and llama.cpp.
+`special=True` or through the chat template; a user cannot type a special token. Added tokens that are no
+special tokens (runs of spaces, <think>...) are found in any text, as in Hugging Face's tokenizers and
+llama.cpp.
 """
 
 import re
@@ -15,16 +17,16 @@ from ..config.model import Message, Tools
 from .token_cache import KnownRuns
 from .typed_text import GUARD, THOUGHT_TAGS
 
-# These tokens end a reply of every model whose vocabulary has them, even if the model's files do not list
-# them.
+# Each of these tokens ends a reply of a model whose vocabulary has the token, even if the model's files do
+# not name it as an end token.
 END_TOKENS = frozenset(
     str.split(
         "<|eot_id|> <|im_end|> <|end|> <|endoftext|> <|end_of_text|> <|eom_id|> <end_of_turn> <EOT> _<EOT> "
         "<|end_of_sentence|> <｜end▁of▁sentence｜>"
     )
 )
-BRIEF = 64  # the number of tokens beyond the limit that `_encode_bounded` still encodes
-LETTERS = 8  # the maximum average number of characters per token in ordinary text
+BRIEF = 64  # `_encode_bounded` first encodes text for about this number of tokens beyond the limit
+LETTERS = 8  # ordinary text has on average at most this number of characters per token
 LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|\[/?[A-Z_]+\]|</?s>|<(start|end)_of_turn>", re.DOTALL)
 
 
@@ -69,21 +71,21 @@ class BaseTokenizer(ABC):
 
     @abstractmethod
     def _encode_run(self, text: str, first: bool) -> list[int]:
-        """Return the ids of a run of text that contains no special tokens. first: True if the run is the
-        beginning of the whole text."""
+        """Return the ids of a run of text (a text, or the part of it between two special tokens), in which
+        nothing becomes a special token. first: True if the run is the beginning of the whole text."""
 
     @abstractmethod
     def _piece_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of an ordinary token."""
+        """Return the bytes of a token that is no special token."""
 
     # The protocol --------------------------------------------------------------------------------
 
     def encode(
         self, text: str, *, add_bos: bool = True, special: bool = False, most: int | None = None
     ) -> list[int]:
-        """Return the token ids of a text. add_bos: if True, the model's rule `adds_bos` decides if BOS is
-        added; if False, BOS is not added. special: True if special tokens in the text become their ids. most:
-        as in `encode_chat`."""
+        """Return the token ids of a text. add_bos: True: put BOS (the token that begins a text) before the
+        text if the model's setting `adds_bos` asks for it; False: do not. special: True if special tokens in
+        the text become their ids. most: as in `encode_chat`."""
         if special:
             ids = self._encode_special(text, most=most)
         else:
@@ -91,7 +93,8 @@ class BaseTokenizer(ABC):
         return self._with_bos(ids) if add_bos else ids
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that one token adds to the text; b"" for a special token or a padding row."""
+        """Return the bytes that one token adds to the text; b"" for a special token or an id without a
+        token."""
         if token_id not in self._bytes:
             plain = 0 <= token_id < self.vocab_size and token_id not in self._special_ids
             self._bytes[token_id] = self._piece_bytes(token_id) if plain else b""
@@ -121,11 +124,11 @@ class BaseTokenizer(ABC):
         opening: str = "",
         values: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return the token ids of a conversation. Only the template's text gives special tokens. If the
-        template writes BOS, the method does not add a second BOS.
+        """Return the token ids of a conversation. Only the chat template's own text gives special tokens;
+        users' text does not. If the template writes BOS, the method does not add a second BOS.
 
-        most: a limit of tokens. For a longer text, the method can return only the ids of the text's
-            beginning; these are still more than `most` ids.
+        most: a limit of tokens. For a text of more tokens, the method can return only the ids of the text's
+            beginning, but returns more than `most` ids.
         """
         text = self._chat.render(messages, add_generation_prompt, thinking, tools, values)
         if opening:
@@ -133,7 +136,8 @@ class BaseTokenizer(ABC):
         return self._with_bos(self._encode_special(text, salt, most))
 
     def chat_text(self, messages: Sequence[Message], *, tools: Tools = ()) -> str:
-        """Return the text that the template writes, with special tokens."""
+        """Return the text of the conversation as the chat template writes it, with the strings of special
+        tokens."""
         return self._chat.render(messages, tools=tools).replace(GUARD, "")
 
     # Inside --------------------------------------------------------------------------------------
@@ -146,7 +150,7 @@ class BaseTokenizer(ABC):
         return ChatTemplate(self.chat_template, self.special_tokens, *names, gap=self._gap())
 
     def _gap(self) -> str:
-        """Return " " if the tokenizer puts a space before a whole text but no space before the text after a
+        """Return " " if the tokenizer puts a space before a whole text but not before a run of text after a
         special token; else ""."""
         if not self.strips_leading_space:
             return ""
@@ -176,8 +180,9 @@ class BaseTokenizer(ABC):
         return KnownRuns(self._encode_run)
 
     def _encode_special(self, text: str, salt: str = "", most: int | None = None) -> list[int]:
-        """Return the ids of a text. The strings of special tokens become their ids. Before it encodes the
-        text between the special tokens, the method removes the guard characters (U+FDD0) from this text."""
+        """Return the ids of a text in which the strings of special tokens become their ids. Before it encodes
+        the text between the special tokens, the method removes the guard characters (U+FDD0) from this
+        text."""
         text = _clean(text)
         parts = self._special_pattern.split(text) if self._special_pattern else [text]
         ids: list[int] = []
@@ -194,7 +199,7 @@ class BaseTokenizer(ABC):
     @staticmethod
     def _encode_bounded(encode: Callable[[str], Sequence[int]], run: str, most: int | None) -> list[int]:
         """Return the ids of a run of text. If the run has more than `most` tokens, the method can encode only
-        the run's beginning, because this takes less time."""
+        the run's beginning, but returns more than `most` ids; this takes less time."""
         if most is not None and len(run) > (enough := LETTERS * (most + BRIEF)):
             begun = encode(run[:enough])
             if len(begun) > most:
@@ -203,7 +208,7 @@ class BaseTokenizer(ABC):
 
 
 def _clean(text: str) -> str:
-    """Replace lone surrogates (undecodable bytes of a terminal) by U+FFFD, because tokenizers accept only
+    """Replace lone surrogates (undecodable bytes of a terminal) by "?", because tokenizers accept only
     UTF-8."""
     return text.encode("utf-8", "replace").decode() if _SURROGATE.search(text) else text
 

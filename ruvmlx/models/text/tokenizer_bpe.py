@@ -14,7 +14,7 @@ from .tokenizer_base import BaseTokenizer
 if TYPE_CHECKING:  # gguf_vocab imports NumPy, which the child process of the tokenizer does not need
     from .gguf_vocab import GGUFVocab
 
-BRIEF = 2000  # characters; the library encodes a text of this length in a millisecond
+BRIEF = 2000  # characters; the library encodes a shorter text in less than about a millisecond
 
 
 class GGUFByteLevelTokenizer(BaseTokenizer):
@@ -55,8 +55,9 @@ class GGUFByteLevelTokenizer(BaseTokenizer):
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:
-    """Return a text's token ids from a tokenizer of the `tokenizers` library. The library's `encode` holds
-    Python's global lock, for seconds if the text is long. `encode_batch` does not hold the lock."""
+    """Return the token ids that a tokenizer of the `tokenizers` library gives for a text. The library's
+    `encode` holds Python's global lock, for seconds if the text is long. `encode_batch` does not hold the
+    lock."""
     if len(text) < BRIEF:
         return tokenizer.encode(text, add_special_tokens=False).ids
     [encoding] = tokenizer.encode_batch([text], add_special_tokens=False)
@@ -84,12 +85,12 @@ def byte_level_bpe(
     where: str,
     whole_words: bool = False,
 ) -> Any:
-    """Return a tokenizer of the `tokenizers` library. Raises CorruptFile if the tokens, merges and patterns
-    do not fit together.
+    """Return a byte-level BPE tokenizer of the `tokenizers` library. Raises CorruptFile if the library does
+    not accept the tokens, merges and patterns.
 
     ids: {token in the characters of byte_level.py: id}
     merges: the pairs of tokens to merge, in the order of their priority
-    cuts: the patterns that split the text, which apply one after the other
+    cuts: the patterns that split the text into pieces; each pattern splits the pieces of the pattern before
     added: texts that become tokens before the patterns split the text
     whole_words: True if a piece that is in the vocabulary becomes one token without merges
     """
@@ -108,7 +109,8 @@ def byte_level_bpe(
 
 
 def _build(vocab: "GGUFVocab", pre: str, added: dict[str, int]) -> Any:
-    # The BPE model has no special tokens, so a word with the spelling of a special token stays ordinary text.
+    # The BPE vocabulary has no special tokens, so a word that a user spells like a special token stays
+    # ordinary text.
     ids = {token: i for i, token in enumerate(vocab.tokens) if token not in vocab.special_tokens}
     cuts = patterns(pre, vocab.where)
     return byte_level_bpe(ids, _merges(vocab), cuts, added, vocab.where, whole_words=pre in WHOLE_WORDS)

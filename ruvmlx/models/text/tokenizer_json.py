@@ -1,5 +1,5 @@
-"""This module reads the tokenizer of a Hugging Face folder: tokenizer.json, else tekken.json, else
-tokenizer.model.
+"""This module reads the tokenizer of a Hugging Face folder from tokenizer.json, else from tekken.json, else
+from tokenizer.model.
 
 The `tokenizers` library reads tokenizer.json. ruvmlx itself finds the special tokens in a text, if the caller
 allows special tokens. The library encodes the text between the special tokens.
@@ -20,12 +20,12 @@ from .tokenizer_base import BaseTokenizer, is_special
 from .tokenizer_bpe import ids_of
 
 SPACE = "\u2581"
-MAX_TEMPLATE = 1 << 22  # the maximum size of a template's file
+MAX_TEMPLATE = 1 << 22  # the maximum size of chat_template.jinja in bytes
 
 
 def folder_tokenizer(path: Path, eos: Iterable[Any] = ()) -> BaseTokenizer:
-    """Return the tokenizer of a folder. eos: the values of eos_token_id in the folder's configuration files;
-    each value is a number or a list."""
+    """Return the tokenizer of a folder. eos: the values of eos_token_id in the folder's configuration files,
+    each an id or a list of ids."""
     config = read_object(path / "tokenizer_config.json")
     template = _template(path, config)
     eos_ids = {i for entry in eos for i in token_ids(entry)}
@@ -43,14 +43,15 @@ def folder_tokenizer(path: Path, eos: Iterable[Any] = ()) -> BaseTokenizer:
 
 
 def token_ids(entry: Any) -> list[int]:
-    """Return the ids in a value of eos_token_id. The value can have any type, because nothing has checked the
-    file before."""
+    """Return the ids in a value of eos_token_id. Parts of the value that are no ids are ignored, because the
+    file was not checked before."""
     entries = entry if isinstance(entry, list) else [entry]
     return [i for i in entries if type(i) is int and i >= 0]
 
 
 def _template(path: Path, config: dict[str, Any]) -> str | None:
-    """Return chat_template.jinja, else chat_template.json, else the template in tokenizer_config.json."""
+    """Return the chat template from chat_template.jinja, else from chat_template.json, else from
+    tokenizer_config.json; None if there is none."""
     try:
         return read_ordinary(path / "chat_template.jinja", MAX_TEMPLATE).decode("utf-8")
     except FileNotFoundError:
@@ -64,7 +65,8 @@ def _template(path: Path, config: dict[str, Any]) -> str | None:
 
 
 def _token_name(config: dict[str, Any], key: str) -> str:
-    """Return the text of a token in tokenizer_config.json. The value is "<s>" or {"content": "<s>", ...}."""
+    """Return the text of the token that the field `key` of tokenizer_config.json names; "" if it names none.
+    The value is "<s>" or {"content": "<s>", ...}."""
     value = config.get(key)
     value = value.get("content") if isinstance(value, dict) else value
     return value if isinstance(value, str) else ""
@@ -150,8 +152,8 @@ def _metaspace_bytes(piece: str) -> bytes:
 
 
 class _Steps:
-    """The normalizer and the pre-tokenizer of a tokenizer.json, and the properties of these two steps that
-    ruvmlx needs."""
+    """The normalizer and the pre-tokenizer (the two steps before the merges) of a tokenizer.json, and their
+    properties that ruvmlx needs."""
 
     def __init__(self, full: Any, where: str):
         self._pre = _state(full.pre_tokenizer)
@@ -177,8 +179,9 @@ class _Steps:
         return False
 
     def tokenizer(self, full: Any, plain_added: list[Any], first: bool) -> Any:
-        """Return a tokenizer with the same model and steps as `full`, but without special tokens. first:
-        False for a tokenizer that encodes parts of a text after its start."""
+        """Return a tokenizer of the library with the same vocabulary and steps as `full`, but without special
+        tokens. first: True for a tokenizer that encodes the beginning of a text; False for the runs of text
+        after a special token."""
         from tokenizers import Tokenizer
 
         out = Tokenizer(full.model)
@@ -190,8 +193,8 @@ class _Steps:
         return out
 
     def _inner_pre(self, full: Any) -> Any:
-        """Return the pre-tokenizer for runs after the first run. A Metaspace step with prepend_scheme "first"
-        puts no space before these runs."""
+        """Return the pre-tokenizer for runs of text after a special token: a Metaspace step with
+        prepend_scheme "first" puts no space before these runs."""
         if not any(part.get("prepend_scheme") == "first" for part in _flat(self._pre)):
             return full.pre_tokenizer
         from tokenizers import Tokenizer
@@ -207,8 +210,8 @@ def _state(step: Any) -> dict[str, Any]:
 
 
 def _flat(state: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the steps inside a step of type Sequence. For any other step, return a list with the step
-    itself."""
+    """Return the single steps inside a step of type Sequence. For a step of another type, return a list with
+    the step itself."""
     inner = next((state[k] for k in ("pretokenizers", "normalizers", "decoders") if k in state), None)
     return [state] if inner is None else [part for step in inner for part in _flat(step)]
 
@@ -216,7 +219,8 @@ def _flat(state: dict[str, Any]) -> list[dict[str, Any]]:
 def _sentencepiece(
     path: Path, config: dict[str, Any], template: str | None, eos_ids: set[int]
 ) -> BaseTokenizer:
-    """Read tokenizer.model, with the added tokens in tokenizer_config.json or added_tokens.json."""
+    """Return the tokenizer of tokenizer.model, with the added tokens in tokenizer_config.json and
+    added_tokens.json."""
     from .tokenizer_spm import read_tokenizer_model
 
     added = _added_tokens(path, config)
@@ -234,7 +238,8 @@ def _sentencepiece(
 
 
 def _added_tokens(path: Path, config: dict[str, Any]) -> dict[str, tuple[int, bool]]:
-    """Return {text: (id, True if the token is special)} for the added tokens of a folder."""
+    """Return {text: (id, True if the folder's files mark the token as special)} for the added tokens of a
+    folder."""
     found = {
         t: (i, True) for t, i in read_object(path / "added_tokens.json").items() if type(i) is int and i >= 0
     }

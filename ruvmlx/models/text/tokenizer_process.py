@@ -1,12 +1,12 @@
 """This module runs the tokenizer of a folder in a separate process.
 
-The libraries for tokenizer.json and tokenizer.model can panic, abort, search a regular expression for hours
-or take all memory, for any text. To survive this, ruvmlx lets a child process with limits open the files and
-encode each text (`platform/bounded_process.py`). The parent process keeps the special tokens and the bytes of
-the tokens.
+With a bad file, the libraries for tokenizer.json and tokenizer.model can panic, abort, search a regular
+expression for hours or take all memory. To survive this, ruvmlx lets a child process with limits of time and
+memory open the files and encode each text (`platform/bounded_process.py`). The parent process stores the
+special tokens and the bytes of tokens that it has asked for.
 
-At its start the child encodes test texts on which bad tokenizer files run too long. If the child fails a
-test, the program refuses the model when it loads the model.
+At its start the child encodes test texts on which bad tokenizer files run too long. If the child fails at a
+test text, the program refuses to load the model.
 """
 
 import sys
@@ -22,24 +22,27 @@ from ..files.json_files import MAX_BYTES
 from .tokenizer_base import BaseTokenizer
 from .tokenizer_json import folder_tokenizer, token_ids
 
-READ = ("tokenizer.json", "tekken.json", "tokenizer.model")  # the first file that exists is the tokenizer
-# SECONDS: processor time (seconds) to open a file; a file above BYTES_PER_SECOND gets more time
+# the first of these files that exists has the tokenizer
+READ = ("tokenizer.json", "tekken.json", "tokenizer.model")
+# The child gets SECONDS + the file's bytes / BYTES_PER_SECOND of processor time (seconds) to open a file.
 SECONDS, BYTES_PER_SECOND = 5.0, 4e6
-# MEMORY: bytes of memory; PER_BYTE: more bytes for each byte of the file (a large vocabulary takes about 15)
+# The child can use MEMORY bytes of memory and PER_BYTE more bytes for each byte of the file (a large
+# vocabulary takes about 15).
 MEMORY, PER_BYTE = 200_000_000, 20
-# TEXT_SECONDS: processor time (seconds) to encode a text; a long text gets more time
+# It gets TEXT_SECONDS + the text's characters / CHARACTERS_PER_SECOND of processor time (seconds) to encode a
+# text.
 TEXT_SECONDS, CHARACTERS_PER_SECOND = 1.0, 2e5
-PER_CHARACTER = 600  # the bytes of memory that the child can use for each character of a text
-# The maximum number of tokens of a text is MOST_TOKENS * the text's bytes + BESIDES.
+PER_CHARACTER = 600  # additional bytes of memory that the child can use for each character of a text
+# A text may become at most MOST_TOKENS * (the text's bytes) + BESIDES tokens.
 MOST_TOKENS, BESIDES = 8, 64
 BLOCK = 4096  # the number of tokens whose bytes one request to the child fetches
-LONG_TEXT_CHARACTERS = 5_000  # the length of the long test texts
+LONG_TEXT_CHARACTERS = 5_000  # the length of the two long test texts
 
 
 class ProcessTokenizer(BaseTokenizer):
-    """The tokenizer of `folder_tokenizer` in a child process. Every method can raise CorruptFile or
-    UnsupportedModel if the tokenizer does not work, and Interrupted if the user stops the program. Any thread
-    can call the methods."""
+    """The tokenizer of a folder; a child process encodes the texts. Methods that ask the child raise
+    CorruptFile or UnsupportedModel if the tokenizer does not work, and Interrupted if the user stops the
+    program. Any thread can call the methods."""
 
     def __init__(self, folder: Path, eos: Iterable[Any] = ()):
         """eos: the values of eos_token_id, as in folder_tokenizer."""
@@ -81,7 +84,8 @@ class ProcessTokenizer(BaseTokenizer):
 
 
 def check_ids(ids: list[int], text: str, vocab: int, where: str) -> None:
-    """Raise CorruptFile if a text becomes too many tokens, or tokens that do not exist."""
+    """Raise CorruptFile if `ids`, the tokens of a text, are too many for the text, or are outside the
+    vocabulary."""
     most = MOST_TOKENS * len(text.encode()) + BESIDES
     if len(ids) > most:
         raise CorruptFile(f"{where}: {len(text)} characters become {len(ids)} tokens; at most {most} do.")

@@ -26,8 +26,8 @@ SPACE = "\u2581"  # the character that stands for a space in SentencePiece token
 
 
 class SentencePieceTokenizer(BaseTokenizer):
-    """A tokenizer that uses the sentencepiece library. processor: the library's object. added: {text: id} of
-    the tokens outside the processor's vocabulary."""
+    """A tokenizer that uses the sentencepiece library. processor: a SentencePieceProcessor of the library.
+    added: {text: id} of the added tokens, which need not be in the processor's vocabulary."""
 
     def __init__(self, processor: Any, added: dict[str, int] | None = None, **common: Any):
         super().__init__(**common)
@@ -36,8 +36,8 @@ class SentencePieceTokenizer(BaseTokenizer):
         self._added = {i: text for text, i in (added or {}).items()}
 
     def _encode_run(self, text: str, first: bool) -> list[int]:
-        """Return the ids of a run of text. If the vocabulary puts a space before a text, as in llama.cpp, it
-        puts the same space before a run after a special token."""
+        """Return the ids of a run of text. If the vocabulary puts a space before a text, it puts a space also
+        before a run after a special token, as in llama.cpp."""
         return self._sp.encode(text)
 
     def _piece_bytes(self, token_id: int) -> bytes:
@@ -68,7 +68,7 @@ def load_processor(proto: bytes, where: str) -> Any:
 
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=proto)
-        # this call raises an error if the text of a token is not UTF-8
+        # `id_to_piece` raises an error if the text of a token is not UTF-8
         processor.id_to_piece(list(range(processor.vocab_size())))
     except (RuntimeError, OSError, ValueError, TypeError) as error:
         raise CorruptFile(f"{where}: not a sound SentencePiece vocabulary: {one_line(error)}.") from None
@@ -76,8 +76,8 @@ def load_processor(proto: bytes, where: str) -> Any:
 
 
 def model_proto(vocab: GGUFVocab, add_prefix: bool, squeeze: bool) -> bytes:
-    """Return a serialized ModelProto of sentencepiece. squeeze: True if the tokenizer removes extra
-    spaces."""
+    """Return the bytes of a ModelProto of sentencepiece. add_prefix: True if the tokenizer puts a space
+    before a text. squeeze: True if it removes extra spaces."""
     types = vocab.types.tolist()
     _check_types(vocab, types)
     pieces = zip(vocab.tokens, vocab.scores.tolist(), types, strict=True)
@@ -137,8 +137,8 @@ def _read(path: Path) -> bytes:
 
 
 def read_tokenizer_model(path: Path, common: dict[str, Any], added: dict[str, int]) -> SentencePieceTokenizer:
-    """Read the tokenizer.model of a safetensors model. common: arguments of BaseTokenizer from the folder's
-    other files."""
+    """Read the tokenizer.model of a safetensors model. common: arguments of BaseTokenizer that the folder's
+    other files give."""
     processor = load_processor(_read(path), path.name)
     special = {
         processor.id_to_piece(i): i

@@ -1,4 +1,5 @@
-"""This module parses tool calls in a reply's text, for streams and for whole replies.
+"""This module finds tool calls (a model's calls of functions) in a reply's text, which can arrive whole or in
+pieces.
 
     parser = CallParser(dialect, names)
     for text in stream:
@@ -12,15 +13,15 @@ Models write tool calls in these forms (dialects):
     MISTRAL11  [TOOL_CALLS]weather[ARGS]{...}                perhaps with [CALL_ID]abcdefgh1 before [ARGS]
     HERMES     <tool_call>{"name": "weather", "arguments": {...}}</tool_call>         also Qwen's form
 
-A mark is a text such as [TOOL_CALLS] that begins or ends tool calls. Small models leave the marks out.
-Therefore, with the dialects LLAMA and HERMES, a reply that begins with the JSON object of a call is a tool
-call without marks, if the object names a tool of the request. The object may stand in a fence of Markdown
+A mark is a text such as [TOOL_CALLS] that begins or ends tool calls. Small models often leave the marks out,
+so with the dialects LLAMA and HERMES, a JSON object of a call at the beginning of a reply is a tool call
+without marks, if it names a tool of the request. This JSON object may stand in a code fence of Markdown
 (```json).
 
 Some marks are special tokens. If a request has tools, the engine writes marks that are special tokens into
-the reply's text (`shown_marks`). Text that only looks like a tool call stays text. If the reply ends inside a
-tool call, the parser ends the call at the end of the reply. The parser removes spaces beside tool calls, and
-parses no tool calls inside a thought.
+the reply's text (`shown_marks`). Text that begins like a tool call but is none stays text of the answer. If
+the reply ends inside a tool call, the call has the arguments up to there, which can be incomplete JSON. The
+parser removes spaces beside tool calls, and parses no tool calls inside a thought.
 """
 
 import re
@@ -38,7 +39,8 @@ _NAME = re.compile(r"[\w.-]+")
 _FENCE = "```"
 _FENCED = re.compile(r"```(?:json|tool_call|tool_code)?[ \t]*\n\s*(?=\{)")
 _FENCE_BEGUN = re.compile(r"`{1,2}|```[a-z_]{0,9}[ \t]*(\n\s*)?")
-_LONGEST_HEAD = 256  # the maximum number of characters between a mark and the arguments
+# the maximum number of characters between the mark that begins a call and the call's arguments
+_LONGEST_HEAD = 256
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class CallBegun:
 
 @dataclass(frozen=True)
 class ArgumentsPiece:
-    """The next piece of a tool call's arguments. All pieces of one call, joined, are JSON."""
+    """The next piece of a tool call's arguments. index: the call's number in the reply. All pieces of one
+    complete call, joined, are the JSON text of the arguments."""
 
     index: int
     text: str
@@ -81,11 +84,11 @@ class Dialect:
     """The form in which a model writes tool calls.
 
     begin: the mark before the tool calls
-    key: the key of the arguments in the JSON object
+    key: the key of the arguments in the JSON object of a call
     end: the mark after each tool call
-    named: True if the function's name is before the arguments and not inside the JSON object
+    named: True if the function's name is before the JSON object, which is then the arguments
     bare: True if a reply can begin with the JSON object of a tool call without a mark
-    between: the characters that are allowed between two JSON objects
+    between: the characters that are allowed between the JSON objects of two calls
     """
 
     name: str
@@ -107,8 +110,8 @@ _MARKS = (ARGS, CALL_ID, *(mark for d in DIALECTS for mark in (d.begin, d.end) i
 
 
 def shown_marks(tokenizer: Tokenizer) -> dict[int, str]:
-    """Return {id: text} of the marks that are special tokens. The engine must write these tokens into the
-    text, because the parser finds tool calls by the marks."""
+    """Return {id: text} of the marks that are special tokens of this tokenizer. The engine must write these
+    tokens into the reply's text, because the parser finds tool calls by the marks."""
     return {i: text for text, i in tokenizer.special_tokens.items() if text in _MARKS}
 
 
@@ -121,30 +124,31 @@ class CallParser:
     """A parser that splits a stream of a reply's text into the answer and the tool calls."""
 
     def __init__(self, dialect: Dialect, names: Iterable[str] = ()):
-        """names: the names of the tools; a JSON object without a mark and with another name is text."""
+        """names: the names of the request's tools; a JSON object without a mark that has another name is
+        text. If `names` is empty, each name is accepted."""
         self._dialect, self._names = dialect, frozenset(names)
         self._state: Callable[[], bool] = self._in_beginning
         self._text = ""  # text that the parser has received and not parsed yet
         self._space = ""  # spaces after the answer so far; the parser returns them only if more text follows
-        self._mark = ""  # the text before a possible call, which becomes answer text if there is no call
+        self._mark = ""  # the mark before a possible call; it becomes text of the answer if no call follows
         self._thought_end, self._call_end = "", dialect.end
         self._call: CallObject | None = None
-        self._span: JSONSpan | None = None  # the scanner of the arguments after a name
+        self._span: JSONSpan | None = None  # finds the end of the arguments after a function's name
         self._bare = False  # True if the current call has no mark
         self._after_call = False  # True if a call has ended and no text has followed
         self._out: list[Piece] = []
-        self.calls = 0  # the number of calls that have begun
+        self.calls = 0  # the number of tool calls that have begun in the reply
 
     def add(self, text: str) -> list[Piece]:
-        """Add text of the reply. Return the new pieces that later text cannot change."""
+        """Add the next text of the reply. Return the new pieces, which later text cannot change."""
         self._text += text
         while self._text and self._state():
             pass
         return self._take_pieces()
 
     def end(self) -> list[Piece]:
-        """End the reply and return the last pieces. The parser removes an incomplete mark after a tool
-        call."""
+        """End the reply and return the last pieces. An incomplete mark at the end, after a tool call, is
+        removed."""
         marks = self._dialect.begin, self._call_end
         if self._after_call and any(mark.startswith(self._text) for mark in marks):
             self._text = ""
@@ -169,8 +173,8 @@ class CallParser:
         return joined
 
     def _show(self, text: str) -> None:
-        """Add text to the answer. Hold back the spaces at the end of the text, because a tool call can
-        follow."""
+        """Add text to the answer. Hold back the spaces at the end of the text, because they are removed if a
+        tool call follows."""
         text = self._space + text
         if self._after_call:
             text = text.lstrip(SPACE)
@@ -183,10 +187,12 @@ class CallParser:
         self._show(self._text[:n])
         self._text = self._text[n:]
 
-    # States: each method reads from _text and returns False if it needs more text -------------------
+    # States of the parser: each method reads from _text, and returns False if it needs more text
+    # -------------------
 
     def _in_beginning(self) -> bool:
-        """Find out if the text begins with a thought, a JSON object without a mark, or other text."""
+        """Choose the next state by the beginning of the text: a thought, a JSON object without a mark, or
+        other text."""
         begun = self._text.lstrip(SPACE)
         opening = next((tag for tag in THOUGHT_TAGS if begun.startswith(tag)), "")
         if opening:
@@ -294,7 +300,8 @@ class CallParser:
         self.calls += 1
 
     def _no_call(self) -> bool:
-        """Add the text after the mark to the answer, because the text is no tool call."""
+        """Add the mark to the answer and continue in the state for text, because no tool call follows the
+        mark."""
         self._show(self._mark)
         self._mark, self._call, self._state = "", None, self._in_text
         return True

@@ -5,17 +5,18 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-GUARD = "\ufdd0"  # a noncharacter that marks users' text in rendered chats; the tokenizer removes the mark
+GUARD = "\ufdd0"  # the mark (a noncharacter) in users' text in rendered chats; the tokenizer removes it
 
-# These tags are ordinary text of a reply, even if the model's file marks them as special tokens.
+# {tag that begins a thought: tag that ends it}. The tags are ordinary text, even if the model's file marks
+# them as special tokens.
 THOUGHT_TAGS = {"<think>": "</think>", "[THINK]": "[/THINK]"}
 _WORD = re.compile(r"[\w.-]*")
-_NEAR = 256  # the number of characters at the beginning of a text that the guard checks
+_NEAR = 256  # the number of characters at the beginning of a text that `_completes` checks
 
 
 class Guard:
-    """A guard marks a user's text. The marked text contains no special token's string. The end of the
-    template's text and the beginning of the marked text form no special token.
+    """A guard marks a user's text. The marked text contains no special token's string. A guard also prevents
+    that the template's text before it and the beginning of the marked text together form a special token.
 
     Thought tags get no mark, because chat templates search for these tags to remove the thoughts of old
     replies.
@@ -41,9 +42,9 @@ class Guard:
         return marked[:head] + GUARD + marked[head:]
 
     def inside(self, value: Any) -> Any:
-        """Mark the text in tools and tool calls (nested JSON). Templates compare words in the definitions of
-        tools ("function", "string") and look up keys. Because of this, the guard does not mark a word that
-        contains no special token."""
+        """Return nested JSON (tools, tool calls) with marks in its texts. Templates compare words in the
+        definitions of tools ("function", "string") and look up keys, so a single word that contains no
+        special token gets no mark."""
         if isinstance(value, str):
             innocent = _WORD.fullmatch(value) and not any(text in value for text in self._specials)
             return value if innocent else self(value)
@@ -57,7 +58,7 @@ class Guard:
         near = text[:_NEAR]
         if any(self._ends_one(near[:k]) for k in range(1, min(self._longest, len(near) + 1))):
             return True
-        # the text is longer than the checked part, so it can be the middle of a longer special token
+        # a longer text whose beginning is inside a special token can be the middle of this token
         if len(text) > _NEAR and near in self._inside:
             return True
         return 0 < len(text) < self._longest and text in self._inside
@@ -70,7 +71,8 @@ class Guard:
 
 
 def _firsts(specials: Sequence[str]) -> re.Pattern[str] | None:
-    """Return a pattern for a character that begins a special token and does not begin a thought tag."""
+    """Return a pattern that matches a character that begins a special token, except at a thought tag; None
+    without special tokens."""
     firsts = "".join(map(re.escape, sorted({text[0] for text in specials})))
     tags = [*THOUGHT_TAGS, *THOUGHT_TAGS.values()]
     free = "|".join(re.escape(tag) for tag in tags if not any(text.startswith(tag) for text in specials))

@@ -15,9 +15,9 @@ from ..files.small_floats import MODES, FloatFormat, FloatMatrix
 
 @dataclass(frozen=True)
 class StoragePlan:
-    """The storage formats of the weights in the files.
+    """The storage format of each weight in the files of a folder.
 
-    kinds: {tensor name: key of DTYPES}
+    kinds: {tensor name: kind, a key of DTYPES}
     floats: {module name: format} of the matrices of small floats
     """
 
@@ -53,8 +53,8 @@ class FolderWeights(Mapping[str, np.ndarray]):
         self.pause: Callable[[], None] = lambda: None
 
     def _affine_names(self) -> Iterator[str]:
-        """Yield the names of all arrays. A matrix of small floats has the three array names of MLX's
-        affine layout."""
+        """Yield the names of all arrays that this mapping returns. A matrix of small floats has the three
+        names of MLX's affine layout, because a read converts it."""
         scales = {found.scales for found in self._plan.floats.values()}
         for name in self._plan.kinds:
             module = name.removesuffix(".weight")
@@ -72,7 +72,7 @@ class FolderWeights(Mapping[str, np.ndarray]):
         return self._array(name)
 
     def blocks_of(self, module: str) -> FloatMatrix | None:
-        """Return the stored matrix of small floats, or None if the matrix has another format."""
+        """Return the matrix `module` as stored if it has small floats, else None."""
         found = self._plan.floats.get(module)
         if found is None:
             return None

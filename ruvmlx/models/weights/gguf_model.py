@@ -36,8 +36,8 @@ def open_gguf(path: Path) -> tuple[GGUFFile, ModelConfig]:
 
 
 def check_tensors(file: GGUFFile, config: ModelConfig) -> None:
-    """Raise an error if a tensor of the decoder is missing or has a wrong shape, or if the file has a tensor
-    that is not a part of the decoder."""
+    """Raise CorruptFile if a tensor of the decoder is missing or has a wrong shape, and UnsupportedModel if
+    the file has a tensor that is not a part of the decoder."""
     expected: dict[str, tuple] = {gguf_name(f"{m}.weight"): shape for m, shape in matrices(config)}
     expected |= {gguf_name(name): shape for name, shape in vectors(config)}
     check_shapes({name: t.shape for name, t in file.tensors.items()}, expected, file.path.name)
@@ -56,11 +56,11 @@ def weights_loader(file: GGUFFile, config: ModelConfig) -> Callable[[], Weights]
 
 
 class LazyWeights(Mapping[str, np.ndarray]):
-    """A mapping from names to the weights of a GGUF file. Each weight is converted when a caller reads the
-    weight.
+    """A mapping from mlx-lm's names to the weights of a GGUF file. Each read of a weight converts it from the
+    file's format.
 
-    The class keeps only the last converted matrix. A program that reads all matrices in order therefore needs
-    memory for only one converted matrix.
+    The class keeps only the last converted matrix. A program that reads all matrices in order, and keeps
+    none, therefore needs memory for only one converted matrix.
     """
 
     def __init__(self, file: GGUFFile, config: ModelConfig):
@@ -119,7 +119,7 @@ class LazyWeights(Mapping[str, np.ndarray]):
 
 
 def _parts(file: GGUFFile, module: str) -> list[str]:
-    """Return the names of the arrays that form a matrix."""
+    """Return the names of the arrays that form the matrix `module`."""
     packed = file.tensors[gguf_name(f"{module}.weight")].type.block > 1
     return [f"{module}.{kind}" for kind in (("weight", "scales", "biases") if packed else ("weight",))]
 
@@ -127,7 +127,8 @@ def _parts(file: GGUFFile, module: str) -> list[str]:
 def _matrix(
     file: GGUFFile, config: ModelConfig, module: str, pause: Callable[[], None]
 ) -> dict[str, np.ndarray]:
-    """Return {"weight"} or {"weight", "scales", "biases"}, with q and k rows in Hugging Face's order."""
+    """Return the arrays of a matrix by name, {"weight"} or {"weight", "scales", "biases"}, with q and k rows
+    in Hugging Face's order."""
     tensor = file.tensors[gguf_name(f"{module}.weight")]
     raw = file.raw(tensor)
     parts = unpack(raw, tensor, pause)
@@ -140,8 +141,8 @@ def _matrix(
 
 
 def _vector(file: GGUFFile, config: ModelConfig, name: str) -> np.ndarray:
-    """Return a norm or a bias as plain numbers. Raises UnsupportedModel for a quantised norm or bias,
-    which is rare."""
+    """Return a norm's weight or a bias as an array of floats. Raises UnsupportedModel if the file stores it
+    quantised, which is rare."""
     tensor = file.tensors[gguf_name(name)]
     parts = unpack(file.raw(tensor), tensor)
     if "scales" in parts:

@@ -1,8 +1,8 @@
 """This module writes the small files of a Hugging Face folder: config.json, generation_config.json and the
 tokenizer.
 
-If the model came from a folder, the module copies the folder's files. If the model came from a GGUF file, the
-module makes the files from the loaded configuration and tokenizer.
+If the model came from a folder, the module copies most of the folder's small files. If the model came from a
+GGUF file, the module makes the files from the loaded configuration and tokenizer.
 """
 
 import shutil
@@ -73,8 +73,8 @@ def config_to_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def _window(config: ModelConfig, family: Family) -> dict[str, Any]:
-    """Return the fields of the sliding window. For a Mistral model, the result has no layer_types: in this
-    case transformers applies the window to all layers, but mlx-lm ignores the window."""
+    """Return the fields of config.json for the sliding window. For a Mistral model, the result has no
+    layer_types; transformers then applies the window to all layers, but mlx-lm ignores the window."""
     if not config.sliding_window:
         return {}
     if family.window is Window.EVERY_LAYER:
@@ -89,7 +89,7 @@ def _token_ids(tokenizer: Any) -> dict[str, Any]:
 
 
 def write_companions(model: Model, folder: Path) -> None:
-    """Write the tokenizer's files and generation_config.json."""
+    """Write the tokenizer's files and generation_config.json of `model` into `folder`."""
     if model.format == "gguf":
         write_json(folder / _GENERATION, _token_ids(model.tokenizer) | dict(model.default_sampling))
         _write_tokenizer(model.tokenizer, folder)

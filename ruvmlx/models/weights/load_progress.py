@@ -15,8 +15,8 @@ from .stored import StoredMatrix, stored_matrix, stored_tensor
 
 
 class AskingWeights(Mapping[str, np.ndarray]):
-    """Weights that report each read to two functions. Both functions can raise an exception to stop the
-    loading.
+    """A mapping of weights that reports to two functions while the weights are read. Both functions can raise
+    an exception to stop the loading.
 
     looked: a function that the class calls with the tensor's name after each read of a tensor
     pause: a function that the class calls again and again during long conversions
@@ -52,7 +52,8 @@ class AskingWeights(Mapping[str, np.ndarray]):
 
 
 def watched_weights(model: Model, watch: Watch) -> Weights:
-    """Return the model's weights. The watch receives the number of bytes that the backend has read."""
+    """Return the model's weights. While a backend reads them, `watch` receives the approximate number of
+    bytes read so far."""
     shapes = {f"{module}.weight": rows * columns for module, (rows, columns) in matrices(model.config)}
     left = shapes | {name: size for name, (size,) in vectors(model.config)}
     each = model.bytes / model.parameters

@@ -49,8 +49,8 @@ def _common(name: str) -> str:
 def _split(
     tensors: Mapping[str, _Any], fused: str, parts: tuple[str, str, str], config: ModelConfig
 ) -> dict[str, _Any]:
-    """Return the tensors, in which each tensor of a module with the name `fused` is split into one tensor for
-    each name in `parts`."""
+    """Return the tensors, with each tensor of a module named `fused` (q, k and v in one) replaced by three
+    tensors with the names `parts`."""
     kv = config.n_kv_heads * config.head_dim
     rows = dict(zip(parts, (config.n_heads * config.head_dim, kv, kv), strict=True))
     found: dict[str, _Any] = {}
@@ -63,8 +63,8 @@ def _split(
 
 
 def _rows(tensor: _Any, fused: str, rows: Mapping[str, int]) -> Iterator[_Any]:
-    """Yield one tensor for each module in `rows`, in order. rows: {module: its number of rows in
-    `tensor`}."""
+    """Yield the parts of `tensor`, a range of rows for each module in `rows`, in order. rows: {module: its
+    number of rows in `tensor`}."""
     if not tensor.shape or tensor.shape[0] != sum(rows.values()):
         raise CorruptFile(
             f"tensor {tensor.name[:60]!r} has shape {list(tensor.shape)}; "

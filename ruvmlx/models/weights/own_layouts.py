@@ -1,5 +1,5 @@
-"""This module recognises folders in Mistral's or Meta's own layout and refuses them, because ruvmlx does not
-support these layouts."""
+"""This module recognises model folders in Mistral's or Meta's own file layout and refuses them, because
+ruvmlx reads only Hugging Face's layout."""
 
 from pathlib import Path
 

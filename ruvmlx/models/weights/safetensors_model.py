@@ -52,8 +52,8 @@ class Folder:
 
     @property
     def types(self) -> dict[str, int]:
-        """Return {tensor type: number of weights} for a model with small floats and without MLX's affine
-        layout; {} for all other models."""
+        """Return {tensor type: number of weights} for a model with matrices of small floats and no matrix in
+        MLX's affine layout; {} for all other models."""
         kinds, sizes = self.plan.kinds, Counter[str]()
         if not self.plan.floats or "packed" in kinds.values():
             return {}
@@ -70,13 +70,14 @@ class Folder:
         return FolderWeights(self.tensors, self.plan)
 
     def samples(self) -> Iterator[np.ndarray]:
-        """Yield the raw bytes of the tensors in SAMPLED, whose bytes differ between two models of the same
-        architecture."""
+        """Yield the raw bytes of the tensors in SAMPLED for the fingerprint. They differ between two
+        trainings of the same architecture."""
         return (self.tensors[n].raw() for n in SAMPLED if n in self.tensors)
 
 
 def open_folder(path: Path, name: str) -> Folder | OtherFolder:
-    """Check the configuration, the headers and the shapes of a folder. Do not read the tokenizer."""
+    """Read the configuration and the file headers of a folder and check them against each other. Do not read
+    the tokenizer."""
     whole = read_object(path / "config.json", missing_ok=False)
     if runs_elsewhere(whole):
         return open_other(whole, _read_all(path, ALL_BYTES), name)
@@ -94,7 +95,7 @@ def open_folder(path: Path, name: str) -> Folder | OtherFolder:
 
 
 def load_folder(path: Path, name: str) -> Model:
-    """Load a folder as a Model. Check the contents of all files, except the values of the weights."""
+    """Load a folder as a Model. The files that ruvmlx uses are checked, except the values of the weights."""
     from ..text.tokenizer_process import ProcessTokenizer
 
     folder = open_folder(path, name)
@@ -131,8 +132,8 @@ def _read_all(path: Path, known: Mapping[str, int] = ITEM_BYTES) -> dict[str, Te
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the weight files that the index names. Without an index, return model*.safetensors or
-    weights*.safetensors."""
+    """Return the weight files that model.safetensors.index.json names. Without this index, return
+    model*.safetensors, else weights*.safetensors."""
     index = read_object(path / "model.safetensors.index.json")
     if index:
         return [_shard(path, name) for name in _shard_names(index)]
@@ -157,7 +158,8 @@ def _shard_names(index: dict[str, Any]) -> list[str]:
 
 
 def _shard(path: Path, name: str) -> Path:
-    """Return the path of a weight file beside the index. Raises CorruptFile for a path outside the folder."""
+    """Return the path of a weight file that the index names. Raises CorruptFile if the file is missing or not
+    in the index's folder."""
     if Path(name).name != name or not name.endswith(".safetensors"):
         raise CorruptFile(
             f"model.safetensors.index.json names {name[:60]!r}, which is not a safetensors file beside it."
@@ -180,8 +182,8 @@ def _text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _with_head(tensors: dict[str, Tensor], data: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and config.json of a model that was saved without an output head. The tensors get
-    the names of a model whose output head is tied to the embedding."""
+    """Return the tensors and config.json of an embedding model, which can be saved without an output head, as
+    those of a model whose output head is tied to the embedding."""
     if "embed_tokens.weight" in tensors:
         tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
     return tensors, data if "lm_head.weight" in tensors else data | {"tie_word_embeddings": True}
@@ -202,8 +204,8 @@ def _drop_unused(tensors: dict[str, Tensor], data: Mapping[str, Any]) -> dict[st
 def _plan(
     tensors: Mapping[str, Tensor], config: ModelConfig, data: dict[str, Any], where: str
 ) -> StoragePlan:
-    """Return the storage plan after a check of all shapes and types. Raises UnsupportedModel for an
-    unknown tensor."""
+    """Return the storage plan after a check of the shapes and dtypes of all tensors. Raises UnsupportedModel
+    for a tensor that the decoder does not have."""
     default, own = quantization(data, where)
     expected: dict[str, tuple] = {name: shape for name, shape in vectors(config)}
     plan = StoragePlan(dict.fromkeys(expected, "plain"))

@@ -1,9 +1,9 @@
-"""This module returns matrices in the quantised blocks of their file, for backends that compute with these
-blocks.
+"""This module returns matrices in the quantised form in which their file stores them, for backends that
+compute with this form.
 
 `Weights` gives every matrix in MLX's affine layout. The conversion to the affine layout rounds the weights of
-some types (with groups of 16). So `stored_matrix` returns the original blocks, for backends that have kernels
-for these blocks.
+some types (with groups of 16). So `stored_matrix` returns the original form, for backends that have kernels
+for it.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class StoredMatrix:
         return dequantise_blocks(self.raw[rows], self.type, self.name)
 
     def eight_bits(self) -> AffineArrays:
-        """Return the matrix in MLX's affine layout, always with 8 bits."""
+        """Return the matrix in MLX's affine layout with 8-bit codes, whatever the bits of its type are."""
         parts = unpack(
             self.raw.reshape(-1), GGUFTensor(self.name, self.shape, self.type.widen_to_8_bits(), 0)
         )
@@ -45,15 +45,14 @@ class StoredMatrix:
 
 @runtime_checkable
 class StoresBlocks(Protocol):
-    """Weights from which a caller can read a matrix in its stored blocks."""
+    """Weights from which a caller can read a matrix in its stored form (GGUF blocks or small floats)."""
 
     def blocks_of(self, module: str) -> StoredMatrix | FloatMatrix | None:
-        """Return a matrix in its stored blocks, or None for plain numbers and for MLX's affine layout. Raises
-        KeyError if the module does not exist."""
+        """Return a matrix in its stored form, or None for plain numbers and for MLX's affine layout."""
 
     def stored_tensor(self, module: str) -> GGUFTensor | None:
-        """Return the GGUF type and the shape of a matrix, from the header alone. Return None if the
-        matrix has no GGUF type: in MLX's affine layout, or as floats in a safetensors folder."""
+        """Return the tensor type and the shape of a matrix, from the file's header alone. Return None for a
+        matrix of a safetensors folder that has no small floats."""
 
 
 def stored_matrix(weights: Weights, module: str) -> StoredMatrix | FloatMatrix | None:
@@ -61,15 +60,15 @@ def stored_matrix(weights: Weights, module: str) -> StoredMatrix | FloatMatrix |
 
 
 def stored_tensor(weights: Weights, module: str) -> GGUFTensor | None:
-    """Return the type and shape of a matrix of blocks, or None for plain numbers, for weights that cannot
-    return blocks, and for unknown modules."""
+    """Return the type and shape of a matrix stored in GGUF blocks or small floats. Return None for a plain
+    matrix, for MLX's affine layout, for weights that are no StoresBlocks, and for an unknown module."""
     if not isinstance(weights, StoresBlocks) or f"{module}.scales" not in weights:
         return None
     return weights.stored_tensor(module)
 
 
 def rounded_matrix(weights: Weights, module: str) -> StoredMatrix | FloatMatrix | None:
-    """Return the matrix in its stored blocks if MLX's affine layout of this matrix is not exact; else
+    """Return the matrix in its stored form if its conversion to MLX's affine layout is not exact; else
     None."""
     tensor = stored_tensor(weights, module)
     return None if tensor is None or tensor.type.affine else stored_matrix(weights, module)
