@@ -2,10 +2,10 @@
 of the running requests.
 
 Before the prompt is read, admission computes the bytes of the request's caches with the whole prompt and the
-longest allowed replies (kv/need.py). Caches that no running request uses are left out of the sum, because the
-pool can evict them. A request that can never fit fails with CacheTooLarge. A request that does not fit now
-waits until running requests end. If the request waits too long, or if no request runs, the request fails with
-MemoryBusy.
+longest allowed replies (kv/need.py). Admission does not count the caches that no running request uses,
+because the pool of KV pages can evict them. A request that can never fit fails with CacheTooLarge. A request
+that does not fit now waits until running requests end. If the request waits too long, or if no request runs,
+the request fails with MemoryBusy.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence

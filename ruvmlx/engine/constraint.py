@@ -31,7 +31,8 @@ class Matcher:
         """compiled: an LLMatcher that only this reply uses. thought: an object that follows the model's
         thinking, if the reply starts inside the thinking."""
         self._matcher, self._thought = compiled, thought
-        # one bit for each token, and one bit for the end token that `_Vocabulary` adds
+        # the set of the allowed next tokens: one bit for each token, and one bit for the end token that
+        # `_Vocabulary` adds
         self._bits = np.zeros((vocab + 32) // 32, np.uint32)
 
     @property

@@ -5,7 +5,7 @@ A check of k drafted tokens takes longer than a decode step, but gives the accep
 `MeasuredLength` measures on this machine how long a check takes. `Acceptance` counts how often a guess is
 right after a match of some length (a match: the newest tokens occurred in the chat before). `Acceptance` also
 counts the first token of a draft that is not checked, because the next token of the reply shows whether this
-guess was right. So the module finds out, without a check, when checks begin to save time in this reply.
+guess was right. So the module finds out, without a check, when checks begin to save time in a reply.
 """
 
 from collections.abc import Sequence
@@ -95,7 +95,8 @@ class DraftLength(Protocol):
         tokens."""
 
     def chain(self, seconds: float) -> "DraftChain":
-        """Return an empty draft of a draft model. seconds: the time of one step of the draft model."""
+        """Return an empty draft, to which the guesses of a draft model are added. seconds: the time of one
+        step of the draft model."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class DraftChain:
     """A draft that a draft model makes token by token, with the expected tokens and the expected time of its
     check.
 
-    longest: the maximum number of tokens
+    longest: the maximum number of tokens of the draft
     slope: the time that each drafted token adds to the check, divided by the time of a decode step of the
         large model
     step: the time of one step of the draft model, divided by the time of a decode step of the large model

@@ -3,10 +3,10 @@
 `DraftedSteps` guesses the next tokens (a draft): from the constraint, from the chat's earlier text, or with a
 draft model. The backend computes the decode steps after all guessed tokens in one call. If the reply
 continues with a guessed token, the engine uses the decode step that was computed after this token. The engine
-drops the steps after wrong guesses. The steps are bit-identical to single steps, and the sampler draws each
-token as it does without a draft. Because of this, drafts change neither greedy nor sampled replies, and
-neither penalties, constraints nor traces. (Leviathan et al. 2023, "Fast Inference from Transformers via
-Speculative Decoding", make drafts with a small model.)
+drops the steps after wrong guesses. The decode steps of a check are bit-identical to decode steps that are
+computed one at a time, and the sampler draws each token as it does without a draft. Because of this, drafts
+change neither greedy nor sampled replies, and neither penalties, constraints nor traces. (Leviathan et al.
+2023, "Fast Inference from Transformers via Speculative Decoding", make drafts with a small model.)
 """
 
 from collections import deque
@@ -32,8 +32,8 @@ class DraftCounts:
 
 
 class _Guess(NamedTuple):
-    """The guessed tokens, for each token a number (sign) that shows how sure the guess is, and the counts to
-    which the signs belong."""
+    """The guessed tokens, for each token a number (sign) that shows how sure the guess is, and the object
+    that counts how many guesses with these signs were right."""
 
     tokens: Sequence[int]
     signs: Sequence[float]

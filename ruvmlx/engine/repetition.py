@@ -29,7 +29,7 @@ class Repetition:
     the share SHARE of the newest WINDOW tokens repeats earlier tokens.
 
     Rows of a table or of JSON repeat too, but a row usually has some tokens that no earlier row has. A gram
-    (a run of GRAM tokens) with one of these tokens is new, so rows are no loop.
+    (a run of GRAM tokens) with a new token is new, so rows usually do not count as a loop.
     """
 
     def __init__(self, tokens: Iterable[int] = ()):

@@ -279,8 +279,8 @@ class Scheduler:
         return max(PART, tokens + -tokens % PART)
 
     def _measure(self, tokens: int, seconds: float, most: int) -> None:
-        """Update the pace (tokens per second). A slower piece sets the pace; a faster piece raises it by half
-        the difference. A piece below `most` / 2 tokens changes nothing, because of fixed costs."""
+        """Update the pace: a slower piece sets the pace to its own tokens per second, a faster piece to the
+        mean of both. A piece below `most` / 2 tokens changes nothing, because of its fixed costs."""
         if 2 * tokens >= most and seconds > 0:
             pace = tokens / seconds
             self._pace = min(pace, (self._pace + pace) / 2) if self._pace else pace

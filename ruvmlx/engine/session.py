@@ -1,5 +1,5 @@
-"""This module describes a session: one sequence of tokens that is kept with its KV cache, and the names of
-the KV pages."""
+"""This module describes a session: one sequence of tokens that is kept with its KV cache, and the names
+(hashes) of the cache's KV pages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

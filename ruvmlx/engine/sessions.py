@@ -201,8 +201,8 @@ class SessionManager:
         self._sessions[session_id], session.owner = session, session_id
 
     def make_room(self) -> None:
-        """Evict the least recently used sequences that do not run, until the number of sequences and their
-        bytes are within the limits."""
+        """Evict the least recently used sequences that do not run, until there are at most `capacity`
+        sequences and all caches together have at most the bytes that `_most` returns."""
         longest = BRIEF if self._running else MAX_WRITE_SECONDS
         while len(self) > self.capacity or self.nbytes > self._most():
             if (name := self._oldest()) is None:

@@ -96,7 +96,8 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """The log-probabilities of one token at temperature 1, with the adapter applied."""
+    """The log-probability of one token, and of the likeliest tokens at its place (`top`), at temperature 1
+    and with the adapter applied."""
 
     token_id: int
     logprob: float

@@ -2,8 +2,9 @@
 hold Python's global lock (GIL).
 
 Arrays are float32 and C-contiguous. In shapes, T is the number of tokens, V the vocabulary size, D the hidden
-size. A Decoder keeps the packed matrices and norms that it reads alive. Keys and values belong to the caller
-(ruvmlx/kv): pages of 64 tokens in a kernels.page_table.NativePageTable. A decoder runs one call at a time.
+size. A Decoder holds references to the packed matrices and norms that it reads, so Python does not free their
+memory. Keys and values belong to the caller (ruvmlx/kv): pages of 64 tokens in a
+kernels.page_table.NativePageTable. A decoder runs one call at a time.
 """
 
 import ctypes as C
@@ -199,7 +200,7 @@ class Decoder:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of activations and scratch memory."""
+        """Return the bytes of the decoder's activations and scratch memory."""
         return _lib().rvm_decoder_bytes(self.handle)
 
     def page_bytes(self, tier: int) -> int:

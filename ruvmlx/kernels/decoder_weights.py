@@ -45,7 +45,7 @@ class LayerWeights:
     input_norm, post_norm: [D], the weights of the norms before attention and MLP
     input_norm_bias, post_norm_bias: [D], the biases of the norms before attention and MLP; None: the norms
         have no bias
-    q_norm, k_norm: [head_dim], the weights of the norms of each head
+    q_norm, k_norm: [head_dim], the weights of the norms of the queries and of the keys of each head
     no_rope: True if the layer has no rotary embedding
     """
 

@@ -25,7 +25,8 @@ Half = NDArray[np.uint16]  # the bits of float16
 
 _P, _N, _F, _I = C.c_void_p, C.c_size_t, C.c_float, C.c_int
 
-# The order of the fields of struct rvm_layers, with the types of their arguments.
+# The functions that the C struct rvm_layers points to, in the order of its fields, with the types of each
+# function's arguments.
 _SIGNATURES: dict[str, list[Any]] = {
     "rms_norm": [_P, _P, _F, _N, _N, _P],
     "layer_norm": [_P, _P, _P, _F, _N, _N, _P],

@@ -17,8 +17,8 @@ MAX_RANK = 64
 _SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
 _P, _N, _F = C.c_void_p, C.c_size_t, C.c_float
 
-# The order of the fields of struct rvm_kernels, with the types of their arguments. All pointers are passed as
-# addresses.
+# The functions that the C struct rvm_kernels points to, in the order of its fields, with the types of each
+# function's arguments. All pointers are passed as addresses.
 _SIGNATURES: dict[str, list[Any]] = {
     "dot": [_P, _P, _N, _P],
     "all_within": [_P, _N, _F],

@@ -27,7 +27,8 @@ BLOCK, SUPER_BLOCK = 32, 256
 MAX_CODE = {8: 127, 16: 32385}  # {number of bits of an activation: the code of the largest activation}
 _P, _N, _I = C.c_void_p, C.c_size_t, C.c_int
 
-# The order of the fields of struct rvm_matmul, with the types of their arguments.
+# The functions that the C struct rvm_matmul points to, in the order of its fields, with the types of each
+# function's arguments.
 SIGNATURES: dict[str, list[Any]] = {
     "acts": [_I, _P, _N, _N, _N, _N, _N, _P],
     "matmul": [_P, _I, _P, _N, _N, _N, _P, _N],
@@ -128,7 +129,8 @@ class Matrix:
 
 
 def activations(w: Matrix, x: Array, impl: str | None = None, bits: int = 16) -> NDArray[np.uint8]:
-    """Return x [T, cols] in the form that a product with w needs. bits: 8 or 16, for quantised weights."""
+    """Return x [T, cols] in the form that a product with w needs. bits: 8 or 16, the bits of an activation if
+    w is quantised."""
     if x.dtype != np.float32 or x.ndim != 2 or x.shape[1] != w.cols or not x.flags.c_contiguous:
         raise ValueError(f"x must be contiguous float32 [T, {w.cols}], got {x.dtype} {list(x.shape)}")
     tokens = len(x)

@@ -21,7 +21,8 @@ from ruvmlx.kernels.library import BAD_ARGUMENT, MAX_RANK, NOT_FINITE, OK, Param
 from ruvmlx.kernels.replies import TRACE, ReplyStruct, ReplyWork
 
 Array = NDArray[np.float32]
-Step = tuple[Array, Array | None, Array]  # weights, velocity or None, gradient
+# one array of weights for `micro_step`, its velocity (None: no momentum), and its gradient
+Step = tuple[Array, Array | None, Array]
 
 _F32, _I32 = np.dtype(np.float32), np.dtype(np.int32)
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
@@ -213,7 +214,7 @@ def evidence_add(
     held: Array, gradient: Array, information: Array, w: float, kept: float, impl: str | None = None
 ) -> Array:
     """Return the evidence (sums over all ratings) with one more rating: kept * held + (w g, (w g)^2, |w| f),
-    [3, R, N]. g: gradient; f: information; w: the rating's weight. NaN stays NaN.
+    [3, R, N]. g: gradient; f: Fisher information; w: the rating's weight. NaN stays NaN.
 
     held: [3, R, N]: the sums G, S and L of (w g, (w g)^2, |w| f) over the earlier ratings
     gradient, information: [R, N] of the new rating

@@ -47,7 +47,8 @@ def _lib() -> C.CDLL:
 
 @dataclass
 class PackedMatrix:
-    """A plan to pack one matrix [out, in]. The object keeps the source arrays alive."""
+    """A plan to pack one matrix [out, in]. The object holds references to the source arrays, so Python does
+    not free their memory."""
 
     spec: Any
     weight: np.ndarray

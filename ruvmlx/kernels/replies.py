@@ -35,7 +35,7 @@ class ReplyWork:
 
     fields: the arguments of the call
     done: a function that is called with the fields after the call; it raises an exception if the call failed
-    held: the arrays that the fields point to; this object keeps them alive
+    held: the arrays that the fields point to; the references here prevent Python from freeing their memory
     """
 
     def __init__(self, fields: ReplyStruct, done: Callable[[ReplyStruct], None], *held: object):

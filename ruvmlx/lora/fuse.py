@@ -38,7 +38,7 @@ class _Source:
 
     pairs: {full name of a matrix: (lora_a, lora_b)}
     dtype: the dtype in which matrices that are not quantised are written
-    dequantise: True to write all quantised matrices in this dtype
+    dequantise: True to write all quantised matrices in `dtype`
     """
 
     model: Model

@@ -120,7 +120,8 @@ class Witness:
         return {row["kind"]: row["n"] for row in self._db.rows(sql, *values)}
 
     def number(self, beginning: str) -> int | None:
-        """Return the number of the row whose hash has this beginning. Return None if there is no such row."""
+        """Return the number of the row whose hash has this beginning. Return None if no row's hash begins
+        so."""
         sql = "SELECT seq FROM witness WHERE substr(hash, 1, ?) = ? ORDER BY seq LIMIT 1"
         found = self._db.value(sql, len(beginning), beginning)
         return None if found is None else int(found)

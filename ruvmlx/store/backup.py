@@ -66,7 +66,7 @@ def restore(store: Path, file: Path) -> tuple[BackupFacts, Path | None]:
     of the old store: the database, or its log if there was only a log.
 
     No other process must use the data folder during the restore. If the restore fails, the store does not
-    change. Raises NotFound if there is no such file, CorruptFile if the file is not a valid backup, and
+    change. Raises NotFound if `file` does not exist, CorruptFile if `file` is not a valid backup, and
     StoreBusy while another process uses the store.
     """
     if not file.is_file():

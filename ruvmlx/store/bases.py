@@ -17,7 +17,7 @@ from .database import Database, columns
 
 @dataclass(frozen=True)
 class Attempt:
-    """The result of one consolidation."""
+    """The result of one consolidation (a training that tried to make a base LoRA)."""
 
     parent: int
     version: int | None  # the version that the consolidation made; None: the result was refused

@@ -73,7 +73,7 @@ class Chats:
         """Copy the current branch up to a message (None: the whole branch) into a new chat. Returns the new
         id.
 
-        Both chats show the same replies, with their ratings.
+        The old chat and the new chat show the same replies, with the same ratings.
         """
         old, branch = self.get(session_id), self._messages.branch(session_id)
         ids = [message.id for message in branch]
@@ -124,15 +124,15 @@ class Chats:
     # -- finding -------------------------------------------------------------------------------------
 
     def get(self, session_id: str) -> SessionRow:
-        """Return a chat by its full id, soft-deleted or not. Raises NotFound if there is no such chat."""
+        """Return a chat by its full id, soft-deleted or not. Raises NotFound if no chat has this id."""
         row = self._db.row(_SELECT + "WHERE s.id = ?", session_id)
         if row is None:
             raise NotFound(f"no chat {session_id!r}; `ruvmlx sessions ls` lists them.")
         return SessionRow(**row)
 
     def find(self, beginning: str) -> str:
-        """Return the id of a chat from a unique beginning of the id, or from "last". Raises NotFound if there
-        is no such chat."""
+        """Return the id of a chat from a unique beginning of the id, or from "last". Raises NotFound if no
+        chat or several chats match."""
         if beginning == "last":
             found = [row.id for row in self.all()[:1]]
         else:

@@ -1,11 +1,11 @@
 """This module stores checkpoints of the background loop's training and of the deep loop's measurement, so
-that both can be resumed."""
+that a stopped training or measurement can be resumed."""
 
 from collections.abc import Callable
 
 from .database import Database
 
-WRITTEN = 4 << 20  # the number of bytes in one written piece
+WRITTEN = 4 << 20  # a checkpoint is written in pieces of this number of bytes
 
 
 class Checkpoints:
@@ -27,7 +27,7 @@ class Checkpoints:
     def put_training(
         self, fingerprint: str, name: str, state: bytes | None, pause: Callable[[], None] = lambda: None
     ) -> None:
-        """Replace the earlier checkpoint in one transaction; None deletes the checkpoint.
+        """Replace the checkpoint of the adapter's training in one transaction; None deletes the checkpoint.
 
         pause: a function that is called after every few megabytes. If `pause` raises an exception, the write
             stops and the earlier checkpoint stays.
@@ -54,7 +54,7 @@ class Checkpoints:
         return self._db.value(sql, fingerprint, name)
 
     def put_measurement(self, fingerprint: str, name: str, state: bytes) -> None:
-        """Replace the earlier checkpoint in one transaction."""
+        """Replace the checkpoint of the adapter's measurement in one transaction."""
         with self._db.transaction():
             self._db.replace("measurements", fingerprint=fingerprint, name=name, state=state)
 

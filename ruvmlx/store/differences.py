@@ -2,10 +2,10 @@
 bit for bit.
 
 A rating changes most numbers a little. The bits of a float32, read as an integer, also change a little then.
-So a difference holds, for each number of the older weights that is not 0, the difference of these integers.
-Small differences have three bytes of zeros, which are compressed. Numbers that were 0 and are not 0 now stand
-in a list at the end, each with its place. (Below, known numbers were not 0 before, and new numbers were 0
-before.)
+So a difference holds, for each number of the older weights that is not 0, the integer of the newer number
+minus the integer of the older number. Small differences have three bytes of zeros, which are compressed.
+Numbers that were 0 and are not 0 now stand in a list at the end, each with its place. (Below, known numbers
+were not 0 before, and new numbers were 0 before.)
 
     difference = crc32 of the weights [4 bytes], deflate(first bytes of all words, second bytes, ...)
     words      = changes of known numbers, then steps to the places of new numbers, then new numbers

@@ -37,7 +37,7 @@ class Drafts:
             )
 
     def recover(self) -> list[str]:
-        """Turn the drafts of killed processes into replies. Returns the ids of their chats."""
+        """Turn the drafts of killed processes into replies. Returns the ids of the chats of these replies."""
         drafts = self._db.rows("SELECT session_id, parent, process, reply FROM drafts")
         left = [row for row in drafts if not _is_alive(row["process"])]
         left = [row for row in left if self._claim(row["session_id"], row["process"])]
@@ -64,8 +64,8 @@ def _own_process() -> str:
 
 
 def _is_alive(process: str) -> bool:
-    """Return True if the process still runs. If `process` has the number of this process and another token,
-    it names an earlier process with the same number."""
+    """Return True if the process still runs. If `process` has the number of this process but another token,
+    it is an earlier process that had the same number, so the result is False."""
     number, _, token = process.partition(":")
     if int(number) == os.getpid():
         return token == _TOKEN

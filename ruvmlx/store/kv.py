@@ -35,8 +35,8 @@ class KVObservation:
 
 @dataclass(frozen=True)
 class KVMeasured:
-    """A measurement of one reply. The reply was decoded with a tier policy and with an f16 cache, and the two
-    results were compared in blocks of tokens."""
+    """A measurement of how much a tier policy changes one reply. The reply was decoded with a tier policy and
+    with an f16 cache, and the two results were compared in blocks of tokens."""
 
     reply_id: str
     lengths: tuple[int, ...]

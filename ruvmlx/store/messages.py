@@ -70,8 +70,8 @@ class Messages:
         return [_with_branch_number(rows[id_], tree) for id_ in tree.path(self.head(session_id))]
 
     def all(self, session_id: str) -> list[MessageRow]:
-        """Return the messages of every branch, oldest first. The branch numbers of these messages are not
-        set."""
+        """Return the messages of every branch, oldest first. The fields `branch` and `branches` of these
+        messages are not set."""
         rows = self._db.rows(
             "SELECT m.role, m.content, m.reply_id, m.id, m.parent, m.created, m.calls,"
             " r.finish_reason,"
@@ -233,7 +233,7 @@ class Messages:
     def set_head(self, session_id: str, message_id: int | None) -> None:
         """Continue the chat after this message (None: from its beginning). Later messages stay as a branch.
 
-        Raises NotFound if the chat has no such message.
+        Raises NotFound if the chat has no message with this id.
         """
         if message_id is not None:
             self._require(session_id, message_id)
@@ -242,7 +242,7 @@ class Messages:
 
     def show(self, session_id: str, message_id: int) -> None:
         """Make the branch with this message the current branch. Raises NotFound if
-        the chat has no such message."""
+        the chat has no message with this id."""
         self._require(session_id, message_id)
         tree = _tree(self.all(session_id))
         if message_id not in tree.path(self.head(session_id)):
@@ -257,7 +257,7 @@ class Messages:
         """Continue the chat before a message: the next message becomes its sibling. Call inside a
         transaction.
 
-        Raises NotFound if the chat has no such message.
+        Raises NotFound if the chat has no message with this id.
         """
         self._require(session_id, message_id)
         self._db.execute(

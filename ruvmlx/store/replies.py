@@ -56,8 +56,8 @@ class ReplyRow:
 
     @property
     def rated_ids(self) -> list[int]:
-        """Return the rated tokens, which are the reply without the model's thinking. A rating changes their
-        probability."""
+        """Return the rated tokens, which are the reply without the model's thinking. A rating changes the
+        probability of these tokens."""
         return self.sampled_ids[self.thought :]
 
     @property
@@ -70,8 +70,8 @@ class ReplyRow:
     @classmethod
     def of(cls, *facts: object, **values: Any) -> "ReplyRow":
         """Return a row with the fields in `values`. The value of each field that is not in `values` comes
-        from the first of `facts` that has an attribute with the field's name. A field without such an
-        attribute keeps its default."""
+        from the first of `facts` that has an attribute with the field's name. A field that no object in
+        `facts` has keeps its default."""
         names = [field.name for field in fields(cls)]
         for fact in facts:
             values = {name: getattr(fact, name) for name in names if hasattr(fact, name)} | values

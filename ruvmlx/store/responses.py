@@ -51,7 +51,7 @@ class Responses:
             self._trim()
 
     def get(self, response_id: str, tenant: str) -> ResponseRow:
-        """Return a response. Raises NotFound if there is no such response, or if the response belongs to
+        """Return a response. Raises NotFound if no response has this id, or if the response belongs to
         another tenant."""
         rows = self._db.rows(
             "SELECT id, previous, tenant, input, answer FROM responses WHERE id = ? AND tenant = ?",
@@ -64,8 +64,8 @@ class Responses:
 
     def conversation(self, response_id: str, tenant: str, most_bytes: int) -> list[ResponseRow]:
         """Return a response and all responses that it continued, the oldest first. Raises NotFound if one of
-        these responses is deleted, and UsageError if the responses have too many bytes or if there are too
-        many of them."""
+        these responses is deleted, and UsageError if the responses have more than `most_bytes` bytes or are
+        more than MOST_LINKS."""
         found: list[ResponseRow] = []
         left, wanted = most_bytes, response_id
         while True:
