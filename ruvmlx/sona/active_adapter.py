@@ -198,9 +198,9 @@ class ActiveAdapter:
         self._set(self.combined_lora)
 
     def install_base(self) -> None:
-        """Install the combined LoRA, unless the LoRA in the backend already contains the base LoRA in use. A
-        backend's LoRA that contains this base LoRA stays, even if its layer LoRA is older than the layer LoRA
-        in use."""
+        """Install the combined LoRA, unless the LoRA in the backend already contains the base LoRA in use. If
+        the backend's LoRA contains this base LoRA, the backend keeps its LoRA, even if that LoRA has an older
+        layer LoRA."""
         if not self._layers.has_base(self.backend.lora, self.base):
             self.install()
 

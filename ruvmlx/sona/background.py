@@ -189,8 +189,8 @@ class Background:
         return self._promotion
 
     def _fresh(self, buffer: Buffer, pause: Pause = lambda: None) -> Training:
-        """Return a run that starts from the base LoRA in use. A matrix that this base LoRA does not change
-        starts with a change of zero."""
+        """Return a new run, which starts from the base LoRA in use. A matrix that this base LoRA does not
+        change starts with a change of zero."""
         state, places = self._learner.state, self._places(buffer, pause)
         facts = {
             "version": state.version,

@@ -229,9 +229,9 @@ def prior(frequency: np.ndarray, cost: np.ndarray, ends: list[int]) -> tuple[np.
     token's weight.
 
     precision is 1 / sigma^2; sigma is the standard deviation of the prior of a token's weight. Tokens that
-    occur in nearly all replies mostly show a style; rare tokens mostly show a topic. Every reply has the
-    end-of-reply token. So sigma is smaller for tokens that are rarer than the end-of-reply token. Sigma is
-    also smaller for tokens with a larger variance in plain text, because a change of these tokens' logits
+    occur in nearly all replies mostly show a style; rare tokens mostly show a topic. Every complete reply has
+    the end-of-reply token. So sigma is smaller for tokens that are rarer than the end-of-reply token. Sigma
+    is also smaller for tokens with a larger variance in plain text, because a change of these tokens' logits
     adds more KL.
     """
     tokens = np.sort(np.argsort(-frequency, kind="stable")[:ACTIVE])

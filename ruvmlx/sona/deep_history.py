@@ -39,7 +39,8 @@ class DeepHistory:
         base: the id of the base LoRA that the run measured
         importance: the importance of each weight of that base LoRA, encoded
         limit: the maximum number of anchors
-        merge: a function that joins the importances of two anchors (earlier, later) into one
+        merge: a function that joins the encoded importances of two anchors (earlier, later) into one
+            importance
         """
         with self._store.transaction():
             if self._store.versions.base_of(*self._key, self._store.versions.head(*self._key)) != base:

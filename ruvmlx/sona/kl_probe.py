@@ -95,7 +95,7 @@ class KLProbe:
     contexts: [M, D], the hidden states on which distances are measured
     rows: [M], the indices of the contexts among all hidden states of the reference text
     counts, prose: the numbers that ContextGroups explains
-    following: [M], the token after each context
+    following: [M], the token that follows each context in its text
     directions: [D, r], the calibrated lora_a
     tokens, eos, precision, features: the fields of Coordinates (coordinates.py)
     drift: [r, A + 1], the gradient of the prose's mean negative log-likelihood by lora_b (`Drift`)

@@ -116,7 +116,8 @@ class Learner:
         self.active.install()
 
     def release(self) -> None:
-        """Free the graph that computes gradients of layers. The next use builds the graph again."""
+        """Free the graph that computes gradients of layers. The next call that needs these gradients builds
+        the graph again."""
         self.layers.release()
 
     # -- traces --------------------------------------------------------------------------------------

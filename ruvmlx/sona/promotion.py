@@ -1,8 +1,8 @@
 """The promotion test decides whether a newly trained base LoRA replaces the base LoRA in use.
 
-A base LoRA is promoted only if two conditions are true. Held-out ratings (ratings that the training did not
-use) prefer the base LoRA, and the base LoRA changes the model's predictions on the reference text no more
-than the limits allow. All measurements use the backend that will run the base LoRA.
+A base LoRA is promoted only if held-out ratings (ratings that the training did not use) prefer the base LoRA,
+and if the base LoRA changes the model's predictions on the reference text no more than the limits allow. All
+measurements use the backend that will run the base LoRA.
 """
 
 import math

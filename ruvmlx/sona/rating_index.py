@@ -222,7 +222,8 @@ class RatingIndex:
         self._version = version
 
     def record_implicit(self, reply: ReplyRow, label: str) -> bool:
-        """Record implicit feedback if the setting is on. Return True if the feedback was recorded."""
+        """Record implicit feedback if the setting `implicit_feedback` is on. Return True if the feedback was
+        recorded."""
         signal.check_implicit(label)
         if self._implicit:
             self._pending.append(self._signal(reply, label))

@@ -33,9 +33,10 @@ class ReplyTraces:
         return sum(trace.nbytes for trace in self.held.values())
 
     def keep(self, reply_id: str, trace: Trace) -> None:
-        """Keep a reply's trace in memory, and drop the oldest trace if memory holds too many traces. A blank
-        adapter is an adapter that was made before the model's KL probe was known. A blank adapter's trace
-        under a base LoRA is not kept, because the hidden states do not come from the original model."""
+        """Keep a reply's trace in memory, and drop the oldest trace if memory holds more than
+        _TRACES_IN_MEMORY traces. A blank adapter is an adapter that was made before the model's KL probe was
+        known. A blank adapter's trace under a base LoRA is not kept, because the hidden states do not come
+        from the original model."""
         if trace.tokens and not (is_blank(trace.adapter) and self._active.base is not None):
             self.held[reply_id] = trace
             while len(self.held) > _TRACES_IN_MEMORY:
@@ -72,9 +73,9 @@ class ReplyTraces:
             self._stored.add(reply_id)
 
     def _trace_with_directions(self, reply_id: str) -> Trace:
-        """Return the trace of a reply whose trace is in memory. If a blank adapter recorded the trace,
-        compute the trace again with the adapter's calibrated lora_a. The original model's output head reads
-        the trace's hidden states again."""
+        """Return a reply's trace from memory. If a blank adapter recorded the trace, compute the trace again
+        with the adapter's calibrated lora_a. The original model's output head reads the trace's hidden states
+        again."""
         trace = self.held[reply_id]
         if is_blank(trace.adapter):
             with original_model(self._active.backend):

@@ -18,7 +18,7 @@ class Importance(Protocol):
     examples: int  # the number of replies that were added
 
     def add(self, example: Mapping[Place, Squares]) -> None:
-        """Add one reply's squared gradient."""
+        """Add the squared gradient of one reply to the importance."""
 
     @property
     def finite(self) -> bool:

@@ -70,7 +70,7 @@ class Fisher:
     examples: int = 0
 
     def add(self, example: Mapping[Place, Squares]) -> None:
-        """Add one reply's squared gradient."""
+        """Add the squared gradient of one reply to the estimate."""
         for place, new in example.items():
             known = self.squares.setdefault(place, (np.zeros_like(new[0]), np.zeros_like(new[1])))
             for total, more in zip(known, new, strict=True):

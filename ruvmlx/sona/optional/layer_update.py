@@ -68,8 +68,8 @@ def update(
     limit: LayerLimit,
     unasked_b: np.ndarray | None = None,
 ) -> LayerLoRA:
-    """Return the layer LoRA after a rating. Raises NotFinite if the weight, the gradient or the KL is not
-    finite.
+    """Return the layer LoRA after a rating of this weight. Raises NotFinite if the weight, the gradient or
+    the KL is not finite.
 
     kept: the factor that multiplies the evidence of earlier ratings
     unasked_b: the result of `residual_b` for the layer LoRA; None if the caller has not computed it

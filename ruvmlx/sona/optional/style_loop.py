@@ -188,8 +188,8 @@ class StyleLoop:
         return self._promote(learner.version, ground, update, facts | {"kl": update.kl}, reason)
 
     def _within_limits(self, basis: StyleBasis, choice: StyleChoice, pause: Pause) -> _MeasuredBase | None:
-        """Return the measured base LoRA with the largest s within the limits of KL and perplexity. Return
-        None if every s that was tried exceeds a limit."""
+        """Try several values of s. Return the measured base LoRA with the largest tried s within the limits
+        of KL and perplexity; None if every tried s exceeds a limit."""
         wanted, found = KL * choice.confidence**2, list[_MeasuredBase]()
         predicted = basis.kl(choice.coefficients) * self._curvature
         scale, least = math.sqrt(wanted / max(predicted, 1e-12)), math.inf
