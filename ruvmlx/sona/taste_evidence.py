@@ -6,7 +6,8 @@ variances of the weights, e the noise, and s the noise variance. Then
     P = diag(1 / a) + X^T X / s        precision of w given y; X^T X, X^T y, y^T y are weighted sums
     log p(y) = -1/2 [n log(2 pi s) + sum log a + log |P| + (y^T y - b^T P^-1 b / s) / s],   b = X^T y
 
-The formulas need only sums over ratings, so the time of a step does not grow with the number of ratings.
+The formulas of P and log p(y) need only sums over ratings, so the time of a step in the search for variances
+does not grow with the number of ratings.
 
 Few measures of a text matter to one user. So the weights of measures do not have the prior N(0, a_k), but a
 prior with a spike and a slab:

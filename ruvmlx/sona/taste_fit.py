@@ -114,7 +114,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class TasteFit:
-    """The result of a fit.
+    """The result of a fit of the taste model.
 
     columns: the selected columns
     rows: the data of the fit

@@ -210,7 +210,7 @@ _NAMED = (
 
 
 # Nearly every English reply has some of these words. The rates of these words show the style of a text. A row
-# is (word, usual, spread).
+# is (word, `Measure.usual`, `Measure.spread`).
 _COMMON = (
     ("the", 1.91, 0.65),
     ("of", 1.46, 0.61),

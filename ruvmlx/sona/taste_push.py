@@ -11,7 +11,7 @@ the probabilities of one token before and after, and 1 / beta is LOGIT).
 If a taste is about words, the push learns the taste from fewer ratings than the gradients of the rated
 replies do. The reason is that many tokens share a measure, and that about 30 ratings are enough to know the
 weight of a measure. Lists, paragraphs, lengths and other measures of structure depend on the place of a
-token. Only gradients learn these measures (instant.py, measure_directions.py).
+token. Only gradients learn the measures of structure (instant.py, measure_directions.py).
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ MAX_RAISE_LOGITS, MAX_LOWER_LOGITS = 2.0, 6.0
 END_LOGIT = 8.0  # logits of the end-of-reply tokens for each star that a reply of half the length earns
 MOST_END = 5.0  # the maximum number of logits by which the push raises or lowers an end-of-reply token
 # The maximum KL of the push, nats per token. End-of-reply tokens use this KL first; all other tokens get the
-# rest, at least a quarter.
+# rest, but at least a quarter of PUSH_KL.
 PUSH_KL = 0.08
 FIRST, FIRST_END = 8, 4  # minimum number of ratings for a push: of ordinary tokens, of end-of-reply tokens
 DOUBTED = 0.5  # an effect below this number of standard deviations gives no push
