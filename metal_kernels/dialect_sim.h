@@ -11,7 +11,7 @@
 //
 // The simulator does not model the memory order between threadgroups or the time that an operation takes.
 #pragma once
-#ifdef __APPLE__ // on macOS <ucontext.h> needs _XOPEN_SOURCE, which hides other functions without the second macro
+#ifdef __APPLE__ // <ucontext.h> needs _XOPEN_SOURCE here, which hides other functions without _DARWIN_C_SOURCE
 #define _XOPEN_SOURCE 700
 #define _DARWIN_C_SOURCE
 #pragma clang diagnostic ignored "-Wdeprecated-declarations"

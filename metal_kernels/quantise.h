@@ -56,8 +56,8 @@ template <int BITS, int D> FN void load_values(GLOBAL_IN(uchar) page, int value,
 CONST_FN int hadamard_block(int D) { return D % 128 == 0 ? 128 : D % 64 == 0 ? 64 : D % 32 == 0 ? 32 : 16; }
 
 // Multiply one block of a token's numbers by a block-diagonal orthonormal Hadamard matrix, which is its own inverse.
-// For h = 1, 2, 4 .. B / 2, each pair (x_i, x_{i + h}) becomes (sum, difference). At the end each number is multiplied
-// by 1 / sqrt(B). B is the number of rows of each block of the matrix.
+// For h = 1, 2, 4 up to B / 2, each pair (x_i, x_{i + h}) becomes (sum, difference). At the end each number is
+// multiplied by 1 / sqrt(B). B is the number of rows of each block of the matrix.
 template <int D> FN void hadamard(THREAD float *x, uint lane) {
     constexpr int B = hadamard_block(D);
     const float a = x[0] + x[1], b = x[0] - x[1], c = x[2] + x[3], d = x[2] - x[3];

@@ -24,7 +24,7 @@ from .pseudo_terminal import PseudoTerminal, Typist
 from .rows import Row, at_most, left_out, median_row
 
 RATE = 300.0  # tokens a second of a paced reply: a reply that is written in advance and comes at an even pace
-KEY, STOP = 50.0, 200.0  # ms; the design's limits for the time from a key to its echo, and from Esc to idle
+KEY, STOP = 50.0, 200.0  # ms; the limits (targets) of the time from a key to its echo, and from Esc to idle
 FRAME = 1e3 / 30  # ms; the limit for the growth of the screen's lag from a reply's first quarter to its last
 FLAT = 10.0  # MB; the limit for the growth of the app's memory after the first fifth of a chat's turns
 ANSWERED = 60.0  # seconds; the chat must accept a message within this time

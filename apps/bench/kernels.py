@@ -40,7 +40,7 @@ class BenchKernel:
 
     reset: a function that undoes the changes that `native` or `twin` made to arrays
     nbytes, streamed: the bytes that a call reads and writes; if `streamed`, they always come from main memory
-    products: the number of multiplications of two small integers; target: the design's target in
+    products: the number of multiplications of two small integers; target: the project's target in
         microseconds"""
 
     name: str

@@ -23,7 +23,7 @@ USUAL, TIGHT_LENGTHS = TIERED.lengths, (64,) * len(TIERED.lengths)
 COST = 0.4, 0.004  # the limits for the default tiers: of the rise of perplexity in %, and of the KL in nats
 LEAVING = 300  # ms; the limit for the time to write a chat's cache to disk when the chat ends
 TARGET_SPEED_RATIO = 2.5  # the target for ruvmlx's speed divided by llama.cpp's speed, in a long context
-# tokens; for contexts of at least this length, the design limits the cache's bytes to a share of an f16
+# tokens; for contexts of at least this length, a target limits the cache's bytes to a share of an f16
 # cache's bytes
 FAR = 4096
 

@@ -173,9 +173,9 @@ def _bookkeeping() -> Row:
 
 
 def _square_update() -> list[Row]:
-    """Measure a figure for which the design has a target: a rank-2 update of a 768 x 768 matrix with momentum
-    and checks, and the time of the momentum alone. Return the rows. Ratings do not use this update, because
-    they compute weights from all evidence (sona/instant.py)."""
+    """Measure a figure for which the project has a target: a rank-2 update of a 768 x 768 matrix with
+    momentum and checks, and the time of the momentum alone. Return the rows. Ratings do not use this update,
+    because they compute weights from all evidence (sona/instant.py)."""
     rng = np.random.default_rng(0)
 
     def array(*shape: int) -> np.ndarray:
@@ -254,7 +254,8 @@ def _question(runtime: Any) -> Row:
 
 def _taste() -> list[Row]:
     """Measure the taste model, which predicts the user's stars, with 1,000 ratings. Return the rows. The
-    replies are random texts of 30 to 200 words. The stars follow the sum of four of the texts' measures."""
+    replies are random texts of 30 to 200 words. The stars depend on the sum of four measured properties of
+    the text, and on noise."""
     rng = np.random.default_rng(0)
     words = np.array(["".join(rng.choice(list("aeionrstlm"), n)) for n in rng.integers(2, 11, 3000)])
     texts = [

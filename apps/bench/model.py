@@ -187,7 +187,7 @@ def best_of(ours: OnStage, rounds: int) -> Row:
 
 def _parts(turns: Sequence[Mapping[str, float]]) -> str:
     """Return in words the median times of the parts of the work that `Ruvmlx.best_of` (players.py) measures.
-    The part "the rest" is sampling, traces and text."""
+    The part "the rest" is the time of sampling, of the recording of traces and of the making of text."""
     whole, read, decode = (
         1e3 * statistics.median(t[part] for t in turns) for part in ("seconds", "prompt", "decode")
     )
@@ -197,7 +197,7 @@ def _parts(turns: Sequence[Mapping[str, float]]) -> str:
 
 def resident(ours: OnStage) -> Row:
     """Return the row of the resident memory of ruvmlx's process after the measurements. The target is the
-    design's limit for weights of this size."""
+    project's limit for weights of this size."""
     held, weights = ours.call("resident"), ours.facts["weights_bytes"]
     note = f"weights {weights / 1e6:.0f} MB"
     return at_most("resident memory", held / 1e6, "MB", 1.1 * weights / 1e6 + 300, note)

@@ -29,7 +29,7 @@ from .serving_player import ServingPlayer
 
 
 class Decoding(Protocol):
-    """A player that decodes tokens. Its functions return times in seconds, which include only calls that
+    """A player that decodes tokens. Its methods return times in seconds; a time includes only the calls that
     compute."""
 
     def fill(self, tokens: list[int]) -> float:

@@ -28,7 +28,8 @@ class Projected:
 
     bandwidth: the chip's memory bandwidth, GB per second
     most, most_7b: the speed that the memory bandwidth allows, for the measured model and for a 7B model
-    expected, expected_7b: these speeds times the measured share of the bandwidth
+    expected, expected_7b: `most` and `most_7b` times the share of the bandwidth that decoding used on this
+        machine
     """
 
     chip: str

@@ -16,7 +16,7 @@ class Row:
     """A row of a report.
 
     value: the median of the samples, or a single figure; None if there is no measurement
-    target: the design's target for the value; None without a target
+    target: the project's target for the value; None without a target
     limit: the best value that this machine allows, in the same unit
     better: "higher" or "lower", the direction in which a value is better
     condition: the condition under which the value or the target is valid

@@ -1,5 +1,5 @@
 """This module reports the effect of ratings for drawn users (simulated users with random tastes). The report
-has the distribution over users, the worst user, and the cost.
+has the distribution of the users' win-rates, the worst user, and the cost in seconds.
 
 The report includes only users within reach. The reach of a user is computed before the model learns. For each
 question, a perfect judge picks the best of eight replies of the untouched model. The reach is the win-rate of

@@ -3,10 +3,10 @@ replies. Then the model, which has learned from the ratings, answers unseen ques
 
 Several users share a batch (readers.py). At each checkpoint (a number of ratings), the model writes `best_of`
 replies to each unseen question with the user's weights. An arm is a way to learn or to pick replies. The
-first reply is the reply of the arm "instant", "full" or "style". The arm "+best-of-N" uses the reply that the
-taste model picks of all N replies. The arm "original+best-of-N" uses the taste model's pick of N replies of
-the untouched model. Every reply is compared with the untouched model's reply for the same seed. While a user
-rates, the model writes only one reply to each question.
+first of these replies is the reply of the arm "instant", "full" or "style". The arm "+best-of-N" uses the
+reply that the taste model picks of all N replies. The arm "original+best-of-N" uses the taste model's pick of
+N replies of the untouched model. Every reply is compared with the untouched model's reply for the same seed.
+While a user rates, the model writes only one reply to each question.
 """
 
 import time

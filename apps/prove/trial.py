@@ -125,7 +125,7 @@ class Bench:
         kept_replies: Path | None = None, measured: tuple[bytes, bytes] | None = None,
     ):  # fmt: skip
         """kept_replies: the file of the frozen model's replies; None: the model writes them in each run.
-        measured: the stored (KL probe, whitening) of the model; None: the first runtime measures them."""
+        measured: the model's measurements (KL probe, whitening); None: the first runtime makes them."""
         self.model, self.backend, self.kv, self.targets = model, backend, kv, targets
         self.neutral = NeutralText(backend, model.tokenizer)
         self.untouched = UntouchedReplies(backend, model.fingerprint, kept_replies)

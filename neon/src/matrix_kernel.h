@@ -113,7 +113,7 @@ INLINE void add_block(f32x *sum, f32x s, f32x b, const weights *w, const uint8_t
 /* Return 1 for fewer than 16 tokens, because then the kernel waits for the weights, so prefetch is useful. */
 INLINE int reads_ahead(size_t n) { return n != PANEL; }
 
-/* Compute y[t][r] = x[t] . W[r] for one tile and the tokens i .. i + T - 1 of a panel of n.
+/* Compute y[t][r], the dot product of x[t] and W[r], for one tile and the tokens i to i + T - 1 of a panel of n.
  *   act: the panel   y: the address of the result for token i and row 0   rows: the number of real rows in the tile */
 INLINE void quantised_tile(const rvm_matrix_spec *spec, const uint8_t *p, const uint8_t *act, size_t n,
                            size_t i, const size_t T, const size_t planes, const uint32_t kind, const int affine,
