@@ -150,8 +150,8 @@ void prepare_phase(const stage *s, role r);
    */
 void head_phases(const stage *s);
 
-/* Apply the norms to q and k of each head, turn a part of each head by rope, and scale queries by their positions. Most
-   model families need none of these steps; for these families the decoder leaves out this phase. */
+/* Apply the norms to q and k of each head, turn a part of each head by rope, and scale queries by their positions. If
+   the model needs none of these three steps, the function does nothing. */
 void heads_phase(const stage *s);
 
 void append_phase(const stage *s);

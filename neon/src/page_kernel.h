@@ -15,8 +15,8 @@
 #endif
 
 /* Return 1 if the rows for this tier are stored as 16-bit words instead of two int8 terms, in the same number of bytes.
- * This is so for codes of 8 bits if the instruction set has WORDS (matrix_kernel.h). The sums are the same integers as
- * with two terms. */
+ * The rows are words if the tier has codes of 8 bits and two terms, and if the instruction set has WORDS
+ * (matrix_kernel.h). The sums are the same integers as with two terms. */
 INLINE int as_words(const rvm_tier tier) { return WORDS && TIERS[tier].bits == 8 && page_terms(tier) == 2; }
 
 /* Return the maximum number of rows in a chunk, which is the number of rows that fits into the registers. */

@@ -1,15 +1,15 @@
 /* A pool of threads runs a job in phases. Only the library uses the pool, so it is not in rvm.h.
  *
+ * A phase ends when all its chunks (pieces of work) are done, and not when all threads have arrived. So a thread that
+ * the system puts to sleep outside a chunk does not delay the other threads. All threads must run the same phases,
+ * with the same number of chunks.
+ *
+ * Example:
  *   static void job(pool_worker *w, void *ctx) {        // every thread runs the whole function
  *       for (uint32_t i; pool_next(w, 12, &i);) part_one(ctx, i);    // 12 chunks; each free thread takes the next
- *       one
  *       for (uint32_t i; pool_next(w, 40, &i);) part_two(ctx, i);    // begins when all 12 chunks are done
  *   }
- *   pool_run(pool, job, ctx);
- *
- * A phase ends when all its chunks (pieces of work) are done, and not when all threads have arrived. So a thread that
- * the system puts to sleep outside a chunk does not delay the other threads. All threads must run the same phases, with
- * the same number of chunks.
+ *   pool_run(pool, job, ctx, sizeof *ctx);
  */
 #ifndef RVM_POOL_H
 #define RVM_POOL_H
@@ -39,10 +39,10 @@ void pool_limit(pool *p, uint32_t n);
 
 enum { POOL_CONTEXT = 256 };
 
-/* Run `job` on every thread that is free in time, and return when all chunks of the job are done. A pool runs one job
- * at a time. Each thread has its own copy of the `size` <= POOL_CONTEXT bytes of ctx, because a thread that has slept
- * can still go through finished phases after pool_run has returned. So outside a chunk, the function `job` must read
- * only its copy of ctx, and data that never changes. */
+/* Run `job` on the calling thread, and on each thread of the pool that wakes before the job ends. Return when all
+ * chunks of the job are done. A pool runs one job at a time. Each thread has its own copy of the `size` <= POOL_CONTEXT
+ * bytes of ctx, because a thread that has slept can still go through finished phases after pool_run has returned. So
+ * outside a chunk, the function `job` must read only its copy of ctx, and data that never changes. */
 void pool_run(pool *p, void (*job)(pool_worker *w, void *ctx), void *ctx, size_t size);
 
 /* Report the thread's previous chunk as done. Then store the index of the phase's next chunk in *i and return 1. If no

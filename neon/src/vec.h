@@ -74,9 +74,9 @@ static inline float exp2_down(float x) {
 
 static inline float exp_f32(float x) { return x > 88.37f ? INFINITY : exp_up_to_88(x); }
 
-/* Return the largest of x[0..n) and m. The function compares integers that have the order of
- * the floats, because compilers do not vectorise a float maximum that must respect NaN, and because an integer maximum
- * has a shorter latency. If a number is NaN, the result is undefined. */
+/* Return the largest of x[0..n) and m. The function compares the floats as integers that have the same order, because
+ * compilers do not vectorise a float maximum that must respect NaN, and because an integer maximum has a shorter
+ * latency. If a number is NaN, the result is undefined. */
 static inline float max_of(const float *x, size_t n, float m) {
     int32_t top = INT32_MIN;
     SIMD(reduction(max : top))
