@@ -75,8 +75,8 @@ class KVCache(Protocol):
     def trim(self, n: int) -> bool:
         """Remove the newest n tokens. If the last kept token would be inside a page of 8 or 4 bits, the
         method removes more than n tokens, so read `offset` after the call. If the cache cannot remove the
-        tokens, for example because a sliding window has dropped the tokens before them, return False and
-        change nothing; the caller must then start a new cache."""
+        tokens (for example, a sliding window has dropped older tokens that the next token would see), return
+        False and change nothing; the caller must then start a new cache."""
 
     def stats(self) -> KVStats: ...
 
@@ -129,7 +129,7 @@ class Backend(Protocol):
         """
 
     def decode(self, token: int, cache: KVCache, adapter: HeadAdapter | None = None) -> Step:
-        """Append one token to the cache and return the step after it."""
+        """Append one token to the cache and return the Step (logits and hidden state) after this token."""
 
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
@@ -182,10 +182,11 @@ class Drafting(Protocol):
     def decode_drafted(
         self, token: int, draft: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None
     ) -> list[Step]:
-        """Append `token`. Return the step after `token`, and the step after each drafted token for which the
-        newest KV page has room. The keys and values of the drafted tokens are stored after the cache's last
-        token. Call `accept` for each drafted token that the reply keeps, before you use the step after this
-        token. The next decoded token overwrites the drafted tokens that were not accepted."""
+        """Append `token`. Return the Step (logits and hidden state) after `token`, and the Step after each
+        drafted token for which the newest KV page has room. The keys and values of the drafted tokens are
+        stored after the cache's last token. Call `accept` for each drafted token that the reply keeps, before
+        you use the step after this token. The next decoded token overwrites the keys and values of drafted
+        tokens that were not accepted."""
 
     def accept(self, cache: KVCache) -> None:
         """Add the first drafted token that is not yet accepted to the tokens of the cache."""
@@ -205,9 +206,9 @@ class TokenStream(Protocol):
         """
 
     def read(self) -> int:
-        """Return the next token. Call this method at most `limit` times. The method submits the next decode
-        step to the device before it waits for the token of the current step, unless the cache could not undo
-        the next step.
+        """Return the next token. Call this method at most `limit` times (the argument of Streaming.stream).
+        The method submits the next decode step to the device before it waits for the token of the current
+        step, unless the cache could not undo the next step.
 
         Raises RuvmlxError if one of the token's logits was NaN or infinite.
         """
@@ -276,7 +277,7 @@ def not_finite() -> RuvmlxError:
 @contextmanager
 def with_lora(backend: Backend, lora: BaseLoRA | None) -> Iterator[None]:
     """In the `with` block, the backend uses the base LoRA `lora` (None: the original model). After the block,
-    the backend uses its former base LoRA again."""
+    the backend uses the base LoRA from before the block again."""
     own = backend.lora
     if own is not lora:
         backend.set_lora(lora)
@@ -300,6 +301,6 @@ def preserve_lora(backend: Backend) -> Iterator[None]:
 
 
 def original_model(backend: Backend) -> AbstractContextManager[None]:
-    """In the `with` block, the backend runs the original model. After the block, the backend uses its former
-    base LoRA again."""
+    """In the `with` block, the backend runs the original model, without a base LoRA. After the block, the
+    backend uses the base LoRA from before the block again."""
     return with_lora(backend, None)

@@ -30,7 +30,7 @@ NAMES = ("auto", "mlx", "native", "reference")
 class Choice:
     """The backend that `open_backend` will open.
 
-    why: one sentence for people with the reason for the choice
+    why: one sentence for people with the reason for the choice of this backend
     """
 
     name: str  # "mlx" | "native" | "reference"
@@ -115,8 +115,8 @@ def parse_tiers(text: str) -> TierPolicy:
 
 
 def cache_policy(kv: str | None, backend: Backend, tiers: str | None = None) -> TierPolicy | None:
-    """Return the KV cache policy that the settings name (see `asked_policy`). If they name none, return
-    TIERED, or None for the reference backend. Return None if an MLX backend has no KV pages."""
+    """Return the KV cache policy that the settings name (see `asked_policy`). If the settings name no policy,
+    return TIERED, or None for the reference backend. Return None if an MLX backend has no KV pages."""
     if backend.name == "mlx" and getattr(backend, "pool", None) is None:
         return None  # this backend has only caches without pages; its `caveat` gives the reason
     default = None if backend.name == "reference" else TIERED
@@ -137,8 +137,8 @@ def for_model(choice: Choice, name: str, shape: ModelShape) -> Choice:
 def open_backend(
     name: str, model: Model, threads: int | None = None, kv_budget: int = 0, watch: Watch = QUIET
 ) -> Backend:
-    """Open the backend that `name` chooses (see `describe`), load the model's weights into it, and return it.
-    The caller must not call the backend from two threads at a time.
+    """Open the backend that `name` chooses (see `describe`), load the model's weights into the backend, and
+    return the backend. The caller must not call the backend from two threads at a time.
 
     On a GPU the backend uses ruvmlx's kernels if they pass the self-check. If the kernels fail the
     self-check, the backend uses a KV cache without pages. If the graph without ruvmlx's kernels fails too,

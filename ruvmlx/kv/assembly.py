@@ -98,7 +98,7 @@ def pages(
         offset = PAGE * end + (len(tail[0]) if tail else 0)
         tiers = _tiers(held[first:end], first, offset, cache)
         if len(tiers) < end - first:
-            # drop this page: each of its files has a higher tier than a newer page
+            # each file of this page has a higher tier than a newer page: search again without this page
             held[end - len(tiers) - 1] = []
             continue
         return _sound(folder, names, first, tiers, tail, cache)
@@ -108,7 +108,7 @@ def pages(
 def _run(held: Sequence[Sequence[int]], window: int) -> tuple[int, int] | None:
     """Return (first, end): the pages [first, end) are the run with the highest end among the runs of pages on
     disk from which a cache can be restored. Without a sliding window, the run begins with the first page.
-    With a sliding window, the run has all pages in the window."""
+    With a sliding window, the run has at least the pages of the window."""
     for end in range(len(held), 0, -1):
         needed = max(0, PAGE * end - window) // PAGE if window else 0
         if all(held[needed:end]):

@@ -150,8 +150,8 @@ class PagedCache:
         return max(0, self._until - self.offset)
 
     def retract(self, n: int) -> None:
-        """Remove the newest n tokens. The caller appended them one by one within `room`, so no page was made
-        or demoted. Demotions that started early stay valid, because they read only older pages."""
+        """Remove the newest n tokens. The caller appended these tokens one by one within `room`, so no page
+        was made or demoted. Demotions that started early stay valid, because they read only older pages."""
         self.offset -= n
 
     def abandon(self) -> None:
@@ -176,7 +176,7 @@ class PagedCache:
         return True
 
     def fork(self) -> "PagedCache":
-        """Return a second cache with the same tokens. Both caches share the pages. A cache copies a shared
+        """Return a second cache with the same tokens. The two caches share all pages. A cache copies a shared
         page before it writes into the page."""
         other = PagedCache(self.pool, self.policy, self.window)
         for i, page in enumerate(self.pages[: -(-self.offset // PAGE)]):
@@ -280,7 +280,7 @@ class PagedCache:
         if self.offset < self._whole_at:
             return
         due = self._policy_ends(self.offset)
-        for tier in reversed(range(HOT)):  # hot first, because a page can go down several tiers
+        for tier in reversed(range(HOT)):  # from hot downwards, because a page can go down several tiers
             self._lower(tier + 1, range(max(self.ends[tier], self.first), due[tier]))
             self.ends[tier] = due[tier]
 

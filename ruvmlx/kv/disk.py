@@ -56,8 +56,8 @@ class CacheFolder:
     def __init__(self, path: Path, budget: int):
         self.path, self.budget = path, budget
         self._lock = threading.Lock()  # held while a file is written or an owner's list changes
-        # The owners (chats) whose files `remove` has deleted. A thread that still saves pages of such an
-        # owner must stop.
+        # The owners (chats) whose files `remove` has deleted. A thread that still saves pages of one of these
+        # owners must stop.
         self._removed: set[str] = set()
 
     @classmethod
@@ -84,7 +84,7 @@ class CacheFolder:
         until: the time, as time.monotonic() returns it, at which the write stops
         stop: a function that says if the write must stop; given only if another thread than the engine's
             calls `save`. With `stop`, only pages with a precision below f16 are written, because the next
-            reply does not change these pages. The call ends when this function returns True, or after
+            reply does not change these pages. `save` ends when the function `stop` returns True, or after
             `remove` was called for the owner.
         """
         if len(tokens) < PAGE or not owners.fits(owner):
@@ -126,9 +126,9 @@ class CacheFolder:
         self, names: Chain, prompt: Sequence[int], make: Callable[[], Any], known: int = 0
     ) -> tuple[Any, list[int]] | None:
         """Return (cache, its tokens) made of the files that share the longest prefix with the prompt. The
-        cache can hold tokens after this prefix that differ from the prompt. Returns None if the files have no
-        full page of the prompt after the first `known` tokens. If a file is damaged, `load` removes it and
-        searches again.
+        cache can hold more tokens after the common prefix, which differ from the prompt. Returns None if the
+        files have no full page of the prompt after the first `known` tokens. If a file is damaged, `load`
+        removes it and searches again.
 
         names: the page names of the prompt
         make: a function that returns an empty cache
@@ -171,8 +171,8 @@ class CacheFolder:
             page_file.unlink(path)
 
     def discard(self, names: Chain) -> None:
-        """Remove the page files whose names are in a chain. The caller found wrong keys or values in these
-        pages."""
+        """Remove the page files whose names are in a chain. The caller calls `discard` because the pages hold
+        wrong keys or values."""
         chain = {name.hex() for name in names}
         for name in self._file_names():
             if _chain_name(name) in chain:

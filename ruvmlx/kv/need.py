@@ -104,6 +104,6 @@ class CacheShape:
 
     @property
     def _demoting(self) -> int:
-        """Return the bytes of the new pages that demotions in progress make. Near the budget, this is one
-        page of each tier below hot."""
+        """Return the bytes of the new pages that demotions in progress make. Near the budget, demotions make
+        at most one page of each tier below hot at a time."""
         return sum(self.sizes[:HOT]) if self.policy != F16 else 0

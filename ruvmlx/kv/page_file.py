@@ -22,13 +22,13 @@ MAGIC, FORMAT = b"RUVMLXPG", 1
 # the start of the header: magic, format, tier, name, bytes of the JSON text, bytes of the body
 HEAD = struct.Struct(f"<8sHH{NAME}sIQ")
 UNFINISHED = ".new"
-WHOLE = 255  # in place of a tier: the file holds a whole sequence
+WHOLE = 255  # the tier field of a file that holds a whole sequence of a cache without pages
 MAX_FILE_BYTES = 4 << 30  # the maximum size in bytes of a file that is read
 # The exceptions that can occur when a damaged file is read. The facts of the file can have values of any
 # type.
 UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 _CRC = struct.Struct("<I")
-# `write` checks the time after this number of bytes; `peek` reads at most so many bytes of JSON text
+# bytes between two checks of the time in `write`; maximum bytes of JSON text that `peek` reads
 _PIECE = 4 << 20
 
 

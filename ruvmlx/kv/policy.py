@@ -42,8 +42,8 @@ class TierPolicy:
         """Return one number for each tier below hot: how many of the oldest pages, in a sequence of `offset`
         tokens, are in this tier or in a lower tier.
 
-        The ages are those after one more token, so that after this token the newest lengths[0] tokens are
-        still in f16.
+        A page's age is computed as if the sequence had one more token, so that with the next token the newest
+        lengths[0] tokens are in f16.
         """
         return tuple(max(0, offset + 1 - age) // PAGE for age in reversed(self.lengths))
 

@@ -14,7 +14,7 @@ from .policy import MAX_LEVEL, TierPolicy, tighten
 from .storage import Storage
 
 # memory pressure (0 to 1): above HIGH the pool tightens the policies (pages lose precision earlier); below
-# LOW it relaxes them
+# LOW the pool relaxes the policies
 HIGH, LOW = 0.9, 0.8
 # The maximum number of pages that are demoted (moved to a lower tier) together, except early demotions.
 # During a demotion, the old and the new version of a page use memory.
@@ -27,7 +27,7 @@ class Page:
     lower: the page in the next lower tier that replaces this page; None before the demotion of this page
         starts
     wait: while a demotion makes this page, a function that waits for the end of the demotion; else None.
-        Until then the page's number is -1.
+        Until the end of the demotion, the page's number is -1.
     """
 
     __slots__ = ("lower", "number", "tier", "users", "wait")

@@ -3,11 +3,11 @@ moves to the next tier (a precision of KV pages). A policy is allowed if
 
     upper = mean KL + 2 standard errors <= limit        KL(f16 || policy), nats per token
 
-Of the allowed policies that fit the byte budget, those whose time per token is at most TIE (3%) above the
-fastest policy's time are equally fast; the one of these that needs the fewest bytes is chosen. Under memory
-pressure, the allowed policy that needs the fewest bytes is chosen. If no policy is allowed or none fits, see
-`choose`. Ratings of replies do not influence the choice, because a rating judges the reply, not the precision
-of the KV cache.
+Of the allowed policies that fit the byte budget, the policies whose time per token is at most TIE (3%) above
+the fastest policy's time count as equally fast; of these policies, the policy that needs the fewest bytes is
+chosen. Under memory pressure, the allowed policy that needs the fewest bytes is chosen. If no policy is
+allowed or none fits, see `choose`. Ratings of replies do not influence the choice, because a rating judges
+the reply, not the precision of the KV cache.
 """
 
 import math

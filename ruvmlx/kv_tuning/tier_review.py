@@ -32,8 +32,8 @@ class TierReview:
 
     def review(self, cancel: threading.Event | None = None) -> dict[str, Any]:
         """Measure KV policies on the newest long replies, and choose a policy for new caches. Return a
-        report. The measurement checks the event `cancel` every few tens of milliseconds, and stops if it is
-        set.
+        report. Every few tens of milliseconds the measurement checks the event `cancel`, and stops if the
+        event is set.
         """
         report = self._loop.review(cancel)
         if self._sessions.policy is not None:

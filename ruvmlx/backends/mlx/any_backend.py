@@ -69,8 +69,8 @@ class AnyBackend(MLXRunner):
     def decode_batch(
         self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
     ) -> list[Step]:
-        """Decode one sequence after the other, because mlx-lm cannot run the caches of several sequences in
-        one step for every model."""
+        """Append one token to each cache, one sequence after the other, because mlx-lm cannot run the caches
+        of several sequences in one step for every model."""
         rows = zip(tokens, caches, each(adapter, tokens), strict=True)
         return [self.decode(token, cache, own) for token, cache, own in rows]
 

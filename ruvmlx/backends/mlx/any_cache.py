@@ -65,8 +65,8 @@ class AnyCache:
         self.offset -= n
 
     def fork(self) -> "AnyCache":
-        """Return a second cache with the same tokens. Both caches share the arrays until MLX copies an array
-        at the first write."""
+        """Return a second cache with the same tokens. The two caches share the arrays until MLX copies an
+        array at the first write."""
         other = AnyCache(self._make)
         other.offset = self.offset
         other.layers = [_restore_layer(layer, _copy_state(layer.state)) for layer in self.layers]

@@ -110,7 +110,8 @@ def _body_states(model: nn.Module, body: _HiddenStates, whole: mx.array) -> mx.a
     if not isinstance(hidden, mx.array) or hidden.ndim != 3 or hidden.shape[:2] != whole.shape[:2]:
         return None
     if hidden.shape[-1] == whole.shape[-1] and bool(mx.array_equal(hidden, whole)):
-        # This submodule is a language model that contains its own head, so the search continues inside it.
+        # This submodule returns logits: it is a language model with its own output head, so the search
+        # continues with the submodules of `language_model`.
         return None
     body.given = hidden
     try:

@@ -62,7 +62,7 @@ def _read(made: nn.Module, count: Told) -> None:
 
 
 def _pieces(arrays: list[mx.array]) -> Iterator[list[mx.array]]:
-    """Yield the arrays in lists. A list ends with the array with which it reaches PIECE bytes."""
+    """Yield the arrays in lists. A list ends with the array with which the list reaches PIECE bytes."""
     piece: list[mx.array] = []
     size = 0
     for array in arrays:

@@ -1,9 +1,9 @@
-"""This module is the attention of each layer of the MLX graph. It computes the attention of mlx-lm's Llama,
-with the additions of other model families.
+"""This module is the attention of each layer of the MLX graph. The module computes the attention of mlx-lm's
+Llama, with the additions of other model families.
 
 A model family can apply a norm to q and k of each head, scale RoPE's frequencies, rotate only a part of each
 head or use no RoPE, scale queries by their position, and add ALiBi's biases to the attention scores. The
-submodules (q_proj ...) have the same names as in mlx-lm, because the cache, LoRA and training use these
+submodules of `Attention` (q_proj ...) have the same names as in mlx-lm, because LoRA and training use these
 names.
 """
 

@@ -188,8 +188,8 @@ class MLXBackend(MLXRunner):
 
 
 def _forward(model: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
-    """Return hidden states [B, L, D] after the final norm of tokens [B, L], with the graph's layers as they
-    are."""
+    """Return hidden states [B, L, D] after the final norm of tokens [B, L], by a call of the whole graph (not
+    of the CPU layers' `forward`)."""
     return model.model(tokens, caches)
 
 
@@ -219,13 +219,12 @@ class WeightsPlan(NamedTuple):
 
 
 def plan(weights: Weights, device: str) -> WeightsPlan:
-    """Decide in which form a model's weights are in memory. On a GPU, the weights keep the form in which the
-    file stores them. A CPU unpacks the weights to float32 if the result fits into a quarter of RAM.
+    """Decide in which form a model's weights are in memory. On a GPU, packed weights stay packed. A CPU
+    unpacks the weights to float32 if the result fits into a quarter of RAM.
 
-    The reason is that MLX's product with packed weights is slow on a CPU (starter model: 11 against 60 tok/s
-    with float32), and with 16-bit scales it is another 40 times slower. So on a CPU, the scales of weights
-    that stay packed are converted to float32. Weights that are not packed become float32 if the result fits
-    into half of RAM.
+    MLX's product with packed weights is slow on a CPU (starter model: 11 against 60 tok/s with float32), and
+    with 16-bit scales it is another 40 times slower. So on a CPU, the scales of weights that stay packed are
+    converted to float32. Weights that are not packed become float32 if the result fits into half of RAM.
     """
     stored = _stored_dtype(weights)
     if device != "cpu":

@@ -13,7 +13,7 @@ GPU_ERRORS = RuntimeError, ValueError, MemoryError
 # The maximum length of a reason (the text of an error), in characters: in a row of the command `doctor`, and
 # in the chat.
 MAX_REASON_CHARACTERS, MAX_CHAT_REASON_CHARACTERS = 160, 70
-ERROR_LINES = 3  # the maximum number of a compiler's error lines in a reason
+ERROR_LINES = 3  # the maximum number of a compiler's error lines in the text that `reason` returns
 WHOLE = 20_000  # the maximum number of characters of a message that is kept for the report
 
 
@@ -103,8 +103,8 @@ class KernelVerdict:
 def reason(text: str) -> str:
     """Return the important lines of an error's message on one line, each shortened to MAX_REASON_CHARACTERS.
 
-    A compiler describes the errors in its `error:` lines: the reason has the first three of these lines. If
-    the message has no `error:` line, the reason has the message's first line.
+    A compiler describes the errors in lines with `error:`; the result has the first three of these lines. If
+    the message has no line with `error:`, the result has the message's first line.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "error:" in line][:ERROR_LINES]

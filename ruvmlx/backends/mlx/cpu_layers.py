@@ -1,5 +1,5 @@
-"""This module has the attention and the MLP that the MLX backend uses on a CPU. They compute the same results
-as mlx-lm's layers, up to rounding, with fewer and cheaper MLX operations.
+"""This module has the attention and the MLP that the MLX backend uses on a CPU. The layers of this module
+compute the same results as mlx-lm's layers, up to rounding, with fewer and cheaper MLX operations.
 
 On a CPU stream every MLX operation costs 2-5 us, and MLX's exp computes one number at a time (9 ns each). To
 save operations, one matrix product computes q, k and v, and one product computes gate and up. RoPE's angles
@@ -38,7 +38,7 @@ def forward(graph: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
     """Return hidden states [1, L, D] after the final norm of tokens [1, L].
 
     After every HAND_OVER layers, MLX starts to compute the layers whose graph is built, while Python builds
-    the graph of the next layers. So a decode step of the starter model is a tenth faster.
+    the graph of the next layers. This overlap makes a decode step of the starter model a tenth faster.
     """
     h = graph.model.embed_tokens(tokens)
     for i, (layer, cache) in enumerate(zip(graph.model.layers, caches, strict=True), 1):
@@ -97,7 +97,8 @@ class Positions:
 
     def still(self, at: Sequence[int]) -> np.ndarray:
         """Return float32 [len(at), head_dim], the cosines and sines of zero angles: head_dim / 2 ones, then
-        head_dim / 2 zeros. A kernel that receives these cosines and sines leaves the heads unrotated."""
+        head_dim / 2 zeros. A kernel that receives these cosines (1) and sines (0) leaves the heads
+        unrotated."""
         row = np.arange(self.head_dim) < self.head_dim // 2
         return np.tile(row.astype(np.float32), (len(at), 1))
 
@@ -202,7 +203,8 @@ class CPUAttention(nn.Module):
         of q and k in the result are normed.
 
         The result is one array with q, k and v side by side: [1, L, (H + 2 K) d] or, with norms, [L, H + 2 K,
-        d]. It is not reshaped, because another MLX operation costs as much as a small product.
+        d]. The method does not reshape this array, because each MLX operation costs as much as a small
+        product.
         """
         if self._norm is None:
             return self.qkv(x)
@@ -265,8 +267,8 @@ class CPUMLP(nn.Module):
 
 
 class Joined(nn.Module):
-    """Several linear layers with the same input, computed by one matrix product. If one of them has packed
-    (quantised) weights, each is computed by its own product.
+    """Several linear layers with the same input, computed by one matrix product. If one of the layers has
+    packed (quantised) weights, each layer is computed by its own product.
 
     change: a function of x [..., in] that returns the numbers that a BaseLoRA adds to the outputs, [..., sum
     of widths]; None: no BaseLoRA

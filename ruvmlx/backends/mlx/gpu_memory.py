@@ -1,9 +1,10 @@
-"""While a model is open on Metal, this module sets two limits: how much GPU memory macOS must not page out
-(wired memory), and how much unused memory MLX keeps for later arrays.
+"""While a model is open on Metal, this module sets two limits: how much GPU memory macOS keeps in RAM and
+does not page out (wired memory), and how much unused memory MLX keeps for later arrays.
 
-Without a wired limit, macOS pages a large model out during a pause and reads it back at the next token. Like
-mlx-lm, this module sets the wired limit to the working set that Metal recommends. With a higher limit macOS
-can crash (kernel panic). The module restores the old limits when Python frees the backend.
+Without a wired limit, macOS pages a large model out of RAM while no token is computed, and reads the model
+back at the next token. Like mlx-lm, this module sets the wired limit to the working set that Metal
+recommends. With a higher limit macOS can crash (kernel panic). The module restores the old limits when Python
+frees the backend.
 """
 
 import weakref

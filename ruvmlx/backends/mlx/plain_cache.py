@@ -1,5 +1,5 @@
-"""This module has the MLX backend's KV caches without tiers and pages. In such a cache, the keys and the
-values of a layer are two float arrays [1, n_kv_heads, T, head_dim] for T tokens."""
+"""This module has the MLX backend's KV caches without tiers and pages. In a cache without pages, the keys and
+the values of a layer are two float arrays [1, n_kv_heads, T, head_dim] for T tokens."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,10 +23,10 @@ class SlidingKVCache:
     in a buffer. When the buffer is full, the newest window + slack tokens are copied to the front of a new
     buffer.
 
-    mlx-lm's RotatingKVCache overwrites its oldest token. So a full RotatingKVCache cannot remove its newest
-    tokens. SlidingKVCache also keeps `slack` tokens that are older than the window, if the sequence has them.
-    So the newest `slack` tokens can be removed, for example the last message if the user edits it. A token
-    sees itself and the window - 1 tokens before it.
+    When mlx-lm's RotatingKVCache is full, each new token overwrites its oldest token, so the cache cannot go
+    back by removing its newest tokens. SlidingKVCache also keeps `slack` tokens that are older than the
+    window, if the sequence has them, so that its newest `slack` tokens can be removed, for example the last
+    message if the user edits it. A token sees itself and the window - 1 tokens before it.
     """
 
     def __init__(self, window: int, slack: int = 256):
@@ -159,7 +159,7 @@ class MLXCache:
         return 0 if keys is None else keys.shape[2] - self._stored_tokens
 
     def retract(self, n: int) -> None:
-        """Remove the newest n tokens. The caller appended them one by one within `room`, as for
+        """Remove the newest n tokens. The caller appended these n tokens one by one within `room`, as for
         PagedCache.retract."""
         for layer in self.layers:
             layer.trim(n)

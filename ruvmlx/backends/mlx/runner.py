@@ -1,5 +1,5 @@
-"""This module is the shared part of the two MLX backends, MLXBackend and AnyBackend. It runs prompts in
-chunks, evaluates MLX's arrays, and adds the output head adapter's change to the logits."""
+"""This module is the shared part of the two MLX backends, MLXBackend and AnyBackend. The module runs prompts
+in chunks, evaluates MLX's arrays, and adds the output head adapter's change to the logits."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

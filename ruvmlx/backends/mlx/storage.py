@@ -58,7 +58,7 @@ class MLXStorage:
         # for each tier and layer: the pool, uint8 [pages, n_kv_heads, bytes of a page of one head]; None: no
         # pool yet
         self._layers: list[list[mx.array | None]] = [[None] * self.n_layers for _ in MIN_GROWTH_PAGES]
-        # For each layer: the last result of `pools`; None if `pools` must make it again.
+        # For each layer: the last result of `pools`; None if `pools` must collect the arrays again.
         self._as_read: list[list[mx.array] | None] = [None] * self.n_layers
         self._capacity = [0] * len(TIERS)
         # for each tier: a heap of the unused page numbers, so that `make` returns the lowest number
@@ -294,7 +294,7 @@ class MLXTable:
 
     def open_page_at(self, position: int) -> tuple[OpenPages, int]:
         """Return the `OpenPages` object whose page will hold the token at this position, and the index of
-        this sequence in the object. If the page is not open, open it."""
+        this sequence in the object. If this page is not the table's open page, make it the open page."""
         at = position // PAGE
         if self._open is None or self._open_at != at:
             if self._open_at == at - 1:
@@ -332,8 +332,8 @@ class MLXTable:
         return SequencePages([*lower, hot[: pages - sum(map(len, lower))]], n_tokens, first)
 
     def _by_tier(self) -> tuple[list[int], ...]:
-        """Return, for each tier, the numbers of its pages. A dropped page is listed with number 0 in the tier
-        of the first page that exists; the kernels do not read it."""
+        """Return, for each tier, the numbers of this sequence's pages. A dropped page is listed with number 0
+        in the tier of the first page that exists; the kernels do not read a dropped page."""
         held = [row for row in self._rows if row is not None]
         rows = [row or (0, held[0][1]) for row in self._rows]
         return tuple([number for number, tier in rows if tier == t] for t in range(len(TIERS)))

@@ -160,8 +160,8 @@ class MLXTokenStream:
             self._cache.retract(1)
 
     def _submit_next(self) -> Drawn:
-        """Submit the step of the next token if `read` did not submit it ahead. `read` cannot do so for the
-        first token, or when the cache had no `room`."""
+        """Submit the step of the next token, which no earlier `read` has submitted: the first token of the
+        reply, or a token for which the cache had no `room`."""
         if self._last is not None:
             return self._feed_token(self._last)
         assert self._prompt is not None  # `prefill` comes first

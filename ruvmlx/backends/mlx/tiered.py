@@ -120,8 +120,8 @@ def _view_of_next(cache: PagedCache) -> SequencePages:
 
 
 def _join_open_pages(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
-    """Return one object with the open pages of all sequences. If one object already has exactly these pages
-    in this order (from the last step), return that object."""
+    """Return one object with the open pages of all sequences. If one OpenPages object (from the last step)
+    already has exactly these sequences' pages in this order, return that object."""
     pages = opened[0][0]
     together = all(held is pages and index == i for i, (held, index) in enumerate(opened))
     if together and len(pages.arrays[0]) == len(opened):
@@ -133,8 +133,8 @@ def _join_open_pages(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
 
 class Turns:
     """A Turns object computes RoPE's cosines and sines and the query scales for the positions of one step.
-    They are computed once, at the first layer that needs them, and on the CPU, because a GPU launch for a few
-    hundred numbers takes longer.
+    These values are computed once, at the first layer that needs them, and on the CPU, because a GPU launch
+    for a few hundred numbers takes longer.
     """
 
     def __init__(self, at: Sequence[int]):

@@ -2,8 +2,9 @@
 products, the C library computes the paged attention (kernels/paged_attention.py).
 
 MLX on a CPU needs several operations to unpack pages, which took 0.7 ms for 512 tokens of a layer. The C
-library takes 0.1 ms for the attention over these tokens, including the copy of q, k and v from MLX to NumPy.
-The copy makes Python wait for MLX, but this delays nothing, because MLX has no other work at that time.
+library takes 0.1 ms for the attention over 512 tokens of a layer, including the copy of q, k and v from MLX
+to NumPy. The copy of q, k and v makes Python wait for MLX, but this wait delays nothing, because MLX has no
+other work at that time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -72,7 +73,7 @@ class CPUStep:
 
     def _turns(self, own: CPUAttention) -> np.ndarray:
         """Return the cosines and sines of RoPE's angles, by which the C library rotates heads: [n, head_dim].
-        All layers with RoPE use the same array."""
+        All layers whose heads the C library rotates use the same array."""
         if not own.kernels_turn:
             return own._positions.still(self._at)
         if self._turn is None:

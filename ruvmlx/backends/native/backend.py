@@ -2,8 +2,8 @@
 
 The backend packs the weights (converts them to the layout of the C kernels) once, at loading. For products
 with 4-bit and 8-bit weights, the decoder quantises activations; for products with float weights, activations
-stay float32. The KV cache holds keys and values in float16; a tiered cache holds those of old tokens in 8 or
-4 bits.
+stay float32. The KV cache holds keys and values in float16; a tiered cache holds keys and values of old
+tokens in 8 or 4 bits.
 """
 
 import ctypes as C
@@ -271,7 +271,7 @@ def _interruptible(call: Callable[[C.c_int | None], Any], waiting: Callable[[], 
     raise an exception to stop the call.
 
     Python runs signal handlers only in its main thread, and only between two Python instructions. While the
-    main thread runs C code, it does not notice Ctrl-C, so another thread runs the C code.
+    main thread runs C code, Python does not handle Ctrl-C, so another thread runs the C code.
     """
     cancel, result = C.c_int(0), Future[Any]()
     worker = threading.Thread(target=_settle, args=(result, call, cancel), name="ruvmlx-native", daemon=True)

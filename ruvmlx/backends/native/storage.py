@@ -14,8 +14,8 @@ from ...tiers import HOT
 
 
 class PageKernels(Protocol):
-    """The protocol of the C functions that work on pages. Decoder and PagedAttention have these functions. A
-    demotion quantises a page to fewer bits."""
+    """The protocol of the C functions that work on pages. The classes Decoder and PagedAttention implement
+    this protocol. A demotion quantises a page to fewer bits."""
 
     def page_bytes(self, tier: int) -> int: ...
 
@@ -100,8 +100,8 @@ class Demotion:
 
     def result(self) -> Sequence[int]:
         """Wait for the thread and return the numbers of the new pages. If the thread failed, this method
-        converts the remaining pages itself, and an error occurs again here, where the caller sees it. After a
-        fork of the process, this method also converts the remaining pages, because a fork does not copy the
+        converts the remaining pages itself, and if that fails too, the caller gets the error. After a fork of
+        the process, this method also converts the remaining pages, because a fork does not copy the
         thread."""
         self._thread.join()
         self._run()

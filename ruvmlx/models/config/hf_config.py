@@ -162,8 +162,8 @@ def _layers_without_rope(fields: Fields, n_layers: int) -> frozenset[int]:
 
 
 def _sliding_window(fields: Fields, family: Family, config: ModelConfig) -> int | None:
-    """Return the sliding window in tokens if all layers have it; None if no layer has it. Raises
-    UnsupportedModel if only some layers have it."""
+    """Return the sliding window in tokens if all layers have the window; None if no layer has a window.
+    Raises UnsupportedModel if only some layers have a window."""
     switched = family.window in (Window.FROM_MAX_WINDOW_LAYERS, Window.WITHOUT_ROPE)
     off = switched and not fields.flag("use_sliding_window", False)
     window = None if off or not fields.has("sliding_window") else fields.integer("sliding_window")

@@ -25,8 +25,8 @@ class QueryScale:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes that every model has. These sizes are all that ruvmlx must know of a model to train an
-    adapter of its output head on ratings."""
+    """The sizes that every model has. To train an adapter of a model's output head on ratings, ruvmlx needs
+    no other sizes of the model than the fields of this class."""
 
     model_type: str
     hidden_size: int
@@ -61,7 +61,8 @@ class ModelConfig(ModelShape):
     norm_biases: bool = False  # True: the norms of the layers and the final norm have biases
     rope_dims: int | None = None  # RoPE rotates the first rope_dims numbers of each head; None: all numbers
     alibi_bias_max: float = 0.0  # if over 0, the attention adds ALiBi's biases (alibi.py) to the scores
-    gated_mlp: bool = True  # True: the MLP is down(silu(gate(x)) * up(x)); False: it is down(gelu(up(x)))
+    # True: the MLP is down(silu(gate(x)) * up(x)); False: the MLP is down(gelu(up(x)))
+    gated_mlp: bool = True
 
     @property
     def turned_dims(self) -> int:
@@ -88,8 +89,8 @@ def missing_features(shape: ModelShape) -> str:
 
 
 # The weights of a model: {name: array}. The names are mlx-lm's ("model.layers.0.self_attn.q_proj.weight",
-# "lm_head.weight"...). Each read of an item can convert the stored tensor again. Because of this, read each
-# item once, in order, and keep only the arrays that you need. A plain tensor is one array [out, in] of
+# "lm_head.weight"...). Each read of an item can convert the stored tensor again. So a caller should read each
+# item once, in order, and keep only the arrays that it needs. A plain tensor is one array [out, in] of
 # float32, float16 or ml_dtypes.bfloat16. A quantised matrix is three arrays in MLX's affine layout, w = scale
 # * q + bias: ".weight" uint32 [out, in * bits / 32] (low bits first), ".scales" and ".biases" float16/float32
 # [out, in / group_size].
@@ -197,7 +198,8 @@ class Model:
     bytes: int
     # The recommended sampling settings (sampling_defaults.py).
     default_sampling: Mapping[str, float] = field(default_factory=dict)
-    # The system prompt for conversations without a system message; it can be "". None: the template decides.
+    # The system prompt for conversations without a system message; "" is a possible value. None: the template
+    # decides.
     default_system: str | None = None
     context_limit: int | None = None  # the user's limit of the context in tokens; None: the user set no limit
     types: Mapping[str, int] = field(default_factory=dict)  # {tensor type: number of weights} of a GGUF file

@@ -61,8 +61,8 @@ class OtherFolder:
         raise UnsupportedModel(f"a model of type {self.shape.model_type} is read by mlx-lm alone.")
 
     def samples(self) -> Iterator[np.ndarray]:
-        """Yield the raw bytes of the _SAMPLED largest tensors for the fingerprint. They differ between two
-        trainings of the same architecture."""
+        """Yield the raw bytes of the _SAMPLED largest tensors for the fingerprint. The bytes differ between
+        two trainings of the same architecture."""
         largest = sorted(self.tensors.values(), key=lambda tensor: (-tensor.nbytes, tensor.name))
         return (tensor.raw() for tensor in largest[:_SAMPLED])
 

@@ -21,7 +21,7 @@ class DynamicRope:
 @dataclass(frozen=True)
 class Llama3Rope:
     """Llama-3's scaling: low frequencies are divided by `factor`, high frequencies do not change, and each
-    frequency between these is a weighted mean of its unchanged and its divided value."""
+    frequency between low and high is a weighted mean of its unchanged and its divided value."""
 
     factor: float
     low_freq_factor: float
@@ -37,8 +37,10 @@ class YarnRope:
     factor: float
     original_max_position: int
     attention_factor: float
-    beta_fast: float = 32.0  # pairs that rotate more often over the original context keep their frequency
-    # pairs that rotate less often over the original context have their frequency divided by `factor`
+    # pairs of dimensions with more than beta_fast rotations over the original context keep their frequency
+    beta_fast: float = 32.0
+    # pairs with fewer than beta_slow rotations over the original context: the frequency is divided by
+    # `factor`
     beta_slow: float = 1.0
 
 

@@ -10,8 +10,8 @@ from ...settings import SAMPLING
 
 MAX_VALUE = 1e9  # a larger number in a model's file is not plausible
 # The sampling options that ruvmlx does not take from a model's files. The makers mean a repetition penalty
-# that also applies to the prompt's tokens, but ruvmlx's penalty applies only to the reply's tokens. Also, a
-# penalty makes the draw of a token slower.
+# that also applies to the prompt's tokens, but ruvmlx's penalty applies only to the reply's tokens. A
+# repetition penalty also makes the draw of a token slower.
 NOT_ADVISED = ("repetition_penalty",)
 
 
@@ -59,8 +59,9 @@ ADVICE = (
 def sampling_defaults(
     values: Mapping[str, Any], model_type: str = "", names: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Return the sampling settings in `values` (from the model's files) that are plausible numbers. If there
-    are none, return the first matching row of ADVICE, or {}."""
+    """Return the sampling settings in `values` (from the model's files) that are plausible numbers. If
+    `values` has no plausible number, return the settings of the first matching row of ADVICE, or {} if no row
+    matches."""
     found = {name: values.get(name) for name in SAMPLING if name not in NOT_ADVISED}
     usable = {
         name: value

@@ -37,8 +37,8 @@ def as_eight_bits(
     packed: np.ndarray, scales: np.ndarray, biases: np.ndarray, bits: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return a matrix in MLX's affine layout, with the same weights, with codes of 8 bits in place of `bits`
-    bits. If each old bias is -2^(bits - 1) * scale, each new bias is -128 * scale. So kernels that compute
-    the biases from the scales can use the result."""
+    bits. If each old bias is -2^(bits - 1) * scale, each new bias is -128 * scale, so that kernels which
+    compute the biases from the scales can use the result."""
     wide = np.empty((len(packed), packed.shape[1] * 8 // bits), np.uint32)
     middle = 1 << bits - 1
     symmetric = bool((biases == -middle * scales).all())

@@ -17,8 +17,8 @@ def one_line(value: object, limit: int = 120) -> str:
 @contextmanager
 def library(where: str) -> Iterator[None]:
     """Convert errors in a `with` block to CorruptFile, except RuvmlxError, KeyboardInterrupt, SystemExit and
-    GeneratorExit. Use this function for calls of a Rust library with data of a file: a panic in Rust raises a
-    Python error that is no subclass of Exception."""
+    GeneratorExit. Use `library` around calls of a Rust library (tokenizers) with data of a file, because a
+    panic in Rust raises a Python error that is no subclass of Exception."""
     try:
         yield
     except (RuvmlxError, KeyboardInterrupt, SystemExit, GeneratorExit):

@@ -176,16 +176,15 @@ def _plain(raw: np.ndarray, tensor: GGUFTensor) -> np.ndarray:
     return raw.view(PLAIN_DTYPES[tensor.type.name]).reshape(tensor.shape)
 
 
-# The functions below convert blocks of Q4_0, Q4_1 and Q8_0 and do not unpack the codes. These functions are 4
-# to 10 times as fast as the general conversion.
+# The functions below convert blocks of Q4_0, Q4_1 and Q8_0 and do not unpack the codes. The functions for
+# these three types are 4 to 10 times as fast as the general conversion (`_pack_codes`).
 
 
 def _nibbles(blocks: np.ndarray, at: int) -> np.ndarray:
     """Reorder the 4-bit codes of blocks from GGUF's order to MLX's order. Return uint32 [n, 4].
 
-    In GGUF, byte j has code j and code j + 16. In MLX, byte j has the codes 2 j and 2 j + 1. A u16 of two
-    GGUF bytes has the codes a0 = w[j] and a1 = w[j + 1], and the codes b0 and b1 of w[j + 16] and w[j + 17].
-    From bit 15 to bit 0, the order of the codes is b1, a1, b0, a0.
+    In GGUF, byte j has code j and code j + 16. In MLX, byte j has the codes 2 j and 2 j + 1. The GGUF bytes j
+    and j + 1, read as one 16-bit number, have from bit 15 to bit 0 the codes j + 17, j + 1, j + 16 and j.
     """
     pairs = np.ascontiguousarray(blocks[:, at : at + 16]).view("<u2")  # [n, 8]
     out = np.empty((len(blocks), 16), np.uint8)
@@ -195,8 +194,8 @@ def _nibbles(blocks: np.ndarray, at: int) -> np.ndarray:
 
 
 def _times(scales: np.ndarray, factor: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scales and factor * scales, both exact. Both are in float16 if all values fit, else in
-    float32."""
+    """Return (scales, factor * scales), both exact. The two arrays are in float16 if float16 holds all values
+    exactly, else in float32."""
     with np.errstate(over="ignore"):
         biases = scales * np.float16(factor)
     if np.isfinite(biases).all() or not np.isfinite(scales).all():

@@ -3,7 +3,7 @@ each quantisation type. gguf_types.py has the table of the types.
 
 Blocks are uint8 [n, bytes of a block]. A weight follows from its code q by one of two formulas:
 
-    scale * (q - zero)      or, if the type stores `lows`,      scale * q - low
+    weight = scale * (q - zero)      or, if the type stores `lows`,      weight = scale * q - low
 
 Each group of consecutive weights has one scale (and one low, the number that is subtracted). The product of a
 block's float16 scale and the integer scale of a group is exact in float32. The float32 weight has the same
@@ -54,8 +54,8 @@ def _bits(blocks: np.ndarray) -> np.ndarray:
 
 
 def _fields(data: np.ndarray, bits: int) -> np.ndarray:
-    """Split bytes [n, ..., m] into numbers of `bits` bits [n, ..., 8 / bits, m]. The lowest number of each
-    byte comes first."""
+    """Split bytes [n, ..., m] into numbers of `bits` bits [n, ..., 8 / bits, m]. The number in the lowest
+    bits of each byte comes first."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     return data[..., None, :] >> shifts & np.uint8((1 << bits) - 1)
 
@@ -161,8 +161,8 @@ def _six_bits(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return eight scales and eight lows of six bits from 12 bytes.
 
     The low six bits of the bytes 0 to 3 are the first four scales, and the low six bits of the bytes 4 to 7
-    are the first four lows. The high two bits of these bytes are the high bits of the last four scales and
-    lows. The bytes 8 to 11 hold the low four bits of the last four scales and lows.
+    are the first four lows. The high two bits of the bytes 0 to 7 are the high bits of the last four scales
+    and of the last four lows. The bytes 8 to 11 hold the low four bits of the last four scales and lows.
     """
     a, b, c = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = np.concatenate([a & 63, c & 15 | a >> 6 << 4], axis=1)

@@ -39,8 +39,8 @@ class TensorType:
     mode: str = ""
 
     def widen_to_8_bits(self) -> "TensorType":
-        """Return a type whose `codes` function gives 8-bit codes for the same blocks. If the type has no
-        lows, the new code of the weight 0 is 128."""
+        """Return a type whose `codes` function gives 8-bit codes for the same blocks. If the type stores no
+        lows (numbers that are subtracted), the new code of the weight 0 is 128."""
 
         def codes(blocks: np.ndarray) -> Codes:
             assert self.codes is not None

@@ -7,9 +7,9 @@ format)
 
 ruvmlx does not use the safetensors library (0.8, for NumPy), because the library copies every tensor: a file
 of 338 MiB took 0.6 s and 338 MiB of memory. In this module, tensors are views of the mapped file. With this
-module, to open this file takes 0.5 ms, and the system can free the memory of the tensors that are not in use.
-The library also accepts a name that occurs twice, and the texts of its errors often name neither the file nor
-the tensor.
+module, to open a file of 338 MiB takes 0.5 ms, and the system can free the memory of the tensors that are not
+in use. The library also accepts a name that occurs twice, and the texts of its errors often name neither the
+file nor the tensor.
 """
 
 import json
@@ -159,8 +159,7 @@ def _check_dtype(where: str, name: str, dtype: Any, known: Mapping[str, int]) ->
 
 
 def _whole(values: Any) -> TypeGuard[list[int]]:
-    """Return True for a list of integers from 0 to 2^62 - 1. The values True and False are no integers
-    here."""
+    """Return True for a list of integers from 0 to 2^62 - 1. A list with True or False gives False."""
     return isinstance(values, list) and all(type(v) is int and 0 <= v < 1 << 62 for v in values)
 
 

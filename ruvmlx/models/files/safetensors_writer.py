@@ -28,8 +28,8 @@ def write_stream(
     """Write a safetensors file from an iterator of (name, array). names: the names of all arrays. If an error
     occurs, no file with the name `path` appears.
 
-    The function knows the types and shapes of all tensors only after the last array. Therefore it leaves
-    space for the header at the start of the file, and writes the header last.
+    The function leaves space for the header at the start of the file and writes the header last, because it
+    knows the types and shapes of all tensors only after the last array.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     room = len(json.dumps(header)) + sum(len(json.dumps(name)) + _ENTRY for name in names)

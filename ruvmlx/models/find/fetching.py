@@ -1,10 +1,10 @@
 """This module downloads the weights of a Hugging Face repository and resumes interrupted downloads.
 
-The library huggingface-hub discards a partly downloaded file when a download is interrupted. To keep such
-files, this module downloads the weights itself, into huggingface-hub's cache. Each attempt appends the
-missing bytes to the file blobs/<SHA-256>.incomplete. When the file is complete, the module checks the SHA-256
-and renames the file to blobs/<SHA-256>. huggingface-hub downloads the small files (configuration, tokenizer),
-and makes the links of the snapshot (the folder of one revision) to the blobs.
+The library huggingface-hub discards a partly downloaded file when a download is interrupted. To keep partly
+downloaded files, this module downloads the weights itself, into huggingface-hub's cache. Each attempt appends
+the missing bytes to the file blobs/<SHA-256>.incomplete. When the file is complete, the module checks the
+SHA-256 and renames the file to blobs/<SHA-256>. huggingface-hub downloads the small files (configuration,
+tokenizer), and makes the links of the snapshot (the folder of one revision) to the blobs.
 """
 
 import contextlib

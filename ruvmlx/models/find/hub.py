@@ -96,7 +96,7 @@ def cached_files(name: str, wanted: str = "") -> Path | None:
 
 def _cached_gguf(name: str, wanted: str) -> Path | None:
     """Return the GGUF file `wanted` in the cache. If `wanted` is "", return the file of the best type that
-    fits into this machine's memory, else the smallest file. Return None if there is no such file.
+    fits into this machine's memory, else the smallest file. Return None if the cache has no such GGUF file.
 
     Raises ModelNotFound if several files have the wanted type.
     """
@@ -161,8 +161,8 @@ def _folders(path: Path) -> list[Path]:
 
 def complete(path: Path) -> bool:
     """Return True if the folder has a config.json and all weight files. If the folder has an index, all
-    weight files that the index names must be there. If it has no index (model.safetensors.index.json), one
-    safetensors file is enough."""
+    weight files that the index names must be there. If the folder has no index
+    (model.safetensors.index.json), one safetensors file is enough."""
     if not (path / "config.json").is_file():
         return False
     try:

@@ -1,5 +1,5 @@
-"""This module finds models in the folders of the programs ollama and LM Studio. It writes nothing into these
-folders.
+"""This module finds models in the folders of the programs ollama and LM Studio. The module writes nothing
+into these folders.
 
 ollama:     manifests/<registry>/<namespace>/<model>/<tag> is JSON with layers; the layer with the weights
             names blobs/sha256-<hex>, a GGUF file.
@@ -147,7 +147,7 @@ def _layers(name: str, manifest: Path) -> list[dict[str, Any]]:
 
 def _lmstudio_folders() -> list[Path]:
     """Return the folder in LMSTUDIO_MODELS, else the default folders of new and old versions of LM Studio. If
-    both paths lead to one folder, the list has the folder once."""
+    the two default paths lead to the same folder (a link), the list has the folder once."""
     named = os.environ.get("LMSTUDIO_MODELS")
     places = [named] if named else ["~/.lmstudio/models", "~/.cache/lm-studio/models"]
     return list({path.resolve(): path for path in (Path(place).expanduser() for place in places)}.values())

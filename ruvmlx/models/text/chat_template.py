@@ -172,8 +172,9 @@ class ChatTemplate:
 
 
 def fold_system(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the turns without the first, a system turn. Its text and an empty line are put at the beginning
-    of the next turn if this is a user turn; else the text becomes a user turn."""
+    """Return the turns without the first, a system turn. The text of the removed system turn and an empty
+    line are put at the beginning of the next turn if this is a user turn; else the text becomes a user
+    turn."""
     system, rest = turns[0]["content"], [dict(turn) for turn in turns[1:]]
     if rest and rest[0]["role"] == "user":
         rest[0]["content"] = f"{system}\n\n{rest[0]['content']}"
@@ -182,9 +183,9 @@ def fold_system(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def fold_later(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Remove the system turns after the first turn. Add each one's text to the end of the turn before it; if
-    that turn is a reply of the assistant, to the beginning of the turn after it; if no turn or a reply
-    follows, make the text a user turn."""
+    """Remove the system turns after the first turn. Add the text of each removed turn to the end of the turn
+    before it; if the turn before is a reply of the assistant, to the beginning of the turn after it; if no
+    turn or a reply follows, make the text a user turn."""
     folded, waiting = [turns[0]], list[str]()
     for turn in turns[1:]:
         if turn["role"] == "system" and (waiting or folded[-1]["role"] == "assistant"):

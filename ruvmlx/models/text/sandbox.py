@@ -51,7 +51,8 @@ class Refused(TemplateError):
 
 class _NothingFolded(CodeGenerator):
     """A Jinja compiler that does not evaluate constant expressions such as {{ 1.5 | round(9) }} at compile
-    time. They are evaluated while the template renders, because the limits apply only during rendering."""
+    time. Constant expressions are evaluated while the template renders, because the limits apply only during
+    rendering."""
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Any, finalize: Any) -> str:
         if isinstance(node, nodes.TemplateData):
@@ -88,8 +89,9 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Bound(NodeTransformer):
-    """A visitor of a template's syntax tree. It replaces concatenations, loops, slices and literals by calls
-    of filters that check the limits. For each node, Jinja calls the method `visit_<type of the node>`."""
+    """A visitor of a template's syntax tree. The visitor replaces concatenations, loops, slices and literals
+    by calls of filters that check the limits. For each node, Jinja calls the method `visit_<type of the
+    node>`."""
 
     def _filter_node(self, name: str, node: Any, *args: nodes.Expr | None) -> nodes.Filter:
         given = [arg or nodes.Const(None, lineno=node.lineno) for arg in args]

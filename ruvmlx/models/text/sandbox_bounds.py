@@ -2,12 +2,12 @@
 
 Jinja's sandbox has one limit: 100,000 steps of a range(). With this limit, two nested loops can run for
 hours, and "a" * 10**10 takes gigabytes. A limit of time alone is not enough: one call of a C function can
-take hours, and Python can neither stop nor measure the call. Because of such calls, the size of every value
-has a limit. The expanded size of a value (a part is counted at each place where it occurs) is at most
-`Budget.longest`. All texts that one render makes have together at most TIMES * `Budget.longest` characters.
-The live values of a render take at most `Budget.most_held` bytes. The module refuses most operations whose
-result would be too large before they run. Templates can call only the filters in `FILTERS` and the methods in
-`METHODS`. Loops and calls check the time.
+take hours, and Python can neither stop nor measure the call. Because one call can take hours, the size of
+every value has a limit. The expanded size of a value (a part is counted at each place where it occurs) is at
+most `Budget.longest`. All texts that one render makes have together at most TIMES * `Budget.longest`
+characters. The live values of a render take at most `Budget.most_held` bytes. The module refuses most
+operations whose result would be too large before they run. Templates can call only the filters in `FILTERS`
+and the methods in `METHODS`. Loops and calls check the time.
 """
 
 import re
@@ -195,7 +195,7 @@ def bounded_operation(operator: str, left: Any, right: Any, apply: Callable[[Any
     Raises SecurityError for too large results."""
     budget = _budget.get()
     budget.check_clock()
-    # Most operations add two texts, so this case comes first.
+    # This case comes first because most operations add two texts.
     if operator == "+" and isinstance(left, str) and isinstance(right, str):
         budget.check_size(len(left) + len(right))
         budget.take(len(left) + len(right))

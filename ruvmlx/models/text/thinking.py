@@ -2,8 +2,8 @@
 between <think> and </think> (R1, Qwen3, SmolLM3) or between [THINK] and [/THINK] (Magistral).
 
 Some templates write the opening tag at the end of the prompt. If the prompt ends with the opening tag, ruvmlx
-puts the same tag at the start of the reply's text. So the text of a reply always shows which part is the
-thought and which part is the answer.
+puts the same tag at the start of the reply's text. The tags in the text of a reply therefore show which part
+is the thought and which part is the answer.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
-"""This module has the base class of all tokenizers. It implements special tokens, BOS, decoding and chats;
-the subclasses encode plain text.
+"""This module has the base class of all tokenizers. The base class implements special tokens, BOS (the token
+that begins a text), decoding and chats; the subclasses encode plain text.
 
 A *special token* controls the model (<s>, <|im_end|>, [INST]...). Text becomes a special token only with
 `special=True` or through the chat template; a user cannot type a special token. Added tokens that are no
@@ -199,7 +199,7 @@ class BaseTokenizer(ABC):
     @staticmethod
     def _encode_bounded(encode: Callable[[str], Sequence[int]], run: str, most: int | None) -> list[int]:
         """Return the ids of a run of text. If the run has more than `most` tokens, the method can encode only
-        the run's beginning, but returns more than `most` ids; this takes less time."""
+        the run's beginning, but returns more than `most` ids; to encode less text takes less time."""
         if most is not None and len(run) > (enough := LETTERS * (most + BRIEF)):
             begun = encode(run[:enough])
             if len(begun) > most:

@@ -3,7 +3,7 @@
 With a bad file, the libraries for tokenizer.json and tokenizer.model can panic, abort, search a regular
 expression for hours or take all memory. To survive this, ruvmlx lets a child process with limits of time and
 memory open the files and encode each text (`platform/bounded_process.py`). The parent process stores the
-special tokens and the bytes of tokens that it has asked for.
+special tokens, and the bytes of those tokens for which it has asked the child.
 
 At its start the child encodes test texts on which bad tokenizer files run too long. If the child fails at a
 test text, the program refuses to load the model.
@@ -29,8 +29,8 @@ SECONDS, BYTES_PER_SECOND = 5.0, 4e6
 # The child can use MEMORY bytes of memory and PER_BYTE more bytes for each byte of the file (a large
 # vocabulary takes about 15).
 MEMORY, PER_BYTE = 200_000_000, 20
-# It gets TEXT_SECONDS + the text's characters / CHARACTERS_PER_SECOND of processor time (seconds) to encode a
-# text.
+# The child gets TEXT_SECONDS + the text's characters / CHARACTERS_PER_SECOND of processor time (seconds) to
+# encode a text.
 TEXT_SECONDS, CHARACTERS_PER_SECOND = 1.0, 2e5
 PER_CHARACTER = 600  # additional bytes of memory that the child can use for each character of a text
 # A text may become at most MOST_TOKENS * (the text's bytes) + BESIDES tokens.

@@ -15,8 +15,8 @@ Models write tool calls in these forms (dialects):
 
 A mark is a text such as [TOOL_CALLS] that begins or ends tool calls. Small models often leave the marks out,
 so with the dialects LLAMA and HERMES, a JSON object of a call at the beginning of a reply is a tool call
-without marks, if it names a tool of the request. This JSON object may stand in a code fence of Markdown
-(```json).
+without marks, if it names a tool of the request. A JSON object without marks may stand in a code fence of
+Markdown (```json).
 
 Some marks are special tokens. If a request has tools, the engine writes marks that are special tokens into
 the reply's text (`shown_marks`). Text that begins like a tool call but is none stays text of the answer. If
@@ -129,7 +129,8 @@ class CallParser:
         self._dialect, self._names = dialect, frozenset(names)
         self._state: Callable[[], bool] = self._in_beginning
         self._text = ""  # text that the parser has received and not parsed yet
-        self._space = ""  # spaces after the answer so far; the parser returns them only if more text follows
+        # spaces after the answer so far; the parser returns these spaces only if more text follows
+        self._space = ""
         self._mark = ""  # the mark before a possible call; it becomes text of the answer if no call follows
         self._thought_end, self._call_end = "", dialect.end
         self._call: CallObject | None = None

@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-GUARD = "\ufdd0"  # the mark (a noncharacter) in users' text in rendered chats; the tokenizer removes it
+GUARD = "\ufdd0"  # the mark (a noncharacter) in users' text in rendered chats; the tokenizer removes the mark
 
 # {tag that begins a thought: tag that ends it}. The tags are ordinary text, even if the model's file marks
 # them as special tokens.
@@ -15,8 +15,9 @@ _NEAR = 256  # the number of characters at the beginning of a text that `_comple
 
 
 class Guard:
-    """A guard marks a user's text. The marked text contains no special token's string. A guard also prevents
-    that the template's text before it and the beginning of the marked text together form a special token.
+    """A guard marks a user's text. The marked text contains no special token's string. A guard also makes
+    sure that the end of the template's text before a user's text and the beginning of the user's text do not
+    together form a special token.
 
     Thought tags get no mark, because chat templates search for these tags to remove the thoughts of old
     replies.

@@ -141,8 +141,8 @@ def _matrix(
 
 
 def _vector(file: GGUFFile, config: ModelConfig, name: str) -> np.ndarray:
-    """Return a norm's weight or a bias as an array of floats. Raises UnsupportedModel if the file stores it
-    quantised, which is rare."""
+    """Return a norm's weight or a bias as an array of floats. Raises UnsupportedModel if the file stores the
+    norm or bias quantised, which is rare."""
     tensor = file.tensors[gguf_name(name)]
     parts = unpack(file.raw(tensor), tensor)
     if "scales" in parts:

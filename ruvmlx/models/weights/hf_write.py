@@ -46,7 +46,7 @@ def config_of(model: Model) -> dict[str, Any]:
 
 
 def config_to_json(config: ModelConfig) -> dict[str, Any]:
-    """Return the content of a config.json for this configuration. `hf_config.config_from_json` does the
+    """Return the content of a config.json that describes `config`. `hf_config.config_from_json` does the
     reverse."""
     family = family_of(config.model_type, "config.json")
     out: dict[str, Any] = {

@@ -52,8 +52,8 @@ class AskingWeights(Mapping[str, np.ndarray]):
 
 
 def watched_weights(model: Model, watch: Watch) -> Weights:
-    """Return the model's weights. While a backend reads them, `watch` receives the approximate number of
-    bytes read so far."""
+    """Return the model's weights. While a backend reads the weights, `watch` receives the approximate number
+    of bytes read so far."""
     shapes = {f"{module}.weight": rows * columns for module, (rows, columns) in matrices(model.config)}
     left = shapes | {name: size for name, (size,) in vectors(model.config)}
     each = model.bytes / model.parameters

@@ -70,7 +70,7 @@ class Folder:
         return FolderWeights(self.tensors, self.plan)
 
     def samples(self) -> Iterator[np.ndarray]:
-        """Yield the raw bytes of the tensors in SAMPLED for the fingerprint. They differ between two
+        """Yield the raw bytes of the tensors in SAMPLED for the fingerprint. The bytes differ between two
         trainings of the same architecture."""
         return (self.tensors[n].raw() for n in SAMPLED if n in self.tensors)
 

@@ -1,9 +1,9 @@
 """This module returns matrices in the quantised form in which their file stores them, for backends that
 compute with this form.
 
-`Weights` gives every matrix in MLX's affine layout. The conversion to the affine layout rounds the weights of
-some types (with groups of 16). So `stored_matrix` returns the original form, for backends that have kernels
-for it.
+The mapping `Weights` gives every quantised matrix in MLX's affine layout. The conversion to the affine layout
+rounds the weights of some types (with groups of 16). `stored_matrix` therefore returns the original form, for
+backends that have kernels for this form.
 """
 
 from dataclasses import dataclass
