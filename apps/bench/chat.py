@@ -205,7 +205,8 @@ def _lags(
     given: Sequence[dict[str, Any]], arrived: Sequence[tuple[float, bytes]]
 ) -> tuple[list[float], list[float], float]:
     """Return the lags of tokens: the ms from the creation of a token to its appearance on the screen, for the
-    first quarter and for the last quarter of each reply. Also return the median of the tokens a second.
+    first quarter and for the last quarter of each reply. Also return the median over the replies of the
+    tokens a second.
 
     given: the events with the times at which the tokens of each reply were created
     arrived: (time, bytes) of each piece of the app's output

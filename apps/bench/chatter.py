@@ -30,8 +30,8 @@ QUESTIONS = ["Name a river.", "What is a fjord?", "Say hello.", "Why does ice fl
 REPLY_TOKENS = 8  # the maximum number of tokens of each rated reply
 ENDLESS = 100_000  # the number of training steps, which is so large that the training never ends
 
-# A Markdown document with all constructs that models write. Each {} becomes a numbered word, which is one
-# token together with the text beside it.
+# A Markdown document with the constructs that models often write: headings, lists, code, tables and emphasis.
+# Each {} becomes a numbered word, which is one token together with the text beside it.
 _SENTENCE = [*["{} "] * 14, "**{}** ", "`{}` ", "{}, ", *["{} "] * 8, "*{}*.\n\n"]
 _ITEM = ["- {} ", *["{} "] * 6, "{}\n"]
 _LINES = [*["    {} = ", "{}(", "{})  # ", "{}\n"] * 6, "```\n\n"]

@@ -5,8 +5,8 @@ If a row has a reference (the machine's own speed in the same turns), the sample
 reference, because a slow hour of the machine slows the row and its reference. A permutation test compares the
 medians of the logarithms of the samples. If there are few samples, the test tries all divisions of the
 samples into two groups; otherwise it tries random divisions. A row has changed if the difference is
-significant (with Holm's correction over all rows) and larger than WORTH. For rows without a reference, the
-difference must be larger than ALONE.
+significant (with Holm's correction over all rows) and larger than WORTH. A row without a reference has
+changed only if the difference is larger than ALONE.
 """
 
 import itertools

@@ -323,8 +323,8 @@ def _learning(make) -> list[BenchKernel]:
 
 
 def _rating(make) -> list[BenchKernel]:
-    """Return the kernels of a rating's update of weights (ruvmlx/sona/instant.py). The kernels' sizes are the
-    same for all models."""
+    """Return the kernels of a rating's update of weights (ruvmlx/sona/instant.py). Their arrays have the same
+    sizes for all models."""
     tokens, along = 2048, 256
     n = tokens + along
     held, (g, f), precision = np.abs(make(3, RANK, n)), make(2, RANK, n), np.abs(make(n))

@@ -36,7 +36,8 @@ def facts(threads: int) -> dict[str, Any]:
 
 
 def hardware(threads: int) -> dict[str, Any]:
-    """Return the facts that do not need ruvmlx's C library."""
+    """Return the facts about the machine and the software that this module can find without ruvmlx's C
+    library."""
     return {
         "chip": _chip(),
         "cpu": platform.machine(),

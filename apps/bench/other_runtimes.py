@@ -202,7 +202,8 @@ class MlxLm:
 
     def generate(self, tokens: list[int], n: int, kv: str = "") -> tuple[float, list[float]]:
         """Write n tokens greedily with mlx-lm's own loop, which submits a step before it reads the result of
-        the last step. Return the same times as `Ruvmlx.generate`."""
+        the last step. Return, as `Ruvmlx.generate` does, the seconds to the first token and the seconds of
+        each later token."""
         from mlx_lm.generate import generate_step, wired_limit
 
         with wired_limit(self._model):

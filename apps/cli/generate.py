@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ruvmlx.engine.types import Chunk, GenerationResponse
     from ruvmlx.models.config.model import Message
 
-MAX_STDIN_BYTES = 8 << 20  # bytes of standard input that are read; no context holds more text
+MAX_STDIN_BYTES = 8 << 20  # the maximum number of bytes of standard input; no context holds more text
 
 
 @click.command(cls=Verb)

@@ -65,7 +65,7 @@ def pull(name: str, as_json: bool) -> None:
 
 def _show_model(facts: dict[str, Any], fit: "Fit", more: Iterable[tuple[str, str]] = ()) -> None:
     """Print the facts of a model for people, as rounded numbers with units. fit: how the model fits into
-    memory. more: further rows (name, value)."""
+    memory. more: other rows (name, value), which come after the size."""
     of = f"{parameters(facts['parameters'])} numbers (weights) of {facts['bits']:.1f} bits on average"
     table_of_facts([
         ("model", facts["name"]),

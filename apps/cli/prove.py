@@ -328,8 +328,8 @@ def _scorer(user: str | None, file: str | None):
 
 
 def _own_scorer(given: str):
-    """Load the user's scorer, a function that gives stars to a reply. given: "FILE.py:function". The scorer's
-    result is checked at each call."""
+    """Load the user's scorer, a function that gives stars to a reply. given: "FILE.py:function". The result
+    is a function that calls the scorer and checks that the stars are a whole number from 1 to 5."""
     path, _, name = given.rpartition(":")
     if not path or not Path(path).is_file():
         raise UsageError(f"no scorer {given!r}; give a Python file and a function: taste.py:score.")

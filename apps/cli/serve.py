@@ -92,7 +92,7 @@ def serve(
 
 def _keys(host: str, given: Sequence[str]) -> list[str]:
     """Return the API keys that the server accepts: the keys that the user gave, or else the saved keys, or
-    else a new key. A server for this machine alone needs no key."""
+    else a new key. Return no keys if the user gave none and only programs on this machine can connect."""
     from ..server.access import is_loopback
     from ..server.keys import check_key
 

@@ -136,8 +136,8 @@ def _cell(text: str, column: TableColumn) -> "Text":
 
 
 def _text(text: str, style: str = "") -> "Text":
-    """Return the text with its colours. The library rich does not break a long word, for example a path, into
-    two lines."""
+    """Return the text as an object of the library rich, with colours for the style and for commands in
+    backticks. The library rich does not break a long word, for example a path, into two lines."""
     from rich.text import Text
 
     shown = Text(text, style=style, overflow="ignore")
