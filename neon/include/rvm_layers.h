@@ -5,8 +5,8 @@
 /* rvm_layers has the computations of a decoder between its matrix products: norms, rope, attention, activation
  * functions. */
 
-#define RVM_PARTIAL(head_dim) ((head_dim) + 2) /* RVM_PARTIAL: the number of floats of a row of partial attention: the
-sum O, the largest score m, the weights' sum l */
+/* RVM_PARTIAL: the number of floats of a row of partial attention: the sum O, the largest score m, the weights' sum l */
+#define RVM_PARTIAL(head_dim) ((head_dim) + 2)
 
 /* An rvm_row stands for the next token of one sequence, which has `offset` tokens. pages[i] holds the positions 64 i to
  * 64 i + 63 of the sequence. */

@@ -18,8 +18,8 @@ INLINE __m512i scale_words(const uint8_t *scales) {
     return _mm512_or_si512(_mm512_slli_epi32(s, 16), _mm512_and_si512(s, _mm512_set1_epi32(0xffff)));
 }
 
-/* Compute w for 4 columns.   v: the codes of these columns scale: from scale_words zero: the number that is subtracted
-   from codes, in each word */
+/* Compute w for 4 columns.   v: the codes of these columns; scale: the result of scale_words; zero: the number that is
+   subtracted from codes, in each word */
 INLINE void fold_four(__m512i v, __m512i scale, __m512i zero, uint8_t *high, uint8_t *low) {
     const __m512i byte = _mm512_set1_epi16(255);
     const __m512i even = _mm512_mullo_epi16(_mm512_sub_epi16(_mm512_and_si512(v, byte), zero), scale);

@@ -95,7 +95,7 @@ static uint32_t spread(uint32_t a) {
     return (a | a << 4) & 0x0f0f0f0f;
 }
 
-/* Pack 32 columns of a row of 4-bit codes. row: the 16 bytes of these codes block: the address of the row's first 4
+/* Pack 32 columns of a row of 4-bit codes. row: the 16 bytes of these codes; block: the address of the row's first 4
    bytes in the block */
 static void pack_q4(uint8_t *block, const uint8_t *row) {
     for (size_t j = 0; j < 4; j++) {
@@ -112,7 +112,7 @@ static void pack_q8(uint8_t *block, const uint8_t *row) {
     for (size_t j = 0; j < 8; j++) memcpy(block + 4 * TILE * j, row + 4 * j, 4);
 }
 
-/* Pack one row of a quantised tile. row: the row's index in the tile i: the row's index in `weights` */
+/* Pack one row of a quantised tile. row: the row's index in the tile; i: the row's index in `weights` */
 static void pack_quantised(const rvm_matrix_spec *s, const uint8_t *weights, const void *scales,
                            const void *biases, uint32_t scale_kind, size_t i, size_t row, uint8_t *tile) {
     const size_t size = float_size(s->scale_kind), groups = s->cols / s->group;

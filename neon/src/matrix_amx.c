@@ -124,7 +124,7 @@ INLINE void unpack_columns(const rvm_matrix_spec *spec, const uint8_t *tile, siz
 
 /* Return the dot products of a token and a block for 16 rows, as floats. For all kinds except Q8 the dot product of
  * each plane is below 2^24, so its conversion to float is exact.
- * from: [16 rows]; the second plane's products begin at from + plane start: the start value of the dot product
+ * from: [16 rows]; the second plane's products begin at from + plane. start: the start value of the dot product
  * (start_of) */
 INLINE f32x exact_sum(const int32_t *from, const size_t plane, const size_t planes, int32_t start,
                       const uint32_t kind) {

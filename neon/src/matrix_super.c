@@ -38,7 +38,7 @@ static void codes_q6(const uint8_t *from, size_t block, uint8_t *q) {
 
 /* ---- packing ---- */
 
-/* Pack 32 codes of a row into a block. q: the codes at: the address of the row's first byte in the block */
+/* Pack 32 codes of a row into a block. q: the codes; at: the address of the row's first byte in the block */
 static void pack_codes(uint32_t kind, const uint8_t *q, uint8_t *at) {
     for (size_t c = 0; c < 16; c++) at[c / 4 * 64 + c % 4] = (uint8_t)((q[c] & 15) | q[16 + c] << 4);
     if (kind == RVM_Q5_K)
