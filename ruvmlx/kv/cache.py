@@ -96,7 +96,7 @@ class PagedCache:
     def __init__(self, pool: PagePool, policy: TierPolicy = TIERED, window: int = 0):
         self.pool, self.policy, self.window = pool, policy, window
         self.table: Any = pool.storage.new_table()
-        self.pages: list[Page | None] = []  # None: the page is behind the sliding window and was dropped
+        self.pages: list[Page | None] = []  # None: the page was before the sliding window and was dropped
         self.offset = self.first = 0  # offset: number of tokens in the cache; first: number of dropped pages
         self.ends = [0] * HOT  # the pages [first, ends[tier]) are in this tier or in a lower tier
         self._until = 0  # while the cache has at most this number of tokens, `reserve` has nothing to do
@@ -307,7 +307,7 @@ class PagedCache:
         new tokens make it out of date."""
         i = self.offset // PAGE
         page = self.pages[i] if i < len(self.pages) and self.offset % PAGE else None
-        self.pool.release_abandoned()  # a deleted cache, not yet released, can share the page
+        self.pool.release_abandoned()  # a deleted cache can still share the page
         if page is not None and page.users > 1:
             self._put(i, self.pool.copy(page))
         elif page is not None:

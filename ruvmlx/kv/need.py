@@ -99,7 +99,8 @@ class CacheShape:
         return sum(max(0, stop - max(begin, start)) * size for begin, stop, size in spans)
 
     def _first(self, offset: int) -> int:
-        """Return the index of the first page that is not behind the sliding window."""
+        """Return the index of the first page that a cache with `offset` tokens still holds; with a sliding
+        window, the cache has dropped the older pages."""
         return max(0, offset - PAGE - self.window - SLACK) // PAGE if self.window else 0
 
     @property

@@ -98,8 +98,9 @@ def _error(rows: Sequence[KVMeasured], kl: float, blocks: int) -> float:
 def choose(
     found: Iterable[CandidateSummary], *, budget: int = 0, pressed: bool = False, limit: float = KL_LIMIT
 ) -> KVChoice:
-    """Choose one of the measured policies by the rule of the module. If no fitting policy is allowed, choose
-    the fitting policy with the smallest `upper`; if none fits the budget, choose the smallest policy.
+    """Choose one of the measured policies by the rule of the module. If no policy that fits the budget is
+    allowed, choose the policy with the smallest `upper` among those that fit; if none fits, choose the policy
+    that needs the fewest bytes.
 
     found: the summaries of the policies; if the list is empty, the default policy is chosen
     budget: the maximum number of bytes of a cache; 0 for no limit

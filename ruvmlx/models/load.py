@@ -1,5 +1,5 @@
-"""This module loads a model by its name: it finds the files, checks them and builds the tokenizer. The method
-`Model.load_weights` reads the weights later."""
+"""This module loads a model by its name: it finds the files, checks them and builds the tokenizer. The
+weights are read later, through `Model.load_weights`."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,7 @@
 """This module runs one decode step for B sequences whose KV caches are plain (not paged).
 
-The weights are read once for all sequences. The attention is computed for one sequence after the other, over
-its own cache.
+A step reads the model's weights once for all B sequences. The attention is computed for one sequence after
+the other, over its own cache.
 """
 
 from collections.abc import Iterator, Sequence

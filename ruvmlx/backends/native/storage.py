@@ -20,8 +20,8 @@ class PageKernels(Protocol):
     def page_bytes(self, tier: int) -> int: ...
 
     def demote(self, source: int, tier: int, target: int, lower: int) -> None:
-        """Copy the page at address `source` of `tier` to the page at address `target` of the tier `lower`.
-        The call can run while attention reads `source`."""
+        """Quantise the page at address `source`, of `tier`, into the page at address `target`, of the tier
+        `lower`. The call can run while attention reads `source`."""
 
 
 class NativeStorage:

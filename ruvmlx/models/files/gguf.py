@@ -87,7 +87,8 @@ class GGUFFile:
     version: int
     metadata: Mapping[str, Any]  # {key: scalar, str, list[str], or a NumPy array that is a view of the file}
     tensors: Mapping[str, GGUFTensor] = field(default_factory=dict)
-    others: tuple[mmap.mmap, ...] = ()  # the other part files of a split model
+    # the memory maps of the second part file of a split model and the later ones
+    others: tuple[mmap.mmap, ...] = ()
 
     @property
     def tensor_bytes(self) -> int:

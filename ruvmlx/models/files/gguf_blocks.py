@@ -160,7 +160,7 @@ def _scales_for(most: np.ndarray) -> np.ndarray:
     magnitude. The scales are in float16, or in float32 if a scale is too small or too large for float16."""
     scales = most / np.float32(127)
     used = scales[scales > 0]
-    # true if float16 does not suit the scales; also true for NaN, because every comparison with NaN is false
+    # true if a scale is too small or too large for float16, or NaN (a comparison with NaN is false)
     if used.size and not (used.min() > 2.0**-18 and used.max() < 256):
         return scales
     short = scales.astype(np.float16)

@@ -1,7 +1,7 @@
 """This module reads models that consist of several GGUF files: `name-00001-of-00003.gguf` and so on.
 
-The first file has the metadata. Each file has a GGUF header and the data of some of the model's tensors.
-(llama.cpp's tools/gguf-split writes this format.)
+The first file has the metadata of the whole model. Each file has a GGUF header and the data of some of the
+model's tensors. (llama.cpp's tools/gguf-split writes this format.)
 """
 
 import re

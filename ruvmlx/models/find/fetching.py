@@ -183,7 +183,8 @@ def _open_exclusive(path: Path) -> Iterator[BinaryIO]:
 
 
 def _append(url: str, file: BinaryIO, count: Count) -> None:
-    """Download the bytes after the file's end in one request and append them to the file."""
+    """Download, in one request, the bytes that are missing after the partial file's end, and append them to
+    the file."""
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
     start = file.tell()

@@ -167,7 +167,7 @@ class ChatTemplate:
 
         try:
             return compile_template(self.source)
-        except Exception as error:  # noqa: BLE001 - the Python code that Jinja makes can raise any error too
+        except Exception as error:  # noqa: BLE001 - to compile bad code can raise any exception
             raise UnsupportedModel(f"the model's chat template cannot be read: {one_line(error)}.") from None
 
 

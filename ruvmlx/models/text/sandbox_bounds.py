@@ -23,13 +23,13 @@ from jinja2.utils import Namespace
 
 MAX_SECONDS = 2.0
 MAX_STEPS = 100_000  # the maximum number of steps of one range()
-MAX_SOURCE = 1 << 17  # the maximum characters of a template; templates of real models have some thousands
+MAX_SOURCE = 1 << 17  # the maximum characters of a template's code; real templates have some thousands
 # The limit of one value in characters is BASE_VALUE_CHARACTERS + PER_CHARACTER * the conversation's size.
 BASE_VALUE_CHARACTERS, PER_CHARACTER = 1 << 20, 8
 TIMES = 64  # one render can make TIMES * (the limit of one value) characters of text and lists
 # The live values of a render take at most HELD + PER_BYTE * (the conversation's bytes) bytes.
 HELD, PER_BYTE = 64 << 20, 16
-SHORT = 256  # characters; the result of text + text up to this length is no live value, unless a list has it
+SHORT = 256  # a text up to this length, made by text + text, is no live value unless a list has it
 TOGETHER = 4096  # the number of pieces that `bounded_join` joins at once; a waiting piece takes 50 bytes
 MAX_WIDTH = 1024  # the maximum width of padding, indentation and repetition
 MAX_DIGITS = 100  # the maximum number of digits of a rounded number
@@ -70,7 +70,7 @@ class Budget:
     """The limits of one render. names: the variables of the template."""
 
     def __init__(self, names: Mapping[str, Any]):
-        self._known: dict[int, tuple[Any, int, int]] = {}  # id -> (value, expanded size, depth)
+        self._known: dict[int, tuple[Any, int, int]] = {}  # id of a list or mapping -> (it, size, depth)
         self._deadline = time.monotonic() + MAX_SECONDS
         self._started = time.thread_time()
         self._texts: dict[int, str] = {}  # id(text) -> a string that the template made or received

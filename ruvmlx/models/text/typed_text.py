@@ -15,9 +15,9 @@ _NEAR = 256  # the number of characters at the beginning of a text that `_comple
 
 
 class Guard:
-    """A guard marks a user's text. The marked text contains no special token's string. A guard also makes
-    sure that the end of the template's text before a user's text and the beginning of the user's text do not
-    together form a special token.
+    """A function that puts marks (U+FDD0) into a user's text. The marked text contains no special token's
+    string. A guard also makes sure that the end of the template's text before a user's text and the beginning
+    of the user's text do not together form a special token.
 
     Thought tags get no mark, because chat templates search for these tags to remove the thoughts of old
     replies.
