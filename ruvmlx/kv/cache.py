@@ -161,8 +161,8 @@ class PagedCache:
     # For sessions -------------------------------------------------------------------------------
 
     def trim(self, n: int) -> bool:
-        """Remove the newest n tokens. If a kept page would break the rules of `_sound`, more than n tokens
-        are removed, so read `offset` after the call. If the sliding window would become incomplete, change
+        """Remove the newest n tokens. Not every cut is possible (see `_sound`): the method can remove more
+        than n tokens, so read `offset` after the call. If the sliding window would become incomplete, change
         nothing and return False."""
         left = self.offset - n
         if n < 0 or left < 0:
@@ -215,8 +215,8 @@ class PagedCache:
                 yield i, page.tier, self.pool.sizes[page.tier], dump
 
     def restore(self, facts: Mapping[str, Any], read: Callable[[int], bytes]) -> None:
-        """Fill an empty cache from the result of `dump`. Raises ValueError if the facts contradict one
-        another or name another layout.
+        """Fill an empty cache from the result of `dump`. Raises ValueError if the values in `facts`
+        contradict one another or name another byte layout.
 
         read: a function of n that returns the next n bytes of the dump
         """

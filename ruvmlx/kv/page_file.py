@@ -24,7 +24,7 @@ HEAD = struct.Struct(f"<8sHH{NAME}sIQ")
 UNFINISHED = ".new"
 WHOLE = 255  # the tier field of a file that holds a whole sequence of a cache without pages
 MAX_FILE_BYTES = 4 << 30  # the maximum size in bytes of a file that is read
-# The exceptions that can occur when a damaged file is read. The facts of the file can have values of any
+# The exceptions that can occur when a damaged file is read. The JSON values in the file's header can have any
 # type.
 UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 _CRC = struct.Struct("<I")

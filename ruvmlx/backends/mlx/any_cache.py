@@ -134,8 +134,8 @@ def _copy_state(state: Any) -> Any:
     return nn.utils.tree_map(lambda value: mx.array(value) if isinstance(value, mx.array) else value, state)
 
 
-# The state of one of mlx-lm's caches is a tree of lists and tuples. The facts of a dump hold the state as
-# JSON, with an object for each array.
+# The state of one of mlx-lm's caches is a tree of lists and tuples. `Dump.facts` has the state as JSON, with
+# an object {"dtype", "shape"} in place of each array.
 
 
 def _describe_state(state: Any) -> Any:

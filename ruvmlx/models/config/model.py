@@ -90,10 +90,10 @@ def missing_features(shape: ModelShape) -> str:
 
 # The weights of a model: {name: array}. The names are mlx-lm's ("model.layers.0.self_attn.q_proj.weight",
 # "lm_head.weight"...). Each read of an item can convert the stored tensor again. So a caller should read each
-# item once, in order, and keep only the arrays that it needs. A plain tensor is one array [out, in] of
-# float32, float16 or ml_dtypes.bfloat16. A quantised matrix is three arrays in MLX's affine layout, w = scale
-# * q + bias: ".weight" uint32 [out, in * bits / 32] (low bits first), ".scales" and ".biases" float16/float32
-# [out, in / group_size].
+# item once, in order, and keep only the arrays that it needs. A tensor that is not quantised is one array of
+# float32, float16 or ml_dtypes.bfloat16 numbers (a matrix: [out, in]). A quantised matrix is three arrays in
+# MLX's affine layout, w = scale * q + bias: ".weight" uint32 [out, in * bits / 32] (low bits first),
+# ".scales" and ".biases" float16/float32 [out, in / group_size].
 Weights = Mapping[str, "np.ndarray"]
 
 

@@ -31,7 +31,7 @@ def unpack(
     raw: np.ndarray, tensor: GGUFTensor, pause: Callable[[], None] = lambda: None
 ) -> dict[str, np.ndarray]:
     """Convert the stored bytes uint8 [nbytes] of a tensor to arrays in the tensor's shape. Return {"weight"}
-    for plain numbers, or {"weight", "scales", "biases"} in MLX's affine layout.
+    for a tensor of floats, or {"weight", "scales", "biases"} in MLX's affine layout for a quantised tensor.
 
     pause: a function that is called after each piece of a quantised tensor, and can raise an exception to
         stop the conversion
@@ -168,7 +168,7 @@ def _scales_for(most: np.ndarray) -> np.ndarray:
 
 
 def _plain(raw: np.ndarray, tensor: GGUFTensor) -> np.ndarray:
-    """Return a tensor of plain numbers as a view of the file."""
+    """Return a tensor that is not quantised as a view of the file."""
     if tensor.type.name == "BF16":
         import ml_dtypes
 

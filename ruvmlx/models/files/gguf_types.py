@@ -13,7 +13,7 @@ from .gguf_codes import Codes
 class TensorType:
     """One GGUF tensor type. gguf_codes.py explains codes and lows.
 
-    block: the number of weights in one block; 1 for plain numbers
+    block: the number of weights in one block; 1 for a type that is not quantised
     nbytes: the number of bytes in one block
     codes: the function that extracts the codes from blocks of this type
     bits: the number of bits of a code q

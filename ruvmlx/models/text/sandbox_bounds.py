@@ -5,9 +5,9 @@ hours, and "a" * 10**10 takes gigabytes. A limit of time alone is not enough: on
 take hours, and Python can neither stop nor measure the call. Because one call can take hours, the size of
 every value has a limit. The expanded size of a value (a part is counted at each place where it occurs) is at
 most `Budget.longest`. All texts that one render makes have together at most TIMES * `Budget.longest`
-characters. The live values of a render take at most `Budget.most_held` bytes. The module refuses most
-operations whose result would be too large before they run. Templates can call only the filters in `FILTERS`
-and the methods in `METHODS`. Loops and calls check the time.
+characters. The live values of a render (its texts and lists that exist at one time) take at most
+`Budget.most_held` bytes. The module refuses most operations whose result would be too large before they run.
+Templates can call only the filters in `FILTERS` and the methods in `METHODS`. Loops and calls check the time.
 """
 
 import re
@@ -27,9 +27,9 @@ MAX_SOURCE = 1 << 17  # the maximum characters of a template's code; real templa
 # The limit of one value in characters is BASE_VALUE_CHARACTERS + PER_CHARACTER * the conversation's size.
 BASE_VALUE_CHARACTERS, PER_CHARACTER = 1 << 20, 8
 TIMES = 64  # one render can make TIMES * (the limit of one value) characters of text and lists
-# The live values of a render take at most HELD + PER_BYTE * (the conversation's bytes) bytes.
+# The texts and lists of a render take at one time at most HELD + PER_BYTE * (the conversation's bytes) bytes.
 HELD, PER_BYTE = 64 << 20, 16
-SHORT = 256  # a text up to this length, made by text + text, is no live value unless a list has it
+SHORT = 256  # the memory limit ignores a text up to this length, made by text + text, if no list has it
 TOGETHER = 4096  # the number of pieces that `bounded_join` joins at once; a waiting piece takes 50 bytes
 MAX_WIDTH = 1024  # the maximum width of padding, indentation and repetition
 MAX_DIGITS = 100  # the maximum number of digits of a rounded number
@@ -104,7 +104,7 @@ class Budget:
         return value
 
     def hold(self, text: str) -> None:
-        """Add the bytes of a text to the live values until no other object uses the text."""
+        """Count the bytes of a text for the memory limit until no other object uses the text."""
         if len(text) < 2 or id(text) in self._texts:  # Python keeps only one copy of each one-character text
             return
         self._texts[id(text)] = text
@@ -113,8 +113,8 @@ class Budget:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Remove the texts that no other object uses from the live values. The next sweep follows when the
-        live values take twice as many bytes as now."""
+        """Stop counting the texts that no other object uses; raise SecurityError if the counted texts and
+        lists exceed the memory limit. The next sweep follows when they take twice as many bytes as now."""
         used = [text for text in self._texts.values() if sys.getrefcount(text) > _UNUSED]
         self._texts = {id(text): text for text in used}
         self._text_bytes = sum(map(sys.getsizeof, used))

@@ -91,7 +91,8 @@ class ThoughtCounter:
             if self._end in self._text:
                 self._end = ""
             else:
-                self._text = self._text[1 - len(self._end) :]  # keep the end, where the closing tag can begin
+                # keep the text's end, where the closing tag can begin
+                self._text = self._text[1 - len(self._end) :]
 
     def _decide(self) -> None:
         text = self._text.lstrip()

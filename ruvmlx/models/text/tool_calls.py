@@ -4,7 +4,7 @@ pieces.
     parser = CallParser(dialect, names)
     for text in stream:
         parser.add(text)      # -> [TextPiece("Let me see."), CallBegun(0, "a1B2c3D4e", "weather"), ...]
-    parser.end()              # -> the pieces of the text that the parser has kept
+    parser.end()              # -> the last pieces, made of the text that the parser has held back
 
 Models write tool calls in these forms (dialects):
 

@@ -86,8 +86,8 @@ class LazyWeights(Mapping[str, np.ndarray]):
         return self._last[1][kind]
 
     def blocks_of(self, module: str) -> StoredMatrix | None:
-        """Return the matrix's GGUF blocks, with q and k rows in Hugging Face's order; None for plain
-        numbers."""
+        """Return the matrix's GGUF blocks, with q and k rows in Hugging Face's order; None for a matrix that
+        is not quantised."""
         tensor = self._tensor(module)
         if tensor.type.block == 1:
             return None
@@ -133,7 +133,7 @@ def _matrix(
     raw = file.raw(tensor)
     parts = unpack(raw, tensor, pause)
     heads = _rope_heads(config, module)
-    # the parts are copies of the file's bytes, so the memory of the mapped file is not needed again
+    # the arrays in `parts` are copies, so the memory of the mapped file's bytes `raw` can be released
     if heads or len(parts) > 1:
         parts = {kind: half_split_rows(a, heads) if heads else a for kind, a in parts.items()}
         release(raw)

@@ -48,7 +48,8 @@ class StoresBlocks(Protocol):
     """Weights from which a caller can read a matrix in its stored form (GGUF blocks or small floats)."""
 
     def blocks_of(self, module: str) -> StoredMatrix | FloatMatrix | None:
-        """Return a matrix in its stored form, or None for plain numbers and for MLX's affine layout."""
+        """Return a matrix in its stored form; None if the matrix is not quantised or is stored in MLX's
+        affine layout."""
 
     def stored_tensor(self, module: str) -> GGUFTensor | None:
         """Return the tensor type and the shape of a matrix, from the file's header alone. Return None for a
@@ -60,8 +61,9 @@ def stored_matrix(weights: Weights, module: str) -> StoredMatrix | FloatMatrix |
 
 
 def stored_tensor(weights: Weights, module: str) -> GGUFTensor | None:
-    """Return the type and shape of a matrix stored in GGUF blocks or small floats. Return None for a plain
-    matrix, for MLX's affine layout, for weights that are no StoresBlocks, and for an unknown module."""
+    """Return the type and shape of a matrix stored in GGUF blocks or small floats. Return None for a matrix
+    that is not quantised, for MLX's affine layout, for weights that are no StoresBlocks, and for an unknown
+    module."""
     if not isinstance(weights, StoresBlocks) or f"{module}.scales" not in weights:
         return None
     return weights.stored_tensor(module)
