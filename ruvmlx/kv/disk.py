@@ -1,10 +1,10 @@
 """This module stores KV caches on disk, so that the model need not read the same prompt again. README.md has
 the format.
 
-Each KV page is stored in one file. The file name consists of the page's name in the hash chain (chain.py) and
-the page's tier. The page's name depends on the model, the version, the policy, the salt and all tokens up to
-the page's end. A stored page therefore serves each prompt with the same values of these data, and no other
-prompt.
+Each KV page is stored in one file for each tier (precision) that it had when it was stored. The file name
+consists of the page's name in the hash chain (chain.py) and the page's tier. The page's name depends on the
+model, the version, the policy, the salt and all tokens up to the page's end. A stored page therefore serves
+each prompt with the same values of these data, and no other prompt.
 
 The module ignores or removes a file that is damaged or belongs to another model. The module hides a disk's
 read and write errors from the user, because a prompt without a stored cache only takes longer. The files hold
@@ -250,7 +250,7 @@ class CacheFolder:
 
     def _touch(self, names: Sequence[str]) -> None:
         """Set the files' times of last use to now. `names` begins with a sequence's first page; each next
-        page gets a slightly older time, so that `_make_room` removes the first pages last. The reason: later
+        page gets a slightly older time, so that `_make_room` removes the first pages last, because the later
         pages are useless without the first pages."""
         now = time.time_ns()
         for i, name in enumerate(names):

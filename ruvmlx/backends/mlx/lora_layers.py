@@ -80,8 +80,8 @@ def _join_pairs(
     pairs: Sequence[Pair | None], widths: Sequence[int], factors: Sequence[float], dtype: mx.Dtype
 ) -> LowRankChange | None:
     """Join the LoRA pairs of several linear layers with the same input into one LowRankChange: the matrices
-    lora_a side by side, the matrices lora_b as blocks on the diagonal of one matrix. Return None if no layer
-    has a pair."""
+    lora_a side by side, the matrices lora_b as blocks on the diagonal of one matrix. Return None if the LoRA
+    changes none of these layers."""
     there = [p for p in pairs if p is not None]
     if not there:
         return None

@@ -23,5 +23,5 @@ def library(where: str) -> Iterator[None]:
         yield
     except (RuvmlxError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException as error:  # noqa: BLE001 - tokenizers and Rust's panics share no class
+    except BaseException as error:  # noqa: BLE001 - also a panic of Rust, which is no Exception
         raise CorruptFile(f"{where}: the library that reads it fails: {one_line(error)}.") from None

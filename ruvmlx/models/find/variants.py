@@ -1,5 +1,5 @@
-"""This module sorts the GGUF files of one repository or folder. The module finds which files form one model,
-which quantisation type each model has, and which model suits this machine."""
+"""This module groups the GGUF files of one repository or folder into models. The module finds which files
+form one model, which quantisation type each model has, and which model suits this machine."""
 
 import re
 from collections.abc import Mapping, Sequence

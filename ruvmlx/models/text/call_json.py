@@ -90,8 +90,8 @@ class CallObject:
         return text[n:]
 
     def _progress(self) -> bool:
-        """Read the next key, or the next part of a key's value. Return False if the parser needs more
-        text."""
+        """Read the next key, or the next part of a key's value. Return False if the parser needs more text
+        before it can go on."""
         if self._value is not None:
             return self._read_value(self._value)
         self._pending = self._pending.lstrip(SPACE + "{,")

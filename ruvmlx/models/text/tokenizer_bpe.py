@@ -55,9 +55,9 @@ class GGUFByteLevelTokenizer(BaseTokenizer):
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:
-    """Return the token ids that a tokenizer of the `tokenizers` library gives for a text. The library's
-    `encode` holds Python's global lock, for seconds if the text is long. `encode_batch` does not hold the
-    lock."""
+    """Return the token ids that a tokenizer of the `tokenizers` library gives for a text. While the library's
+    `encode` runs, for seconds if the text is long, no other Python thread can run (it holds Python's global
+    lock). `encode_batch` does not hold this lock."""
     if len(text) < BRIEF:
         return tokenizer.encode(text, add_special_tokens=False).ids
     [encoding] = tokenizer.encode_batch([text], add_special_tokens=False)

@@ -20,8 +20,8 @@ Markdown (```json).
 
 Some marks are special tokens. If a request has tools, the engine writes marks that are special tokens into
 the reply's text (`shown_marks`). Text that begins like a tool call but is none stays text of the answer. If
-the reply ends inside a tool call, the call has the arguments up to there, which can be incomplete JSON. The
-parser removes spaces beside tool calls, and parses no tool calls inside a thought.
+the reply ends inside a tool call, the call has the arguments up to the reply's end, which can be incomplete
+JSON. The parser removes spaces beside tool calls, and parses no tool calls inside a thought.
 """
 
 import re

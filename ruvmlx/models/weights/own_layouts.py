@@ -8,7 +8,7 @@ from ...errors import UnsupportedModel
 
 def refuse_own_layout(path: Path, name: str) -> None:
     """Raise UnsupportedModel for a folder with params.json or consolidated files. Do nothing for a folder
-    without these files.
+    without params.json and consolidated files.
 
     Call this function only if the files of Hugging Face's layout are missing, because many folders have both
     layouts.
