@@ -28,9 +28,9 @@ from .chain import Chain, Key, page_name
 from .page_file import WHOLE, PageFile
 from .storage import Bytes
 
-# seconds: a process that ends writes caches for at most this time, then starts no other write
+# seconds: a process that ends starts the write of another cache only within this time
 MAX_EXIT_SECONDS = 0.3
-# seconds: after this time the write of one cache stops; the page files that are complete stay on disk
+# seconds: the time limit `until` of a cache's write; page files that are complete at the limit stay on disk
 MAX_WRITE_SECONDS = 1.0
 STALE = 60.0  # seconds: `tidy` removes an unfinished file that is older
 # seconds: pages of requests outside of chats that were unused for this time are removed when a program starts
