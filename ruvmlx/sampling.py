@@ -28,7 +28,7 @@ from .settings.setting_spec import SettingSpec
 
 # The sampler sorts only the token ids whose log-probability is above the first of these values. If the
 # filters need more ids, the sampler tries the next value. To sort all 49,152 ids takes 0.8 ms; at most e^7 =
-# 1,096 ids have more than e^-7.
+# 1,096 ids have a probability of more than e^-7.
 _FLOORS = (-7.0, -10.0, -np.inf)
 
 

@@ -144,7 +144,7 @@ def one_line(text: str) -> str:
 def size(nbytes: float) -> str:
     """Return a number of bytes as text in decimal units, such as "900 B", "2.8 MB", "97 MB" or "16.3 GB".
 
-    All texts for people use this function, so that no other unit stands beside these. The units are those of
+    All texts for people use this function, so that all sizes have the same units. The units are those of
     macOS and of the shops: 1 MB is 1,000,000 bytes.
     """
     for unit, step, tenths in (("GB", 1e9, 100), ("MB", 1e6, 10), ("kB", 1e3, 10)):

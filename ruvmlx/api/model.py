@@ -150,7 +150,7 @@ class LocalModel:
     def chat(self, id: str | None = None, system: str | None = None) -> "Chat":
         """Return a new chat, or the saved chat whose id begins with `id` (NotFound if no chat matches).
 
-        system: the system prompt; the default is the setting `system`.
+        system: the system prompt; None: the setting `system` in a new chat, no change in a saved chat.
         """
         if id is None:
             prompt = self.settings.system if system is None else system

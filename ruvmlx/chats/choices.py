@@ -48,9 +48,9 @@ class Choices:
         return self._learning.require_learner().give_reason(reply_id, reason)
 
     def rewrite(self, reply_id: str, text: str, adapter: str | None = None) -> PreferenceResult:
-        """Do the work of `edit` for a reply whose chat the caller does not know. Return the result of
-        learning. adapter: the adapter that learns; None: the adapter in use. If no adapter is in use, raise
-        NotFound and save nothing."""
+        """Save the user's version of a reply, as `edit` does, if the caller does not know the reply's chat.
+        Return the result of learning. adapter: the adapter that learns; None: the adapter in use. If no
+        adapter is in use, raise NotFound and save nothing."""
         with self._learning.using(adapter) as learner:
             edited = self._saved_edit(reply_id, text, None, learner)
         if edited.preference is None:

@@ -205,7 +205,7 @@ class Conversations:
         adapter_id: str | None = None,
         tools: ToolOffer = NO_TOOLS,
     ) -> GenerationRequest:
-        """Save a message and return the request for its reply. The parameters are as in `say`."""
+        """Save a message and return the request for its reply. The parameters mean the same as in `say`."""
         if not text.strip():
             raise UsageError("the message is empty; give some text.")
         turns = self.turns(session_id)

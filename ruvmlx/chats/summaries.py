@@ -78,8 +78,8 @@ class Summaries:
         self._store.chats.set_summary(session_id, None, None)
 
     def write(self, session_id: str, cancel: threading.Event) -> Iterator[Chunk]:
-        """Write a summary of all messages except the newest ones (at least KEPT_MESSAGES). The model reads
-        this summary for its next replies. Yield the chunks of the notes.
+        """Write a summary of all messages except the newest ones (at least KEPT_MESSAGES). For its next
+        replies, the model reads the summary instead of these messages. Yield the chunks of the notes.
 
         If `cancel` is set before the notes are complete, the chat keeps its old summary. Raises NotFound if
         the chat is too short.

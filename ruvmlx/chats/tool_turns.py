@@ -1,5 +1,5 @@
 """This module handles tools in a chat: the tools that a reply can call, the tool calls in the reply's text,
-and the form in which the store keeps them.
+and the form in which the store keeps the tool calls.
 
 If a reply calls tools, its message has the text without the calls. The `calls` of the message are JSON:
 
@@ -125,7 +125,7 @@ def _as_json(arguments: object) -> str:
 
 def readable_result(text: str, context: int, count_tokens: Callable[[str], int]) -> str:
     """Return the result of a tool. If the result would take too much of the context, return one line that
-    tells the model so."""
+    tells the model that the result is too long."""
     room = context // RESULT_SHARE
     is_huge = len(text) > MOST_CHARACTERS * room  # a count of the tokens of a huge text would take seconds
     if not is_huge and count_tokens(text) <= room:

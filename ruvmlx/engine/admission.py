@@ -119,7 +119,7 @@ class Admission:
     def _growth(self, request: GenerationRequest, prompt: int, replies: int, policy: TierPolicy) -> Growth:
         """Return the numbers of tokens to which the request's sequences can grow. A reply without its own
         limit of tokens can grow until its KV cache fills the memory budget. Raises CacheTooLarge if the
-        request does not fit at the lowest precision."""
+        request's caches do not fit into the memory budget at the lowest precision."""
         backend, context = self._engine.backend, self._engine.model.context
         growth = Growth(prompt, min(prompt + request.max_new_tokens, context), replies, backend.chunk)
         least, budget = self._shape(tighten(policy, MAX_LEVEL)), backend.pool.budget  # type: ignore[attr-defined]

@@ -96,7 +96,8 @@ class BestOf:
         return self.leader
 
     def join(self) -> None:
-        """Start the other replies with forks of the leader's cache. The prompt must have been read."""
+        """Start the other replies with forks of the leader's cache. Call `join` only after the whole prompt
+        was read."""
         if not self.leader.is_over:
             for request, recorder in zip(self._requests[1:], self._recorders[1:], strict=True):
                 self.runs.append(self.leader.fork(request, recorder))

@@ -18,8 +18,9 @@ _SINGLE = ("items", "additionalProperties")
 
 
 def close_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema with its objects closed. An object that is combined with other objects (for example
-    by allOf) stays open, because each part would refuse the properties of the other parts."""
+    """Return the schema with its objects closed (without undeclared properties). An object that is combined
+    with other objects (for example by allOf) stays open, because each part would refuse the properties of the
+    other parts."""
     return _close_objects(schema, _combined_names(schema))
 
 

@@ -125,7 +125,8 @@ def alternating(turns: list[Turn]) -> list[Message]:
 
 
 def _kept_turns(turns: list[Turn]) -> Iterator[Turn]:
-    """Yield the turns that have text, or tool calls with a result. The prompt has only these turns."""
+    """Yield the turns that have text, or tool calls with a result. The prompt has only the turns that this
+    function yields."""
     for place, turn in enumerate(turns):
         if turn.role == "assistant" and turn.calls:
             results = itertools.takewhile(lambda later: later.role == "tool", turns[place + 1 :])

@@ -67,7 +67,7 @@ class DraftedSteps:
         self._guesses: list[_Guess] = []  # the guesses at the tokens after the reply's last token
         self._checked: deque[tuple[int, Step]] = (
             deque()
-        )  # drafted tokens that no later token has disproved, each with its decode step
+        )  # checked drafted tokens with which the reply can still continue, each with the step after it
         self.counts = DraftCounts()
 
     @property
@@ -104,7 +104,7 @@ class DraftedSteps:
         return step
 
     def _draft(self) -> list[int]:
-        """Return the tokens that are worth a check now."""
+        """Return the guessed next tokens whose check is expected to save time; [] if there are none."""
         longest, self._guesses = self._backend.longest_draft, []
         if self._rule is not None and (forced := self._rule.forced_tokens()[:longest]):
             return forced[: self._length.choose(GRAM, len(forced), Certainty())]

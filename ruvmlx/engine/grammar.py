@@ -182,7 +182,7 @@ for _ in range(AT_ONCE):
 
 
 def _check(vocabulary: Vocabulary, constraint: Constraint) -> None:
-    """Raise UsageError if a child process with limits cannot compile the constraint."""
+    """Raise UsageError if a child process with limits of time and memory cannot compile the constraint."""
     request = [constraint.kind, constraint.source, vocabulary.size, dict(vocabulary.special)]
     key = hashlib.sha256(json.dumps(request).encode()).hexdigest()
     if why := _refusals.get(key):

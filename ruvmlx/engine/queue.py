@@ -52,8 +52,8 @@ class Job(Protocol):
         """Begin the first reply, and return its run, which reads the prompt."""
 
     def join(self) -> None:
-        """Start the replies other than the first one, and put all replies into `running`. The prompt must
-        have been read."""
+        """Start the replies other than the first one, and put all replies into `running`. Call `join` only
+        after the whole prompt was read."""
 
     def next_chunk(self) -> Chunk:
         """Update the job after each run in `running` has drawn one token. Return the next chunk for the sink.

@@ -103,7 +103,7 @@ class Run:
         self.source: Source = self._new_source(steps)
 
     def fork(self, request: GenerationRequest, recorder: Recorder | None = None) -> "Run":
-        """Return a run for another request after the same prompt. This run must have steps=True."""
+        """Return a run for a request that continues after the same prompt. This run must have steps=True."""
         other = Run(self.engine, request, self.adapter, recorder, steps=True)
         other.session, other.cached = self.engine.sessions.fork(self.session), len(self.prompt)
         other.started, other.shared = self.started, True

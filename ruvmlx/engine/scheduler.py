@@ -48,8 +48,8 @@ class Scheduler:
 
     def __init__(self, engine: EngineParts, width: int = PLACES, delay: float | None = DELAY):
         """width: a request can start while fewer than `width` requests of its priority or a higher one run
-
-        delay: like DELAY, in seconds; None: read whole prompts, because no user waits for single tokens
+        delay: seconds: about the longest delay of a running reply's next token by a piece of a prompt; None:
+            read whole prompts, because no user waits for single tokens
         """
         self.engine, self._width, self._delay = engine, width, delay
         self._waiting: list[Ticket] = []  # in order of arrival

@@ -2,9 +2,9 @@
 has read.
 
 A prompt starts from the longest prefix that it shares with a kept sequence. The kept sequence can belong to
-the same session, to another session, to a request without a session, or to a running request. The two
-sequences share the KV pages of the prefix (`KVCache.fork`). With a cache folder, the module also keeps caches
-on disk between processes.
+the same session, to another session, to a request without a session, or to a running request. The prompt's
+sequence and the kept sequence share the KV pages of the prefix (`KVCache.fork`). With a cache folder, the
+module also keeps caches on disk between processes.
 """
 
 import itertools
@@ -51,7 +51,8 @@ class SessionManager:
         self.capacity = capacity
         self.keys = CacheKeys(backend, model)
         self._disk = SessionsOnDisk(folder, backend, self.keys)
-        self._sessions: OrderedDict[str, Session] = OrderedDict()  # by session id or generated name
+        # the kept sessions, by session id or by a generated name
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._running: WeakSet[Session] = WeakSet()
         self._unnamed = (f"\0{i}" for i in itertools.count())
         pool = getattr(backend, "pool", None)

@@ -59,7 +59,7 @@ class StepSource:
         self._backend, self._cache, self._adapter = backend, cache, adapter
         self._drafts = drafts
         self._sampler = Sampler(sampling, rule)
-        self._step: Step | None = None  # the output of the last step
+        self._step: Step | None = None  # the output of the last decode step or of the prefill
         self._token: int | None = None  # the token that was drawn from `_step`
         # the token that `draw_work` drew from `_step`; the next `read` returns it
         self._ahead: int | None = None
@@ -178,5 +178,5 @@ def source(
 
 def needs_steps(sampling: Sampling, rule: TokenRule | None) -> bool:
     """Return True if a reply needs single steps that all come from one source. A stream draws a token before
-    the host has read the previous token. A stream therefore cannot apply penalties or a constraint."""
+    the Python code has read the previous token. A stream therefore cannot apply penalties or a constraint."""
     return rule is not None or sampling.changes_logits

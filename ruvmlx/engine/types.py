@@ -51,7 +51,8 @@ class GenerationRequest:
     encoded: Sequence[int] | None = None
     # the id of the session, which keeps its KV cache between requests; None: no session
     session_id: str | None = None
-    question_id: int | None = None  # id of the chat message that is answered; None: the last message
+    # the id of the chat message that the reply answers; None: the last message of the chat's branch
+    question_id: int | None = None
     cache_salt: str = ""  # requests share KV caches only if their salts are equal
     tenant: str = ""  # the owner of the reply; on a server only the owner is allowed to rate the reply
     resumable: bool = False  # True if the KV cache can go to disk although the request has no session

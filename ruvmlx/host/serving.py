@@ -177,8 +177,8 @@ class ServingLoop:
             self._step()
 
     def _step(self) -> None:
-        """Do one step for all requests. Put the next step at the end of the queue, so that waiting calls run
-        first."""
+        """Run one step of the scheduler for all submitted requests. Put the next step at the end of the
+        queue, so that waiting calls run first."""
         runtime = self._runtime()
         if not self.busy or runtime is None:
             return

@@ -304,7 +304,7 @@ class Decoder:
         """Add a LoRA to one linear layer (input x, output y), from the next call on: y += scale * (x @
         lora_a) @ lora_b. None removes the LoRA. Both arrays are copied.
 
-        module: one of MODULES, or "lm_head", whose layer is ignored
+        module: one of MODULES, or "lm_head", for which the parameter `layer` is ignored
         """
         number = LM_HEAD if module == "lm_head" else MODULES.index(module)
         if lora_a is None or lora_b is None:

@@ -2,8 +2,8 @@
 others), over NumPy arrays. Each kernel has a twin (`..._ref`), a simple version for tests.
 
 Arrays are float32 and C-contiguous. The formulas are in neon/include/rvm.h, "Layers". `impl` names an
-implementation ("scalar", "avx2", ...); None is the fastest one on this machine. A twin has the same
-parameters as its kernel, without `impl`.
+implementation ("scalar", "avx2", ...); None is the fastest one on this machine. The twin of a kernel has the
+same parameters as the kernel, without `impl`.
 """
 
 import ctypes as C
@@ -272,7 +272,8 @@ def attend_ref(
     window: int = 0,
     slopes: Array | None = None,
 ) -> NDArray[np.float64]:
-    """Return the result of `PagedKV.attend` for k, v: [S, d], which are not rotated yet. turn: [S, d]."""
+    """Return the result of `PagedKV.attend` for k, v: [S, d], which are not rotated yet. turn: [S, d], the
+    rotations of their positions."""
     half = np.float16
     keys = rope_ref(k[:, None], turn[: len(k)])[:, 0].astype(half).astype(np.float64)
     values = v.astype(half).astype(np.float64)

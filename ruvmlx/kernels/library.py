@@ -64,8 +64,8 @@ def find(name: str) -> Path:
 
 
 def _folders() -> list[Path]:
-    """Return the folders to search. In an editable install, the sources are in the checkout and the built
-    library is in site-packages, so both are searched."""
+    """Return the folders in which `find` looks for the library. In an editable install, the sources are in
+    the checkout and the built library is in site-packages, so both are searched."""
     packages = [Path(p) for p in ruvmlx.__path__] + [Path(p) / "ruvmlx" for p in sys.path]
     return [p / "_lib" for p in packages]
 

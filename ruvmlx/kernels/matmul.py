@@ -123,8 +123,8 @@ class Matrix:
 
     def acts_kind(self, bits: int) -> int:
         """Return the number by which the C library names the form in which a product with this matrix needs
-        the activations. Float weights need float activations. For other weights, `bits` is the number of bits
-        of an activation."""
+        the activations. Float weights need float activations. For quantised weights, `bits` is the number of
+        bits of an activation."""
         return _lib().rvm_matrix_acts(self.memory.ctypes.data, bits)
 
 

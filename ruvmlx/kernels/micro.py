@@ -3,12 +3,13 @@ version for tests.
 
 Arrays are float32 and C-contiguous, with any alignment. The kernels copy no array and release Python's global
 lock (GIL). In shapes, T is the number of tokens, D the hidden size, V the vocabulary size, R the rank of the
-LoRA; lora_a [D, R], lora_b [R, V]. A twin has the same parameters as its kernel, without `impl`, and computes
-in float64. The formulas are in neon/include/rvm.h.
+LoRA; lora_a [D, R], lora_b [R, V]. The twin of a kernel has the same parameters as the kernel, without
+`impl`, and computes in float64. The formulas are in neon/include/rvm.h.
 
 `impl` names an implementation ("scalar", "avx2", ...); None is the fastest one on this machine. Wrong shapes
-or types raise ValueError. NaN or Inf raises NotFinite; in this case the kernel changes no weights and no
-accumulators. Only head_add and the two evidence kernels return NaN and Inf instead of raising an error.
+or types raise ValueError. An input or a result with NaN or Inf raises NotFinite; in this case the kernel
+changes no weights and no accumulators. Only head_add and the two evidence kernels return NaN and Inf instead
+of raising an error.
 """
 
 import ctypes as C

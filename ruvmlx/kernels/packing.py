@@ -107,8 +107,8 @@ class PackedMatrix:
         return cls(spec, weight, scales, biases, nbytes)
 
     def pack(self, memory: np.ndarray, threads: Executor | None = None) -> None:
-        """Write the packed weights into uint8 [nbytes] at a multiple of 64 bytes. The threads divide the rows
-        among themselves."""
+        """Write the packed weights into `memory`, uint8 [nbytes], whose address must be a multiple of 64. The
+        threads divide the rows among themselves."""
         if memory.nbytes < self.nbytes or memory.ctypes.data % ALIGNMENT:
             raise ValueError(f"packed matrices need {self.nbytes} bytes at a multiple of {ALIGNMENT}")
         rows = len(self.weight)

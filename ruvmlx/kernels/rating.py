@@ -7,7 +7,8 @@ ratings (micro.evidence_add). In shapes, A is the number of tokens that ratings 
 features of each token, R the rank, M the number of contexts, V the number of columns. Twins compute in
 float64. The formulas are in neon/include/rvm.h, "A rating".
 
-`impl` is as in micro.py. Wrong shapes or types raise ValueError. NaN or Inf raises NotFinite.
+`impl` names an implementation ("scalar", "avx2", ...); None is the fastest one on this machine. Wrong shapes
+or types raise ValueError. An input or a result with NaN or Inf raises NotFinite.
 """
 
 import ctypes as C
@@ -125,7 +126,7 @@ class KLContexts:
         p0: [M, V], probabilities without the adapter
         log_ratio: [M, V] = log(p0 / frozen); None: p0 is frozen
         u: [M, R] = hidden @ lora_a
-        following: [M], the column of the next token
+        following: [M], for each context, the column (in p0) of the token that follows in the text
         groups: for each group, the number of its contexts and the share of the prose that these contexts
             represent; the share of answers is 0
         rest: [R, V]; the dot product of `rest` and the adapter's change is added to the rise of the negative

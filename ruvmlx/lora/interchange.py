@@ -73,7 +73,7 @@ def places(config: ModelShape) -> dict[str, tuple[Place, tuple[int, int]]]:
     return found | {"lm_head": (HEAD, (config.hidden_size, config.vocab_size))}
 
 
-# Join a base LoRA and a MicroLoRA to one change, and divide one change ----------------------------
+# Join a base LoRA and a MicroLoRA to one change, and divide a change into these two ---------------
 
 
 def combine_adapter(base: BaseLoRA | None, micro: MicroLoRA) -> BaseLoRA:

@@ -137,7 +137,7 @@ class LayerLoRA:
     # -- storage ---------------------------------------------------------------------------------------
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the arrays to store. A file stores them beside the arrays of a MicroLoRA."""
+        """Return the layer LoRA as named arrays, which a file stores beside the arrays of a MicroLoRA."""
         found = {name: getattr(self, name) for name in _ARRAYS}
         found["places"] = np.array([f"{layer}.{module}" for module, layer in self.places])
         found["widths"] = np.array(self.widths, np.int64).reshape(-1, 2)

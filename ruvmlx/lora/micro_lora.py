@@ -151,8 +151,8 @@ def row_steps(rows: np.ndarray) -> np.ndarray:
 
 
 def _round_bits(numbers: np.ndarray, bits: int) -> np.ndarray:
-    """Return float32 numbers with this many significant bits. Half of the last kept bit is added, then the
-    bits after the last kept bit are set to 0."""
+    """Round float32 numbers to `bits` significant bits. Half of the last kept bit is added, then the bits
+    after the last kept bit are set to 0."""
     low = 24 - bits
     words = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
     return ((words + np.uint32(1 << (low - 1))) & np.uint32(0xFFFFFFFF << low & 0xFFFFFFFF)).view(np.float32)

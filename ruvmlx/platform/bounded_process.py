@@ -70,7 +70,9 @@ class BoundedProcess:
         """
         with self._lock:
             self._is_stopped = False
-            _working.add(self)  # so that a signal during the start of the child can stop this request
+            # This object is in `_working` before the child starts, so that a signal during the child's start
+            # can stop this request.
+            _working.add(self)
             try:
                 is_used = self._child is not None and self._child.owner == os.getpid()
                 try:

@@ -11,7 +11,7 @@ from .ratings import Ratings
 from .traces import Traces
 from .versions import Versions
 
-_TABLES = (  # all tables with the columns fingerprint and name
+_TABLES = (  # the tables whose rows belong to an adapter (columns fingerprint and name)
     "adapters", "adapter_heads", "bases", "attempts", "trainings", "anchors", "deep_runs", "measurements",
     "pruned", "routes", "router_cells",
 )  # fmt: skip
@@ -23,7 +23,7 @@ class NamedRow:
 
     name: str
     fingerprint: str
-    model: str  # the name of the adapter's model in the newest reply; "" if the model has no reply
+    model: str  # the name of the adapter's model, from the model's newest reply; "" if the model has no reply
     version: int  # the version in use
     bytes: int  # the number of bytes of all weights of this adapter in the store
 

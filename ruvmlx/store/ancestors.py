@@ -18,7 +18,7 @@ ALL_STEPS = 1 << 62
 
 def enforce(db: Database, table: str, subject: str, fingerprint: str, name: str, head: int) -> None:
     """Mark the ratings or preferences that made the head or one of its ancestors as in force, and all other
-    rows as not in force. Call inside a transaction.
+    rows of this adapter as not in force. Call inside a transaction.
 
     subject: the SQL columns that name the rated reply or replies; of the rows with equal subjects, only the
         newest is in force

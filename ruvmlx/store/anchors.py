@@ -1,5 +1,5 @@
 """This module stores the anchors of the deep loop (EWC, elastic weight consolidation). An anchor is a base
-LoRA and its Fisher information at the end of a task.
+LoRA and its Fisher information (how much each weight matters) at the end of a learning task.
 
 The base LoRA of an anchor is kept as long as the anchor.
 """

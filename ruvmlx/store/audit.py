@@ -26,8 +26,8 @@ Key = tuple[Any, ...]
 
 def disagreement(store: Store) -> str:
     """Return the first version, base, rating, preference, head, KV policy or route that differs from the log
-    or is missing. Return "" if all agree. The function does not report missing weights of old versions as a
-    difference."""
+    or is missing. Return "" if there is no difference. The function does not report missing weights of old
+    versions as a difference."""
     with store.snapshot():
         try:
             logged = _Logged.read(store.witness.rows())

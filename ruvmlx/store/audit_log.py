@@ -154,8 +154,8 @@ class Witness:
 
 
 def _row(row: sqlite3.Row) -> WitnessRow:
-    """Return a row of the log from a row of the table. Raises CorruptFile if the row's body is not a JSON
-    object."""
+    """Convert a row of the table `witness` to a WitnessRow. Raises CorruptFile if the row's body is not a
+    JSON object."""
     try:
         body = json.loads(row["body"])
     except (ValueError, TypeError, RecursionError):

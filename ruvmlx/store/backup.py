@@ -65,9 +65,9 @@ def restore(store: Path, file: Path) -> tuple[BackupFacts, Path | None]:
     """Put a copy of a backup in the place of the store. Returns the contents of the backup, and the new path
     of the old store: the database, or its log if there was only a log.
 
-    No other process must use the data folder during the restore. If the restore fails, the store does not
-    change. Raises NotFound if `file` does not exist, CorruptFile if `file` is not a valid backup, and
-    StoreBusy while another process uses the store.
+    No other process must use the data folder during the restore. If the restore fails, the store keeps its
+    content, but the KV caches on disk can be gone. Raises NotFound if `file` does not exist, CorruptFile if
+    `file` is not a valid backup, and StoreBusy while another process uses the store.
     """
     if not file.is_file():
         raise NotFound(f"there is no file {file}.")
@@ -138,7 +138,7 @@ def _copy_database(source: Path, target: Path) -> dict[str, int]:
         if not 0 < version <= VERSION:
             raise CorruptFile(f"{source} is not a store of this ruvmlx (format {version}).")
         old.backup(new)
-        new.execute("PRAGMA journal_mode = DELETE")  # the copy must be one file
+        new.execute("PRAGMA journal_mode = DELETE")  # the copy must be one file, without a log
         # Check the tables first, because SQLite's own check runs SQL expressions that the file defines.
         damage = difference(new, version) or _damage(new)
     if damage:
@@ -281,7 +281,8 @@ def _exchange(store: Path, fresh: Path) -> Path | None:
 
 
 def _take_back(store: Path, kept: Path, found: list[str]) -> None:
-    """Undo the work of `_exchange`, as far as the disk allows. A log goes back only to its own store."""
+    """Undo the work of `_exchange`, as far as the disk allows. If there was only a log without a store, and a
+    store is there now, the log is not moved back."""
     if "" not in found and store.exists():
         return
     for ending in found:

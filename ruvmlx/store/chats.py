@@ -268,8 +268,8 @@ class Chats:
         reply's words and tokens are deleted. The witness log keeps the id and the length of every reply.
 
         One transaction hides all the chats. After this, many short transactions erase the chats, so other
-        processes can write in between. If the process is killed, the next start finds the chats that are not
-        erased with `soft_deleted_before`.
+        processes can write in between. If the process is killed, the next start finds, with
+        `soft_deleted_before`, the chats that are not erased yet.
 
         seconds: the maximum time to remove the words from the search index; if the removal needs more time, a
             later call continues

@@ -1,14 +1,14 @@
 """This module writes the weights of an adapter as the difference from similar weights. The result is exact,
 bit for bit.
 
-A rating changes most numbers a little. The bits of a float32, read as an integer, also change a little then.
-So a difference holds, for each number of the older weights that is not 0, the integer of the newer number
-minus the integer of the older number. Small differences have three bytes of zeros, which are compressed.
-Numbers that were 0 and are not 0 now stand in a list at the end, each with its place. (Below, known numbers
-were not 0 before, and new numbers were 0 before.)
+A rating changes most numbers of the weights a little. The bits of a float32, read as an integer, also change
+a little then. So a difference holds, for each number of the older weights that is not 0, the integer of the
+newer number minus the integer of the older number. Small differences have three bytes of zeros, which are
+compressed. Numbers that were 0 and are not 0 now stand in a list at the end, each with its place.
 
     difference = crc32 of the weights [4 bytes], deflate(first bytes of all words, second bytes, ...)
-    words      = changes of known numbers, then steps to the places of new numbers, then new numbers
+    words      = changes of the numbers that were not 0, then steps to each place where a 0 became a number,
+                 then these new numbers
 """
 
 import zlib

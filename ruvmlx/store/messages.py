@@ -311,7 +311,7 @@ class Messages:
         any more, or None if there was no message. Call inside a transaction.
 
         The newest messages are deleted first. A message that is deleted therefore has no children, and
-        SQLite's ON DELETE CASCADE deletes nothing more. A cascade of deletions fails at 1,000 levels.
+        SQLite's ON DELETE CASCADE deletes nothing more. SQLite's cascade of deletions fails at 1,000 levels.
         """
         rows = self._db.rows(
             "SELECT id, reply_id FROM messages WHERE session_id = ? ORDER BY id DESC LIMIT ?",

@@ -14,7 +14,7 @@ class ModelData:
 
     def reference_text(self, fingerprint: str) -> bytes | None:
         """Return, as bytes, a KL probe (key: the model's fingerprint) or the calibration of a layer LoRA (its
-        own key). Both were measured on the reference text (sona/reference_text.py)."""
+        own key). A KL probe and a calibration are measured on the reference text (sona/reference_text.py)."""
         return self._db.value("SELECT data FROM neutral WHERE fingerprint = ?", fingerprint)
 
     def put_reference_text(self, fingerprint: str, data: bytes) -> None:

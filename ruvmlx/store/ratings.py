@@ -2,7 +2,7 @@
 
 A rating is in force if its version is the head (the version in use) or an ancestor of the head. A later
 rating of the same reply, if it is in force, replaces the earlier rating. Undo and rollback move the head.
-After each move, `enforce` decides again which ratings are in force.
+After each move of the head, `enforce` decides again which ratings are in force.
 """
 
 import time

@@ -1,6 +1,6 @@
 """This module has the tables of the store, and the steps that bring an older file to the newest format.
 
-A new column is a new step at the end of _STEPS. A step that was released never changes.
+A new column is a new step at the end of _STEPS. A migration step that was part of a release is never changed.
 """
 
 import sqlite3
@@ -234,7 +234,7 @@ _STEPS = (
     _V13,
     _V14,
     _V15,
-)  # each step brings a file from one version to the next
+)  # each migration step brings the store's file from one format version to the next
 
 
 def statements(version: int, before: int = 0) -> list[str]:
@@ -243,8 +243,8 @@ def statements(version: int, before: int = 0) -> list[str]:
 
 
 def migrate(db: sqlite3.Connection) -> None:
-    """Bring the file to VERSION. If a newer ruvmlx wrote the file, raise StoreError and do not change the
-    file."""
+    """Bring the store's file to the format VERSION. If a newer ruvmlx wrote the file, raise StoreError and do
+    not change the file."""
     found = db.execute("PRAGMA user_version").fetchone()[0]
     if found > VERSION:
         raise StoreError(

@@ -48,7 +48,7 @@ class SearchIndex:
         return True
 
     def _step(self) -> None:
-        """Merge at most _PAGES pages of the index. Other processes can do steps of the same work."""
+        """Merge at most _PAGES pages of the index. Other processes can run steps of the same merge."""
         with self._db.transaction():
             if self._db.value("SELECT merging FROM index_cleaning"):
                 if not self._merge(_PAGES):

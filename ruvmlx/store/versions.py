@@ -201,8 +201,8 @@ class Versions:
         self._preferences.enforce(fingerprint, name, version)
 
     def copy(self, fingerprint: str, name: str, new: str, head: int) -> None:
-        """Copy a version, its ancestors and their bases to a new adapter. The version becomes the head of the
-        new adapter.
+        """Copy a version, its ancestors and their base LoRAs to a new adapter. The version becomes the head
+        of the new adapter.
 
         The version keeps its number. Call inside a transaction.
         """

@@ -30,14 +30,14 @@ _CHAIN = (
     " WHERE fingerprint = ?1 AND name = ?2 AND version = ?3 UNION ALL"
     " SELECT a.version, a.source, chain.step + 1 FROM chain JOIN adapters a"
     " ON a.fingerprint = ?1 AND a.name = ?2 AND a.version = chain.source"
-    " WHERE chain.source < chain.version) "  # a damaged store can have a circle
+    " WHERE chain.source < chain.version) "  # in a damaged store, the sources can form a circle
 )
 
 
 @dataclass(frozen=True)
 class KnownWeights:
     """The weights of one version, in memory. created: the time at which the version was made. A version with
-    the same number and another time is another version."""
+    the same number but another time belongs to another adapter that had or has the same name."""
 
     fingerprint: str
     name: str
