@@ -3,7 +3,8 @@
 The engine uses the packages `models`, `backends`, `kv`, `lora` and `kernels`. The engine imports neither
 `sona` (ratings) nor the store: a recorder (recorder.py) passes the hidden state of each token to the learning
 loop. Start with `run.py` (one request: prefill, then decode), then read `scheduler.py` (many requests in one
-batch). """
+batch).
+"""
 
 from .engine import LLMInferenceEngine
 from .types import Chunk, GenerationRequest, GenerationResponse, Sampling, TokenLogprob
