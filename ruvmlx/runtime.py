@@ -1,7 +1,8 @@
 """This module joins the store, the model, the inference engine and the learning into one object for the apps.
 
 Only the thread that opened a Runtime is allowed to call its methods, because MLX binds its streams to
-threads. Other threads can only set the `cancel` event of a request.
+threads. Other threads can set the `cancel` event of a request, and can encode the text of a request
+(`writer.encode_request`).
 """
 
 import contextlib

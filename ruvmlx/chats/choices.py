@@ -134,8 +134,8 @@ class Choices:
         # text (`same`), so the user has made no choice.
         other = others[-1]
         same = mine.content.startswith(other.content) or other.content.startswith(mine.content)
-        # Only /compare writes one of the replies with the untouched model. If one of two replies comes from
-        # the untouched model and the user made no choice, the pair says nothing about the user's taste.
+        # /compare, or the router, writes some replies with the untouched model. If one of two replies comes
+        # from the untouched model and the user made no choice, the pair says nothing about the user's taste.
         compared = self._is_untouched(mine) != self._is_untouched(other)
         return None if same or compared or (mine.rating and other.rating) else other.reply_id
 

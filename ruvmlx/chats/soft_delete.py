@@ -1,5 +1,5 @@
-"""This module deletes chats in two steps: it hides a chat at once, and erases the hidden chat DAYS days
-later, when a program starts or ends."""
+"""This module deletes chats in two steps: it hides a chat at once, and erases the hidden chat when a program
+starts or ends for the first time after DAYS days."""
 
 import contextlib
 import math

@@ -1,5 +1,5 @@
-"""This module keeps KV caches between requests, so that prefill computes only tokens that no earlier request
-has read.
+"""This module keeps KV caches between requests, so that prefill need not compute tokens that an earlier
+request has read.
 
 A prompt starts from the longest prefix that it shares with a kept sequence. The kept sequence can belong to
 the same session, to another session, to a request without a session, or to a running request. The prompt's

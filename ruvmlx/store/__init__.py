@@ -1,9 +1,10 @@
 """This package keeps the user's data in one SQLite file: chats, replies, ratings, preferences, adapters, and
 the witness log (a log that shows later changes of the tables).
 
-The package reads and writes the tables of this file. The package imports `platform`, `tiers`, `text` and
-`errors`, but no package that computes with a model. Start with `store.py`: `Store` opens the file and lists
-the parts (store.chats, store.replies, ..). Each part owns a few tables. `schema.py` has the tables.
+The package reads and writes the tables of this file. The package imports `platform`, `tiers`, `text`,
+`errors` and `ratings`, but no package that computes with a model. Start with `store.py`: `Store` opens the
+file and lists the parts (store.chats, store.replies, ..). Each part owns a few tables. `schema.py` has the
+tables.
 """
 
 from .adapters import NamedRow

@@ -48,7 +48,7 @@ class Bases:
         return json.loads(self._db.value(sql, fingerprint, name, id_) or "{}")
 
     def add(self, fingerprint: str, name: str, state: bytes, report: dict[str, Any]) -> int:
-        """Add a base LoRA and return its id. An id is never used again. Call inside a transaction."""
+        """Add a base LoRA and return its id. An adapter uses an id only once. Call inside a transaction."""
         newest = self._db.value(
             "SELECT coalesce(max(id), 0) FROM bases WHERE fingerprint = ? AND name = ?", fingerprint, name
         )

@@ -1,5 +1,5 @@
 """This module stores how replies used the KV cache, and measurements of tier policies (a policy sets the
-precision of KV pages by the age of their tokens). The tables hold only numbers, no words of a chat."""
+precision of KV pages by the age of their tokens). The tables hold no words of a chat."""
 
 import json
 import time

@@ -1,6 +1,6 @@
 """This module stores the choices of the router (sona/optional/router.py). The router chooses how a reply is
 generated; each possible way is called an arm. The module also stores the router's trained cell, a small
-neural network. The tables hold only numbers, no words of a chat."""
+neural network. The tables hold no words of a chat."""
 
 import json
 import sqlite3

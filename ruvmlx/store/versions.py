@@ -162,8 +162,8 @@ class Versions:
         norm: float,
         base: int | None = None,
     ) -> int:
-        """Add a version as a child of the head, and make the version the head. Returns its number, which is
-        never used again. Call inside a transaction.
+        """Add a version as a child of the head, and make the version the head. Returns its number, which this
+        adapter uses only once. Call inside a transaction.
 
         base: the id of a base LoRA; None: the base LoRA of the parent version
 
