@@ -21,7 +21,7 @@ from ruvmlx.lora import MicroLoRA
 from ruvmlx.models.config.model import Message
 from ruvmlx.runtime import Runtime
 
-from .readers import learner_of, next_replies
+from .readers import learner_of, replies_to
 from .trial import Arm, Bench, seed_for
 from .users import words_of
 
@@ -162,7 +162,7 @@ def run(
 def _round(bench: Bench, setup: ChatSetup, people: Sequence[_Person]) -> None:
     """Let each rater read one reply and press a thumb or none. If a rater has reached a checkpoint, keep a
     copy of the rater's weights."""
-    for person, _, response in next_replies(people, lambda p: p.request(setup)):
+    for person, _, response in replies_to(people, lambda p: p.request(setup), lambda _: False):
         person.receive(response)
         person.checkpoint(bench, setup)
 

@@ -27,7 +27,7 @@ from ruvmlx.sona.judge import CandidateReply, TasteJudge
 
 from .as_chat import PATIENCE, ChatSetup, request_of
 from .drawn_users import DrawnStars, DrawnUser
-from .readers import learner_of, next_replies
+from .readers import learner_of, replies_to
 from .statistics import judged_wins
 from .trial import Arm, Bench, seed_for
 from .untouched_replies import JudgedReply
@@ -233,23 +233,29 @@ def run(
                 for user in users[at : at + setup.group]
             ]
             while busy := [p for p in people if len(p.tested) < len(setup.chat.presses)]:
-                _round(setup, busy)
-                if due := [p for p in busy if p.is_due(setup.chat)]:
-                    _test(bench, setup, due, frozen)
-                    log(", ".join(f"user {p.user.number}: {p.given} ratings" for p in due))
-                yield from (_facts(setup, p) for p in due if len(p.tested) == len(setup.chat.presses))
+                _read_until_due(setup, busy)
+                _test(bench, setup, busy, frozen)
+                log(", ".join(f"user {p.user.number}: {p.given} ratings" for p in busy))
+                yield from (_facts(setup, p) for p in busy if len(p.tested) == len(setup.chat.presses))
 
 
-def _round(setup: DrawnSetup, people: Sequence[_Drawn]) -> None:
-    """Let each user read one reply and rate it."""
-    started = time.perf_counter()
-    for person, question, response in next_replies(people, lambda p: p.request(setup.chat)):
-        person.receive(question, response)
-    share = (time.perf_counter() - started) / len(people)
-    for person in people:
-        person.seconds.ratings += share
-    if setup.learn != "instant":
-        people[0].train()
+def _read_until_due(setup: DrawnSetup, people: Sequence[_Drawn]) -> None:
+    """Let each user read replies and rate them until the user's next checkpoint is due. With a slow loop, the
+    loop can run after each reply, so the batch ends there."""
+    is_instant = setup.learn == "instant"
+    while reading := [p for p in people if not p.is_due(setup.chat)]:
+        started = time.perf_counter()
+        for person, question, response in replies_to(
+            reading,
+            lambda p: p.request(setup.chat),
+            wants_more=lambda p: is_instant and not p.is_due(setup.chat),
+        ):
+            person.receive(question, response)
+        share = (time.perf_counter() - started) / len(reading)
+        for person in reading:
+            person.seconds.ratings += share
+        if not is_instant:
+            people[0].train()
 
 
 def _test(bench: Bench, setup: DrawnSetup, people: Sequence[_Drawn], frozen: FrozenReplies) -> None:

@@ -1,6 +1,7 @@
 """This module lets the model write replies for several simulated users in one batch, each reply with the
 weights of its user. The replies are saved in the store as in a chat, so that the users can rate them."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
@@ -27,27 +28,60 @@ def learner_of(reader: Reader) -> Learner:
     return reader.runtime.learner
 
 
-def next_replies(
-    readers: Sequence[AnyReader], request_of: Callable[[AnyReader], GenerationRequest]
+class _Queue:
+    """An iterator over the requests that wait. The iterator ends while no request waits, and continues after
+    `put`."""
+
+    def __init__(self) -> None:
+        self._waiting = deque[GenerationRequest]()
+
+    def put(self, request: GenerationRequest) -> None:
+        self._waiting.append(request)
+
+    def __iter__(self) -> Iterator[GenerationRequest]:
+        return self
+
+    def __next__(self) -> GenerationRequest:
+        if not self._waiting:
+            raise StopIteration
+        return self._waiting.popleft()
+
+
+def replies_to(
+    readers: Sequence[AnyReader],
+    request_of: Callable[[AnyReader], GenerationRequest],
+    wants_more: Callable[[AnyReader], bool],
 ) -> Iterator[tuple[AnyReader, str, GenerationResponse]]:
-    """Let the model write one reply for each reader in one batch, save the replies, and yield (reader,
-    question, reply). All readers must have the same base LoRA. request_of: a function that returns a reader's
-    request."""
+    """Let the model write replies for all readers in one batch, save the replies, and yield (reader,
+    question, reply). When the caller asks for the next reply, the reader of the last one gets a new request,
+    so that a reader who got a short reply does not wait for the others. All readers must have the same base
+    LoRA.
+
+    request_of: a function that returns a reader's next request
+    wants_more: a function that returns True if a reader, who has used the last reply, reads another reply
+    """
     by_id: dict[str, tuple[AnyReader, GenerationRequest, Trace]] = {}
-    for reader in readers:
+    queue = _Queue()
+
+    def ask(reader: AnyReader) -> None:
         learner_of(reader).sync()
         request = request_of(reader)
         by_id[request.request_id] = reader, request, learner_of(reader).trace()
-    responses = generate_many(
+        queue.put(request)
+
+    for reader in readers:
+        ask(reader)
+    for response in generate_many(
         readers[0].runtime.engine,
-        [request for _, request, _ in by_id.values()],
+        queue,
         lambda request: learner_of(by_id[request.request_id][0]).micro,
         recorder=lambda request: by_id[request.request_id][2],
-    )
-    for response in list(responses):
-        reader, request, trace = by_id[response.request_id]
+    ):
+        reader, request, trace = by_id.pop(response.request_id)
         _commit(reader.runtime, request, response, trace)
         yield reader, (request.messages or [])[-1].content, response
+        if wants_more(reader):
+            ask(reader)
 
 
 def _commit(runtime: Runtime, request: GenerationRequest, response: GenerationResponse, trace: Trace) -> None:
