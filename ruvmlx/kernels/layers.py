@@ -1,7 +1,7 @@
 """This module has the kernels that a decoder runs between its matrix products (norms, RoPE, attention and
 others), over NumPy arrays. Each kernel has a twin (`..._ref`), a simple version for tests.
 
-Arrays are float32 and C-contiguous. The formulas are in neon/include/rvm.h, "Layers". `impl` names an
+Arrays are float32 and C-contiguous. The formulas are in neon/include/rvm_layers.h. `impl` names an
 implementation ("scalar", "avx2", ...); None is the fastest one on this machine. The twin of a kernel has the
 same parameters as the kernel, without `impl`.
 """

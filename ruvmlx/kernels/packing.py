@@ -1,4 +1,4 @@
-"""This module packs weights into the form that the C matrix kernels read (neon/include/rvm.h, "Matrices").
+"""This module packs weights into the form that the C matrix kernels read (neon/include/rvm_matrix.h).
 
 w = PackedMatrix.plan(weight, scales, biases)      # plans the stored form and the number of bytes
 w = PackedMatrix.plan_blocks("Q4_K", raw, cols)    # GGUF's super-blocks

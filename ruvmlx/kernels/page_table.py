@@ -1,4 +1,4 @@
-"""This module has the page tables of the C decoder, and the memory of pages (neon/include/rvm.h, "Pages")."""
+"""This module has the page tables of the C decoder, and the memory of pages (neon/include/rvm_pages.h)."""
 
 import ctypes as C
 import functools

@@ -5,7 +5,7 @@ One call runs several kernels of micro.py, because separate calls from Python wo
 reply, no CPU cache holds the kernels' data or the interpreter's code. Evidence is a set of sums over all
 ratings (micro.evidence_add). In shapes, A is the number of tokens that ratings can move, k the number of
 features of each token, R the rank, M the number of contexts, V the number of columns. Twins compute in
-float64. The formulas are in neon/include/rvm.h, "A rating".
+float64. The formulas are in neon/include/rvm_rating.h.
 
 `impl` names an implementation ("scalar", "avx2", ...); None is the fastest one on this machine. Wrong shapes
 or types raise ValueError. An input or a result with NaN or Inf raises NotFinite.
