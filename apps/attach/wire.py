@@ -6,7 +6,7 @@ WebSocket.
     to the client   bytes for the terminal, and texts: {"copy": TEXT} fills the clipboard; the last text is
                     {"end": CODE, "error": LINE}, with the exit code and a line for the user, or ""
 
-When the app gets a message with a size, it draws the whole screen again. A server that stops closes the
+A message with a size makes the app draw the whole screen again. A server that stops closes the
 connection with the WebSocket code STOPPED.
 """
 

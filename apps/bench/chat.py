@@ -39,7 +39,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Size:
-    """The size of the measurements.
+    """How many replies, tokens, keys, presses of Esc and turns the benchmark measures.
 
     replies, tokens: the number of paced replies, and the number of tokens of each
     keys, trained: the number of keys that are typed while the model replies, and the number while the model

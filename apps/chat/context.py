@@ -70,7 +70,7 @@ class ChatContext:
         self.app, self.host, self.options = app, host, options
         self.state = ChatState(options)
         self.model = ""  # the name of the model in use
-        self.caveat = ""  # a text that says which part of the machine (GPU, kernels) cannot be used, and why
+        self.caveat = ""  # a line for the user about a limit of the open model (backends/base.py), or ""
         self.editing: UserMessage | ReplyMessage | None = None  # the message that the user edits
         self.waiting = ""  # a message that the user sent while the model was opening
 

@@ -54,7 +54,7 @@ class Opened:
     turns: list[Turn]
     model: str
     backend: str
-    caveat: str  # the part of the machine that ruvmlx cannot use, and why; "": no such part
+    caveat: str  # a line for the user about a limit of the open model (backends/base.py), or ""
     max_context: int
     learned: LearnStatus | None
     said: list[str]  # the user's earlier messages in all chats, the newest first

@@ -238,9 +238,9 @@ static void hadamard(float m[SMALL][SMALL]) {
 }
 
 /* Multiply a row by a block-diagonal Hadamard matrix, as the keys of rotated tiers were multiplied
- * (metal_kernels/README.md). The last bit of a result can differ from the result for the same numbers as a key. So the
- * function is free to multiply blocks of 16 numbers by a matrix, because butterflies (sums and differences of pairs) on
- * 16 numbers would not fill a vector. */
+ * (metal_kernels/README.md). The last bit of a result can differ from the result for the same numbers as a key, so the
+ * order of the sums is free here. The function multiplies blocks of 16 numbers by a matrix. Butterflies (sums and
+ * differences of pairs) on 16 numbers would not fill a vector. */
 static void rotate(const float *restrict x, size_t n, float m[SMALL][SMALL], float *restrict y) {
     const size_t block = hadamard_block(n), small = min_size(block, SMALL);
     const float norm = (float)(1 / sqrt((double)block));

@@ -167,8 +167,8 @@ static void attend(const stage *s, size_t head, size_t begin, size_t end, range 
     checked(s->c, d->kernels->attend(&a));
 }
 
-/* Compute the attention of one block of the chunk's queries, for one head and one key range. All blocks have the same
-   key ranges, or there is only one block. */
+/* Compute the attention of one block of the chunk's queries, for one head and one key range. If parts is 1, the block
+   reads the pages that its own queries see. If parts is more than 1, all blocks of the chunk use the same key ranges. */
 static void attend_block(const stage *s, size_t head, size_t begin, size_t end, size_t part, size_t parts) {
     if (parts == 1) {
         attend(s, head, begin, end, pages_seen(s, begin, end), NULL);

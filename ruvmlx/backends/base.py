@@ -98,7 +98,9 @@ class KVCache(Protocol):
 class Backend(Protocol):
     name: str  # "mlx" | "native" | "reference"
     kernels: str  # the name of the compute library, for people: "metal", "cpu+openblas", ...
-    caveat: str  # one line for people if the backend cannot use the GPU or ruvmlx's own kernels; else ""
+    # a line for the user if the open model has a limit (no GPU, no kernels of ruvmlx, missing features, a
+    # small kv_budget); else ""
+    caveat: str
     # the installed base LoRA; a cache is valid only for the LoRA with which it was filled
     lora: BaseLoRA | None
     nbytes: int  # the number of bytes of the weights (native: with the decoder's working memory)

@@ -19,8 +19,8 @@ class PageTable(Protocol):
     def set(self, index: int, page: int, tier: int) -> None: ...
 
     def clear(self, index: int) -> None:
-        """Remove the page `index` from the table, because the page was trimmed or is before the sliding
-        window."""
+        """Remove the page `index` from the table. The cache calls `clear` for a page that was trimmed, that
+        is before the sliding window, or that was reserved for a run that failed."""
 
     def share(self, other: Any) -> None:
         """Give the newest tokens, which are not yet in a page, also to `other`, the table of a fork of this

@@ -1,7 +1,7 @@
 """This module holds the adapter with which the model writes its replies. An adapter has a MicroLoRA (the LoRA
 of the output head, which ratings update), often a base LoRA (which the background loop trains), and sometimes
-a layer LoRA. The module also holds the KL probe under the base LoRA (measured with the base LoRA active). A
-KL probe (kl_probe.py) measures how far an adapter is from the model without an adapter.
+a layer LoRA. `ActiveAdapter` also holds two KL probes: one of the model without an adapter, and one of the
+model with the base LoRA. A KL probe (kl_probe.py) measures how far an adapter is from the model without it.
 
 If an undo, a rollback or another process's rating has changed the adapter version in use, `catch_up` loads
 this version from the store. `install` gives the base and the layer LoRA to the backend, as one LoRA.

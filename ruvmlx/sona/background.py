@@ -280,7 +280,8 @@ class Background:
                 progress(training.step, self.settings.steps, loss)
 
     def _opened_trainer(self, pause: Pause) -> Trainer:
-        """Return the trainer with the output head in use. If there is no trainer, make a trainer."""
+        """Give the base LoRA and the MicroLoRA in use to the trainer, and return the trainer. If there is no
+        trainer, make a trainer."""
         if self._trainer is None:
             self._trainer = Trainer(self._model, backend=self._learner.backend, pause=pause)
         self._trainer.set_head(self._learner.base, self._learner.micro)

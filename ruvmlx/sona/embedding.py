@@ -140,7 +140,8 @@ class ReadQuestions:
 
     def read(self, backend: Backend, tokenizer: Tokenizer, pause: Pause | None = None) -> np.ndarray:
         """Let the model read the everyday questions that it has not read yet. Return the hidden states [T, D]
-        of all everyday questions. `pause` can raise an exception to stop; the next call continues."""
+        of the T tokens of all everyday questions together, in the questions' order. `pause` can raise an
+        exception to stop; the next call continues."""
         text = resources.files(__package__).joinpath("questions.json").read_text(encoding="utf-8")
         for question in json.loads(text)[len(self._states) :]:
             if pause is not None:

@@ -176,7 +176,7 @@ class Learner:
         try:
             with self._store.transaction():
                 return attempt()
-        except BaseException:  # the weights in use can have changed before the commit failed
+        except BaseException:  # `attempt` can have changed the adapter in use before it failed
             self.active.reload()
             raise
 

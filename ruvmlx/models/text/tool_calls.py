@@ -129,7 +129,7 @@ class CallParser:
         self._dialect, self._names = dialect, frozenset(names)
         self._state: Callable[[], bool] = self._in_beginning
         self._text = ""  # text that the parser has received and not parsed yet
-        # spaces after the answer so far; the parser returns these spaces only if more text follows
+        # spaces at the end of the text so far; the parser drops these spaces if a tool call follows
         self._space = ""
         self._mark = ""  # the mark before a possible call; it becomes text of the answer if no call follows
         self._thought_end, self._call_end = "", dialect.end

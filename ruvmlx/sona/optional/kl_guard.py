@@ -15,7 +15,8 @@ from .. import instant
 from ..active_adapter import ActiveAdapter
 from .layer_adapter import LayerAdapter
 
-# the maximum number of measurements; if the last measured KL is over the cap, the layer LoRA becomes 0
+# the maximum number of measurements; if the last measured KL exceeds the limit times SLACK, the layer LoRA
+# becomes 0
 LOOKS = 3
 SLACK = 1.05  # the layer LoRA is scaled down if its KL exceeds its limit times SLACK
 
