@@ -5,8 +5,8 @@
     y = matmul(w, x)                              # x: float32 [T, in]  ->  [T, out]
 
 For quantised weights, x is rounded to 16 or 8 bits for each value; neon/include/rvm_matrix.h has the formula.
-All implementations ("avx512vnni", "neon_i8mm", ..., "scalar") return the same bits. Wrong shapes or types raise
-ValueError. If a token's row of x has NaN or infinities, its row of y is NaN.
+All implementations ("avx512vnni", "neon_i8mm", ..., "scalar") return the same bits. Wrong shapes or types
+raise ValueError. If a token's row of x has NaN or infinities, its row of y is NaN.
 """
 
 import ctypes as C

@@ -38,8 +38,8 @@ class PagedAttention:
     """The attention of all layers of one shape: H query heads, K key/value heads, D numbers per head.
 
     A page holds 64 tokens of all layers and key/value heads, in the layout that neon/include/rvm_pages.h
-    describes. Raises ValueError for a head_dim that the library does not support: odd numbers, and numbers over
-    512.
+    describes. Raises ValueError for a head_dim that the library does not support: odd numbers, and numbers
+    over 512.
 
     threads: the number of threads that share the heads of a long prompt; None: the number of physical cores
         that this process can use

@@ -109,8 +109,9 @@ class Fit:
 
 
 def _weight_bytes(facts: Facts, backend: Choice) -> int:
-    """Return the number of bytes that the weights take in memory. The native backend and GPUs keep the weights
-    quantised; the reference backend, and MLX on a CPU with much memory, expand the weights to float32."""
+    """Return the number of bytes that the weights take in memory. The native backend and GPUs keep the
+    weights quantised. The reference backend, and MLX on a CPU with much memory, expand the weights to
+    float32."""
     whole = 4 * facts.parameters
     if backend.name == "reference":
         return whole
