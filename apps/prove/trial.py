@@ -122,10 +122,11 @@ class Bench:
 
     def __init__(
         self, model, backend, kv: str | None = None, targets: str = "head",
-        kept_replies: Path | None = None, measured: tuple[bytes, bytes] | None = None,
+        kept_replies: Path | None = None, measured: tuple[bytes | None, bytes] | None = None,
     ):  # fmt: skip
         """kept_replies: the file of the frozen model's replies; None: the model writes them in each run.
-        measured: the model's measurements (KL probe, whitening); None: the first runtime makes them."""
+        measured: the model's measurements (KL probe, whitening); None: the first runtime makes them. The KL
+        probe is None if the package has it."""
         self.model, self.backend, self.kv, self.targets = model, backend, kv, targets
         self.neutral = NeutralText(backend, model.tokenizer)
         self.untouched = UntouchedReplies(backend, model.fingerprint, kept_replies)
@@ -144,8 +145,10 @@ class Bench:
         with tempfile.TemporaryDirectory(prefix="ruvmlx-prove-") as folder:
             store, model = Store(Path(folder) / "prove.db"), self.model.fingerprint
             if self.measured:
-                store.model_data.put_reference_text(model, self.measured[0])
-                store.model_data.put_whitening(model, self.measured[1])
+                probe, whitening = self.measured
+                if probe:
+                    store.model_data.put_reference_text(model, probe)
+                store.model_data.put_whitening(model, whitening)
             if self._directions:
                 store.checkpoints.put_measurement(model, FINISHED, self._directions)
             with Runtime(
@@ -165,12 +168,8 @@ class Bench:
                 if learn:
                     self._learn_directions(runtime)
                 yield runtime
-                if (
-                    not self.measured
-                    and (neutral := store.model_data.reference_text(model))
-                    and (mean := store.model_data.whitening(model))
-                ):
-                    self.measured = neutral, mean
+                if not self.measured and (mean := store.model_data.whitening(model)):
+                    self.measured = store.model_data.reference_text(model), mean
 
     def _learn_directions(self, runtime: Runtime) -> None:
         """Compute the directions of the taste's measures (sona/measure_directions.py) once, or read them from

@@ -5,6 +5,7 @@ import pytest
 from apps.prove import trial
 from apps.prove.trial import Arm, Bench, TrialSetup, _first, heldout_replies, within_reach
 from ruvmlx.runtime import Runtime
+from ruvmlx.sona import active_adapter, embedding
 
 PROMPTS = [f"What is number {i}?" + " Say more." * (i % 3) for i in range(19)]
 
@@ -76,3 +77,17 @@ def test_only_what_learns_or_remembers_is_rated(bench, monkeypatch, arm, asked):
     (point,) = trial.run(bench, setting(prompts=PROMPTS[:3]), arm, 0, lambda line: None)
     assert len(rated) == (1 if asked else 0)
     assert point.ratings == 1 and len(point.scores) == 3
+
+
+def test_a_model_is_measured_once_for_all_trials(bench, monkeypatch):
+    """Also a model whose KL probe is in the package, so that no store gets it."""
+    with bench.runtime() as runtime:
+        runtime.learner.active.measure()
+        probe = runtime.learner.active.frozen_probe.to_bytes()
+    bench.measured = None
+    monkeypatch.setattr(active_adapter, "shipped_bytes", lambda kind, _: probe)
+    with bench.runtime() as runtime:
+        first = runtime.learner.rating_index.whitening
+    monkeypatch.setattr(embedding.ReadQuestions, "read", lambda *_: pytest.fail("it was measured again"))
+    with bench.runtime() as runtime:
+        assert (runtime.learner.rating_index.whitening.mean == first.mean).all()
