@@ -143,7 +143,7 @@ def metadata(shape: RandomModelSize) -> dict[str, Any]:
 
 
 def nbytes(name: str) -> int:
-    """Return the number of bytes of a random model's file without its header. name: a key of SHAPES."""
+    """Return the number of bytes of a random Q4_0 model's file without its header. name: a key of SHAPES."""
     return sum(size for _, _, size in tensors(SHAPES[name]).values())
 
 

@@ -168,8 +168,8 @@ def _round(bench: Bench, setup: ChatSetup, people: Sequence[_Person]) -> None:
 
 
 def _results(setup: ChatSetup, people: Sequence[_Person], log: Callable[[str], None]) -> list[ChatResult]:
-    """Let the model answer the unseen questions with the weights of all checkpoints in one batch, and once
-    for each seed without an adapter. Return the results."""
+    """Let the model answer the unseen questions once with the weights of each checkpoint, and once for each
+    seed without an adapter, all in one batch. Return the results."""
     runtime, wanted = people[0].runtime, list[tuple[Any, int, MicroLoRA | None]]()
     wanted += [(("base", seed), seed, None) for seed in sorted({p.seed for p in people})]
     wanted += [((p.rater, p.seed, s.presses), p.seed, s.micro) for p in people for s in p.snapshots]

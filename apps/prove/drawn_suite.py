@@ -35,7 +35,8 @@ class DrawnRun:
     rater: str | None = None
 
     def setting(self, model: str) -> dict[str, Any]:
-        """Return the settings on which a result depends. The user and the seed are left out."""
+        """Return the settings on which a result depends. The values that `_of` returns (the user, the way to
+        learn, best_of and the seed) are left out."""
         chat = self.setup.chat
         return {
             "model": model, "raters": self.rater or "each their own", "ratings": list(chat.presses),

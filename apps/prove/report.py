@@ -42,7 +42,7 @@ class Point:
 
 
 def join_trials(trials: Sequence[Sequence[Checkpoint]]) -> list[Point]:
-    """Join the checkpoints of several seeds. Return one Point for each number of ratings."""
+    """Return one Point for each number of ratings. A Point summarises the checkpoints of all seeds."""
     return [_point(list(seeds)) for seeds in zip(*trials, strict=True)]
 
 

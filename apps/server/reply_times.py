@@ -14,8 +14,8 @@ MAX_WAIT_SECONDS = 60  # the longest wait in seconds that the server tells a cli
 
 @dataclass
 class ReplyTimes:
-    """The times of the last replies and of the replies in progress. Only one thread can use an object of this
-    class."""
+    """The times of the last replies and of the replies in progress. The class has no lock, so all calls of an
+    object must come from the same thread."""
 
     clock: Callable[[], float] = time.monotonic
     _last: deque[float] = field(default_factory=lambda: deque(maxlen=LAST))

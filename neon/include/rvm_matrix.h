@@ -131,8 +131,9 @@ typedef struct {
      *   page_queries  q [rows][head_dim], rotated if the tier's keys are rotated -> codes [rvm_page_codes_bytes]
      *   page_scores   scores[r][t] = q_r . k_t                    [rows][RVM_PAGE_TOKENS], all 64 tokens
      *   page_values   sum[r][d] += sum_t p[r][t] v_t[d]           p as scores; p >= 0
-     * sum: rows of `stride` floats: head_dim rounded up to 16, then 16 more. The caller adds the sum of these 16 to every
-     * dimension. soon: the head-page that the caller reads next, for a prefetch, or NULL. */
+     * sum: each row has `stride` floats: head_dim rounded up to a multiple of 16, then 16 floats. The caller adds the
+     * sum of the row's last 16 floats to every dimension of the row. soon: the head-page that the caller reads next,
+     * for a prefetch, or NULL. */
     int (*page_queries)(int tier, const float *q, size_t rows, size_t head_dim, void *codes);
     int (*page_scores)(int tier, const uint8_t *page, const void *codes, size_t rows, size_t head_dim,
                        const uint8_t *soon, float *scores);

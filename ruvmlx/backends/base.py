@@ -210,7 +210,8 @@ class TokenStream(Protocol):
     def read(self) -> int:
         """Return the next token. Call this method at most `limit` times (the argument of Streaming.stream).
         The method submits the next decode step to the device before it waits for the token of the current
-        step, unless the cache could not undo the next step.
+        step. The method does not do this for the last of `limit` tokens, or if the cache could not undo the
+        next step.
 
         Raises RuvmlxError if one of the token's logits was NaN or infinite.
         """

@@ -122,7 +122,7 @@ class GenerationResponse:
     cache_tokens: int  # the number of tokens in the session's KV cache after the reply
     kv: KVStats
     drafted: int = 0  # the number of guessed tokens that were checked (drafts.py)
-    accepted: int = 0  # the number of checked tokens with which the reply then continued
+    accepted: int = 0  # the number of guessed tokens that were right and after which the reply went on
     logprobs: list[TokenLogprob] = field(default_factory=list)
     examples: tuple[str, ...] = ()  # the ids of the replies that were in the prompt as examples
     route: Any = None  # the way to generate the reply that the router chose; copied from the request

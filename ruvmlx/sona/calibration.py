@@ -243,8 +243,8 @@ def prior(frequency: np.ndarray, cost: np.ndarray, ends: list[int]) -> tuple[np.
 
 
 def states_to_measure(readings: np.ndarray, answers: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the hidden states on which KL is measured. Also return the numbers of these
-    states in answers, in prose with the largest projections, and in other prose.
+    """Return the indices of the hidden states on which KL is measured. Also return how many of these states
+    are in answers, how many are in prose and have the largest projections, and how many are in other prose.
 
     readings: [T, r], the projections of all states onto lora_a; the first `answers` states are in answers. In
         prose, most projections are near zero. At the few states with large projections, an adapter changes

@@ -74,9 +74,9 @@ def _effect(fit: TasteFit, column: Column) -> tuple[float, float]:
 
 
 def _column_in_words(column: Column, sign: float, names: dict[int, str]) -> str:
-    """Return in words what the user likes about a column; "" if the column is only about questions, or if no
-    text has the column's word. sign: above 0 if the user likes a large value of the column, below 0 if a
-    small value."""
+    """Return in words what the user likes about a column; "" if the column is only about questions, or if
+    `names` does not have the column's word or first word. sign: above 0 if the user likes a large value of
+    the column, below 0 if a small value."""
     if column.measure is not None:
         measure = MEASURES[column.measure]
         words = measure.more if sign > 0 else measure.less

@@ -37,8 +37,8 @@ class ReplyRow:
     logprob: float | None = None
     examples: tuple[str, ...] = ()  # the ids of the rated replies that the prompt shows as examples
     latency_ratio: float = 1.0  # the time per token, divided by the usual time on this machine
-    # the number of leading sampled tokens that are the model's thinking; ratings do not change the
-    # probability of these tokens
+    # the number of leading sampled tokens that are the model's thinking; learning from a rating does not use
+    # these tokens
     thought: int = 0
     # The features of the text for the taste model (sona/taste_features.py). Empty: ratings of this reply do
     # not change the adapter.
@@ -236,9 +236,11 @@ class Replies:
         return [(row["prompt"], row["query"]) for row in rows]
 
     def erase(self, *reply_ids: str) -> None:
-        """Delete replies. A reply with a rating or a preference loses only its words, tokens and notes. If
-        the prompt of another reply shows a deleted reply as an example, or continues a deleted response, that
-        other reply loses its prompt tokens. Call inside a transaction."""
+        """Delete replies. A reply with a rating or a preference keeps its row, its ratings and its
+        preferences. But the reply loses its words, tokens, notes and features, the vector of its question,
+        its trace, its route and its response. If the prompt of another reply shows a deleted reply as an
+        example, or continues a deleted response, that other reply loses its prompt tokens and its trace. Call
+        inside a transaction."""
         after = self._went_on_from(reply_ids)
         for reply_id in reply_ids:
             self._erase(reply_id)

@@ -104,8 +104,9 @@ def weights_format(data: Mapping[str, Any]) -> str:
 
 
 def open_other(data: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> OtherFolder:
-    """Return the description of a folder. data: the content of config.json. tensors: the tensors in the
-    files' headers. Raises UnsupportedModel if the model needs Python code from its own folder."""
+    """Return the description of a model folder that only mlx-lm can run. data: the content of config.json.
+    tensors: the tensors in the files' headers. where: the model's name in errors. Raises UnsupportedModel if
+    the model needs Python code from its own folder."""
     if "model_file" in data:
         raise UnsupportedModel(
             f"{where}: config.json names Python code of the model's own (model_file), which is never run; "

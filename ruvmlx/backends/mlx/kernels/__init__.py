@@ -2,5 +2,6 @@
 on the GPU, a twin (the same function in plain MLX), and a function that chooses one of the two.
 
 `pages` has the page formats that the kernels share. `source` makes Metal and CUDA code from a kernel's body.
-Of these modules, only the self-check imports the backend. Start with `append.py`, the shortest kernel.
+Of these modules, only `selfcheck` imports modules of the MLX backend from outside this package. Start with
+`append.py`, the shortest kernel.
 """
