@@ -81,6 +81,17 @@ __global__ void rope_append(const T *q, const T *k, const T *v, const float *tur
 #include "../rope_append.metal"
 }
 
+// The threads of a threadgroup of each kernel. tests/metal/test_cuda.py compares these numbers with `threads` in the modules of
+// ruvmlx/backends/mlx/kernels.
+constexpr int ATTEND_DECODE_THREADS = 128, ATTEND_MERGE_THREADS = 256, GATHER_THREADS = 128;
+constexpr int DEMOTE_THREADS = 128, APPEND_THREADS = 64, ROPE_APPEND_THREADS = 256;
+
+// Return the threadgroups of rope_append: each simdgroup takes one block of a head's query, then each threadgroup takes one KV head.
+static dim3 rope_append_grid(int D, int n_heads, int n_kv, int sequences) {
+    const int simdgroups = ROPE_APPEND_THREADS / 32;
+    return dim3((n_heads * blocks_of(D) + simdgroups - 1) / simdgroups + n_kv, sequences);
+}
+
 // ---- helpers ----
 
 static std::mt19937 rng(7);
@@ -265,7 +276,7 @@ template <int D, int G> static void launch_attend(Layer &a, cudaStream_t stream)
     auto kernel = attend_decode<D, G>;
     if constexpr (D == 64 || D == 128)
         if (a.matrix) kernel = a.matrix == 3 ? attend_decode_matrix<D, G, 3> : attend_decode_matrix<D, G, 2>;
-    kernel<<<grid, 128, 0, stream>>>(a.d_q.p, a.d_q_rotated.p, a.d_params.p, a.d_pages.p, TIERS(POOL_GIVEN, a)
+    kernel<<<grid, ATTEND_DECODE_THREADS, 0, stream>>>(a.d_q.p, a.d_q_rotated.p, a.d_params.p, a.d_pages.p, TIERS(POOL_GIVEN, a)
                                      a.d_open.p, a.d_o.p, a.d_ml.p);
 }
 
@@ -289,7 +300,7 @@ void Layer::merge(cudaStream_t stream) {
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(sequences.size() * n_kv * G), config.blockDim = dim3(256), config.stream = stream;
+    config.gridDim = dim3(sequences.size() * n_kv * G), config.blockDim = dim3(ATTEND_MERGE_THREADS), config.stream = stream;
     config.attrs = &early, config.numAttrs = overlap;
     auto kernel = D == 64 ? attend_merge<64, float> : D == 80 ? attend_merge<80, float> : D == 128 ? attend_merge<128, float> : attend_merge<256, float>;
     CHECK(cudaLaunchKernelEx(&config, kernel, (const float *)d_o.p, (const float *)d_ml.p, (const int *)d_params.p, d_out.p));

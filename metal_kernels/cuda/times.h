@@ -134,7 +134,7 @@ static void times_of_others(double copy) {
     for (int to = HOT - 1; to >= 0; to--) {
         Device<uchar> out(N * KV * page_bytes(to, D));
         auto demote_to = demotions<D>(std::make_index_sequence<HOT>())[to];
-        double took = seconds([&](cudaStream_t s) { demote_to<<<dim3(N, KV), 128, 0, s>>>(a.d_pool[to + 1].p, d_ids.p, d_params.p, out.p); });
+        double took = seconds([&](cudaStream_t s) { demote_to<<<dim3(N, KV), DEMOTE_THREADS, 0, s>>>(a.d_pool[to + 1].p, d_ids.p, d_params.p, out.p); });
         printf("demotion of %d pages x %d heads to %s, D 128: %.2f us\n", N, KV, TIER_NAMES[to], took * 1e6);
     }
 
@@ -143,7 +143,8 @@ static void times_of_others(double copy) {
     Device<float> turn(turns(B, D)), q_out(B * H * D), q_rotated(B * H * D);
     Device<uchar> open_out(B * KV * page_bytes(HOT, D));
     double token = seconds([&](cudaStream_t s) {
-        rope_append<D, 0, __half><<<dim3(H + KV, B), 64, 0, s>>>(q.p, k.p, k.p, turn.p, a.d_open.p, a.d_params.p, q_out.p, q_rotated.p, open_out.p);
+        rope_append<D, 0, __half><<<rope_append_grid(D, H, KV, B), ROPE_APPEND_THREADS, 0, s>>>(q.p, k.p, k.p, turn.p, a.d_open.p, a.d_params.p, q_out.p,
+                                                                                         q_rotated.p, open_out.p);
     });
     printf("rope_append of one token, %d + %d heads, D 128: %.2f us\n", H, KV, token * 1e6);
 
@@ -156,7 +157,7 @@ static void times_of_others(double copy) {
     Device<uint> out_halves((size_t)KV * (tokens + n_new) * D);
     CHECK(cudaMemset(fresh.p, 0, fresh.n));
     double time = seconds([&](cudaStream_t stream) {
-        gather<D><<<dim3(s.n_pages() + n_new / 64, KV), 128, 0, stream>>>(p.p, b.d_pages.p, TIERS(POOL_GIVEN, b) fresh.p, out_halves.p);
+        gather<D><<<dim3(s.n_pages() + n_new / 64, KV), GATHER_THREADS, 0, stream>>>(p.p, b.d_pages.p, TIERS(POOL_GIVEN, b) fresh.p, out_halves.p);
     });
     double moved = b.bytes_read() + fresh.n + 4.0 * out_halves.n;
     printf("gather of %d + %d tokens, %d heads, D 128: %.2f us, %.0f GB/s (read + written) = %.1f%% of copy\n", tokens, n_new, KV, time * 1e6,

@@ -67,10 +67,11 @@ def test_an_unknown_backend_is_refused():
 
 
 def test_the_opened_backend_is_the_described_one(tmp_path):
-    """The opened backend is the described one."""
+    """The opened backend is the described one. A GPU may fail the check of our kernels, which comes later."""
     model = load_model(str(make_safetensors_model(tmp_path / "m")))
     for name in ("auto", "mlx", "native", "reference"):
         choice, backend = select.describe(name, 1), select.open_backend(name, model, threads=1)
-        assert (backend.name, backend.kernels) == (choice.name, choice.kernels)
+        kernels = backend.kernels.removesuffix(", plain KV cache")
+        assert (backend.name, kernels) == (choice.name, choice.kernels)
     with pytest.raises(UsageError, match="threads"):
         select.open_backend("auto", model, threads=0)

@@ -34,7 +34,7 @@ def problem(sequences, d, group, split=3, n_kv=2):
     return q, q_rotated, made, pages.GPUPageTable(made.views, n_kv * group, n_kv, d, split)
 
 
-def attend(q, q_rotated, made, table, run, matrix=None):
+def attend(q, q_rotated, made, table, run, matrix=False):
     return decode.attend_gpu(q, q_rotated, made.pools, make.opened(made), table, run=run, matrix=matrix)
 
 
@@ -157,8 +157,8 @@ def test_the_result_has_the_graphs_own_type(run, kind):
     """Rounded once, from float32."""
     q, q_rotated, made, table = problem([(1, 1, 70, 0), (0, 0, 5, 0)], 64, 3)
     opened = make.opened(made)
-    wide = decode.attend_gpu(q, q_rotated, made.pools, opened, table, run=run)
-    got = decode.attend_gpu(q, q_rotated, made.pools, opened, table, kind, run)
+    wide = attend(q, q_rotated, made, table, run)
+    got = decode.attend_gpu(q, q_rotated, made.pools, opened, table, kind, run, matrix=False)
     want = mx.array(wide).astype(kind)
     np.testing.assert_array_equal(to_mx(got).astype(mx.float32), want.astype(mx.float32))
 
@@ -169,4 +169,5 @@ def test_the_last_hot_page_is_the_open_one(run):
     want, opened = attend(q, q_rotated, made, table, run), make.opened(made)
     for view in made.views:
         made.pools[HOT][view.by_tier[HOT][-1]] = 255
-    np.testing.assert_array_equal(decode.attend_gpu(q, q_rotated, made.pools, opened, table, run=run), want)
+    got = decode.attend_gpu(q, q_rotated, made.pools, opened, table, run=run, matrix=False)
+    np.testing.assert_array_equal(got, want)

@@ -39,13 +39,13 @@ def test_on_a_cpu_the_twins_run():
 
 @needs_gpu
 def test_heads_of_another_size(gpu):
-    """The twins run on the GPU then."""
+    """The twins run on the GPU then. On CUDA, MLX multiplies float32 matrices in TF32, with 11 bits."""
     assert source.on_gpu(80) and not source.on_gpu(96)
     made, q, table = problem(96)
     new = Turned(q, demote.rotate(q), mx.array(make.opened(made)))
     got = decode.attend(new, [mx.array(p) for p in made.pools], table, mx.float32)
     want = make.attention(np.array(q[0]), np.array(demote.rotate(q)[0]), made, 0)
-    np.testing.assert_allclose(got[0], want, atol=1e-3)
+    np.testing.assert_allclose(got[0], want, atol=2e-2 if mx.cuda.is_available() else 1e-3)
 
 
 def problem(d):
@@ -69,7 +69,10 @@ def test_decode_and_prompt(gpu, d):
     with mx.stream(mx.cpu):
         twin = rope_append.rope_append_ops(half, k, v, turn, opened, table)
         want = decode.attend_ops(twin.q, twin.q_rotated, pools, twin.open, table)
-        np.testing.assert_array_equal(new.open, twin.open)
+        ours, theirs = (x.open.view(mx.float16) for x in (new, twin))
+        np.testing.assert_allclose(
+            ours, theirs, rtol=1e-3, atol=1e-6
+        )  # an fma may turn the last bit
         np.testing.assert_allclose(out.astype(mx.float32), want, atol=0.02)
 
     fresh = append.append(f(9, 2, d), f(9, 2, d), mx.zeros((9, d)) + 0.7)
@@ -85,8 +88,9 @@ def test_decode_and_prompt(gpu, d):
 @pytest.mark.parametrize("d", [64, 80, 128])
 def test_demotion_gives_the_twins_bytes(gpu, d):
     rng = np.random.default_rng(d)
-    pool = mx.array(make.cache(rng, d, 3, [(0, 0, 640, 0)]).pools[HOT])
-    ids = [1, 5, 4, 0]
+    made = make.cache(rng, d, 3, [(0, 0, 640, 0)])
+    # One page of the pool holds NaN, from which each device makes bytes of its own.
+    pool, ids = mx.array(made.pools[HOT]), [made.views[0].by_tier[HOT][i] for i in (1, 5, 4, 0)]
     warm = demote.demote(pool, ids, d, WARM)
     cold = demote.demote(warm, [2, 0, 3, 1], d, COLD)
     with mx.stream(mx.cpu):

@@ -1,9 +1,9 @@
-"""Prefill and decode on MLX's CPU device: ours beside mlx-lm's generate_step, in turns.
+"""Prefill and decode on MLX's CPU device, or on its GPU: ours beside mlx-lm's generate_step, in turns.
 
-python -m tests.research.beside_mlx_lm [MODEL [rounds]]        # the starter model, 5 rounds
+python -m tests.research.beside_mlx_lm [MODEL [rounds [gpu]]]        # the starter model, 5 rounds, the CPU
 
-Both run in one process, with the same float32 weights and the same BLAS. A ratio is the median over the
-rounds; above 1 means faster than mlx-lm.
+Both run in one process. On the CPU they have the same float32 weights and the same BLAS, on a GPU the same
+weights as stored. A ratio is the median over the rounds; above 1 means faster than mlx-lm.
 """
 
 import statistics
@@ -14,7 +14,8 @@ from collections.abc import Callable
 import numpy as np
 
 from ruvmlx.backends.mlx import graph
-from ruvmlx.backends.mlx.backend import MLXBackend
+from ruvmlx.backends.mlx.backend import MLXBackend, plan
+from ruvmlx.backends.mlx.runner import default_device
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
 from ruvmlx.kv.policy import TIERED, TierPolicy
 from ruvmlx.models.config.model import Model
@@ -25,11 +26,14 @@ PROMPT, TOKENS = 512, 48
 Speed = tuple[float, float]  # tokens a second: prefill, decode
 
 
-def mlx_lm(model: Model, prompt: list[int]) -> Callable[[], Speed]:
+def mlx_lm(model: Model, device: str, prompt: list[int]) -> Callable[[], Speed]:
     from mlx_lm.generate import generate_step
 
-    theirs = graph.build(model.config, model.load_weights(), mx.float32, True)
-    stream = mx.default_stream(mx.cpu)
+    weights = model.load_weights()
+    how = plan(weights, device)
+    dtype, unpack = (mx.float32, True) if device == "cpu" else (how.dtype, how.unpack)
+    theirs = graph.build(model.config, weights, dtype, unpack)
+    stream = mx.default_stream(mx.default_device())
 
     def turn() -> Speed:
         started = time.perf_counter()
@@ -60,14 +64,14 @@ def ours(
     return turn
 
 
-def measured(model: Model, rounds: int) -> dict[str, list[Speed]]:
+def measured(model: Model, rounds: int, device: str) -> dict[str, list[Speed]]:
     """One warm-up turn of each, then `rounds` measured ones."""
     rng = np.random.default_rng(0)
     prompt = rng.integers(10, model.shape.vocab_size, PROMPT).tolist()
-    with mx.stream(mx.cpu):
-        backend = MLXBackend(model, device="cpu")
+    with mx.stream(mx.cpu if device == "cpu" else mx.gpu):
+        backend = MLXBackend(model, device=device)
         turns = {
-            "mlx-lm": mlx_lm(model, prompt),
+            "mlx-lm": mlx_lm(model, device, prompt),
             "plain": ours(model, backend, None, prompt),
             "tiered": ours(model, backend, TIERED, prompt),
         }
@@ -81,8 +85,9 @@ def measured(model: Model, rounds: int) -> dict[str, list[Speed]]:
 
 def main() -> None:
     model = load_model(sys.argv[1] if len(sys.argv) > 1 and sys.argv[1] else None)
-    found = measured(model, int(sys.argv[2]) if len(sys.argv) > 2 else 5)
-    print(f"{model.name}, MLX on the CPU, prompt {PROMPT}, reply {TOKENS} tokens")
+    device = default_device() if "gpu" in sys.argv[3:] else "cpu"
+    found = measured(model, int(sys.argv[2]) if len(sys.argv) > 2 else 5, device)
+    print(f"{model.name}, MLX on {device}, prompt {PROMPT}, reply {TOKENS} tokens")
     for name, speeds in found.items():
         for i, what in enumerate(("prefill", "decode")):
             ratio = statistics.median(a[i] / b[i] for a, b in zip(speeds, found["mlx-lm"], strict=True))
