@@ -8,6 +8,8 @@
 //   G query heads share a KV head, so each number is read once for G heads.   Templates: D (64, 80, 128, 256), G (1 to 8; 4 for D = 256)
 //   The inner loops use no scales and biases. In place of that, the kernel applies a key's scale and bias to the key's score, because
 //   q . (s n + b) = s (q . n) + b sum(q). The kernel applies a value's scale and bias to the value's probability.
+//   The kernel attend_decode_alibi has this body and the word ALIBI, and one more argument:
+//   slopes: f32 [n_heads]; slope * (key's position - query's position) is added to a score (with_slope in pages.h)
 //   Threadgroup memory: 4 * max(2GD + 4*32*HEADS, 4GD) + 40 HEADS bytes, 16.4 KB at most.
 //   The same in MLX operations: backends/mlx/kernels/decode.py::attend_ops
 KERNEL_START
@@ -44,6 +46,9 @@ BARRIER();
 const auto s = memory + (2 * G * D + (int)simd_at * PART * T::HEADS);
 const uint j = lane % T::LANES, row = lane / T::LANES, step = j / T::HEADS;
 const float q_sum = sums[j % T::HEADS], q_sum_rotated = sums[T::HEADS + j % T::HEADS];
+#ifdef ALIBI
+const float slope = slopes[head + min((int)(j % T::HEADS), G - 1)]; // lanes without a head compute a score that nothing uses
+#endif
 float m = NEG_INF, l = 0, biased = 0; // m: the maximum for this lane's head; l and biased: sums over this lane's tokens only
 float acc[G * 8];
 UNROLL for (int i = 0; i < G * 8; i++) acc[i] = 0;
@@ -66,6 +71,9 @@ for (int part = PAGE / PART * begin + (int)simd_at; part < parts; part += SIMDS)
             const float sum = is_rotated(tier) ? q_sum_rotated : q_sum;
             x[b] = fma(half_to_f32(load_u16(data, k_bias_at(bits, D) + 2 * (start + t))), sum, x[b]);
         }
+#ifdef ALIBI
+        x[b] = with_slope(x[b], slope, token, n_tokens);
+#endif
         if (token < first || token >= n_tokens) x[b] = NEG_INF;
         top = fmax(top, x[b]);
     }

@@ -1,6 +1,6 @@
 // attend_decode_matrix: compute attend_decode with matrix units. It is for GPUs whose f32 units cannot unpack and multiply numbers as fast
 //   as the memory delivers them. For example, with 4-bit pages and four heads, an H200 would need its full f32 rate.
-//   The arguments, outputs and grid are the same as those of attend_decode.   Templates: D (64, 128), G (1 to 8)
+//   The arguments, outputs, grid and the word ALIBI are the same as those of attend_decode.   Templates: D (64, 128), G (1 to 8)
 //   Threadgroup memory: 28 KB at most.   The same in MLX operations: backends/mlx/kernels/decode.py::attend_ops
 KERNEL_START
 typedef Matrix<D, G> M;
@@ -73,6 +73,9 @@ const int first_head = M::PACKED ? column % 2 * 2 : column * 2; // the first of 
 const int first_tile = M::PACKED ? column / 2 * 2 : 0;          // the first tile of 16 tokens of which this lane has the scores
 const float q_sum[2] = {sums[first_head], sums[first_head + 1]};
 const float q_sum_rotated[2] = {sums[8 + first_head], sums[8 + first_head + 1]};
+#ifdef ALIBI
+const float slope[2] = {slopes[head + min(first_head, G - 1)], slopes[head + min(first_head + 1, G - 1)]};
+#endif
 float m[2] = {NEG_INF, NEG_INF}, l[2] = {0, 0}, biased[2] = {0, 0}, o_tile[D / 16][4];
 UNROLL for (int i = 0; i < D / 16; i++) UNROLL for (int r = 0; r < 4; r++) o_tile[i][r] = 0;
 
@@ -114,6 +117,9 @@ for (int page = begin + (int)simd_at; page < end; page += SIMDS) {
                 x[i][r] = fma(tail_half(tail, K_SCALE + t), x[i][r], tail_half(tail, K_BIAS + t) * sum);
             }
             if (bits == 8) x[i][r] *= half_to_f32(load_u16(data, k_scale_at(8, D) + 2 * t));
+#ifdef ALIBI
+            x[i][r] = with_slope(x[i][r], slope[r % 2], token, n_tokens);
+#endif
             if (token < first || token >= n_tokens) x[i][r] = NEG_INF;
             top[r % 2] = fmax(top[r % 2], x[i][r]);
         }

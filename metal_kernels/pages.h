@@ -146,3 +146,9 @@ template <int BITS, int D> FN void load_numbers(GLOBAL_IN(uchar) block, uint t, 
         UNROLL for (int i = 0; i < 8; i++) x[i] = nibble_to_f32(w, i);
     }
 }
+
+// Return the score x of a token with ALiBi's bias: slope * (key's position - query's position). A score is a logarithm
+// to base 2, so the bias is multiplied by log2(e). The query is the last of the n_tokens tokens.
+FN float with_slope(float x, float slope, int token, int n_tokens) {
+    return fma(slope * 1.44269504f, (float)(token - (n_tokens - 1)), x);
+}

@@ -54,6 +54,25 @@ attend_decode_matrix(const float *q, const float *q_rotated, const int *params, 
 #include "../attend_decode_matrix.metal"
 }
 
+// These two kernels have the same bodies with the word ALIBI.
+#define ALIBI
+template <int D, int G>
+__global__ void __launch_bounds__(128)
+attend_decode_alibi(const float *q, const float *q_rotated, const int *params, const int *pages,
+                    TIERS(POOL_DECLARED, 0) const uchar *open, const float *slopes, float *o, float *ml) {
+    cudaTriggerProgrammaticLaunchCompletion();
+#include "../attend_decode.metal"
+}
+
+template <int D, int G>
+__global__ void __launch_bounds__(128, 2)
+attend_decode_matrix_alibi(const float *q, const float *q_rotated, const int *params, const int *pages,
+                           TIERS(POOL_DECLARED, 0) const uchar *open, const float *slopes, float *o, float *ml) {
+    cudaTriggerProgrammaticLaunchCompletion();
+#include "../attend_decode_matrix.metal"
+}
+#undef ALIBI
+
 template <int D, typename T>
 __global__ void __launch_bounds__(256) attend_merge(const float *o, const float *ml, const int *params, T *out) {
     cudaGridDependencySynchronize();
@@ -193,10 +212,10 @@ struct Layer {
     std::vector<Sequence> sequences;
     std::vector<int> params, pages;
     std::vector<uchar> pool[N_TIERS], open; // open: a copy of the last hot page of each sequence
-    std::vector<float> q, q_rotated;
+    std::vector<float> q, q_rotated, slopes; // slopes: ALiBi's slope of each query head; empty: the kernels run without slopes
     Device<uchar> d_pool[N_TIERS], d_open;
     Device<int> d_params, d_pages;
-    Device<float> d_q, d_q_rotated, d_o, d_ml, d_out;
+    Device<float> d_q, d_q_rotated, d_slopes, d_o, d_ml, d_out;
 
     // unique: true gives each page its own content; false repeats 16 pages, because this is quick and enough for measuring times
     Layer(int D_, int G_, int n_kv_, std::vector<Sequence> s, int split, bool unique = true)
@@ -240,6 +259,12 @@ struct Layer {
         d_o = Device<float>(rows * splits * D), d_ml = Device<float>(rows * splits * 2), d_out = Device<float>(rows * D);
     }
 
+    // Give each query head a slope. The slopes differ, because a kernel that uses the slope of another head must fail the check.
+    void add_slopes() {
+        for (int h = 0; h < n_kv * G; h++) slopes.push_back(powf(2, -8.0f * (h + 1) / (n_kv * G)));
+        d_slopes = Device<float>(slopes);
+    }
+
     // Copy the last hot page of a sequence to `open`, and set the rows after the last token to NaN.
     void open_page(const Sequence &x, int id) {
         const size_t bytes = (size_t)n_kv * page_bytes(HOT, D), at = open.size();
@@ -280,8 +305,24 @@ template <int D, int G> static void launch_attend(Layer &a, cudaStream_t stream)
                                      a.d_open.p, a.d_o.p, a.d_ml.p);
 }
 
+template <int D, int G> static void launch_alibi(Layer &a, cudaStream_t stream) {
+    dim3 grid(a.splits, a.n_kv, a.sequences.size());
+    auto kernel = attend_decode_alibi<D, G>;
+    if constexpr (D == 64 || D == 128)
+        if (a.matrix) kernel = attend_decode_matrix_alibi<D, G>;
+    kernel<<<grid, 128, 0, stream>>>(a.d_q.p, a.d_q_rotated.p, a.d_params.p, a.d_pages.p, TIERS(POOL_GIVEN, a)
+                                     a.d_open.p, a.d_slopes.p, a.d_o.p, a.d_ml.p);
+}
+
+// The program has the kernels with slopes only for groups of 3 and 8 heads, because nvcc takes seconds for each kernel.
+template <int D> static void launch_alibi_group(Layer &a, cudaStream_t stream) {
+    if (a.G == 3) launch_alibi<D, 3>(a, stream);
+    else if constexpr (D < 256) launch_alibi<D, 8>(a, stream);
+}
+
 template <int D> static void launch_group(Layer &a, cudaStream_t stream) {
-    if (a.G == 1) launch_attend<D, 1>(a, stream);
+    if (!a.slopes.empty()) launch_alibi_group<D>(a, stream);
+    else if (a.G == 1) launch_attend<D, 1>(a, stream);
     else if (a.G == 3) launch_attend<D, 3>(a, stream);
     else if (a.G == 4) launch_attend<D, 4>(a, stream);
     else if constexpr (D < 256) launch_attend<D, 8>(a, stream);

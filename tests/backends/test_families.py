@@ -102,17 +102,23 @@ def test_mpt_is_that_of_transformers(tmp_path, shape):
 @pytest.mark.parametrize("stored", ["float32", "4-bit"])
 @pytest.mark.parametrize("shape", ["stablelm-biased", *MPTS])
 def test_greedy_tokens_are_those_of_the_reference(tmp_path, shape, stored):
-    """In every tier: 150 tokens lie in cold, warm and hot pages."""
+    """Native and MLX, with its CPU layers and with the graph that a GPU runs; near them in every tier: 150
+    tokens lie in cold, warm and hot pages."""
     path = make_safetensors_model(tmp_path / "m", **(SHAPES | MPTS)[shape], **STORED[stored])
     model = load_model(str(path))
-    reference, native = ReferenceBackend(model), NativeBackend(model)
-    caches = [reference.new_cache(), native.new_cache(), native.new_cache(TierPolicy("tiered", (64, 64)))]
-    steps = [b.prefill(TOKENS[:150], c) for b, c in zip((reference, native, native), caches, strict=True)]
+    graphs = [MLXBackend(model, device="cpu", own_layers=own) for own in (True, False)]
+    reference, others = ReferenceBackend(model), [NativeBackend(model), *graphs]
+    backends = [reference, *others, *others]
+    caches = [backend.new_cache() for backend in (reference, *others)]
+    caches += [backend.new_cache(TierPolicy("tiered", (64, 64))) for backend in others]
+    steps = [b.prefill(TOKENS[:150], c) for b, c in zip(backends, caches, strict=True)]
     for _ in range(20):
-        token = int(steps[0].logits.argmax())
-        assert int(steps[1].logits.argmax()) == token
-        assert np.abs(steps[2].logits - steps[0].logits).max() < 0.2 * np.abs(steps[0].logits).max()
-        steps = [b.decode(token, c) for b, c in zip((reference, native, native), caches, strict=True)]
+        want, plain, tiered = steps[0].logits, steps[1:4], steps[4:]
+        token = int(want.argmax())
+        assert [int(step.logits.argmax()) for step in plain] == [token] * 3
+        assert all(np.abs(step.logits - want).max() < 0.2 * np.abs(want).max() for step in tiered)
+        steps = [b.decode(token, c) for b, c in zip(backends, caches, strict=True)]
+    assert [cache.stats().policy for cache in caches[4:]] == ["tiered"] * 3
 
 
 @pytest.mark.parametrize("shape", ["stablelm-biased", "mpt-grouped"])

@@ -80,3 +80,11 @@ def test_training_values(model):
 def test_training_gradients(model, how, monkeypatch):
     """Against finite differences, module by module."""
     test_training.test_gradients_are_finite_differences(model, monkeypatch, "reply", how)
+
+
+@pytest.mark.parametrize("way", ["cpu", "graph"])
+def test_batches_of_a_model_with_alibi(tmp_path, way, pytestconfig):
+    """Sequences of unequal lengths over pages of every tier: each has the logits that it has alone."""
+    shape = test_tiered_mlx.SHAPES["d64-alibi"]
+    made = load_model(str(make_safetensors_model(tmp_path / "m", dtype="float32", **shape)))
+    test_mlx_batch.test_each_has_what_it_has_alone(made, way, "cold", 7, pytestconfig)

@@ -86,6 +86,7 @@ def test_another_gpu_or_system_is_checked(asked, facts, what):
         Shapes(64, 8, 2, "float16"),
         Shapes(64, 4, 4, "float16"),
         Shapes(64, 4, 2, "bfloat16"),
+        Shapes(64, 4, 2, "float16", alibi=True),
     ],
     ids=str,
 )

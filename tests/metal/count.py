@@ -4,9 +4,7 @@ Bytes of kernel text, which MLX builds and hashes at every call; accesses to dev
 thread, which are its serial round trips where they wait for each other. Llama 3.1 8B's heads, float16.
 """
 
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
@@ -32,9 +30,9 @@ def text_bytes(kernel: Kernel) -> tuple[int, int]:
     return headers + len(kernel.metal_body()), len(kernel.header("metal") + kernel.metal_body())
 
 
-def accesses(tokens: int, folder: Path) -> dict[str, int]:
+def accesses(tokens: int) -> dict[str, int]:
     """By kernel, of the busiest thread, in a step that writes the last of so many tokens, all of them hot."""
-    made = {kernel: Simulated(kernel, [chosen], folder) for kernel, chosen in VALUES.items()}
+    made = {kernel: Simulated(kernel, [chosen]) for kernel, chosen in VALUES.items()}
     table, pages = _table(tokens), -(-tokens // PAGE)
     rng = np.random.default_rng(1)
     halves: Callable[..., mx.array] = lambda *shape: mx.array(rng.normal(size=shape).astype(np.float16))  # noqa: E731
@@ -63,8 +61,7 @@ def main() -> None:
         print(f"{kernel.name}: {sent} bytes of text, {with_all} with whole headers")
     print(f"a layer: {pruned}, {whole}; a token of {LAYERS} layers: {LAYERS * pruned}, {LAYERS * whole}")
     for tokens in (300, 1024):
-        with tempfile.TemporaryDirectory() as folder:
-            found = accesses(tokens, Path(folder))
+        found = accesses(tokens)
         print(f"{tokens} tokens, accesses of the busiest thread: {found}; splits: {_table(tokens).splits}")
 
 

@@ -6,7 +6,13 @@ from ruvmlx.backends.mlx.kernels.source import HEAD_DIMS as DIMS
 
 GROUPS = 1, 3, 4, 8
 TYPES = FLOATS
-SOME = {kernel: [(d, g) for d in DIMS for g in (*GROUPS, 6, 2)] for kernel in (decode.ATTEND, decode.MATRIX)}
+SOME: dict[Kernel, list[tuple[int, int]]]
+SOME = {kernel: [(d, g) for d in DIMS for g in (*GROUPS, 6, 2)] for kernel in decode.WITH_SLOPES}
+SLOPED = [(64, 3), (64, 6), (80, 4), (128, 1), (128, 8), (256, 2)]
+SOME |= {
+    decode.WITH_SLOPES[decode.ATTEND]: SLOPED,
+    decode.WITH_SLOPES[decode.MATRIX]: [(64, 3), (64, 8), (128, 1), (128, 4), (128, 6)],
+}
 
 
 def simulated(kernel: Kernel) -> list[tuple[Template, ...]]:
@@ -14,6 +20,6 @@ def simulated(kernel: Kernel) -> list[tuple[Template, ...]]:
     return [chosen for chosen in kernel.values if kernel not in SOME or chosen in SOME[kernel]]
 
 
-CUDA_ONLY = {decode.MATRIX}
+CUDA_ONLY = {decode.MATRIX, decode.WITH_SLOPES[decode.MATRIX]}
 KERNELS = {kernel: simulated(kernel) for kernel in (*export.KERNELS, *CUDA_ONLY)}
-__all__ = ["CUDA_ONLY", "DIMS", "GROUPS", "KERNELS"]
+__all__ = ["CUDA_ONLY", "DIMS", "GROUPS", "KERNELS", "SLOPED"]

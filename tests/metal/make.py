@@ -122,8 +122,8 @@ def opened(made: Cache) -> np.ndarray:
     return np.array([pool[view.by_tier[HOT][-1]] if view.by_tier[HOT] else none for view in made.views])
 
 
-def attention(q, q_rotated, made: Cache, i: int) -> np.ndarray:
-    """q, q_rotated: [n_heads, D] -> float64 [n_heads, D] for sequence i."""
+def attention(q, q_rotated, made: Cache, i: int, slopes: np.ndarray | None = None) -> np.ndarray:
+    """q, q_rotated: [n_heads, D]; slopes: ALiBi's, [n_heads] -> float64 [n_heads, D] for sequence i."""
     view, k, v = made.views[i], made.keys[i], made.values[i]
     out = np.zeros(q.shape)
     for h in range(q.shape[0]):
@@ -134,6 +134,8 @@ def attention(q, q_rotated, made: Cache, i: int) -> np.ndarray:
             k[kv] @ q[h].astype(float),
         )
         x = x[view.first : view.n_tokens] / np.sqrt(q.shape[1])
+        if slopes is not None:  # the query is the last token, so the distances end with 0
+            x = x + float(slopes[h]) * np.arange(1 - len(x), 1)
         if x.size:
             p = np.exp(x - x.max())
             out[h] = p / p.sum() @ v[kv][view.first : view.n_tokens]

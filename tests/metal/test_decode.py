@@ -9,7 +9,7 @@ from ruvmlx.platform.mx import mx
 from ruvmlx.tiers import COLD, HOT, WARM
 
 from . import make
-from .kernels import DIMS, GROUPS
+from .kernels import DIMS, GROUPS, SLOPED
 from .simulator import to_mx
 
 # (cold pages, warm pages, hot tokens, first visible token) of each sequence
@@ -26,20 +26,25 @@ SEQUENCES = {
 }
 
 
-def problem(sequences, d, group, split=3, n_kv=2):
+def problem(sequences, d, group, split=3, n_kv=2, slopes=None):
     """Queries, a cache and its table; cold keys have queries of their own, as rotated ones do."""
     rng = np.random.default_rng(d + group + len(sequences))
     made = make.cache(rng, d, n_kv, sequences)
     q, q_rotated = rng.normal(size=(2, len(sequences), n_kv * group, d)).astype(np.float32)
-    return q, q_rotated, made, pages.GPUPageTable(made.views, n_kv * group, n_kv, d, split)
+    return q, q_rotated, made, pages.GPUPageTable(made.views, n_kv * group, n_kv, d, split, slopes)
 
 
 def attend(q, q_rotated, made, table, run, matrix=False):
     return decode.attend_gpu(q, q_rotated, made.pools, make.opened(made), table, run=run, matrix=matrix)
 
 
-def expected(q, q_rotated, made):
-    return np.array([make.attention(q[i], q_rotated[i], made, i) for i in range(len(q))])
+def expected(q, q_rotated, made, slopes=None):
+    return np.array([make.attention(q[i], q_rotated[i], made, i, slopes) for i in range(len(q))])
+
+
+def slopes_of(n_heads):
+    """Steep and flat ones, in no order, so that no two heads can be swapped."""
+    return np.random.default_rng(n_heads).permutation(np.geomspace(0.3, 1 / 512, n_heads)).astype(np.float32)
 
 
 @pytest.mark.parametrize("sequences", SEQUENCES.values(), ids=SEQUENCES)
@@ -61,6 +66,39 @@ def test_kernel_on_matrix_units(run, sequences, d, group):
         q, q_rotated, made, table = problem(sequences, d, group, split)
         got = attend(q, q_rotated, made, table, run, matrix=True)
         np.testing.assert_allclose(got, expected(q, q_rotated, made), atol=1e-4)
+
+
+@pytest.mark.parametrize("sequences", SEQUENCES.values(), ids=SEQUENCES)
+@pytest.mark.parametrize("d,group", SLOPED)
+def test_slopes_over_all_tiers(run, sequences, d, group):
+    """ALiBi: the distance counts from the query, whatever the tier, the window and the page."""
+    slopes = slopes_of(3 * group)
+    q, q_rotated, made, table = problem(sequences, d, group, n_kv=3, slopes=slopes)
+    want = expected(q, q_rotated, made, slopes)
+    np.testing.assert_allclose(attend(q, q_rotated, made, table, run), want, atol=3e-5 if d < 256 else 1e-4)
+    pools, opened = [mx.array(p) for p in made.pools], mx.array(make.opened(made))
+    twin = decode.attend_ops(mx.array(q), mx.array(q_rotated), pools, opened, table)
+    np.testing.assert_allclose(twin, want, atol=1e-4)
+
+
+@pytest.mark.parametrize("sequences", SEQUENCES.values(), ids=SEQUENCES)
+@pytest.mark.parametrize("d,group", [(64, 3), (64, 8), (128, 1), (128, 4), (128, 6)])
+def test_slopes_on_matrix_units(run, sequences, d, group):
+    """The same, where a lane has the scores of two heads."""
+    slopes = slopes_of(2 * group)
+    for split in (3, 64):
+        q, q_rotated, made, table = problem(sequences, d, group, split, slopes=slopes)
+        got = attend(q, q_rotated, made, table, run, matrix=True)
+        np.testing.assert_allclose(got, expected(q, q_rotated, made, slopes), atol=1e-4)
+
+
+def test_slopes_of_zero_change_nothing(run):
+    """To the last bit; and other slopes change the result."""
+    q, q_rotated, made, table = problem(SEQUENCES["all tiers"], 64, 3)
+    plain = attend(q, q_rotated, made, table, run)
+    for slopes, same in ((np.zeros(6, np.float32), True), (slopes_of(6), False)):
+        table = problem(SEQUENCES["all tiers"], 64, 3, slopes=slopes)[3]
+        assert np.array_equal(attend(q, q_rotated, made, table, run), plain) == same
 
 
 @pytest.mark.parametrize("d", DIMS)
@@ -118,12 +156,12 @@ def test_nan_in_a_query_is_not_hidden(run):
     assert bad.tolist() == [h == 3 for h in range(8)]
 
 
-def test_groups_wider_than_a_threadgroup(run):
+@pytest.mark.parametrize("slopes", [None, slopes_of(24)], ids=["plain", "slopes"])
+def test_groups_wider_than_a_threadgroup(run, slopes):
     """12 query heads to a KV head, as in Mistral Large: two threadgroups of 6."""
-    q, q_rotated, made, table = problem([(1, 1, 70, 0)], 64, 12)
+    q, q_rotated, made, table = problem([(1, 1, 70, 0)], 64, 12, slopes=slopes)
     assert table.shared == 6
-    want = expected(q, q_rotated, made)
-
+    want = expected(q, q_rotated, made, slopes)
     np.testing.assert_allclose(attend(q, q_rotated, made, table, run), want, atol=3e-5)
 
 

@@ -7,6 +7,7 @@ from ruvmlx.backends.mlx.kernels import demote, gather, pages
 from ruvmlx.platform.mx import mx
 
 from . import make
+from .test_decode import slopes_of
 
 # (cold pages, warm pages, hot tokens), new tokens, window
 CASES = {
@@ -23,13 +24,13 @@ CASES = {
 }
 
 
-def problem(case, d, group, n_kv=2):
+def problem(case, d, group, n_kv=2, slopes=None):
     (cold, warm, hot), tokens, window = case
     rng = np.random.default_rng(d * group + tokens)
     made = make.cache(rng, d, n_kv, [(cold, warm, hot, 0)])
     q = rng.normal(size=(n_kv * group, tokens, d)).astype(np.float32)
     rows = rng.normal(size=(n_kv, 2, tokens, d)).astype(np.float16)
-    return q, made, rows, gather.chunk(made.views[0], tokens, n_kv * group, n_kv, d, window)
+    return q, made, rows, gather.chunk(made.views[0], tokens, n_kv * group, n_kv, d, window, slopes)
 
 
 def unrotated(made, i, d):
@@ -44,7 +45,7 @@ def unrotated(made, i, d):
     return x
 
 
-def expected(q, made, rows, window):
+def expected(q, made, rows, window, slopes=None):
     old, group, d = made.views[0].n_tokens, q.shape[0] // rows.shape[0], q.shape[2]
     k, v = (np.concatenate([unrotated(made, i, d), rows[:, i].astype(float)], axis=1) for i in (0, 1))
     out = np.zeros(q.shape)
@@ -52,6 +53,8 @@ def expected(q, made, rows, window):
         for t in range(q.shape[1]):
             see = slice(max(old + t + 1 - window, 0) if window else 0, old + t + 1)
             x = k[h // group, see] @ q[h, t].astype(float) / np.sqrt(d)
+            if slopes is not None:
+                x = x + float(slopes[h]) * np.arange(1 - len(x), 1)
             p = np.exp(x - x.max())
             out[h, t] = p / p.sum() @ v[h // group, see]
     return out
@@ -77,11 +80,29 @@ def test_kernel_and_twin(run, case, d, group, monkeypatch):
         assert np.linalg.norm(np.array(out) - want) < 2e-3 * np.linalg.norm(want)
 
 
-def test_16_bit_queries(run):
-    """As precise as halves are."""
-    q, made, rows, new = problem(CASES["all tiers"], 128, 4)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("d,group", [(64, 1), (80, 3), (128, 4)])
+def test_slopes_in_the_mask(case, d, group, monkeypatch):
+    """ALiBi's biases of a prompt, whole, and a KV head at a time."""
+    slopes = slopes_of(2 * group)
+    q, made, rows, whole = problem(case, d, group, slopes=slopes)
     pools, fresh = [mx.array(p) for p in made.pools], mx.array(rows.view(np.uint8))
-    want = expected(q, made, rows, 0)
+    want = expected(q, made, rows, whole.window, slopes)
+    assert whole.heads == 2
+    monkeypatch.setattr(gather, "BLOCK", 1)
+    one = problem(case, d, group, slopes=slopes)[3]
+    assert one.heads == 1
+    for some in (whole, one):
+        out = gather.attend(mx.array(q)[None], pools, fresh, some)[0]
+        assert np.linalg.norm(np.array(out) - want) < 2e-3 * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("slopes", [None, slopes_of(8)], ids=["plain", "slopes"])
+def test_16_bit_queries(run, slopes):
+    """As precise as halves are."""
+    q, made, rows, new = problem(CASES["all tiers"], 128, 4, slopes=slopes)
+    pools, fresh = [mx.array(p) for p in made.pools], mx.array(rows.view(np.uint8))
+    want = expected(q, made, rows, 0, slopes)
     for kind in (mx.float16, mx.bfloat16):
         out = gather.attend(mx.array(q)[None].astype(kind), pools, fresh, new)
         assert out.dtype == kind
@@ -106,6 +127,14 @@ def test_bytes_in_flight_are_bounded():
     long, short = (gather.chunk(pages_of(n), 2048, 32, 8, 128) for n in (129_024, 2048))
     assert long.heads == 1 and short.heads == 8
     assert 4 * 128 * long.total * long.heads <= max(gather.BLOCK, 4 * 128 * long.total)
+
+
+def test_masks_with_slopes_are_bounded():
+    """2,048 tokens of an MPT 7B after 2,048 others: a head at a time, with a mask of 34 MB."""
+    view = pages.SequencePages([range(32), [], []], 2048)
+    new = gather.chunk(view, 2048, 32, 32, 128, slopes=slopes_of(32))
+    assert new.heads == 1
+    assert 4 * (2048 + 128) * new.total * new.heads < gather.BLOCK
 
 
 def test_order_of_threads_does_not_matter(run):

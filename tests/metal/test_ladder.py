@@ -50,6 +50,7 @@ CASES = {  # kernel -> the cases that run it
 NAMES = {GRAPH, *(name for names in CASES.values() for name in names)}
 SOUND_NORM = mx.fast.rms_norm
 SHAPES = Shapes(64, 4, 2, "float16")
+WITH_ALIBI = Shapes(64, 4, 2, "float16", alibi=True)
 QUESTION = "Why is the sky blue in the day, and red in the evening? " * 6  # some 350 tokens: all three tiers
 TIERS = "64,128"
 
@@ -169,13 +170,24 @@ def test_logits_are_the_twins(machine, folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "shapes", [SHAPES, Shapes(80, 3, 1, "bfloat16"), Shapes(128, 8, 1, "float32")], ids=str
+    "shapes", [SHAPES, Shapes(80, 3, 1, "bfloat16"), Shapes(128, 8, 1, "float32"), WITH_ALIBI], ids=str
 )
 def test_sound_kernels_pass(machine, shapes):
-    machine()
+    """The kernel with slopes is checked for models with ALiBi, and for no others."""
+    device = machine()
     results = {case.name: selfcheck.run_case(case) for case in selfcheck.cases(shapes)}
     assert set(results) == NAMES
     assert all(r.ok and not r.why for r in results.values()), results
+    assert ("attend_decode_alibi" in device.ran, "attend_decode" in device.ran) == (
+        shapes.alibi,
+        not shapes.alibi,
+    )
+
+
+def test_a_broken_kernel_with_slopes_fails_its_case(machine):
+    machine(attend_decode_alibi="wrong")
+    failed = [r.name for r in map(selfcheck.run_case, selfcheck.cases(WITH_ALIBI)) if not r.ok]
+    assert failed and set(failed) <= set(CASES["attend_decode"])
 
 
 @pytest.mark.parametrize("mode", ["raise", "wrong", "nan", "slow"])

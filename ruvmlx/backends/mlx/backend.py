@@ -31,7 +31,6 @@ NO_TIERS = (
     "The KV cache has no tiers: the C library is missing or has no pages for heads of {} numbers. "
     "`ruvmlx doctor` tells which."
 )
-NO_ALIBI = "The KV cache has no tiers: the GPU's kernels do not have ALiBi."
 
 
 class MLXBackend(MLXRunner):
@@ -86,8 +85,6 @@ class MLXBackend(MLXRunner):
         self.caveat = self.gpu_memory.why_not if self.gpu_memory else ""
         if self.pool is None:
             self.caveat = NO_TIERS.format(model.config.head_dim)
-        elif model.config.alibi_bias_max and not own:
-            self._do_without_kernels(NO_ALIBI)
         if found and not found.kernels_work:
             self._do_without_kernels(found.caveat)
         self.lora: BaseLoRA | None = None

@@ -22,16 +22,18 @@ class Shapes:
     """The sizes of a model's heads and the dtype, which decide how a GPU kernel is compiled and run.
 
     dtype: "float16", "bfloat16" or "float32".
+    alibi: True if the attention adds ALiBi's biases to the scores.
     """
 
     head_dim: int
     n_heads: int
     n_kv_heads: int
     dtype: str
+    alibi: bool = False
 
     @classmethod
     def of(cls, model: ModelConfig, dtype: str) -> "Shapes":
-        return cls(model.head_dim, model.n_heads, model.n_kv_heads, dtype)
+        return cls(model.head_dim, model.n_heads, model.n_kv_heads, dtype, model.alibi_bias_max > 0)
 
 
 STARTER = Shapes(64, 9, 3, "float16")

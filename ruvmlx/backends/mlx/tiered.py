@@ -11,10 +11,13 @@ A `PromptStep` appends n tokens of one sequence. A `DecodeStep` appends one toke
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple, cast
 
+import numpy as np
+
 from ...kv.cache import PagedCache, room_for
+from ...models.config.alibi import alibi_slopes
 from ...models.config.model import ModelConfig
 from ...platform.mx import mx, nn
 from ...tiers import PAGE
@@ -31,7 +34,7 @@ class PromptStep:
 
     def __init__(self, cache: PagedCache, n: int, config: ModelConfig):
         self.storage, self.offset, self.n = _storage([cache]), cache.offset, n
-        self._heads = (config.n_heads, config.n_kv_heads, config.head_dim)
+        self._config = config
         self._window, self._table = cache.window, cache.table
         self._table.flush()
         first, end = self.offset // PAGE * PAGE, self.offset + n
@@ -40,7 +43,7 @@ class PromptStep:
 
     @cached_property
     def chunk(self) -> gather.PromptChunk:
-        return gather.PromptChunk(GPUPageTable([self.view], *self._heads), self.n, self._window)
+        return gather.PromptChunk(_page_table([self.view], self._config), self.n, self._window)
 
     @cached_property
     def _turns(self) -> "Turns":
@@ -80,11 +83,11 @@ class DecodeStep:
         self._opened = _join_open_pages([c.table.open_page_at(c.offset) for c in caches])
         self._made: list[mx.array] = []  # for each layer: the open pages with the new tokens' keys and values
         self.views = [_view_of_next(cache) for cache in caches]
-        self._shape = config.n_heads, config.n_kv_heads, config.head_dim
+        self._config = config
 
     @cached_property
     def table(self) -> GPUPageTable:
-        return GPUPageTable(self.views, *self._shape)
+        return _page_table(self.views, self._config)
 
     @cached_property
     def _turns(self) -> "Turns":
@@ -110,6 +113,18 @@ class DecodeStep:
         pages = OpenPages(self._made)
         for i, (table, offset) in enumerate(zip(self._tables, self.offsets, strict=True)):
             table.fill(offset, pages, i)
+
+
+def _page_table(views: Sequence[SequencePages], config: ModelConfig) -> GPUPageTable:
+    slopes = _slopes(config.n_heads, config.alibi_bias_max)
+    return GPUPageTable(views, config.n_heads, config.n_kv_heads, config.head_dim, slopes=slopes)
+
+
+@cache
+def _slopes(n_heads: int, bias_max: float) -> np.ndarray | None:
+    """Return ALiBi's slopes, float32 [n_heads], or None for a model without ALiBi. Each step needs them, so
+    they are computed once."""
+    return alibi_slopes(n_heads, bias_max) if bias_max else None
 
 
 def _view_of_next(cache: PagedCache) -> SequencePages:

@@ -4,6 +4,9 @@ kernels run one after the other: attend_decode, then attend_merge.
 q, q_rotated: float32 [B, n_heads, D]. q_rotated = rotate(q), for the keys of tiers that are rotated. opened:
     uint8 [B, n_kv_heads, bytes of a hot page], the last hot page of each sequence. The kernels do not read
     the copies of these last pages in the pool.
+
+For a model with ALiBi, the page table has slopes. Then a score is q . k / sqrt(D) + slope * (key's position -
+query's position), and the kernel attend_decode_alibi runs in place of attend_decode.
 """
 
 from dataclasses import replace
@@ -43,6 +46,15 @@ MATRIX = replace(
     headers=("pages.h", "attend_matrix.h"),
     values=tuple((d, g) for d, g in SHARED if d in (64, 128)),
 )
+
+
+def _with_slopes(kernel: Kernel) -> Kernel:
+    """Return the kernel for models with ALiBi: the same body, with slopes."""
+    inputs = (*kernel.inputs, ("slopes", "float"))
+    return replace(kernel, name=f"{kernel.name}_alibi", inputs=inputs, option="ALIBI")
+
+
+WITH_SLOPES = {kernel: _with_slopes(kernel) for kernel in (ATTEND, MATRIX)}
 MERGE = Kernel(
     "attend_merge",
     (("o", "float"), ("ml", "float"), ("params", "int")),
@@ -55,8 +67,8 @@ MERGE = Kernel(
 
 
 def attend(new: Turned, pools: Pools, table: GPUPageTable, dtype: mx.Dtype) -> mx.array:
-    """Return softmax(q . k / sqrt(D)) v [B, n_heads, D] in `dtype`. The result is zeros if no token is
-    visible."""
+    """Return softmax(q . k / sqrt(D) + ALiBi's bias) v [B, n_heads, D] in `dtype`. The result is zeros if no
+    token is visible."""
     run = attend_gpu if table.on_gpu else attend_ops
     return run(new.q, new.q_rotated, pools, new.open, table, dtype)
 
@@ -85,7 +97,10 @@ def attend_gpu(
     # MLX passes an array of fewer than 8 elements to a Metal kernel in another way, so each array has at
     # least 8.
     shapes = [(rows, dim), (max(2 * rows, 8),)]
-    parts = run(MATRIX if matrix else ATTEND, inputs, shapes, groups, (dim, table.shared))
+    kernel = MATRIX if matrix else ATTEND
+    if table.slopes is not None:
+        kernel, inputs = WITH_SLOPES[kernel], [*inputs, table.slopes]
+    parts = run(kernel, inputs, shapes, groups, (dim, table.shared))
     return run(MERGE, [*parts, table.params], [(b, heads, dim)], (b * heads, 1, 1), (dim, dtype))[0]
 
 
@@ -116,10 +131,12 @@ def _attend_one(
         k, v = gather_pages(pools[tier], ids, tier, table.head_dim, opened if tier == HOT else None)
         token = mx.arange(start, start + k.shape[1])
         seen = (token >= view.first) & (token < view.n_tokens)
-        x = (q_rotated if TIERS[tier].rotated else q) @ k.swapaxes(1, 2)
+        x = (q_rotated if TIERS[tier].rotated else q) @ k.swapaxes(1, 2) * table.head_dim**-0.5
+        if table.slopes is not None:
+            x = x + table.slopes_of().reshape(n_kv, -1, 1) * (token - (view.n_tokens - 1))
         scores.append(mx.where(seen, x, -mx.inf))
         values.append(mx.where(seen[:, None], v, 0))
-    p = mx.softmax(mx.concatenate(scores, axis=-1) * table.head_dim**-0.5, axis=-1)
+    p = mx.softmax(mx.concatenate(scores, axis=-1), axis=-1)
     return (p @ mx.concatenate(values, axis=1)).reshape(-1, table.head_dim)
 
 

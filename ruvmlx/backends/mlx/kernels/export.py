@@ -18,7 +18,8 @@ from .source import Kernel, Template, for_metal
 
 # The kernels that run on Metal. The field Kernel.values has the template values of each kernel.
 KERNELS = (
-    *(rope_append.ROPE_APPEND, decode.ATTEND, decode.MERGE, append.APPEND, gather.GATHER),
+    *(rope_append.ROPE_APPEND, decode.ATTEND, decode.WITH_SLOPES[decode.ATTEND], decode.MERGE),
+    *(append.APPEND, gather.GATHER),
     demote.DEMOTE,
 )
 PREAMBLE = """\

@@ -61,8 +61,15 @@ class PromptChunk:
     @cached_property
     def heads(self) -> int:
         """Return the number of KV heads to process at a time. The keys and values of the heads that are
-        processed at a time take at most BLOCK bytes in f16."""
-        return max(1, min(self.table.n_kv_heads, BLOCK // (4 * self.table.head_dim * self.total)))
+        processed at a time take at most BLOCK bytes in f16. With ALiBi, the bytes include those of the
+        masks in f32."""
+        mask = 0 if self.table.slopes is None else self.group * self.tokens
+        return max(1, min(self.table.n_kv_heads, BLOCK // (4 * (self.table.head_dim + mask) * self.total)))
+
+    @property
+    def group(self) -> int:
+        """Return the number of query heads of a KV head."""
+        return self.table.n_heads // self.table.n_kv_heads
 
     @cached_property
     def mask(self) -> mx.array | str:
@@ -70,9 +77,21 @@ class PromptChunk:
         itself and all tokens before it."""
         if not self.window or self.total <= self.window:
             return "causal"
-        token = mx.arange(self.total - self.tokens, self.total)[:, None]
-        seen = mx.arange(self.total)[None]
-        return (seen <= token) & (seen > token - self.window)
+        return self._visible(self._distances())
+
+    def biased_mask(self, head: int, n: int) -> mx.array:
+        """Return ALiBi's bias of n query heads, from the head `head` on: float32 [n, tokens, total]; -inf for
+        keys that a token does not see."""
+        away = self._distances()
+        slopes = self.table.slopes_of(head, n)[:, None, None]
+        return mx.where(self._visible(away), slopes * away, -mx.inf)
+
+    def _distances(self) -> mx.array:
+        """Return the position of each key minus the position of each new token: int32 [tokens, total]."""
+        return mx.arange(self.total)[None] - mx.arange(self.total - self.tokens, self.total)[:, None]
+
+    def _visible(self, away: mx.array) -> mx.array:
+        return (away <= 0) & (away > -self.window) if self.window else away <= 0
 
     def params(self, head: int) -> mx.array:
         """Return the kernel parameters for the KV heads from `head` on."""
@@ -93,9 +112,15 @@ class PromptChunk:
 
 
 def chunk(
-    view: SequencePages, tokens: int, n_heads: int, n_kv_heads: int, head_dim: int, window: int = 0
+    view: SequencePages,
+    tokens: int,
+    n_heads: int,
+    n_kv_heads: int,
+    head_dim: int,
+    window: int = 0,
+    slopes: np.ndarray | None = None,
 ) -> PromptChunk:
-    return PromptChunk(GPUPageTable([view], n_heads, n_kv_heads, head_dim), tokens, window)
+    return PromptChunk(GPUPageTable([view], n_heads, n_kv_heads, head_dim, slopes=slopes), tokens, window)
 
 
 def attend(q: mx.array, pools: Pools, fresh: mx.array, new: PromptChunk) -> mx.array:
@@ -110,9 +135,10 @@ def attend(q: mx.array, pools: Pools, fresh: mx.array, new: PromptChunk) -> mx.a
     parts = []
     for head in range(0, new.table.n_kv_heads, new.heads):
         k, v = (x[None].astype(kind) for x in keys_and_values(pools, fresh, new, head))
-        group = new.table.n_heads // new.table.n_kv_heads
-        some = wide[:, head * group : (head + k.shape[1]) * group]
-        parts.append(mx.fast.scaled_dot_product_attention(some, k, v, scale=scale, mask=new.mask))
+        first, n = head * new.group, k.shape[1] * new.group
+        some = wide[:, first : first + n]
+        mask = new.mask if new.table.slopes is None else new.biased_mask(first, n).astype(kind)
+        parts.append(mx.fast.scaled_dot_product_attention(some, k, v, scale=scale, mask=mask))
     out = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
     return out.astype(q.dtype)
 

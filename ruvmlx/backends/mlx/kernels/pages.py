@@ -126,10 +126,17 @@ class GPUPageTable:
     split: the amount of work of one threadgroup, counted in cold pages. With a larger split, fewer partial
         results must be merged. With a smaller split, more threadgroups have work. The default makes about
         THREADGROUPS threadgroups.
+    slopes: ALiBi's slopes, float32 [n_heads]; None: the model has no ALiBi
     """
 
     def __init__(
-        self, views: Sequence[SequencePages], n_heads: int, n_kv_heads: int, head_dim: int, split: int = 0
+        self,
+        views: Sequence[SequencePages],
+        n_heads: int,
+        n_kv_heads: int,
+        head_dim: int,
+        split: int = 0,
+        slopes: np.ndarray | None = None,
     ):
         self.views = [check(view) for view in views]
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
@@ -146,6 +153,14 @@ class GPUPageTable:
         self.rows = np.array(rows, np.int32)
         self.params = mx.array(self.rows)
         self.pages = mx.array(np.array(ids + [0] * 8, np.int32))
+        # eight zeros come after the slopes, because a kernel's input has at least 8 elements
+        self.slopes = None if slopes is None else mx.array(np.append(slopes, np.zeros(8, np.float32)))
+
+    def slopes_of(self, first: int = 0, n: int | None = None) -> mx.array:
+        """Return ALiBi's slopes of n query heads, from the head `first` on: float32 [n]. The default is all
+        heads."""
+        assert self.slopes is not None
+        return self.slopes[first : first + (self.n_heads if n is None else n)]
 
     def _row(self, view: SequencePages, at: int, split: int) -> list[int]:
         scale = struct.unpack("i", struct.pack("f", softmax_scale(self.head_dim)))[0]

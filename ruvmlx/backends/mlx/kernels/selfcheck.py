@@ -21,6 +21,7 @@ from statistics import median
 import numpy as np
 
 from ruvmlx.backends.mlx.check_results import GRAPH, CheckResult, Shapes
+from ruvmlx.models.config.alibi import alibi_slopes
 from ruvmlx.models.config.model import ModelConfig
 from ruvmlx.platform.gpu import gpu
 from ruvmlx.platform.mx import mx, nn
@@ -127,6 +128,12 @@ class Sample:
     def heads(self) -> tuple[int, int, int]:
         return self.shapes.n_heads, self.shapes.n_kv_heads, self.dim
 
+    def table(self, view: SequencePages) -> pages.GPUPageTable:
+        """Return the page table of one sequence. If the model has ALiBi, the table has ALiBi's slopes, so the
+        attention's cases run the kernels with slopes."""
+        slopes = alibi_slopes(self.shapes.n_heads) if self.shapes.alibi else None
+        return pages.GPUPageTable([view], *self.heads, slopes=slopes)
+
     @property
     def tolerance(self) -> float:
         """Return the maximum relative error for the dtype: bfloat16 has 8 significant bits, and CUDA's matrix
@@ -202,7 +209,7 @@ def decode_case(s: Sample) -> Case:
     tokens."""
     wide, pools, dtype = s.q[:1].astype(mx.float32), s.pools, s.q.dtype
     new = rope_append.Turned(wide, demote.rotate(wide), s.hot[-1:])
-    table, long = (pages.GPUPageTable([view], *s.heads) for view in (s.view, s.view_of(LONG)))
+    table, long = s.table(s.view), s.table(s.view_of(LONG))
 
     def twin() -> Arrays:
         return [decode.attend_ops(new.q, new.q_rotated, pools, new.open, table)]
@@ -218,7 +225,7 @@ def short_decode_case(s: Sample) -> Case:
     (groups of GPU threads) take much of the time. The check never fails because this case is slow."""
     wide, pools, dtype = s.q[:1].astype(mx.float32), s.pools, s.q.dtype
     new = rope_append.Turned(wide, demote.rotate(wide), s.hot[-2:-1])
-    table = pages.GPUPageTable([s.view_of(BRIEF)], *s.heads)
+    table = s.table(s.view_of(BRIEF))
 
     def run() -> Arrays:
         return [decode.attend(new, pools, table, dtype)]

@@ -62,6 +62,19 @@ def text(name: str) -> str:
     return f'#line {first + 1} "{name}"\n{code.strip()}\n'
 
 
+_CONDITION = re.compile(r"^#ifdef (\w+)\n(.*?)^#endif\n", re.S | re.M)
+
+
+def with_option(code: str, option: str) -> str:
+    """Return a body's text in which each `#ifdef WORD .. #endif` is replaced: by its lines if WORD is
+    `option`, and otherwise by empty lines. The number of each line stays the same."""
+
+    def lines(match: re.Match[str]) -> str:
+        return f"\n{match[2]}\n" if match[1] == option else "\n" * match[0].count("\n")
+
+    return _CONDITION.sub(lines, code)
+
+
 @cache
 def pieces(name: str) -> tuple[Definition, ...]:
     """Return the definitions of a header."""
@@ -71,7 +84,7 @@ def pieces(name: str) -> tuple[Definition, ...]:
 # kernels are compared by identity, because a comparison of all their fields would make each launch slower
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """A GPU kernel: the name of the .metal file with its body, and its arguments.
+    """A GPU kernel: its name, its body and its arguments.
 
     Arrays must have at least 8 elements, because MLX passes smaller arrays in another address space.
     """
@@ -83,6 +96,8 @@ class Kernel:
     threads: int  # the number of threads of a threadgroup
     headers: tuple[str, ...] = ("pages.h",)
     values: tuple[tuple[Template, ...], ...] = ((),)  # all values of the templates that the backends can use
+    # the word whose `#ifdef` lines the kernel takes from its body; "": it takes no such lines
+    option: str = ""
 
     def header(self, dialect: str) -> str:
         """Return the definitions in the kernel's header files that its body needs, in this dialect."""
@@ -91,8 +106,14 @@ class Kernel:
         # break.
         return "\n" + join_definitions(prune(every, self.body()))
 
+    @property
+    def file(self) -> str:
+        """Return the name of the file with the body. The name of a kernel with an option is the name of the
+        kernel without it, then the option."""
+        return self.name.removesuffix(f"_{self.option.lower()}") + ".metal"
+
     def body(self) -> str:
-        return text(f"{self.name}.metal")
+        return with_option(text(self.file), self.option)
 
     def metal_body(self) -> str:
         return self.body().replace("KERNEL_START", START)
