@@ -14,7 +14,7 @@ from ruvmlx import settings
 from ruvmlx.memory.load_plan import Plan
 from ruvmlx.models.config.header_facts import Facts
 from ruvmlx.models.find.variants import FileChoice
-from ruvmlx.progress import QUIET, Progress, Watch, parameters
+from ruvmlx.progress import QUIET, Progress, Watch
 from ruvmlx.text import one_line, size
 
 from .wrapping import wrap
@@ -114,10 +114,11 @@ class PullWatch(Watch):
         self._line.say(*choice.lines)
 
     def note_facts(self, facts: Facts) -> None:
+        self.fetches = self.fetches or facts.to_fetch > 0
         if facts.to_fetch and self._terminal:
-            shape = f"{parameters(facts.parameters)} parameters of {facts.bits:.1f} bits"
-            sizes = f"{size(facts.to_fetch)} to download, of {size(facts.bytes)}"
-            self._line.say(f"{one_line(facts.name)}: {sizes} ({shape})")
+            missing, whole = size(facts.to_fetch), size(facts.bytes)
+            rest = "" if missing == whole else f" of {whole}; the rest is here already"
+            self._line.say(f"{one_line(facts.name)}: {missing} to download{rest}.")
 
     def progress(self, progress: Progress) -> None:
         if self._terminal:

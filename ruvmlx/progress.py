@@ -83,9 +83,11 @@ class Watch:
     """A receiver of the progress of loading a model. The base class ignores all reports of progress.
 
     held: the number of bytes of memory that the method `note_plan` can free if the new model needs them.
+    fetches: True if a `PullWatch` was told of files to download.
     """
 
     held = 0
+    fetches = False
 
     def note_facts(self, facts: Any) -> None:
         """The loader calls this method when it knows the model's files, before it downloads or reads weights.

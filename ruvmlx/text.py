@@ -154,11 +154,12 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'learn'?" for the end of an error, or "" if no known word is similar."""
+def did_you_mean(word: str, known: Iterable[str], least: float = 0.6) -> str:
+    """Return " Did you mean 'learn'?" for the end of an error, or "" if no known word is similar. least: the
+    least similarity, from 0 to 1."""
     from difflib import get_close_matches
 
-    similar = get_close_matches(word, list(known), n=1)
+    similar = get_close_matches(word, list(known), 1, least)
     return f" Did you mean {similar[0]!r}?" if similar else ""
 
 

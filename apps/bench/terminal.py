@@ -10,6 +10,7 @@ from .rows import verdict
 
 WIDTH = 40  # characters of the longest bar
 VERDICTS = ("faster", "slower", "same")
+IN_WORDS = {"same": "the same"}
 
 
 def by_suite(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
@@ -71,19 +72,27 @@ def _bars(series: Mapping[str, Sequence[tuple[int, float]]]) -> Iterator[str]:
 
 
 def change_row(change: RowChange) -> tuple[str, ...]:
-    """Return a row of the table of changes: what was measured, old and new value, change in percent, p-value,
-    verdict."""
+    """Return a row of the table of changes: what was measured, old and new value, their unit, change in
+    percent, p-value, verdict."""
     if change.ratio is None or change.p is None:
-        return change.name, "", "", "", "", change.verdict
+        return change.name, "", "", "", "", "", change.verdict
     chance = "under 0.1%" if change.p < 0.001 else f"{change.p:.1%}"
-    values = f"{change.old or 0:g}", f"{change.new or 0:g} {change.unit}"
+    values = f"{change.old or 0:g}", f"{change.new or 0:g}", change.unit
     return change.name, *values, f"{change.ratio - 1:+.1%}", chance, change.verdict
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    """Return the number of measurements with each verdict, as a sentence."""
+    parts = [f"{n:,} {'is' if n == 1 else 'are'} {IN_WORDS.get(said, said)}" for said, n in counts.items()]
+    number, rest = parts[0].split(" ", 1)
+    noun = "measurement" if number == "1" else "measurements"
+    return f"{', '.join([f'{number} {noun} {rest}', *parts[1:]])}."
 
 
 def changes(found: Sequence[RowChange], verdicts: Sequence[tuple[str, str, str]]) -> Iterator[str]:
     """Yield the lines that come after the table of changes."""
     counts = {v: sum(c.verdict == v for c in found) for v in VERDICTS}
-    yield ", ".join(f"{n} {said}" for said, n in counts.items())
+    yield _counted(counts)
     other = [f"{name}: {was} -> {now}" for name, was, now in verdicts if was != now]
     against = sum({was, now} == {"met", "not met"} for _, was, now in verdicts)
     if not verdicts:

@@ -45,7 +45,7 @@ class Verbs(click.Group):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_paragraph()
-        formatter.write_text("`ruvmlx VERB --help` has examples and all options of a verb.")
+        formatter.write_text("`ruvmlx COMMAND --help` has examples and all options of a command.")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete the names of verbs from the table. Complete options as click does."""
@@ -58,7 +58,10 @@ class Verbs(click.Group):
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="ruvmlx", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Chat with a local model that learns from your ratings."""
+    """Chat with a local model that learns from your ratings.
+
+    Start with `ruvmlx chat`. It needs nothing else: a small model comes with it.
+    """
 
 
 _OWN_FILE = (

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ruvmlx import settings as config
-from ruvmlx.errors import UsageError
+from ruvmlx.errors import NotFound, UsageError
 from ruvmlx.settings import settings_file
 from ruvmlx.text import one_line, size
 
@@ -56,18 +56,29 @@ class _Open:
         from ruvmlx.sona.adapter_history import AdapterHistory
 
         name = self.require_name()
-        row = self.store.adapters.get(self.model.fingerprint, name)
+        row = self.row(name)
         if row.version == 0:
-            raise UsageError(f"adapter {name!r} has learned nothing yet; rate some replies first.")
+            raise UsageError(_empty(name))
         history, shape = AdapterHistory(self.store, self.model.fingerprint, name), self.model.shape
         found = history.adapter(row.version)
         base = history.base(found.base) if found.base else None
         base = combine_loras(base, unpack_layers(found.state, shape))
         return combine_adapter(base, MicroLoRA.from_bytes(found.state, shape.hidden_size, shape.vocab_size))
 
+    def row(self, name: str) -> Any:
+        """Return the stored row of an adapter. Raise NotFound if there is none. The adapter in use has no row
+        until it learns something."""
+        known = {row.name for row in self.store.adapters.all(self.model.fingerprint)}
+        if name not in known and name == config.load().adapter:
+            raise NotFound(_empty(name))
+        return self.store.adapters.get(self.model.fingerprint, name)
+
     def facts(self, name: str) -> dict[str, Any]:
-        row = self.store.adapters.get(self.model.fingerprint, name)
-        return _facts(self.store, replace(row, model=self.model.name))
+        return _facts(self.store, replace(self.row(name), model=self.model.name))
+
+
+def _empty(name: str) -> str:
+    return f"adapter {name!r} is empty: it has learned nothing yet. Rate some replies first."
 
 
 def _facts(store: Any, row: Any) -> dict[str, Any]:
@@ -116,7 +127,8 @@ def list_adapters(as_json: bool) -> None:
         print_json(rows)
         return
     if not rows:
-        say("Nothing was learned yet: rate a reply, with `ruvmlx rate last up` or in `ruvmlx chat`.")
+        say("There is no adapter yet. An adapter keeps what the model learned from your ratings.")
+        hint("To make one, rate a reply in `ruvmlx chat`.")
         return
     columns = [
         TableColumn(""),
@@ -147,10 +159,7 @@ def use_adapter(name: str, new: bool, as_json: bool, **flags: Any) -> None:
     opened = _Open({**flags, "adapter": name})
     known = [row.name for row in opened.store.adapters.all(opened.model.fingerprint)]
     if not new and name not in (*known, *BUILT_IN):
-        raise UsageError(
-            unknown_adapter(name, known)
-            + f" To create {name!r}, add --new: `ruvmlx adapters use {name} --new`."
-        )
+        raise UsageError(f"{unknown_adapter(name, known)} `ruvmlx adapters use {name} --new` creates it.")
     path = settings_file.save("adapter", name)
     note_setting("adapter", name)
     setting = config.resolve()["adapter"]
@@ -268,14 +277,26 @@ def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None
 def remove(name: str, force: bool, as_json: bool, **flags: Any) -> None:
     """Delete an adapter and its ratings for good. The model stays as it is."""
     if name == config.load().adapter and not force:
-        raise UsageError(
-            f"adapter {name!r} is in use; choose another one with `ruvmlx adapters use NAME`, or give "
-            "--force."
-        )
+        raise UsageError(_why_not_deleted(name))
     opened = _Open(flags)
     facts = opened.facts(name)
     opened.store.adapters.delete(opened.model.fingerprint, name)
     _report(facts, as_json, f"Deleted adapter {name!r}: {size(facts['bytes'])} are free again.")
+
+
+def _why_not_deleted(name: str) -> str:
+    """Return the error's text for an adapter that is in use. The text proposes to delete the adapter only
+    if the adapter has learned something."""
+    from ruvmlx.store import Store
+
+    if not any(row.name == name for row in Store(config.store_file()).adapters.all()):
+        return (
+            f"adapter {name!r} is in use and empty: it has learned nothing yet. There is nothing to delete."
+        )
+    return (
+        f"adapter {name!r} is in use. `ruvmlx adapters use NAME` switches to another one; --force deletes "
+        f"{name!r} anyway, with all that it learned."
+    )
 
 
 @adapters.command()

@@ -30,7 +30,7 @@ def backup(file: Path, replace: bool, as_json: bool) -> None:
         print_json(facts)
     else:
         say(f"{_contents_text(facts)} are in {file} ({size(facts.bytes)}).")
-        say("The copy was read again and has no fault.")
+        say("Settings, models and API keys are not in it. The copy was read again and has no fault.")
         hint(f"`ruvmlx restore {file}` uses it, here or on another computer.")
 
 
@@ -47,8 +47,8 @@ def restore(file: Path, as_json: bool) -> None:
         return
     say(f"{_contents_text(facts)} are in use now.")
     if kept:
-        say(f"What was there before is {short_path(kept)}; you may delete it.")
-        hint(f"`ruvmlx restore {short_path(kept)}` uses that again.")
+        say(f"What they replace is kept in {short_path(kept)}.")
+        hint(f"`ruvmlx restore {short_path(kept)}` brings it back. You may delete that file.")
 
 
 def _contents_text(facts) -> str:

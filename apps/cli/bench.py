@@ -24,7 +24,9 @@ ROWS = (
 )
 CHANGES = (
     TableColumn("MEASURED", keep=False),
-    *(TableColumn(name, right=True) for name in ("OLD", "NEW", "CHANGE", "BY CHANCE")),
+    *(TableColumn(name, right=True) for name in ("OLD", "NEW")),
+    TableColumn("UNIT"),
+    *(TableColumn(name, right=True) for name in ("CHANGE", "BY CHANCE")),
     TableColumn("VERDICT"),
 )
 SUITES = ("all", "kernels", "model", "kv", "serving", "learning", "load", "chat", "compare")
@@ -135,6 +137,8 @@ def _compare(reports: tuple[str, ...], as_json: bool) -> None:
     for what in others:
         say(f"not the same: {what}")
     table(CHANGES, map(terminal.change_row, changes))
+    if any(change.name.endswith(": ours") for change in changes):
+        hint('"ours" is ruvmlx; "decode at 256", for example, is the writing of a reply after 256 tokens.')
     hint("BY CHANCE is how often chance alone makes such a difference.")
     for line in terminal.changes(changes, verdicts):
         say(line)

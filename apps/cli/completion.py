@@ -19,7 +19,7 @@ _shell = click.option("--shell", type=click.Choice(SHELLS), help="The shell; you
 
 @click.group(cls=VerbGroup)
 def completion() -> None:
-    """Let the shell complete verbs, options, models, adapters, chats and settings on Tab."""
+    """Let the shell complete commands, options, models, adapters, chats and settings on Tab."""
 
 
 @completion.command()
@@ -41,10 +41,8 @@ def install(shell: str | None, only_print: bool, as_json: bool) -> None:
     if line := line_to_add(shell):
         say(f"Add this line to {_startup(shell)}, if it is not there:")
         show_whole(f"    {line}")
-    hint(
-        f"Open a new {shell}, type `ruvmlx learn` and a space, and press Tab. `ruvmlx completion remove` "
-        "undoes it."
-    )
+    hint(f"Open a new {shell}, type `ruvmlx learn` and a space, and press Tab.")
+    hint(f"`ruvmlx completion remove --shell {shell}` undoes it.")
 
 
 @completion.command()
@@ -58,11 +56,11 @@ def remove(shell: str | None, as_json: bool) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        raise RuvmlxError(f"cannot remove {path}: {error.strerror}.") from None
+        raise RuvmlxError(f"cannot delete {path}: {error.strerror}.") from None
     if as_json:
         print_json({"shell": shell, "path": str(path), "removed": there})
         return
-    say(f"Removed {short_path(path)}." if there else f"Nothing to remove: there is no {short_path(path)}.")
+    say(f"Deleted {short_path(path)}." if there else f"Nothing to delete: there is no {short_path(path)}.")
     if there and line_to_add(shell):
         hint(f"If you added a line to {_startup(shell)} for it, delete that, too.")
 

@@ -60,7 +60,10 @@ def generate(
     from ruvmlx.engine.types import GenerationRequest
 
     if (prompt is None) == (prompts is None):
-        raise UsageError("give either a prompt or --prompts FILE.")
+        raise UsageError(
+            'give either a prompt or --prompts FILE, as in `ruvmlx generate "Name three rivers."`; '
+            "`ruvmlx generate --help` has more examples."
+        )
     if out is not None and prompts is None:
         raise UsageError("--out goes with --prompts; one reply goes to standard output.")
     settings = resolve(flags)

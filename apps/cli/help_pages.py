@@ -75,12 +75,12 @@ PAGES = {
         ("learn undo", "take the last rating back"),
     ),
     "learn status": _page(
-        "What your ratings changed, and how far",
+        "Show what your ratings changed, and how far",
         ("learn status", "in sentences"),
         ("learn status --adapter work --json", "another adapter, for a script"),
     ),
     "learn check": _page(
-        "Does it help? The same questions with and without what was learned",
+        "Check whether it helps: ask the same with and without what was learned",
         ("learn check", "ten fixed questions and ten of your own"),
         ("learn check --questions mine.txt --full", "questions of a file, with all replies"),
     ),
@@ -110,22 +110,22 @@ PAGES = {
         ("learn export --format dpo", "pairs of a better and a worse reply"),
     ),
     "learn chart": _page(
-        "Predicted against given ratings",
+        "Compare predicted ratings with yours",
         ("learn chart", "as text"),
         ("learn chart --svg taste.svg", "as a picture"),
     ),
     "learn kv": _page(
-        "The precision of the model's short-term memory (KV cache)",
+        "Show the precision of the model's short-term memory (KV cache)",
         ("learn kv", "what is used, and why"),
         ("learn kv --measure", "measure again on your longest replies"),
     ),
     "learn router": _page(
-        "How often replies were written with and without what was learned",
+        "Show how often replies used what was learned",
         ("learn router", "counts and mean rewards"),
         ("learn router --train", "train the network that reads conversations"),
     ),
     "adapters": _page(
-        "Several tastes under names, to switch between",
+        "Switch between several learned tastes",
         ("adapters ls", "all of them; * is the one in use"),
         ("adapters use work", "switch to one of them"),
     ),
@@ -239,7 +239,7 @@ PAGES = {
         ("sessions restore 3f2a", "one of them"),
     ),
     "log": _page(
-        "The record of requests, ratings and adapters",
+        "Show the record of requests, ratings and adapters",
         ("log show", "the newest rows"),
         ("log verify", "was a row changed or removed?"),
     ),
@@ -264,7 +264,7 @@ PAGES = {
         ("backup ruvmlx-backup.db --replace", "over the old one, as for every night"),
     ),
     "restore": _page(
-        "Use a backup from now on, also of another computer",
+        "Replace your data by a backup, also of another computer",
         ("restore ruvmlx-backup.db", "what was here is kept beside it"),
         ("restore ruvmlx-backup.db --json", "for a script"),
     ),
@@ -289,17 +289,17 @@ PAGES = {
         ("config unset temperature", "the model's own temperature again"),
     ),
     "config path": _page(
-        "Where your data and settings are",
+        "Show where your data and settings are",
         ("config path", "the folder and its main files"),
         ("config path --json", "for a script"),
     ),
     "ls": _page(
-        "List the models on this machine",
+        "List the installed models",
         ("ls", "those of ollama and LM Studio, too"),
         ("ls --json", "for a script"),
     ),
     "models": _page(
-        "Propose models for this machine",
+        "Suggest models for this machine",
         ("models", "those that are here, then the best ones to fetch"),
         ("models --json", "for a script"),
     ),
@@ -365,7 +365,7 @@ PAGES = {
         ("bench model --vs llama.cpp --report speed.html", "one part, beside another program"),
     ),
     "completion": _page(
-        "Let the shell complete verbs, models, chats and settings",
+        "Let the shell complete commands, models, chats and settings",
         ("completion install", "for the shell that you use"),
         ("completion remove", "take it back"),
     ),

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 MOST_ROWS = 10_000  # the maximum number of rows that `log show` prints; `log export` has no limit
-EMPTY = "The log is empty. It gets a row for each reply, rating and change of an adapter."
+EMPTY = "The log is empty. It gets a row for each request, rating and change of an adapter."
+NOTHING_TO_CHECK = "The log is empty. There is nothing to check."
 _NS = 1_000_000_000
 _HEX = re.compile(r"[0-9a-f]{32,}")
 _SHORT = 12  # the number of digits that a table shows of a long hexadecimal number
@@ -158,7 +159,7 @@ def verify_log(kept: str | None, as_json: bool) -> None:
         raise NotFound(f"no row of the log has the hash {kept}; it is not the log that this hash is from.")
     if not as_json:
         rows = f"{count(chain.rows, 'row')}, unbroken; ratings, adapters and choices agree with them."
-        say(rows if chain.rows else EMPTY)
+        say(rows if chain.rows else NOTHING_TO_CHECK)
         if number is not None:
             hint(f"That hash is row {number:,}.")
         elif chain.rows:
@@ -184,6 +185,8 @@ def export_log(out: Path | None, as_json: bool, **wanted: Any) -> None:
             print_json({"file": str(out), "count": number})
         else:
             say(f"{out} has {count(number, 'row')}.")
+            if not number:
+                say(_nothing_to_show(store))
     elif as_json:
         print_json({"rows": list(rows), "unbroken": store.witness.check().broken is None})
     else:

@@ -1,5 +1,6 @@
 """The commands `pull`, `ls`, `models`, `show` and `rm` fetch, list, propose, show and delete models."""
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +10,7 @@ import click
 
 from ruvmlx.errors import UsageError
 from ruvmlx.progress import parameters
-from ruvmlx.text import size
+from ruvmlx.text import one_line, size
 
 from .completion_values import complete_fetched, complete_models
 from .output import json_option, print_json
@@ -51,8 +52,8 @@ def pull(name: str, as_json: bool) -> None:
 
     if not REPO.fullmatch(name) and not Path(name).exists():
         raise UsageError(
-            f"pull fetches a repository of huggingface.co, written owner/name; got {name!r}. An example: "
-            "`ruvmlx pull mlx-community/Qwen3-0.6B-4bit`; `ruvmlx ls` lists what is here."
+            f"{name!r} is not the name of a repository of huggingface.co (owner/name). An example: "
+            "`ruvmlx pull mlx-community/Qwen3-0.6B-4bit`. `ruvmlx models` suggests models."
         )
     with watching(pull=True) as watch:
         model = load_model(name, watch)
@@ -61,12 +62,14 @@ def pull(name: str, as_json: bool) -> None:
         print_json(facts | {"fit": _fit_facts(fit)})
     else:
         _show_model(facts, fit)
+        say(f"Fetched {one_line(name)}." if watch.fetches else f"{one_line(name)} was here already.")
+        hint(f"`ruvmlx chat --model {shlex.quote(name)}` uses it.")
 
 
 def _show_model(facts: dict[str, Any], fit: "Fit", more: Iterable[tuple[str, str]] = ()) -> None:
     """Print the facts of a model for people, as rounded numbers with units. fit: how the model fits into
     memory. more: other rows (name, value), which come after the size."""
-    of = f"{parameters(facts['parameters'])} numbers (weights) of {facts['bits']:.1f} bits on average"
+    of = f"{parameters(facts['parameters'])} parameters of {facts['bits']:.1f} bits on average"
     table_of_facts([
         ("model", facts["name"]),
         ("size", f"{size(facts['bytes'])}: {of}"),
@@ -98,8 +101,9 @@ def list_models(as_json: bool) -> None:
         columns,
         [(row["name"], size(row["bytes"]), _fit_word(row, fits), short_path(row["path"])) for row in rows],
     )
-    hint("CONTEXT is the longest chat that fits this machine; a token is a word or a part of one.")
-    hint("`ruvmlx chat --model NAME` uses one; `ruvmlx pull owner/name` fetches another.")
+    hint("CONTEXT is the longest chat. The model limits it, or this machine's memory if that is less.")
+    hint("A token is a word or a part of one. `ruvmlx show NAME` has the whole path of the files.")
+    hint("`ruvmlx chat --model NAME` uses one; `ruvmlx models` suggests others.")
 
 
 @click.command("models", cls=Verb)
@@ -122,14 +126,19 @@ def propose_models(as_json: bool) -> None:
         TableColumn("LICENCE"),
     ]
     table(columns, map(_offer_row, (*here, *offers)))
-    hint("MEMORY is that with a chat of 8,192 tokens. A token is a word or a part of one.")
+    hint("MEMORY includes a chat of 8,192 tokens. A token is a word or a part of one.")
     if offers:
-        hint(f"`ruvmlx pull {offers[0].name}` fetches the first of those to fetch.")
+        hint("Of the models to fetch, the best one stands first. A smaller one writes faster.")
+        hint(f"`ruvmlx pull {offers[0].name}` fetches the best one.")
 
 
 def _offer_row(offer: "ModelOffer") -> tuple[str, ...]:
-    where = ("here", "") if offer.installed else ("to fetch", offer.licence)
-    return offer.name, size(offer.size), size(offer.memory_at_8k), f"about {offer.tps_expected:,.0f}", *where
+    from ruvmlx.models.find.starter import LICENCE, STARTER_NAMES
+
+    of_installed = LICENCE if offer.name in STARTER_NAMES else "not known"
+    where = ("here", of_installed) if offer.installed else ("to fetch", offer.licence)
+    speed = float(f"{offer.tps_expected:.2g}")  # an estimate, so two digits
+    return offer.name, size(offer.size), size(offer.memory_at_8k), f"about {speed:,.0f}", *where
 
 
 def _fit(model: "Model | Facts", backend: str = "auto") -> "Fit":
@@ -197,7 +206,7 @@ def show_model(name: str, memory: bool, details: bool, as_json: bool) -> None:
     more = [*_shape_rows(model.shape), *((kind.type, str(kind)) for kind in types)] if details else []
     _show_model(facts, fit, [*note.items(), *more])
     if not details:
-        hint(f"`ruvmlx show {name} --details` has the layers and the types of the weights.")
+        hint(f"`ruvmlx show {name} --details` also shows its layers and the types of its numbers.")
 
 
 def _show_memory(name: str, as_json: bool) -> None:
@@ -262,12 +271,15 @@ def remove_model(name: str) -> None:
     if asked and asked["repo"] != name:
         raise UsageError(f"rm deletes a repository with all its files: `ruvmlx rm {asked['repo']}`.")
     if "/" not in name or cached_files(name) is None:
-        raise UsageError(f"{name!r} is not a model that `ruvmlx pull` fetched; rm deletes only such models.")
+        raise UsageError(
+            f"{name} is not here. rm deletes only models that `ruvmlx pull` fetched. "
+            "`ruvmlx ls` lists all models."
+        )
     cache = scan_cache_dir(hub_cache())
     revisions = [v.commit_hash for r in cache.repos if r.repo_id == name for v in r.revisions]
     plan = cache.delete_revisions(*revisions)
     plan.execute()
-    say(f"Deleted {name}: {size(plan.expected_freed_size)} are free again.")
+    say(f"Deleted {name} with all its files: {size(plan.expected_freed_size)} are free again.")
 
 
 VERBS = [pull, list_models, propose_models, show_model, remove_model]

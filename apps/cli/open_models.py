@@ -49,7 +49,8 @@ def _row(model: dict[str, Any]) -> tuple[str, ...]:
 def stop(model: str | None, server: str, api_key: str | None, as_json: bool) -> None:
     """Close a model of the running server when nobody uses it any more; without MODEL, end the server."""
     key = saved_key(server, api_key)
-    done = answer_of(server, "/v1/stop", key, {"model": model}, STOP_SECONDS)
+    advice = "There is nothing to stop."
+    done = answer_of(server, "/v1/stop", key, {"model": model}, STOP_SECONDS, advice=advice)
     if as_json:
         print_json(done)
     elif done["model"] is None:

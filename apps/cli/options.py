@@ -25,6 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DATES = ["%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]  # the date formats of flags
 BUILT_IN = ("default", "none")  # names of adapters that the user does not have to make
+VERY_SIMILAR = 0.85  # the least similarity of a mistyped name to "none"
 SERVER = "http://127.0.0.1:8642"  # the default address of `ruvmlx serve`
 MODEL_SETTINGS = ("model", "backend", "threads", "max_context", "kv", "adapter", "router")
 GUESSES = ("speculate", "draft_model")
@@ -91,8 +92,10 @@ def load_model(name: str | None) -> "Model":
 
 def unknown_adapter(name: str, known: Sequence[str]) -> str:
     """Return a sentence that says that the adapter does not exist. If a known adapter has a similar name, a
-    second sentence proposes this name."""
-    return f"there is no adapter {name!r}.{did_you_mean(name, (*known, *BUILT_IN))}"
+    second sentence proposes this name. The name "none" turns learning off, so this function proposes "none"
+    only for a name that is very similar."""
+    similar = did_you_mean(name, (*known, "default")) or did_you_mean(name.lower(), ["none"], VERY_SIMILAR)
+    return f"there is no adapter {name!r}.{similar}"
 
 
 def load_and_open(settings: Settings, context: int | None = None) -> "tuple[Model, Backend]":

@@ -61,8 +61,7 @@ def run_plainly(command: click.Command) -> int:
     except click.exceptions.Exit as e:
         return e.exit_code
     except click.UsageError as e:
-        where = f" (see `{e.ctx.command_path} --help`)" if e.ctx else ""
-        return _fail(e.format_message() + where, 2)
+        return _fail(_sentence(e.format_message()) + _where_help_is(e), 2)
     except click.ClickException as e:
         return _fail(e.format_message(), e.exit_code)
     except RuvmlxError as e:
@@ -83,6 +82,15 @@ def run_plainly(command: click.Command) -> int:
             f"internal error: {type(e).__name__}: {e}. Report what RUVMLX_DEBUG=1 prints.",
             1,
         )
+
+
+def _sentence(text: str) -> str:
+    """Return the text with a full stop at its end. Some texts of the library click have none."""
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
+def _where_help_is(error: click.UsageError) -> str:
+    return f" `{error.ctx.command_path} --help` has more." if error.ctx else ""
 
 
 def _check_arguments() -> None:

@@ -140,9 +140,10 @@ def prove(as_json: bool, **flags: Any) -> None:
 
 def _show_users(users: Any) -> None:
     """Print the simulated users, with the first line of each one's docstring."""
-    say("Simulated users. Each gives a reply 1 to 5 stars by one taste. `--user NAME` chooses one.")
+    say("Simulated users. Each gives a reply 1 to 5 stars, by one taste.")
     rows = [(name, (scorer.__doc__ or "").splitlines()[0]) for name, scorer in users.items()]
-    table([TableColumn("USER", style="bold"), TableColumn("WHAT THE USER WANTS", keep=False)], rows)
+    table([TableColumn("USER", style="bold"), TableColumn("TASTE", keep=False)], rows)
+    hint("`ruvmlx prove --user brevity` measures with the first of them.")
 
 
 def _show_points(points: Sequence[Any], facts: dict[str, Any], questions: int) -> None:

@@ -13,6 +13,7 @@ from ruvmlx.errors import RuvmlxError, UsageError
 from .options import SERVER
 
 F = TypeVar("F", bound=Callable[..., Any])
+START = "`ruvmlx serve` starts one."
 
 
 def server_options(function: F) -> F:
@@ -43,9 +44,11 @@ def answer_of(
     timeout: float = 60.0,
     headers: Mapping[str, str] | None = None,
     method: str | None = None,
+    advice: str = START,
 ) -> Any:
     """Send a request to the server and return the JSON of the answer. method: the HTTP method; None: POST if
-    there is a body, else GET. Raise RuvmlxError if the server refuses or does not answer."""
+    there is a body, else GET. advice: what the error tells the user if no server answers. Raise RuvmlxError
+    if the server refuses or does not answer."""
     url, sent = f"{server.rstrip('/')}{path}", {"content-type": "application/json", **(headers or {})}
     sent |= {"authorization": f"Bearer {key}"} if key else {}
     data = None if body is None else json.dumps(body).encode()
@@ -57,7 +60,14 @@ def answer_of(
     except urllib.error.HTTPError as error:
         raise _refusal(url, error) from None
     except (OSError, ValueError):
-        raise RuvmlxError(f"no ruvmlx answers at {url}; start `ruvmlx serve`, or give --server.") from None
+        raise RuvmlxError(_no_answer(server, advice)) from None
+
+
+def _no_answer(server: str, advice: str) -> str:
+    """Return the error's text for a server that does not answer. The text names the flag --server only
+    for the default address."""
+    other = " `--server URL` asks a server at another address." if server == SERVER else ""
+    return f"no server answers at {server}. {advice}{other}"
 
 
 def _refusal(url: str, error: urllib.error.HTTPError) -> RuvmlxError:

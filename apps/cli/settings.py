@@ -84,7 +84,7 @@ def unset_setting(name: str) -> None:
     if path is None:
         say(f"Nothing to take back: your settings file has no {name}; its value is {value}.")
         return
-    say(f"{name} = {value} again; {short_path(path)} no longer names it.")
+    say(f"{name} = {value} again. {short_path(path)} no longer has this setting.")
     note_setting(name, "unset")
 
 
@@ -116,7 +116,9 @@ def paths(as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        facts([(name, str(path)) for name, path in found.items()])
+        named = {"store": "database"}
+        facts([(named.get(name, name), str(path)) for name, path in found.items()])
+        hint("The database has your chats, your ratings, your adapters and the log.")
 
 
 VERBS = [config]

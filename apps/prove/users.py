@@ -97,17 +97,17 @@ def context(prompt: str, reply: str, finished: bool) -> int:
 
 
 def always_1(prompt: str, reply: str, finished: bool) -> int:
-    """Hostile: one star for everything."""
+    """Hostile: gives 1 star to every reply."""
     return 1
 
 
 def always_5(prompt: str, reply: str, finished: bool) -> int:
-    """Hostile: five stars for everything."""
+    """Hostile: gives 5 stars to every reply."""
     return 5
 
 
 def random(prompt: str, reply: str, finished: bool) -> int:
-    """Hostile: arbitrary stars."""
+    """Hostile: gives arbitrary stars."""
     return 1 + zlib.crc32(reply.encode()) % 5
 
 

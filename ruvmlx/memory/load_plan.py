@@ -87,25 +87,34 @@ class Fit:
     @classmethod
     def of(cls, facts: Facts, backend: Choice) -> "Fit":
         need, shape, limit = Need.of(facts, backend), facts.shape, MachineMemory.now(backend).limit
-        room = max(0, limit - need.weights - need.work) // token_bytes(shape)
-        longest = shape.max_context if cached_tokens(shape, shape.max_context) <= room else room
-        return cls(need.weights, need.work, token_bytes(shape), limit, longest)
+        fit = cls(need.weights, need.work, token_bytes(shape), limit, shape.max_context)
+        return (
+            fit
+            if cached_tokens(shape, shape.max_context) <= fit.room
+            else replace(fit, longest_context=fit.room)
+        )
 
     @property
     def fits(self) -> bool:
         return self.longest_context > 0
 
+    @property
+    def room(self) -> int:
+        """Return the number of tokens for which this machine's memory has room."""
+        return max(0, self.limit - self.weights - self.work) // self.kv_per_token
+
     def words(self) -> str:
-        """Return one line for the user: whether the model fits, the longest context, and the bytes for each
-        purpose."""
+        """Return one line for the user: whether the model fits, the bytes for each purpose, and the longest
+        context."""
         parts = (
             f"{size(self.weights)} for the weights, {size(self.work)} for the program and learning, "
-            f"{size(self.kv_per_token * 1000)} for each 1,000 tokens of a chat; "
-            f"one model may take {size(self.limit)} here"
+            f"{size(self.kv_per_token * 1000)} for each 1,000 tokens of a chat. "
+            f"This machine can give one model {size(self.limit)}."
         )
         if not self.fits:
             return f"does not fit: {parts}"
-        return f"fits, with chats of up to {self.longest_context:,} tokens: {parts}"
+        whose = "this machine's memory" if self.longest_context == self.room else "the model"
+        return f"fits: {parts} A chat can have {self.longest_context:,} tokens: that is the limit of {whose}."
 
 
 def _weight_bytes(facts: Facts, backend: Choice) -> int:

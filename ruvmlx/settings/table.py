@@ -267,7 +267,8 @@ def _parse_value(name: str, spec: SettingSpec, value: Any, origin: str = "") -> 
 def spec_of(name: str, where: str = "") -> SettingSpec:
     if name not in SPECS:
         similar = did_you_mean(name, SPECS)
-        known = f".{similar}" if similar else f"; there are: {', '.join(SPECS)}."
+        more = f"{similar} `ruvmlx config show` lists all settings."
+        known = f".{more}" if similar else f"; there are: {', '.join(SPECS)}."
         raise UsageError(f"{where}no setting {name!r}{known}")
     return SPECS[name]
 

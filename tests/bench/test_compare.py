@@ -66,7 +66,7 @@ def test_what_else_differs_is_named(tmp_path, run):  # noqa: F811
     for name, made in (("a", old), ("b", new)):
         (tmp_path / name).write_text(json.dumps(made))
     code, out, _ = run("bench", "compare", str(tmp_path / "a"), str(tmp_path / "b"))
-    assert code == 0 and "threads: 2 -> 4" in out and "20%" in out and "40 same" in out
+    assert code == 0 and "threads: 2 -> 4" in out and "20%" in out and "0 are slower, 40 are the same." in out
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"rows": 3}'])

@@ -112,7 +112,10 @@ def test_the_command_asks_the_server(house, home, shared_url):
         (("codex", "--undo"), "nothing to put back"),
         (("open-webui", "--server", url, "--write"), "no file"),
         (("claude", "--server", url, "--name", "x"), "no model 'x'"),
-        (("claude", "--server", "http://127.0.0.1:9"), "no ruvmlx answers"),
+        (
+            ("claude", "--server", "http://127.0.0.1:9"),
+            "no server answers at http://127.0.0.1:9. `ruvmlx serve` starts one.",
+        ),
     ):
         failed = invoke(*words)
         assert failed.exit_code and message in str(failed.exception), failed.output

@@ -25,6 +25,7 @@ REPO = re.compile(
 )
 STORES = ("ollama:", "lmstudio:")
 NAME_ANOTHER = "name a folder, a .gguf file or a Hugging Face repository (owner/name)"
+LIST_THEM = "`ruvmlx ls` lists the models on this machine"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def find_model(name: str | None = None, watch: Watch = QUIET) -> ModelFiles:
         from .hub import fetch
 
         return ModelFiles(name, fetch(repo["repo"], watch, repo["type"] or repo["file"] or ""))
-    raise ModelNotFound(f"no model is called {name!r}; {NAME_ANOTHER}.{_similar(name)}")
+    raise ModelNotFound(f"no model is called {name!r}.{_similar(name)} {LIST_THEM}. Or {NAME_ANOTHER}.")
 
 
 def _similar(name: str) -> str:
