@@ -52,6 +52,15 @@ def fill_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
     return (*lengths, *[lengths[-1]] * (len(LENGTHS) - len(lengths)))
 
 
+def describe_lengths() -> str:
+    """Return what EXAMPLE means: "the newest 256 tokens have 16 bits, those up to 1,024 have 8 bits, older ones
+    have 4 bits"."""
+    aging = list(reversed(TIERS))
+    parts = [f"those up to {tier.lengths[1]:,} have {tier.bits} bits" for tier in aging[1:-1]]
+    newest = f"the newest {aging[0].lengths[1]} tokens have {aging[0].bits} bits"
+    return ", ".join([newest, *parts, f"older ones have {aging[-1].bits} bits"])
+
+
 def describe_tiers() -> str:
     """Return a text such as "f16, then 8 bits, then 4 bits". If several tiers have the same number of bits,
     the text names this number only once."""

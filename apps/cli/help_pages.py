@@ -225,7 +225,7 @@ PAGES = {
     ),
     "sessions rm": _page(
         "Delete a chat",
-        ("sessions rm 3f2a", "`sessions restore 3f2a` brings it back for a day"),
+        ("sessions rm 3f2a", "within a day, `sessions restore 3f2a` brings it back"),
         ("sessions rm 3f2a --now", "for good"),
     ),
     "sessions forget": _page(

@@ -3,8 +3,7 @@
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,26 @@ from typing import Any
 import click
 
 from ruvmlx import settings
-from ruvmlx.errors import CorruptFile, NotFound, RuvmlxError, UsageError, error_line
+from ruvmlx.errors import NotFound, RuvmlxError, UsageError
 from ruvmlx.text import excerpt, one_line
 
 from .completion_values import complete_chats, complete_deleted_chats, complete_replies
 from .options import open_runtime, resolve, setting_options
 from .output import json_option, log, print_json, show_whole
-from .text_output import TableColumn, ago, hint, say, table
-from .text_output import count as count_of
+from .session_imports import import_each, tell_imported, watching_many
+from .session_words import (
+    ALIKE,
+    FOUND,
+    author,
+    bare_title,
+    forgotten_words,
+    found_words,
+    no_such_folder,
+    session_facts,
+    show_deleted_rows,
+    show_rows,
+)
+from .text_output import hint, say, table
 from .verb import VerbGroup
 
 chat_id = click.argument("session_id", metavar="ID|last", shell_complete=complete_chats)
@@ -31,32 +42,6 @@ def _store(reading: bool = False):
     return Store(settings.store_file(), reading)
 
 
-def _facts(session) -> dict[str, Any]:
-    return {"id": session.id, "title": session.title, "turns": session.turns, "updated": session.updated} | {
-        "pinned": bool(session.pinned),
-        "folder": session.folder,
-    }
-
-
-COLUMNS = (
-    TableColumn("ID", style="bold"),
-    TableColumn("USED"),
-    TableColumn("MESSAGES", right=True),
-    TableColumn("TITLE", cut=True),
-)
-FOUND = (TableColumn("ID", style="bold"), TableColumn("TITLE", cut=True), TableColumn("FOUND", cut=True))
-ALIKE = (FOUND[0], TableColumn("LIKE IT", right=True), FOUND[1], TableColumn("ASKED", cut=True))
-
-
-def _show_rows(rows: Sequence[dict[str, Any]]) -> None:
-    table(COLUMNS, [(r["id"], ago(r["updated"]), f"{r['turns']:,}", _title(r)) for r in rows])
-
-
-def _title(row: dict[str, Any]) -> str:
-    folder = f"{one_line(row['folder'])} › " if row["folder"] else ""
-    return ("★ " if row["pinned"] else "") + folder + (one_line(row["title"]) or "Untitled")
-
-
 @click.group(cls=VerbGroup)
 def sessions() -> None:
     """Saved chats. An ID may be shortened; `last` is the chat used last."""
@@ -66,17 +51,23 @@ def sessions() -> None:
 @click.option("--folder", metavar="NAME", help="Only those of this folder.")
 @json_option
 def list_sessions(folder: str | None, as_json: bool) -> None:
-    """List all chats: pinned ones first, then the newest."""
-    rows = [_facts(s) for s in _store(reading=True).chats.all() if folder in (None, s.folder)]
+    """List all chats: pinned ones first, then the newest.
+
+    ★ marks a pinned chat. The words before › are the chat's folder. Where a command needs an ID, the first
+    letters of the ID are enough, and `last` is the chat used last.
+    """
+    every = _store(reading=True).chats.all()
+    rows = [session_facts(s) for s in every if folder in (None, s.folder)]
     rows.sort(key=lambda row: not row["pinned"])
     if as_json:
         print_json(rows)
         return
     if not rows:
-        say(f"No chat is in {folder!r}." if folder else "No chats yet; `ruvmlx chat` begins one.")
+        say(no_such_folder(folder, every) if folder else "No chats yet; `ruvmlx chat` begins one.")
         return
-    _show_rows(rows)
-    hint("`ruvmlx chat --session ID` continues one; an ID may be shortened.")
+    show_rows(rows)
+    hint("`ruvmlx chat --session ID` continues one.")
+    hint("The first letters of an ID are enough; `last` is the newest chat.")
 
 
 @sessions.command("show")
@@ -89,17 +80,19 @@ def show_session(session_id: str, as_json: bool) -> None:
     session, messages = store.chats.get(session_id), store.messages.branch(session_id)
     if as_json:
         rows = [asdict(message) | {"calls": json.loads(message.calls or "[]")} for message in messages]
-        print_json(_facts(session) | {"system": session.system, "messages": rows})
+        print_json(session_facts(session) | {"system": session.system, "messages": rows})
         return
     from ruvmlx.chats.tool_turns import calls_of_json
 
+    shown = []
     for message in messages:
         mark = f" [{message.rating}]" if message.rating else ""
         branch = f" ({message.branch} of {message.branches})" if message.branches > 1 else ""
         calls = calls_of_json(message.calls) if message.role == "tool" else ()
         called = "".join(f" {call.name} {call.arguments}" for call in calls)
         if message.content or calls:
-            show_whole(f"{message.role.capitalize()}{called}{mark}{branch}: {message.content}\n")
+            shown.append(f"{author(message.role)}{called}{mark}{branch}: {message.content}")
+    show_whole("\n\n".join(shown))
 
 
 @sessions.command("search")
@@ -127,18 +120,14 @@ def search_sessions(
     found = _store(reading=True).search.find(wanted)
     if as_json:
         places = [{"message_id": f.message_id, "role": f.role, "text": f.content} for f in found]
-        print_json([_facts(f.session) | place for f, place in zip(found, places, strict=True)])
+        print_json([session_facts(f.session) | place for f, place in zip(found, places, strict=True)])
         return
     if not found:
         log(f"No chat has {wanted!r}.")
         return
-    table(FOUND, [(hit.session.id, one_line(hit.session.title), _found_words(hit, wanted)) for hit in found])
-    hint(f"`ruvmlx chat --session ID --find {shlex.quote(wanted)}` opens a chat there.")
-
-
-def _found_words(hit: Any, wanted: str) -> str:
-    """Return where the search found its words, and the text around these words."""
-    return "in the title" if hit.message_id is None else f"{hit.role}: {excerpt(hit.content, wanted.split())}"
+    table(FOUND, [(hit.session.id, one_line(hit.session.title), found_words(hit, wanted)) for hit in found])
+    open_one = f"`ruvmlx chat --session ID --find {shlex.quote(wanted)}`"
+    hint(f"{open_one} opens the chat at its newest message with these words.")
 
 
 def _show_alike(text: str, limit: int, as_json: bool, flags: dict[str, Any]) -> None:
@@ -156,7 +145,7 @@ def _show_alike(text: str, limit: int, as_json: bool, flags: dict[str, Any]) -> 
     if alike.unread:
         log(f"note: {MOST_READ} messages were read; {alike.unread} older ones were not compared.")
     if as_json:
-        print_json([_facts(h.session) | _like(h) for h in hits])
+        print_json([session_facts(h.session) | _like(h) for h in hits])
     elif hits:
         rows = [(h.session.id, f"{h.similarity:.0%}", h.session.title, excerpt(h.content, [])) for h in hits]
         table(ALIKE, rows)
@@ -186,10 +175,12 @@ def export_session(session_id: str, form: str | None, out: Path | None, as_json:
         text = json.dumps(whole(store, session_id), indent=1) + "\n"
     else:
         text = as_markdown(store, session_id)
-    if out is None:
-        click.echo(text, nl=False)
+    if out is not None:
+        write_new(out, text)
         return
-    write_new(out, text)
+    click.echo(text, nl=False)
+    if sys.stdout is not None and sys.stdout.isatty():
+        log(f"\n`ruvmlx sessions export {session_id} --out FILE` writes it to a file.")
 
 
 @sessions.command("import")
@@ -208,61 +199,25 @@ def import_sessions(files: tuple[Path, ...], as_json: bool) -> None:
     every = [file for path in files for file in ([path] if str(path) == "-" else chat_files(path))]
     is_one = len(files) == 1 and every == list(files)
     store, failures = _store(), list[RuvmlxError]()
-    with _watching_many(len(every)) as count:
-        found = list(_import_each(store, every, failures, count))
+    with watching_many(len(every)) as count:
+        found = list(import_each(store, every, failures, count))
     if is_one and failures:
         raise failures[0]
-    rows = [_facts(store.chats.get(one.session_id)) | {"is_new": one.is_new} for one in found]
+    rows = [session_facts(store.chats.get(one.session_id)) | {"is_new": one.is_new} for one in found]
     if as_json:
         print_json(rows[0] if is_one else rows)
     else:
-        _show_rows([row for row in rows if row["is_new"] or is_one])
-        _tell_imported(rows, failures)
+        new = [row for row in rows if row["is_new"]]
+        if new:
+            say("Imported:")
+        show_rows(new or (rows if is_one else []))
+        tell_imported(rows, failures)
+        if new:
+            hint(
+                f"`ruvmlx chat --session {new[0]['id']}` continues {'it' if len(new) == 1 else 'the first'}."
+            )
     if failures:
         click.get_current_context().exit(failures[0].exit_code)
-
-
-def _import_each(
-    store: Any, files: Sequence[Path], failures: list[RuvmlxError], count: Callable[[], None]
-) -> Iterator[Any]:
-    """Import each file and yield the result. If an import fails, append its error to `failures`."""
-    from ruvmlx.chats.chat_file import import_once, read_bytes, read_limited
-
-    for file in files:
-        try:
-            here = str(file) == "-" and sys.stdin
-            data = read_limited(sys.stdin.buffer, "standard input") if here else read_bytes(file)
-            yield import_once(store, data, one_line(str(file)))
-        except (CorruptFile, UsageError) as e:
-            failures.append(e)
-        count()
-
-
-@contextmanager
-def _watching_many(total: int) -> Iterator[Callable[[], None]]:
-    """Yield a function that counts one more imported file, and shows the progress of several files."""
-    from ruvmlx.progress import Count
-
-    from ..progress import watching
-
-    done = Count("Importing", total, unit="files")
-    with watching() as watch:
-
-        def count() -> None:
-            done.add(1)
-            if total > 1:
-                watch.progress(done.now())
-
-        yield count
-
-
-def _tell_imported(rows: Sequence[dict[str, Any]], failures: Sequence[RuvmlxError]) -> None:
-    for error in failures:
-        log(f"Not imported: {error_line(error)}")
-    new = sum(row["is_new"] for row in rows)
-    if new < len(rows) or len(rows) + len(failures) > 1:
-        failed = f", {count_of(len(failures), 'file')} not" if failures else ""
-        log(f"{count_of(new, 'chat')} imported, {len(rows) - new:,} there already{failed}.")
 
 
 @sessions.command("rename")
@@ -270,15 +225,17 @@ def _tell_imported(rows: Sequence[dict[str, Any]], failures: Sequence[RuvmlxErro
 @click.argument("title")
 def rename_session(session_id: str, title: str) -> None:
     """Rename a chat."""
-    _change(session_id, lambda chats, found: chats.set_title(found, title), "Renamed")
+    before, after, _ = _change(session_id, lambda chats, found: chats.set_title(found, title))
+    log(f"Renamed: {after} (before: {before})")
 
 
-def _change(session_id: str, change: Callable[[Any, str], None], done: str) -> None:
-    """Change a saved chat. Print `done` (words for the change) and the chat's row of the list."""
+def _change(session_id: str, change: Callable[[Any, str], None]) -> tuple[str, str, str]:
+    """Change a saved chat. Return its title before and after the change, and its id."""
     chats = _store().chats
     session_id = chats.find(session_id)
+    before = bare_title(chats.get(session_id))
     change(chats, session_id)
-    log(f"{done}: {_title(_facts(chats.get(session_id)))}")
+    return before, bare_title(chats.get(session_id)), session_id
 
 
 @sessions.command("pin")
@@ -286,7 +243,12 @@ def _change(session_id: str, change: Callable[[Any, str], None], done: str) -> N
 @click.option("--off", is_flag=True, help="No longer.")
 def pin_session(session_id: str, off: bool) -> None:
     """Show a chat first in lists."""
-    _change(session_id, lambda chats, id_: chats.pin(id_, not off), "No longer pinned" if off else "Pinned")
+    _, title, found = _change(session_id, lambda chats, id_: chats.pin(id_, not off))
+    if off:
+        log(f"No longer pinned: {title}")
+        return
+    log(f"Pinned: {title}. It stands first in lists.")
+    log(f"`ruvmlx sessions pin {found} --off` takes that back.")
 
 
 @sessions.command("folder")
@@ -295,8 +257,12 @@ def pin_session(session_id: str, off: bool) -> None:
 def put_in_folder(session_id: str, name: str | None) -> None:
     """Put a chat into the folder NAME of lists; without NAME, out of it."""
     folder = one_line(name or "")
-    done = f"Moved to folder {folder}" if folder else "Moved out of its folder"
-    _change(session_id, lambda chats, found: chats.set_folder(found, folder), done)
+    _, title, _ = _change(session_id, lambda chats, found: chats.set_folder(found, folder))
+    if not folder:
+        log(f"Moved out of its folder: {title}")
+        return
+    log(f"Moved to folder {folder}: {title}")
+    log(f"`ruvmlx sessions ls --folder {shlex.quote(folder)}` lists the chats of this folder.")
 
 
 @sessions.command("fork")
@@ -307,21 +273,23 @@ def fork_session(session_id: str, as_json: bool) -> None:
     store = _store()
     fork = store.chats.fork(store.chats.find(session_id))
     if as_json:
-        print_json(_facts(store.chats.get(fork)))
-    else:
-        _show_rows([_facts(store.chats.get(fork))])
+        print_json(session_facts(store.chats.get(fork)))
+        return
+    say("Copied:")
+    show_rows([session_facts(store.chats.get(fork))])
+    hint(f"The copy has no pin and no folder. `ruvmlx chat --session {fork}` continues it.")
 
 
 @sessions.command("rm")
 @chat_id
 @click.option("--now", is_flag=True, help="Delete it for good.")
 def remove_session(session_id: str, now: bool) -> None:
-    """Delete a chat. For a day, `restore` brings it back. What was learned from its ratings stays."""
+    """Delete a chat. You can restore it within a day. What was learned from its ratings stays."""
     from ruvmlx.chats import soft_delete
 
     store = _store()
     session_id = _find_chat(store, session_id, deleted_too=now)
-    title = one_line(store.chats.get(session_id).title) or "Untitled"
+    title = bare_title(store.chats.get(session_id))
     soft_delete.delete_older(store)
     if now:
         gone = soft_delete.delete(store, session_id)
@@ -330,7 +298,7 @@ def remove_session(session_id: str, now: bool) -> None:
     else:
         store.chats.soft_delete(session_id)
         log(f"Deleted: {title}")
-        log(f"`ruvmlx sessions restore {session_id}` brings it back for a day.")
+        log(f"You can bring it back within a day: `ruvmlx sessions restore {session_id}`.")
 
 
 def _find_chat(store: Any, beginning: str, deleted_too: bool) -> str:
@@ -368,7 +336,7 @@ def forget_replies(reply_id: str | None, every: bool, as_json: bool) -> None:
     if as_json:
         print_json({"forgotten": chosen})
     else:
-        log(f"Deleted the words of {count_of(len(chosen), 'reply', 'replies')} outside chats.")
+        log(forgotten_words(len(chosen)))
     _warn_of_readers(gone)
 
 
@@ -381,7 +349,7 @@ def restore_session(session_id: str | None, as_json: bool) -> None:
 
     store = _store()
     soft_delete.delete_older(store)
-    rows = [_facts(s) for s in store.chats.soft_deleted()]
+    rows, ends = [session_facts(s) for s in store.chats.soft_deleted()], soft_delete.ends(store)
     if session_id is not None:
         session_id = store.chats.find_soft_deleted(session_id)
         store.chats.restore(session_id)
@@ -392,9 +360,11 @@ def restore_session(session_id: str | None, as_json: bool) -> None:
     if not rows:
         log("No deleted chat can be restored.")
         return
-    _show_rows(rows)
-    listed = "These chats are deleted. `ruvmlx sessions restore ID` brings one back."
-    hint(listed if session_id is None else "It is back.")
+    if session_id is not None:
+        say("It is back:")
+        show_rows(rows)
+        return
+    show_deleted_rows(rows, ends)
 
 
 VERBS = [sessions]

@@ -23,19 +23,19 @@ def config() -> None:
 @click.option("--origin", is_flag=True, help="Say where each value comes from, instead of what it means.")
 @json_option
 def show_settings(origin: bool, as_json: bool) -> None:
-    """Show all settings as they apply here. A value in brackets means that nothing is set: the program or
-    the model decides."""
+    """Show all settings as they apply here. A value in brackets is a default: nothing sets another value."""
     found = settings.resolve()
     if as_json:
         values = {k: settings.setting_text(s.value) for k, s in found.items()}
         print_json({k: {"value": values[k], "origin": s.origin} for k, s in found.items()})
         return
     rows = [
-        (k, effective(k, s), short_path(s.origin) if origin else settings.SPECS[k].doc)
+        (k, _marked(k, s), short_path(s.origin) if origin else settings.SPECS[k].doc)
         for k, s in found.items()
     ]
     _show_groups("FROM" if origin else "MEANING", rows)
-    hint("In brackets is what applies without a choice of yours.")
+    hint("A value in brackets is a default: nothing sets another value.")
+    hint("A size may be typed as 500MB or 2GB.")
     hint("`ruvmlx config set NAME VALUE` changes a setting for good.")
     hint("`ruvmlx config unset NAME` takes that back.")
 
@@ -44,15 +44,23 @@ def _show_groups(last: str, rows: Sequence[tuple[str, str, str]]) -> None:
     """Print the settings as one table with a heading for each group. last: the name of the last column."""
     names, values = (max(map(len, column)) for column in list(zip(*rows, strict=True))[:2])
     columns = [
+        TableColumn(""),  # the names stand two columns to the right of the headings
         TableColumn("SETTING", style="bold", least=names),
         TableColumn("VALUE", least=values),
         TableColumn(last, cut=last == "FROM", keep=False, style="dim"),
     ]
     table(columns, [])
     for heading, group in settings.GROUPS.items():
-        say(heading, "bold")
-        table(columns, [row for row in rows if row[0] in group], header=False)
         say("")
+        say(heading, "bold")
+        table(columns, [("", *row) for row in rows if row[0] in group], header=False)
+    say("")
+
+
+def _marked(name: str, found: settings.Resolved) -> str:
+    """Return the value of a setting that applies, as text. A default is in brackets."""
+    value = effective(name, found)
+    return f"({value})" if found.origin == "default" and not value.startswith("(") else value
 
 
 def effective(name: str, found: settings.Resolved) -> str:

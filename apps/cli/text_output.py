@@ -114,6 +114,14 @@ def ago(then: float) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(then))
 
 
+def left(until: float) -> str:
+    """Return how much time is left, in words: "23 hours". until: the time in seconds since the epoch."""
+    remaining = max(0.0, until - time.time())
+    if remaining < _HOUR:
+        return count(int(remaining // _MINUTE) + 1, "minute")
+    return count(int(remaining // _HOUR), "hour")
+
+
 def short_path(path: str | Path) -> str:
     """Return a path with ~ in place of the home folder."""
     home, text = str(Path.home()), str(path)

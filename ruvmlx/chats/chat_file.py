@@ -88,7 +88,7 @@ def as_markdown(store: Store, session_id: str) -> str:
     """Return the current branch of a chat as Markdown. Control sequences are removed."""
     session = store.chats.get(session_id)
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(session.created))
-    parts = [f"# {one_line(session.title) or 'Untitled'}", f"{_model_words(session.model)}, {when}"]
+    parts = [f"# {one_line(session.title) or 'Untitled'}", _origin_words(session.model, when)]
     if session.system:
         parts.append(f"> {sanitize(session.system)}".replace("\n", "\n> "))
     for message in store.messages.branch(session_id):
@@ -104,8 +104,9 @@ def _body(message: MessageRow) -> list[str]:
     return [*(sanitize(f"{call.name} {call.arguments}") for call in calls), sanitize(message.content)]
 
 
-def _model_words(model: str) -> str:
-    return "by an unknown model" if model == UNKNOWN else one_line(model)
+def _origin_words(model: str, when: str) -> str:
+    """Return the model and the time of a chat, in words."""
+    return f"{when}. The model is not recorded." if model == UNKNOWN else f"{one_line(model)}, {when}"
 
 
 @dataclass

@@ -57,6 +57,12 @@ def delete_older(store: Store) -> list[str]:
     return failed
 
 
+def ends(store: Store) -> dict[str, float]:
+    """Return the time, in seconds since 1970, until which each hidden chat can be restored, by the chat's
+    id."""
+    return {session_id: hidden + DAYS * 86400 for session_id, hidden in store.chats.deletion_times().items()}
+
+
 def clean_index(store: Store, seconds: float) -> bool:
     """Remove deleted words from the search index for about `seconds` seconds. Returns True if no deleted word
     is left. If a word is left, or if another process has locked the store, a later call continues the work.

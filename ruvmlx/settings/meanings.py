@@ -5,7 +5,7 @@ A text says what a value of the setting does, for a reader who has never met the
 a phrase without a full stop.
 """
 
-from ..tiers import EXAMPLE, describe_tiers
+from ..tiers import EXAMPLE, describe_lengths, describe_tiers
 
 # The heading of each group -> the settings of the group, with their meanings.
 GROUPS = {
@@ -35,57 +35,63 @@ GROUPS = {
         "min_p": (
             "leaves out tokens with less than this share of the likeliest token's chance; 0 leaves out none"
         ),
-        "presence_penalty": "makes tokens that the reply has already less likely; -2 to 2, 0 is off",
+        "presence_penalty": "makes a token less likely once the reply has used it; -2 to 2, 0 is off",
         "frequency_penalty": (
-            "makes a token less likely for each time that the reply has it; -2 to 2, 0 is off"
+            "makes a token less likely for each time that the reply has used it; -2 to 2, 0 is off"
         ),
         "repetition_penalty": (
-            "makes tokens that the reply has already less likely by this factor; 0.1 to 2, 1 is off"
+            "makes a token less likely by this factor once the reply has used it; 0.1 to 2, 1 is off"
         ),
         "best_of": (
-            "how many replies are written at once to a question; your taste, known from your ratings, "
-            "picks one; auto: as many, up to 4, as take at most 1.5 times as long as one"
+            "how many replies are written at once to a question; you see the one that suits your ratings "
+            "best; auto: up to 4 replies, while they take at most 1.5 times as long as one"
         ),
         "speculate": (
-            "how many tokens are guessed ahead and checked together: the same reply, sooner; auto: as "
-            "many as save time on this machine"
+            "how many tokens are guessed ahead and checked together: the same reply, sooner; the guesses "
+            "come from earlier words of the chat, or from draft_model; auto: as many as save time on this "
+            "machine"
         ),
         "draft_model": (
             "a small model of the same family, which guesses tokens that the model checks: the same reply, "
-            "sooner"
+            "sooner; none: no second model guesses"
         ),
         "system": (
             'what the model reads before each new chat (the system prompt), as in "Answer briefly"; '
-            "none: nothing of yours"
+            "none: only what the model's makers put there"
         ),
         "thinking": (
             "whether the model thinks before it answers, if it can do both; auto: as its makers chose"
         ),
     },
-    "What the model learns from your ratings": {
+    "How the model learns from your ratings": {
         "adapter": (
             "the name under which what is learned is kept beside the model (an adapter); none: nothing "
             "is learned or used"
         ),
-        "rate_thoughts": "on: ratings also change how the model thinks, not its answers alone",
+        "rate_thoughts": "on: ratings also change how the model thinks; off: only how it answers",
         "examples": (
             "how many replies that you liked, to similar questions, the model is shown before it writes; "
             "0: none"
         ),
-        "implicit_feedback": "on: what you do with replies that you do not rate counts a little, too",
+        "implicit_feedback": (
+            "on: a reply that you stop, copy, write again or answer counts a little, too, until you rate it"
+        ),
         "learn_when_idle": (
             "on: while you do not type, the chat trains on your ratings; off: it waits for `ruvmlx learn "
             "consolidate`"
         ),
         "slow_loop": (
-            "what the chat does with your ratings while you do not type: training trains freely; style "
-            "only mixes changes of style that were made before, for this model"
+            "how the model learns more from all your ratings while you do not type: training changes the "
+            "parts that base_targets names; style mixes ready changes of style, if this model has some"
         ),
         "learn_targets": (
-            "which parts of the model a rating changes: head is the layer that chooses the next token; "
-            "also attention, ffn, all, or single parts"
+            "which parts of the model a rating changes at once: head is the layer that chooses the next "
+            "token; also attention, ffn, all, or single parts"
         ),
-        "base_targets": "which parts of the model that training changes, as in learn_targets",
+        "base_targets": (
+            "which parts of the model the slow training changes, which reads all your ratings together: "
+            "the same words as for learn_targets"
+        ),
         "router": (
             "on: ruvmlx chooses for each reply whether to use what was learned; it learns this from your "
             "ratings and from the time that replies take"
@@ -97,13 +103,12 @@ GROUPS = {
             "age, which saves memory), or auto, which chooses"
         ),
         "kv_tiers": (
-            f"up to which age the bits of a tiered cache apply, as in {EXAMPLE}: the newest "
-            f"{EXAMPLE.split(',')[0]} tokens have 16 bits, and so on; by default as `ruvmlx learn kv` "
-            "says"
+            f"how many tokens of a tiered cache have which bits, as in {EXAMPLE}: {describe_lengths()}; "
+            "by default as `ruvmlx learn kv` says"
         ),
         "kv_limit": (
-            "how far a tiered cache may change what the model says: the mean distance from f16 (KL, in "
-            "nats per token; 0 is no change)"
+            "how far a tiered cache may change what the model says: 0 is no change, 0.004 a very small "
+            "one (the mean KL to f16, in nats per token)"
         ),
         "kv_budget": (
             "the most memory for the KV caches of all chats, as in 500MB or 2GB; to stay within it, "

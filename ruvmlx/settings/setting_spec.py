@@ -100,9 +100,11 @@ class SettingSpec:
         return bool(self.least <= value and (self.most is None or value <= self.most))
 
     def display(self, value: Any) -> str:
-        """Return a value of this setting as people read it: "on", "0.7" or "1.1 GB"."""
+        """Return a value of this setting as people read it: "on", "0.7", "10" or "1.1 GB"."""
         if self.is_size:
             return size(value << 20) if value else "0"
+        if isinstance(value, float):
+            return f"{value:.10g}"
         return ("off", "on")[value] if isinstance(value, bool) else str(value)
 
     @property

@@ -127,7 +127,7 @@ class Chats:
         """Return a chat by its full id, soft-deleted or not. Raises NotFound if no chat has this id."""
         row = self._db.row(_SELECT + "WHERE s.id = ?", session_id)
         if row is None:
-            raise NotFound(f"no chat {session_id!r}; `ruvmlx sessions ls` lists them.")
+            raise NotFound(f"no chat {session_id!r}; `ruvmlx sessions ls` lists the chats.")
         return SessionRow(**row)
 
     def find(self, beginning: str) -> str:
@@ -138,7 +138,7 @@ class Chats:
         else:
             found = self._ids_beginning_with(beginning, "deleted IS NULL")
         if not found:
-            raise NotFound(f"no chat {beginning!r}; `ruvmlx sessions ls` lists them.")
+            raise NotFound(f"no chat {beginning!r}; `ruvmlx sessions ls` lists the chats.")
         return found[0]
 
     def all(self) -> list[SessionRow]:
@@ -232,6 +232,12 @@ class Chats:
         """Return the chats that `restore` can show again, the last deleted chat first."""
         rows = self._db.rows(_SELECT + "WHERE s.deleted > ? ORDER BY s.deleted DESC", ERASING)
         return [SessionRow(**row) for row in rows]
+
+    def deletion_times(self) -> dict[str, float]:
+        """Return the time of the soft deletion of each chat that `restore` can show again, in seconds since
+        1970, by the chat's id."""
+        rows = self._db.rows("SELECT id, deleted FROM sessions WHERE deleted > ?", ERASING)
+        return {row["id"]: row["deleted"] for row in rows}
 
     def find_soft_deleted(self, beginning: str) -> str:
         """Return the id of a soft-deleted chat from a unique beginning of the id, or from "last"."""

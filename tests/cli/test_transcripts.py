@@ -79,7 +79,7 @@ def test_each_setting_has_an_explanation_and_each_group_a_heading():
     text = rows_of((FOLDER / "plain-120.txt").read_text("utf-8"))["config show"]
     for heading, group in settings.GROUPS.items():
         lines = text[text.index(heading) :].splitlines()
-        rows = {line.split()[0]: line for line in lines[1:] if line[:1].strip()}
+        rows = {line.split()[0]: line for line in lines[1:] if line[2:3].strip()}
         for name, meaning in group.items():
             assert len(meaning.split()) > 3, name
             assert meaning.split()[0] in rows[name] and meaning.split()[1] in rows[name], name
