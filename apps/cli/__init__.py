@@ -60,7 +60,7 @@ class Verbs(click.Group):
 def cli() -> None:
     """Chat with a local model that learns from your ratings.
 
-    Start with `ruvmlx chat`. It needs nothing else: a small model comes with it.
+    Start with `ruvmlx chat`.
     """
 
 

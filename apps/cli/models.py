@@ -102,7 +102,7 @@ def list_models(as_json: bool) -> None:
         [(row["name"], size(row["bytes"]), _fit_word(row, fits), short_path(row["path"])) for row in rows],
     )
     hint("CONTEXT is the longest chat. The model limits it, or this machine's memory if that is less.")
-    hint("A token is a word or a part of one. `ruvmlx show NAME` has the whole path of the files.")
+    hint("A token is a word or a part of one. `ruvmlx show NAME` has the whole path.")
     hint("`ruvmlx chat --model NAME` uses one; `ruvmlx models` suggests others.")
 
 

@@ -71,4 +71,4 @@ def show_deleted_rows(rows: Sequence[dict[str, Any]], ends: dict[str, float]) ->
     """Print the deleted chats. ends: the time until which a chat can be restored, by the chat's id."""
     say("These chats are deleted:")
     table(DELETED, [(r["id"], left(ends[r["id"]]), f"{r['turns']:,}", title_in_lists(r)) for r in rows])
-    hint("`ruvmlx sessions restore ID` brings one back. TIME LEFT is how long it can come back.")
+    hint("`ruvmlx sessions restore ID` brings one back, in the time left.")

@@ -92,7 +92,8 @@ def show_session(session_id: str, as_json: bool) -> None:
         called = "".join(f" {call.name} {call.arguments}" for call in calls)
         if message.content or calls:
             shown.append(f"{author(message.role)}{called}{mark}{branch}: {message.content}")
-    show_whole("\n\n".join(shown))
+    if shown:
+        show_whole("\n\n".join(shown))
 
 
 @sessions.command("search")

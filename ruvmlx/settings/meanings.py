@@ -89,8 +89,8 @@ GROUPS = {
             "token; also attention, ffn, all, or single parts"
         ),
         "base_targets": (
-            "which parts of the model the slow training changes, which reads all your ratings together: "
-            "the same words as for learn_targets"
+            "which parts of the model the slow training changes (it reads all your ratings together); the "
+            "same words as for learn_targets"
         ),
         "router": (
             "on: ruvmlx chooses for each reply whether to use what was learned; it learns this from your "

@@ -58,6 +58,15 @@ def test_nothing_learned_is_an_empty_list_and_one_line_elsewhere(tiny_cli, tmp_p
     assert not (tmp_path / "x").exists()
 
 
+def test_export_and_rm_say_the_same_of_an_adapter_that_has_learned_nothing(tiny_cli, tmp_path):
+    """No "there is no adapter" from one and "it is in use" from the other; the exit codes stay 1 and 2."""
+    code, _, err = tiny_cli("adapters", "export", str(tmp_path / "x"))
+    assert code == 1 and "adapter 'default' is empty: it has learned nothing yet" in err
+    code, _, err = tiny_cli("adapters", "rm", "default")
+    assert code == 2 and "it has learned nothing yet. There is nothing to delete." in err
+    assert "--force" not in err
+
+
 def test_ls_says_what_is_there_and_what_is_in_use(learned, tiny):
     code, rows, _ = learned("adapters", "ls", "--json")
     assert code == 0 and len(rows) == 1 and set(rows[0]) >= FIELDS

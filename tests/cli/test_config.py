@@ -18,7 +18,7 @@ def shown(out: str) -> dict[str, str]:
 
 
 def test_every_setting_has_a_value_and_a_meaning(run):
-    """Never a dash: in brackets is what applies without a choice."""
+    """Never a dash: a default is in brackets."""
     found = shown(run("config", "show")[1])
     assert list(found) == list(settings.SPECS)
     assert all(value not in ("", "-", "None") for value in found.values())

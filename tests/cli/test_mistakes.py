@@ -4,6 +4,7 @@ import json
 import threading
 
 import pytest
+from ruvmlx.apps.cli.options import unknown_adapter
 
 from ruvmlx import settings
 
@@ -37,6 +38,13 @@ def test_a_mistyped_adapter_is_not_begun(run, learned, tiny_folder):
     assert run("adapters", "use", "fresh", "--new", *tiny(tiny_folder))[0] == 0
     assert settings.load().adapter == "fresh"
     assert run("adapters", "use", "none", *tiny(tiny_folder))[0] == 0
+
+
+def test_none_which_turns_learning_off_is_proposed_only_for_a_very_similar_name():
+    """A guess that the user takes over must not end the learning."""
+    assert "Did you mean" not in unknown_adapter("nope", []) + unknown_adapter("nine", ["work"])
+    assert "Did you mean 'none'?" in unknown_adapter("nonne", []) and "'none'?" in unknown_adapter("None", [])
+    assert "Did you mean 'note'?" in unknown_adapter("nope", ["note"])
 
 
 def test_a_mistyped_adapter_is_told(run, learned, tiny_folder):

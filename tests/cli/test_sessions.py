@@ -55,7 +55,7 @@ def test_sessions_ls_show_search(run, chats):
 def test_sessions_are_renamed_copied_and_deleted(run, chats):
     """Renamed, copied, deleted; an id that is none is one line."""
     first, second = chats
-    assert run("sessions", "rename", first, "Stripes")[0] == 0
+    assert run("sessions", "rename", first, "Stripes")[2].startswith("Renamed: Stripes (before: ")
     fork = json.loads(run("sessions", "fork", second, "--json")[1])
     assert fork["turns"] == 2 and fork["title"] == "And of lions? (fork)"
     assert run("sessions", "rm", second)[0] == 0

@@ -4,7 +4,7 @@ import time
 
 import pytest
 from ruvmlx.apps.cli import text_output
-from ruvmlx.apps.cli.text_output import TableColumn, ago, count, facts, say, short_path, table
+from ruvmlx.apps.cli.text_output import TableColumn, ago, count, facts, left, say, short_path, table
 
 from ruvmlx.text import size
 
@@ -95,3 +95,12 @@ def test_words_for_numbers(monkeypatch, tmp_path):
     assert ago(86400 * 365).count("-") == 2
     monkeypatch.setenv("HOME", str(tmp_path))
     assert short_path(tmp_path / "x") == "~/x" and short_path("/usr/x") == "/usr/x"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(86000, "23 hours"), (7000, "1 hour"), (3000, "50 minutes"), (-5, "1 minute")]
+)
+def test_the_time_that_is_left_is_one_unit(seconds, words, monkeypatch):
+    """A time in the past, which the next start ends, has the least time."""
+    monkeypatch.setattr(text_output.time, "time", lambda: 1000.5)
+    assert left(1000 + seconds) == words

@@ -76,6 +76,8 @@ def test_the_longest_context_that_fits(monkeypatch, facts):
         fit = Fit.of(facts, NATIVE)
         assert (fit.longest_context, fit.fits) == (expected, expected > 0) and fit.kv_per_token == per_token
         assert ("does not fit" in fit.words()) == (expected == 0)
+        assert ("limit of the model" in fit.words()) == (expected == facts.shape.max_context)
+        assert ("limit of this machine's memory" in fit.words()) == (expected == 100)
 
 
 def test_a_window_bounds_the_cache_and_not_the_context(monkeypatch, facts):
