@@ -53,8 +53,8 @@ def fill_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
 
 
 def describe_lengths() -> str:
-    """Return what EXAMPLE means: "the newest 256 tokens have 16 bits, those up to 1,024 have 8 bits, older ones
-    have 4 bits"."""
+    """Return what EXAMPLE means: "the newest 256 tokens have 16 bits, those up to 1,024 have 8 bits, older
+    ones have 4 bits"."""
     aging = list(reversed(TIERS))
     parts = [f"those up to {tier.lengths[1]:,} have {tier.bits} bits" for tier in aging[1:-1]]
     newest = f"the newest {aging[0].lengths[1]} tokens have {aging[0].bits} bits"
