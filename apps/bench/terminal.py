@@ -81,7 +81,7 @@ def change_row(change: RowChange) -> tuple[str, ...]:
     return change.name, *values, f"{change.ratio - 1:+.1%}", chance, change.verdict
 
 
-def _counted(counts: Mapping[str, int]) -> str:
+def _verdict_counts(counts: Mapping[str, int]) -> str:
     """Return the number of measurements with each verdict, as a sentence."""
     parts = [f"{n:,} {'is' if n == 1 else 'are'} {IN_WORDS.get(said, said)}" for said, n in counts.items()]
     number, rest = parts[0].split(" ", 1)
@@ -92,7 +92,7 @@ def _counted(counts: Mapping[str, int]) -> str:
 def changes(found: Sequence[RowChange], verdicts: Sequence[tuple[str, str, str]]) -> Iterator[str]:
     """Yield the lines that come after the table of changes."""
     counts = {v: sum(c.verdict == v for c in found) for v in VERDICTS}
-    yield _counted(counts)
+    yield _verdict_counts(counts)
     other = [f"{name}: {was} -> {now}" for name, was, now in verdicts if was != now]
     against = sum({was, now} == {"met", "not met"} for _, was, now in verdicts)
     if not verdicts:

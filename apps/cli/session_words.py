@@ -5,7 +5,7 @@ from typing import Any
 
 from ruvmlx.text import excerpt, one_line
 
-from .text_output import TableColumn, ago, count, hint, left, say, table
+from .text_output import TableColumn, ago, count, hint, say, table, time_left
 
 COLUMNS = (
     TableColumn("ID", style="bold"),
@@ -70,5 +70,5 @@ def forgotten_words(number: int) -> str:
 def show_deleted_rows(rows: Sequence[dict[str, Any]], ends: dict[str, float]) -> None:
     """Print the deleted chats. ends: the time until which a chat can be restored, by the chat's id."""
     say("These chats are deleted:")
-    table(DELETED, [(r["id"], left(ends[r["id"]]), f"{r['turns']:,}", title_in_lists(r)) for r in rows])
+    table(DELETED, [(r["id"], time_left(ends[r["id"]]), f"{r['turns']:,}", title_in_lists(r)) for r in rows])
     hint("`ruvmlx sessions restore ID` brings one back, in the time left.")

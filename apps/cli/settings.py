@@ -30,7 +30,7 @@ def show_settings(origin: bool, as_json: bool) -> None:
         print_json({k: {"value": values[k], "origin": s.origin} for k, s in found.items()})
         return
     rows = [
-        (k, _marked(k, s), short_path(s.origin) if origin else settings.SPECS[k].doc)
+        (k, _table_value(k, s), short_path(s.origin) if origin else settings.SPECS[k].doc)
         for k, s in found.items()
     ]
     _show_groups("FROM" if origin else "MEANING", rows)
@@ -57,7 +57,7 @@ def _show_groups(last: str, rows: Sequence[tuple[str, str, str]]) -> None:
     say("")
 
 
-def _marked(name: str, found: settings.Resolved) -> str:
+def _table_value(name: str, found: settings.Resolved) -> str:
     """Return the value of a setting that applies, as text. A default is in brackets."""
     value = effective(name, found)
     return f"({value})" if found.origin == "default" and not value.startswith("(") else value

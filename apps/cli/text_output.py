@@ -114,7 +114,7 @@ def ago(then: float) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(then))
 
 
-def left(until: float) -> str:
+def time_left(until: float) -> str:
     """Return how much time is left, in words: "23 hours". until: the time in seconds since the epoch."""
     remaining = max(0.0, until - time.time())
     if remaining < _HOUR:

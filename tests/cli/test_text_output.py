@@ -4,7 +4,7 @@ import time
 
 import pytest
 from ruvmlx.apps.cli import text_output
-from ruvmlx.apps.cli.text_output import TableColumn, ago, count, facts, left, say, short_path, table
+from ruvmlx.apps.cli.text_output import TableColumn, ago, count, facts, say, short_path, table, time_left
 
 from ruvmlx.text import size
 
@@ -103,4 +103,4 @@ def test_words_for_numbers(monkeypatch, tmp_path):
 def test_the_time_that_is_left_is_one_unit(seconds, words, monkeypatch):
     """A time in the past, which the next start ends, has the least time."""
     monkeypatch.setattr(text_output.time, "time", lambda: 1000.5)
-    assert left(1000 + seconds) == words
+    assert time_left(1000 + seconds) == words
