@@ -48,7 +48,7 @@ def test_sessions_ls_show_search(run, chats):
     (hit,) = json.loads(run("sessions", "search", "NIGHT", "lion", "--json")[1])
     assert {"id", "title", "turns", "updated", "pinned", "folder", "message_id", "role", "text"} == set(hit)
     assert hit["id"] == second and hit["role"] == "assistant"
-    assert "assistant: A lion roars" in run("sessions", "search", "roars")[1]
+    assert "Assistant: A lion roars" in run("sessions", "search", "roars")[1]
     assert run("sessions", "search", "unicorn") == (0, "", "No chat has 'unicorn'.\n")
 
 
@@ -89,7 +89,7 @@ def test_sessions_rm_can_be_undone(run, chats, home):
     assert "\x1b" not in run("sessions", "restore")[1]
     (back,) = json.loads(run("sessions", "restore", "last", "--json")[1])
     assert back["id"] == second and back["turns"] == 3
-    assert run("sessions", "restore", first[:8])[1].splitlines()[1].startswith(first)
+    assert run("sessions", "restore", first[:8])[1].splitlines()[2].startswith(first)
     assert run("sessions", "restore") == (0, "", "No deleted chat can be restored.\n")
     code, _, err = run("sessions", "restore", "unknown")
     assert code == 1 and err.count("\n") == 1 and "sessions restore" in err
