@@ -57,7 +57,7 @@ attend_decode_matrix(const float *q, const float *q_rotated, const int *params, 
 // These two kernels have the same bodies with the word ALIBI.
 #define ALIBI
 template <int D, int G>
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(ATTEND_DECODE_THREADS)
 attend_decode_alibi(const float *q, const float *q_rotated, const int *params, const int *pages,
                     TIERS(POOL_DECLARED, 0) const uchar *open, const float *slopes, float *o, float *ml) {
     cudaTriggerProgrammaticLaunchCompletion();
@@ -65,7 +65,7 @@ attend_decode_alibi(const float *q, const float *q_rotated, const int *params, c
 }
 
 template <int D, int G>
-__global__ void __launch_bounds__(128, 2)
+__global__ void __launch_bounds__(ATTEND_DECODE_THREADS, 2)
 attend_decode_matrix_alibi(const float *q, const float *q_rotated, const int *params, const int *pages,
                            TIERS(POOL_DECLARED, 0) const uchar *open, const float *slopes, float *o, float *ml) {
     cudaTriggerProgrammaticLaunchCompletion();
@@ -310,7 +310,7 @@ template <int D, int G> static void launch_alibi(Layer &a, cudaStream_t stream) 
     auto kernel = attend_decode_alibi<D, G>;
     if constexpr (D == 64 || D == 128)
         if (a.matrix) kernel = attend_decode_matrix_alibi<D, G>;
-    kernel<<<grid, 128, 0, stream>>>(a.d_q.p, a.d_q_rotated.p, a.d_params.p, a.d_pages.p, TIERS(POOL_GIVEN, a)
+    kernel<<<grid, ATTEND_DECODE_THREADS, 0, stream>>>(a.d_q.p, a.d_q_rotated.p, a.d_params.p, a.d_pages.p, TIERS(POOL_GIVEN, a)
                                      a.d_open.p, a.d_slopes.p, a.d_o.p, a.d_ml.p);
 }
 
