@@ -57,7 +57,7 @@ attend_decode_matrix(const float *q, const float *q_rotated, const int *params, 
 // These two kernels have the same bodies with the word ALIBI.
 #define ALIBI
 template <int D, int G>
-__global__ void __launch_bounds__(ATTEND_DECODE_THREADS)
+__global__ void __launch_bounds__(128)
 attend_decode_alibi(const float *q, const float *q_rotated, const int *params, const int *pages,
                     TIERS(POOL_DECLARED, 0) const uchar *open, const float *slopes, float *o, float *ml) {
     cudaTriggerProgrammaticLaunchCompletion();
@@ -65,7 +65,7 @@ attend_decode_alibi(const float *q, const float *q_rotated, const int *params, c
 }
 
 template <int D, int G>
-__global__ void __launch_bounds__(ATTEND_DECODE_THREADS, 2)
+__global__ void __launch_bounds__(128, 2)
 attend_decode_matrix_alibi(const float *q, const float *q_rotated, const int *params, const int *pages,
                            TIERS(POOL_DECLARED, 0) const uchar *open, const float *slopes, float *o, float *ml) {
     cudaTriggerProgrammaticLaunchCompletion();
