@@ -136,12 +136,13 @@ def adapters(runtime: Runtime) -> list[PickerEntry]:
 
 def find_adapter(argument: str, runtime: Runtime) -> str | None:
     """Return the name of the adapter that the user names, or None for "none". Raise UsageError for an unknown
-    name, unless the word "new" follows the name and asks for a new adapter."""
+    name, unless the word "new" follows the name and asks for a new adapter. The error does not propose
+    "none", because that name turns learning off."""
     name, _, new = argument.partition(" ")
     known = [NO_ADAPTER, "default", *(row.name for row in runtime.adapters())]
     if name not in known and new.strip() != "new":
         raise UsageError(
-            f"there is no adapter {name[:40]!r}.{did_you_mean(name, known)} "
+            f"there is no adapter {name[:40]!r}.{did_you_mean(name, known[1:])} "
             f"To begin it: /adapter {name[:40]} new"
         )
     return None if name == NO_ADAPTER else name

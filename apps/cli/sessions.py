@@ -315,7 +315,7 @@ def _find_chat(store: Any, beginning: str, deleted_too: bool) -> str:
 
 def _warn_of_readers(gone: bool) -> None:
     if not gone:
-        log("Another ruvmlx reads the store: copies of the words stay in its log until that program ends.")
+        log("Another ruvmlx reads the database: copies of the words stay in its log until that program ends.")
 
 
 @sessions.command("forget")

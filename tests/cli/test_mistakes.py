@@ -2,11 +2,14 @@
 
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
+from ruvmlx.apps.chat.models import find_adapter
 from ruvmlx.apps.cli.options import unknown_adapter
 
 from ruvmlx import settings
+from ruvmlx.errors import UsageError
 
 from .test_adapters import tiny_cli  # noqa: F401 - a fixture
 from .verbs import one_line
@@ -45,6 +48,10 @@ def test_none_which_turns_learning_off_is_proposed_only_for_a_very_similar_name(
     assert "Did you mean" not in unknown_adapter("nope", []) + unknown_adapter("nine", ["work"])
     assert "Did you mean 'none'?" in unknown_adapter("nonne", []) and "'none'?" in unknown_adapter("None", [])
     assert "Did you mean 'note'?" in unknown_adapter("nope", ["note"])
+    of_a_new_user = SimpleNamespace(adapters=list)
+    with pytest.raises(UsageError) as refused:
+        find_adapter("nope", of_a_new_user)
+    assert "Did you mean" not in str(refused.value) and find_adapter("none", of_a_new_user) is None
 
 
 def test_a_mistyped_adapter_is_told(run, learned, tiny_folder):
