@@ -32,7 +32,7 @@ def test_install_writes_the_shells_file_and_remove_deletes_it(shell, own_home, r
     assert own_home in path.parents and "_RUVMLX_COMPLETE" in path.read_text()
     assert run("completion", "install", "--shell", shell)[0] == 0  # again: nothing breaks
     code, out, _ = run("completion", "remove", "--shell", shell)
-    assert code == 0 and not path.exists() and "Removed ~/" in out
+    assert code == 0 and not path.exists() and "Deleted ~/" in out
     assert "Nothing to remove" in run("completion", "remove", "--shell", shell)[1]
 
 
