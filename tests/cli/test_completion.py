@@ -33,7 +33,7 @@ def test_install_writes_the_shells_file_and_remove_deletes_it(shell, own_home, r
     assert run("completion", "install", "--shell", shell)[0] == 0  # again: nothing breaks
     code, out, _ = run("completion", "remove", "--shell", shell)
     assert code == 0 and not path.exists() and "Deleted ~/" in out
-    assert "Nothing to remove" in run("completion", "remove", "--shell", shell)[1]
+    assert "Nothing to delete" in run("completion", "remove", "--shell", shell)[1]
 
 
 def test_the_shell_is_the_users_own_and_an_unknown_one_is_an_error(own_home, run, monkeypatch):
