@@ -30,21 +30,21 @@ def pytest_configure() -> None:
 
 
 def _without_files(real: Callable[..., Any]) -> Callable[..., Any]:
-    def asked(path: Any = ".", *more: Any, **named: Any) -> Any:
+    def call_as_macos(path: Any = ".", *more: Any, **named: Any) -> Any:
         if is_missing(path) and _a_test_asks():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return real(path, *more, **named)
 
-    return asked
+    return call_as_macos
 
 
 def _without_address_space(real: Callable[..., None]) -> Callable[..., None]:
-    def asked(kind: int, limits: tuple[int, int]) -> None:
+    def set_limit_as_macos(kind: int, limits: tuple[int, int]) -> None:
         if kind == resource.RLIMIT_AS and _a_test_asks():
             raise ValueError("current limit exceeds maximum limit")  # Python's words for EINVAL
         real(kind, limits)
 
-    return asked
+    return set_limit_as_macos
 
 
 def is_missing(path: Any) -> bool:

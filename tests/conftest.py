@@ -76,7 +76,7 @@ def pytest_pycollect_makemodule(module_path, parent):
 def pytest_runtest_makereport(item, call):
     report = yield
     if call.when == "teardown":
-        cost.ended(item, report)
+        cost.note_cost(item, report)
     if call.when == "call" and report.passed:
         selection.passed(item)
     return report
@@ -85,8 +85,8 @@ def pytest_runtest_makereport(item, call):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     """Fixtures and the test itself."""
-    cost.started(item)
-    with kinds.guarded(item.get_closest_marker("unit") is not None):
+    cost.note_start(item)
+    with kinds.set_guard(item.get_closest_marker("unit") is not None):
         return (yield)
 
 

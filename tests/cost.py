@@ -13,19 +13,19 @@ NAME = "processor_s"
 _BEFORE = pytest.StashKey[float]()
 
 
-def used() -> float:
+def spent_seconds() -> float:
     """Seconds of this process, and of the children that have ended."""
     both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(found.ru_utime + found.ru_stime for found in both)
 
 
-def started(item: pytest.Item) -> None:
-    item.stash[_BEFORE] = used()
+def note_start(item: pytest.Item) -> None:
+    item.stash[_BEFORE] = spent_seconds()
 
 
-def ended(item: pytest.Item, report: pytest.TestReport) -> None:
+def note_cost(item: pytest.Item, report: pytest.TestReport) -> None:
     """The report of the teardown, which is the last, takes the cost to the process that reports."""
-    report.user_properties.append((NAME, used() - item.stash.get(_BEFORE, used())))
+    report.user_properties.append((NAME, spent_seconds() - item.stash.get(_BEFORE, spent_seconds())))
 
 
 class Costs:

@@ -123,7 +123,7 @@ GUARD = _Guard()
 
 
 @contextmanager
-def guarded(on: bool) -> Iterator[None]:
+def set_guard(on: bool) -> Iterator[None]:
     """With the rules of unit tests, or without."""
     before, GUARD.on = GUARD.on, on
     try:

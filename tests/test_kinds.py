@@ -52,5 +52,5 @@ def test_a_unit_test_that_opens_the_starter_model_fails(monkeypatch, tmp_path):
 def test_other_tests_are_not_guarded(monkeypatch, tmp_path):
     assert kinds.GUARD.on
     monkeypatch.setattr(kinds.GUARD, "starter", str(tmp_path / "starter.gguf"))
-    with kinds.guarded(False):
+    with kinds.set_guard(False):
         (tmp_path / "starter.gguf").write_bytes(b"GGUF")

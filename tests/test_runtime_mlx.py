@@ -9,7 +9,7 @@ from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 from ruvmlx.store import Store
 from tests.engine.test_stream import Synchronous
-from tests.engine.test_stream_trace import near
+from tests.engine.test_stream_trace import assert_near
 from tests.test_runtime import say
 
 
@@ -61,8 +61,8 @@ def test_a_chat_is_the_same(open_on, streaming):
             assert getattr(a, name, None) == getattr(b, name, None)
     (_, reply, trace, micro), (_, other, trace2, micro2) = one, two
     assert reply.sampled_ids == other.sampled_ids and reply.adapter_version == other.adapter_version > 0
-    near(reply.logprob, other.logprob)
-    near(trace.grad_b, trace2.grad_b)
+    assert_near(reply.logprob, other.logprob)
+    assert_near(trace.grad_b, trace2.grad_b)
     np.testing.assert_allclose(micro.lora_b, micro2.lora_b, atol=1e-3 * np.abs(micro2.lora_b).max())
     assert np.abs(micro.lora_b).max() > 0
 

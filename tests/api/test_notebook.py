@@ -81,12 +81,12 @@ def test_an_interrupt_keeps_the_words_so_far(model):
 def test_without_the_package_a_line_says_what_to_install(monkeypatch):
     real = builtins.__import__
 
-    def without(name, *more):
+    def refuse_widgets(name, *more):
         if name == "ipywidgets":
             raise ImportError(name)
         return real(name, *more)
 
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr(builtins, "__import__", refuse_widgets)
     monkeypatch.delitem(sys.modules, "ipywidgets")
     with pytest.raises(RuvmlxError, match=r"pip install 'ruvmlx\[notebook\]'"):
         notebook.ReplyView()

@@ -39,7 +39,7 @@ PLACES = ("reply", "turn", "name", "notice", "error", "panel", "title", "paste",
 LISTED = 10  # titles in the list of chats
 
 
-def tagged(place: str, n: int) -> str:
+def tagged_text(place: str, n: int) -> str:
     """Text number n with its tag for this place."""
     assert place in PLACES
     return f"{place}{n:05d} {hostile(n, random.Random(n))}"
@@ -74,10 +74,10 @@ class HostileRuntime(ScriptedRuntime):
         self.store = SimpleNamespace(chats=chats, search=chats)
 
     def show(self, n: int) -> None:
-        self.text, self.panel = hostile(n, random.Random(n)), tagged("panel", n)
-        self.model.name, self.adapter = tagged("name", n), tagged("adapter", n)
+        self.text, self.panel = hostile(n, random.Random(n)), tagged_text("panel", n)
+        self.model.name, self.adapter = tagged_text("name", n), tagged_text("adapter", n)
         self.store.chats.titles = [self.text, *self.store.chats.titles][:LISTED]
-        turns = [Turn("system", self.text), Turn("user", f"{tagged('turn', n)}\n\nturn{n:05d}")]
+        turns = [Turn("system", self.text), Turn("user", f"{tagged_text('turn', n)}\n\nturn{n:05d}")]
         seen = self.text[:500]  # a longer one would push the turn's end out of sight
         self.spoken["s"] = [*turns, Turn("assistant", seen, "r1", "4", "length", 3, 1, 2)]
 
@@ -116,17 +116,17 @@ class Gallery(ChatApp):
         self.scripted.show(n)
         text = self.scripted.text
         await self.actions.library.begin(replace(self.options, session="s"))
-        await self._drawn()
+        await self._wait_for_frame()
         await self._in_the_conversation(n)
         self.chat.panel.show(Overview.of(self.scripted), None)
-        self.chat.status.flash(error_line(NotFound(tagged("flash", n))))
+        self.chat.status.flash(error_line(NotFound(tagged_text("flash", n))))
         self.chat.prompt.text = ""
-        self.chat.prompt.post_message(Paste(tagged("paste", n)))
-        await self._drawn()
-        await self.actions.obey(Command("title", tagged("title", n)))
+        self.chat.prompt.post_message(Paste(tagged_text("paste", n)))
+        await self._wait_for_frame()
+        await self.actions.obey(Command("title", tagged_text("title", n)))
         self.chat.status.background = describe.lesson({"promoted": True, "reason": text})
         self.chat.prompt.begin_edit(UserMessage(text).text)
-        await self._drawn()
+        await self._wait_for_frame()
         self.chat.prompt.end_edit()
         self.chat.status.background = ""
         if n % LISTED == LISTED - 1:
@@ -134,27 +134,27 @@ class Gallery(ChatApp):
 
     async def _in_the_conversation(self, n: int) -> None:
         await self.actions.obey(Command("adapter"))
-        await self._drawn()
+        await self._wait_for_frame()
         await self.actions.obey(Command("status"))
-        await self.actions.obey(Command("system", tagged("system", n)))
-        await self._drawn()
+        await self.actions.obey(Command("system", tagged_text("system", n)))
+        await self._wait_for_frame()
         reply = ReplyMessage()
-        await self.chat.transcript.add(Notice(tagged("notice", n)), reply)
-        await self._drawn()
-        await self.chat.show_error(UsageError(tagged("error", n)))
-        await stream.show_reply(reply, chunks(tagged("reply", n)), self.chat.status)
-        await reply.finish(tagged("reply", n), "cancelled")
+        await self.chat.transcript.add(Notice(tagged_text("notice", n)), reply)
+        await self._wait_for_frame()
+        await self.chat.show_error(UsageError(tagged_text("error", n)))
+        await stream.show_reply(reply, chunks(tagged_text("reply", n)), self.chat.status)
+        await reply.finish(tagged_text("reply", n), "cancelled")
 
     async def _in_the_list(self) -> None:
         screen = ChatsScreen(self.chat, "words")
         await self.push_screen(screen)
         await self.workers.wait_for_complete([w for w in self.workers if w.node is screen])
-        await self._drawn()
+        await self._wait_for_frame()
         screen.action_rename()
-        await self._drawn()
+        await self._wait_for_frame()
         await self.pop_screen()
 
-    async def _drawn(self) -> None:
+    async def _wait_for_frame(self) -> None:
         drawn = asyncio.Event()
         self.screen.call_after_refresh(drawn.set)
         await drawn.wait()
@@ -173,14 +173,22 @@ async def chunks(text: str) -> AsyncIterator[list[Chunk]]:
         yield [Chunk("".join(parts[n : n + at_once]), generated=n + 1)]
 
 
-def plain(runtime: HostileRuntime, numbers: range) -> int:
+def show_plain(runtime: HostileRuntime, numbers: range) -> int:
     """The same in plain mode: every command that prints somebody's text."""
     for n in numbers:
         runtime.show(n)
-        runtime.replies = [cut(tagged("reply", n)), UsageError(tagged("error", n))]
-        lines = ["hi", "hi", f"/title {tagged('title', n)}", "/chats", "/chats words", "/open 1", "/learning"]
+        runtime.replies = [cut(tagged_text("reply", n)), UsageError(tagged_text("error", n))]
+        lines = [
+            "hi",
+            "hi",
+            f"/title {tagged_text('title', n)}",
+            "/chats",
+            "/chats words",
+            "/open 1",
+            "/learning",
+        ]
         lines += ["/status", "/adapter", "/system"]
-        options = ChatOptions(session="s", system=tagged("system", n))
+        options = ChatOptions(session="s", system=tagged_text("system", n))
         PlainChat(runtime, options, io.StringIO("\n".join(lines)), sys.stdout).run()
     return 0
 
@@ -188,7 +196,7 @@ def plain(runtime: HostileRuntime, numbers: range) -> int:
 def main(mode: str, first: str, last: str) -> int:
     runtime, numbers = HostileRuntime(), range(int(first), int(last))
     if mode == "plain":
-        return plain(runtime, numbers)
+        return show_plain(runtime, numbers)
     stream.FRAME = 0
     gallery = Gallery(runtime, numbers)
     gallery.run()

@@ -126,7 +126,7 @@ _ITS_OWN = re.compile(
 _MARK = re.compile(r"Zq\d{5}|9\d{5}")
 
 
-def sent(raw: bytes) -> tuple[list[str], str]:
+def sequences_and_text(raw: bytes) -> tuple[list[str], str]:
     """The escape sequences and the plain text that a terminal received; bytes that are not UTF-8 are an
     error."""
     text = raw.decode("utf-8")
@@ -135,7 +135,7 @@ def sent(raw: bytes) -> tuple[list[str], str]:
 
 def leaks(raw: bytes, its_own: re.Pattern[str] = _ITS_OWN) -> list[str]:
     """Everything that should not have reached the terminal."""
-    sequences, words = sent(raw)
+    sequences, words = sequences_and_text(raw)
     found = [s for s in sequences if not its_own.fullmatch(s) or _MARK.search(s) or _too_far(s)]
     return found + [f"U+{ord(c):04X}" for c in words if _controls(c)]
 

@@ -130,11 +130,11 @@ class Driver:
     def __init__(self, app: ChatApp):
         self._app, self._opened, begin = app, 0, app.actions.library.begin
 
-        async def counted(options: ChatOptions) -> None:
+        async def begin_and_count(options: ChatOptions) -> None:
             await begin(options)
             self._opened += 1
 
-        app.actions.library.begin = counted
+        app.actions.library.begin = begin_and_count
 
     async def until(self, condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + 60

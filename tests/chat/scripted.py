@@ -57,12 +57,12 @@ class ScriptedRuntime:
 
     chats = summaries = choices = learning = tiers = writer = scheduler = parts
 
-    def _called(self):
+    def _note_call(self):
         self.threads.add(threading.get_ident())
         assert not self.closed
 
     def new_chat(self, system=None):
-        self._called()
+        self._note_call()
         session = f"s{next(self._ids)}"
         self.spoken[session] = [Turn("system", system)] if system else []
         return session
@@ -95,18 +95,18 @@ class ScriptedRuntime:
         return "".join(turn.content for turn in self.spoken[session_id])
 
     def set_system(self, session_id, system):
-        self._called()
+        self._note_call()
         rest = [turn for turn in self.spoken[session_id] if turn.role != "system"]
         self.spoken[session_id] = ([Turn("system", system)] if system else []) + rest
 
     def turns(self, session_id):
-        self._called()
+        self._note_call()
         if session_id not in self.spoken:
             raise NotFound(f"no session {session_id!r}")
         return list(self.spoken[session_id])
 
     def say(self, session_id, text, *, sampling: Sampling | None, max_new_tokens: int, cancel):
-        self._called()
+        self._note_call()
         script = self.replies.pop(0) if self.replies else ["Fine."]
         if isinstance(script, Exception):
             raise script
@@ -155,14 +155,14 @@ class ScriptedRuntime:
 
     def rest(self):
         """The scheduler's: no LoRA is installed."""
-        self._called()
+        self._note_call()
 
     def settle(self, cancel=None, watch=None):
-        self._called()
+        self._note_call()
         self.settled += 1
 
     def rate(self, reply_id, rating, note="", watch=None):
-        self._called()
+        self._note_call()
         if reply_id == "last":
             reply_id = self.last_reply_id
         before = self._rating_of(reply_id)
@@ -199,7 +199,7 @@ class ScriptedRuntime:
         self._set_rating(reply_id, rating)
 
     def undo(self):
-        self._called()
+        self._note_call()
         if not self.ratings:
             raise NotFound("there is no rating or preference to take back")
         reply_id, before, _ = self.ratings.pop()
@@ -207,13 +207,13 @@ class ScriptedRuntime:
         return self.status()
 
     def notice(self, reply_id, what):
-        self._called()
+        self._note_call()
         self.noticed.append((reply_id, what))
         return True
 
     def is_due(self):
         """Is training, or a review of the tiers, due? Never."""
-        self._called()
+        self._note_call()
         return False
 
     def due_when_idle(self):
@@ -237,21 +237,21 @@ class ScriptedRuntime:
         return self.adapter and f"{self.adapter}@{len(self.ratings)}"
 
     def use(self, name):
-        self._called()
+        self._note_call()
         self.adapter = name
 
     def adapters(self):
         return [NamedRow("work", "f", "m", 3, 1000)]
 
     def check_chat(self, session_id):
-        self._called()
+        self._note_call()
 
     def hand_over(self):
         return frozenset()
 
     def take_over(self, put_away):
-        self._called()
+        self._note_call()
 
     def close(self):
-        self._called()
+        self._note_call()
         self.closed = True

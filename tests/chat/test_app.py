@@ -269,11 +269,11 @@ async def test_quitting_while_the_model_opens_closes_the_late_runtime():
     """The runtime that arrives late is closed as well."""
     runtime, arrive = ScriptedRuntime(), threading.Event()
 
-    def slow():
+    def open_slowly():
         arrive.wait(10)
         return runtime
 
-    app = ChatApp(slow)
+    app = ChatApp(open_slowly)
     async with app.run_test() as pilot:
         await until(pilot, lambda: "Opening the model" in screen_text(app))
         app.chat.prompt.text = "early"

@@ -54,7 +54,7 @@ async def send(app, pilot, text):
     await pilot.press("enter")
 
 
-def shown(app):
+def shown_texts(app):
     return [m.text for m in app.chat.transcript.messages]
 
 
@@ -88,7 +88,7 @@ async def test_an_edited_question_starts_a_branch_and_flipping_shows_the_old_one
     async with chatting(WIDE) as (app, pilot):
         await ask(app, pilot, "First question")
         await ask(app, pilot, "Second question")
-        before = shown(app)
+        before = shown_texts(app)
         app.chat.prompt.text = "a draft"
         await pilot.press("tab", "up", "e")
         await until(pilot, lambda: app.chat.prompt.text == "First question" and app.chat.prompt.has_focus)
@@ -98,10 +98,10 @@ async def test_an_edited_question_starts_a_branch_and_flipping_shows_the_old_one
         await pilot.press("tab", "up", "e")
         await pilot.press("ctrl+a", "X", "enter")
         await until(pilot, lambda: len(app.query(UserMessage)) == 1 and app.phase == "idle")
-        assert shown(app)[0] == "XFirst question" and "‹ 2/2 ›" in screen_text(app)
+        assert shown_texts(app)[0] == "XFirst question" and "‹ 2/2 ›" in screen_text(app)
         assert app.chat.prompt.text == "a draft"
         await send(app, pilot, "/prev")
-        await until(pilot, lambda: shown(app) == before)
+        await until(pilot, lambda: shown_texts(app) == before)
 
 
 async def test_more_continues_a_cut_reply_in_place(chatting):
@@ -116,7 +116,7 @@ async def test_more_continues_a_cut_reply_in_place(chatting):
         turns = await app.host.call(lambda runtime: runtime.chats.turns(app.chat.state.session))
         assert turns[-1].content == reply.text or "\ufffd" in turns[-1].content
         await send(app, pilot, "/prev")
-        await until(pilot, lambda: shown(app)[-1] == short)
+        await until(pilot, lambda: shown_texts(app)[-1] == short)
 
 
 async def test_the_edit_command_replaces_the_question_or_puts_it_into_the_input(chatting):
@@ -125,7 +125,7 @@ async def test_the_edit_command_replaces_the_question_or_puts_it_into_the_input(
         await until(pilot, lambda: "no question to edit" in screen_text(app))
         await ask(app, pilot, "Hello")
         await send(app, pilot, "/edit Goodbye")
-        await until(pilot, lambda: shown(app)[:1] == ["Goodbye"])
+        await until(pilot, lambda: shown_texts(app)[:1] == ["Goodbye"])
         await idle_with(app, pilot, 1)
         await send(app, pilot, "/edit")
         await until(pilot, lambda: app.chat.prompt.text == "Goodbye")
@@ -136,12 +136,12 @@ async def test_a_refused_edit_leaves_the_chat_unchanged(chatting):
     async with chatting(WIDE) as (app, pilot):
         await ask(app, pilot, "Hello")
         await ask(app, pilot, "More")
-        before = shown(app)
+        before = shown_texts(app)
         await pilot.press("tab", "up", "e")
         app.chat.prompt.text = "word " * 700
         await pilot.press("enter")
         await until(pilot, lambda: "reads at most" in screen_text(app) and app.phase == "idle")
-        assert shown(app) == before and app.chat.prompt.text == "word " * 700
+        assert shown_texts(app) == before and app.chat.prompt.text == "word " * 700
 
 
 async def test_again_edit_and_flip_do_nothing_during_a_reply(open_tiny):
@@ -180,7 +180,7 @@ async def test_up_and_down_recall_sent_messages(chatting):
         assert app.chat.prompt.text == "two\nlines"
 
 
-def plain(runtime, *lines, **options):
+def run_plain(runtime, *lines, **options):
     """Run plain mode on these lines: (exit code, output)."""
     sink = io.StringIO()
     known = dict(sampling=Sampling(0.0), max_new_tokens=4)
@@ -192,7 +192,7 @@ def plain(runtime, *lines, **options):
 
 def test_plain_mode_has_all_branch_commands(open_tiny, capsys):
     with open_tiny() as runtime:
-        code, said = plain(runtime, "Hello", "/again", "/prev", "/more", "/edit Bye", "/edit", "/next")
+        code, said = run_plain(runtime, "Hello", "/again", "/prev", "/more", "/edit Bye", "/edit", "/next")
         assert code == 0, capsys.readouterr().err
         assert "(2 of 2 replies in this place; /next, /prev)" in said
         assert "(1 of 2 replies in this place; /next, /prev)" in said
@@ -200,7 +200,7 @@ def test_plain_mode_has_all_branch_commands(open_tiny, capsys):
         chat = runtime.chats.last_chat()
         (last,) = [t for t in runtime.chats.turns(chat) if t.role == "assistant"]
         assert last.branches == 4
-        code, said = plain(runtime, "/again", "/more", "/next", "/edit x")
+        code, said = run_plain(runtime, "/again", "/more", "/next", "/edit x")
         assert code == 1 and said == ""
 
 
@@ -228,7 +228,7 @@ async def test_an_error_during_again_leaves_the_old_reply(chatting, monkeypatch)
     """The old reply is there again."""
     async with chatting(WIDE) as (app, pilot):
         await ask(app, pilot, "Hello")
-        before = shown(app)
+        before = shown_texts(app)
 
         def refuse(*_, **__):
             raise UsageError("not today")
@@ -238,4 +238,4 @@ async def test_an_error_during_again_leaves_the_old_reply(chatting, monkeypatch)
         monkeypatch.setattr(runtime.chats, "again", refuse)
         await pilot.press("ctrl+g")
         await until(pilot, lambda: "not today" in screen_text(app) and app.phase == "idle")
-        assert shown(app) == before
+        assert shown_texts(app) == before

@@ -9,7 +9,7 @@ from textual.events import Key, Paste
 from textual.widgets import Input
 
 from .helpers import WIDE, ask, screen_text, until
-from .test_branches import BOTH_SIZES, chatting, plain, send, shown  # noqa: F401
+from .test_branches import BOTH_SIZES, chatting, run_plain, send, shown_texts  # noqa: F401
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ async def test_title_fork_open_export_and_import_work_in_the_app(chatting, three
         await until(pilot, lambda: "exists already" in screen_text(app))
         await send(app, pilot, "/open 2")
         await until(pilot, lambda: app.chat.state.session == first)
-        assert shown(app)[0] == "Hello" and "Only here" not in screen_text(app)
+        assert shown_texts(app)[0] == "Hello" and "Only here" not in screen_text(app)
         await send(app, pilot, f"/import {tmp_path}/a.json")
         await until(pilot, lambda: "Only here" in screen_text(app))
         assert app.chat.state.session != first
@@ -188,7 +188,7 @@ async def test_an_unknown_session_is_an_error_with_its_exit_code(open_tiny):
 def test_plain_mode_has_the_same_chat_commands(open_tiny, three, tmp_path, capsys):
     """The same by commands; the list is numbered."""
     with open_tiny() as runtime:
-        code, said = plain(
+        code, said = run_plain(
             runtime,
             "/chats",
             "/chats needle zeb",
@@ -218,7 +218,7 @@ def test_plain_mode_has_the_same_chat_commands(open_tiny, three, tmp_path, capsy
 
 def test_plain_mode_pins_a_chat(open_tiny, three):
     with open_tiny() as runtime:
-        code, said = plain(runtime, "/chats", "/open 3", "/pin", "/chats", "/pin", "/chats")
+        code, said = run_plain(runtime, "/chats", "/open 3", "/pin", "/chats", "/pin", "/chats")
     assert code == 0
     assert said.count("1. Tell me of zebras") + said.count("pinned") >= 2
     pinned = next(line for line in said.splitlines() if line.endswith(", pinned"))
@@ -246,7 +246,7 @@ async def test_folders_stand_together_the_one_used_last_first(chatting, three): 
 
 def test_plain_mode_takes_a_chat_out_of_its_folder(open_tiny, three):
     with open_tiny() as runtime:
-        said = plain(runtime, "/open 1", "/folder A\tB", "/chats", "/folder none", "/chats", "/folder")[1]
+        said = run_plain(runtime, "/open 1", "/folder A\tB", "/chats", "/folder none", "/chats", "/folder")[1]
     assert (
         "1. A B › Tell me of lions" in said and "No longer in a folder" in said and said.count("A B ›") == 1
     )
@@ -255,5 +255,5 @@ def test_plain_mode_takes_a_chat_out_of_its_folder(open_tiny, three):
 
 def test_plain_mode_opens_by_id(open_tiny, three):
     with open_tiny() as runtime:
-        _, said = plain(runtime, f"/open {three[1][:10]}", "/system", session=three[0])
+        _, said = run_plain(runtime, f"/open {three[1][:10]}", "/system", session=three[0])
     assert "System prompt: of zebras" in said

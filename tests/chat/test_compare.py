@@ -13,11 +13,11 @@ from ruvmlx.engine import Sampling
 from ..chats.test_chats import options, run
 from ..test_runtime import say
 from .helpers import ask, screen_text, until
-from .test_branches import BOTH_SIZES, chatting, plain, send, shown  # noqa: F401
+from .test_branches import BOTH_SIZES, chatting, run_plain, send, shown_texts  # noqa: F401
 
 
 @pytest.fixture
-def learned(open_tiny):
+def rated_chat(open_tiny):
     """A store with one rating in it, and the chat that it was given in."""
     with open_tiny() as runtime:
         chat = runtime.chats.new_chat()
@@ -26,11 +26,11 @@ def learned(open_tiny):
     return chat
 
 
-def test_the_untouched_side_is_the_reply_without_an_adapter(open_tiny, learned):
+def test_the_untouched_side_is_the_reply_without_an_adapter(open_tiny, rated_chat):
     """Greedy: token for token the reply of a runtime without an adapter; the other side differs."""
     with open_tiny() as runtime:
         for _ in range(20):
-            say(runtime, learned, "hello")
+            say(runtime, rated_chat, "hello")
             runtime.rate("last", "down")
         chat = runtime.chats.new_chat()
         with_it, _ = run(runtime.chats.say(chat, "hello", **options(12)))
@@ -44,10 +44,10 @@ def test_the_untouched_side_is_the_reply_without_an_adapter(open_tiny, learned):
 
 @BOTH_SIZES
 @pytest.mark.parametrize("side", [0, 1])
-async def test_choosing_a_reply_prefers_it_to_the_other(chatting, learned, monkeypatch, size, side):  # noqa: F811
+async def test_choosing_a_reply_prefers_it_to_the_other(chatting, rated_chat, monkeypatch, size, side):  # noqa: F811
     """Both replies are shown before it is told which is which; the chosen one stays."""
     monkeypatch.setattr(compare, "order", lambda: [True, False])
-    async with chatting(size, session=learned) as (app, pilot):
+    async with chatting(size, session=rated_chat) as (app, pilot):
         await send(app, pilot, "/compare")
         await until(
             pilot, lambda: isinstance(app.screen, CompareScreen) and "the left is better" in screen_text(app)
@@ -61,26 +61,26 @@ async def test_choosing_a_reply_prefers_it_to_the_other(chatting, learned, monke
         assert reply.message_id == candidates[side].message and reply.rating is None
         assert reply.branch[1] == 3 and "◆ preferred" in screen_text(app)
         assert compare.SIDES[1 - side] in screen_text(app)
-        turns = await app.host.call(lambda runtime: runtime.chats.turns(learned))
+        turns = await app.host.call(lambda runtime: runtime.chats.turns(rated_chat))
         assert turns[-1].id == candidates[side].message
         other = {c.message for c in candidates} - {turns[-1].id}
         messages = app.host.holder.opened_runtime.store.messages
-        rows = await app.host.call(lambda runtime: {row.id: row.reply_id for row in messages.all(learned)})
-        (found,) = await app.host.call(lambda runtime: runtime.store.preferences.of_chat(learned))
+        rows = await app.host.call(lambda runtime: {row.id: row.reply_id for row in messages.all(rated_chat)})
+        (found,) = await app.host.call(lambda runtime: runtime.store.preferences.of_chat(rated_chat))
         assert found == (turns[-1].reply_id, rows[other.pop()], "compare")
         await pilot.press("ctrl+r")
         await until(pilot, lambda: "Last preference taken back" in screen_text(app))
         assert await app.host.call(lambda runtime: runtime.status().preferences) == 0
 
 
-async def test_esc_chooses_neither_and_choose_does_so_later(chatting, learned):  # noqa: F811
+async def test_esc_chooses_neither_and_choose_does_so_later(chatting, rated_chat):  # noqa: F811
     """Esc chooses neither; /choose may do so later."""
-    async with chatting(session=learned) as (app, pilot):
+    async with chatting(session=rated_chat) as (app, pilot):
         await send(app, pilot, "/compare Which way?")
         await until(pilot, lambda: "the left is better" in screen_text(app))
         await pilot.press("escape")
-        await until(pilot, lambda: app.phase == "idle" and len(shown(app)) == 4)
-        assert shown(app)[2] == "Which way?" and app.chat.transcript.replies[-1].rating is None
+        await until(pilot, lambda: app.phase == "idle" and len(shown_texts(app)) == 4)
+        assert shown_texts(app)[2] == "Which way?" and app.chat.transcript.replies[-1].rating is None
         await send(app, pilot, "/choose 3")
         await until(pilot, lambda: "choose 1 or 2" in screen_text(app))
         await send(app, pilot, "/choose 1")
@@ -88,9 +88,9 @@ async def test_esc_chooses_neither_and_choose_does_so_later(chatting, learned): 
         assert "‹ 1/2 ›" in screen_text(app)
 
 
-async def test_a_stopped_comparison_leaves_nothing_to_choose(chatting, learned):  # noqa: F811
+async def test_a_stopped_comparison_leaves_nothing_to_choose(chatting, rated_chat):  # noqa: F811
     """Esc while they are written: there is nothing to choose, and the chat goes on."""
-    async with chatting(session=learned, max_new_tokens=300, sampling=Sampling(0.0)) as (app, pilot):
+    async with chatting(session=rated_chat, max_new_tokens=300, sampling=Sampling(0.0)) as (app, pilot):
         runtime = app.host.holder.opened_runtime
         say_it = runtime.chats.say
 
@@ -106,7 +106,7 @@ async def test_a_stopped_comparison_leaves_nothing_to_choose(chatting, learned):
         await until(pilot, lambda: "Stopped   esc Close" in screen_text(app))
         await pilot.press("1", "escape")
         await until(pilot, lambda: app.phase == "idle" and not isinstance(app.screen, CompareScreen))
-        assert shown(app)[2] == "Which way?"
+        assert shown_texts(app)[2] == "Which way?"
         await send(app, pilot, "/choose 1")
         await until(pilot, lambda: "no two replies" in screen_text(app))
 
@@ -119,15 +119,15 @@ async def test_without_anything_learned_there_is_nothing_to_compare(chatting):  
         assert not isinstance(app.screen, CompareScreen)
 
 
-def test_plain_mode_compares_and_chooses(open_tiny, learned, capsys):
+def test_plain_mode_compares_and_chooses(open_tiny, rated_chat, capsys):
     with open_tiny() as runtime:
-        code, said = plain(runtime, "/compare", "/choose 2", session=learned)
+        code, said = run_plain(runtime, "/compare", "/choose 2", session=rated_chat)
         assert code == 0, capsys.readouterr().err
         lines = said.splitlines()
         assert lines[0] == "Reply 1." and "Reply 2." in lines and "Which is better?" in said
         assert "Learned that you prefer the reply with" in said and "/undo takes it back" in said
-        assert runtime.chats.turns(learned)[-1].branch == 3 and runtime.status().preferences == 1
-        code, said = plain(runtime, "/compare", "/choose 1")
+        assert runtime.chats.turns(rated_chat)[-1].branch == 3 and runtime.status().preferences == 1
+        code, said = run_plain(runtime, "/compare", "/choose 1")
         assert code == 1 and said == "" and capsys.readouterr().err.count("ruvmlx: ") == 2
 
 
@@ -137,9 +137,9 @@ def test_the_order_of_the_two_replies_is_random():
 
 
 @BOTH_SIZES
-async def test_the_effect_is_shown_side_by_side_with_names(chatting, learned, size):  # noqa: F811
+async def test_the_effect_is_shown_side_by_side_with_names(chatting, rated_chat, size):  # noqa: F811
     """Ctrl+T: left without, right with what was learned, and both lengths; no choice, and no preference."""
-    async with chatting(size, session=learned) as (app, pilot):
+    async with chatting(size, session=rated_chat) as (app, pilot):
         await until(pilot, lambda: app.chat.transcript.replies)
         await pilot.press("ctrl+t")
         await until(
@@ -161,24 +161,24 @@ async def test_the_effect_is_shown_side_by_side_with_names(chatting, learned, si
         await until(pilot, lambda: "no two replies to choose from" in screen_text(app))
 
 
-def test_plain_mode_names_both_sides(open_tiny, learned):
+def test_plain_mode_names_both_sides(open_tiny, rated_chat):
     with open_tiny() as runtime:
-        code, said = plain(runtime, "/open 1", "/effect")
+        code, said = run_plain(runtime, "/open 1", "/effect")
     assert code == 0
     first, second = said.index("Without what was learned:"), said.index("With what was learned:")
     assert first < second
     assert "with what was learned." in said[second:] or "are the same" in said[second:]
 
 
-def test_both_sides_of_an_effect_have_one_seed(open_tiny, learned):
+def test_both_sides_of_an_effect_have_one_seed(open_tiny, rated_chat):
     """At a high temperature, the sides differ by what was learned alone: without a lesson they are equal."""
     with open_tiny() as runtime:
         runtime.rollback(0)
         texts = []
         for first in (True, False):
             begin = compare.writing(
-                learned, "", first, True, ChatOptions(sampling=Sampling(1.5), max_new_tokens=12), 7
+                rated_chat, "", first, True, ChatOptions(sampling=Sampling(1.5), max_new_tokens=12), 7
             )
             list(begin(runtime, threading.Event()))
-            texts.append(runtime.chats.turns(learned)[-1].content)
+            texts.append(runtime.chats.turns(rated_chat)[-1].content)
         assert texts[0] == texts[1]

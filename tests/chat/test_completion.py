@@ -126,13 +126,13 @@ def script(folder: Path, body: str) -> str:
 
 
 @pytest.fixture
-def suspended(monkeypatch):
+def ignore_suspend(monkeypatch):
     """The app of the tests has no terminal to leave."""
     monkeypatch.setattr("ruvmlx.apps.chat.app.ChatApp.suspend", lambda _: contextlib.nullcontext())
 
 
 @pytest.mark.parametrize("name", ["VISUAL", "EDITOR"])
-async def test_ctrl_e_edits_the_draft_in_the_users_editor(tmp_path, monkeypatch, suspended, name):
+async def test_ctrl_e_edits_the_draft_in_the_users_editor(tmp_path, monkeypatch, ignore_suspend, name):
     monkeypatch.delenv("VISUAL", raising=False)
     monkeypatch.setenv(name, script(tmp_path, "file.write_text(file.read_text() + ' more\\n\\x1b]2;x\\x07')"))
     async with chatting(ScriptedRuntime()) as (app, pilot):
@@ -144,7 +144,7 @@ async def test_ctrl_e_edits_the_draft_in_the_users_editor(tmp_path, monkeypatch,
 @pytest.mark.parametrize(
     ("body", "said"), [("sys.exit(1)", "ended with an error"), (None, "there is no editor 'no-such-editor'")]
 )
-async def test_an_editor_that_fails_leaves_the_draft(tmp_path, monkeypatch, suspended, body, said):
+async def test_an_editor_that_fails_leaves_the_draft(tmp_path, monkeypatch, ignore_suspend, body, said):
     monkeypatch.setenv("VISUAL", script(tmp_path, body) if body else "no-such-editor -w")
     async with chatting(ScriptedRuntime()) as (app, pilot):
         await pilot.press(*"One", "ctrl+e")

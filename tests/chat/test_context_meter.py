@@ -51,7 +51,7 @@ def test_plain_mode_says_it_when_it_begins_and_when_it_grows(open_tiny, capsys):
     assert told and len(told) < len(QUESTIONS) - 1 and len(set(told)) == len(told)
 
 
-class Full(ScriptedRuntime):
+class SmallContextRuntime(ScriptedRuntime):
     """A runtime whose context holds two messages."""
 
     def left_out(self, session_id, max_new_tokens):
@@ -60,7 +60,7 @@ class Full(ScriptedRuntime):
 
 
 async def test_the_app_draws_a_line_and_counts():
-    async with chatting(Full(["One."], ["Two."], ["Three."]), SMALL) as (app, pilot):
+    async with chatting(SmallContextRuntime(["One."], ["Two."], ["Three."]), SMALL) as (app, pilot):
         await ask(app, pilot, "First?")
         await until(pilot, lambda: app.chat.host.holder.opened_runtime.settled == 1)
         assert "reads from here on" not in screen_text(app)
@@ -77,7 +77,7 @@ async def test_the_app_draws_a_line_and_counts():
 
 
 async def test_a_chat_that_is_opened_has_its_line_at_once():
-    runtime = Full(["One."], ["Two."])
+    runtime = SmallContextRuntime(["One."], ["Two."])
     session = runtime.new_chat()
     for text in ("First?", "Second?"):
         list(runtime.say(session, text, sampling=None, max_new_tokens=4, cancel=threading.Event()))

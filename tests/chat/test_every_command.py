@@ -48,7 +48,7 @@ BEFORE |= {"choose": ["/compare A question"], "compare": [], "import": ["/export
 NAMES = sorted(set(commands.COMMANDS) - {"save", "tool"})  # test_set_save_find.py, test_tools.py
 
 
-def typed(name):
+def typed_lines(name):
     return [*BEFORE.get(name, []), f"/{name} {ARGUMENTS.get(name, '')}".strip()]
 
 
@@ -71,7 +71,7 @@ def say(runtime, chat):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_command_works_in_plain_mode(name, open_tiny, there, capsys):
     """It is obeyed, and answered in words: no error, no control character, nothing that moves."""
-    lines, sink = ["Hello", *typed(name)], io.StringIO()
+    lines, sink = ["Hello", *typed_lines(name)], io.StringIO()
     options = ChatOptions(sampling=Sampling(1.5), max_new_tokens=4)
     with open_tiny() as runtime:
         code = PlainChat(runtime, options, io.StringIO("\n".join(lines) + "\n"), sink).run()
@@ -88,7 +88,7 @@ async def test_every_command_works_in_the_app(name, open_tiny, there):
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: app.phase == "idle" or app.failure)
         await ask(app, pilot)
-        for line in typed(name):
+        for line in typed_lines(name):
             await type_in(app, pilot, line)
         errors = [str(notice.render()) for notice in app.query(Notice) if notice.has_class("error")]
         assert errors == [] and app.failure is None

@@ -29,14 +29,14 @@ sys.exit(run_chat(lambda: runtime))
 
 
 @pytest.fixture
-def kept(tmp_path):
+def kept_file(tmp_path):
     return tmp_path / "kept"
 
 
 @pytest.fixture
-def terminal(kept):
+def terminal(kept_file):
     """A terminal with the app in the middle of a reply."""
-    terminal = Terminal([sys.executable, "-c", PROGRAM.format(kept=str(kept))])
+    terminal = Terminal([sys.executable, "-c", PROGRAM.format(kept=str(kept_file))])
     terminal.expect("learns from what you think")
     terminal.send("Hi\r")
     terminal.expect("two")
@@ -48,29 +48,29 @@ PARTIAL = "[('Hi', None), ('one two ', 'cancelled')]\n"
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_keeps_the_reply_restores_the_screen_and_names_itself_in_the_exit_code(
-    terminal, kept, signum
+    terminal, kept_file, signum
 ):
     """The partial reply is committed, the screen is left as it was, the exit code names the signal."""
     os.kill(terminal.pid, signum)
     assert terminal.wait() == 128 + signum
-    assert kept.read_text() == PARTIAL
+    assert kept_file.read_text() == PARTIAL
     assert b"\x1b[?1049l" in terminal.raw
     assert "Traceback" not in terminal.seen
 
 
-def test_closing_the_window_keeps_the_reply_and_ends_the_process(terminal, kept):
+def test_closing_the_window_keeps_the_reply_and_ends_the_process(terminal, kept_file):
     """There is nothing left to draw on; the reply is kept, and the process is gone."""
     os.close(terminal.fd)
     status = os.waitstatus_to_exitcode(os.waitpid(terminal.pid, 0)[1])
-    assert kept.read_text() == PARTIAL
+    assert kept_file.read_text() == PARTIAL
     assert status == 128 + signal.SIGHUP
 
 
-def test_quitting_during_a_reply_exits_with_0(terminal, kept):
+def test_quitting_during_a_reply_exits_with_0(terminal, kept_file):
     """Ctrl+Q in a reply: 0."""
     terminal.send("\x11")
     assert terminal.wait() == 0
-    assert kept.read_text() == PARTIAL
+    assert kept_file.read_text() == PARTIAL
 
 
 def send_all_that_is_taken(terminal, data, pause=2.0):

@@ -31,7 +31,7 @@ def starter(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def offered(monkeypatch):
+def offered_row(monkeypatch):
     """The table has one row: the model of the stand-in."""
     row = replace(proposals.table()[-1].facts, name=NAME, bytes=3_000_000, to_fetch=3_000_000)
     monkeypatch.setattr(proposals, "table", lambda: [proposals.Proposed(row, "Apache-2.0")])
@@ -48,18 +48,18 @@ def chat(starter, model=None):
     return ChatApp(Opener(opens, model, None), options)
 
 
-async def opened(app, pilot):
+async def wait_until_open(app, pilot):
     await until(pilot, lambda: app.phase == "idle" or app.failure)
     assert not app.failure
 
 
-async def test_one_key_fetches_and_one_more_switches(starter, served, offered):  # noqa: F811
+async def test_one_key_fetches_and_one_more_switches(starter, served, offered_row):  # noqa: F811
     """The offer; F5; a message is answered meanwhile; the connection breaks and the fetch goes on; F5 again
     switches in the same chat, and the next start opens that model."""
     served.pace, served.drops = 0.01, [1_000_000]
     app = chat(starter)
     async with app.run_test(size=SMALL) as pilot:
-        await opened(app, pilot)
+        await wait_until_open(app, pilot)
         offer = f"F5 fetches a good one for this machine: {NAME}"
         await until(pilot, lambda: any(offer in said for said in notices(app)))
         assert served.ranges == []
@@ -77,26 +77,26 @@ async def test_one_key_fetches_and_one_more_switches(starter, served, offered): 
     assert settings.load().model == NAME
 
 
-async def test_nothing_is_offered_offline_or_beside_another_model(starter, served, offered, monkeypatch):  # noqa: F811
+async def test_nothing_is_offered_offline_or_beside_another_model(starter, served, offered_row, monkeypatch):  # noqa: F811
     """HF_HUB_OFFLINE, or any model but the starter: no line, no request; F5 shows the list of models."""
     for offline in ("1", "0"):
         monkeypatch.setenv("HF_HUB_OFFLINE", offline)
         other = None if offline == "1" else str(make_safetensors_model(starter.parent / "other", seed=4))
         app = chat(starter, other)
         async with app.run_test(size=SMALL) as pilot:
-            await opened(app, pilot)
+            await wait_until_open(app, pilot)
             await pilot.pause(0.1)
             assert not any("fetches a good one" in said for said in notices(app))
             app.host.close_now()
     assert served.ranges == []
 
 
-async def test_a_failed_fetch_is_one_line_and_goes_on_by_the_same_key(starter, served, offered):  # noqa: F811
+async def test_a_failed_fetch_is_one_line_and_goes_on_by_the_same_key(starter, served, offered_row):  # noqa: F811
     """The line names the key; what was fetched is kept."""
     served.drops = [1_000_000, 0, 0, 0, 0, 0, 0]
     app = chat(starter)
     async with app.run_test(size=SMALL) as pilot:
-        await opened(app, pilot)
+        await wait_until_open(app, pilot)
         await until(pilot, lambda: notices(app))
         await pilot.press("f5")
         await until(pilot, lambda: any("F5 goes on with it" in said for said in notices(app)))

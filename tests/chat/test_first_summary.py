@@ -31,16 +31,16 @@ def test_plain_mode_tells_it_once_for_each_adapter(at, open_tiny, monkeypatch):
     """A chat that is opened again shows no second summary. Another adapter has its own."""
     monkeypatch.setattr(learning, "SUMMED_UP_AT", at)
 
-    def told(*lines):
+    def summary_lines(*lines):
         sink, options = io.StringIO(), ChatOptions(sampling=Sampling(1.5), max_new_tokens=4)
         with open_tiny() as runtime:
             PlainChat(runtime, options, io.StringIO("".join(f"{line}\n" for line in lines)), sink).run()
         return [line.split(",")[0] for line in sink.getvalue().splitlines() if "After " in line]
 
-    assert told(*["Hello", "/up"] * (at - 1)) == []
-    assert told(*["Hello", "/down"] * 2) == [f"After {at} ratings"]
-    assert told("Hello", "/up", "/undo", "Hello", "/up") == []
-    assert told("/adapter other new", *["Hello", "/up"] * at) == [f"After {at} ratings"]
+    assert summary_lines(*["Hello", "/up"] * (at - 1)) == []
+    assert summary_lines(*["Hello", "/down"] * 2) == [f"After {at} ratings"]
+    assert summary_lines("Hello", "/up", "/undo", "Hello", "/up") == []
+    assert summary_lines("/adapter other new", *["Hello", "/up"] * at) == [f"After {at} ratings"]
 
 
 async def test_the_app_says_it_in_the_conversation_and_opens_no_screen():

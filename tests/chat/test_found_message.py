@@ -12,13 +12,13 @@ from ruvmlx.runtime import Turn
 from .helpers import SMALL, ask, screen_text, until
 from .helpers import chatting as scripted
 from .scripted import ScriptedRuntime
-from .test_branches import chatting, plain, send  # noqa: F401
+from .test_branches import chatting, run_plain, send  # noqa: F401
 
 COUNT = 150  # exchanges: more than the transcript shows at once
 
 
 @pytest.fixture
-def long(open_tiny):
+def long_chat(open_tiny):
     """A chat whose question 40 has a needle, and beside it another version; and a short, newer chat."""
     with open_tiny() as runtime:
         store = runtime.store
@@ -35,14 +35,14 @@ def long(open_tiny):
     return chat, place
 
 
-async def found(app, pilot):
+async def check_found_message(app, pilot):
     """The message that was searched for is on the screen, and is marked."""
     await until(pilot, lambda: "question 40 of needle" in screen_text(app) and app.query(".found"))
     [marked] = app.query(".found")
     assert marked.text == "question 40 of needle"
 
 
-async def test_the_list_of_chats_opens_at_the_message(chatting, long):  # noqa: F811
+async def test_the_list_of_chats_opens_at_the_message(chatting, long_chat):  # noqa: F811
     """With what stands around it; down to the end on the way, and at once with Esc."""
     async with chatting(SMALL) as (app, pilot):
         await pilot.press("ctrl+o")
@@ -50,8 +50,8 @@ async def test_the_list_of_chats_opens_at_the_message(chatting, long):  # noqa: 
         await pilot.press(*"needle")
         await until(pilot, lambda: "question 40 of needle" in screen_text(app))
         await pilot.press("enter")
-        await until(pilot, lambda: app.chat.state.session == long[0])
-        await found(app, pilot)
+        await until(pilot, lambda: app.chat.state.session == long_chat[0])
+        await check_found_message(app, pilot)
         assert app.focused.text == "answer 40"
         await until(pilot, lambda: app.chat.transcript.scroll_y > 0)
         before = len(app.chat.transcript.messages)
@@ -67,18 +67,18 @@ async def test_the_list_of_chats_opens_at_the_message(chatting, long):  # noqa: 
         assert texts[-3:-1] == ["answer 149", "Next"] and len(set(texts[:-1])) == len(texts) - 1
 
 
-async def test_goto_shows_a_message_of_the_open_chat(chatting, long):  # noqa: F811
-    async with chatting(session=long[0]) as (app, pilot):
+async def test_goto_shows_a_message_of_the_open_chat(chatting, long_chat):  # noqa: F811
+    async with chatting(session=long_chat[0]) as (app, pilot):
         await send(app, pilot, "/find needle")
         await until(pilot, lambda: "81. You: question 40 of needle" in screen_text(app))
         await send(app, pilot, "/goto 81")
-        await found(app, pilot)
+        await check_found_message(app, pilot)
         await send(app, pilot, "/goto 301")
         await until(pilot, lambda: "numbered from 1 to 300" in screen_text(app))
 
 
-async def test_esc_goes_to_the_end_also_where_all_is_loaded(chatting, long):  # noqa: F811
-    async with chatting(session=long[0], find="number 145") as (app, pilot):
+async def test_esc_goes_to_the_end_also_where_all_is_loaded(chatting, long_chat):  # noqa: F811
+    async with chatting(session=long_chat[0], find="number 145") as (app, pilot):
         await until(pilot, lambda: isinstance(app.focused, ReplyMessage))
         await until(pilot, lambda: not app.chat.transcript.has_later)
         assert app.focused.text == "answer 145"
@@ -107,10 +107,10 @@ async def test_writing_the_found_reply_again_leaves_no_hole():
         assert app.query(UserMessage).last().text == "question 40"
 
 
-def test_a_message_of_another_branch_is_found_there(long, open_tiny):
+def test_a_message_of_another_branch_is_found_there(long_chat, open_tiny):
     """Its branch becomes the current one; a message of the current branch changes nothing."""
     with open_tiny() as runtime:
-        messages, (chat, place) = runtime.store.messages, long
+        messages, (chat, place) = runtime.store.messages, long_chat
         head = messages.head(chat)
         assert start_place(runtime, ChatOptions(find="needle")) == (chat, place)
         assert messages.head(chat) == head
@@ -125,9 +125,9 @@ def test_a_message_of_another_branch_is_found_there(long, open_tiny):
             messages.show(chat, 10_000)
 
 
-def test_plain_mode_prints_the_message(open_tiny, long):
+def test_plain_mode_prints_the_message(open_tiny, long_chat):
     with open_tiny() as runtime:
-        code, said = plain(runtime, "/chats needle", "/open 2", "/goto 81", session="new")
-        shown = plain(runtime, "/goto 1", find="needle")
+        code, said = run_plain(runtime, "/chats needle", "/open 2", "/goto 81", session="new")
+        shown = run_plain(runtime, "/goto 1", find="needle")
     assert code == 0 and said.splitlines()[-2:] == ["You: question 40 of needle", "Assistant: answer 40"]
     assert shown[1].splitlines() == ["You: question 0 of hay", "Assistant: answer 0"]

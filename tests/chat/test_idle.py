@@ -44,7 +44,7 @@ def soon(monkeypatch):
 
 
 @pytest.fixture
-def rated(open_tiny):
+def rated_opener(open_tiny):
     """`opening`, with enough ratings that the background loop is due."""
     with open_tiny() as runtime:
         for i in range(17):
@@ -60,14 +60,14 @@ def opening(open_tiny, settings=QUICK, hook=lambda done: None):
         runtime = open_tiny()
         consolidate = runtime.learning.consolidate
 
-        def hooked(progress, cancel):
+        def consolidate_with_hook(progress, cancel):
             def step(done, total, loss):
                 progress(done, total, loss)
                 hook(done)
 
             return consolidate(step, cancel, settings)
 
-        runtime.learning.consolidate = hooked
+        runtime.learning.consolidate = consolidate_with_hook
         return runtime
 
     return open_it
@@ -84,7 +84,7 @@ async def idling(open_it, size=SMALL, **options):
         await until(pilot, lambda: app.return_value == 0)
 
 
-def stored(open_tiny, what):
+def read_runtime(open_tiny, what):
     with open_tiny() as runtime:
         return what(runtime)
 
@@ -97,11 +97,11 @@ def status_line(app):
 
 
 @pytest.mark.parametrize("objection", ["", "a test says no"])
-async def test_idle_training_reports_its_result_once(rated, open_tiny, monkeypatch, objection):
+async def test_idle_training_reports_its_result_once(rated_opener, open_tiny, monkeypatch, objection):
     """Promoted or refused: one line that stays until a key is pressed, and it is not done twice."""
     monkeypatch.setattr(promotion, "objection", lambda *_: objection)
     wanted = objection or "learned in the background: held-out loss"
-    async with idling(rated()) as (app, pilot):
+    async with idling(rated_opener()) as (app, pilot):
         await until(pilot, lambda: wanted in status_line(app), 60)
         assert app.focused is app.chat.prompt and app.phase == "idle"
         await until(pilot, lambda: app.chat.status.learned.consolidations == (not objection))
@@ -109,11 +109,13 @@ async def test_idle_training_reports_its_result_once(rated, open_tiny, monkeypat
         await pilot.press("x")
         await until(pilot, lambda: wanted in app.chat.status.message and not app.chat.status.background)
         assert app.chat.prompt.text == "x"
-    assert stored(open_tiny, lambda runtime: len(runtime.learner.history.attempts())) == 1
-    assert not stored(open_tiny, lambda runtime: runtime.learning.is_due())
+    assert read_runtime(open_tiny, lambda runtime: len(runtime.learner.history.attempts())) == 1
+    assert not read_runtime(open_tiny, lambda runtime: runtime.learning.is_due())
 
 
-async def test_a_key_pauses_idle_training_and_the_next_idle_time_resumes_it(rated, open_tiny, monkeypatch):
+async def test_a_key_pauses_idle_training_and_the_next_idle_time_resumes_it(
+    rated_opener, open_tiny, monkeypatch
+):
     """The steps that were done are not done again; meanwhile the chat answers."""
     steps, seen = [], []
 
@@ -122,7 +124,7 @@ async def test_a_key_pauses_idle_training_and_the_next_idle_time_resumes_it(rate
         while done == 2 and len(seen) == 0:  # until the key was pressed
             time.sleep(0.001)
 
-    async with idling(rated(hook=hook), max_new_tokens=4) as (app, pilot):
+    async with idling(rated_opener(hook=hook), max_new_tokens=4) as (app, pilot):
         await until(pilot, lambda: status_line(app).startswith("learning in the background, step 2 of 4"), 60)
         monkeypatch.setattr(idle, "IDLE_AFTER", NEVER)
         await pilot.press("h")
@@ -134,36 +136,39 @@ async def test_a_key_pauses_idle_training_and_the_next_idle_time_resumes_it(rate
         await pilot.press("backspace")
         await until(pilot, lambda: "in the background: " in status_line(app), 60)
         assert steps == [0, 1, 2, 2, 3, 4]  # each run begins by saying how many are done
-    assert stored(open_tiny, lambda runtime: len(runtime.learner.history.attempts())) == 1
+    assert read_runtime(open_tiny, lambda runtime: len(runtime.learner.history.attempts())) == 1
 
 
-async def test_idle_training_resumes_after_a_restart(rated, open_tiny):
+async def test_idle_training_resumes_after_a_restart(rated_opener, open_tiny):
     """Ctrl+Q while it trains: the store opens, holds the run, and the next app finishes it."""
     steps, settings = [], replace(QUICK, steps=24)
-    async with idling(rated(settings, steps.append)) as (app, pilot):
+    async with idling(rated_opener(settings, steps.append)) as (app, pilot):
         await until(pilot, lambda: steps and steps[-1] > 0, 60)
     done = steps[-1]
     assert 0 < done < 24 and not app.host.is_open
-    assert stored(open_tiny, lambda runtime: runtime.learner.history.training() is not None)
-    assert stored(open_tiny, lambda runtime: runtime.learning.is_due() and runtime.store.integrity()) == "ok"
-    async with idling(rated(settings, steps.append)) as (app, pilot):
+    assert read_runtime(open_tiny, lambda runtime: runtime.learner.history.training() is not None)
+    assert (
+        read_runtime(open_tiny, lambda runtime: runtime.learning.is_due() and runtime.store.integrity())
+        == "ok"
+    )
+    async with idling(rated_opener(settings, steps.append)) as (app, pilot):
         await until(pilot, lambda: "in the background: " in status_line(app), 60)
     assert steps == [*range(done + 1), *range(done, 25)]  # each run begins by saying how many are done
 
 
-async def test_with_learn_when_idle_off_nothing_is_trained(rated, open_tiny):
-    async with idling(rated(), learn_when_idle=False) as (app, pilot):
+async def test_with_learn_when_idle_off_nothing_is_trained(rated_opener, open_tiny):
+    async with idling(rated_opener(), learn_when_idle=False) as (app, pilot):
         for _ in range(10):
             await pilot.pause(SOON)
         assert app.chat.status.background == ""
-    assert stored(open_tiny, lambda runtime: runtime.learner.history.attempts()) == []
-    assert stored(open_tiny, lambda runtime: runtime.learning.is_due())
+    assert read_runtime(open_tiny, lambda runtime: runtime.learner.history.attempts()) == []
+    assert read_runtime(open_tiny, lambda runtime: runtime.learning.is_due())
 
 
-async def test_a_key_pressed_during_idle_training_is_taken(rated, monkeypatch):
+async def test_a_key_pressed_during_idle_training_is_taken(rated_opener, monkeypatch):
     """Figures for the log (-s): the key in the input, and the runtime's thread free for a call. No limit."""
     shown, free = [], []
-    async with idling(rated(replace(QUICK, steps=100_000))) as (app, pilot):
+    async with idling(rated_opener(replace(QUICK, steps=100_000))) as (app, pilot):
         for n in range(1, 21):
             await until(pilot, lambda: ", step" in status_line(app), 60)
             await pilot.pause(0.01 * (n % 4))
@@ -182,7 +187,7 @@ def figures(ms):
     return f"median {ordered[len(ordered) // 2]:.1f} ms, longest {ordered[-1]:.1f} ms of {len(ordered)}"
 
 
-def test_a_stopped_deep_run_builds_no_training_graph(open_tiny, rated, monkeypatch):
+def test_a_stopped_deep_run_builds_no_training_graph(open_tiny, rated_opener, monkeypatch):
     """Stopped while it anchors: the run ends there. With few ratings nothing of the sort is loaded."""
     cancel = threading.Event()
     cancel.set()

@@ -26,7 +26,7 @@ def long_chat(exchanges):
     return runtime
 
 
-def shown(app):
+def shown_count(app):
     return len(app.query(UserMessage)) + len(app.query(ReplyMessage))
 
 
@@ -39,9 +39,9 @@ async def test_a_long_chat_opens_at_its_newest_turns():
     """Opening costs the same however long the chat is, and ends at its end."""
     async with chatting(long_chat(200), session="continue") as (app, pilot):
         await until(pilot, lambda: "answer 199" in screen_text(app))
-        assert shown(app) == MAX_SHOWN_MESSAGES
+        assert shown_count(app) == MAX_SHOWN_MESSAGES
         assert (await ask(app, pilot)).text == "New."
-        assert shown(app) == MAX_SHOWN_MESSAGES + 2
+        assert shown_count(app) == MAX_SHOWN_MESSAGES + 2
 
 
 @pytest.mark.parametrize("size", [SMALL, WIDE], ids=["80x24", "160x50"])
@@ -56,15 +56,19 @@ async def test_scrolling_to_the_top_loads_earlier_turns(size):
             )
             before = words(app)[1:9]
             app.chat.transcript.scroll_up(animate=False)
-            await until(pilot, lambda count=count: shown(app) == count and app.chat.transcript.scroll_y > 9)
+            await until(
+                pilot, lambda count=count: shown_count(app) == count and app.chat.transcript.scroll_y > 9
+            )
             await until(pilot, lambda before=before: words(app)[2:10] == before)
         while app.chat.transcript.has_earlier:
-            before = shown(app)
+            before = shown_count(app)
             await pilot.press("ctrl+home")
-            await until(pilot, lambda before=before: shown(app) > before and not app.chat.transcript._held)
+            await until(
+                pilot, lambda before=before: shown_count(app) > before and not app.chat.transcript._held
+            )
         await pilot.press("ctrl+home")
         await until(pilot, lambda: "question 0" in screen_text(app))
-        assert shown(app) == 140
+        assert shown_count(app) == 140
 
 
 async def test_loading_earlier_turns_moves_nothing_on_the_screen():
@@ -73,14 +77,14 @@ async def test_loading_earlier_turns_moves_nothing_on_the_screen():
         await until(pilot, lambda: "answer 69" in screen_text(app))
         draw, frames = app.screen._compositor_refresh, []
 
-        def drawn():
+        def draw_and_note():
             draw()
             if not app._batch_count and app.chat.transcript.virtual_size.height > height:
                 frames.append(lines_of(app.screen)[1])
 
-        app.screen._compositor_refresh, height = drawn, app.chat.transcript.virtual_size.height
+        app.screen._compositor_refresh, height = draw_and_note, app.chat.transcript.virtual_size.height
         app.chat.transcript.scroll_to(y=0, animate=False, immediate=True)
-        await until(pilot, lambda: shown(app) == MAX_SHOWN_MESSAGES + EARLIER and len(frames) > 2)
+        await until(pilot, lambda: shown_count(app) == MAX_SHOWN_MESSAGES + EARLIER and len(frames) > 2)
         assert {frame.strip("▌ ") for frame in frames} == {"question 40"}
 
 
@@ -89,7 +93,7 @@ async def test_page_up_loads_earlier_turns_when_all_fits():
     async with chatting(long_chat(70), (80, 400), session="continue") as (app, pilot):
         await until(pilot, lambda: "answer 69" in screen_text(app))
         await pilot.press("pageup")
-        await until(pilot, lambda: shown(app) > MAX_SHOWN_MESSAGES)
+        await until(pilot, lambda: shown_count(app) > MAX_SHOWN_MESSAGES)
 
 
 async def test_selecting_upwards_loads_earlier_replies():
@@ -113,10 +117,10 @@ async def test_a_new_chat_shows_no_turns_of_the_old_one():
     async with chatting(long_chat(70), session="continue") as (app, pilot):
         app.chat.prompt.text = "/new"
         await pilot.press("enter")
-        await until(pilot, lambda: shown(app) == 0)
+        await until(pilot, lambda: shown_count(app) == 0)
         await pilot.press("pageup")
         await ask(app, pilot)
-        assert shown(app) == 2
+        assert shown_count(app) == 2
 
 
 async def say(app, pilot, n):
@@ -147,7 +151,7 @@ async def test_a_growing_chat_holds_a_bounded_number_of_turns(monkeypatch, size,
     async with chatting(runtime, size) as (app, pilot):
         trim, widgets, moved = app.chat.transcript.trim, [], []
 
-        async def watched(turns):
+        async def trim_and_note(turns):
             await pilot.pause()
             before, first = words(app), app.chat.transcript.messages[0]
             await trim(turns)
@@ -156,15 +160,17 @@ async def test_a_growing_chat_holds_a_bounded_number_of_turns(monkeypatch, size,
                 widgets.append(len(app.query("*")))
                 moved.append(words(app)[:12] != before[:12])
 
-        app.chat.transcript.trim = watched
+        app.chat.transcript.trim = trim_and_note
         for n in range(turns):
             await say(app, pilot, n)
-            assert shown(app) <= 12 + 8 + 2
+            assert shown_count(app) <= 12 + 8 + 2
         assert len(widgets) > turns // 10 and len(set(widgets)) == 1 and not any(moved)
         while app.chat.transcript.has_earlier:
-            before = shown(app)
+            before = shown_count(app)
             await pilot.press("ctrl+home")
-            await until(pilot, lambda before=before: shown(app) > before and not app.chat.transcript._held)
+            await until(
+                pilot, lambda before=before: shown_count(app) > before and not app.chat.transcript._held
+            )
         assert [m.text for m in app.chat.transcript.messages][::2] == [f"question {n}" for n in range(turns)]
 
 
@@ -177,7 +183,7 @@ async def test_no_turn_is_removed_while_the_reader_looks_at_earlier_ones(monkeyp
         for n in range(3):
             runtime.released.release()
             await say(app, pilot, n)
-        assert shown(app) == 6
+        assert shown_count(app) == 6
         app.chat.prompt.text = "question 3"
         await pilot.press("enter")
         await until(pilot, lambda: app.phase == "replying")
@@ -185,7 +191,7 @@ async def test_no_turn_is_removed_while_the_reader_looks_at_earlier_ones(monkeyp
         await pilot.pause()
         runtime.released.release()
         await until(pilot, lambda: app.phase == "idle" and len(app.chat.transcript.replies) == 4)
-        assert shown(app) == 8 and app.chat.transcript.scroll_y == 3
+        assert shown_count(app) == 8 and app.chat.transcript.scroll_y == 3
         runtime.released.release()
         await say(app, pilot, 4)
-        assert shown(app) == 4
+        assert shown_count(app) == 4

@@ -35,20 +35,20 @@ class Host(App[None]):
             yield ReplyMarkdown()
 
 
-def rendered(widget: Widget) -> list:
+def rendered_rows(widget: Widget) -> list:
     """Every descendant widget with its region and its rows of characters and styles."""
     own = (type(widget).__name__, widget.region, [widget.render_line(y) for y in range(widget.size.height)])
-    return [own, *(row for child in widget.children for row in rendered(child))]
+    return [own, *(row for child in widget.children for row in rendered_rows(child))]
 
 
-async def streamed(markdown, pilot, text, rng):
+async def stream_text(markdown, pilot, text, rng):
     shown = 0
     while shown < len(text):
         shown += rng.choice((1, 2, 5, 20, 60))
         await markdown.show(text[:shown])
     await markdown.show(text, final=True)
     await pilot.pause()
-    return rendered(markdown)
+    return rendered_rows(markdown)
 
 
 @pytest.mark.parametrize("number", range(len(DOCUMENTS)))
@@ -59,11 +59,11 @@ async def test_documents_in_random_pieces_end_as_in_one_piece(number, full):
         markdown = pilot.app.query_one(ReplyMarkdown)
         await markdown.update(text)
         await pilot.pause()
-        wanted = rendered(markdown)
+        wanted = rendered_rows(markdown)
         assert len(wanted) > 1
         for _ in range(19 if full else 3):
             await markdown.update("")
-            assert await streamed(markdown, pilot, text, rng) == wanted
+            assert await stream_text(markdown, pilot, text, rng) == wanted
 
 
 SIZES = ((80, 60), (130, 60))  # cells: the second is not a multiple of the first
@@ -79,7 +79,7 @@ async def test_random_documents_in_random_pieces_end_as_in_one_piece(full):
             wanted = [await at(pilot, size, markdown) for size in SIZES]
             await markdown.update("")
             await at(pilot, size, markdown)
-            await streamed(markdown, pilot, text, rng)
+            await stream_text(markdown, pilot, text, rng)
             found = [await at(pilot, size, markdown) for size in SIZES]
             assert found == wanted, f"document {seed}: {text!r}"
             await markdown.update("")
@@ -89,10 +89,10 @@ async def at(pilot, size, markdown):
     """The rendering at another size, after the layout has settled, which a scrollbar may delay."""
     await pilot.resize_terminal(*size)
     await until(pilot, lambda: size[0] - 2 <= markdown.region.width <= size[0])
-    shown, before = rendered(markdown), None
+    shown, before = rendered_rows(markdown), None
     while shown != before:
         await pilot.pause()
-        before, shown = shown, rendered(markdown)
+        before, shown = shown, rendered_rows(markdown)
     return shown
 
 
@@ -118,7 +118,7 @@ async def test_control_characters_in_entities_are_sanitised():
         markdown = pilot.app.query_one(ReplyMarkdown)
         await markdown.update("a&#x202e;b ![c&#13;d](x) `&#x202e;`\n\n```&#x202e;py\nx\n```\n")
         await pilot.pause()
-        text = "".join(strip.text for _, _, strips in rendered(markdown) for strip in strips)
+        text = "".join(strip.text for _, _, strips in rendered_rows(markdown) for strip in strips)
         assert "\u202e" not in text
         assert "\r" not in text
         assert "ab" in text
@@ -130,7 +130,7 @@ async def test_html_and_line_breaks_are_kept():
         markdown = pilot.app.query_one(ReplyMarkdown)
         await markdown.update("Use <div> here\nnot <span>\n\n<p>block</p>")
         await pilot.pause()
-        rows = [strip.text.strip() for _, _, strips in rendered(markdown) for strip in strips]
+        rows = [strip.text.strip() for _, _, strips in rendered_rows(markdown) for strip in strips]
         assert "Use <div> here" in rows
         assert "not <span>" in rows
         assert "<p>block</p>" in rows
@@ -143,7 +143,7 @@ async def test_the_language_of_code_is_not_guessed(monkeypatch):
         markdown = pilot.app.query_one(ReplyMarkdown)
         await markdown.update("```\nx = 1\n```\n\n    y = 2\n\n~~~klingon\nz = 3\n~~~")
         await pilot.pause()
-        shown = "".join(strip.text for _, _, strips in rendered(markdown) for strip in strips)
+        shown = "".join(strip.text for _, _, strips in rendered_rows(markdown) for strip in strips)
         assert all(code in shown for code in ("x = 1", "y = 2", "z = 3"))
 
 

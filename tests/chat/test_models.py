@@ -22,7 +22,7 @@ from ruvmlx.settings import Settings
 
 from ..models.make_models import make_safetensors_model
 from .helpers import SMALL, WIDE, ask, screen_text, until
-from .test_branches import BOTH_SIZES, send, shown
+from .test_branches import BOTH_SIZES, send, shown_texts
 
 ONE, TWO, NO_PLACE, CUT = "first/one", "second/two", "third/no-place", "fourth/cut-short"
 
@@ -77,7 +77,7 @@ def chatting(cache):
     return chat
 
 
-def listed(app):
+def listed_names(app):
     return [entry.name for entry in app.screen._shown] if isinstance(app.screen, PickerScreen) else None
 
 
@@ -85,7 +85,7 @@ def notices(app):
     return [str(notice.content) for notice in app.query(Notice)]
 
 
-async def changed(app, pilot, to):
+async def wait_for_model(app, pilot, to):
     await until(pilot, lambda: app.phase == "idle" and app.chat.model == to)
 
 
@@ -96,14 +96,14 @@ async def test_another_model_continues_the_chat(chatting, size):
         await ask(app, pilot, "Hello there")
         first, session = app.chat.transcript.replies[0].text, app.chat.state.session
         await pilot.press("f3")
-        await until(pilot, lambda: listed(app) is not None and len(listed(app)) == 4)
+        await until(pilot, lambda: listed_names(app) is not None and len(listed_names(app)) == 4)
         await until(pilot, lambda: "● first/one" in screen_text(app))
         assert "safetensors · 16.0 bits · 164 k · 328 kB" in screen_text(app)
         await pilot.press(*"sctw")
-        await until(pilot, lambda: listed(app) == [TWO])
+        await until(pilot, lambda: listed_names(app) == [TWO])
         await pilot.press("enter")
-        await changed(app, pilot, TWO)
-        assert app.chat.state.session == session and shown(app) == ["Hello there", first]
+        await wait_for_model(app, pilot, TWO)
+        assert app.chat.state.session == session and shown_texts(app) == ["Hello there", first]
         await until(pilot, lambda: f"Model: {TWO}" in screen_text(app))
         assert "It reads this chat again." in " ".join(notices(app)) and app.chat.prompt.heading == TWO
         await ask(app, pilot, "And you?")
@@ -119,7 +119,7 @@ async def test_a_reply_of_another_model_cannot_be_rated(chatting):
     async with chatting(WIDE) as (app, pilot):
         await ask(app, pilot, "Hello")
         await send(app, pilot, f"/model {TWO}")
-        await changed(app, pilot, TWO)
+        await wait_for_model(app, pilot, TWO)
         await pilot.press("ctrl+y")
         await until(pilot, lambda: any("wrote that reply" in said for said in notices(app)))
         (refusal,) = [said for said in notices(app) if "wrote that reply" in said]
@@ -127,7 +127,7 @@ async def test_a_reply_of_another_model_cannot_be_rated(chatting):
         assert app.chat.transcript.replies[0].rating is None
         assert (await app.host.call(lambda r: r.status())).ratings == 0
         await send(app, pilot, f"/model {ONE}")
-        await changed(app, pilot, ONE)
+        await wait_for_model(app, pilot, ONE)
         await pilot.press("ctrl+y")
         await until(pilot, lambda: app.chat.transcript.replies[0].rating == "up")
         assert (await app.host.call(lambda r: r.status())).ratings == 1
@@ -159,12 +159,12 @@ async def test_escape_while_another_model_loads_keeps_the_old_one(chatting, monk
         await ask(app, pilot, "Hello")
         waits = app.host.holder.opener
 
-        def slow(model, adapter, watch):
+        def load_slowly(model, adapter, watch):
             while True:
                 watch.progress(Progress("Loading slowly", 1, 3, 1.0))
                 time.sleep(0.02)
 
-        app.host.holder.opener = Opener(slow, ONE)
+        app.host.holder.opener = Opener(load_slowly, ONE)
         await send(app, pilot, f"/model {TWO}")
         await until(pilot, lambda: "Loading slowly: 1 B of 3 B" in screen_text(app))
         assert "esc Stop" in screen_text(app) and app.phase == "opening"
@@ -186,16 +186,16 @@ async def test_deleted_chats_survive_a_change_of_the_model(chatting):
         await send(app, pilot, "/delete")
         await until(pilot, lambda: app.chat.state.session != first and app.phase == "idle")
         await send(app, pilot, f"/model {TWO}")
-        await changed(app, pilot, TWO)
+        await wait_for_model(app, pilot, TWO)
         await send(app, pilot, "/restore")
-        await until(pilot, lambda: app.chat.state.session == first and shown(app)[:1] == ["Hello"])
+        await until(pilot, lambda: app.chat.state.session == first and shown_texts(app)[:1] == ["Hello"])
 
 
 async def test_broken_models_cannot_be_selected_and_new_names_can_be_fetched(chatting):
     """What is broken cannot be chosen; a new name can be fetched."""
     async with chatting() as (app, pilot):
         await send(app, pilot, "/models")
-        await until(pilot, lambda: listed(app) and len(listed(app)) == 4)
+        await until(pilot, lambda: listed_names(app) and len(listed_names(app)) == 4)
         for _ in range(4):
             await pilot.press("down")
         at = app.screen._shown[app.screen.options.highlighted]
@@ -214,14 +214,14 @@ async def test_only_adapters_of_this_model_can_be_selected(chatting):
         await pilot.press("ctrl+y")
         await until(pilot, lambda: app.chat.transcript.replies[0].rating == "up")
         await send(app, pilot, f"/model {TWO}")
-        await changed(app, pilot, TWO)
+        await wait_for_model(app, pilot, TWO)
         await pilot.press("f4")
-        await until(pilot, lambda: listed(app) == ["none", "default", "default"])
+        await until(pilot, lambda: listed_names(app) == ["none", "default", "default"])
         assert f"belongs to {ONE}" in screen_text(app)
         await pilot.press(*"poems", "enter")
         await until(pilot, lambda: "Adapter: poems@0." in screen_text(app))
         await send(app, pilot, "/adapters")
-        await until(pilot, lambda: listed(app) is not None)
+        await until(pilot, lambda: listed_names(app) is not None)
         await pilot.press("up", "up", "enter")
         await until(pilot, lambda: "No adapter: this chat does not learn." in screen_text(app))
 
@@ -231,7 +231,7 @@ async def test_a_change_of_the_model_ends_a_comparison(chatting):
         await ask(app, pilot, "Hello")
         app.chat.state.candidates = ["left", "right"]
         await send(app, pilot, f"/model {TWO}")
-        await changed(app, pilot, TWO)
+        await wait_for_model(app, pilot, TWO)
         assert app.chat.state.candidates == []
 
 
@@ -253,12 +253,12 @@ async def test_escape_while_the_first_model_opens_exits_as_interrupted(cache):
     """One line and the exit code of an interruption; Ctrl+C does the same."""
     for key in ("escape", "ctrl+c"):
 
-        def slow(model, adapter, watch):
+        def fetch_slowly(model, adapter, watch):
             while True:
                 watch.progress(Progress("Fetching x", 1, 3, 1.0))
                 time.sleep(0.02)
 
-        app = ChatApp(Opener(slow, ONE))
+        app = ChatApp(Opener(fetch_slowly, ONE))
         async with app.run_test() as pilot:
             await until(pilot, lambda app=app: "Fetching x" in screen_text(app))
             await pilot.press(key)
@@ -282,7 +282,7 @@ def test_the_lines_of_the_plan_are_equally_long(monkeypatch, tiny):
 # Plain mode ---------------------------------------------------------------------------------------
 
 
-def plain(*lines):
+def run_plain(*lines):
     holder, sink = ModelHolder(opener()), io.StringIO()
     holder.open()
     try:
@@ -295,7 +295,7 @@ def plain(*lines):
 
 def test_plain_mode_lists_and_switches_models(cache, capsys):
     """The same by commands: the list is numbered, the chat goes on, what is refused is one line."""
-    code, said = plain(
+    code, said = run_plain(
         "/models", "Hi", "/model", f"/model {TWO}", "/up", "More", "/up", f"/model {NO_PLACE}", "/model 9",
         "/adapters", "/model 1", "/adapters",
     )  # fmt: skip

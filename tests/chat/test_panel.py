@@ -14,7 +14,7 @@ from ruvmlx.platform.sensors import SensorReading, Sensors
 from ruvmlx.runtime import LearningState, LearnStatus, MemoryStatus
 
 from .helpers import SMALL, ask, screen_text, until
-from .test_branches import BOTH_SIZES, chatting, plain, send  # noqa: F401
+from .test_branches import BOTH_SIZES, chatting, run_plain, send  # noqa: F401
 
 
 @BOTH_SIZES
@@ -52,7 +52,7 @@ async def test_the_panel_can_be_shown_without_an_adapter(open_tiny, chatting):  
 
 def test_the_learning_command_prints_what_the_panel_shows(open_tiny):
     with open_tiny() as runtime:
-        _, said = plain(runtime, "Hi", "/down too short", "/learning", "/rollback 0")
+        _, said = run_plain(runtime, "Hi", "/down too short", "/learning", "/rollback 0")
     assert "Learning: version 1 of default" in said
     assert "Recent ratings: ▼ bad too short" in said
     assert re.search(r"Machine: memory [\d.]+ [MG]B\nMachine: budget [\d.]+ [MG]B, peak [\d.]+ [MG]B", said)

@@ -137,7 +137,7 @@ runtime.close = tell
 """
 
 
-def started(*replies, **options):
+def start_chat(*replies, **options):
     """A chat on pipes whose reply waits after two words."""
     process = subprocess.Popen(
         command(*replies, gate=True, **options),
@@ -154,7 +154,7 @@ def started(*replies, **options):
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_during_a_reply_keeps_its_words(signum):
     """Told to end in the middle of a reply: its words are committed, then it ends as a shell expects."""
-    process = started(["one ", "two ", "three "], setup=ON_CLOSE)
+    process = start_chat(["one ", "two ", "three "], setup=ON_CLOSE)
     assert process.stdout.read(19) == "Assistant: one two "
     process.send_signal(signum)
     out, err = process.communicate(timeout=60)
@@ -176,7 +176,7 @@ def test_a_signal_at_the_prompt_ends_quietly(signum):
 def test_an_ignored_hangup_stays_ignored():
     """`nohup ruvmlx chat --plain` outlives its terminal."""
     setup = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); runtime.free = 9"
-    process = started(["one ", "two "], setup=setup)
+    process = start_chat(["one ", "two "], setup=setup)
     assert process.stdout.readline() == "Assistant: one two \n"
     process.send_signal(signal.SIGHUP)
     out, _ = process.communicate("/status\n", timeout=60)
@@ -202,7 +202,7 @@ def test_a_closed_terminal_keeps_the_words_of_the_reply(tmp_path):
 def test_a_pipe_closed_during_a_reply_keeps_its_words():
     """The reply is stopped there, not thrown away."""
     more_than_a_pipe_holds = "runtime.free = 10_000; runtime.replies = [['word ' * 50] * 10_000]"
-    process = started(setup=ON_CLOSE + more_than_a_pipe_holds)
+    process = start_chat(setup=ON_CLOSE + more_than_a_pipe_holds)
     process.stdout.read(1)
     process.stdout.close()
     err = process.stderr.read()

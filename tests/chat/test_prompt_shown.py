@@ -13,7 +13,7 @@ from ruvmlx.models.load import load_model
 OWN = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 
 
-def plain(runtime, *lines, system=None):
+def run_plain(runtime, *lines, system=None):
     sink, options = io.StringIO(), ChatOptions(system=system, sampling=Sampling(0.0), max_new_tokens=4)
     assert PlainChat(runtime, options, io.StringIO("".join(f"{line}\n" for line in lines)), sink).run() == 0
     return sink.getvalue()
@@ -22,26 +22,26 @@ def plain(runtime, *lines, system=None):
 def test_the_prompt_is_the_one_that_the_model_got(open_tiny):
     """Token by token, with the special ones; before the first reply, what would be sent."""
     with open_tiny() as runtime:
-        said = plain(runtime, "Hello", "/prompt", system="Be brief.")
+        said = run_plain(runtime, "Hello", "/prompt", system="Be brief.")
         reply = runtime.store.replies.get("last")
         shown = said.split("\n", 2)[2] if "(cut" in said else said.split("\n", 1)[1]
         assert runtime.model.tokenizer.text_with_specials(reply.prompt_ids).strip() in said
         assert "Be brief." in shown and "Hello" in shown
-        assert "..." in plain(runtime, "/prompt") and "Be brief." not in plain(runtime, "/prompt")
+        assert "..." in run_plain(runtime, "/prompt") and "Be brief." not in run_plain(runtime, "/prompt")
 
 
 def test_the_templates_own_system_prompt_is_shown(starter_file, open_tiny):
     """SmolLM2's template writes one where the user has none; the tiny model's does not."""
     with open_tiny() as runtime:
-        assert plain(runtime, "/system").strip() == "No system prompt."
+        assert run_plain(runtime, "/system").strip() == "No system prompt."
         runtime.chats._model = starter = load_model("starter")
-        assert plain(runtime, "/system").strip() == "No system prompt."  # a measured one, which is empty
+        assert run_plain(runtime, "/system").strip() == "No system prompt."  # a measured one, which is empty
         starter.default_system = None
         assert runtime.chats.template_system() == OWN
-        assert f"No system prompt of yours. The model's template sends its own: {OWN}" in plain(
+        assert f"No system prompt of yours. The model's template sends its own: {OWN}" in run_plain(
             runtime, "/system"
         )
-        assert "System prompt: Be brief." in plain(runtime, "/system", system="Be brief.")
+        assert "System prompt: Be brief." in run_plain(runtime, "/system", system="Be brief.")
 
 
 @pytest.mark.parametrize("word", ["none", ""])
@@ -54,7 +54,7 @@ def test_none_is_no_system_prompt(word, monkeypatch):
 
 def test_none_removes_the_system_prompt_of_a_chat(open_tiny):
     with open_tiny() as runtime:
-        plain(runtime, "Hello", system="Be brief.")
+        run_plain(runtime, "Hello", system="Be brief.")
         options = ChatOptions(session="continue", system=settings.load({"system": "none"}).system)
         PlainChat(runtime, options, io.StringIO("/system\n"), sink := io.StringIO()).run()
         assert sink.getvalue().strip() == "No system prompt."

@@ -214,11 +214,11 @@ async def test_a_busy_store_while_refreshing_is_not_reported():
         await until(pilot, lambda: reply.effect)
         looked = []
 
-        def busy(_):
+        def raise_busy(_):
             looked.append(1)
             raise StoreBusy("another process holds the store")
 
-        runtime.chats.turns = busy
+        runtime.chats.turns = raise_busy
         app.post_message(AppFocus())
         await until(pilot, lambda: looked)
         await pilot.pause()

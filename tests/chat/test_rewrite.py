@@ -6,7 +6,7 @@ from ruvmlx.apps.chat.messages import ReplyMessage
 from ruvmlx.errors import StoreBusy
 
 from .helpers import WIDE, ask, screen_text, until
-from .test_branches import BOTH_SIZES, chatting, plain, send, shown  # noqa: F401
+from .test_branches import BOTH_SIZES, chatting, run_plain, send, shown_texts  # noqa: F401
 
 LEARNED = "Learned that you prefer your version; Ctrl+R takes it back"
 
@@ -32,15 +32,15 @@ async def test_the_rewritten_reply_stands_beside_the_first_and_is_learned_from(c
         app.chat.prompt.text = "My own words."
         await pilot.press("enter")
         await until(pilot, lambda: LEARNED in screen_text(app))
-        assert shown(app) == ["Hello", "My own words."] and app.chat.editing is None
+        assert shown_texts(app) == ["Hello", "My own words."] and app.chat.editing is None
         assert "‹ 2/2 ›" in screen_text(app) and "◆ preferred · Learned: more like this" in screen_text(app)
         status = await app.host.call(lambda runtime: runtime.status())
         assert (status.preferences, status.updates) == (1, 1)
         await pilot.press("ctrl+r")
         await until(pilot, lambda: "Last preference taken back" in screen_text(app))
-        assert "◆ preferred" not in screen_text(app) and shown(app)[-1] == "My own words."
+        assert "◆ preferred" not in screen_text(app) and shown_texts(app)[-1] == "My own words."
         await send(app, pilot, "/prev")
-        await until(pilot, lambda: shown(app)[-1] == first)
+        await until(pilot, lambda: shown_texts(app)[-1] == first)
 
 
 async def test_esc_keeps_the_reply_and_gives_the_draft_back(chatting):  # noqa: F811
@@ -53,7 +53,7 @@ async def test_esc_keeps_the_reply_and_gives_the_draft_back(chatting):  # noqa: 
         assert app.chat.prompt.text == "a draft" and app.chat.editing is None
         assert "Rewriting" not in screen_text(app)
         await pilot.press("enter")  # the draft is a message again
-        await until(pilot, lambda: "a draft" in shown(app))
+        await until(pilot, lambda: "a draft" in shown_texts(app))
         assert await app.host.call(lambda runtime: runtime.status().preferences) == 0
 
 
@@ -63,7 +63,7 @@ async def test_an_earlier_reply_can_be_rewritten_and_the_chat_goes_on_from_there
         await ask(app, pilot, "Second")
         await rewrite(app, pilot, "line one\n/not a command", "up")
         await until(pilot, lambda: LEARNED in screen_text(app))
-        assert shown(app) == ["First", "line one\n/not a command"]
+        assert shown_texts(app) == ["First", "line one\n/not a command"]
         await ask(app, pilot, "Third")
         turns = await app.host.call(lambda runtime: runtime.chats.turns(app.chat.state.session))
         assert [turn.content for turn in turns[:3]] == ["First", "line one\n/not a command", "Third"]
@@ -74,7 +74,7 @@ async def test_a_text_that_begins_like_a_command_is_still_a_reply(chatting):  # 
         await ask(app, pilot, "Hello")
         await rewrite(app, pilot, "/quit")
         await until(pilot, lambda: LEARNED in screen_text(app))
-        assert shown(app)[-1] == "/quit"
+        assert shown_texts(app)[-1] == "/quit"
 
 
 async def test_what_is_refused_stays_in_the_input(chatting, monkeypatch):  # noqa: F811
@@ -87,18 +87,18 @@ async def test_what_is_refused_stays_in_the_input(chatting, monkeypatch):  # noq
         await until(pilot, lambda: "same as before" in screen_text(app) and not reply.progress)
         runtime = app.host.holder.opened_runtime
 
-        def busy(*_, **__):
+        def raise_busy(*_, **__):
             raise StoreBusy("locked by a test")
 
         with monkeypatch.context() as patched:
-            patched.setattr(runtime.store.replies, "add", busy)
+            patched.setattr(runtime.store.replies, "add", raise_busy)
             app.chat.prompt.text = "Mine."
             await pilot.press("enter")
             await until(pilot, lambda: "locked by a test" in screen_text(app) and not reply.progress)
         assert app.chat.prompt.text == "Mine." and app.chat.editing is reply
         await pilot.press("enter")
         await until(pilot, lambda: LEARNED in screen_text(app))
-        assert shown(app)[-1] == "Mine."
+        assert shown_texts(app)[-1] == "Mine."
 
 
 async def test_the_users_own_key_is_told(chatting):  # noqa: F811
@@ -117,7 +117,7 @@ async def test_without_a_reply_or_an_adapter(chatting):  # noqa: F811
         await until(pilot, lambda: app.chat.status.learned is None)
         await send(app, pilot, "/rewrite Mine.")
         await until(pilot, lambda: "so nothing was learned" in screen_text(app))
-        assert shown(app)[-1] == "Mine."
+        assert shown_texts(app)[-1] == "Mine."
 
 
 async def test_going_on_after_a_regenerated_reply_is_a_weak_preference(chatting):  # noqa: F811
@@ -128,7 +128,7 @@ async def test_going_on_after_a_regenerated_reply_is_a_weak_preference(chatting)
             await pilot.press("ctrl+g")
             place = "‹ {0}/{0} ›".format(len(texts) + 1)
             await until(pilot, lambda place=place: place in screen_text(app) and app.phase == "idle")
-            texts.append(shown(app)[-1])
+            texts.append(shown_texts(app)[-1])
         assert await app.host.call(lambda runtime: runtime.status().preferences) == 0
         await ask(app, pilot, "And then?")
         (found,) = await app.host.call(lambda runtime: runtime.learner.history.pairs.in_force())
@@ -137,10 +137,12 @@ async def test_going_on_after_a_regenerated_reply_is_a_weak_preference(chatting)
 
 def test_plain_mode_rewrites(open_tiny, capsys):
     with open_tiny() as runtime:
-        code, said = plain(runtime, "Hello", "/rewrite", "/rewrite My own words.", "/undo", "/prev", "/next")
+        code, said = run_plain(
+            runtime, "Hello", "/rewrite", "/rewrite My own words.", "/undo", "/prev", "/next"
+        )
         assert code == 0, capsys.readouterr().err
         assert "To change it: /rewrite and your text." in said
         assert "Learned that you prefer your version; /undo takes it back." in said
         assert "Last preference taken back: 0 ratings left" in said and "Assistant: My own words." in said
-        code, said = plain(runtime, "/rewrite x")
+        code, said = run_plain(runtime, "/rewrite x")
         assert code == 1 and said == ""

@@ -15,7 +15,7 @@ from .helpers import ask, chatting, screen_text, until
 from .scripted import ScriptedRuntime
 
 
-def plain(runtime, *lines):
+def run_plain(runtime, *lines):
     sink = io.StringIO()
     lines = io.StringIO("".join(f"{line}\n" for line in lines))
     code = PlainChat(runtime, ChatOptions(max_new_tokens=4), lines, sink).run()
@@ -25,7 +25,7 @@ def plain(runtime, *lines):
 def test_a_role_is_the_system_prompt_of_the_chat(open_tiny, home):
     """Listed, taken, replaced by none; the next chat has none."""
     with open_tiny() as runtime:
-        code, said = plain(runtime, "/as", "/as reviewer", "Hello", "/prompt", "/as none", "/system")
+        code, said = run_plain(runtime, "/as", "/as reviewer", "Hello", "/prompt", "/as none", "/system")
     assert code == 0 and "reviewer    You review what you are given." in said
     assert said.count(roles.BUILT_IN["reviewer"]) == 2  # said, and in the prompt
     assert said.rstrip().endswith("No system prompt.")
@@ -34,7 +34,9 @@ def test_a_role_is_the_system_prompt_of_the_chat(open_tiny, home):
 def test_a_chats_own_prompt_becomes_a_role(open_tiny, home):
     """It is a file that only the user can read, and comes before a built-in role of its name."""
     with open_tiny() as runtime:
-        code, said = plain(runtime, "/system Answer in rhymes.", "/as save brief", "/new", "/as brief", "/as")
+        code, said = run_plain(
+            runtime, "/system Answer in rhymes.", "/as save brief", "/new", "/as brief", "/as"
+        )
     assert code == 0 and said.count("Answer in rhymes.") == 3
     file = home / "roles" / "brief.md"
     assert file.read_text() == "Answer in rhymes.\n" and file.stat().st_mode & 0o077 == 0
@@ -53,7 +55,7 @@ def test_a_chats_own_prompt_becomes_a_role(open_tiny, home):
 )
 def test_a_wrong_role_is_one_line(open_tiny, home, capsys, typed, said):
     with open_tiny() as runtime:
-        plain(runtime, typed)
+        run_plain(runtime, typed)
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
 

@@ -47,7 +47,7 @@ class Shelf:
         return [SessionRow(f"s{n}", title, None, "m", n + 2, 0.0) for n, title in enumerate(titles)]
 
 
-class Settled(ScriptedRuntime):
+class LearnedRuntime(ScriptedRuntime):
     """A scripted runtime that has learned something."""
 
     def __init__(self, *replies):
@@ -111,7 +111,7 @@ async def helping(app, pilot):
 
 
 @pytest.fixture
-def written(request):
+def stored_screen(request):
     """The stored screen of that name, or None with --write-screens."""
     writes = request.config.getoption("--write-screens")
 
@@ -130,15 +130,15 @@ def written(request):
     [welcome, reply, rated, chosen, editing, error, side_panel, chats, helping],
     ids=lambda f: f.__name__,
 )
-async def test_screen(screen, size, written, monkeypatch):
+async def test_screen(screen, size, stored_screen, monkeypatch):
     monkeypatch.setattr(memory, "resident", lambda: 400 << 20)
     monkeypatch.setattr(memory, "peak", lambda: 500 << 20)
     monkeypatch.setattr(Sensors, "read", lambda _: SensorReading())
-    async with chatting(Settled([REPLY]), size) as (app, pilot):
+    async with chatting(LearnedRuntime([REPLY]), size) as (app, pilot):
         await screen(app, pilot)
         app.chat.prompt.cursor_blink = False
         app.chat.status.message = ""  # it is there for a moment only
         await until(pilot, lambda: not app._batch_count)
         await pilot.pause()
         shown = "\n".join(lines_of(app.screen)) + "\n"
-        assert shown == written(f"{screen.__name__}-{size[0]}x{size[1]}", shown)
+        assert shown == stored_screen(f"{screen.__name__}-{size[0]}x{size[1]}", shown)

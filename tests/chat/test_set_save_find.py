@@ -17,7 +17,7 @@ from .scripted import ScriptedRuntime
 CODE = "First:\n\n```python\nprint(1)\n```\n\nThen:\n\n```sh\nls\n```\n"
 
 
-def plain(runtime, *lines):
+def run_plain(runtime, *lines):
     sink = io.StringIO()
     chat = PlainChat(
         runtime, ChatOptions(max_new_tokens=4), io.StringIO("".join(f"{x}\n" for x in lines)), sink
@@ -30,7 +30,7 @@ def test_a_setting_changes_this_chats_replies_alone(open_tiny):
     """The next reply is drawn with it; the settings file is as before."""
     with open_tiny() as runtime:
         before = runtime.writer.sampling()
-        said, state = plain(runtime, "/set temperature 0.25", "/set max_tokens 3", "Hello", "/status")
+        said, state = run_plain(runtime, "/set temperature 0.25", "/set max_tokens 3", "Hello", "/status")
         assert state.options.sampling.temperature == 0.25 and state.options.max_new_tokens == 3
         assert len(re.findall(r"temperature +0\.25", said)) == 3 and re.search(r"max_tokens +3", said)
         reply = runtime.store.replies.get("last")
@@ -49,12 +49,12 @@ def test_a_setting_changes_this_chats_replies_alone(open_tiny):
 )
 def test_a_wrong_setting_is_refused_and_changes_nothing(typed, said, open_tiny, capsys):
     with open_tiny() as runtime:
-        _, state = plain(runtime, typed)
+        _, state = run_plain(runtime, typed)
         assert said in capsys.readouterr().err and state.options.sampling is None
 
 
 @pytest.fixture
-def replied(tmp_path, monkeypatch):
+def replied_chat(tmp_path, monkeypatch):
     """A chat whose last reply has two code blocks."""
     monkeypatch.chdir(tmp_path)
     runtime, state = ScriptedRuntime([CODE]), ChatState(ChatOptions())
@@ -66,30 +66,30 @@ def replied(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("argument", "text"), [("2 b.sh", "ls\n"), ("1 a.py", "print(1)\n"), ("a.py", "print(1)\n")]
 )
-def test_a_code_block_is_written_to_a_new_file(argument, text, replied, tmp_path):
-    assert "Written: " in write.save(*replied, argument).words
+def test_a_code_block_is_written_to_a_new_file(argument, text, replied_chat, tmp_path):
+    assert "Written: " in write.save(*replied_chat, argument).words
     assert (tmp_path / argument.split()[-1]).read_text() == text
     with pytest.raises(UsageError, match="exists already"):
-        write.save(*replied, argument)
+        write.save(*replied_chat, argument)
 
 
 @pytest.mark.parametrize("argument", ["", "3 c.sh", "1", "2 "])
-def test_a_block_or_a_name_that_is_not_there_is_refused(argument, replied, tmp_path):
+def test_a_block_or_a_name_that_is_not_there_is_refused(argument, replied_chat, tmp_path):
     with pytest.raises((UsageError, NotFound)):
-        write.save(*replied, argument)
+        write.save(*replied_chat, argument)
     assert not list(tmp_path.iterdir())
 
 
-def test_find_lists_the_messages_of_this_chat(replied):
-    assert write.find(*replied, "sort").words.startswith("1. You: Sort?")
-    assert "2. Assistant: " in write.find(*replied, "PRINT then").words
-    assert "No message of this chat" in write.find(*replied, "zebra").words
+def test_find_lists_the_messages_of_this_chat(replied_chat):
+    assert write.find(*replied_chat, "sort").words.startswith("1. You: Sort?")
+    assert "2. Assistant: " in write.find(*replied_chat, "PRINT then").words
+    assert "No message of this chat" in write.find(*replied_chat, "zebra").words
     with pytest.raises(UsageError):
-        write.find(*replied, " ")
+        write.find(*replied_chat, " ")
 
 
-def test_find_lists_the_newest_and_counts_the_others(replied):
-    runtime, state = replied
+def test_find_lists_the_newest_and_counts_the_others(replied_chat):
+    runtime, state = replied_chat
     for _ in range(write.MOST_FOUND + 5):
         list(runtime.chats.say(state.session, "zebra", **state.options.for_reply(threading.Event())))
     lines = write.find(runtime, state, "zebra").words.splitlines()

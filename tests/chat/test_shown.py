@@ -92,7 +92,7 @@ def parent_of_newest(runtime, role):
     return row(runtime, "SELECT * FROM messages WHERE id = ?", message["parent"])
 
 
-def rated(runtime, _):
+def rated_text(runtime, _):
     return text_of(runtime, newest(runtime, "ratings")["reply_id"])
 
 
@@ -100,11 +100,11 @@ def rewritten(runtime, _):
     return text_of(runtime, newest(runtime, "preferences")["worse"])
 
 
-def copied(_, clipboard):
+def copied_text(_, clipboard):
     return clipboard[-1]
 
 
-def continued(runtime, _):
+def continued_text(runtime, _):
     """The longer reply stands beside the one that it continues."""
     longer = newest(runtime, "messages")
     others = rows(
@@ -121,15 +121,15 @@ def copy_of_the_chat(runtime, _):
     return last_message(runtime, newest(runtime, "sessions", "created")["id"])
 
 
-def titled(runtime, _):
+def titled_text(runtime, _):
     return last_message(runtime, value(runtime, "SELECT id FROM sessions WHERE title = 'A new title'"))
 
 
-def deleted(runtime, _):
+def deleted_text(runtime, _):
     return last_message(runtime, newest(runtime, "sessions", "deleted")["id"])
 
 
-def exported(*_):
+def exported_text(*_):
     return Path("out.md").read_text("utf-8").rstrip().rpartition("\n\n")[2]
 
 
@@ -139,15 +139,15 @@ def asked_again(runtime, _):
 
 # Command -> what it acted on: (the reply that is shown, or its question; how to read that from the store).
 ACTS = {
-    "/rate 5": ("reply", rated),
-    "/rate up a note": ("reply", rated),
-    "/copy": ("reply", copied),
+    "/rate 5": ("reply", rated_text),
+    "/rate up a note": ("reply", rated_text),
+    "/copy": ("reply", copied_text),
     f"/rewrite {BETTER}": ("reply", rewritten),
-    "/more": ("reply", continued),
+    "/more": ("reply", continued_text),
     "/fork": ("reply", copy_of_the_chat),
-    "/title A new title": ("reply", titled),
-    "/export out.md": ("reply", exported),
-    "/delete": ("reply", deleted),
+    "/title A new title": ("reply", titled_text),
+    "/export out.md": ("reply", exported_text),
+    "/delete": ("reply", deleted_text),
     "/again": ("question", asked_again),
     "/compare": ("question", asked_again),
 }
@@ -190,14 +190,14 @@ def store(tmp_path, home, monkeypatch, open_tiny, earlier):
         return known.chats.all()[0].id
 
 
-def prepared(runtime):
+def clear_earlier_acts(runtime):
     """No file, no title and no deletion of an earlier act is in the way."""
     Path("out.md").unlink(missing_ok=True)
     rows(runtime, "UPDATE sessions SET title = 'Old' WHERE title = 'A new title'")
     rows(runtime, "UPDATE sessions SET deleted = NULL")
 
 
-def wrong(runtime, state, act, shown, copies):
+def fault_of(runtime, state, act, shown, copies):
     """What the act did to something else than to the shown reply; "" if it did right."""
     what, target = ACTS[act]
     found = sanitize(target(runtime, copies)).strip()
@@ -217,7 +217,7 @@ class Person(io.StringIO):
         return True
 
 
-class Plain:
+class PlainSession:
     """Plain mode with a new chat, and what it printed."""
 
     def __init__(self, runtime, lines):
@@ -231,7 +231,7 @@ class Plain:
     def type(self, line):
         self.chat._attempt(lambda: self.chat._handle(line))
 
-    def shown(self, state):
+    def shown_reply(self, state):
         """The reply that was printed last, or chosen last."""
         said = self.sink.getvalue()
         if state == "rewritten":
@@ -248,14 +248,14 @@ def test_plain_mode_acts_on_what_was_printed(state, open_tiny, store, copies, ca
     found = []
     with open_tiny() as runtime:
         for acts in (STAYS, *((act,) for act in LEAVES)):
-            prepared(runtime)
-            chat = Plain(runtime, lines)
-            shown = chat.shown(state)
+            clear_earlier_acts(runtime)
+            chat = PlainSession(runtime, lines)
+            shown = chat.shown_reply(state)
             for act in acts:
-                prepared(runtime)
+                clear_earlier_acts(runtime)
                 chat.type(act)
                 if act != "/more" or shown not in (MINE, BETTER):  # those are complete
-                    found.append(wrong(runtime, state, act, shown, copies))
+                    found.append(fault_of(runtime, state, act, shown, copies))
     assert not any(found), "\n".join(filter(None, found))
 
 
@@ -263,7 +263,7 @@ def test_plain_mode_acts_on_what_was_printed(state, open_tiny, store, copies, ca
 def test_plain_mode_acts_on_nothing_where_nothing_is_shown(state, open_tiny, store, copies, capsys):
     """No earlier reply, of another chat, is rated, copied or rewritten."""
     with open_tiny() as runtime:
-        chat = Plain(runtime, STATES[state])
+        chat = PlainSession(runtime, STATES[state])
         before = version(runtime), len(rows(runtime, "SELECT id FROM messages"))
         for act in ACTS:
             if act not in OF_THE_CHAT:
@@ -287,9 +287,9 @@ async def test_the_app_acts_on_what_is_on_the_screen(state, tiny, open_tiny, sto
         assert bool(shown) == (state not in EMPTY)
         before = version(runtime)
         for act in (*STAYS, f"/rewrite {BETTER}"):
-            prepared(runtime)
+            clear_earlier_acts(runtime)
             await type_in(app, pilot, act)
-            found.append(wrong(runtime, state, act, shown, copies) if shown else "")
+            found.append(fault_of(runtime, state, act, shown, copies) if shown else "")
         if not shown:
             assert version(runtime) == before and not copies
         app.host.close_now()
@@ -299,7 +299,7 @@ async def test_the_app_acts_on_what_is_on_the_screen(state, tiny, open_tiny, sto
 def test_numbers_are_those_of_the_list_that_was_printed(open_tiny, store, capsys):
     """Who writes in a chat moves it to the top; the numbers on the screen stay valid."""
     with open_tiny() as runtime:
-        chat = Plain(runtime, [QUESTION, "/new", OTHER, "/open 2", "/chats"])
+        chat = PlainSession(runtime, [QUESTION, "/new", OTHER, "/open 2", "/chats"])
         listed = chat.sink.getvalue()
         assert re.search(r"^1\. Another", listed, re.MULTILINE)
         chat.type("One more question")  # in the chat that was second
@@ -310,7 +310,7 @@ def test_numbers_are_those_of_the_list_that_was_printed(open_tiny, store, capsys
 def test_a_choice_is_of_the_comparison_on_the_screen(open_tiny, store, capsys):
     """Not of one in the chat that was open before."""
     with open_tiny() as runtime:
-        chat = Plain(runtime, [QUESTION, "/compare", "/new"])
+        chat = PlainSession(runtime, [QUESTION, "/compare", "/new"])
         before = version(runtime)
         chat.type("/choose 1")
         assert "no two replies" in capsys.readouterr().err

@@ -41,7 +41,7 @@ class Pressing:
         self.app, self.at, self.took = app, 0, []
         self._pressed = 0.0
 
-    def within(self, runtime):
+    def press_within(self, runtime):
         say = runtime.chats.say
 
         def pressing(*arguments, **options):
@@ -54,7 +54,7 @@ class Pressing:
         runtime.chats.say = pressing
         return runtime
 
-    def changed(self, phase):
+    def note_phase(self, phase):
         if phase == "idle" and self._pressed:
             self.took.append((time.perf_counter() - self._pressed) * 1e3)
             self._pressed = 0.0
@@ -64,16 +64,16 @@ async def test_esc_at_random_tokens_keeps_the_words_that_were_shown(starter, bac
     """Greedy. The words that were shown are those that were kept; and every reply, with the stopped ones
     before it in its cache, has the tokens of a run that reads its whole prompt anew, ties aside."""
 
-    def opened():
-        return pressing.within(
+    def open_runtime():
+        return pressing.press_within(
             Runtime(Store(home / "ruvmlx.db"), starter, backend, Settings(adapter="none", kv_disk=None))
         )
 
     rng, said = random.Random(6), []
-    app = ChatApp(opened, ChatOptions(sampling=GREEDY, max_new_tokens=1000, learn_when_idle=False))
+    app = ChatApp(open_runtime, ChatOptions(sampling=GREEDY, max_new_tokens=1000, learn_when_idle=False))
     pressing = Pressing(app)
     async with app.run_test(size=(80, 24)) as pilot:
-        app.watch(app, "phase", pressing.changed, init=False)
+        app.watch(app, "phase", pressing.note_phase, init=False)
         await until(pilot, lambda: app.phase == "idle" or app.failure)
         for turn in range(1000 if full else 8):
             if turn % TURNS == 0:

@@ -13,7 +13,7 @@ from ruvmlx.chats.summaries import ChatSummary
 from ruvmlx.engine import Sampling
 from ruvmlx.errors import NotFound
 
-from ..chats.test_summaries import QUESTIONS, noted  # noqa: F401
+from ..chats.test_summaries import QUESTIONS, summary_prompts  # noqa: F401
 from .helpers import ask, chatting, screen_text, until
 from .scripted import ScriptedRuntime
 
@@ -26,7 +26,7 @@ def test_the_status_line_offers_it_when_the_context_is_nearly_full():
     assert room_parts(half, 0, 8, "F8") == ["oldest 8 summed up"]
 
 
-def test_plain_mode_offers_it_prints_the_notes_and_ends_it(open_tiny, noted, capsys):  # noqa: F811
+def test_plain_mode_offers_it_prints_the_notes_and_ends_it(open_tiny, summary_prompts, capsys):  # noqa: F811
     lines, sink = [*QUESTIONS, "/summarize", "Next?", "/summarize off", "/summarize wrong"], io.StringIO()
     with open_tiny() as runtime:
         options = ChatOptions(sampling=Sampling(0.0), max_new_tokens=8)

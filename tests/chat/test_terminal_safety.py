@@ -11,7 +11,7 @@ import pytest
 from ruvmlx.store import Store
 
 from .gallery import PLACES
-from .hostile import OTHERS, SEQUENCES, hostile, leaks, number, sent, word
+from .hostile import OTHERS, SEQUENCES, hostile, leaks, number, sequences_and_text, word
 from .terminal import Terminal
 
 TALL = 150, 110  # columns and rows, in which nearly all places are in sight
@@ -57,15 +57,15 @@ def test_no_control_sequence_of_hostile_text_reaches_the_terminal(kind):
     assert not re.search("[\x80-\x9f\u2066]", raw)
 
 
-def shown(mode, full, few=40):
+def shown_parts(mode, full, few=40):
     """The numbers of the shown texts (few; with --full all 10,000), and the bytes that the terminal
     received."""
     parts = [range(n, n + AT_ONCE) for n in range(0, 10_000, AT_ONCE)] if full else [range(few)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield from zip(parts, pool.map(lambda part: _shown(mode, part), parts), strict=True)
+        yield from zip(parts, pool.map(lambda part: run_gallery(mode, part), parts), strict=True)
 
 
-def _shown(mode, numbers):
+def run_gallery(mode, numbers):
     terminal = Terminal(
         [sys.executable, "-m", "tests.chat.gallery", mode, str(numbers.start), str(numbers.stop)], TALL
     )
@@ -73,9 +73,9 @@ def _shown(mode, numbers):
     return terminal.raw
 
 
-def seen(raw, places):
+def visible_numbers(raw, places):
     """Place -> numbers of the texts that were visible there."""
-    words = sent(raw)[1]
+    words = sequences_and_text(raw)[1]
     return {place: set(re.findall(rf"{place}(\d{{5}})", words)) for place in places}
 
 
@@ -98,17 +98,17 @@ def test_hostile_texts_have_every_kind_and_length():
 def test_every_widget_shows_hostile_texts_sanitised(full):
     """Replies, messages, titles, names, notes, notices, errors, the panel, the input: 10,000 texts in each
     (--full), and no sequence of theirs, nor any mark in one, nor a control character is sent."""
-    for numbers, raw in shown("app", full):
+    for numbers, raw in shown_parts("app", full):
         assert leaks(raw) == []
-        for place, texts in seen(raw, PLACES).items():
+        for place, texts in visible_numbers(raw, PLACES).items():
             assert len(texts) >= IN_SIGHT * len(numbers), place
 
 
 def test_plain_mode_shows_hostile_texts_sanitised(full):
     """The same, and it sends no sequence at all."""
-    for numbers, raw in shown("plain", full):
-        assert sent(raw)[0] == [] and leaks(raw) == []
-        for place, texts in seen(
+    for numbers, raw in shown_parts("plain", full):
+        assert sequences_and_text(raw)[0] == [] and leaks(raw) == []
+        for place, texts in visible_numbers(
             raw, ("reply", "error", "title", "name", "adapter", "panel", "system")
         ).items():
             assert len(texts) == len(numbers), place
@@ -147,6 +147,6 @@ def test_the_command_line_shows_hostile_texts_sanitised(verb, hostile_store, hom
     terminal = Terminal([sys.executable, "-m", "ruvmlx", *verb], TALL, RUVMLX_HOME=str(home), NO_COLOR="1")
     terminal.wait(600)
     assert len(terminal.raw) > 30
-    assert sent(terminal.raw)[0] == []
+    assert sequences_and_text(terminal.raw)[0] == []
     directions = [c for c in leaks(terminal.raw) if c not in ("U+202E", "U+202C", "U+2066", "U+2069")]
     assert (directions if "--json" in verb else leaks(terminal.raw)) == []

@@ -49,13 +49,13 @@ def open_roomy(roomy, home):
 
 
 @pytest.fixture
-def small(home):
+def small_tools(home):
     write_servers(
         home, small={"command": sys.executable, "args": [SERVER, "secrets", "slow", "fail"], "timeout": 20}
     )
 
 
-def plain(runtime, *lines):
+def run_plain(runtime, *lines):
     """What a plain chat prints, and its exit code."""
     sink = io.StringIO()
     code = PlainChat(runtime, OPTIONS, io.StringIO("\n".join(lines) + "\n"), sink).run()
@@ -69,53 +69,53 @@ def roles(runtime):
 # Plain
 
 
-def test_a_call_is_shown_asked_run_and_answered(open_roomy, small, capsys):
+def test_a_call_is_shown_asked_run_and_answered(open_roomy, small_tools, capsys):
     with open_roomy() as runtime:
-        said, code = plain(runtime, "/tools on small", "/tool secrets Which?", "o")
+        said, code = run_plain(runtime, "/tools on small", "/tool secrets Which?", "o")
         assert code == 0 and capsys.readouterr().err == ""
         assert "small is on for this chat: fail, slow, secrets." in said
         assert said.index("Tool: secrets\n") < said.index("PATH") < said.index("Assistant: ")
         assert roles(runtime) == ["user", "assistant", "tool", "assistant"]
 
 
-def test_no_means_no(open_roomy, small):
+def test_no_means_no(open_roomy, small_tools):
     with open_roomy() as runtime:
-        said, _ = plain(runtime, "/tools on small", "/tool secrets Which?", "n")
+        said, _ = run_plain(runtime, "/tools on small", "/tool secrets Which?", "n")
         assert "(The user did not allow this call.)" in said and "PATH" not in said
         assert roles(runtime) == ["user", "assistant", "tool", "assistant"]
 
 
-def test_the_end_of_input_allows_nothing(open_roomy, small):
+def test_the_end_of_input_allows_nothing(open_roomy, small_tools):
     with open_roomy() as runtime:
-        said, _ = plain(runtime, "/tools on small", "/tool secrets Which?")
+        said, _ = run_plain(runtime, "/tools on small", "/tool secrets Which?")
         assert "(The user stopped this call.)" in said and "PATH" not in said
         assert roles(runtime) == ["user", "assistant", "tool"]
 
 
-def test_always_asks_no_more_and_another_answer_asks_again(open_roomy, small, capsys):
+def test_always_asks_no_more_and_another_answer_asks_again(open_roomy, small_tools, capsys):
     ask = "/tool secrets Which?"
     with open_roomy() as runtime:
-        said, _ = plain(
+        said, _ = run_plain(
             runtime, "/tools on small", ask, "perhaps", "a", ask, "/new", "/tools on small", ask, "n"
         )
         assert capsys.readouterr().err == "Answer o, a or n.\n"
         assert said.count("PATH") == 2 and said.count("did not allow") == 1
 
 
-def test_nothing_runs_before_it_is_turned_on(open_roomy, small, capsys):
+def test_nothing_runs_before_it_is_turned_on(open_roomy, small_tools, capsys):
     with open_roomy() as runtime:
-        said, code = plain(runtime, "/tool secrets Which?", "/tools", "/tools of small")
+        said, code = run_plain(runtime, "/tool secrets Which?", "/tools", "/tools of small")
         assert code != 0 and "small  off" in said
         wrong = capsys.readouterr().err.splitlines()
         assert "no tool is on" in wrong[0] and "/tools [on|off NAME]" in wrong[1]
         assert runtime.chats.last_chat() is None
 
 
-def test_an_answer_stops_at_the_limit(open_roomy, small, monkeypatch):
+def test_an_answer_stops_at_the_limit(open_roomy, small_tools, monkeypatch):
     monkeypatch.setattr(chat_tools, "MOST_CALLS", 0)
     monkeypatch.setattr(chat_tools, "TOO_MANY", "(limit)")
     with open_roomy() as runtime:
-        said, _ = plain(runtime, "/tools on small", "Hello")
+        said, _ = run_plain(runtime, "/tools on small", "Hello")
         assert "Tool:" not in said and "Assistant: " in said
 
 
@@ -131,7 +131,7 @@ async def enter_lines(app, pilot, *lines):
         await until(pilot, lambda: app.phase == "idle" or isinstance(app.screen, ToolScreen))
 
 
-async def test_the_app_asks_and_shows_the_result(open_roomy, small):
+async def test_the_app_asks_and_shows_the_result(open_roomy, small_tools):
     app = ChatApp(open_roomy, OPTIONS)
     async with app.run_test(size=SMALL) as pilot:
         await enter_lines(app, pilot, "/tools on small", "/tool secrets Which?")
@@ -152,7 +152,7 @@ async def test_the_app_asks_and_shows_the_result(open_roomy, small):
         app.host.close_now()
 
 
-async def test_always_counts_for_this_chat(open_roomy, small):
+async def test_always_counts_for_this_chat(open_roomy, small_tools):
     app = ChatApp(open_roomy, OPTIONS)
     async with app.run_test(size=SMALL) as pilot:
         await enter_lines(app, pilot, "/tools on small", "/tool secrets Which?")
@@ -165,7 +165,7 @@ async def test_always_counts_for_this_chat(open_roomy, small):
         app.host.close_now()
 
 
-async def test_esc_stops_a_running_call(open_roomy, small):
+async def test_esc_stops_a_running_call(open_roomy, small_tools):
     app = ChatApp(open_roomy, OPTIONS)
     async with app.run_test(size=SMALL) as pilot:
         await enter_lines(app, pilot, "/tools on small", "/tool slow Now?")
@@ -178,9 +178,9 @@ async def test_esc_stops_a_running_call(open_roomy, small):
         app.host.close_now()
 
 
-async def test_a_stored_chat_shows_its_calls_again(open_roomy, small):
+async def test_a_stored_chat_shows_its_calls_again(open_roomy, small_tools):
     with open_roomy() as runtime:
-        plain(runtime, "/tools on small", "/tool fail Now?", "o")
+        run_plain(runtime, "/tools on small", "/tool fail Now?", "o")
     app = ChatApp(open_roomy, ChatOptions(session="continue", learn_when_idle=False))
     async with app.run_test(size=SMALL) as pilot:
         await until(pilot, lambda: app.phase == "idle")
@@ -189,7 +189,7 @@ async def test_a_stored_chat_shows_its_calls_again(open_roomy, small):
         app.host.close_now()
 
 
-async def test_write_again_takes_the_calls_away(open_roomy, small):
+async def test_write_again_takes_the_calls_away(open_roomy, small_tools):
     app = ChatApp(open_roomy, OPTIONS)
     async with app.run_test(size=SMALL) as pilot:
         await enter_lines(app, pilot, "/tools on small", "/tool fail Now?")
@@ -213,7 +213,7 @@ async def test_a_server_that_does_not_start_is_one_line(open_roomy, home):
         app.host.close_now()
 
 
-def test_a_chat_on_a_server_has_no_tools(open_roomy, small, capsys):
+def test_a_chat_on_a_server_has_no_tools(open_roomy, small_tools, capsys):
     with open_roomy() as runtime:
         chat = PlainChat(
             runtime, replace(OPTIONS, tools=False), io.StringIO("/tools on small\n"), io.StringIO()

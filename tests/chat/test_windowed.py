@@ -64,10 +64,10 @@ def test_a_full_collection_finds_garbage_and_leaving_restores_pythons_own():
         def __init__(self):
             self.me = self
 
-    def alive():
+    def cycle_count():
         return sum(isinstance(thing, Cycle) for thing in gc.get_objects())
 
-    garbage, before = Garbage(), alive()
+    garbage, before = Garbage(), cycle_count()
     garbage.set_aside()
     assert garbage.is_more_than(1.6)  # nothing was searched yet
     garbage.search()
@@ -82,4 +82,4 @@ def test_a_full_collection_finds_garbage_and_leaving_restores_pythons_own():
     garbage.search()
     assert not garbage.is_more_than(1.02)
     garbage.leave()
-    assert gc.get_freeze_count() == 0 and alive() == before
+    assert gc.get_freeze_count() == 0 and cycle_count() == before

@@ -19,7 +19,7 @@ from .scripted import ScriptedRuntime
 INSIDE = re.compile(r"log-prob|\bKL\b|TTFT|\bctx\b|nats|\bnorm\b|\bhot\b|\bwarm\b|\bcold\b|\d ms\b")
 
 
-def rated(rating="up", before=-1.0, after=-0.9, applied=True):
+def rating_result(rating="up", before=-1.0, after=-0.9, applied=True):
     return RatingResult("r", rating, applied, 41.0, 800.0, before, after, 0.004, 0.1, 0.2, 1)
 
 
@@ -47,10 +47,10 @@ async def test_no_figure_of_the_inside_is_on_the_screen():
 @pytest.mark.parametrize(
     ("result", "said"),
     [
-        (rated(), "Learned: more like this. K takes it back"),
-        (rated("down", after=-1.1), "Learned: less like this. K takes it back"),
-        (rated("up", after=-1.0001), "it changed next to nothing"),
-        (rated(applied=False), "Kept; it changed nothing"),
+        (rating_result(), "Learned: more like this. K takes it back"),
+        (rating_result("down", after=-1.1), "Learned: less like this. K takes it back"),
+        (rating_result("up", after=-1.0001), "it changed next to nothing"),
+        (rating_result(applied=False), "Kept; it changed nothing"),
     ],
 )
 def test_a_rating_says_what_it_did(result, said):
@@ -64,7 +64,7 @@ def test_details_are_those_of_the_newest_reply_and_lesson():
     state.session = runtime.chats.new_chat()
     take = lambda name, argument="": COMMANDS[name].step(runtime, state, argument).words  # noqa: E731
     assert "No figures yet" in take("details")
-    state.lesson = rated()
+    state.lesson = rating_result()
     assert "-1.000 → -0.900" in take("details") and "4% of the allowed change" in take("details")
 
 

@@ -127,11 +127,11 @@ def test_others_can_write_while_a_long_chat_is_imported(store, monkeypatch):
     with pytest.raises(NotFound):
         other.chats.find_soft_deleted("last")
 
-    def killed(_seconds):
+    def close_and_interrupt(_seconds):
         store.close()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(time, "sleep", killed)
+    monkeypatch.setattr(time, "sleep", close_and_interrupt)
     with pytest.raises(sqlite3.ProgrammingError):
         import_once(store, data.replace(b"xyz", b"abc"), "f")
     assert len(other.chats.ids()) == 3 and soft_delete.delete_older(other) == []
@@ -178,11 +178,11 @@ def test_a_file_is_written_whole_and_for_its_owner_alone(tmp_path):
 
 
 def test_a_full_disk_leaves_no_file(tmp_path, monkeypatch):
-    def full(_):
+    def raise_no_space(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
+        patch.setattr(os, "fsync", raise_no_space)
         with pytest.raises(UsageError, match=r"cannot write .*No space left"):
             write_new(tmp_path / "a.md", "words")
     assert list(tmp_path.iterdir()) == []

@@ -29,7 +29,7 @@ def options(n=6, temperature=0.0, seed=None):
     return dict(sampling=Sampling(temperature, seed=seed), max_new_tokens=n, cancel=threading.Event())
 
 
-def said(runtime, chat):
+def chat_texts(runtime, chat):
     return [t.content for t in runtime.chats.turns(chat)]
 
 
@@ -75,7 +75,7 @@ def test_an_earlier_reply_again(open_tiny):
         run(runtime.chats.again(chat, message=before[2].id, **options(temperature=2.0, seed=1)))
         assert len(runtime.chats.turns(chat)) == 3
         runtime.chats.next_sibling(chat, -1)
-        assert said(runtime, chat) == [t.content for t in before]
+        assert chat_texts(runtime, chat) == [t.content for t in before]
 
 
 def test_a_question_in_other_words(open_tiny):
@@ -89,7 +89,7 @@ def test_a_question_in_other_words(open_tiny):
         say(runtime, fresh, "one")
         expected = say(runtime, fresh, "two")
         assert new.token_ids == expected.token_ids and new.cached_tokens > 20
-        assert said(runtime, chat) == said(runtime, fresh)
+        assert chat_texts(runtime, chat) == chat_texts(runtime, fresh)
         runtime.chats.next_sibling(chat, 1)
         assert runtime.chats.turns(chat)[2].content == "what a wrong question"
 
@@ -104,7 +104,7 @@ def test_going_on_is_as_if_it_had_not_been_cut(open_tiny, cut):
         second, shown = run(runtime.chats.continue_reply(chat, **options(4)))
         third, _ = run(runtime.chats.continue_reply(chat, **options(12 - 4 - cut)))
         assert first.token_ids + second.token_ids + third.token_ids == whole.token_ids
-        assert third.text == whole.text == said(runtime, chat)[-1]
+        assert third.text == whole.text == chat_texts(runtime, chat)[-1]
         assert second.cached_tokens >= second.prompt_tokens - 2
         assert second.text.endswith(shown)
         assert runtime.chats.turns(chat)[-1].branches == 3

@@ -29,7 +29,7 @@ def open_native(tiny, tiny_neutral, tiny_whitening, home):
     return open_it
 
 
-def kept(home) -> set[str]:
+def chats_with_pages(home) -> set[str]:
     """The chats that use pages; without any there is no page."""
     chats = {file.stem for file in (home / "kv").glob("*.uses")}
     assert chats or not list((home / "kv").glob("*"))
@@ -42,7 +42,7 @@ def test_a_chat_goes_on_without_reading_it_again(open_native, home):
         chat = runtime.chats.new_chat()
         say(runtime, chat, "hello " * 12)
         stayed = say(runtime, chat, "and again")
-    assert kept(home) == {chat}
+    assert chats_with_pages(home) == {chat}
     with open_native() as runtime:
         other = runtime.chats.new_chat()
         say(runtime, other, "hello " * 12)
@@ -50,7 +50,7 @@ def test_a_chat_goes_on_without_reading_it_again(open_native, home):
         came_back = say(runtime, other, "and again")
         assert came_back.cached_tokens >= stayed.cached_tokens > 64  # the first chat has read all of it
         assert came_back.token_ids == stayed.token_ids
-    assert kept(home) == {chat, other}
+    assert chats_with_pages(home) == {chat, other}
 
 
 def test_ratings_of_the_head_leave_it_valid(open_native):
@@ -83,29 +83,29 @@ def test_a_deleted_chat_leaves_nothing(open_native, home):
         chats = [runtime.chats.new_chat() for _ in range(3)]
         for chat in chats:
             say(runtime, chat, "hello " * 12)
-    assert kept(home) == set(chats)
+    assert chats_with_pages(home) == set(chats)
     with open_native() as runtime:
         say(runtime, chats[0], "go on")
         runtime.store.chats.soft_delete(chats[1])
         runtime.store.chats.restore(chats[1])
         runtime.erase_chat(chats[0])
-    assert kept(home) == set(chats[1:])
+    assert chats_with_pages(home) == set(chats[1:])
     store = Store(home / "ruvmlx.db")
     soft_delete.delete(store, chats[1])
-    assert kept(home) == {chats[2]}
+    assert chats_with_pages(home) == {chats[2]}
     store.chats.delete(chats[2])  # a process that was killed after that
     with open_native():
-        assert kept(home) == set()
+        assert chats_with_pages(home) == set()
 
 
 def test_switched_off_it_keeps_nothing(open_native, home):
     with open_native() as runtime:
         say(runtime, runtime.chats.new_chat(), "hello " * 12)
-    assert kept(home)
+    assert chats_with_pages(home)
     with open_native(kv_disk=0) as runtime:
-        assert not kept(home)
+        assert not chats_with_pages(home)
         say(runtime, runtime.chats.new_chat(), "hello " * 12)
-    assert not kept(home)
+    assert not chats_with_pages(home)
 
 
 def test_what_another_process_brought_back_stays(open_native, home):
@@ -135,4 +135,4 @@ def test_the_command_line_keeps_them(starter_file, home, process):  # noqa: F811
     assert re.search(r"KV caches +\S+/kv: 1 chat, ?[\d.]+ MB of 1.1 GB", told)
     assert process("config", "set", "kv_disk", "0").returncode == 0
     process("chat", stdin="/status\n")
-    assert kept(home) == set()
+    assert chats_with_pages(home) == set()

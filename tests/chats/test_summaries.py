@@ -15,13 +15,13 @@ QUESTIONS = [f"Number {n}: " + "word " * 12 for n in range(8)]  # 512 tokens of 
 
 
 @pytest.fixture
-def noted(monkeypatch):
+def summary_prompts(monkeypatch):
     """What the model is asked to sum up; its notes are "note 1", "note 2" ..."""
     from ruvmlx.engine.engine import LLMInferenceEngine
 
     asked, stream = list[str](), LLMInferenceEngine.stream
 
-    def scripted(self, request, adapter=None, recorder=None):
+    def stream_notes(self, request, adapter=None, recorder=None):
         if "Write down in at most" not in request.messages[0].content:
             yield from stream(self, request, adapter, recorder)
             return
@@ -33,7 +33,7 @@ def noted(monkeypatch):
         yield Chunk("note", 1)
         yield Chunk("", 1, response=replace(last.response, text=f"note {len(asked)}", finish_reason="stop"))
 
-    monkeypatch.setattr(LLMInferenceEngine, "stream", scripted)
+    monkeypatch.setattr(LLMInferenceEngine, "stream", stream_notes)
     return asked
 
 
@@ -48,14 +48,14 @@ def summarize(runtime, chat, cancel=None):
     return list(runtime.chats.summaries.write(chat, cancel or threading.Event()))
 
 
-def test_the_model_reads_the_notes_in_place_of_the_oldest(open_tiny, noted):
+def test_the_model_reads_the_notes_in_place_of_the_oldest(open_tiny, summary_prompts):
     """What is not in the notes is read itself; what the notes replace is marked as left out, and stays."""
     with open_tiny() as runtime:
         chat = talk(runtime)
         before = runtime.chats.turns(chat)
         summarize(runtime, chat)
         summary = runtime.chats.summaries.of(chat)
-        assert summary.text == f"note {len(noted)}" and 0 < summary.count <= len(before) - 5
+        assert summary.text == f"note {len(summary_prompts)}" and 0 < summary.count <= len(before) - 5
         assert runtime.chats.turns(chat) == before
         say(runtime, chat, "What now?", n=8)
         prompt = runtime.chats.prompt_text(chat)
@@ -64,24 +64,26 @@ def test_the_model_reads_the_notes_in_place_of_the_oldest(open_tiny, noted):
         spoken = [turn for turn in runtime.chats.turns(chat) if turn.role == "user"]
         assert [turn.id in gone for turn in spoken] == [turn.content not in prompt for turn in spoken]
         assert set(turn.id for turn in before[1 : 1 + summary.count]) <= gone
-        told = "\n".join(noted)
+        told = "\n".join(summary_prompts)
         assert all(turn.content in told for turn in before[1 : 1 + summary.count] if turn.content)
 
 
-def test_a_second_summary_takes_the_first_one_in_and_a_full_context_keeps_it(open_tiny, noted):
+def test_a_second_summary_takes_the_first_one_in_and_a_full_context_keeps_it(open_tiny, summary_prompts):
     with open_tiny() as runtime:
         chat = talk(runtime)
         summarize(runtime, chat)
-        first, count = runtime.chats.summaries.of(chat), len(noted)
+        first, count = runtime.chats.summaries.of(chat), len(summary_prompts)
         for question in QUESTIONS:
             say(runtime, chat, f"Again {question}", n=8)
             assert first.text in runtime.chats.prompt_text(chat)
         summarize(runtime, chat)
-        assert f"Before: {first.text}" in noted[count] and QUESTIONS[0] not in noted[count]
+        assert (
+            f"Before: {first.text}" in summary_prompts[count] and QUESTIONS[0] not in summary_prompts[count]
+        )
         assert runtime.chats.summaries.of(chat).count > first.count
 
 
-def test_another_branch_has_its_own_messages(open_tiny, noted):
+def test_another_branch_has_its_own_messages(open_tiny, summary_prompts):
     """On a branch without the last message that was summed up, all is read itself; so it is after
     forgetting."""
     with open_tiny() as runtime:
@@ -105,7 +107,7 @@ def test_another_branch_has_its_own_messages(open_tiny, noted):
         )
 
 
-def test_a_stop_changes_nothing_and_a_short_chat_is_refused(open_tiny, noted):
+def test_a_stop_changes_nothing_and_a_short_chat_is_refused(open_tiny, summary_prompts):
     with open_tiny() as runtime:
         chat, stopped = talk(runtime), threading.Event()
         stopped.set()
@@ -115,7 +117,7 @@ def test_a_stop_changes_nothing_and_a_short_chat_is_refused(open_tiny, noted):
             summarize(runtime, talk(runtime, ["Hello"]))
 
 
-def test_a_message_longer_than_the_context_is_cut_for_the_notes(open_tiny, noted):
+def test_a_message_longer_than_the_context_is_cut_for_the_notes(open_tiny, summary_prompts):
     """It was imported, or another model read it."""
     with open_tiny() as runtime:
         store = runtime.store
@@ -124,4 +126,4 @@ def test_a_message_longer_than_the_context_is_cut_for_the_notes(open_tiny, noted
             store.messages.add_user(chat, "endless " * 2000 if n == 0 else f"question {n}")
             store.messages.append(chat, "assistant", f"answer {n}", None, 1.0)
         summarize(runtime, chat)
-        assert "endless" in noted[0] and runtime.chats.summaries.of(chat).text
+        assert "endless" in summary_prompts[0] and runtime.chats.summaries.of(chat).text

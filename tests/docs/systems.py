@@ -128,7 +128,7 @@ def bench_rows() -> dict[str, MeasuredRow]:
     return found
 
 
-def measured(name: str) -> MeasuredRow:
+def figure_row(name: str) -> MeasuredRow:
     """A figure of a committed report by its name: "bench: ROW", or as in figures.py. WrongRow if there is
     none."""
     report, _, row = name.partition(": ")
@@ -171,7 +171,7 @@ def _parts(rows: list[SystemRow]) -> Iterator[str]:
 
 def _words(name: str) -> str:
     """ "decode at 256: ours: 443.7 tok/s" """
-    found, row = measured(name), name.partition(": ")[2]
+    found, row = figure_row(name), name.partition(": ")[2]
     if name.startswith("bench"):
         return f"{row}: {found.value}"
     cell, ratings, _ = row.split("; ")
@@ -179,7 +179,7 @@ def _words(name: str) -> str:
 
 
 def _target_table(targets: list[TargetRow]) -> Iterator[str]:
-    rows = [(target, measured(target.figure) if target.figure else None) for target in targets]
+    rows = [(target, figure_row(target.figure) if target.figure else None) for target in targets]
     met = [(target.missed and "**no**") or (row.met if row else "") for target, row in rows]
     counts = {"met": met.count("yes"), "missed": met.count("**no**"), "count": len(rows)}
     unmeasured = sum(row is None for _, row in rows)

@@ -38,13 +38,13 @@ from .test_constraint import closing
 _WHY = re.compile(r"cannot be used: (Unimplemented keys: \[[^\]]*\]|[^:'\"(]+)")
 
 
-def opened(name: str, folder: Path) -> Model:
+def open_model(name: str, folder: Path) -> Model:
     if name == "starter":
         return load_model(str(starter_path()))
     return load_model(str(make_safetensors_model(folder / "m", max_context=2048, bits=4, group_size=32)))
 
 
-def accepted(model: Model) -> tuple[list[tuple[str, Any]], Counter[str]]:
+def accepted_schemas(model: Model) -> tuple[list[tuple[str, Any]], Counter[str]]:
     """The first COUNT schemas that compile, and how often the others were refused for which reason."""
     found, refused = [], Counter[str]()
     for name, schema in every():
@@ -59,17 +59,17 @@ def accepted(model: Model) -> tuple[list[tuple[str, Any]], Counter[str]]:
 
 
 @contextmanager
-def timed() -> Iterator[list[float]]:
+def time_masks() -> Iterator[list[float]]:
     """Seconds of each mask."""
     seconds: list[float] = []
     restrict = Matcher.restrict
 
-    def measured(self: Matcher, logits: Any) -> None:
+    def restrict_and_time(self: Matcher, logits: Any) -> None:
         began = time.perf_counter()
         restrict(self, logits)
         seconds.append(time.perf_counter() - began)
 
-    Matcher.restrict = measured  # type: ignore[method-assign]
+    Matcher.restrict = restrict_and_time  # type: ignore[method-assign]
     try:
         yield seconds
     finally:
@@ -93,8 +93,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first reply")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model = opened(asked.model, Path(folder))
-        suite, refused = accepted(model)
+        model = open_model(asked.model, Path(folder))
+        suite, refused = accepted_schemas(model)
         print(f"{len(suite)} schemas accepted; {refused.total()} refused before that:")
         for why, count in refused.most_common():
             print(f"  {count:4}  {why[:150]}")
@@ -114,7 +114,7 @@ def run(model: Model, suite: list[tuple[str, Any]], tokens: int, minutes: float,
     )  # fmt: skip
     engine = LLMInferenceEngine(model, NativeBackend(model, threads=1, chunk=32))
     ends, wrong, count = Counter[str](), 0, 0
-    with timed() as masks:
+    with time_masks() as masks:
         for response in generate_many(engine, requests):
             ends[response.finish_reason] += 1
             count += response.generation_tokens

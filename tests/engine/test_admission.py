@@ -64,7 +64,7 @@ def ids(n: int, seed: int, shared: int = 0) -> list[int]:
     return [*(same.randrange(3, 250) for _ in range(shared)), *(rng.randrange(3, 250) for _ in range(n))]
 
 
-def asked(tokens: list[int], reply: int, **more):
+def greedy_request(tokens: list[int], reply: int, **more):
     fields = {"sampling": Sampling(0.0), "ignore_eos": True} | more
     return request(prompt=None, input_ids=tokens, max_new_tokens=reply, **fields)
 
@@ -105,22 +105,22 @@ def workload(rng: random.Random, n: int):
     for i in range(n):
         tokens = ids(rng.choice([1, 7, 63, 64, 65, 130]), rng.randrange(4), rng.choice([0, 0, 64, 150]))
         chat = rng.choice([None, None, f"chat {rng.randrange(3)}"])
-        one = asked(
+        one = greedy_request(
             tokens, rng.choice([1, 3, 20, 64, 100]), priority=rng.choice([0, 0, 0, 1]), session_id=chat
         )
         some.append((one, rng.choice([1, 1, 1, 2, 3])))
         if rng.random() < 0.2:
-            some.append((asked(list(tokens), 9, request_id=f"again {i}"), 1))
+            some.append((greedy_request(list(tokens), 9, request_id=f"again {i}"), 1))
     return some
 
 
 @pytest.mark.parametrize("policy", [F16, SMALL], ids=["f16", "tiered"])
 @pytest.mark.parametrize("pages", [5.5, 9, 17])
 @pytest.mark.parametrize("seed", range(4))
-def test_random_workloads_stay_within_the_budget(packed, policy, pages, seed, monkeypatch):
+def test_random_workloads_stay_within_the_budget(packed_model, policy, pages, seed, monkeypatch):
     """Every request is answered whole, or could not be answered alone; in the end no page is left."""
     rng = random.Random(f"{pages} {policy.name} {seed}")
-    engine, held = new_engine(packed, policy, pages)
+    engine, held = new_engine(packed_model, policy, pages)
     running, todo, sinks = Scheduler(engine, width=6), workload(rng, 24), []
     use_pieces(running, monkeypatch)
     while todo or running:
@@ -148,11 +148,11 @@ def test_random_workloads_stay_within_the_budget(packed, policy, pages, seed, mo
     assert engine.backend.pool.nbytes == 0 and held.now == 0
 
 
-def test_what_waits_is_started_by_priority_then_in_order(packed):
-    engine, _ = new_engine(packed, F16, 4.5)
+def test_what_waits_is_started_by_priority_then_in_order(packed_model):
+    engine, _ = new_engine(packed_model, F16, 4.5)
     running, begun = Scheduler(engine), []
     for i, priority in enumerate([0, 0, 0, 1, 1]):
-        submit(running, asked(ids(70, i), 40, priority=priority, request_id=f"{i}"))
+        submit(running, greedy_request(ids(70, i), 40, priority=priority, request_id=f"{i}"))
     while running.step():
         for ticket in running._active:
             if ticket.request.request_id not in begun:
@@ -160,40 +160,40 @@ def test_what_waits_is_started_by_priority_then_in_order(packed):
     assert begun == ["3", "4", "0", "1", "2"]  # the first step starts the two that fit
 
 
-def test_a_large_request_is_not_overtaken_for_ever(packed):
+def test_a_large_request_is_not_overtaken_for_ever(packed_model):
     """Small ones of a higher priority keep coming, and there is always room for one more of them."""
-    engine, _ = new_engine(packed, F16, 6)
+    engine, _ = new_engine(packed_model, F16, 6)
     running, seed = Scheduler(engine), 0
     for seed in range(2):
-        submit(running, asked(ids(30, seed), 20, priority=1))
+        submit(running, greedy_request(ids(30, seed), 20, priority=1))
     running.step()
-    large = submit(running, asked(ids(250, 77), 60))
+    large = submit(running, greedy_request(ids(250, 77), 60))
     for seed in range(2, 200):
         if large.over:
             break
         if running.counts[1] < 3:
-            submit(running, asked(ids(30, seed), 20, priority=1))
+            submit(running, greedy_request(ids(30, seed), 20, priority=1))
         for _ in range(10):
             running.step()
     assert large.response.generation_tokens == 60 and seed > OVERTAKEN
 
 
-def test_kept_sequences_make_room_and_pinned_ones_do_not(packed):
-    engine, held = new_engine(packed, F16, 7)
+def test_kept_sequences_make_room_and_pinned_ones_do_not(packed_model):
+    engine, held = new_engine(packed_model, F16, 7)
     pool, running = engine.backend.pool, Scheduler(engine)
     for seed in range(3):
-        submit(running, asked(ids(100, seed), 20))
+        submit(running, greedy_request(ids(100, seed), 20))
     while running.step():
         pass
     assert len(engine.sessions) == 3 and held.now == 6 * pool.sizes[-1]
-    next_one = submit(running, asked(ids(300, 9), 60))
+    next_one = submit(running, greedy_request(ids(300, 9), 60))
     while running.step():
         pass
     assert next_one.response.generation_tokens == 60 and held.most <= pool.budget
     engine.sessions.clear()
     pinned = engine.backend.new_cache(F16)
     engine.backend.prefill([5] * 100, pinned)
-    refused = submit(running, asked(ids(300, 9), 60))
+    refused = submit(running, greedy_request(ids(300, 9), 60))
     running.step()
     assert isinstance(refused.error, MemoryBusy)  # nothing runs whose end could be waited for
     free = refused.error.free / pool.sizes[-1]  # less what the page table takes
@@ -202,15 +202,17 @@ def test_kept_sequences_make_room_and_pinned_ones_do_not(packed):
     assert running.admission.pinned_bytes([]) == 0
 
 
-def test_a_wait_for_memory_ends_with_the_numbers(packed, monkeypatch):
+def test_a_wait_for_memory_ends_with_the_numbers(packed_model, monkeypatch):
     """After some seconds, or at once behind too many others. Waiting for a place has no limit."""
-    engine, _ = new_engine(packed, F16, 4)
+    engine, _ = new_engine(packed_model, F16, 4)
     clock = [100.0]
     monkeypatch.setattr(queue, "monotonic", lambda: clock[0])
     monkeypatch.setattr(scheduler, "monotonic", lambda: clock[0])
     running = Scheduler(engine)
     patience = Patience(seconds=5, behind=2)
-    first, *others = [submit(running, asked(ids(100, seed), 100, patience=patience)) for seed in range(4)]
+    first, *others = [
+        submit(running, greedy_request(ids(100, seed), 100, patience=patience)) for seed in range(4)
+    ]
     running.step()
     assert [sink.over for sink in (first, *others)] == [False, False, False, True]
     size = engine.backend.pool.sizes[-1]
@@ -224,16 +226,16 @@ def test_a_wait_for_memory_ends_with_the_numbers(packed, monkeypatch):
     assert first.response.generation_tokens == 100
 
 
-def test_replies_to_one_prompt_hold_it_once(packed):
+def test_replies_to_one_prompt_hold_it_once(packed_model):
     """Best of n, and requests with the same prompt: three fit where three prompts would not."""
-    engine, held = new_engine(packed, F16, 4 + 3 * 2)
+    engine, held = new_engine(packed_model, F16, 4 + 3 * 2)
     running, tokens = Scheduler(engine), ids(4 * 64 + 5, 1)
-    best = submit(running, asked(tokens, 60), replies=3)
+    best = submit(running, greedy_request(tokens, 60), replies=3)
     while running.step():
         pass
     assert len(best.response.others) == 2 and held.most <= engine.backend.pool.budget
     engine.sessions.clear()
-    same = [submit(running, asked(list(tokens), 60)) for _ in range(3)]
+    same = [submit(running, greedy_request(list(tokens), 60)) for _ in range(3)]
     running.step()
     assert running.counts == (3, 0)
     while running.step():
@@ -243,47 +245,47 @@ def test_replies_to_one_prompt_hold_it_once(packed):
     with pytest.raises(
         CacheTooLarge, match=r"a prompt of 261 tokens and 4 times up to 60 of reply \(max_tok"
     ):
-        sink = submit(running, asked(tokens, 60), replies=4)
+        sink = submit(running, greedy_request(tokens, 60), replies=4)
         running.step()
         _ = sink.response
 
 
 @pytest.mark.parametrize("piece", [16, 64, 128])
-def test_a_prompt_that_is_being_read_is_not_read_twice(packed, monkeypatch, piece):
+def test_a_prompt_that_is_being_read_is_not_read_twice(packed_model, monkeypatch, piece):
     """The second request with it comes after one piece, has fewer tokens to read, and so would overtake."""
-    engine, held = new_engine(packed, F16, 14)
+    engine, held = new_engine(packed_model, F16, 14)
     running, tokens = Scheduler(engine), ids(4 * 64 + 24, 1)
     use_pieces(running, monkeypatch, [piece])
-    other = submit(running, asked(ids(6 * 64, 2), 20))
-    first = submit(running, asked(tokens, 64))
+    other = submit(running, greedy_request(ids(6 * 64, 2), 20))
+    first = submit(running, greedy_request(tokens, 64))
     running.step()
-    second = submit(running, asked(list(tokens), 9))
+    second = submit(running, greedy_request(list(tokens), 9))
     while running.step():
         pass
     assert [sink.response.generation_tokens for sink in (other, first, second)] == [20, 64, 9]
     assert second.response.cached_tokens == len(tokens) - 1 and held.most <= engine.backend.pool.budget
 
 
-def test_alone_a_request_may_use_small_chunks_and_low_precision(packed):
+def test_alone_a_request_may_use_small_chunks_and_low_precision(packed_model):
     """The level is in force from its first page on, and falls when the next request starts."""
-    engine, held = new_engine(packed, TIERED, 5.5, chunk=256)
+    engine, held = new_engine(packed_model, TIERED, 5.5, chunk=256)
     running, pool = Scheduler(engine), engine.backend.pool
-    one = asked(ids(330, 1), 60)
+    one = greedy_request(ids(330, 1), 60)
     sink = submit(running, one)
     running.step()
     assert pool.level == pool.least > 0 and one.chunk == 64
     while running.step():
         pass
     assert sink.response.generation_tokens == 60 and held.most <= pool.budget
-    submit(running, asked(ids(20, 2), 9))
+    submit(running, greedy_request(ids(20, 2), 9))
     while running.step():
         pass
     assert pool.least == 0
 
 
-def test_a_reply_that_may_fill_the_context_ends_where_the_budget_does(packed):
-    engine, held = new_engine(packed, F16, 4)
-    running, one = Scheduler(engine), asked(ids(100, 1), 512)
+def test_a_reply_that_may_fill_the_context_ends_where_the_budget_does(packed_model):
+    engine, held = new_engine(packed_model, F16, 4)
+    running, one = Scheduler(engine), greedy_request(ids(100, 1), 512)
     assert running.admission.longest() == 4 * 64 - 1
     sink = submit(running, one)
     while running.step():
@@ -294,12 +296,12 @@ def test_a_reply_that_may_fill_the_context_ends_where_the_budget_does(packed):
     assert running.admission.longest() == engine.model.context == 512
 
 
-def test_a_refused_request_holds_no_cache_of_others(packed):
+def test_a_refused_request_holds_no_cache_of_others(packed_model):
     """The error is kept, its frames are not: they would know the tickets of all requests."""
-    engine, _ = new_engine(packed, F16, 6)
+    engine, _ = new_engine(packed_model, F16, 6)
     running, refused = Scheduler(engine), []
-    submit(running, asked(ids(100, 1), 20))
-    refused.append(submit(running, asked(ids(400, 2), 90)))
+    submit(running, greedy_request(ids(100, 1), 20))
+    refused.append(submit(running, greedy_request(ids(400, 2), 90)))
     while running.step():
         pass
     engine.sessions.clear()

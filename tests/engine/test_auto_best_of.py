@@ -9,7 +9,7 @@ from ruvmlx.engine.auto_best_of import MAX_REPLIES, affordable, most_within, pat
 
 
 @pytest.fixture
-def measured(engine, monkeypatch, tmp_path):
+def engine_and_calls(engine, monkeypatch, tmp_path):
     """(engine, the measurements made so far); four steps take 10, 12, 14 and 16 ms."""
     monkeypatch.setenv("RUVMLX_HOME", str(tmp_path / "data"))
     calls = []
@@ -30,8 +30,8 @@ def test_the_most_replies_within_the_limit(seconds, expected):
     assert most_within(seconds) == expected
 
 
-def test_a_model_is_measured_once(measured):
-    engine, calls = measured
+def test_a_model_is_measured_once(engine_and_calls):
+    engine, calls = engine_and_calls
     assert [affordable(engine), affordable(engine)] == [3, 3]
     assert calls == [engine.backend]
     kept = json.loads(path().read_text(encoding="utf-8"))["seconds"]
@@ -41,16 +41,16 @@ def test_a_model_is_measured_once(measured):
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"format": 2, "seconds": {}}', '{"format": 1, "seconds": {"KEY": [1, "x"]}}']
 )
-def test_a_damaged_file_is_measured_again(measured, text):
-    engine, calls = measured
+def test_a_damaged_file_is_measured_again(engine_and_calls, text):
+    engine, calls = engine_and_calls
     path().parent.mkdir(parents=True)
     path().write_text(text.replace("KEY", f"{engine.backend.kernels} {engine.model.fingerprint}"))
     assert affordable(engine) == 3 and len(calls) == 1
     assert affordable(engine) == 3 and len(calls) == 1
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(measured, tmp_path):
-    engine, calls = measured
+def test_a_folder_that_cannot_be_written_is_no_error(engine_and_calls, tmp_path):
+    engine, calls = engine_and_calls
     (tmp_path / "data").write_text("a file, where the folder should be")
     assert [affordable(engine), affordable(engine)] == [3, 3] and len(calls) == 2
 

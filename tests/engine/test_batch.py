@@ -24,7 +24,7 @@ def requests(**fields):
     ]
 
 
-def alone(engine, some, adapter=None):
+def replies_alone(engine, some, adapter=None):
     """Each reads its whole prompt: what an earlier request has read may have lost precision since."""
     return {r.request_id: fresh(engine).generate(r, adapter) for r in some}
 
@@ -52,14 +52,14 @@ def assert_same(got, want):
 def test_replies_are_those_of_each_request_alone(each, width):
     """Shorter ones make room for the next; the widest batch is more than one call's rows."""
     some = requests()
-    assert_same(together(each, some, width=width), alone(each, some))
+    assert_same(together(each, some, width=width), replies_alone(each, some))
 
 
 def test_under_an_adapter(each):
     rng, c = np.random.default_rng(3), each.model.config
     a, b = rng.normal(size=(c.hidden_size, 2)), rng.normal(size=(2, c.vocab_size))
     adapter, some = MicroLoRA(a.astype(np.float32), b.astype(np.float32)), requests()
-    want = alone(each, some, adapter)
+    want = replies_alone(each, some, adapter)
     assert_same(together(each, some, adapter), want)
     plain = together(each, some)
     assert any(plain[key].token_ids != want[key].token_ids for key in want)
@@ -81,7 +81,7 @@ def test_eos_and_stop_strings(engine, tiny, monkeypatch):
     some = [*requests(stop=("e", "a")), *requests(ignore_eos=False)]
     for r in some[13:]:
         r.ignore_eos = False
-    want = alone(engine, some)
+    want = replies_alone(engine, some)
     assert {r.finish_reason for r in want.values()} == {"stop", "length"}
     assert_same(together(engine, some), want)
 
@@ -89,7 +89,7 @@ def test_eos_and_stop_strings(engine, tiny, monkeypatch):
 def test_cancelling_one_leaves_the_others(engine):
     """One before it began, one in its middle."""
     some = [request(max_new_tokens=n, prompt=f"p{n}") for n in (3, 40, 20, 30)]
-    want = alone(engine, some)
+    want = replies_alone(engine, some)
     some[3].cancel.set()
     got = {}
     for response in generate_many(engine, some, width=3):

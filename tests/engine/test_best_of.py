@@ -21,7 +21,7 @@ SEEDED = Sampling(1.5, top_p=0.98, seed=7)
 PROMPT = "tell me " * 30  # not a whole number of pages
 
 
-def seeded(**fields):
+def seeded_request(**fields):
     return request(**{"prompt": PROMPT, "sampling": SEEDED, "max_new_tokens": 40} | fields)
 
 
@@ -29,7 +29,7 @@ def chunks_of(replies, engine, first):
     return Scheduler(engine).stream(first, lambda: replies)
 
 
-def written(engine, some, adapter=None, score=None, recorders=None):
+def write_all(engine, some, adapter=None, score=None, recorders=None):
     """(chunks, the replies)"""
     best = BestOf(engine, some, adapter, recorders or [None] * len(some), score)
     return list(chunks_of(best, engine, some[0])), best
@@ -48,7 +48,7 @@ class Recorder:
         self.seen.append((hidden.copy(), logits.copy(), token))
 
 
-def alone(engine, some, adapter=None):
+def tokens_alone(engine, some, adapter=None):
     return [fresh(engine).generate(replace(r, session_id=None), adapter).token_ids for r in some]
 
 
@@ -59,42 +59,42 @@ def test_each_reply_is_the_one_of_its_seed_alone(each, count):
     a, b = rng.normal(size=(c.hidden_size, 2)), 0.2 * rng.normal(size=(2, c.vocab_size))
     adapter = MicroLoRA(a.astype(np.float32), b.astype(np.float32))
     for lora in (None, adapter):
-        some = requests_for(seeded(), count)
-        chunks, _ = written(each, some, lora)
+        some = requests_for(seeded_request(), count)
+        chunks, _ = write_all(each, some, lora)
         best = chunks[-1].response
         got = [best.token_ids, *(r.token_ids for r in best.others)]
-        assert got == alone(each, some, lora)
-        assert got[0] == fresh(each).generate(seeded(), lora).token_ids
+        assert got == tokens_alone(each, some, lora)
+        assert got[0] == fresh(each).generate(seeded_request(), lora).token_ids
         assert len({tuple(ids) for ids in got}) == count
 
 
 def test_the_prompt_is_read_once(each, monkeypatch):
     read, prefill = [], each.backend.prefill
 
-    def counted(tokens, *args, **fields):
+    def prefill_and_count(tokens, *args, **fields):
         read.append(len(tokens) if len(tokens) > 1 else 0)  # the reference decodes with it, too
         return prefill(tokens, *args, **fields)
 
-    monkeypatch.setattr(each.backend, "prefill", counted)
-    chunks, _ = written(each, requests_for(seeded(), 4))
+    monkeypatch.setattr(each.backend, "prefill", prefill_and_count)
+    chunks, _ = write_all(each, requests_for(seeded_request(), 4))
     best = chunks[-1].response
     assert sum(read) == best.prompt_tokens
     assert [r.cached_tokens for r in best.others] == [best.prompt_tokens] * 3
 
 
-def test_pages_of_the_prompt_are_shared(packed):
+def test_pages_of_the_prompt_are_shared(packed_model):
     """All but the last, which each reply fills in a copy of its own."""
-    engine = LLMInferenceEngine(packed, NativeBackend(packed, threads=2))
-    replies = BestOf(engine, requests_for(seeded(max_new_tokens=4), 4), None, [None] * 4)
-    pool, pages = engine.backend.pool, -(-len(engine.prompt_ids(seeded())) // PAGE)
-    for chunk in chunks_of(replies, engine, seeded()):
+    engine = LLMInferenceEngine(packed_model, NativeBackend(packed_model, threads=2))
+    replies = BestOf(engine, requests_for(seeded_request(max_new_tokens=4), 4), None, [None] * 4)
+    pool, pages = engine.backend.pool, -(-len(engine.prompt_ids(seeded_request())) // PAGE)
+    for chunk in chunks_of(replies, engine, seeded_request()):
         if chunk.generated == 2:
             assert sum(pool.pages) == pages + 3
 
 
 def test_every_token_is_recorded_with_what_it_was_drawn_from(each):
-    some, recorders = requests_for(seeded(max_new_tokens=9), 3), [Recorder() for _ in range(3)]
-    written(each, some, recorders=recorders)
+    some, recorders = requests_for(seeded_request(max_new_tokens=9), 3), [Recorder() for _ in range(3)]
+    write_all(each, some, recorders=recorders)
     for r, recorder in zip(some, recorders, strict=True):
         want = Recorder()
         fresh(each).generate(r, None, want)
@@ -104,14 +104,17 @@ def test_every_token_is_recorded_with_what_it_was_drawn_from(each):
             np.testing.assert_allclose(got[1], single[1], rtol=1e-4, atol=1e-4)
 
 
-def test_traces_of_a_batch_are_those_of_each_reply_alone(packed):
+def test_traces_of_a_batch_are_those_of_each_reply_alone(packed_model):
     """Bit for bit, though the decoder's threads draw and record them at the same time."""
-    engine, rng = LLMInferenceEngine(packed, NativeBackend(packed, threads=3)), np.random.default_rng(4)
-    c = packed.config
+    engine, rng = (
+        LLMInferenceEngine(packed_model, NativeBackend(packed_model, threads=3)),
+        np.random.default_rng(4),
+    )
+    c = packed_model.config
     a, b = rng.normal(size=(c.hidden_size, 2)), 0.1 * rng.normal(size=(2, c.vocab_size))
     adapter = MicroLoRA(a.astype(np.float32), b.astype(np.float32))
-    some, traces = requests_for(seeded(max_new_tokens=20), 5), [Trace(adapter, 0) for _ in range(5)]
-    written(engine, some, adapter, recorders=traces)
+    some, traces = requests_for(seeded_request(max_new_tokens=20), 5), [Trace(adapter, 0) for _ in range(5)]
+    write_all(engine, some, adapter, recorders=traces)
     for r, trace in zip(some, traces, strict=True):
         single = Trace(adapter, 0)
         fresh(engine).generate(r, adapter, single)
@@ -121,18 +124,23 @@ def test_traces_of_a_batch_are_those_of_each_reply_alone(packed):
             np.testing.assert_array_equal(getattr(trace, name), getattr(single, name))
 
 
-def test_a_trace_that_is_not_finite_is_an_error_in_a_batch_too(packed):
-    engine, c = LLMInferenceEngine(packed, NativeBackend(packed, threads=2)), packed.config
+def test_a_trace_that_is_not_finite_is_an_error_in_a_batch_too(packed_model):
+    engine, c = LLMInferenceEngine(packed_model, NativeBackend(packed_model, threads=2)), packed_model.config
     adapter = MicroLoRA(np.zeros((c.hidden_size, 2), np.float32), np.zeros((2, c.vocab_size), np.float32))
     broken = replace(adapter, lora_a=np.full_like(adapter.lora_a, np.inf))
     with pytest.raises(NotFinite):
-        written(engine, requests_for(seeded(), 2), adapter, recorders=[Trace(adapter, 0), Trace(broken, 0)])
+        write_all(
+            engine,
+            requests_for(seeded_request(), 2),
+            adapter,
+            recorders=[Trace(adapter, 0), Trace(broken, 0)],
+        )
 
 
 def test_without_a_judge_reply_0_streams_and_all_are_written(engine):
-    chunks, _ = written(engine, requests_for(seeded(max_new_tokens=50), 3))
+    chunks, _ = write_all(engine, requests_for(seeded_request(max_new_tokens=50), 3))
     best = chunks[-1].response
-    assert best.token_ids == engine.generate(seeded(max_new_tokens=50)).token_ids
+    assert best.token_ids == engine.generate(seeded_request(max_new_tokens=50)).token_ids
     assert "".join(chunk.text for chunk in chunks) == best.text
     assert sum(bool(chunk.text) for chunk in chunks) > 10
     assert [len(r.token_ids) for r in best.others] == [50, 50]
@@ -141,10 +149,10 @@ def test_without_a_judge_reply_0_streams_and_all_are_written(engine):
 
 def test_the_judge_chooses(engine):
     """Close replies are written to their ends; the text comes when the choice is made."""
-    some = requests_for(seeded(max_new_tokens=50), 3)
-    chunks, replies = written(engine, some, score=by_place(3.0, 3.0 + MARGIN / 2, 2.9))
+    some = requests_for(seeded_request(max_new_tokens=50), 3)
+    chunks, replies = write_all(engine, some, score=by_place(3.0, 3.0 + MARGIN / 2, 2.9))
     best = chunks[-1].response
-    assert best.token_ids == alone(engine, some)[1]
+    assert best.token_ids == tokens_alone(engine, some)[1]
     assert replies.leader.request is some[1] and best.request_id == some[1].request_id
     assert [len(r.token_ids) for r in best.others] == [50, 50]
     assert [chunk.text for chunk in chunks if chunk.text] == [best.text]
@@ -152,12 +160,12 @@ def test_the_judge_chooses(engine):
 
 def test_clearly_worse_replies_are_dropped_and_the_leader_streams(engine):
     first = CHECKPOINTS[0]
-    some = requests_for(seeded(max_new_tokens=50), 3)
-    chunks, _ = written(engine, some, score=by_place(3.0, 3.1 + MARGIN, 1.0))
+    some = requests_for(seeded_request(max_new_tokens=50), 3)
+    chunks, _ = write_all(engine, some, score=by_place(3.0, 3.1 + MARGIN, 1.0))
     best = chunks[-1].response
     assert [len(r.token_ids) for r in best.others] == [first, first]
     assert {r.finish_reason for r in best.others} == {"cancelled"}
-    assert best.token_ids == alone(engine, some)[1]
+    assert best.token_ids == tokens_alone(engine, some)[1]
     assert "".join(chunk.text for chunk in chunks) == best.text
     assert not any(chunk.text for chunk in chunks if chunk.generated < first)
     assert [chunk.replies for chunk in chunks if chunk.generated > first][:2] == [1, 1]
@@ -170,7 +178,7 @@ def test_a_dropped_reply_is_not_chosen_in_the_end(engine):
         late = len(runs[0].ids) > CHECKPOINTS[0]
         return np.array([1.0, 3.0, 3.0]) if not late else np.array([9.0, 3.0, 3.5])
 
-    chunks, replies = written(engine, requests_for(seeded(max_new_tokens=50), 3), score=judge)
+    chunks, replies = write_all(engine, requests_for(seeded_request(max_new_tokens=50), 3), score=judge)
     assert len(chunks[-1].response.others[0].token_ids) == CHECKPOINTS[0]
     assert replies.leader.request.sampling.seed != 7
 
@@ -178,7 +186,7 @@ def test_a_dropped_reply_is_not_chosen_in_the_end(engine):
 @pytest.mark.parametrize("at", [5, 40])
 def test_stopping_keeps_the_leader(engine, at):
     """And none of the replies that the user did not let finish; those dropped before stay."""
-    some = requests_for(seeded(max_new_tokens=60), 3)
+    some = requests_for(seeded_request(max_new_tokens=60), 3)
     replies = BestOf(engine, some, None, [None] * 3, by_place(0.0, 3.0, 3.5))
     for chunk in chunks_of(replies, engine, some[0]):
         if chunk.generated == at:
@@ -190,15 +198,15 @@ def test_stopping_keeps_the_leader(engine, at):
 
 
 def test_stopping_before_the_prompt_is_read(engine):
-    some = requests_for(seeded(), 3)
+    some = requests_for(seeded_request(), 3)
     some[0].cancel.set()
-    chunks, replies = written(engine, some, score=by_place(0.0))
+    chunks, replies = write_all(engine, some, score=by_place(0.0))
     assert chunks[-1].response.finish_reason == "cancelled" and replies.others == []
 
 
 def test_the_session_goes_on_after_the_reply_that_was_chosen(each):
-    some = requests_for(seeded(session_id="s", max_new_tokens=20), 3)
-    chunks, _ = written(each, some, score=by_place(0.0, 0.5, 0.1))
+    some = requests_for(seeded_request(session_id="s", max_new_tokens=20), 3)
+    chunks, _ = write_all(each, some, score=by_place(0.0, 0.5, 0.1))
     best = chunks[-1].response
     assert best.session_id == "s"
     ids = [*each.prompt_ids(some[0]), *best.token_ids, 40, 41]
@@ -214,14 +222,14 @@ def test_a_step_that_fails_leaves_no_half_cache(engine, tiny_backend, monkeypatc
     with monkeypatch.context() as m:
         m.setattr(tiny_backend, "decode_batch", fails)
         with pytest.raises(RuntimeError):
-            written(engine, requests_for(seeded(session_id="b"), 2))
-    assert engine.generate(seeded(session_id="b")).cached_tokens == 0
+            write_all(engine, requests_for(seeded_request(session_id="b"), 2))
+    assert engine.generate(seeded_request(session_id="b")).cached_tokens == 0
 
 
 def test_seeds_differ_and_follow_from_the_first(engine):
-    seeds = [r.sampling.seed for r in requests_for(seeded(), 5)]
+    seeds = [r.sampling.seed for r in requests_for(seeded_request(), 5)]
     assert seeds[0] == 7 and len(set(seeds)) == 5
-    assert seeds == [r.sampling.seed for r in requests_for(seeded(), 5)]
-    unseeded = requests_for(seeded(sampling=Sampling(0.9)), 3)
+    assert seeds == [r.sampling.seed for r in requests_for(seeded_request(), 5)]
+    unseeded = requests_for(seeded_request(sampling=Sampling(0.9)), 3)
     assert [r.sampling.seed for r in unseeded] == [None] * 3
     assert len({r.request_id for r in unseeded}) == 3

@@ -45,7 +45,7 @@ def closing(tokenizer) -> tuple[tuple[int, float], ...]:
     return tuple((tokenizer.encode(c, add_bos=False)[0], bias) for c, bias in letters.items())
 
 
-def asked(tokenizer, constraint=JSON, seed=1, **fields):
+def json_request(tokenizer, constraint=JSON, seed=1, **fields):
     sampling = Sampling(0.9, seed=seed, logit_bias=closing(tokenizer))
     return request(**{"max_new_tokens": 300, "sampling": sampling, "constraint": constraint, **fields})
 
@@ -64,7 +64,7 @@ def usable(model):
     return compiles
 
 
-def validated(engine, suite, most, sampling):
+def count_valid(engine, suite, most, sampling):
     """Number of replies that finished; each of them fits its schema."""
     jsonschema = pytest.importorskip("jsonschema", reason="the group schemas is not installed")
     requests = (
@@ -104,14 +104,14 @@ def test_every_finished_reply_of_a_random_model_fits(packed_model, suite, full):
     some = suite if full else suite[::8]
     engine = LLMInferenceEngine(packed_model, NativeBackend(packed_model, threads=1, chunk=32))
     sampling = Sampling(0.9, logit_bias=closing(packed_model.tokenizer))
-    assert validated(engine, some, 700, sampling) >= 0.98 * len(some)
+    assert count_valid(engine, some, 700, sampling) >= 0.98 * len(some)
 
 
 def test_every_finished_reply_of_the_starter_fits(starter, suite, full):
     some = [entry for entry in suite if usable(starter)(entry[1])][:: 1 if full else 60]
     engine = LLMInferenceEngine(starter, open_backend("native", starter))
     sampling = Sampling(0.7, logit_bias=closing(starter.tokenizer))
-    assert validated(engine, some, 250 if full else 100, sampling) >= len(some) / 2
+    assert count_valid(engine, some, 250 if full else 100, sampling) >= len(some) / 2
 
 
 # Which tokens may come ----------------------------------------------------------------------------
@@ -194,27 +194,30 @@ def test_the_constraint_begins_behind_an_open_thought(tiny):
 
 
 def test_a_reply_fits_greedy_and_drawn(engine, tiny):
-    for sampling in (Sampling(0.0, logit_bias=closing(tiny.tokenizer)), asked(tiny.tokenizer).sampling):
-        response = engine.generate(asked(tiny.tokenizer, sampling=sampling))
+    for sampling in (
+        Sampling(0.0, logit_bias=closing(tiny.tokenizer)),
+        json_request(tiny.tokenizer).sampling,
+    ):
+        response = engine.generate(json_request(tiny.tokenizer, sampling=sampling))
         assert response.finish_reason == "stop"
         assert set(json.loads(response.text)) == set(PERSON["required"])
 
 
 def test_any_object(engine, tiny):
-    response = engine.generate(asked(tiny.tokenizer, Constraint.json_object()))
+    response = engine.generate(json_request(tiny.tokenizer, Constraint.json_object()))
     assert response.finish_reason == "stop" and isinstance(json.loads(response.text), dict)
 
 
 def test_max_tokens_cuts_the_reply(engine, tiny):
-    whole = engine.generate(asked(tiny.tokenizer))
-    cut = engine.generate(asked(tiny.tokenizer, max_new_tokens=7))
+    whole = engine.generate(json_request(tiny.tokenizer))
+    cut = engine.generate(json_request(tiny.tokenizer, max_new_tokens=7))
     assert cut.finish_reason == "length" and whole.text.startswith(cut.text) and cut.text
 
 
 def some_requests(tokenizer):
     lark = Constraint.lark('start: "the " ("and " | "in ")* "end"')
     kinds = [JSON, None, lark, Constraint.json_object()]
-    return [asked(tokenizer, kinds[i % 4], seed=i, max_new_tokens=40 + i) for i in range(9)]
+    return [json_request(tokenizer, kinds[i % 4], seed=i, max_new_tokens=40 + i) for i in range(9)]
 
 
 def test_a_batch_gives_the_replies_of_each_alone(each):
@@ -232,7 +235,7 @@ def test_mlx_takes_single_steps(tiny, engine):
         assert mlx.generate(some).token_ids == engine.generate(some).token_ids
 
 
-class Recorded:
+class LogitsRecorder:
     def __init__(self):
         self.logits = []
 
@@ -242,8 +245,8 @@ class Recorded:
 
 def test_traces_see_the_models_own_logits(engine, tiny):
     """-inf would be no probability that a rating could move."""
-    recorder = Recorded()
-    response = engine.generate(asked(tiny.tokenizer, logprobs=1), recorder=recorder)
+    recorder = LogitsRecorder()
+    response = engine.generate(json_request(tiny.tokenizer, logprobs=1), recorder=recorder)
     assert len(recorder.logits) == len(response.token_ids)
     assert np.isfinite(recorder.logits).all()
 

@@ -27,7 +27,7 @@ from .test_scheduler import adapter_of, assert_equal
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory):
+def small_model(tmp_path_factory):
     """Another model with the same tokens."""
     return load_model(str(make_safetensors_model(tmp_path_factory.mktemp("small") / "small", seed=23)))
 
@@ -37,14 +37,16 @@ def drafts_of(model, packed):
 
 
 @pytest.fixture(scope="module", params=POLICIES)
-def engines(request, packed, small):
+def engines(request, packed_model, small_model):
     """Engines without drafts; with another model's guesses, which are mostly wrong; with the model's own."""
-    policy, backend = POLICIES[request.param], NativeBackend(packed, threads=2, chunk=64)
+    policy, backend = POLICIES[request.param], NativeBackend(packed_model, threads=2, chunk=64)
     return [
-        LLMInferenceEngine(packed, backend, policy, speculate="off"),
+        LLMInferenceEngine(packed_model, backend, policy, speculate="off"),
         *(
-            LLMInferenceEngine(packed, backend, policy, speculate="5", draft_model=drafts_of(model, packed))
-            for model in (small, packed)
+            LLMInferenceEngine(
+                packed_model, backend, policy, speculate="5", draft_model=drafts_of(model, packed_model)
+            )
+            for model in (small_model, packed_model)
         ),
     ]
 
@@ -69,44 +71,44 @@ def test_a_reply_is_the_plain_one(engines, sampling, seed):
             np.testing.assert_array_equal(one[1], other[1])
 
 
-def test_a_model_guesses_itself(engines, packed, monkeypatch):
+def test_a_model_guesses_itself(engines, packed_model, monkeypatch):
     """Greedy: all guesses of the same weights are right, but for those beyond the last token or a page."""
     monkeypatch.setattr("ruvmlx.engine.prompt_lookup.PromptLookup.draft", lambda *_: None)
     asked = request(prompt="one two three", sampling=GREEDY, max_new_tokens=120, ignore_eos=True)
     engine = engines[2]
-    engine.draft_model = drafts_of(packed, packed)
+    engine.draft_model = drafts_of(packed_model, packed_model)
     got = engine.generate(asked)
     assert got.accepted > 90 and got.accepted >= 0.95 * got.drafted
 
 
-def test_guesses_follow_the_newest_tokens_of_any_reply(packed):
+def test_guesses_follow_the_newest_tokens_of_any_reply(packed_model):
     """Two replies in turns, with wrong guesses to be taken back: each guess is that of a new draft model."""
-    shared, length, rng = drafts_of(packed, packed), FixedLength(4), random.Random(3)
+    shared, length, rng = drafts_of(packed_model, packed_model), FixedLength(4), random.Random(3)
     replies = [[5, 6, 7], [5, 6, 9, 11]]
     for _ in range(12):
         tokens = replies[rng.randrange(2)]
-        want = drafts_of(packed, packed).draft(tokens, 4, length)
+        want = drafts_of(packed_model, packed_model).draft(tokens, 4, length)
         got = shared.draft(tokens, 4, length)
         assert got.tokens == want.tokens and len(got.tokens) == 4
         assert got.confidences == pytest.approx(want.confidences, rel=1e-4)
         tokens += [*got.tokens[: rng.randrange(4)], rng.randrange(3, 90)]
 
 
-def test_a_long_prompt_is_read_in_pieces(packed, monkeypatch):
+def test_a_long_prompt_is_read_in_pieces(packed_model, monkeypatch):
     monkeypatch.setattr("ruvmlx.engine.draft_model.PIECE", 16)
-    model, length = drafts_of(packed, packed), FixedLength(2)
+    model, length = drafts_of(packed_model, packed_model), FixedLength(2)
     tokens = [3 + i % 80 for i in range(50)]
     assert [bool(model.draft(tokens, 2, length).tokens) for _ in range(4)] == [False, False, False, True]
 
 
-def test_no_guess_beyond_the_context(packed):
-    model = DraftModel(NativeBackend(packed, threads=1), 20, packed.config.vocab_size)
+def test_no_guess_beyond_the_context(packed_model):
+    model = DraftModel(NativeBackend(packed_model, threads=1), 20, packed_model.config.vocab_size)
     assert model.draft(list(range(3, 20)), 3, FixedLength(3)).tokens
     assert not model.draft(list(range(3, 21)), 3, FixedLength(3)).tokens
 
 
-def test_no_token_that_the_large_model_lacks(packed):
-    model = DraftModel(NativeBackend(packed, threads=1), 500, 7)
+def test_no_token_that_the_large_model_lacks(packed_model):
+    model = DraftModel(NativeBackend(packed_model, threads=1), 500, 7)
     assert all(token < 7 for token in model.draft([3, 4, 5], 6, FixedLength(6)).tokens)
 
 
@@ -125,7 +127,7 @@ class Useless(DraftModel):
             yield 999_999, 0.99
 
 
-def test_a_useless_model_is_asked_less_and_less(packed):
+def test_a_useless_model_is_asked_less_and_less(packed_model):
     """After some wrong guesses nothing is checked any more, and one guess in LONGEST_REST tokens is made."""
     model, length, checked = Useless(), MeasuredLength(), []
     length.measure(0, 0.1)
@@ -138,7 +140,7 @@ def test_a_useless_model_is_asked_less_and_less(packed):
     assert model.count < 60 + 2000 / LONGEST_REST
 
 
-def test_a_model_that_becomes_right_is_used_again(packed):
+def test_a_model_that_becomes_right_is_used_again(packed_model):
     model, length = Useless(), MeasuredLength()
     length.measure(0, 0.1)
     length.slope = 0.1
@@ -169,19 +171,19 @@ def test_a_chain_is_as_long_as_it_pays(share, slope, step):
         assert gains[chain.count] >= 0.97 * max(gains)
 
 
-def test_other_tokens_are_refused(packed, small, tmp_path):
-    check_vocabulary(packed, small)
+def test_other_tokens_are_refused(packed_model, small_model, tmp_path):
+    check_vocabulary(packed_model, small_model)
     texts = {i: b"other" for i in (9,)}
 
     class Other:
         def __getattr__(self, name):
-            return getattr(small.tokenizer, name)
+            return getattr(small_model.tokenizer, name)
 
         def token_bytes(self, token):
-            return texts.get(token) or small.tokenizer.token_bytes(token)
+            return texts.get(token) or small_model.tokenizer.token_bytes(token)
 
     with pytest.raises(UsageError, match=r"number 9 is 'other' and not .*same family"):
-        check_vocabulary(packed, replace(small, tokenizer=Other()))
+        check_vocabulary(packed_model, replace(small_model, tokenizer=Other()))
 
 
 def test_sampled_replies_have_the_plain_seed(engines):
@@ -191,8 +193,8 @@ def test_sampled_replies_have_the_plain_seed(engines):
         assert [reply.token_ids for reply in drafted] == [plain.token_ids] * 2
 
 
-def test_the_policy_of_the_small_models_cache_is_16_bits(packed):
+def test_the_policy_of_the_small_models_cache_is_16_bits(packed_model):
     assert (
-        drafts_of(packed, packed)._cache.stats().policy
-        == NativeBackend(packed, threads=1).new_cache(F16).stats().policy
+        drafts_of(packed_model, packed_model)._cache.stats().policy
+        == NativeBackend(packed_model, threads=1).new_cache(F16).stats().policy
     )

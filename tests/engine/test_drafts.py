@@ -16,7 +16,7 @@ from ruvmlx.kv.policy import F16, TierPolicy
 
 from .test_engine import GREEDY, request
 from .test_penalties import CHANGED
-from .test_scheduler import adapter_of, assert_equal, served, some_requests
+from .test_scheduler import adapter_of, assert_equal, serve_randomly, some_requests
 
 POLICIES = {"f16": F16, "tiered": TierPolicy("tiered", (64, 128))}
 TEXT = "the sea and the ship and the sea and the shop; " * 4
@@ -51,11 +51,11 @@ class KnownReply(PromptLookup):
 
 
 @pytest.fixture(scope="module", params=POLICIES)
-def engines(request, packed):
+def engines(request, packed_model):
     """An engine without drafts, and one that drafts every guess at full length, whatever it costs."""
-    backend, policy = NativeBackend(packed, threads=2, chunk=64), POLICIES[request.param]
-    return LLMInferenceEngine(packed, backend, policy, speculate="off"), LLMInferenceEngine(
-        packed, backend, policy, speculate="7"
+    backend, policy = NativeBackend(packed_model, threads=2, chunk=64), POLICIES[request.param]
+    return LLMInferenceEngine(packed_model, backend, policy, speculate="off"), LLMInferenceEngine(
+        packed_model, backend, policy, speculate="7"
     )
 
 
@@ -72,12 +72,12 @@ def counts(monkeypatch):
     """The counts of every reply."""
     kept = []
 
-    class Counted(DraftedSteps):
+    class CountedSteps(DraftedSteps):
         def __init__(self, *args):
             super().__init__(*args)
             kept.append(self.counts)
 
-    monkeypatch.setattr("ruvmlx.engine.drafts.DraftedSteps", Counted)
+    monkeypatch.setattr("ruvmlx.engine.drafts.DraftedSteps", CountedSteps)
     return kept
 
 
@@ -113,7 +113,7 @@ def test_drafted_replies_join_others_at_random_moments(engines, seed, counts, kn
     known_replies.update(
         {tuple(plain.prompt_ids(r)): reply.token_ids for r, reply in zip(some, want, strict=True)}
     )
-    assert_equal(served(drafting, some, seed=seed, width=3), want)
+    assert_equal(serve_randomly(drafting, some, seed=seed, width=3), want)
     assert sum(c.accepted for c in counts) > 0
 
 

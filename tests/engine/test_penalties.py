@@ -120,7 +120,7 @@ def test_mlx_takes_single_steps(tiny, engine):
         assert last.response.token_ids == engine.generate(asked).token_ids
 
 
-class Recorded:
+class LogitsRecorder:
     def __init__(self):
         self.logits = []
 
@@ -133,7 +133,7 @@ def test_traces_and_logprobs_are_of_the_models_own_logits(engine):
     of a prompt whose beginning was read before."""
     forced = ((70, 100.0),)
     plain = request(max_new_tokens=9, logprobs=2, sampling=Sampling(0.0, logit_bias=forced))
-    seen = [Recorded(), Recorded()]
+    seen = [LogitsRecorder(), LogitsRecorder()]
     one = engine.generate(plain, recorder=seen[0])
     two = engine.generate(
         replace(plain, sampling=Sampling(0.0, logit_bias=forced, presence_penalty=2)), recorder=seen[1]

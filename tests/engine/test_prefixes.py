@@ -30,15 +30,15 @@ def tokens_of(n: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(3, 250, n).tolist()
 
 
-def asked(prompt: list[int], **fields) -> GenerationRequest:
+def greedy_request(prompt: list[int], **fields) -> GenerationRequest:
     fields = {"max_new_tokens": 6, "sampling": Sampling(0.0), "ignore_eos": True} | fields
     return GenerationRequest(input_ids=prompt, **fields)
 
 
 @pytest.fixture
-def packed_engine(packed):
+def packed_engine(packed_model):
     """A 4-bit model on the native backend, f16: rows of its batches have the same bits as alone."""
-    return LLMInferenceEngine(packed, NativeBackend(packed, threads=1, chunk=64), F16)
+    return LLMInferenceEngine(packed_model, NativeBackend(packed_model, threads=1, chunk=64), F16)
 
 
 # Which prefix ---------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ def test_a_chain_names_whole_prefixes():
     assert shared_pages(chain, extend([root(key, "a")], tokens)) == -1
 
 
-class Bare:
+class ListBackend:
     """A backend without arithmetic: caches over a list."""
 
     name = kernels = "bare"
@@ -91,7 +91,7 @@ def append(session, tokens: list[int]) -> None:
 def test_the_longest_prefix_is_found_wherever_it_is(seed):
     """Sessions, requests without one, running ones, two salts: as many tokens are found as the best of all
     sequences shares with the prompt, and they are the right ones."""
-    rng, backend = random.Random(seed), Bare()
+    rng, backend = random.Random(seed), ListBackend()
     manager, sequences = SessionManager(backend, capacity=10**6), []
     for _ in range(60):
         salt, prompt = rng.choice(["", "", "b"]), tokens_of(rng.randrange(1, 80), rng.randrange(3))
@@ -114,7 +114,7 @@ def test_the_longest_prefix_is_found_wherever_it_is(seed):
 
 def test_a_long_conversation_does_not_spoil_its_beginning():
     """The point where two sequences part is kept: a third one finds it in the precision that it had then."""
-    manager, system = SessionManager(Bare(), TIERED), tokens_of(4000)
+    manager, system = SessionManager(ListBackend(), TIERED), tokens_of(4000)
     one, _ = read(manager, [*system, 1])
     append(one, tokens_of(90, seed=4))
     manager.done(one)
@@ -128,7 +128,7 @@ def test_a_long_conversation_does_not_spoil_its_beginning():
         one = goes_on
     third, cached = read(manager, [*system, 3])
     assert cached >= 4000 - PAGE
-    alone, _ = read(SessionManager(Bare(), TIERED), [*system, 3])
+    alone, _ = read(SessionManager(ListBackend(), TIERED), [*system, 3])
     assert third.cache.stats().tokens[COLD] <= alone.cache.stats().tokens[COLD] + PAGE
 
 
@@ -142,8 +142,8 @@ def test_replies_with_reuse_are_those_without(packed_engine):
     prompts = [system + tokens_of(10, seed=i) for i in range(2)]
     for turn in range(4):
         for i in (0, 1):
-            got = engine.generate(asked(prompts[i], session_id="chat" if i else None))
-            new = LLMInferenceEngine(engine.model, engine.backend, F16).generate(asked(prompts[i]))
+            got = engine.generate(greedy_request(prompts[i], session_id="chat" if i else None))
+            new = LLMInferenceEngine(engine.model, engine.backend, F16).generate(greedy_request(prompts[i]))
             assert got.token_ids == new.token_ids and new.cached_tokens == 0
             assert got.cached_tokens >= (len(prompts[i]) - 22 if turn else 150 * i)
             prompts[i] += [*got.token_ids, *tokens_of(15, seed=10 * turn + i)]
@@ -152,7 +152,7 @@ def test_replies_with_reuse_are_those_without(packed_engine):
 def test_the_same_prompt_is_read_once(packed_engine):
     """Several replies to one prompt, one after the other or in one batch: each reads one token more."""
     prompt = tokens_of(200)
-    seeded = [asked(prompt, sampling=Sampling(0.9, seed=i)) for i in range(3)]
+    seeded = [greedy_request(prompt, sampling=Sampling(0.9, seed=i)) for i in range(3)]
     apart = [packed_engine.generate(request) for request in seeded]
     assert [response.cached_tokens for response in apart] == [0, 199, 199]
     batch = {r.request_id: r for r in generate_many(packed_engine, seeded)}
@@ -165,50 +165,55 @@ def test_the_same_prompt_is_read_once(packed_engine):
 
 def test_a_request_that_was_cancelled_leaves_what_it_read(packed_engine):
     prompt = tokens_of(400)
-    request = asked(prompt)
+    request = greedy_request(prompt)
     for chunk in packed_engine.stream(request):
         if chunk.prefilled >= 64:
             request.cancel.set()
-    assert 64 <= packed_engine.generate(asked(prompt)).cached_tokens <= 399
+    assert 64 <= packed_engine.generate(greedy_request(prompt)).cached_tokens <= 399
 
 
 def test_a_salt_keeps_others_out(packed_engine):
     """Nothing of a request with another salt is found, so its prompt cannot be guessed by the time taken."""
     prompt = tokens_of(200)
     found = [
-        packed_engine.generate(asked(prompt, cache_salt=salt, session_id=chat)).cached_tokens
+        packed_engine.generate(greedy_request(prompt, cache_salt=salt, session_id=chat)).cached_tokens
         for salt, chat in [("", None), ("a", None), ("b", "s"), ("a", "s"), ("b", None), ("", "s")]
     ]
     assert found == [0, 0, 0, 199, 199, 199]
 
 
-def test_only_what_keys_and_values_depend_on_separates(packed):
+def test_only_what_keys_and_values_depend_on_separates(packed_model):
     """A base LoRA below the head and another policy do; a change of the head does not."""
-    rng, c, prompt = np.random.default_rng(4), packed.config, tokens_of(200)
+    rng, c, prompt = np.random.default_rng(4), packed_model.config, tokens_of(200)
 
     def base(module: str, out: int) -> BaseLoRA:
         a = rng.normal(size=(c.hidden_size, 2)).astype(np.float32)
         return BaseLoRA({(module, 0): (a, rng.normal(size=(2, out)).astype(np.float32))}, 0.1)
 
     head, below = base("lm_head", c.vocab_size), base("v_proj", c.n_kv_heads * c.head_dim)
-    backend = NativeBackend(packed, threads=1)
-    engine = LLMInferenceEngine(packed, backend, F16)
+    backend = NativeBackend(packed_model, threads=1)
+    engine = LLMInferenceEngine(packed_model, backend, F16)
 
-    def cached(lora, policy=F16) -> int:
+    def cached_count(lora, policy=F16) -> int:
         engine.sessions.policy = policy
         with with_lora(backend, lora):
-            return engine.generate(asked(prompt)).cached_tokens
+            return engine.generate(greedy_request(prompt)).cached_tokens
 
-    assert [cached(None), cached(head), cached(below), cached(below)] == [0, 199, 0, 199]
-    assert [cached(None, SMALL), cached(None, SMALL), cached(head, F16)] == [0, 199, 199]
+    assert [cached_count(None), cached_count(head), cached_count(below), cached_count(below)] == [
+        0,
+        199,
+        0,
+        199,
+    ]
+    assert [cached_count(None, SMALL), cached_count(None, SMALL), cached_count(head, F16)] == [0, 199, 199]
 
 
 def test_what_failed_is_not_reused(packed_engine, monkeypatch):
     prompt = tokens_of(200)
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr(packed_engine.backend, "decode", lambda *_: 1 / 0)
-        packed_engine.generate(asked(prompt))
-    assert packed_engine.generate(asked(prompt)).cached_tokens == 0
+        packed_engine.generate(greedy_request(prompt))
+    assert packed_engine.generate(greedy_request(prompt)).cached_tokens == 0
 
 
 KINDS = {
@@ -229,7 +234,7 @@ def test_every_kind_of_cache_is_forked_or_left_alone(kind, window, tmp_path):
     engine, system = LLMInferenceEngine(model, backend, policy), tokens_of(700)
     found = []
     for n, seed in ((700, 1), (700, 2), (300, 3), (700, 4)):
-        request = asked(system[:n] + tokens_of(20, seed), logprobs=1)
+        request = greedy_request(system[:n] + tokens_of(20, seed), logprobs=1)
         got = engine.generate(request)
         want = LLMInferenceEngine(model, backend, policy).generate(request)
         np.testing.assert_allclose(
@@ -244,7 +249,7 @@ def test_every_kind_of_cache_is_forked_or_left_alone(kind, window, tmp_path):
 
 
 def test_forks_share_their_pages():
-    manager, system = SessionManager(Bare(), F16), tokens_of(10 * PAGE)
+    manager, system = SessionManager(ListBackend(), F16), tokens_of(10 * PAGE)
     sessions = [read(manager, [*system, i])[0] for i in range(5)]
     assert manager.nbytes < 11 * 400 + 5 * (400 + 16 * 11)
     for session in sessions:
@@ -253,7 +258,7 @@ def test_forks_share_their_pages():
 
 
 def test_the_least_recently_used_go_first():
-    backend = Bare()
+    backend = ListBackend()
     manager = SessionManager(backend, F16, capacity=3)
     prompts = [[i, *tokens_of(100, seed=i)] for i in range(4)]
     for prompt in (prompts[0], prompts[1], prompts[2], [*prompts[0], 7], prompts[3]):
@@ -262,7 +267,7 @@ def test_the_least_recently_used_go_first():
 
 
 def test_a_sequence_that_contains_another_takes_its_place():
-    manager, prompt = SessionManager(Bare(), F16), []
+    manager, prompt = SessionManager(ListBackend(), F16), []
     for turn in range(10):
         prompt += tokens_of(50, seed=turn)
         manager.done(read(manager, prompt)[0])
@@ -270,7 +275,7 @@ def test_a_sequence_that_contains_another_takes_its_place():
 
 
 def test_bytes_are_limited_and_running_ones_stay():
-    backend = Bare()
+    backend = ListBackend()
     manager = SessionManager(backend, F16)
     manager.limit = 20 * 400
     running = read(manager, tokens_of(640, seed=99))[0]
@@ -281,7 +286,7 @@ def test_bytes_are_limited_and_running_ones_stay():
 
 
 def test_the_budget_takes_kept_caches_before_precision():
-    backend = Bare(budget=30 * 400)
+    backend = ListBackend(budget=30 * 400)
     manager = SessionManager(backend, TIERED)
     for i in range(6):
         manager.done(read(manager, [i, *tokens_of(250, seed=i)])[0])
@@ -293,7 +298,7 @@ def test_the_budget_takes_kept_caches_before_precision():
 
 
 def test_a_run_that_is_dropped_leaves_nothing():
-    backend = Bare()
+    backend = ListBackend()
     manager = SessionManager(backend, F16)
     session, _ = read(manager, tokens_of(500))
     del session
@@ -301,7 +306,7 @@ def test_a_run_that_is_dropped_leaves_nothing():
 
 
 def test_dropping_a_chat_drops_what_was_forked_from_it():
-    manager = SessionManager(Bare(), TierPolicy("tiered", (64, 128)))
+    manager = SessionManager(ListBackend(), TierPolicy("tiered", (64, 128)))
     session, _ = read(manager, tokens_of(300), session_id="chat")
     manager.done(manager.fork(session))
     manager.done(session)

@@ -79,7 +79,7 @@ def test_a_prompt_that_leaves_takes_no_share():
 TOKEN, STEP = 0.01, 0.02  # seconds on the clock: of a prompt's token; of one step for all replies
 
 
-class Clocked:
+class ClockedScheduler:
     """A scheduler whose time is what the backend was asked to do. Each token's moment is noted."""
 
     def __init__(self, packed, monkeypatch):
@@ -87,32 +87,32 @@ class Clocked:
         self.engine = LLMInferenceEngine(packed, backend)
         self.now, self.read, self.tokens = 0.0, 0, {}
         for name, cost in (("prefill", TOKEN), ("decode_batch", None), ("decode", None)):
-            monkeypatch.setattr(backend, name, self._timed(getattr(backend, name), cost))
+            monkeypatch.setattr(backend, name, self._with_cost(getattr(backend, name), cost))
         monkeypatch.setattr(scheduler, "perf_counter", lambda: self.now)
         self.running = Scheduler(self.engine)
 
-    def _timed(self, call, cost):
-        def timed(tokens, *args, **kwargs):
+    def _with_cost(self, call, cost):
+        def call_and_advance(tokens, *args, **kwargs):
             self.now += STEP if cost is None else cost * len(tokens)
             return call(tokens, *args, **kwargs)
 
-        return timed
+        return call_and_advance
 
     def submit(self, asked):
         reply, clock = Reply(), self
         moments = self.tokens[asked.request_id] = [self.now]
         take = reply.take
 
-        def noted(chunk):
+        def take_and_note(chunk):
             if chunk.generated >= len(moments):
                 moments.append(clock.now)
             take(chunk)
 
-        reply.take = noted
+        reply.take = take_and_note
         self.running.submit(asked, reply)
         return reply
 
-    def first(self, asked):
+    def seconds_to_first(self, asked):
         """Seconds from the request to its first token."""
         arrived, first, *_ = self.tokens[asked.request_id]
         return first - arrived
@@ -127,50 +127,50 @@ class Clocked:
 
 
 @pytest.fixture
-def clocked(packed, monkeypatch):
-    return Clocked(packed, monkeypatch)
+def clocked_scheduler(packed_model, monkeypatch):
+    return ClockedScheduler(packed_model, monkeypatch)
 
 
 def words(tokens, seed):
     return "".join(random.Random(seed).choices("abcdefgh ", k=tokens))
 
 
-def test_a_short_request_does_not_wait_for_a_long_prompt(clocked):
+def test_a_short_request_does_not_wait_for_a_long_prompt(clocked_scheduler):
     """At most three times as long as alone, and 200 ms. The long prompt and both replies are as alone."""
     long, short = (request(prompt=words(n, n), max_new_tokens=9, sampling=GREEDY) for n in (470, 12))
-    alone = [fresh(clocked.engine).generate(r) for r in (long, short)]
-    fresh(clocked.engine)
-    clocked.now, began = 0.0, 12 * TOKEN + STEP
-    replies = [clocked.submit(long)]
-    clocked.running.step()
-    replies.append(clocked.submit(short))
-    clocked.finish()
-    assert clocked.first(short) <= 3 * began + 0.2
-    assert clocked.first(long) <= 2 * 470 * TOKEN
+    alone = [fresh(clocked_scheduler.engine).generate(r) for r in (long, short)]
+    fresh(clocked_scheduler.engine)
+    clocked_scheduler.now, began = 0.0, 12 * TOKEN + STEP
+    replies = [clocked_scheduler.submit(long)]
+    clocked_scheduler.running.step()
+    replies.append(clocked_scheduler.submit(short))
+    clocked_scheduler.finish()
+    assert clocked_scheduler.seconds_to_first(short) <= 3 * began + 0.2
+    assert clocked_scheduler.seconds_to_first(long) <= 2 * 470 * TOKEN
     assert_equal([reply.response for reply in replies], alone)
 
 
-def test_running_replies_keep_half_of_their_pace_while_a_prompt_is_read(clocked):
+def test_running_replies_keep_half_of_their_pace_while_a_prompt_is_read(clocked_scheduler):
     streams = [request(prompt=words(9, i), max_new_tokens=400, ignore_eos=True) for i in range(3)]
     for asked in streams:
-        clocked.submit(asked)
+        clocked_scheduler.submit(asked)
     for _ in range(20):
-        clocked.running.step()
-    long, begun = request(prompt=words(300, 9), max_new_tokens=1), clocked.now
-    reply = clocked.submit(long)
+        clocked_scheduler.running.step()
+    long, begun = request(prompt=words(300, 9), max_new_tokens=1), clocked_scheduler.now
+    reply = clocked_scheduler.submit(long)
     while not reply.over:
-        clocked.running.step()
+        clocked_scheduler.running.step()
     seconds, drawn = (
-        clocked.now - begun,
-        [sum(at > begun for at in clocked.tokens[s.request_id]) for s in streams],
+        clocked_scheduler.now - begun,
+        [sum(at > begun for at in clocked_scheduler.tokens[s.request_id]) for s in streams],
     )
-    assert clocked.first(long) <= 2.2 * 300 * TOKEN
+    assert clocked_scheduler.seconds_to_first(long) <= 2.2 * 300 * TOKEN
     for asked, tokens in zip(streams, drawn, strict=True):
         assert tokens >= 0.45 * seconds / STEP
-        assert median(clocked.gaps(asked)[-tokens:]) <= 2 * STEP
+        assert median(clocked_scheduler.gaps(asked)[-tokens:]) <= 2 * STEP
 
 
-def test_of_sixteen_prompts_none_is_later_than_twice_its_fair_share(clocked):
+def test_of_sixteen_prompts_none_is_later_than_twice_its_fair_share(clocked_scheduler):
     """Of all work: prompts and replies. Each reply is the one written alone."""
     rng = random.Random(3)
     some = [
@@ -179,30 +179,30 @@ def test_of_sixteen_prompts_none_is_later_than_twice_its_fair_share(clocked):
         )
         for i in range(16)
     ]
-    want = [fresh(clocked.engine).generate(asked) for asked in some]
-    fresh(clocked.engine)
-    clocked.now, replies = 0.0, []
+    want = [fresh(clocked_scheduler.engine).generate(asked) for asked in some]
+    fresh(clocked_scheduler.engine)
+    clocked_scheduler.now, replies = 0.0, []
     for asked in some:
-        replies.append(clocked.submit(asked))
-        clocked.running.step()
-    clocked.finish()
-    work = [len(clocked.engine.prompt_ids(asked)) * TOKEN + 5 * STEP for asked in some]
-    arrived = [clocked.tokens[asked.request_id][0] for asked in some]
+        replies.append(clocked_scheduler.submit(asked))
+        clocked_scheduler.running.step()
+    clocked_scheduler.finish()
+    work = [len(clocked_scheduler.engine.prompt_ids(asked)) * TOKEN + 5 * STEP for asked in some]
+    arrived = [clocked_scheduler.tokens[asked.request_id][0] for asked in some]
     fair = equal_shares([(at, seconds, 1.0) for at, seconds in zip(arrived, work, strict=True)])
     for i, asked in enumerate(some):
-        assert clocked.first(asked) <= 2 * (fair[i] - arrived[i])
+        assert clocked_scheduler.seconds_to_first(asked) <= 2 * (fair[i] - arrived[i])
     assert_equal([reply.response for reply in replies], want)
 
 
-def test_many_short_requests_do_not_starve_a_long_prompt(clocked):
+def test_many_short_requests_do_not_starve_a_long_prompt(clocked_scheduler):
     """A new one comes as soon as one ends, with a higher priority; they want more than the machine has."""
     long = request(prompt=words(450, 1), max_new_tokens=1)
-    reply, some = clocked.submit(long), []
+    reply, some = clocked_scheduler.submit(long), []
     while not reply.over:
-        while len(clocked.running) < 6:
+        while len(clocked_scheduler.running) < 6:
             asked = request(prompt=words(40, len(some)), max_new_tokens=1, priority=len(some) % 2)
             some.append(asked)
-            clocked.submit(asked)
-        clocked.running.step()
+            clocked_scheduler.submit(asked)
+        clocked_scheduler.running.step()
         assert len(some) < 400
-    assert clocked.first(long) <= 450 * TOKEN * (1 + 5 * MORE)
+    assert clocked_scheduler.seconds_to_first(long) <= 450 * TOKEN * (1 + 5 * MORE)

@@ -119,18 +119,18 @@ def test_every_filter_is_an_option_and_its_off_value_excludes_nothing():
 def test_a_filter_of_sorted_ids_says_the_same_of_the_most_likely_alone(f, value):
     """The sampler sorts few ids at first: the answer about those must not depend on the others."""
     logprobs = np.sort(log_softmax(logits()))[::-1]
-    keep = kept(f, logprobs, value)
+    keep = keep_mask(f, logprobs, value)
     n = np.count_nonzero(keep)
     assert 0 < n < keep.size
     assert keep[:n].all()
-    assert np.array_equal(kept(f, logprobs[: n + 5], value), keep[: n + 5])
+    assert np.array_equal(keep_mask(f, logprobs[: n + 5], value), keep[: n + 5])
 
 
-def kept(f: Filter, logprobs: np.ndarray, value: float) -> np.ndarray:
-    def before(p):
+def keep_mask(f: Filter, logprobs: np.ndarray, value: float) -> np.ndarray:
+    def sum_before(p):
         return np.cumsum(p, dtype=np.float64) - p
 
-    return f.keep(Distribution(logprobs, np, np.exp, before), value)
+    return f.keep(Distribution(logprobs, np, np.exp, sum_before), value)
 
 
 def test_an_option_has_one_name_in_settings_sampler_and_api():

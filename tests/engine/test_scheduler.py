@@ -52,7 +52,7 @@ def some_requests(n=12, seed=5):
     ]
 
 
-def served(engine, some, adapters=None, seed=0, **settings):
+def serve_randomly(engine, some, adapters=None, seed=0, **settings):
     """The replies of requests that arrive at random moments. Prompts are read in the smallest parts."""
     rng, todo, replies = random.Random(seed), list(some), []
     running = Scheduler(engine, **settings)
@@ -85,15 +85,15 @@ def test_replies_that_join_at_random_moments_are_those_written_alone(each, seed,
     adapters = [None if i % 4 == 0 else adapter_of(each.model.config, i) for i in range(len(some))]
     want = [fresh(each).generate(r, a) for r, a in zip(some, adapters, strict=True)]
     fresh(each)
-    assert_equal(served(each, some, adapters, seed, width=width), want)
+    assert_equal(serve_randomly(each, some, adapters, seed, width=width), want)
     assert len({tuple(r.token_ids) for r in want}) > 6
 
 
 @pytest.mark.parametrize("pace", [0.0, 900.0, 3000.0])
-def test_parts_of_a_prompt_have_the_bits_of_the_whole(packed, pace, monkeypatch):
+def test_parts_of_a_prompt_have_the_bits_of_the_whole(packed_model, pace, monkeypatch):
     """With pages in three tiers: none is demoted before its chunk is read."""
-    backend = NativeBackend(packed, threads=2, chunk=128)
-    engine = LLMInferenceEngine(packed, backend, TierPolicy("tiered", (64, 128)))
+    backend = NativeBackend(packed_model, threads=2, chunk=128)
+    engine = LLMInferenceEngine(packed_model, backend, TierPolicy("tiered", (64, 128)))
     monkeypatch.setattr(Scheduler, "_measure", lambda self, *_: setattr(self, "_pace", pace))
     monkeypatch.setattr(scheduler, "ALONE", 0.05)  # also when the other reply has ended
     monkeypatch.setattr(scheduler, "FIRST", 16)
@@ -112,10 +112,10 @@ def test_parts_of_a_prompt_have_the_bits_of_the_whole(packed, pace, monkeypatch)
     assert min(sizes) >= 16 and max(sizes) <= max(31, pace * 0.05 + 15) and sum(sizes) == alone.prompt_tokens
 
 
-def test_a_prompt_is_read_in_whole_chunks_if_nobody_waits_and_they_are_fast(packed, monkeypatch):
+def test_a_prompt_is_read_in_whole_chunks_if_nobody_waits_and_they_are_fast(packed_model, monkeypatch):
     monkeypatch.setattr(Scheduler, "_measure", lambda self, *_: setattr(self, "_pace", 3000.0))
     monkeypatch.setattr(scheduler, "FIRST", 512)
-    engine = LLMInferenceEngine(packed, NativeBackend(packed, threads=2, chunk=128))
+    engine = LLMInferenceEngine(packed_model, NativeBackend(packed_model, threads=2, chunk=128))
     reply, running = Reply(), Scheduler(engine)
     running.submit(request(prompt="word " * 80, max_new_tokens=2), reply)
     while running.step():
@@ -138,9 +138,9 @@ def test_running_replies_get_a_token_in_every_step_while_a_prompt_is_read(engine
 
 
 @pytest.mark.parametrize("when", ["waiting", "reading", "decoding"])
-def test_cancelling_takes_one_step_and_frees_the_pages(packed, when):
+def test_cancelling_takes_one_step_and_frees_the_pages(packed_model, when):
     """The pool has as many pages as before; the others go on."""
-    engine = LLMInferenceEngine(packed, NativeBackend(packed, threads=2, chunk=64))
+    engine = LLMInferenceEngine(packed_model, NativeBackend(packed_model, threads=2, chunk=64))
     pool, running, other, reply = engine.backend.pool, Scheduler(engine, width=2), Reply(), Reply()
     running.submit(request(max_new_tokens=80), other)
     running.step()
@@ -219,8 +219,8 @@ def test_others_wait_in_order(engine):
     assert ended == [0, 1, 2, 3]
 
 
-def test_a_request_waits_for_memory_and_fails_if_it_can_never_fit(packed):
-    engine = LLMInferenceEngine(packed, NativeBackend(packed, threads=2))
+def test_a_request_waits_for_memory_and_fails_if_it_can_never_fit(packed_model):
+    engine = LLMInferenceEngine(packed_model, NativeBackend(packed_model, threads=2))
     pool = engine.backend.pool
     pool.budget = 6 * pool.sizes[-1]  # six pages of 64 tokens
     running, replies = Scheduler(engine), [Reply() for _ in range(4)]
@@ -249,12 +249,12 @@ def test_a_bad_request_fails_alone(engine):
 
 
 def test_a_reader_that_raises_fails_alone(engine):
-    class Broken(Reply):
+    class BrokenReply(Reply):
         def take(self, chunk):
             if chunk.generated == 3:
                 raise OSError("disk full")
 
-    running, good, bad = Scheduler(engine), Reply(), Broken()
+    running, good, bad = Scheduler(engine), Reply(), BrokenReply()
     running.submit(request(max_new_tokens=9), good)
     running.submit(request(max_new_tokens=9), bad)
     while running.step():

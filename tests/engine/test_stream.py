@@ -45,7 +45,7 @@ def models(tmp_path_factory):
     return {"full": load_model(str(full)), "window": load_model(str(window))}
 
 
-def opened(model, own_layers=True) -> MLXBackend:
+def open_streaming(model, own_layers=True) -> MLXBackend:
     backend = MLXBackend(model, device="cpu", chunk=64, own_layers=own_layers)
     backend.pool = PagePool(backend.pool.storage, pressure=lambda: 0.0)
     backend.streams = True  # by itself only where a GPU works beside the host
@@ -54,12 +54,12 @@ def opened(model, own_layers=True) -> MLXBackend:
 
 @pytest.fixture(scope="module", params=["full", "window"])
 def backend(request, models):
-    return opened(models[request.param])
+    return open_streaming(models[request.param])
 
 
 @pytest.fixture(scope="module")
-def full(models):
-    return opened(models["full"])
+def full_backend(models):
+    return open_streaming(models["full"])
 
 
 class Synchronous:
@@ -138,15 +138,15 @@ AHEAD = [
 ]
 
 
-def test_the_next_step_is_submitted_before_the_token_is_read(full, monkeypatch):
+def test_the_next_step_is_submitted_before_the_token_is_read(full_backend, monkeypatch):
     """Nothing but the token and one number of the step before is read, and that after the next submission."""
-    assert events_of(full, monkeypatch) == AHEAD
+    assert events_of(full_backend, monkeypatch) == AHEAD
 
 
-def test_a_synchronous_loop_would_be_seen(full, monkeypatch):
+def test_a_synchronous_loop_would_be_seen(full_backend, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(type(full.new_cache()), "room", 0)
-        assert events_of(full, monkeypatch) != AHEAD
+        patch.setattr(type(full_backend.new_cache()), "room", 0)
+        assert events_of(full_backend, monkeypatch) != AHEAD
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_synchronous_loop_would_be_seen(full, monkeypatch):
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED, Sampling(0.7, top_k=7, min_p=0.1)], ids=str)
 def test_a_step_reads_nothing(models, policy, own_layers, sampling, monkeypatch):
     """Under mx.compile arrays have no values: whatever read one would raise."""
-    backend = opened(models["full"], own_layers)
+    backend = open_streaming(models["full"], own_layers)
     cache = backend.new_cache(policy)
     tokens = backend.stream(cache, random_adapter(backend.config), sampling, 9)
     tokens.prefill([5] * 70)
@@ -176,20 +176,20 @@ def test_a_step_reads_nothing(models, policy, own_layers, sampling, monkeypatch)
         mx.compile(lambda token: tuple(tokens._feed_token(token)))(mx.array([7], mx.uint32))
 
 
-def test_memory_is_tidied(full, monkeypatch):
+def test_memory_is_tidied(full_backend, monkeypatch):
     """As mlx-lm does, every so many tokens; a pool that grows does it, too."""
     calls = []
     monkeypatch.setattr(mx, "clear_cache", lambda: calls.append(1))
-    events_of(full, monkeypatch, n=9)
+    events_of(full_backend, monkeypatch, n=9)
     others = len(calls)
     monkeypatch.setattr(stream, "TIDY", 4)
-    events_of(full, monkeypatch, n=9)
+    events_of(full_backend, monkeypatch, n=9)
     assert len(calls) == 2 * others + 2
 
 
-def test_the_prompts_end_is_known_without_waiting_for_it(models, full):
+def test_the_prompts_end_is_known_without_waiting_for_it(models, full_backend):
     """The prompt's end is known, though nobody waited for it on the way."""
-    engine, _ = engines(models, full)
+    engine, _ = engines(models, full_backend)
     run = Run(engine, request(prompt="word " * 300))
     response = list(run.chunks())[-1].response
     assert run.started < run.source.prefilled_at <= run.first_token
@@ -238,16 +238,16 @@ def test_replies_over_page_boundaries(models, backend, policy, sampling, monkeyp
     assert state(with_) == state(without)
 
 
-def test_the_tiers_of_the_real_policy(models, full):
+def test_the_tiers_of_the_real_policy(models, full_backend):
     """Over 2,111, where the first page becomes cold."""
     ids = [(7 * i) % 251 + 3 for i in range(2100)]
     some = request(prompt=None, input_ids=ids, max_new_tokens=30, session_id="s")
-    with_, without = engines(models, full, TIERED)
+    with_, without = engines(models, full_backend, TIERED)
     assert with_.generate(some).token_ids == without.generate(some).token_ids
     assert state(with_) == state(without) and state(with_)[2][:2] == [0, 1]
 
 
-def ended(engine, how, at, tokenizer, monkeypatch, ids):
+def end_reply(engine, how, at, tokenizer, monkeypatch, ids):
     """A reply of `at` tokens to `ids`, ended in this way, and the turn after it."""
     fields = {"prompt": None, "input_ids": ids, "session_id": "s", "max_new_tokens": 90}
     if how == "limit":
@@ -295,18 +295,18 @@ def test_endings_leave_what_a_synchronous_reply_leaves(models, backend, policy, 
     for at in (1, 2, 11, 12, 13, 14, 15, 16, 17, *later):
         with_, without = engines(models, backend, policy)
         ids = [(3 * i) % 200 + 40 for i in range(180)]
-        left, after = ended(with_, how, at, tokenizer, monkeypatch, ids)
-        other, then = ended(without, how, at, tokenizer, monkeypatch, ids)
+        left, after = end_reply(with_, how, at, tokenizer, monkeypatch, ids)
+        other, then = end_reply(without, how, at, tokenizer, monkeypatch, ids)
         assert left == other and left[1] == 180 + at - 1 + (how == "eos")
         assert (after.token_ids, after.cached_tokens) == (then.token_ids, then.cached_tokens)
         assert after.cached_tokens == 180 + at - 1
 
 
-def test_what_stays_ahead_would_be_seen(models, full, monkeypatch):
+def test_what_stays_ahead_would_be_seen(models, full_backend, monkeypatch):
     """Were the step ahead not taken back, the session would say so."""
     monkeypatch.setattr(stream.MLXTokenStream, "close", lambda self: None)
     with pytest.raises(AssertionError):
-        with_, without = engines(models, full, SMALL)
+        with_, without = engines(models, full_backend, SMALL)
         some = request(session_id="s", stop=("a",), max_new_tokens=60)
         for engine in (with_, without):
             for chunk in engine.stream(some):
@@ -315,11 +315,11 @@ def test_what_stays_ahead_would_be_seen(models, full, monkeypatch):
         assert state(with_) == state(without)
 
 
-def test_pages_demoted_early_do_not_cut_the_reply(models, full):
+def test_pages_demoted_early_do_not_cut_the_reply(models, full_backend):
     """Pages that were demoted early: a trim would cut the reply back to where they begin."""
-    with_, without = engines(models, full, TIERED)
+    with_, without = engines(models, full_backend, TIERED)
     try:
-        full.pool.level, full.pool.pressure = 5, lambda: 1.0
+        full_backend.pool.level, full_backend.pool.pressure = 5, lambda: 1.0
         left = []
         for engine in (with_, without):
             some = request(prompt=None, input_ids=[7] * 300, max_new_tokens=40, session_id="s")
@@ -329,12 +329,12 @@ def test_pages_demoted_early_do_not_cut_the_reply(models, full):
             left.append(state(engine))
         assert left[0] == left[1] and left[0][1] == 329
     finally:
-        full.pool = PagePool(full.pool.storage, pressure=lambda: 0.0)
+        full_backend.pool = PagePool(full_backend.pool.storage, pressure=lambda: 0.0)
 
 
-def test_cancel_in_the_prompt(models, full):
+def test_cancel_in_the_prompt(models, full_backend):
     """Between two chunks of a piece: the cache holds what was reported."""
-    for engine in engines(models, full, SMALL):
+    for engine in engines(models, full_backend, SMALL):
         some = request(prompt=None, input_ids=[7] * 600, session_id="s")
         for chunk in engine.stream(some):
             if chunk.prefilled == 256:
@@ -361,7 +361,7 @@ def test_a_session_goes_on(models, backend):
 @pytest.mark.parametrize("policy", CACHES.values(), ids=CACHES)
 def test_nan_is_an_error(models, policy):
     """The line that every backend has for it; no session is left, no page."""
-    backend = opened(broken(models["full"], poison))
+    backend = open_streaming(broken(models["full"], poison))
     engine = LLMInferenceEngine(models["full"], backend, policy)
     line = ""
     try:
@@ -374,17 +374,17 @@ def test_nan_is_an_error(models, policy):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_one_bad_logit_is_an_error(models, bad, monkeypatch):
-    backend = opened(models["full"])
+    backend = open_streaming(models["full"])
     head, bad = backend.output_head, mx.array([0.0] * 319 + [bad])
     monkeypatch.setattr(backend, "output_head", lambda hidden: head(hidden) + bad)
     with pytest.raises(RuvmlxError, match="answered NaN or infinity"):
         LLMInferenceEngine(models["full"], backend).generate(request())
 
 
-def test_a_failing_step_drops_the_session(models, full, monkeypatch):
-    engine, _ = engines(models, full, SMALL)
+def test_a_failing_step_drops_the_session(models, full_backend, monkeypatch):
+    engine, _ = engines(models, full_backend, SMALL)
     want = engine.generate(request()).token_ids
-    layer = full._graph.model.layers[1]
+    layer = full_backend._graph.model.layers[1]
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         for chunk in engine.stream(request(session_id="s")):
             if chunk.generated == 3:
@@ -396,16 +396,16 @@ def test_a_failing_step_drops_the_session(models, full, monkeypatch):
 # Together with others ----------------------------------------------------------------------------
 
 
-def test_who_feeds_the_tokens_himself_gets_steps(models, full):
+def test_who_feeds_the_tokens_himself_gets_steps(models, full_backend):
     """batch.py: one step for several requests."""
-    engine, _ = engines(models, full)
+    engine, _ = engines(models, full_backend)
     assert isinstance(Run(engine, request(), steps=True).source, StepSource)
 
 
 @pytest.mark.parametrize("policy", CACHES.values(), ids=CACHES)
-def test_several_requests_at_once(models, full, policy):
+def test_several_requests_at_once(models, full_backend, policy):
     """They are fed by batch.py, each as it would be alone."""
-    engine, _ = engines(models, full, policy)
+    engine, _ = engines(models, full_backend, policy)
     some = [request(prompt="request " * (1 + i), max_new_tokens=5 + 30 * i % 70) for i in range(5)]
     alone = {r.request_id: engine.generate(r) for r in some}
     for response in generate_many(engine, some, width=3):
@@ -414,10 +414,10 @@ def test_several_requests_at_once(models, full, policy):
 
 
 @pytest.mark.parametrize("policy", CACHES.values(), ids=CACHES)
-def test_a_request_streams_while_it_is_alone(models, full, policy):
+def test_a_request_streams_while_it_is_alone(models, full_backend, policy):
     """A second one joins and leaves: its tokens, trace, session and first-token time are as if none had."""
-    engine, _ = engines(models, full, policy)
-    adapter = random_adapter(full.config)
+    engine, _ = engines(models, full_backend, policy)
+    adapter = random_adapter(full_backend.config)
     asked = request(prompt="request " * 9, session_id="s", max_new_tokens=90)
     want = Trace(adapter, 0)
     alone = engine.generate(replace(asked, session_id=None), adapter, want)
@@ -436,9 +436,9 @@ def test_a_request_streams_while_it_is_alone(models, full, policy):
     assert len(session.tokens) == session.cache.offset == alone.cache_tokens
 
 
-def test_a_second_request_joins_while_the_first_one_reads(models, full):
+def test_a_second_request_joins_while_the_first_one_reads(models, full_backend):
     """The first one's stream gives way in the middle of its prompt."""
-    engine, _ = engines(models, full)
+    engine, _ = engines(models, full_backend)
     some = [request(prompt="word " * 60, max_new_tokens=20), request(max_new_tokens=30)]
     alone = [engine.generate(asked).token_ids for asked in some]
     running, replies = Scheduler(engine), [Arrivals(), Arrivals()]
@@ -451,21 +451,23 @@ def test_a_second_request_joins_while_the_first_one_reads(models, full):
 
 
 @pytest.mark.parametrize("policy", CACHES.values(), ids=CACHES)
-def test_replies_change_threads(models, full, policy):
+def test_replies_change_threads(models, full_backend, policy):
     """What a reply leaves on the device, a step that was taken back included, is of use to any thread."""
-    with_, without = engines(models, full, policy)
+    with_, without = engines(models, full_backend, policy)
     prompt = [9] * 50
     for turn in range(4):
         some = request(prompt=None, input_ids=prompt, session_id="s", max_new_tokens=60)
         made = []
-        thread = threading.Thread(target=lambda some=some, made=made: made.append(stopped(with_, some)))
+        thread = threading.Thread(
+            target=lambda some=some, made=made: made.append(tokens_when_stopped(with_, some))
+        )
         thread.start()
         thread.join()
-        assert made == [stopped(without, some)] and state(with_) == state(without)
+        assert made == [tokens_when_stopped(without, some)] and state(with_) == state(without)
         prompt = [*prompt, *made[0], turn + 5]
 
 
-def stopped(engine, some) -> list[int]:
+def tokens_when_stopped(engine, some) -> list[int]:
     """The tokens of a reply whose reader stops after 37."""
     for chunk in engine.stream(some):
         if chunk.generated == 37:

@@ -117,7 +117,7 @@ def model(case, tmp_path):
     return SimpleNamespace(tokenizer=tokenizer, shape=SimpleNamespace(vocab_size=tokenizer.vocab_size + 3))
 
 
-def written(model, prepared, seed: int, most: int = 600) -> list[str]:
+def random_pieces(model, prepared, seed: int, most: int = 600) -> list[str]:
     """The text, token by token, that a model with random logits writes; [] if it did not finish. JSON's own
     characters are a bit likelier, so that it does."""
     rule = matcher_for(model, prepared.constraint)
@@ -146,7 +146,7 @@ def test_forced_calls_parse(case, model, choice):
     assert (prepared.form.dialect.name, prepared.form.in_template) == (case.form, case.in_template)
     finished = 0
     for seed in range(30):
-        pieces = written(model, prepared, seed)
+        pieces = random_pieces(model, prepared, seed)
         if not pieces:
             continue
         finished += 1
@@ -175,7 +175,7 @@ def test_a_reply_is_calls_or_the_answer(case, model):
     prepared = prepare(model, [USER], TOOLS, answer=Constraint.json_schema(ANSWER))
     called = answered = 0
     for seed in range(60):
-        text = "".join(written(model, prepared, seed, 300))
+        text = "".join(random_pieces(model, prepared, seed, 300))
         if not text:
             continue
         answer, calls = parse(text, prepared.form.dialect, prepared.names)

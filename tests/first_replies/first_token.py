@@ -49,7 +49,7 @@ def first_token(runtime: Runtime, question: str, limit: int, salt: str) -> tuple
 
 
 @contextmanager
-def timed(what: str) -> Iterator[None]:
+def print_time(what: str) -> Iterator[None]:
     """Print the processor time of the block."""
     started = processor_seconds()
     yield
@@ -63,7 +63,7 @@ def main() -> int:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         os.environ["RUVMLX_HOME"] = home
-        with timed("opening"):
+        with print_time("opening"):
             runtime = Runtime.open(Settings(model=given.model))
         with runtime:
             return compare(runtime, given.max_tokens)
@@ -76,10 +76,10 @@ def compare(runtime: Runtime, limit: int) -> int:
     shared, _ = first_token(runtime, QUESTIONS[1], limit, "")
     print(f"first token: {first:.2f} s, of the second request: {second:.2f} s ({first / second:.1f} times)")
     print(f"with what the prompts have in common read before: {shared:.2f} s")
-    with timed("the first rating, of the first reply, measures the model"):
+    with print_time("the first rating, of the first reply, measures the model"):
         result = runtime.rate(reply.request_id, "up")
     again, _ = first_token(runtime, QUESTIONS[0], limit, "third")
-    with timed("undo"):
+    with print_time("undo"):
         runtime.undo()
         assert runtime.learner is not None
         runtime.learner.sync()

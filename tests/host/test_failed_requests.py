@@ -15,7 +15,7 @@ from ruvmlx.store.audit import disagreement
 GREEDY = Sampling(temperature=0)
 
 
-def asking(text="hello", n=8, **fields):
+def greedy_request(text="hello", n=8, **fields):
     return GenerationRequest(
         messages=[Message("user", text)], max_new_tokens=n, sampling=GREEDY, ignore_eos=True, **fields
     )
@@ -39,8 +39,8 @@ def test_a_refused_request_is_one_row_without_words(runtime):
     """Empty, too long, no tokens asked for, a wrong adapter: one row each, and the log still agrees."""
     size = runtime.model.context
     refused = {
-        "UsageError": [asking(" "), asking(n=0), asking(adapter_id="a/b")],
-        "PromptTooLong": [asking("secretword " * size)],
+        "UsageError": [greedy_request(" "), greedy_request(n=0), greedy_request(adapter_id="a/b")],
+        "PromptTooLong": [greedy_request("secretword " * size)],
     }
     for error, requests in refused.items():
         for request in requests:
@@ -60,18 +60,18 @@ def test_a_refused_request_is_one_row_without_words(runtime):
 
 def test_an_error_in_the_middle_of_a_reply_is_a_row(runtime, monkeypatch):
     """The row has the number of prompt tokens; the error reaches whoever asked."""
-    request, chunks = asking(n=40), []
+    request, chunks = greedy_request(n=40), []
     arriving = runtime.writer.generate(request)
     while not chunks or not chunks[-1].generated:
         chunks.append(next(arriving))
-    monkeypatch.setattr(runtime.backend, "decode", broken)
+    monkeypatch.setattr(runtime.backend, "decode", raise_gpu_error)
     with pytest.raises(RuvmlxError, match="the GPU is gone"):
         list(arriving)
     body = failures(runtime)[request.request_id]
     assert body["error"] == "RuvmlxError" and body["prompt_tokens"] == chunks[-1].prompt_tokens > 0
 
 
-def broken(*_, **__):
+def raise_gpu_error(*_, **__):
     raise RuvmlxError("the GPU is gone")
 
 
@@ -83,7 +83,7 @@ def test_a_message_that_a_chat_refuses_is_a_row(runtime):
 
 
 def test_a_stopped_reply_is_a_reply_and_no_failure(runtime):
-    request = asking(n=300)
+    request = greedy_request(n=300)
     for chunk in runtime.writer.generate(request):
         if chunk.generated:
             request.cancel.set()
@@ -91,25 +91,25 @@ def test_a_stopped_reply_is_a_reply_and_no_failure(runtime):
 
 
 def test_a_store_that_is_busy_does_not_hide_the_error(runtime, monkeypatch):
-    def busy(*_):
+    def raise_busy(*_):
         raise StoreBusy("locked")
 
-    monkeypatch.setattr(runtime.store.witness, "note", busy)
+    monkeypatch.setattr(runtime.store.witness, "note", raise_busy)
     with pytest.raises(UsageError, match="empty"):
-        list(runtime.writer.generate(asking(" ")))
+        list(runtime.writer.generate(greedy_request(" ")))
 
 
 async def test_a_failed_request_of_a_server_is_a_row(open_tiny, tiny_backend):
     """Refused while its text is encoded, when its turn comes, and by the store at its end."""
     host = Host(open_tiny)
     await host.open(QUIET)
-    requests = [asking(" "), asking(n=0), asking("end")]
+    requests = [greedy_request(" "), greedy_request(n=0), greedy_request("end")]
 
     def refuse_replies(runtime):
-        def busy(*_, **__):
+        def raise_busy(*_, **__):
             raise StoreBusy("locked")
 
-        runtime.store.replies.add = busy
+        runtime.store.replies.add = raise_busy
 
     await host.call(refuse_replies)
 

@@ -15,7 +15,7 @@ from ruvmlx.progress import QUIET
 GREEDY = Sampling(temperature=0)
 
 
-def asking(text="hello", n=12, **fields):
+def greedy_request(text="hello", n=12, **fields):
     return GenerationRequest(
         **{"messages": [Message("user", text)], "max_new_tokens": n, "sampling": GREEDY, "ignore_eos": True}
         | fields
@@ -37,7 +37,7 @@ async def reply_to(host, request, session=None):
     return chunks[-1].response, "".join(chunk.text for chunk in chunks)
 
 
-async def begun(arriving):
+async def read_first_token(arriving):
     """Read until the first token."""
     async for some in arriving:
         if some[-1].generated:
@@ -45,8 +45,8 @@ async def begun(arriving):
 
 
 async def test_parallel_replies_are_stored_and_can_be_rated(host):
-    alone = [(await reply_to(host, asking(f"question {i}", 10 + i)))[0].token_ids for i in range(5)]
-    requests = [asking(f"question {i}", 10 + i) for i in range(5)]
+    alone = [(await reply_to(host, greedy_request(f"question {i}", 10 + i)))[0].token_ids for i in range(5)]
+    requests = [greedy_request(f"question {i}", 10 + i) for i in range(5)]
     found = await asyncio.gather(*(reply_to(host, request) for request in requests))
     for (response, text), request, ids in zip(found, requests, alone, strict=True):
         assert response.request_id == request.request_id and response.text == text
@@ -60,22 +60,24 @@ async def test_parallel_replies_are_stored_and_can_be_rated(host):
 async def test_traces_of_parallel_replies_are_those_alone(host):
     """A rating moves the weights as if the reply had been written alone."""
 
-    async def after(first, *others):
+    async def logprob_after_rating(first, *others):
         await host.call(lambda runtime: runtime.engine.sessions.clear())  # each reads its whole prompt
         await asyncio.gather(*(reply_to(host, request) for request in (first, *others)))
         return await host.call(
             lambda runtime: (runtime.rate(first.request_id, "up"), runtime.undo())[0].logprob_after
         )
 
-    alone = await after(asking("one", 20))
-    beside = await after(asking("one", 20), asking("two", 30), asking("three", 10))
+    alone = await logprob_after_rating(greedy_request("one", 20))
+    beside = await logprob_after_rating(
+        greedy_request("one", 20), greedy_request("two", 30), greedy_request("three", 10)
+    )
     assert beside == pytest.approx(alone, abs=1e-12)
 
 
 async def test_a_rating_is_applied_between_two_steps(host):
-    first, _ = await reply_to(host, asking("first"))
-    arriving = host.submit(asking("long", 300))
-    await begun(arriving)
+    first, _ = await reply_to(host, greedy_request("first"))
+    arriving = host.submit(greedy_request("long", 300))
+    await read_first_token(arriving)
     rated = await host.call_between(lambda runtime: runtime.rate(first.request_id, "up"))
     turns = await host.call(lambda runtime: runtime.writer.last_reply_id)
     assert rated.applied and turns == first.request_id  # the long one goes on
@@ -88,13 +90,13 @@ async def test_every_request_has_its_adapter(host):
     same = "tell me something"
 
     async def texts():
-        asked = [asking(same, 24, adapter_id=name) for name in (None, "", "work", "home")]
+        asked = [greedy_request(same, 24, adapter_id=name) for name in (None, "", "work", "home")]
         return [text for _, text in await asyncio.gather(*(reply_to(host, request) for request in asked))]
 
     untouched = await texts()
     assert len(set(untouched)) == 1
     for _ in range(4):
-        response, _ = await reply_to(host, asking(same, 24, adapter_id="work"))
+        response, _ = await reply_to(host, greedy_request(same, 24, adapter_id="work"))
         rated = await host.call_between(
             lambda runtime, id=response.request_id: runtime.rate(id, "down", adapter="work")
         )
@@ -108,7 +110,7 @@ async def test_every_request_has_its_adapter(host):
 
 
 async def test_a_reply_without_adapter_is_rated_for_a_named_one(host):
-    response, _ = await reply_to(host, asking(adapter_id=""))
+    response, _ = await reply_to(host, greedy_request(adapter_id=""))
     row = await host.call(lambda runtime: runtime.store.replies.get(response.request_id))
     assert row.adapter is None
     rated = await host.call_between(lambda runtime: runtime.rate(row.id, "up", adapter="work"))
@@ -117,10 +119,10 @@ async def test_a_reply_without_adapter_is_rated_for_a_named_one(host):
 
 async def test_a_reader_that_leaves_ends_its_request(host):
     """Within one step; the reply is kept as cancelled, and others go on."""
-    request, other = asking("leave", 400), asking("stay", 60)
+    request, other = greedy_request("leave", 400), greedy_request("stay", 60)
     staying = asyncio.ensure_future(reply_to(host, other))
     arriving = host.submit(request)
-    await begun(arriving)
+    await read_first_token(arriving)
     await arriving.aclose()
     assert request.cancel.is_set()
     response, _ = await staying
@@ -130,13 +132,13 @@ async def test_a_reader_that_leaves_ends_its_request(host):
 
 
 async def test_bad_requests_fail_alone(host):
-    staying = asyncio.ensure_future(reply_to(host, asking("stay", 40)))
+    staying = asyncio.ensure_future(reply_to(host, greedy_request("stay", 40)))
     with pytest.raises(UsageError, match="empty"):
-        await reply_to(host, asking(" "))
+        await reply_to(host, greedy_request(" "))
     with pytest.raises(UsageError, match="max-tokens is 0"):
-        await reply_to(host, asking(n=0))
+        await reply_to(host, greedy_request(n=0))
     with pytest.raises(UsageError):
-        await reply_to(host, asking(adapter_id="a/b"))
+        await reply_to(host, greedy_request(adapter_id="a/b"))
     assert len((await staying)[0].token_ids) == 40
 
 
@@ -144,8 +146,8 @@ async def test_idle_work_does_not_hold_up_requests(host):
     """It is cancelled by a request, and while requests are served it ends at once."""
     idle = asyncio.ensure_future(host.run_idle(lambda runtime, cancel: cancel.wait(60)))
     await asyncio.sleep(0)
-    arriving = host.submit(asking("long", 200))
-    await begun(arriving)
+    arriving = host.submit(greedy_request("long", 200))
+    await read_first_token(arriving)
     assert await idle
     assert await host.run_idle(lambda runtime, cancel: cancel.is_set())
     async for _ in arriving:
@@ -156,7 +158,7 @@ async def test_idle_work_does_not_hold_up_requests(host):
 async def test_the_chat_writes_beside_requests(host):
     """Both are in one batch: the request goes on while the chat's reply is written."""
     session = await host.call(lambda runtime: runtime.chats.new_chat())
-    served = asyncio.ensure_future(reply_to(host, asking("served", 30)))
+    served = asyncio.ensure_future(reply_to(host, greedy_request("served", 30)))
     await asyncio.sleep(0)
 
     def say(runtime, cancel):
@@ -173,10 +175,10 @@ async def test_the_chat_writes_beside_requests(host):
 async def test_closing_ends_every_request_and_keeps_the_texts(open_tiny):
     host = Host(open_tiny)
     await host.open(QUIET)
-    requests = [asking(f"q{i}", 400) for i in range(3)]
+    requests = [greedy_request(f"q{i}", 400) for i in range(3)]
     streams = [host.submit(request) for request in requests]
     for stream in streams:
-        await begun(stream)
+        await read_first_token(stream)
     await host.close()
     responses = [[chunk async for batch in stream for chunk in batch][-1].response for stream in streams]
     assert {response.finish_reason for response in responses} == {"cancelled"}
@@ -186,21 +188,21 @@ async def test_closing_ends_every_request_and_keeps_the_texts(open_tiny):
 
 
 async def test_another_model_ends_the_requests(host, open_tiny):
-    arriving = host.submit(asking("long", 400))
-    await begun(arriving)
+    arriving = host.submit(greedy_request("long", 400))
+    await read_first_token(arriving)
     with pytest.raises(RuvmlxError):  # this host has one model only
         await host.switch("other", "none", QUIET)
     with pytest.raises(RuvmlxError, match="another model is being opened"):
         async for _ in arriving:
             pass
-    assert (await reply_to(host, asking()))[0].token_ids
+    assert (await reply_to(host, greedy_request()))[0].token_ids
 
 
-def written(runtime, *questions):
+def write_replies(runtime, *questions):
     """Ids of replies to these questions."""
     ids = []
     for question in questions:
-        *_, last = runtime.writer.generate(asking(question, 20))
+        *_, last = runtime.writer.generate(greedy_request(question, 20))
         ids.append(last.response.request_id)
     return ids
 
@@ -214,7 +216,7 @@ def weights(runtime, adapter):
 def test_a_rating_that_is_taken_back_was_never_given(open_tiny, taken):
     """Of any reply, also one that was rated twice; preferences and ratings after it stay."""
     with open_tiny(adapter=None) as runtime:
-        ids = written(runtime, "one", "two", "three", "four", "four")
+        ids = write_replies(runtime, "one", "two", "three", "four", "four")
         ratings = [(ids[0], "up"), (ids[1], "down"), (ids[2], "5"), (ids[taken], "1")]
         for adapter in ("all", "less"):
             for reply, rating in ratings:
@@ -236,7 +238,7 @@ def test_a_rating_that_is_taken_back_was_never_given(open_tiny, taken):
 
 def test_the_newest_rating_is_taken_back_as_by_undo(open_tiny):
     with open_tiny() as runtime:
-        one, two = written(runtime, "one", "two")
+        one, two = write_replies(runtime, "one", "two")
         runtime.rate(one, "up")
         before, version = weights(runtime, None), runtime.learner.version
         runtime.rate(two, "down")
@@ -248,7 +250,7 @@ def test_the_newest_rating_is_taken_back_as_by_undo(open_tiny):
 def test_taking_back_is_one_transaction(open_tiny, monkeypatch):
     """If a later rating cannot be given again, nothing has changed."""
     with open_tiny() as runtime:
-        ids = written(runtime, "one", "two", "three")
+        ids = write_replies(runtime, "one", "two", "three")
         for reply in ids:
             runtime.rate(reply, "up")
         before, version = weights(runtime, None), runtime.learner.version
@@ -272,7 +274,7 @@ def test_taking_back_is_one_transaction(open_tiny, monkeypatch):
 
 async def test_an_adapter_is_needed_to_rate(open_tiny):
     with open_tiny(adapter=None) as runtime:
-        *_, last = runtime.writer.generate(asking())
+        *_, last = runtime.writer.generate(greedy_request())
         with pytest.raises(NotFound, match="no adapter"):
             runtime.rate(last.response.request_id, "up")
         assert runtime.rate(last.response.request_id, "up", adapter="work").applied
@@ -294,7 +296,7 @@ async def test_chats_and_requests_are_written_beside_each_other(host):
         return chunks[-1].response
 
     async def request(name, n):
-        response, _ = await reply_to(host, asking(name, n))
+        response, _ = await reply_to(host, greedy_request(name, n))
         ended.append(name)
         return response
 

@@ -50,7 +50,7 @@ def build(program, cc, *options):
         return folder / program
 
 
-def sanitized(program, cc, flags):
+def build_sanitized(program, cc, flags):
     """The same under a sanitizer; skips where the compiler came without its run-time library."""
     if not _has(cc, flags):
         pytest.skip(f"no {flags.split()[0]} for {Path(cc).name} here")
@@ -109,7 +109,7 @@ def compare(*command, **environment):
     """Run a program that compares implementations; returns their names."""
     lines = _lines(command, environment)
     assert lines[-1].endswith(" 0 differences")
-    return _compared(lines)
+    return _compared_names(lines)
 
 
 def implementations(*command, **environment):
@@ -117,7 +117,7 @@ def implementations(*command, **environment):
     lines = _lines(command, environment)
     assert lines[-1] == "0 failures"
     assert "64 tokens: 0 allocations, 0 mappings" in lines
-    return _compared(lines)
+    return _compared_names(lines)
 
 
 def _lines(command, environment):
@@ -127,5 +127,5 @@ def _lines(command, environment):
     return done.stdout.splitlines()
 
 
-def _compared(lines):
+def _compared_names(lines):
     return [line.split(":")[0] for line in lines if line.endswith(": compared")]

@@ -8,10 +8,10 @@ from .c_programs import (
     KERNELS,
     MATRICES,
     THREAD,
+    build_sanitized,
     compare,
     compiler,
     implementations,
-    sanitized,
 )
 
 ONE = ["gcc", pytest.param("clang", marks=pytest.mark.full("neon"))]
@@ -20,13 +20,13 @@ ONE = ["gcc", pytest.param("clang", marks=pytest.mark.full("neon"))]
 @pytest.mark.parametrize("name", ONE)
 def test_all_implementations_agree_under_sanitizers(name, few):
     """The sanitizers find no access outside an array, no undefined behaviour and no leak."""
-    assert compare(sanitized(KERNELS, compiler(name), ADDRESS), **few)[-1] == "scalar"
+    assert compare(build_sanitized(KERNELS, compiler(name), ADDRESS), **few)[-1] == "scalar"
 
 
 @pytest.mark.parametrize("program", MATRICES)
 @pytest.mark.parametrize("name", ONE)
 def test_no_access_outside_an_array_and_no_undefined_behaviour(name, program, few):
-    assert compare(sanitized(program, compiler(name), ADDRESS), **few)[-1] == "scalar"
+    assert compare(build_sanitized(program, compiler(name), ADDRESS), **few)[-1] == "scalar"
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_decoder_under_sanitizers(flags, few):
     """The sanitizers find no bad access, no undefined behaviour, no leak and no race between threads."""
     # TSan kills forked children that start threads, and makes every access twenty times as slow.
     less = {"RVM_NO_FORK": "1", "RVM_FEW": "1"} if flags is THREAD else few
-    assert implementations(sanitized(DECODER, compiler("gcc", "clang"), flags), **less)[-1] == "scalar"
+    assert implementations(build_sanitized(DECODER, compiler("gcc", "clang"), flags), **less)[-1] == "scalar"

@@ -17,7 +17,7 @@ FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32]
 ACTS = [8, 16]  # bits of activations
 
 
-def quantised(rng, rows, cols, bits, group, dtype=np.float16, symmetric=False):
+def quantised_arrays(rng, rows, cols, bits, group, dtype=np.float16, symmetric=False):
     """Random weights in MLX's layout."""
     weight = rng.integers(0, 2**32, (rows, cols * bits // 32), dtype=np.uint32)
     scales = rng.normal(0, 0.1, (rows, cols // group)).astype(dtype)
@@ -47,7 +47,7 @@ def test_quantised_products_equal_their_formula(impl, bits, symmetric, acts):
     rng = np.random.default_rng(bits)
     for rows, cols in SHAPES:
         for group in groups(cols):
-            arrays = quantised(rng, rows, cols, bits, group, symmetric=symmetric)
+            arrays = quantised_arrays(rng, rows, cols, bits, group, symmetric=symmetric)
             w, plain = m.Matrix(*arrays, cols), m.dequantise_ref(*arrays, bits)
             assert w.affine == (not symmetric)
             for tokens in TOKENS:
@@ -74,7 +74,7 @@ def test_float_products_equal_their_formula(impl, dtype):
 def test_what_quantised_activations_cost(bits, acts, most):
     """The whole error against exact activations, as a share of the result's spread."""
     rng = np.random.default_rng(2)
-    arrays = quantised(rng, 64, 576, bits, 64, symmetric=True)
+    arrays = quantised_arrays(rng, 64, 576, bits, 64, symmetric=True)
     plain, x = m.dequantise_ref(*arrays, bits), rng.normal(size=(8, 576)).astype(np.float32)
     want = m.matmul_ref(plain, x)
     error = m.matmul(m.Matrix(*arrays, 576), x, bits=acts) - want
@@ -87,7 +87,7 @@ def test_a_token_does_not_depend_on_its_neighbours(impl, acts):
     """Bit for bit the same alone and among 40: a draft that is verified in a batch stays what it was."""
     rng = np.random.default_rng(3)
     for bits in (4, 8):
-        w = m.Matrix(*quantised(rng, 40, 128, bits, 32), 128)
+        w = m.Matrix(*quantised_arrays(rng, 40, 128, bits, 32), 128)
         x = rng.normal(size=(40, 128)).astype(np.float32)
         together = m.matmul(w, x, impl, acts)
         for t in range(40):
@@ -102,7 +102,7 @@ def test_few_tokens_have_the_bits_of_the_scalar_kernel(impl, acts, bits, symmetr
     """One to nine tokens, as a call with guessed tokens has them, at rows that leave tiles unfilled."""
     rng = np.random.default_rng(12)
     for rows, cols in [(1, 32), (17, 96), (43, 160)]:
-        w = m.Matrix(*quantised(rng, rows, cols, bits, 32, symmetric=symmetric), cols)
+        w = m.Matrix(*quantised_arrays(rng, rows, cols, bits, 32, symmetric=symmetric), cols)
         x = rng.normal(size=(9, cols)).astype(np.float32)
         want = m.matmul(w, x, "scalar", acts)
         for tokens in range(1, 10):
@@ -117,7 +117,7 @@ def test_rows_are_exactly_the_affine_formula(bits, dtype, symmetric):
     rng = np.random.default_rng(4)
     for rows, cols in SHAPES:
         for group in groups(cols):
-            weight, scales, biases = quantised(rng, rows, cols, bits, group, dtype, symmetric)
+            weight, scales, biases = quantised_arrays(rng, rows, cols, bits, group, dtype, symmetric)
             w = m.Matrix(weight, scales, biases, cols)
             q = m.dequantise_ref(weight, np.ones_like(scales), np.zeros_like(scales), bits).astype(np.float32)
             s, b = (a.astype(np.float32).repeat(group, 1) for a in (scales, biases))
@@ -152,7 +152,7 @@ def test_float_rows_come_back_unchanged(dtype):
 def test_storage_is_the_narrowest_that_loses_nothing():
     """float32 scales that halves hold are stored as halves; biases of -8 s are not stored at all."""
     rng = np.random.default_rng(6)
-    weight, scales, biases = quantised(rng, 16, 64, 4, 32)
+    weight, scales, biases = quantised_arrays(rng, 16, 64, 4, 32)
     half = PackedMatrix.plan(weight, scales, biases, 64).nbytes
     assert PackedMatrix.plan(weight, scales.astype(np.float32), biases.astype(np.float32), 64).nbytes == half
     third = scales.astype(np.float32) / np.float32(3)
@@ -168,7 +168,7 @@ def test_storage_is_the_narrowest_that_loses_nothing():
 def test_a_bad_activation_spoils_its_token_only(impl, bits, value, acts):
     """NaN in, NaN out, in every row of y; other tokens are as before."""
     rng = np.random.default_rng(7)
-    w = m.Matrix(*quantised(rng, 33, 96, bits, 32), 96)
+    w = m.Matrix(*quantised_arrays(rng, 33, 96, bits, 32), 96)
     x = rng.normal(size=(5, 96)).astype(np.float32)
     before = m.matmul(w, x, impl, acts)
     x[2, 50] = value
@@ -183,7 +183,7 @@ def test_a_bad_activation_spoils_its_token_only(impl, bits, value, acts):
 def test_tiny_activations_count_as_zero(impl, acts):
     """Denormals would make 127 / max infinite; a block of them beside a normal one changes nothing."""
     rng = np.random.default_rng(8)
-    w = m.Matrix(*quantised(rng, 16, 64, 4, 32), 64)
+    w = m.Matrix(*quantised_arrays(rng, 16, 64, 4, 32), 64)
     x = rng.normal(size=(1, 64)).astype(np.float32)
     x[0, :32] = 0
     want = m.matmul(w, x, impl, acts)
@@ -195,7 +195,7 @@ def test_tiny_activations_count_as_zero(impl, acts):
 def test_unaligned_arrays_give_the_same_bits():
     """x and y 4 bytes off, weights and scales from odd addresses: the same bits."""
     rng = np.random.default_rng(9)
-    arrays = quantised(rng, 17, 96, 4, 32)
+    arrays = quantised_arrays(rng, 17, 96, 4, 32)
     x, w = rng.normal(size=(3, 96)).astype(np.float32), m.Matrix(*arrays, 96)
     odd = m.Matrix(*(off_by(a, 2 if a.dtype.itemsize == 2 else 4) for a in arrays), 96)
     assert np.array_equal(odd.memory, w.memory)
@@ -215,7 +215,7 @@ def off_by(a, n):
 def test_tiles_and_tokens_may_be_split(impl, bits):
     """Threads share the tiles of a product and the tokens of its activations; nothing else is written."""
     rng = np.random.default_rng(10)
-    w = m.Matrix(*quantised(rng, 70, 64, 8, 64), 64)
+    w = m.Matrix(*quantised_arrays(rng, 70, 64, 8, 64), 64)
     x, f = rng.normal(size=(20, 64)).astype(np.float32), m.functions(impl)
     want, acts = m.matmul(w, x, impl, bits), m.activations(w, x, impl, bits)
     parts = m.aligned_bytes(acts.nbytes)
@@ -235,7 +235,7 @@ def test_tiles_and_tokens_may_be_split(impl, bits):
 def test_bad_shapes_are_refused():
     """Never read out of bounds: sizes that do not fit each other raise."""
     rng = np.random.default_rng(11)
-    arrays = quantised(rng, 16, 64, 4, 32)
+    arrays = quantised_arrays(rng, 16, 64, 4, 32)
     w, x = m.Matrix(*arrays, 64), np.zeros((2, 64), np.float32)
     with pytest.raises(ValueError, match=r"\[T, 64\]"):
         m.matmul(w, np.zeros((2, 63), np.float32))
@@ -274,7 +274,7 @@ def test_bad_calls_return_an_error():
     assert f.matmul(None, kind, a, 1, 0, 3, py, 40) == bad
     assert f.matmul(a, kind, a, 1, 0, 3, py, 40) == bad
     assert f.matmul(memory, 16, a, 1, 0, 3, py, 40) == bad  # float weights take float activations
-    packed = m.Matrix(*quantised(np.random.default_rng(12), 16, 32, 4, 32), 32).memory.ctypes.data
+    packed = m.Matrix(*quantised_arrays(np.random.default_rng(12), 16, 32, 4, 32), 32).memory.ctypes.data
     assert f.matmul(packed, 16, a, 1, 0, 1, py, 16) == m.OK
     assert f.matmul(packed, kind, a, 1, 0, 1, py, 16) == bad
 

@@ -69,7 +69,7 @@ def steps(rng, sizes, momentum):
     return [(odd(rng, n), odd(rng, n) if momentum else None, odd(rng, n)) for n in sizes]
 
 
-def copied(some):
+def copies_of(some):
     return [tuple(None if x is None else x.copy() for x in step) for step in some]
 
 
@@ -78,7 +78,7 @@ def copied(some):
 @pytest.mark.parametrize("sizes", [(1, 1), (7, 33), (1536, 1537)])
 def test_micro_step_matches_its_twin(impl, sizes, momentum, rng):
     got = steps(rng, sizes, momentum)
-    want = copied(got)
+    want = copies_of(got)
     micro.micro_step(got, 0.37, 0.9, impl)
     micro.micro_step_ref(want, 0.37, 0.9)
     for (w, v, g), (w_ref, v_ref, g_ref) in zip(got, want, strict=True):
@@ -97,7 +97,7 @@ def test_micro_step_changes_nothing_when_one_weight_would_break(impl, which, bad
     some[1][which][-1] = bad
     some[1][0][-1] = bad  # 3.4e38 overflows only as a sum
     some[1][2][-1] = bad
-    before = copied(some)
+    before = copies_of(some)
     with pytest.raises(micro.NotFinite):
         micro.micro_step(some, 1.0, 0.9, impl)
     for step, old in zip(some, before, strict=True):

@@ -72,7 +72,7 @@ def sequence(request):
     found.close()
 
 
-def off(ours, want) -> float:
+def relative_error(ours, want) -> float:
     return float(np.abs(ours - want).max() / np.abs(want).max())
 
 
@@ -81,7 +81,7 @@ def off(ours, want) -> float:
 def test_attention_over_hot_pages_matches_the_twin(sequence, window):
     """Chunks and single tokens, across page ends."""
     for n in (1, 62, 1, 1, 70, 129, 1, 3):
-        assert off(*sequence.step(n, window)) < TOLERANCE[HOT]
+        assert relative_error(*sequence.step(n, window)) < TOLERANCE[HOT]
 
 
 @pytest.mark.parametrize("tier", [WARM, COLD])
@@ -105,7 +105,7 @@ def test_attention_over_lowered_pages_matches_the_twin(sequence, tier):
         rows[:64, k.n_heads + head] = layers.rope_ref(keys[:, None], unturned)[:, 0]
         rows[:64, k.n_heads + k.n_kv_heads + head] = values
     for n in (1, 5, 64, 1):
-        assert off(*sequence.step(n)) < TOLERANCE[tier]
+        assert relative_error(*sequence.step(n)) < TOLERANCE[tier]
 
 
 @pytest.mark.parametrize("sequence", [(9, 3, 64)], indirect=True)

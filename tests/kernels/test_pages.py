@@ -49,7 +49,7 @@ def native(tier, pages, head_dim):
     return out
 
 
-def shared(tier, pages, head_dim):
+def shared_form(tier, pages, head_dim):
     return np.stack([p.canonical(tier, page, head_dim) for page in pages])
 
 
@@ -81,7 +81,7 @@ def test_demotion_gives_the_bytes_of_the_formula(source, target, head_dim, impl)
         pages.view(np.uint16)[:, 64 * head_dim :].reshape(-1, 64, width)[..., head_dim:] = 0x7E00
     got = p.demote(source, pages, target, head_dim, impl)
     want = np.stack([p.demote_ref(source, page, target, head_dim) for page in data])
-    np.testing.assert_array_equal(shared(target, got, head_dim), want)
+    np.testing.assert_array_equal(shared_form(target, got, head_dim), want)
     again = native(target, want, head_dim)
     np.testing.assert_array_equal(got, again)  # padding too
 
@@ -97,7 +97,7 @@ def test_demotion_gives_the_bytes_of_the_gpu_twin(head_dim):
     warm = demote.demote_ops(mx.array(data), head_dim, WARM)
     cold = demote.demote_ops(warm, head_dim, COLD)
     for target, want in ((WARM, warm), (COLD, cold)):
-        got = shared(target, p.demote(HOT, hot, target, head_dim), head_dim)
+        got = shared_form(target, p.demote(HOT, hot, target, head_dim), head_dim)
         np.testing.assert_array_equal(got, np.array(want))
 
 

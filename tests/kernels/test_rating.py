@@ -165,7 +165,7 @@ def test_wrong_shapes_are_named(impl, rng):
     features = Matrix(rng.normal(size=(17, 5)).astype(np.float16))
     asking = EvidenceSolver(odd(rng, 22), features, 2)
 
-    def rated(gradient=22, information=22, rest=18):
+    def add_rating(gradient=22, information=22, rest=18):
         said = [odd(rng, 2, n) for n in (gradient, information, rest)]
         asking.add_rating(odd(rng, 3, 2, 22), *said, 1.0, 1.0, RULE, some_answers(rng, 2, 17), 1.0, 1e8, impl)
 
@@ -185,9 +185,9 @@ def test_wrong_shapes_are_named(impl, rng):
         (lambda: asking.block(odd(rng, 3, 2, 21), RULE, impl=impl), "evidence has shape"),
         (lambda: asking.block(odd(rng, 3, 3, 22), RULE, impl=impl), "evidence has shape"),
         (lambda: asking.block(odd(rng, 3, 2, 22), RULE, some_answers(rng, 2, 16), impl=impl), "bad argument"),
-        (lambda: rated(gradient=21), "gradient has shape"),
-        (lambda: rated(information=21), "information has shape"),
-        (lambda: rated(rest=17), "rest has shape"),
+        (lambda: add_rating(gradient=21), "gradient has shape"),
+        (lambda: add_rating(information=21), "information has shape"),
+        (lambda: add_rating(rest=17), "rest has shape"),
     ):
         with pytest.raises(ValueError, match=expected):
             broken()
@@ -219,11 +219,11 @@ def test_the_c_functions_check_their_own_arguments(impl, rng):
         setattr(spec, name, broken)
         assert lib.rvm_asking_scratch(C.byref(spec), 2) == 0, (name, broken)
 
-    def asked(spec=good, rule=rule, text=answers._spec, rank=2):
+    def call_asked(spec=good, rule=rule, text=answers._spec, rank=2):
         args = kernels, matrices, C.byref(spec), rule and C.byref(rule), C.byref(text), 1.0
         return lib.rvm_asked(*args, held.ctypes.data, rank, p, p)
 
-    def rated(one, rank=2):
+    def call_rated(one, rank=2):
         args = kernels, matrices, C.byref(good), C.byref(rule), C.byref(answers._spec), 1.0
         return lib.rvm_rated(*args, held.ctypes.data, one and C.byref(one), 1e8, rank, p, p, p)
 
@@ -231,9 +231,9 @@ def test_the_c_functions_check_their_own_arguments(impl, rng):
     wide.vocab = 17
     no_rest = rating._Rating(p, p, None, 1.0, 1.0)
     for rc in (
-        asked(spec), asked(rule=None), asked(text=text._spec), asked(text=wide), asked(rank=0),
-        asked(rank=65), rated(None), rated(no_rest), rated(one, 0), rated(one, 65),
-        rated(rating._Rating(None, p, p, 1.0, 1.0)),
+        call_asked(spec), call_asked(rule=None), call_asked(text=text._spec), call_asked(text=wide),
+        call_asked(rank=0), call_asked(rank=65), call_rated(None), call_rated(no_rest), call_rated(one, 0),
+        call_rated(one, 65), call_rated(rating._Rating(None, p, p, 1.0, 1.0)),
     ):  # fmt: skip
         assert rc == BAD_ARGUMENT
 
