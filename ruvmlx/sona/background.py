@@ -280,8 +280,7 @@ class Background:
                 progress(training.step, self.settings.steps, loss)
 
     def _opened_trainer(self, pause: Pause) -> Trainer:
-        """Give the base LoRA and the MicroLoRA in use to the trainer, and return the trainer. If there is no
-        trainer, make a trainer."""
+        """Return the trainer with the base LoRA and the MicroLoRA in use. Make a trainer if there is none."""
         if self._trainer is None:
             self._trainer = Trainer(self._model, backend=self._learner.backend, pause=pause)
         self._trainer.set_head(self._learner.base, self._learner.micro)
