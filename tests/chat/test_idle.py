@@ -240,7 +240,7 @@ class Restful(ScriptedRuntime):
         self.begun: list[float] = []  # time.monotonic() of each
 
     def is_due(self):
-        self._called()
+        self._note_call()
         return bool(self.lessons)
 
     @property
@@ -248,7 +248,7 @@ class Restful(ScriptedRuntime):
         return SimpleNamespace(due_when_idle=lambda: bool(self.kv), review=self._review)
 
     def consolidate(self, progress, cancel):
-        self._called()
+        self._note_call()
         self.begun.append(time.monotonic())
         if self.lessons[0] == "wait":
             progress(1, 12, 0.5)
@@ -261,7 +261,7 @@ class Restful(ScriptedRuntime):
         return lesson
 
     def _review(self, cancel):
-        self._called()
+        self._note_call()
         return self.kv.pop(0) if len(self.kv) > 1 else self.kv[0]
 
 
