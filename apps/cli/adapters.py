@@ -127,7 +127,7 @@ def list_adapters(as_json: bool) -> None:
         print_json(rows)
         return
     if not rows:
-        say("There is no adapter yet. An adapter keeps what the model learned from your ratings.")
+        say("No adapter has learned anything yet. An adapter keeps what the model learned from your ratings.")
         hint("To make one, rate a reply in `ruvmlx chat`.")
         return
     columns = [
@@ -159,7 +159,10 @@ def use_adapter(name: str, new: bool, as_json: bool, **flags: Any) -> None:
     opened = _Open({**flags, "adapter": name})
     known = [row.name for row in opened.store.adapters.all(opened.model.fingerprint)]
     if not new and name not in (*known, *BUILT_IN):
-        raise UsageError(f"{unknown_adapter(name, known)} `ruvmlx adapters use {name} --new` creates it.")
+        raise UsageError(
+            f"{unknown_adapter(name, known)} `ruvmlx adapters use {name} --new` creates it "
+            "and uses it from then on."
+        )
     path = settings_file.save("adapter", name)
     note_setting("adapter", name)
     setting = config.resolve()["adapter"]
@@ -290,9 +293,7 @@ def _why_not_deleted(name: str) -> str:
     from ruvmlx.store import Store
 
     if not any(row.name == name for row in Store(config.store_file()).adapters.all()):
-        return (
-            f"adapter {name!r} is in use and empty: it has learned nothing yet. There is nothing to delete."
-        )
+        return f"adapter {name!r} is empty: it has learned nothing yet. There is nothing to delete."
     return (
         f"adapter {name!r} is in use. `ruvmlx adapters use NAME` switches to another one; --force deletes "
         f"{name!r} anyway, with all that it learned."

@@ -264,7 +264,7 @@ PAGES = {
         ("backup ruvmlx-backup.db --replace", "over the old one, as for every night"),
     ),
     "restore": _page(
-        "Replace your data by a backup, also of another computer",
+        "Replace your data with a backup, from this or another computer",
         ("restore ruvmlx-backup.db", "what was here is kept beside it"),
         ("restore ruvmlx-backup.db --json", "for a script"),
     ),
@@ -340,7 +340,7 @@ PAGES = {
         ("connect codex --write", "write it; `connect codex --undo` takes it back"),
     ),
     "mcp": _page(
-        "Let an agent rate replies and search your chats",
+        "Let another AI program rate replies and search your chats (MCP)",
         ("mcp", "an MCP server on standard input and output, for the running server"),
         ("mcp --server http://127.0.0.1:9000", "of another port"),
     ),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 MOST_ROWS = 10_000  # the maximum number of rows that `log show` prints; `log export` has no limit
 EMPTY = "The log is empty. It gets a row for each request, rating and change of an adapter."
-NOTHING_TO_CHECK = "The log is empty. There is nothing to check."
+NOTHING_TO_CHECK = "The log is empty, so no row can have been changed or removed."
 _NS = 1_000_000_000
 _HEX = re.compile(r"[0-9a-f]{32,}")
 _SHORT = 12  # the number of digits that a table shows of a long hexadecimal number

@@ -62,13 +62,16 @@ def bare_title(session: Any) -> str:
 
 def forgotten_words(number: int) -> str:
     if not number:
-        return "There are no replies outside chats, so nothing was deleted. Your chats stay as they are."
+        return (
+            "There are no replies outside chats (of `ruvmlx generate` or the server), so nothing was "
+            "deleted. Your chats stay as they are."
+        )
     replies = count(number, "reply", "replies")
     return f"Deleted the words of {replies} outside chats. Your chats and what the model learned stay."
 
 
 def show_deleted_rows(rows: Sequence[dict[str, Any]], ends: dict[str, float]) -> None:
     """Print the deleted chats. ends: the time until which a chat can be restored, by the chat's id."""
-    say("These chats are deleted:")
+    say("Deleted chats that you can still bring back:")
     table(DELETED, [(r["id"], time_left(ends[r["id"]]), f"{r['turns']:,}", title_in_lists(r)) for r in rows])
     hint("`ruvmlx sessions restore ID` brings one back, in the time left.")

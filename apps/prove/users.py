@@ -97,17 +97,17 @@ def context(prompt: str, reply: str, finished: bool) -> int:
 
 
 def always_1(prompt: str, reply: str, finished: bool) -> int:
-    """Hostile: gives 1 star to every reply."""
+    """Tests harm: gives 1 star to every reply."""
     return 1
 
 
 def always_5(prompt: str, reply: str, finished: bool) -> int:
-    """Hostile: gives 5 stars to every reply."""
+    """Tests harm: gives 5 stars to every reply."""
     return 5
 
 
 def random(prompt: str, reply: str, finished: bool) -> int:
-    """Hostile: gives arbitrary stars."""
+    """Tests harm: gives arbitrary stars."""
     return 1 + zlib.crc32(reply.encode()) % 5
 
 

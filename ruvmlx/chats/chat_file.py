@@ -106,7 +106,9 @@ def _body(message: MessageRow) -> list[str]:
 
 def _origin_words(model: str, when: str) -> str:
     """Return the model and the time of a chat, in words."""
-    return f"{when}. The model is not recorded." if model == UNKNOWN else f"{one_line(model)}, {when}"
+    if model == UNKNOWN:
+        return f"{when}. The chat does not say which model wrote it."
+    return f"{one_line(model)}, {when}"
 
 
 @dataclass

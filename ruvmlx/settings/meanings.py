@@ -74,7 +74,8 @@ GROUPS = {
             "0: none"
         ),
         "implicit_feedback": (
-            "on: a reply that you stop, copy, write again or answer counts a little, too, until you rate it"
+            "on: what you do counts a little, too, until you rate the reply: to copy or answer it counts as "
+            "good, to stop it or have it written again as bad"
         ),
         "learn_when_idle": (
             "on: while you do not type, the chat trains on your ratings; off: it waits for `ruvmlx learn "
@@ -82,7 +83,8 @@ GROUPS = {
         ),
         "slow_loop": (
             "how the model learns more from all your ratings while you do not type: training changes the "
-            "parts that base_targets names; style mixes ready changes of style, if this model has some"
+            "parts that base_targets names; style mixes changes of style that come with the model, if it "
+            "has some"
         ),
         "learn_targets": (
             "which parts of the model a rating changes at once: head is the layer that chooses the next "
@@ -108,7 +110,7 @@ GROUPS = {
         ),
         "kv_limit": (
             "how far a tiered cache may change what the model says: 0 is no change, 0.004 a very small "
-            "one (the mean KL to f16, in nats per token)"
+            "one (a mean KL; `ruvmlx learn kv` shows what was measured)"
         ),
         "kv_budget": (
             "the most memory for the KV caches of all chats, as in 500MB or 2GB; to stay within it, "
