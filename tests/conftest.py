@@ -78,7 +78,7 @@ def pytest_runtest_makereport(item, call):
     if call.when == "teardown":
         cost.note_cost(item, report)
     if call.when == "call" and report.passed:
-        selection.passed(item)
+        selection.note_pass(item)
     return report
 
 

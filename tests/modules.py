@@ -11,17 +11,17 @@ class Module(pytest.Module):
         try:
             return list(super().collect())
         except pytest.skip.Exception as missing:
-            return list(self._left(missing.msg or ""))
+            return list(self._left_tests(missing.msg or ""))
 
-    def _left(self, reason: str) -> Iterator[pytest.Item]:
+    def _left_tests(self, reason: str) -> Iterator[pytest.Item]:
         for node in ast.walk(ast.parse(self.path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-                left = Left.from_parent(self, name=node.name)
+                left = LeftTest.from_parent(self, name=node.name)
                 left.add_marker(pytest.mark.skip(reason=reason))
                 yield left
 
 
-class Left(pytest.Item):
+class LeftTest(pytest.Item):
     """A test of such a module; how many cases it has is not known."""
 
     def runtest(self) -> None:

@@ -88,7 +88,9 @@ def _functions(items: list[pytest.Item]) -> Iterable[list[pytest.Item]]:
 
 
 def _left_out(cases: list[pytest.Item]) -> Iterable[pytest.Item]:
-    run = [case for case in cases if not (mark := case.get_closest_marker("full")) or _changed(case, mark)]
+    run = [
+        case for case in cases if not (mark := case.get_closest_marker("full")) or _has_changed(case, mark)
+    ]
     if run and (mark := run[0].get_closest_marker("one_in")):
         run = run[:: mark.args[0]]
     if run and run[0].get_closest_marker("pairwise"):
@@ -108,7 +110,7 @@ def pairwise(cases: Sequence[Sequence[tuple[object, object]]]) -> list[int]:
     return sorted(chosen)
 
 
-def _changed(item: pytest.Item, mark: pytest.Mark) -> bool:
+def _has_changed(item: pytest.Item, mark: pytest.Mark) -> bool:
     """Have the inputs that the mark names changed since the test passed?"""
     if not mark.args:
         return False
@@ -118,7 +120,7 @@ def _changed(item: pytest.Item, mark: pytest.Mark) -> bool:
     return json.loads(file.read_text()) != now
 
 
-def passed(item: pytest.Item) -> None:
+def note_pass(item: pytest.Item) -> None:
     """Remember with what inputs a test passed."""
     if (mark := item.get_closest_marker("full")) and mark.args:
         _keep(item, _inputs(mark.args))

@@ -42,7 +42,7 @@ def runtime(tiny, tiny_neutral, tiny_whitening, home):
         yield opened
 
 
-def asking(i: int) -> GenerationRequest:
+def request_for(i: int) -> GenerationRequest:
     return GenerationRequest(
         messages=[Message("user", f"question {i}")], max_new_tokens=3 + i % 5, sampling=Sampling(0.0),
         ignore_eos=True, adapter_id=f"a{i % ADAPTERS}",
@@ -52,7 +52,7 @@ def asking(i: int) -> GenerationRequest:
 def test_a_hundred_requests_at_once_stay_within_the_budgets(runtime):
     """KV caches and adapters are within theirs after every step; every reply is its adapter's, and whole."""
     held, residency = CountedBytes(runtime.backend.pool), runtime.learning.residency
-    requests = [asking(i) for i in range(REQUESTS)]
+    requests = [request_for(i) for i in range(REQUESTS)]
     sinks = [LastChunk() for _ in requests]
     for request, sink in zip(requests, sinks, strict=True):
         runtime.writer.submit(request, sink)

@@ -25,7 +25,7 @@ def say(runtime, chat, text="hello", again=False, cancel_at=None, **how):
 
 
 @pytest.fixture
-def judged(monkeypatch):
+def set_stars(monkeypatch):
     """A function that sets the stars which the judge gives to the replies, by their place."""
 
     class ByPlace:
@@ -39,7 +39,7 @@ def judged(monkeypatch):
     return lambda *stars: setattr(judge, "stars", stars)
 
 
-def test_the_winner_is_shown_and_the_others_are_branches(open_tiny, judged):
+def test_the_winner_is_shown_and_the_others_are_branches(open_tiny, set_stars):
     with open_tiny() as runtime:
         chat = runtime.chats.new_chat()
         best = say(runtime, chat)
@@ -53,7 +53,7 @@ def test_the_winner_is_shown_and_the_others_are_branches(open_tiny, judged):
         assert seen == {best.text, *(reply.text for reply in best.others)} and len(seen) == 4
 
 
-def test_the_setting_and_the_seed(open_tiny, judged):
+def test_the_setting_and_the_seed(open_tiny, set_stars):
     """The same seed, the same four replies; the judge's favourite is the second."""
     with open_tiny(best_of=4) as runtime:
         one, two = (say(runtime, runtime.chats.new_chat(), best_of=None) for _ in range(2))
@@ -63,7 +63,7 @@ def test_the_setting_and_the_seed(open_tiny, judged):
     assert one.others[0].token_ids == alone.token_ids != one.token_ids and alone.others == ()
 
 
-def test_each_of_them_can_be_rated_and_taken_back(open_tiny, judged):
+def test_each_of_them_can_be_rated_and_taken_back(open_tiny, set_stars):
     with open_tiny() as runtime:
         best = say(runtime, runtime.chats.new_chat())
         runtime.learning.settle()
@@ -78,7 +78,7 @@ def test_each_of_them_can_be_rated_and_taken_back(open_tiny, judged):
         assert np.array_equal(runtime.learner.micro.lora_b, before.lora_b)
 
 
-def test_ratings_are_those_of_the_same_reply_alone(open_tiny, judged):
+def test_ratings_are_those_of_the_same_reply_alone(open_tiny, set_stars):
     """The trace of a reply of a batch moves the weights as the one that a single reply records."""
     moved = []
     for count in (1, 4):
@@ -92,7 +92,7 @@ def test_ratings_are_those_of_the_same_reply_alone(open_tiny, judged):
     assert np.abs(moved[0]).max() > 0
 
 
-def test_replies_that_were_not_shown_say_nothing_of_the_taste(open_tiny, judged):
+def test_replies_that_were_not_shown_say_nothing_of_the_taste(open_tiny, set_stars):
     """The taste model learns from shown replies without a rating, too, if a user presses only one thumb."""
     with open_tiny() as runtime:
         best = say(runtime, runtime.chats.new_chat())
@@ -102,12 +102,12 @@ def test_replies_that_were_not_shown_say_nothing_of_the_taste(open_tiny, judged)
         assert {runtime.store.replies.get(r.request_id).beside for r in best.others} == {best.request_id}
 
 
-def test_again_and_the_next_turn(open_tiny, judged):
+def test_again_and_the_next_turn(open_tiny, set_stars):
     """Again writes four more beside them; the next turn continues the one that is shown."""
     with open_tiny() as runtime:
         chat = runtime.chats.new_chat()
         say(runtime, chat)
-        judged(9.0, 0.0, 0.0, 0.0)
+        set_stars(9.0, 0.0, 0.0, 0.0)
         best = say(runtime, chat, again=True, sampling=replace(HOT, seed=4))
         assert runtime.chats.turns(chat)[-1].branches == 8
         held = runtime.engine.sessions.get(chat)
@@ -118,7 +118,7 @@ def test_again_and_the_next_turn(open_tiny, judged):
         assert turns[1].reply_id == best.request_id
 
 
-def test_stopping_keeps_the_best_so_far_alone(open_tiny, judged):
+def test_stopping_keeps_the_best_so_far_alone(open_tiny, set_stars):
     with open_tiny() as runtime:
         chat = runtime.chats.new_chat()
         best = say(runtime, chat, cancel_at=5, max_new_tokens=50)
@@ -127,10 +127,10 @@ def test_stopping_keeps_the_best_so_far_alone(open_tiny, judged):
         assert runtime.rate("last", "down").applied
 
 
-def test_dropped_replies_can_be_continued(open_tiny, judged):
+def test_dropped_replies_can_be_continued(open_tiny, set_stars):
     with open_tiny() as runtime:
         chat = runtime.chats.new_chat()
-        judged(0.0, 5.0, 0.0, 0.0)
+        set_stars(0.0, 5.0, 0.0, 0.0)
         best = say(runtime, chat, max_new_tokens=50)
         assert [len(reply.token_ids) for reply in best.others] == [32, 32, 32]
         runtime.chats.next_sibling(chat, 1)
@@ -142,7 +142,7 @@ def test_dropped_replies_can_be_continued(open_tiny, judged):
 
 
 @pytest.mark.parametrize("how", [{"sampling": Sampling(0.0)}, {"untouched": True}, {"best_of": 1}])
-def test_one_reply_where_several_make_no_sense(open_tiny, judged, how):
+def test_one_reply_where_several_make_no_sense(open_tiny, set_stars, how):
     with open_tiny(best_of=4) as runtime:
         assert say(runtime, runtime.chats.new_chat(), **{"best_of": None} | how).others == ()
 
@@ -167,21 +167,21 @@ def test_ratings_decide(open_tiny):
         assert stars[0] == stars.max() and np.ptp(stars) > 0.1
 
 
-def test_outside_of_chats(open_tiny, judged):
+def test_outside_of_chats(open_tiny, set_stars):
     with open_tiny() as runtime:
         request = GenerationRequest(prompt="hi", sampling=HOT, max_new_tokens=8, best_of=3)
-        judged(0.0, 0.0, 1.0)
+        set_stars(0.0, 0.0, 1.0)
         *_, last = runtime.writer.generate(request)
         assert runtime.store.replies.get("last").id == last.response.request_id
         assert len(last.response.others) == 2
 
 
-def test_a_draft_is_the_leader_so_far(open_tiny, judged, monkeypatch):
+def test_a_draft_is_the_leader_so_far(open_tiny, set_stars, monkeypatch):
     """The process is killed after the first replies were dropped."""
     monkeypatch.setattr("ruvmlx.chats.stored_replies.SAVE_EVERY", -1.0)
     with open_tiny() as runtime:
         chat = runtime.chats.new_chat()
-        judged(0.0, 5.0, 0.0, 0.0)
+        set_stars(0.0, 5.0, 0.0, 0.0)
         kept = []
         put = runtime.store.drafts.put
         monkeypatch.setattr(runtime.store.drafts, "put", lambda s, r, q: (kept.append(r), put(s, r, q)))
@@ -190,12 +190,12 @@ def test_a_draft_is_the_leader_so_far(open_tiny, judged, monkeypatch):
     assert Settings().best_of == 1
 
 
-def test_auto_asks_the_machine_once_there_is_a_taste(open_tiny, judged, monkeypatch):
+def test_auto_asks_the_machine_once_there_is_a_taste(open_tiny, set_stars, monkeypatch):
     monkeypatch.setattr("ruvmlx.chats.reply_writer.affordable", lambda engine: 3)
     with open_tiny(best_of="auto") as runtime:
-        judged(1.0, 2.0, 1.5)
+        set_stars(1.0, 2.0, 1.5)
         assert len(say(runtime, runtime.chats.new_chat(), best_of=None).others) == 2
-        judged(1.0, 2.0)
+        set_stars(1.0, 2.0)
         assert len(say(runtime, runtime.chats.new_chat(), best_of=2).others) == 1
         monkeypatch.setattr(Learning, "judge", lambda self, learner: None)
         assert say(runtime, runtime.chats.new_chat(), best_of="auto").others == ()

@@ -49,18 +49,18 @@ def test_power_of_the_packages(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "sleep", lambda s: now.__setitem__(0, now[0] + s))
 
-    def spent(joules):
+    def spend(joules):
         for name in ("intel-rapl:0", "intel-rapl:0:0"):
             put(tmp_path, **{f"class__powercap__{name}__energy_uj": joules * 10**6,
                              f"class__powercap__{name}__max_energy_range_uj": 10**9})  # fmt: skip
 
-    spent(990)
+    spend(990)
     read = Sensors(tmp_path, "linux")
     now[0] += 5
-    spent(15)
+    spend(15)
     assert read.read() == SensorReading(None, "", pytest.approx(5.0), "processor")
     now[0] += 1000  # too long ago to say what is drawn now
-    spent(500)
+    spend(500)
     assert read.read().watts == 0
 
 

@@ -38,14 +38,14 @@ def thinker(tmp_path_factory):
 
 
 @pytest.fixture
-def opened(thinker, home):
-    def opened(**settings):
+def open_thinker(thinker, home):
+    def open_it(**settings):
         return Runtime.open(Settings(model=str(thinker), backend="native", threads=1, kv_disk=0, **settings))
 
-    return opened
+    return open_it
 
 
-def written(runtime, closed=True):
+def write_thought(runtime, closed=True):
     """The first reply by seed whose thought ends well before the reply does, or (not closed) never does."""
     for seed in itertools.count():
         request = GenerationRequest(
@@ -57,9 +57,9 @@ def written(runtime, closed=True):
             return runtime.store.replies.get(request.request_id)
 
 
-def test_the_text_begins_with_the_tag_that_the_template_wrote(opened):
-    with opened() as runtime:
-        reply = written(runtime)
+def test_the_text_begins_with_the_tag_that_the_template_wrote(open_thinker):
+    with open_thinker() as runtime:
+        reply = write_thought(runtime)
     parts = split(reply.text)
     assert reply.text.startswith("<think>\n") and parts.answer and not parts.is_open
     tokenizer = load_model(str(runtime.model.path)).tokenizer
@@ -68,10 +68,10 @@ def test_the_text_begins_with_the_tag_that_the_template_wrote(opened):
 
 
 @pytest.mark.parametrize("settled", [True, False])
-def test_a_rating_is_that_of_the_answer_alone(opened, settled):
+def test_a_rating_is_that_of_the_answer_alone(open_thinker, settled):
     """From the trace that was taken while it was written, and from a second prefill: the same."""
-    with opened() as runtime:
-        reply = written(runtime)
+    with open_thinker() as runtime:
+        reply = write_thought(runtime)
         trace = runtime.learner.traces.held[reply.id]
         assert trace.tokens == reply.rated_ids and len(trace.hidden_states) == len(reply.rated_ids)
         again = runtime.learner.traces.replay(reply, runtime.learner.active.state)
@@ -83,31 +83,31 @@ def test_a_rating_is_that_of_the_answer_alone(opened, settled):
         assert runtime.rate(reply.id, "down").applied
 
 
-def test_both_where_the_user_wants_it(opened):
-    with opened(rate_thoughts=True) as runtime:
-        reply = written(runtime)
+def test_both_where_the_user_wants_it(open_thinker):
+    with open_thinker(rate_thoughts=True) as runtime:
+        reply = write_thought(runtime)
         assert reply.thought == 0 and runtime.learner.traces.held[reply.id].tokens == reply.sampled_ids
 
 
-def test_a_thought_that_never_ended_is_rated_as_a_whole(opened):
-    with opened() as runtime:
-        reply = written(runtime, closed=False)
+def test_a_thought_that_never_ended_is_rated_as_a_whole(open_thinker):
+    with open_thinker() as runtime:
+        reply = write_thought(runtime, closed=False)
         assert reply.thought == 0 and reply.id not in runtime.learner.traces.held and reply.logprob is None
         assert runtime.rate(reply.id, "down").applied
 
 
-def test_thinking_is_the_templates_own_choice_unless_the_user_has_one(opened):
+def test_thinking_is_the_templates_own_choice_unless_the_user_has_one(open_thinker):
     for setting, expected in (("auto", True), ("on", True), ("off", False)):
-        with opened(thinking=setting) as runtime:
+        with open_thinker(thinking=setting) as runtime:
             request = runtime.writer.prepare_request(GenerationRequest(messages=PROMPT))
             text = runtime.model.tokenizer.decode(request.input_ids)
             assert text.endswith("<think>\n") == expected, setting
 
 
-def test_continuing_a_thought_goes_on_with_it(opened):
+def test_continuing_a_thought_goes_on_with_it(open_thinker):
     """The second half of a reply that was cut within its thought is thought, too."""
     how = {"max_new_tokens": 5, "cancel": threading.Event()}
-    with opened(temperature=0) as runtime:
+    with open_thinker(temperature=0) as runtime:
         chat = runtime.chats.new_chat()
         list(runtime.chats.say(chat, "hello", **how))
         before = runtime.store.replies.get("last")
@@ -117,8 +117,8 @@ def test_continuing_a_thought_goes_on_with_it(opened):
     assert after.text.startswith(before.text) and after.text.count("<think>") == 1
 
 
-def test_the_next_turn_keeps_the_thought_out_of_the_words_that_people_see(opened):
+def test_the_next_turn_keeps_the_thought_out_of_the_words_that_people_see(open_thinker):
     """A saved turn has both parts; what is shown of it is the answer."""
-    with opened() as runtime:
-        reply = written(runtime)
+    with open_thinker() as runtime:
+        reply = write_thought(runtime)
         assert message_lines([Turn("assistant", reply.text)]) == [f"Assistant: {split(reply.text).answer}"]

@@ -49,7 +49,7 @@ def test_what_a_step_calls_is_there(script):
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
 def test_jobs_need_jobs_that_exist_and_no_circle(file):
     graph = {
-        name: _listed(job.get("needs", [])) for name, job in yaml.safe_load(file.read_text())["jobs"].items()
+        name: _as_list(job.get("needs", [])) for name, job in yaml.safe_load(file.read_text())["jobs"].items()
     }
     done: set[str] = set()
     while ready := {name for name, needs in graph.items() if name not in done and set(needs) <= done}:
@@ -61,7 +61,7 @@ def test_jobs_need_jobs_that_exist_and_no_circle(file):
 def test_a_job_ends_and_says_where_it_runs(job):
     limit = 350 if "--full" in str(job["steps"]) else 60
     assert 0 < job["timeout-minutes"] <= limit and job["name"]
-    where = _listed(job["runs-on"])
+    where = _as_list(job["runs-on"])
     if where == ["${{ matrix.os }}"]:
         matrix = job["strategy"]["matrix"]
         where = matrix.get("os") or [row["os"] for row in matrix["include"]]
@@ -72,7 +72,7 @@ def test_a_job_ends_and_says_where_it_runs(job):
 @pytest.mark.parametrize("job", list(jobs()))
 def test_only_what_is_asked_for_runs_on_ones_own_mac(job):
     """A pull request's code never does, and only there is a Metal device demanded."""
-    own = "self-hosted" in _listed(job["runs-on"])
+    own = "self-hosted" in _as_list(job["runs-on"])
     condition = str(job.get("if", ""))
     assert own == ("RUVMLX_OWN_MAC" in condition and "inputs.own_mac" in condition)
     assert own == ("github.event_name != 'pull_request'" in condition)
@@ -206,5 +206,5 @@ def test_nothing_to_compile_is_no_success(compile_metal, tmp_path):
     assert code == 2 and "not the include folder" in said
 
 
-def _listed(value) -> list[str]:
+def _as_list(value) -> list[str]:
     return [value] if isinstance(value, str) else list(value)

@@ -6,7 +6,7 @@ from ruvmlx.apps.bench import page
 from ..server import browser
 from .test_rows import REPORT
 
-pytestmark = pytest.mark.skipif(not browser.found(), reason="chromium and chromedriver are not installed")
+pytestmark = pytest.mark.skipif(not browser.is_found(), reason="chromium and chromedriver are not installed")
 WHITE, PAPER = "rgb(255, 255, 255)", "rgb(0, 0, 0)"
 
 

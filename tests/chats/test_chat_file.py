@@ -13,7 +13,7 @@ from ruvmlx.chats.chat_file import as_json, as_markdown, import_once, read_bytes
 from ruvmlx.errors import CorruptFile, NotFound, UsageError
 from ruvmlx.store import Store, chats
 
-from ..store.test_branches import exchange, said
+from ..store.test_branches import branch_texts, exchange
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_a_chat_comes_back_with_its_branches(store, tmp_path):
     other = Store(tmp_path / "other.db")
     back = import_once(other, data, "f.json").session_id
     assert shape(other, back) == shape(store, chat)
-    assert said(other, back) == said(store, chat) == ["q", "one"]
+    assert branch_texts(other, back) == branch_texts(store, chat) == ["q", "one"]
     assert other.chats.get(back).title == "q" and other.chats.get(back).system == "be brief"
     assert all(m.reply_id is None for m in other.messages.branch(back))
 
@@ -48,7 +48,7 @@ def test_messages_of_other_programs(store, wrapped):
     messages = [{"role": r, "content": c} for r, c in [("system", "s"), ("user", "u"), ("assistant", "a")]]
     data = json.dumps({"messages": messages} if wrapped else messages).encode()
     chat = import_once(store, data, "f").session_id
-    assert said(store, chat) == ["u", "a"] and store.chats.get(chat).system == "s"
+    assert branch_texts(store, chat) == ["u", "a"] and store.chats.get(chat).system == "s"
     assert store.chats.get(chat).title == "u"
 
 
@@ -84,7 +84,7 @@ def test_what_is_no_chat_is_refused(store, data):
 def test_odd_values_are_left_out(store):
     data = b'{"title": 3, "system": [], "head": [1], "messages": [{"role": "user", "content": "a\\ud800b",'
     chat = import_once(store, data + b' "created": true}]}', "f").session_id
-    assert said(store, chat) == ["ab"] and store.chats.get(chat).title == "ab"
+    assert branch_texts(store, chat) == ["ab"] and store.chats.get(chat).title == "ab"
 
 
 @pytest.mark.parametrize("created", [b"1e999", b"-1e300", b"253402300800.0", b'"now"'])
@@ -123,7 +123,7 @@ def test_others_can_write_while_a_long_chat_is_imported(store, monkeypatch):
     data = json.dumps([{"role": "user", "content": f"xyz {i}"} for i in range(20)]).encode()
     chat = import_once(store, data, "f").session_id
     assert len(seen) >= 19 and all(found == ([], [mine], []) for found in seen)
-    assert [row.id for row in other.chats.all()] == [chat, mine] and len(said(other, chat)) == 20
+    assert [row.id for row in other.chats.all()] == [chat, mine] and len(branch_texts(other, chat)) == 20
     with pytest.raises(NotFound):
         other.chats.find_soft_deleted("last")
 

@@ -22,7 +22,7 @@ from ruvmlx.errors import UsageError
 from ruvmlx.models.load import load_model
 from ruvmlx.models.text.tokenizer_json import folder_tokenizer
 from tests.models.make_models import make_safetensors_model
-from tests.models.test_tekken import written
+from tests.models.test_tekken import write_tekken
 from tests.models.test_tokenizers import gguf
 from tests.models.vocabularies import gguf_spm_keys, gguf_vocab_keys
 
@@ -122,7 +122,7 @@ WORDS = ["a", "an", "and", "the", "the end", "theéä", "in the and"]
 def tokenizers(folder):
     yield gguf(folder, **gguf_vocab_keys())
     yield gguf(folder, **gguf_spm_keys())
-    yield folder_tokenizer(written(folder / "tekken"))
+    yield folder_tokenizer(write_tekken(folder / "tekken"))
 
 
 def test_masks_are_those_of_a_slow_twin(tmp_path):

@@ -24,7 +24,7 @@ from ruvmlx.models.text.tool_calls import ArgumentsPiece, CallBegun, parse, show
 from ruvmlx.sampling import Sampler
 from tests.models.test_chat_template import Letters
 from tests.models.test_chat_tools import ALL
-from tests.models.test_tekken import small
+from tests.models.test_tekken import small_tekken
 from tests.models.test_tokenizers import gguf
 from tests.models.tool_templates import LLAMA31, MISTRAL7, QWEN25
 from tests.models.vocabularies import gguf_spm_keys, gguf_vocab_keys
@@ -77,7 +77,7 @@ def tekken(folder, version) -> Tokenizer:
     names = ["<unk>", "<s>", "</s>", *MISTRALS, "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"]
     special = [{"rank": i, "token_str": text, "is_control": True} for i, text in enumerate(names)]
     sizes = {"default_num_special_tokens": 32, "default_vocab_size": 32 + 261, "version": f"v{version}"}
-    data = small(config=sizes, special_tokens=special)
+    data = small_tekken(config=sizes, special_tokens=special)
     assert base64.b64decode(data["vocab"][65]["token_bytes"]) == b"A"
     (folder / "tekken.json").write_text(json.dumps(data))
     return TekkenTokenizer(folder / "tekken.json")

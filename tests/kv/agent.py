@@ -83,9 +83,9 @@ class Agent:
         self._text = [token for token in words if token not in model.tokenizer.eos_ids]
         start = self._take(system)
         self.conversations = [[*start, *self._take(20)] for _ in range(2)]
-        self.engine = self.opened()
+        self.engine = self.open_engine()
 
-    def opened(self) -> LLMInferenceEngine:
+    def open_engine(self) -> LLMInferenceEngine:
         return LLMInferenceEngine(self.model, self.backend, self.policy, CacheFolder(self.folder, 1 << 40))
 
     def _take(self, n: int) -> list[int]:
@@ -142,7 +142,7 @@ class Agent:
         empty = LLMInferenceEngine(self.model, self.backend, self.policy)
         self.figures.again_ms.append(self._ask(empty, self.conversations[0])[1])
         empty.sessions.clear()
-        self.engine = self.opened()
+        self.engine = self.open_engine()
 
     def _compare(self, prompt: list[int], got: GenerationResponse) -> None:
         """The distributions that the reply was drawn from, beside those without reuse. Equal: at each token

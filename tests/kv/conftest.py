@@ -16,7 +16,7 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def saved(tiny, folder):
+def saved_backend(tiny, folder):
     """A backend; its cache of 200 tokens is in the folder, used by "chat"."""
     backend = NativeBackend(tiny, threads=1)
     cache = backend.new_cache(SMALL)

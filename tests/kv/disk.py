@@ -27,7 +27,7 @@ def files(folder: CacheFolder) -> list:
     return sorted(file for file in folder.path.glob("*") if file.suffix not in (".uses", ".new", ".kv"))
 
 
-def kept(folder: CacheFolder) -> set[str]:
+def chats_with_pages(folder: CacheFolder) -> set[str]:
     """The chats that use pages."""
     return {file.stem for file in folder.path.glob("*.uses")}
 

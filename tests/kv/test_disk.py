@@ -20,11 +20,11 @@ from ruvmlx.sampling import log_softmax
 from ruvmlx.tiers import HOT, PAGE
 from tests.models.make_models import make_safetensors_model
 
-from .disk import SMALL, bytes_of, files, kept, names_of, read_back, save, tokens_of
+from .disk import SMALL, bytes_of, chats_with_pages, files, names_of, read_back, save, tokens_of
 
 
 @pytest.fixture(scope="module")
-def windowed(tmp_path_factory):
+def windowed_model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("windowed")
     sizes = {"head_dim": 64, "n_heads": 4, "n_kv_heads": 2, "sliding_window": 90, "max_context": 1024}
     return load_model(str(make_safetensors_model(folder, **sizes)))
@@ -48,11 +48,11 @@ BACKENDS = {
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("which", ["whole", "windowed"])
 @pytest.mark.parametrize("n", [65, 333, 448])
-def test_a_cache_comes_back_as_it_was(name, which, n, tiny, windowed, folder):
+def test_a_cache_comes_back_as_it_was(name, which, n, tiny, windowed_model, folder):
     """The same bytes in the same tiers, the same logits after, with a page partly filled or none, and pages
     that the window has left."""
     opened, policies = BACKENDS[name]
-    model = tiny if which == "whole" else windowed
+    model = tiny if which == "whole" else windowed_model
     backend = opened(model)
     for policy in policies:
         shutil.rmtree(folder.path, ignore_errors=True)
@@ -100,12 +100,12 @@ def test_pages_of_a_resumed_cache_go_back(tiny, folder):
     assert backend.pool.pages == [0, 0, 0] and backend.pool.nbytes == 0
 
 
-def test_another_end_is_cut_off(saved, folder):
+def test_another_end_is_cut_off(saved_backend, folder):
     """Whole pages count, then tokens within the last one. A page of 4 bits is not used as the newest."""
     for n in (64, 70, 128, 191):
         prompt = [*tokens_of(200)[:n], *tokens_of(90, seed=8)]
-        assert read_back(folder, saved, prompt=prompt) == (n // PAGE * PAGE if n >= 128 else 0)
-    assert read_back(folder, saved, prompt=[*tokens_of(200)[:197], *tokens_of(90, seed=8)]) == 197
+        assert read_back(folder, saved_backend, prompt=prompt) == (n // PAGE * PAGE if n >= 128 else 0)
+    assert read_back(folder, saved_backend, prompt=[*tokens_of(200)[:197], *tokens_of(90, seed=8)]) == 197
 
 
 def test_less_than_a_page_is_read_again(tiny, folder):
@@ -138,18 +138,18 @@ def test_chats_of_other_lengths_share_pages_in_the_tiers_that_fit(tiny, folder):
 # The folder ---------------------------------------------------------------------------------------
 
 
-def test_the_least_recently_used_make_room(saved, folder):
+def test_the_least_recently_used_make_room(saved_backend, folder):
     """The newest pages of a sequence first: they are useless without the older ones."""
     size, one = sum(file.stat().st_size for file in files(folder)), files(folder)
     assert folder.contents() == (1, size)
     other = tokens_of(200, seed=1)
-    cache = saved.new_cache(SMALL)
-    saved.prefill(other, cache)
+    cache = saved_backend.new_cache(SMALL)
+    saved_backend.prefill(other, cache)
     folder.budget = 2 * size + 10
-    assert save(folder, other, cache, "other") and read_back(folder, saved) == 200
+    assert save(folder, other, cache, "other") and read_back(folder, saved_backend) == 200
     folder.budget = 2 * size - 100
     folder.tidy({"chat", "other"})
-    assert set(one) < set(files(folder)) and read_back(folder, saved, of=1) == 192
+    assert set(one) < set(files(folder)) and read_back(folder, saved_backend, of=1) == 192
     folder.budget = size // 2
     assert not save(folder, other, cache, "large") and len(files(folder)) == 7
     folder.budget = 0
@@ -157,20 +157,20 @@ def test_the_least_recently_used_make_room(saved, folder):
     assert files(folder) == []
 
 
-def test_pages_belong_to_all_who_use_them(saved, folder):
+def test_pages_belong_to_all_who_use_them(saved_backend, folder):
     """What two chats have in common stays until both are deleted."""
-    cache, longer = saved.new_cache(SMALL), [*tokens_of(128), *tokens_of(90, seed=3)]
-    saved.prefill(longer, cache)
+    cache, longer = saved_backend.new_cache(SMALL), [*tokens_of(128), *tokens_of(90, seed=3)]
+    saved_backend.prefill(longer, cache)
     assert save(folder, longer, cache, "other")
     before = files(folder)
     folder.remove("chat")
-    assert kept(folder) == {"other"} and set(files(folder)) < set(before)
-    assert read_back(folder, saved, prompt=longer[:128] + [5] * 70) == 128
+    assert chats_with_pages(folder) == {"other"} and set(files(folder)) < set(before)
+    assert read_back(folder, saved_backend, prompt=longer[:128] + [5] * 70) == 128
     folder.remove("other")
     assert list(folder.path.iterdir()) == []
 
 
-def test_what_belongs_to_no_chat_is_tidied_away(saved, folder):
+def test_what_belongs_to_no_chat_is_tidied_away(saved_backend, folder):
     for name, age in (("dead.123.new", 2 * STALE), ("writing.124.new", 0)):
         (folder.path / name).write_bytes(b"half")
         os.utime(folder.path / name, (time.time() - age,) * 2)
@@ -184,16 +184,16 @@ def test_what_belongs_to_no_chat_is_tidied_away(saved, folder):
     assert {file.name for file in folder.path.iterdir()} == {"writing.124.new"}
 
 
-def test_what_was_read_outside_of_chats_goes_after_a_day(saved, folder):
-    cache, tokens = saved.new_cache(SMALL), tokens_of(150, seed=4)
-    saved.prefill(tokens, cache)
+def test_what_was_read_outside_of_chats_goes_after_a_day(saved_backend, folder):
+    cache, tokens = saved_backend.new_cache(SMALL), tokens_of(150, seed=4)
+    saved_backend.prefill(tokens, cache)
     assert save(folder, tokens, cache, owners.REQUESTS) and folder.contents()[0] == 1
     folder.tidy({"chat"})
     assert len(files(folder)) == 7
     for file in files(folder):
         os.utime(file, (time.time() - DAY - 1,) * 2)
     folder.tidy({"chat"})
-    assert len(files(folder)) == 4 and read_back(folder, saved) == 200
+    assert len(files(folder)) == 4 and read_back(folder, saved_backend) == 200
 
 
 def test_dumped_pages_are_the_memory_itself(tiny):

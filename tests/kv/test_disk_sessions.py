@@ -19,7 +19,7 @@ from ruvmlx.kv.policy import F16
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.tiers import PAGE
 
-from .disk import SMALL, files, kept, tokens_of
+from .disk import SMALL, chats_with_pages, files, tokens_of
 
 
 def ask(engine: LLMInferenceEngine, prompt: list[int], chat: str = "chat"):
@@ -61,9 +61,9 @@ def test_a_session_that_falls_out_is_found_again(tiny, folder, nothing_early):
     engine.sessions.capacity = 4
     for i in range(5):
         ask(engine, tokens_of(100, seed=i), f"chat{i}")
-    assert kept(folder) == {"chat0"}
+    assert chats_with_pages(folder) == {"chat0"}
     assert ask(engine, tokens_of(100, seed=0), "chat0").cached_tokens == 99
-    assert kept(folder) == {"chat0", "chat1"}
+    assert chats_with_pages(folder) == {"chat0", "chat1"}
 
 
 def test_what_did_not_change_is_not_written_again(tiny, folder):
@@ -87,7 +87,7 @@ def test_what_broke_is_not_taken_up_again(tiny, folder, monkeypatch):
     monkeypatch.setattr(engine.backend, "decode", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         ask(engine, [*tokens_of(100), 7])
-    assert kept(folder) == set() and files(folder) == []
+    assert chats_with_pages(folder) == set() and files(folder) == []
 
 
 def test_requests_without_a_chat_are_kept_if_they_say_so(tiny, folder):
@@ -99,7 +99,7 @@ def test_requests_without_a_chat_are_kept_if_they_say_so(tiny, folder):
     one.sessions.keep_all()
     two = opened()
     found = [two.generate(GenerationRequest(input_ids=tokens_of(150, seed))).cached_tokens for seed in (0, 1)]
-    assert found == [149, 0] and kept(folder) == {owners.REQUESTS}
+    assert found == [149, 0] and chats_with_pages(folder) == {owners.REQUESTS}
 
 
 def until(condition) -> None:
@@ -145,7 +145,7 @@ def test_nothing_is_written_for_a_chat_that_was_deleted(tiny, folder, monkeypatc
     assert files(folder) == []
     go_on.set()
     engine.sessions.keep_all()
-    assert files(folder) == [] and kept(folder) == set()
+    assert files(folder) == [] and chats_with_pages(folder) == set()
 
 
 def test_keys_and_values_belong_to_their_base(tiny, folder):
@@ -160,7 +160,7 @@ def test_keys_and_values_belong_to_their_base(tiny, folder):
     equal = BaseLoRA.from_bytes(below.to_bytes())
     assert head.of_keys == "" != below.of_keys == equal.of_keys != below.shrunk(0.5).of_keys
 
-    def cached(lora: BaseLoRA | None) -> int:
+    def count_cached(lora: BaseLoRA | None) -> int:
         backend = NativeBackend(tiny, threads=1)
         with with_lora(backend, lora):
             engine = LLMInferenceEngine(tiny, backend, SMALL, folder)
@@ -168,17 +168,17 @@ def test_keys_and_values_belong_to_their_base(tiny, folder):
             engine.sessions.keep_all()
             return found
 
-    assert [cached(lora) for lora in (None, head, below, equal, None)] == [0, 99, 0, 99, 99]
+    assert [count_cached(lora) for lora in (None, head, below, equal, None)] == [0, 99, 0, 99, 99]
 
 
 def test_another_policy_is_another_cache(tiny, folder):
-    def cached(policy) -> int:
+    def count_cached(policy) -> int:
         engine = LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), policy, folder)
         found = ask(engine, tokens_of(100)).cached_tokens
         engine.sessions.keep_all()
         return found
 
-    assert [cached(policy) for policy in (F16, SMALL, SMALL, F16)] == [0, 0, 99, 99]
+    assert [count_cached(policy) for policy in (F16, SMALL, SMALL, F16)] == [0, 0, 99, 99]
 
 
 def test_a_file_of_before_is_read_once(tiny, folder, nothing_early):
@@ -206,7 +206,7 @@ def test_a_file_of_before_is_read_once(tiny, folder, nothing_early):
     put(header, body)
     assert ask(engine, [*tokens, 7]).cached_tokens == 200 and not (folder.path / "chat.kv").exists()
     engine.sessions.keep_all()
-    assert kept(folder) == {"chat"} and len(files(folder)) == 4
+    assert chats_with_pages(folder) == {"chat"} and len(files(folder)) == 4
     put(header, body)
     folder.tidy({"another"})
     assert list(folder.path.iterdir()) == []

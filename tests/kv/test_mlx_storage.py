@@ -33,7 +33,7 @@ def page(storage, layer: int, number: int, tier: int) -> np.ndarray:
     return np.array(storage.pools(layer)[tier][number])
 
 
-def filled(storage, seed: int) -> int:
+def fill_page(storage, seed: int) -> int:
     number = storage.make(HOT)
     for layer in range(3):
         storage.write(layer, [number], 0, rows(10 * seed + layer))
@@ -54,7 +54,7 @@ def test_bytes_are_those_of_the_pages(storage):
 
 def test_write_and_copy(storage):
     """A copy has the bytes of its page, in every layer, and its own life."""
-    one = filled(storage, 1)
+    one = fill_page(storage, 1)
     storage.write(1, [one], 7, rows(5, 3))
     two = storage.copy(one)
     storage.write(2, [two], 63, rows(6, 1))
@@ -67,7 +67,7 @@ def test_write_and_copy(storage):
 
 def test_demotion_is_the_kernels(storage):
     """hot -> warm -> cold in every layer; the sources stay."""
-    pages = [filled(storage, seed) for seed in range(1, 7)]
+    pages = [fill_page(storage, seed) for seed in range(1, 7)]
     warm = list(storage.demote(pages, HOT)())
     cold = list(storage.demote([warm[4], warm[1]], WARM)())
     for layer in range(3):
@@ -85,7 +85,7 @@ def test_demotion_is_the_kernels(storage):
 
 def test_growth_and_return(storage):
     """Pools grow in steps, keep what they hold, use low numbers first, and go when nobody has a page."""
-    first = filled(storage, 1)
+    first = fill_page(storage, 1)
     before = page(storage, 0, first, HOT)
     numbers = [first] + [storage.make(HOT) for _ in range(10)]
     assert numbers == list(range(11)) and storage.pools(0)[HOT].shape[0] == 12
@@ -137,7 +137,7 @@ def test_growth_gives_back_what_it_leaves_behind(monkeypatch):
 
 def test_compacting_gives_back_what_a_prompt_left(storage):
     """What a prompt filled and left goes back; the pages in use move to the front, with their bytes."""
-    numbers = [filled(storage, seed) for seed in range(40)]
+    numbers = [fill_page(storage, seed) for seed in range(40)]
     kept = {number: [page(storage, layer, number, HOT) for layer in range(3)] for number in (5, 17, 39)}
     assert storage.compact(HOT) == {}
     for number in numbers:
@@ -171,7 +171,7 @@ def test_rows_over_several_pages(storage):
 
 def test_writes_are_in_place(storage):
     """A token's rows cost their own bytes, not a copy of the pool."""
-    number = filled(storage, 1)
+    number = fill_page(storage, 1)
     for _ in range(40):
         storage.make(HOT)
     mx.eval(*storage.arrays())
@@ -259,11 +259,11 @@ def test_pools_stay_within_the_budget_unused_pages_included(storage, unbounded):
     rng, pool = random.Random(3), PagePool(storage, 0 if unbounded else budget, lambda: 0.0)
     most, prepare, written = [0], storage.prepare, dict[int, int]()
 
-    def measured(tier, n):
+    def prepare_and_measure(tier, n):
         prepare(tier, n)
         most[0] = max(most[0], storage.nbytes)
 
-    storage.prepare = measured
+    storage.prepare = prepare_and_measure
     for _ in range(6):
         cache = PagedCache(pool, SMALL)
         for step in range(rng.randrange(3, 9)):

@@ -162,7 +162,7 @@ class Bench:
         self._load = OtherLoad()
         self._prefix: dict = {}
 
-    def hidden(self, ids: list[int], scheme: Scheme) -> np.ndarray:
+    def hidden_states(self, ids: list[int], scheme: Scheme) -> np.ndarray:
         """[T, D]: what goes into the output head."""
         start = min(TOKENS, (scheme.warm or TOKENS) // PAGE * PAGE + PAGE)
         caches, before = self._before(ids, scheme, start)
@@ -194,14 +194,14 @@ class Bench:
         """The hidden states of the all-f16 run, kept on disk."""
         path = self.kept / f"{digest(ids)}.npy"
         if not path.exists():
-            np.save(path, self.hidden(ids, F16))
+            np.save(path, self.hidden_states(ids, F16))
         return np.load(path)
 
     def compare(self, ids: list[int], scheme: Scheme) -> dict[str, dict[str, float]]:
         """{"cold": tokens that saw cold pages, "all"} -> kl, perplexity change, share of equal top tokens."""
         path = self.kept / f"{digest(ids)}-{digest(asdict(scheme) | {'name': ''})}.json"
         if not path.exists():
-            rows = self._rows(self.judge(ids), self.hidden(ids, scheme), ids)
+            rows = self._rows(self.judge(ids), self.hidden_states(ids, scheme), ids)
             path.write_text(json.dumps({"cold": _means(rows[:, FIRST_COLD:]), "all": _means(rows)}))
         return json.loads(path.read_text())
 

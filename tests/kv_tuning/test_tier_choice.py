@@ -13,14 +13,14 @@ from ruvmlx.store import KVMeasured
 SMALL, MIDDLE, LARGE = (TierPolicy("tiered", pair) for pair in ((64, 512), (64, 2048), (256, EVERYTHING)))
 
 
-def found(policy, kl, latency, nbytes, error=0.0001) -> CandidateSummary:
+def candidate(policy, kl, latency, nbytes, error=0.0001) -> CandidateSummary:
     return CandidateSummary(policy, 3, 24, kl, error, latency, nbytes)
 
 
 KNOWN = [
-    found(SMALL, 0.0050, 0.70, 300),
-    found(MIDDLE, 0.0025, 0.80, 400),
-    found(LARGE, 0.0001, 0.90, 550),
+    candidate(SMALL, 0.0050, 0.70, 300),
+    candidate(MIDDLE, 0.0025, 0.80, 400),
+    candidate(LARGE, 0.0001, 0.90, 550),
 ]
 EQUAL = [replace(f, latency=latency) for f, latency in zip(KNOWN, (0.5, 0.81, 0.80), strict=True)]
 CHEAP = [replace(KNOWN[0], kl=0.0010, latency=0.99), *KNOWN[1:]]
@@ -75,14 +75,18 @@ def test_the_default_policy_is_a_candidate_and_f16_is_not():
     assert len(set(CANDIDATES)) == len(CANDIDATES)
 
 
-def measured(reply_id, kl, us=1.0) -> KVMeasured:
+def measurement(reply_id, kl, us=1.0) -> KVMeasured:
     return KVMeasured(reply_id, (64, 512), len(kl), sum(kl), float(np.square(kl).sum()), us, 2.0)
 
 
 def test_summary_against_numpy():
     """Replies that are alike: the error is that of their blocks; unequal lengths are weighed by them."""
     blocks = np.random.default_rng(5).uniform(0.001, 0.003, 30)
-    rows = [measured("a", blocks[:7], 1.0), measured("b", blocks[7:23], 1.8), measured("c", blocks[23:], 1.2)]
+    rows = [
+        measurement("a", blocks[:7], 1.0),
+        measurement("b", blocks[7:23], 1.8),
+        measurement("c", blocks[23:], 1.2),
+    ]
     got = summary(SMALL, rows, 77)
     assert (got.replies, got.blocks, got.latency, got.bytes) == (3, 30, 0.6, 77)
     assert got.kl == pytest.approx(blocks.mean())
@@ -92,6 +96,6 @@ def test_summary_against_numpy():
 
 def test_replies_that_differ_widen_the_error():
     """Two texts of a hundred equal blocks each are two facts, not two hundred."""
-    rows = [measured("a", [0.001] * 100), measured("b", [0.003] * 100)]
+    rows = [measurement("a", [0.001] * 100), measurement("b", [0.003] * 100)]
     assert summary(SMALL, rows, 0).error == pytest.approx(0.001)  # std(ddof=1) / sqrt(2)
-    assert summary(SMALL, [measured("a", [0.002])], 0).error == 0
+    assert summary(SMALL, [measurement("a", [0.002])], 0).error == 0

@@ -50,7 +50,7 @@ def long_reply(runtime, i, n=LONG) -> str:
     return request.request_id
 
 
-def reviewed(runtime) -> dict:
+def review_all(runtime) -> dict:
     report = runtime.tiers.review()
     while runtime.tiers.is_due():
         report = runtime.tiers.review()
@@ -158,7 +158,7 @@ def test_idle_time_measures_only_if_asked_and_only_until_it_is_enough(three, ope
 
 
 def test_the_choice_survives_a_restart_and_is_used(three, open_tiny):
-    reviewed(three)
+    review_all(three)
     chosen = three.engine.sessions.policy
     with open_tiny() as again:
         assert again.engine.sessions.policy == chosen == again.tiers.status().policy
@@ -167,23 +167,23 @@ def test_the_choice_survives_a_restart_and_is_used(three, open_tiny):
 
 
 def test_other_candidates_leave_the_choice_until_they_are_known(three, open_tiny, monkeypatch):
-    report = reviewed(three)
+    report = review_all(three)
     monkeypatch.setattr(tier_choice, "CANDIDATES", (SOON, LATER, TierPolicy("tiered", (128, EVERYTHING))))
     with open_tiny(kv_limit=1e-9) as runtime:
         half = runtime.tiers.review()
         assert (half["measured"], half["changed"], half["reason"]) == (2, False, report["reason"])
-        assert reviewed(runtime)["changed"] and runtime.tiers.status().policy.lengths[0] == 128
+        assert review_all(runtime)["changed"] and runtime.tiers.status().policy.lengths[0] == 128
 
 
 def test_a_limit_that_nothing_keeps_takes_the_least_kl(three, open_tiny):
     with open_tiny(kv_limit=1e-9) as strict:
-        report = reviewed(strict)
+        report = review_all(strict)
         assert strict.engine.sessions.policy == NEVER and "none is under it" in report["reason"]
 
 
 def test_memory_pressure_takes_the_smallest_and_lets_go_late(three, tiny_backend, monkeypatch):
     """Over 0.9 it is short, under 0.8 there is room again; measuring stops over 0.8."""
-    reviewed(three)
+    review_all(three)
     for level, pressed in ((0.85, False), (0.95, True), (0.85, True), (0.5, False)):
         monkeypatch.setattr(tiny_backend.pool, "pressure", lambda level=level: level)
         report = three.tiers.review()
@@ -215,7 +215,7 @@ def test_pressure_in_the_middle_is_not_measured(three, tiny_backend, monkeypatch
     assert tiny_backend.pool.level == 0 and not three.store.kv.measurements(*mine(three))
 
 
-class Cancelled(threading.Event):
+class CancelAfter(threading.Event):
     """An event that is set after n queries."""
 
     def __init__(self, n: int):
@@ -232,7 +232,7 @@ def test_stopped_in_the_middle_it_keeps_whole_pairs(three, tiny_backend):
     store, kept_for = three.store, mine(three)
     done, stops = 0, 0
     while three.tiers.is_due():
-        report = three.tiers.review(Cancelled(97))
+        report = three.tiers.review(CancelAfter(97))
         stops += bool(report["stopped"])
         rows = store.kv.measurements(*kept_for)
         assert len(rows) >= done and len({(r.reply_id, r.lengths) for r in rows}) == len(rows)
@@ -271,7 +271,7 @@ def test_a_stop_comes_through(tiny_backend):
     ],
 )
 def test_what_the_user_asks_for_wins(three, open_tiny, options, policy):
-    reviewed(three)
+    review_all(three)
     with open_tiny(**options, kv_limit=1.0) as runtime:
         want = policy or three.engine.sessions.policy
         assert runtime.engine.sessions.policy == want
@@ -289,7 +289,7 @@ def test_tiers_that_are_none(open_tiny, tiers):
 
 def test_ratings_do_not_change_it(three):
     """Neither what is chosen nor what is measured: bit for bit as without them."""
-    reviewed(three)
+    review_all(three)
     before = three.tiers.review()
     for i in range(3):
         three.rate(f"long-{i}", "down")
@@ -332,7 +332,7 @@ def test_every_reply_is_observed(three):
 def test_a_chat_keeps_the_policy_it_began_with(three):
     chat, given = three.chats.new_chat(), {"sampling": Sampling(0.0), "max_new_tokens": 2}
     list(three.chats.say(chat, "one", **given, cancel=threading.Event()))
-    reviewed(three)
+    review_all(three)
     list(three.chats.say(chat, "two", **given, cancel=threading.Event()))
     long_reply(three, 7, 90)
     new, old, first, *_ = three.store.kv.observations(*mine(three), 9)
@@ -344,7 +344,7 @@ def test_every_change_is_witnessed(three, open_tiny, home, monkeypatch):
     """The choice with its reason, and that a reply had another policy than the one before. Times are equal,
     so that the first choice is the smallest whatever the machine does, and never the second one."""
     monkeypatch.setattr(tier_measurement, "_token_times", lambda *_: [1.0, 1.0])
-    report = reviewed(three)
+    report = review_all(three)
     assert report["warm"] == SOON.lengths[1]
     (row,) = three.store.witness.rows("kv_choice")
     assert (row.body["before"], row.body["hot"]) == (None, report["hot"])

@@ -101,13 +101,13 @@ def files_of(folder):
 def test_an_export_that_fails_leaves_what_was_there(config, tmp_path, monkeypatch, broken, bits):
     old, new = (a_change(config, np.random.default_rng(seed)) for seed in (1, 2))
 
-    def full(*_):
+    def raise_disk_full(*_):
         raise StoreError("the disk is full")
 
     export(old, config, tmp_path / "out", "peft")
     before = files_of(tmp_path / "out")
     with monkeypatch.context() as patch:
-        patch.setattr(interchange, broken, full)
+        patch.setattr(interchange, broken, raise_disk_full)
         for folder in ("out", "fresh"):
             with pytest.raises(StoreError, match="full"):
                 export(new, config, tmp_path / folder, "mlx-lm", bits)
@@ -134,13 +134,13 @@ def killed_at(number: int, work, swaps: bool) -> bool:
         left = [number]
 
         def or_die(change):
-            def changed(*args, **kwargs):
+            def change_or_die(*args, **kwargs):
                 left[0] -= 1
                 if left[0] == 0:
                     os.kill(os.getpid(), signal.SIGKILL)
                 return change(*args, **kwargs)
 
-            return changed
+            return change_or_die
 
         try:
             for name in CHANGES:
@@ -165,26 +165,28 @@ def test_a_killed_export_leaves_the_old_adapter_or_the_new_one(config, tmp_path,
         bits = 4 if kind == "4 bit" else 32
         export(change, config, tmp_path / "out", "mlx-lm" if bits == 4 else kind, bits)
 
-    def found():
+    def stored_pairs():
         return {place: pair[1].tobytes() for place, pair in load(tmp_path / "out", config).pairs.items()}
 
     write(new, then)
-    after, number, outcomes, ended = found(), 0, set(), False
+    after, number, outcomes, ended = stored_pairs(), 0, set(), False
     while not ended:
         shutil.rmtree(tmp_path / "out")
         if first != "none":
             write(old, first)
-            before = found()
+            before = stored_pairs()
         number += 1
         ended = not killed_at(number, lambda: write(new, then), swaps)
         if first == "none" and not (tmp_path / "out").exists():
             outcomes.add("none")
             (tmp_path / "out").mkdir()
             continue
-        assert found() in ([after] if first == "none" else [before, after])
-        outcomes.add("new" if found() == after else "old")
+        assert stored_pairs() in ([after] if first == "none" else [before, after])
+        outcomes.add("new" if stored_pairs() == after else "old")
     write(new, then)
-    assert found() == after and outcomes == {"new", "none" if first == "none" else "old"} and number > 4
+    assert (
+        stored_pairs() == after and outcomes == {"new", "none" if first == "none" else "old"} and number > 4
+    )
     assert [path.name for path in tmp_path.iterdir() if ".new" in path.name] == []
 
 

@@ -9,7 +9,7 @@ from ruvmlx.errors import CorruptFile
 from ruvmlx.lora.quantised import GROUP, Packed, pack, pack_pair, unpack, unpack_pair
 
 
-def bound(w: np.ndarray) -> np.ndarray:
+def error_bound(w: np.ndarray) -> np.ndarray:
     """What the docstring promises for every weight."""
     rows, n = w.shape
     groups = np.pad(w, ((0, 0), (0, -n % GROUP)), mode="edge").reshape(rows, -1, GROUP)
@@ -25,7 +25,7 @@ def test_the_error_stays_within_its_bound(rows, n, size):
     w = (size * rng.standard_normal((rows, n)) * 10.0 ** rng.integers(-3, 3, (rows, 1))).astype(np.float32)
     packed = pack(w)
     assert packed.weight.dtype == np.uint32 and packed.weight.shape[1] == 4 * -(-n // GROUP)
-    assert (np.abs(unpack(packed) - w) <= bound(w)).all()
+    assert (np.abs(unpack(packed) - w) <= error_bound(w)).all()
 
 
 def test_a_constant_group_is_exact():

@@ -57,12 +57,12 @@ def test_a_model_that_does_not_fit_is_refused_before_loading(monkeypatch, tiny_f
     monkeypatch.setattr("ruvmlx.models.weights.safetensors_model.FolderWeights.__getitem__", read)
     told = []
 
-    class Told(Watch):
+    class PlanWatch(Watch):
         def note_plan(self, plan):
             told.append(plan)
 
     with pytest.raises(NotEnoughMemory, match=r"needs about 1\d\d MB.*8\.0 GB are free.*close other") as e:
-        Runtime.open(Settings(model=str(tiny_folder), backend="reference"), watch=Told())
+        Runtime.open(Settings(model=str(tiny_folder), backend="reference"), watch=PlanWatch())
     assert "\n" not in str(e.value) and not told[0].fits
 
 

@@ -40,7 +40,7 @@ def make_safetensors_model(
     folder.mkdir(parents=True, exist_ok=True)
     made = Shape(**shape)
     weights = random_weights(made.config(), made.seed)
-    tensors = _stored(weights, dtype, bits, group_size)
+    tensors = _stored_tensors(weights, dtype, bits, group_size)
     config = hf_config(made, bits, group_size)
     if made.family == "mpt":
         config, tensors = _mpt_config(made, config), _mpt_tensors(tensors)
@@ -174,7 +174,7 @@ def _wrapped_tensors(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return images | {f"language_model.{name}": array for name, array in tensors.items()}
 
 
-def _stored(
+def _stored_tensors(
     weights: dict[str, np.ndarray], dtype: str, bits: int | None, group_size: int
 ) -> dict[str, np.ndarray]:
     kind = _dtype(dtype)

@@ -115,29 +115,29 @@ class Maker:
 
     rng: random.Random
 
-    def made(self, kind: str, depth: int = 2) -> str:
+    def make_expression(self, kind: str, depth: int = 2) -> str:
         kind = self.rng.choice("tns") if kind == "e" else kind
         if depth <= 0 or self.rng.random() < 0.2:
             return self.rng.choice(
                 {"t": TEXTS, "n": NUMBERS, "s": ["n.s", "n.s", "[1, 'a']", "messages"]}[kind]
             )
         form = self.rng.choice({"t": TEXT, "n": NUMBER, "s": LIST}[kind])
-        return re.sub(r"\{([tnse])\}", lambda found: self.made(found[1], depth - 1), form)
+        return re.sub(r"\{([tnse])\}", lambda found: self.make_expression(found[1], depth - 1), form)
 
     def statement(self, depth: int = 3) -> str:
         pick = self.rng.random()
         if depth <= 0 or pick < 0.2:
-            return f"{{{{ {self.made('e')} }}}}"
+            return f"{{{{ {self.make_expression('e')} }}}}"
         if pick < 0.6:
             name, kind = self.rng.choice([("t", "t"), ("t", "t"), ("s", "s"), ("s", "s"), ("i", "n")])
-            return f"{{% set n.{name} = {self.made(kind)} %}}"
+            return f"{{% set n.{name} = {self.make_expression(kind)} %}}"
         inner = "".join(self.statement(depth - 1) for _ in range(self.rng.randint(1, 3)))
         if pick < 0.88:
             over = self.rng.choice(["range(60)", "range(60)", "range(99999)", "messages", "n.s", "n.t"])
             return f"{{% for i in {over} %}}{inner}{{% endfor %}}"
         if pick < 0.94:
             return f"{{% set g %}}{inner}{{% endset %}}"
-        return f"{{% filter replace('a', {self.made('t')}) %}}{inner}{{% endfilter %}}"
+        return f"{{% filter replace('a', {self.make_expression('t')}) %}}{inner}{{% endfilter %}}"
 
     def template(self) -> str:
         head = "{% set n = namespace(t='aa', i=2, s=[1]) %}{% set g = 'text' %}"

@@ -44,7 +44,7 @@ def served(tmp_path, monkeypatch):
     made.close()
 
 
-class Noted(Watch):
+class NotingWatch(Watch):
     """Remembers what it was told; leaves after so many bytes."""
 
     def __init__(self, leave_at=None):
@@ -78,7 +78,7 @@ def wait_for_fetching():
 
 def test_fetched_told_and_used(served):
     """The size is known before the weights come; afterwards it is an ordinary cached model."""
-    watch = Noted()
+    watch = NotingWatch()
     model = load_model(NAME, watch)
     (facts,) = watch.facts
     weights = (served.folder / "model.safetensors").stat().st_size
@@ -93,13 +93,13 @@ def test_stopped_and_gone_on_with(served, tmp_path):
     """What came before the stop is not fetched again."""
     served.pace = 0.02
     with pytest.raises(Interrupted):
-        load_model(NAME, Noted(leave_at=300_000))
+        load_model(NAME, NotingWatch(leave_at=300_000))
     (left,) = partial(tmp_path)
     wait_for_fetching()
     held = left.stat().st_size
     assert 300_000 < held < (served.folder / "model.safetensors").stat().st_size
     assert hub.cached_folder(NAME) is None
-    served.pace, watch = 0.0, Noted()
+    served.pace, watch = 0.0, NotingWatch()
     load_model(NAME, watch)
     assert served.ranges == [0, held] and not partial(tmp_path)
     assert watch.facts[0].to_fetch == watch.facts[0].bytes - held
@@ -161,7 +161,7 @@ def test_a_second_download_waits_for_the_first(served, tmp_path):
     """The second is told to wait; it does not write into the first one's file."""
     served.pace = 0.02
     with pytest.raises(Interrupted):
-        load_model(NAME, Noted(leave_at=100_000))
+        load_model(NAME, NotingWatch(leave_at=100_000))
     wait_for_fetching()
     with partial(tmp_path)[0].open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

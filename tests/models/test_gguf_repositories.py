@@ -15,7 +15,7 @@ from ruvmlx.platform import cpu
 
 from .make_gguf import make_gguf_model
 from .make_models import make_safetensors_model
-from .test_fetching import NAME, Noted, partial, served, wait_for_fetching  # noqa: F401
+from .test_fetching import NAME, NotingWatch, partial, served, wait_for_fetching  # noqa: F401
 
 FILES = {
     "Tiny-Q4_0.gguf": "Q4_0",
@@ -26,7 +26,7 @@ FILES = {
 SIZES = {"Q4_0": 0.8, "Q8_0": 1.5, "F16": 2.9}  # MB, about
 
 
-class Told(Noted):
+class ChoiceWatch(NotingWatch):
     """Also remembers the choice."""
 
     def __init__(self, leave_at=None):
@@ -63,7 +63,7 @@ def cached_files(tmp_path):
 
 def test_the_file_that_suits_the_machine_is_fetched_and_used(repository, tmp_path):
     """One file alone; told before; afterwards found offline and listed under the repository's name."""
-    watch = Told()
+    watch = ChoiceWatch()
     model = load_model(NAME, watch)
     (choice,) = watch.choices
     assert choice.chosen.files == ("Tiny-Q8_0.gguf",) and len(choice.found) == 3
@@ -153,7 +153,7 @@ def test_an_interrupted_file_continues(repository, tmp_path):
     """The same file is chosen again, and begins where it stopped."""
     repository.pace = 0.02
     with pytest.raises(Interrupted):
-        load_model(NAME, Told(leave_at=300_000))
+        load_model(NAME, ChoiceWatch(leave_at=300_000))
     wait_for_fetching()
     held = partial(tmp_path)[0].stat().st_size
     assert hub.cached_files(NAME) is None and list_local_models() == []
@@ -204,7 +204,9 @@ def test_config_json_alone_makes_no_safetensors_repository(repository, tmp_path)
 def test_a_named_file_that_cannot_fit_is_refused_before_it_is_fetched(repository, monkeypatch):
     """Where the model is to be used; `pull` fetches it, for another machine or day."""
     room(monkeypatch, 1000)
-    watch = Planning(Told(), Choice("native", "cpu", "native avx2, 2 threads", "MLX finds no GPU"), None)
+    watch = Planning(
+        ChoiceWatch(), Choice("native", "cpu", "native avx2, 2 threads", "MLX finds no GPU"), None
+    )
     with pytest.raises(
         NotEnoughMemory, match=r"Tiny-F16\.gguf of owner/tiny has [\d.]+ MB; there is room for 1.0 kB"
     ):

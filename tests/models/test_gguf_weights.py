@@ -27,7 +27,7 @@ def tensor(kind: str, shape: tuple) -> GGUFTensor:
     return GGUFTensor("w", shape, next(t for t in TENSOR_TYPES.values() if t.name == kind), 0)
 
 
-def dequantized(parts: dict, cols: int) -> np.ndarray:
+def dequantize(parts: dict, cols: int) -> np.ndarray:
     """w = scale * q + bias in float32, one shift per weight: the twin of mx.dequantize."""
     bits = 32 * parts["weight"].shape[-1] // cols
     shifts = bits * np.arange(32 // bits, dtype=np.uint32)
@@ -42,7 +42,7 @@ def test_blocks_equal_the_plain_decoder(kind, shape):
     """Random bytes with sane scales, odd row counts: every weight equal to the one-at-a-time decoder's."""
     rng = np.random.default_rng(shape[1])
     raw = encode_blocks(rng.standard_normal(shape) * 3, kind)
-    got = dequantized(unpack(np.frombuffer(raw, np.uint8), tensor(kind, shape)), shape[1])
+    got = dequantize(unpack(np.frombuffer(raw, np.uint8), tensor(kind, shape)), shape[1])
     np.testing.assert_array_equal(got, decode_blocks(raw, kind, shape))
     assert np.abs(got).max() > 1
 
@@ -65,7 +65,7 @@ def test_mlx_reads_the_same_numbers(kind, tmp_path):
             *map(mx.array, parts.values()), group_size=32, bits=4 if "4" in kind else 8
         )
         close = np.array(mlx_values.astype(mx.float32))
-        np.testing.assert_allclose(dequantized(parts, cols), close, rtol=2e-3, atol=2e-3)
+        np.testing.assert_allclose(dequantize(parts, cols), close, rtol=2e-3, atol=2e-3)
 
 
 def test_mlx_reads_the_same_starter(starter_file):
@@ -95,7 +95,7 @@ def test_rows_return_to_half_split_order(kind, atol, tmp_path):
         module = name.removesuffix(".weight")
         if f"{module}.scales" in got:
             parts = {k: got[f"{module}.{k}"] for k in ("weight", "scales", "biases")}
-            values = dequantized(parts, want.shape[1])
+            values = dequantize(parts, want.shape[1])
         else:
             values = got[name].astype(np.float32)
         np.testing.assert_allclose(values, want, atol=atol, err_msg=name)
@@ -131,7 +131,7 @@ def test_wide_scales_become_float32(kind, scale):
     raw = struct.pack("<e", scale) + bytes(range(16 if kind == "Q4_0" else 32))
     parts = unpack(np.frombuffer(raw, np.uint8), tensor(kind, (1, 32)))
     assert parts["biases"].dtype == np.float32
-    np.testing.assert_array_equal(dequantized(parts, 32), decode_blocks(raw, kind, (1, 32)))
+    np.testing.assert_array_equal(dequantize(parts, 32), decode_blocks(raw, kind, (1, 32)))
 
 
 @pytest.mark.parametrize("kind", QUANTS)

@@ -135,12 +135,12 @@ WALK = [
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def model_folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     return {name: make_safetensors_model(folder / name, **SIZES | shape) for name, shape in SHAPES.items()}
 
 
-def changed(folder: Path, tmp_path: Path, **keys: Any) -> Path:
+def change_config(folder: Path, tmp_path: Path, **keys: Any) -> Path:
     """The same model with other fields in its (text model's) configuration."""
     new = tmp_path / "m"
     new.mkdir()
@@ -181,32 +181,32 @@ def test_every_field_of_mlx_lm_is_walked():
 
 
 @pytest.mark.parametrize(("model_type", "field", "i"), WALK)
-def test_a_field_is_run_as_mlx_lm_runs_it_or_refused(made, tmp_path, full, model_type, field, i):
+def test_a_field_is_run_as_mlx_lm_runs_it_or_refused(model_folders, tmp_path, full, model_type, field, i):
     """Each field at unusual values, one at a time."""
     if not full and not is_walked_always(model_type, field, i):
         pytest.skip("every scaling with every family: --full")
     value = UNUSUAL[field][i]
     slides = field == "sliding_window" and model_type in ALWAYS_SLIDE
-    check(changed(made[model_type], tmp_path, **{field: value}), slides)
+    check(change_config(model_folders[model_type], tmp_path, **{field: value}), slides)
 
 
-def test_fields_that_change_the_arithmetic_do_change_it(made, tmp_path):
+def test_fields_that_change_the_arithmetic_do_change_it(model_folders, tmp_path):
     """Else the walk would pass on fields that neither side reads."""
-    plain = ours(made["smollm3"])
+    plain = ours(model_folders["smollm3"])
     for i, keys in enumerate(({"rms_norm_eps": 0.3}, {"no_rope_layer_interval": 2}, {"rope_scaling": YARN})):
         (tmp_path / str(i)).mkdir()
-        other = changed(made["smollm3"], tmp_path / str(i), **keys)
+        other = change_config(model_folders["smollm3"], tmp_path / str(i), **keys)
         assert check(other) == "equal"
         assert np.abs(ours(other) - plain).max() > 0.01
 
 
 @pytest.mark.parametrize("model_type", SHAPES)
-def test_fields_that_nobody_reads_are_harmless(made, tmp_path, model_type):
+def test_fields_that_nobody_reads_are_harmless(model_folders, tmp_path, model_type):
     """Neither refused nor run."""
     unread = {"attention_dropout": 0.5, "pretraining_tp": 2, "initializer_range": 9.0, "use_cache": False}
     unread |= {"no_such_field": {"a": [1]}, "logits_scaling": 3.0, "residual_multiplier": 2.0}
     unread |= {"torch_dtype": "bfloat16", "transformers_version": "9", "embedding_multiplier": 2.0}
-    assert check(changed(made[model_type], tmp_path, **unread)) == "equal"
+    assert check(change_config(model_folders[model_type], tmp_path, **unread)) == "equal"
 
 
 REFUSED = [
@@ -245,8 +245,8 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("model_type", "keys", "words"), REFUSED)
-def test_what_is_not_run_is_refused_by_name(made, tmp_path, model_type, keys, words):
+def test_what_is_not_run_is_refused_by_name(model_folders, tmp_path, model_type, keys, words):
     """Also what only transformers reads, and what the two read differently."""
     with pytest.raises(RuvmlxError, match=words) as caught:
-        load_model(str(changed(made[model_type], tmp_path, **keys)))
+        load_model(str(change_config(model_folders[model_type], tmp_path, **keys)))
     assert "\n" not in str(caught.value)

@@ -57,14 +57,14 @@ def grown(step: str) -> str:
     return "{% set n = namespace(x='aa') %}" + loop
 
 
-def nested(body: str) -> str:
+def nested_loops(body: str) -> str:
     """Ten thousand million turns of two loops."""
     return f"{{% for a in range(99999) %}}{{% for b in range(99999) %}}{body}{{% endfor %}}{{% endfor %}}"
 
 
 RUNAWAYS = [
-    nested(""),
-    nested("{{ a }}"),
+    nested_loops(""),
+    nested_loops("{{ a }}"),
     "{{ range(10**9) | list }}",
     "{{ 'a' * 10**10 }}",
     "{{ ['a'] * 10**10 }}",
@@ -93,7 +93,7 @@ RUNAWAYS = [
 ]
 
 
-def doubled(step: str, then: str) -> str:
+def doubling_template(step: str, then: str) -> str:
     """Sixty steps, each of which puts x into a value twice: small in memory, endless when written."""
     loop = f"{{% for i in range(60) %}}{{% set n.x = {step} %}}{{% endfor %}}"
     return "{% set n = namespace(x=[[1, [1]]]) %}" + loop + then
@@ -122,14 +122,14 @@ RUNAWAYS += [
     "{% macro m() %}{% for a in range(99999) %}{{ 'a' * 1000 }}{% endfor %}{% endmacro %}{{ m() }}",
     "{% macro m(x) %}{{ m(x) ~ m(x) }}{% endmacro %}{{ m(1) }}",
     "".join(f"{{% set a{i} = 'a' * 1000 * 900 %}}" for i in range(2000)),
-    doubled("[n.x, n.x]", "{{ n.x }}"),
-    doubled("[n.x, n.x]", "{{ n.x | join }}"),
-    doubled("[n.x, n.x]", "{{ n.x | tojson }}"),
-    doubled("(n.x, n.x)", "{{ '%s' | format(n.x) }}"),
-    doubled("{'a': n.x, 'b': n.x}", "{{ n.x }}"),
-    doubled("dict(a=n.x, b=n.x)", "{{ n.x }}"),
-    doubled("n.x | groupby(1) | list", "{{ n.x }}"),
-    doubled("[n.x, n.x]", "{% set m = n.x %}" + doubled("[n.x, n.x]", "{{ m == n.x }}")),
+    doubling_template("[n.x, n.x]", "{{ n.x }}"),
+    doubling_template("[n.x, n.x]", "{{ n.x | join }}"),
+    doubling_template("[n.x, n.x]", "{{ n.x | tojson }}"),
+    doubling_template("(n.x, n.x)", "{{ '%s' | format(n.x) }}"),
+    doubling_template("{'a': n.x, 'b': n.x}", "{{ n.x }}"),
+    doubling_template("dict(a=n.x, b=n.x)", "{{ n.x }}"),
+    doubling_template("n.x | groupby(1) | list", "{{ n.x }}"),
+    doubling_template("[n.x, n.x]", "{% set m = n.x %}" + doubling_template("[n.x, n.x]", "{{ m == n.x }}")),
 ]
 
 

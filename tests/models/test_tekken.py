@@ -24,7 +24,7 @@ SMALL_SPECIALS = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[THINK]", "[/THI
                   "[/SYSTEM_PROMPT]"]  # fmt: skip
 
 
-def small(**changes: Any) -> dict[str, Any]:
+def small_tekken(**changes: Any) -> dict[str, Any]:
     """A tekken.json of 12 special tokens, 256 bytes and a few words."""
     words = [bytes([b]) for b in range(256)] + [b"th", b"the", b" t", b" the", b"he"]
     vocab = [
@@ -42,9 +42,9 @@ def small(**changes: Any) -> dict[str, Any]:
     return {"config": config | changes.pop("config", {}), "vocab": vocab, "special_tokens": special} | changes
 
 
-def written(folder: Path, **changes: Any) -> Path:
+def write_tekken(folder: Path, **changes: Any) -> Path:
     folder.mkdir(exist_ok=True)
-    (folder / "tekken.json").write_text(json.dumps(small(**changes)))
+    (folder / "tekken.json").write_text(json.dumps(small_tekken(**changes)))
     return folder
 
 
@@ -53,7 +53,7 @@ def written(folder: Path, **changes: Any) -> Path:
 
 def test_a_folder_with_only_tekken_json(tmp_path):
     """Its tokenizer reads, writes and ends; [THINK] is text, everything else that is special is not."""
-    tokenizer = folder_tokenizer(written(tmp_path / "m"), [7])
+    tokenizer = folder_tokenizer(write_tekken(tmp_path / "m"), [7])
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.eos_ids) == (1, 2, {2, 7})
     assert tokenizer.vocab_size == 273
     assert tokenizer.encode("the") == [1, 12 + 257]
@@ -67,7 +67,7 @@ def test_a_folder_with_only_tekken_json(tmp_path):
 
 def test_the_lowest_rank_is_merged_first(tmp_path):
     """ "th" (256) before "he" (260), though "he" would also be a token."""
-    tokenizer = folder_tokenizer(written(tmp_path / "m"))
+    tokenizer = folder_tokenizer(write_tekken(tmp_path / "m"))
     assert tokenizer.encode("thex", add_bos=False) == [12 + 257, 12 + ord("x")]
     assert tokenizer.encode("hex the", add_bos=False) == [12 + 260, 12 + ord("x"), 12 + 259]
 
@@ -77,7 +77,7 @@ def test_a_model_opens_with_it(tmp_path):
     folder = make_safetensors_model(tmp_path / "m", vocab_size=300)
     for file in folder.glob("tokenizer*"):
         file.unlink()
-    written(folder)
+    write_tekken(folder)
     chat = [Message("system", "S"), Message("user", "the")]
     ids = load_model(str(folder)).tokenizer.encode_chat(chat)
     assert ids == [1, 7, 12 + ord("S"), 8, 3, 12 + 257, 4]
@@ -90,7 +90,7 @@ def test_it_goes_with_a_written_model(tmp_path):
     folder = make_safetensors_model(tmp_path / "m", vocab_size=300)
     for file in folder.glob("tokenizer*"):
         file.unlink()
-    written(folder)
+    write_tekken(folder)
     (tmp_path / "out").mkdir()
     write_companions(load_model(str(folder)), tmp_path / "out")
     assert (tmp_path / "out" / "tekken.json").read_bytes() == (folder / "tekken.json").read_bytes()
@@ -99,12 +99,12 @@ def test_it_goes_with_a_written_model(tmp_path):
 def test_tokenizer_json_goes_first(tmp_path):
     """A converted folder often keeps both."""
     folder = make_safetensors_model(tmp_path / "m", vocab_size=300)
-    written(folder)
+    write_tekken(folder)
     assert not isinstance(load_model(str(folder)).tokenizer, TekkenTokenizer)
 
 
-def broken() -> dict[str, dict[str, Any]]:
-    good = small()
+def broken_files() -> dict[str, dict[str, Any]]:
+    good = small_tekken()
     swapped = [good["vocab"][1], good["vocab"][0], *good["vocab"][2:]]
     twice = [*good["vocab"][:-1], good["vocab"][-2] | {"rank": 260}]
     junk = [*good["vocab"][:-1], {"rank": 260, "token_bytes": "!"}]
@@ -136,14 +136,14 @@ def broken() -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.mark.parametrize("case", sorted(broken()))
+@pytest.mark.parametrize("case", sorted(broken_files()))
 def test_a_broken_file_is_one_line(case, tmp_path):
     """Whatever is wrong with the file."""
-    changes = broken()[case]
+    changes = broken_files()[case]
     if changes == {"config": None}:
-        (tmp_path / "tekken.json").write_text(json.dumps(small() | changes))
+        (tmp_path / "tekken.json").write_text(json.dumps(small_tekken() | changes))
     else:
-        written(tmp_path, **changes)
+        write_tekken(tmp_path, **changes)
     with pytest.raises(CorruptFile, match=r"tekken\.json") as caught:
         folder_tokenizer(tmp_path)
     assert "\n" not in str(caught.value)
@@ -151,7 +151,7 @@ def test_a_broken_file_is_one_line(case, tmp_path):
 
 def test_mutants_load_or_are_one_line(tmp_path):
     """1,000 damaged files: bytes changed, cut out or doubled."""
-    rng, whole = random.Random(4), json.dumps(small()).encode()
+    rng, whole = random.Random(4), json.dumps(small_tekken()).encode()
     spots = [i for word in (b"config", b"special_tokens", b"token_bytes") for i in [whole.index(word)]]
     loaded = 0
     for _ in range(1000):
@@ -171,7 +171,7 @@ def test_mutants_load_or_are_one_line(tmp_path):
 
 def test_an_unknown_form_needs_a_template(tmp_path):
     """A version that we have no form for is refused, unless the folder has a template."""
-    folder = written(tmp_path, config={"version": "v99"})
+    folder = write_tekken(tmp_path, config={"version": "v99"})
     with pytest.raises(UnsupportedModel, match=r"version 'v99'.*chat_template\.jinja"):
         folder_tokenizer(folder)
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")

@@ -32,7 +32,7 @@ def model(tmp_path, tiny_folder):
     return folder, change
 
 
-def replaced(by: str, times: int = 1, what: str = "e") -> dict:
+def replacement(by: str, times: int = 1, what: str = "e") -> dict:
     step = {"type": "Replace", "pattern": {"String": what}, "content": by}
     return {"type": "Sequence", "normalizers": [step] * times}
 
@@ -55,8 +55,8 @@ BAD = {
     "pieces of length 0": {"before": {"type": "FixedLength", "length": 0}},
     "a regular expression that tries all ways": {"before": split("(a+)+$")},
     "another": {"before": split(r"(\w+\s?)+$")},
-    "a letter that becomes 10^12": {"normalizer": replaced("e" * 1000, 4)},
-    "a letter that becomes 100": {"normalizer": replaced("e" * 100)},
+    "a letter that becomes 10^12": {"normalizer": replacement("e" * 1000, 4)},
+    "a letter that becomes 100": {"normalizer": replacement("e" * 100)},
     "a table of characters that is none": {"normalizer": charsmap(b"\4\0\0\0" + b"\xff" * 8)},
     "one of 2 GB": {"normalizer": charsmap(b"\xff\xff\xff\x7f" + b"a" * 100)},
     "a vocabulary of words without the unknown one": {
@@ -80,8 +80,8 @@ def test_bad_tokenizers_are_refused(model, name, capfd):
 
 # What only some texts show: a file, and a text.
 LATER = {
-    "a word that becomes 10^12": ({"normalizer": replaced("capital" * 1000, 4, "capital")}, "the capital"),
-    "a word that becomes 100": ({"normalizer": replaced("capital" * 100, 1, "capital")}, "capital"),
+    "a word that becomes 10^12": ({"normalizer": replacement("capital" * 1000, 4, "capital")}, "the capital"),
+    "a word that becomes 100": ({"normalizer": replacement("capital" * 100, 1, "capital")}, "capital"),
     "a regular expression that tries all ways": (
         {"before": split("[\u0400-\u04ff ]*" * 3 + "[0-9]")}, "а б в г д " * 100 + "x9"
     ),

@@ -17,7 +17,7 @@ def of(sizes):
     return variants({file: int(size * GB) for file, size in sizes.items()})
 
 
-def chosen(sizes, limit):
+def chosen_type(sizes, limit):
     return choose_variant("o/n", of(sizes), int(limit * GB)).chosen.type
 
 
@@ -30,20 +30,20 @@ def chosen(sizes, limit):
 )  # fmt: skip
 def test_the_best_that_leaves_a_third(limit, type_name):
     """7.7 GB are two thirds of 11.55 GB; F16 is never needed; Q4_1 is larger than Q4_K_M, not better."""
-    assert chosen(SEVEN, limit) == type_name
+    assert chosen_type(SEVEN, limit) == type_name
 
 
 def test_plain_files_where_there_are_no_others():
-    assert chosen({"m-F32.gguf": 4, "m-bf16.gguf": 2}, 10) == "BF16"
-    assert chosen({"m-fp16.gguf": 2}, 10) == "F16"
-    assert chosen({"model.gguf": 2}, 10) == ""
+    assert chosen_type({"m-F32.gguf": 4, "m-bf16.gguf": 2}, 10) == "BF16"
+    assert chosen_type({"m-fp16.gguf": 2}, 10) == "F16"
+    assert chosen_type({"model.gguf": 2}, 10) == ""
 
 
 @pytest.mark.parametrize("kind", [kind for kind in TENSOR_TYPES.values() if kind.name != "Q8_K"])
 def test_every_type_that_is_read_can_be_chosen(kind):
     """Files of K-quants are named with a letter for their mixture. Q8_K is for llama.cpp's activations."""
     name = f"{kind.name}{'_S' if kind.name in ('Q3_K', 'Q4_K', 'Q5_K') else ''}"
-    assert chosen({f"m-{name}.gguf": 1, "m-IQ1_S.gguf": 0.5}, 64) == name
+    assert chosen_type({f"m-{name}.gguf": 1, "m-IQ1_S.gguf": 0.5}, 64) == name
 
 
 def test_types_that_are_not_read_are_never_chosen():

@@ -43,14 +43,14 @@ def canonical_bytes(tier: int, head_dim: int) -> int:
 def canonical(tier: int, page: Bytes, head_dim: int) -> Bytes:
     _size("page", page, head_page_bytes(tier, head_dim))
     out = np.empty(canonical_bytes(tier, head_dim), np.uint8)
-    _done(_lib().rvm_page_canonical(tier, page.ctypes.data, head_dim, out.ctypes.data))
+    _check(_lib().rvm_page_canonical(tier, page.ctypes.data, head_dim, out.ctypes.data))
     return out
 
 
 def from_canonical(tier: int, data: Bytes, head_dim: int) -> Bytes:
     page = aligned_bytes(head_page_bytes(tier, head_dim))
     _size("data", data, canonical_bytes(tier, head_dim))
-    _done(_lib().rvm_page_from_canonical(tier, data.ctypes.data, head_dim, page.ctypes.data))
+    _check(_lib().rvm_page_from_canonical(tier, data.ctypes.data, head_dim, page.ctypes.data))
     return page
 
 
@@ -62,7 +62,7 @@ def demote(source: int, pages: Bytes, target: int, head_dim: int, impl: str | No
     _size("pages", pages, n * head_page_bytes(source, head_dim))
     out = aligned_bytes(n * size).reshape(n, size)
     run = layers.functions(impl).demote if impl else _lib().rvm_pages_demote
-    _done(run(source, pages.ctypes.data, target, out.ctypes.data, n, head_dim))
+    _check(run(source, pages.ctypes.data, target, out.ctypes.data, n, head_dim))
     return out
 
 
@@ -72,8 +72,8 @@ def scores(tier: int, page: Bytes, q: Array, impl: str | None = None) -> Array:
     _size("page", page, head_page_bytes(tier, head_dim))
     f, out = matmul.functions(impl), np.empty((rows, PAGE), np.float32)
     codes = np.empty(_lib().rvm_page_codes_bytes(tier, rows, head_dim), np.uint8)
-    _done(f.page_queries(tier, _in(q), rows, head_dim, codes.ctypes.data))
-    _done(f.page_scores(tier, page.ctypes.data, codes.ctypes.data, rows, head_dim, None, out.ctypes.data))
+    _check(f.page_queries(tier, _in(q), rows, head_dim, codes.ctypes.data))
+    _check(f.page_scores(tier, page.ctypes.data, codes.ctypes.data, rows, head_dim, None, out.ctypes.data))
     return out
 
 
@@ -83,7 +83,7 @@ def values(tier: int, page: Bytes, p: Array, head_dim: int, impl: str | None = N
     _size("page", page, head_page_bytes(tier, head_dim))
     out = np.zeros((rows, width + 16), np.float32)
     run = matmul.functions(impl).page_values
-    _done(run(tier, page.ctypes.data, _in(p), rows, head_dim, None, out.ctypes.data, width + 16))
+    _check(run(tier, page.ctypes.data, _in(p), rows, head_dim, None, out.ctypes.data, width + 16))
     return out[:, :head_dim] + out[:, width:].sum(1, keepdims=True)
 
 
@@ -92,7 +92,7 @@ def _size(name: str, a: Bytes, nbytes: int) -> None:
         raise ValueError(f"{name} must be {nbytes} contiguous bytes, got {a.dtype} {list(a.shape)}")
 
 
-def _done(rc: int) -> None:
+def _check(rc: int) -> None:
     if rc != OK:
         raise ValueError(f"librvm refused the pages (error {rc})")
 

@@ -18,30 +18,30 @@ REAL = Courtesy.reason_to_wait, Courtesy.should_stop
 
 
 @pytest.fixture(autouse=True)
-def real(monkeypatch):
+def real_courtesy(monkeypatch):
     """conftest.py turns courtesy off."""
     monkeypatch.setattr(Courtesy, "reason_to_wait", REAL[0])
     monkeypatch.setattr(Courtesy, "should_stop", REAL[1])
 
 
-def made(root, load=0.1):
+def make_courtesy(root, load=0.1):
     return Courtesy(Sensors(root, "linux"), lambda: (load, 0.0, 0.0), cores=4)
 
 
 def test_it_waits_on_the_battery(tmp_path):
     put(tmp_path, class__power_supply__BAT0__type="Battery", class__power_supply__BAT0__status="Charging")
-    assert made(tmp_path).reason_to_wait() == ""
+    assert make_courtesy(tmp_path).reason_to_wait() == ""
     put(tmp_path, class__power_supply__BAT0__status="Discharging")
-    assert made(tmp_path).reason_to_wait() == ON_BATTERY
+    assert make_courtesy(tmp_path).reason_to_wait() == ON_BATTERY
     put(tmp_path, class__power_supply__BAT0__scope="Device")  # of a mouse
-    assert made(tmp_path).reason_to_wait() == ""
+    assert make_courtesy(tmp_path).reason_to_wait() == ""
 
 
 def test_it_waits_in_heat(tmp_path):
     put(tmp_path, class__hwmon__hwmon0__name="coretemp", class__hwmon__hwmon0__temp1_input=89000)
-    assert made(tmp_path).reason_to_wait() == ""
+    assert make_courtesy(tmp_path).reason_to_wait() == ""
     put(tmp_path, class__hwmon__hwmon0__temp1_input=90000)
-    assert made(tmp_path).reason_to_wait() == IS_HOT
+    assert make_courtesy(tmp_path).reason_to_wait() == IS_HOT
 
 
 @pytest.mark.parametrize(
@@ -53,14 +53,14 @@ def test_macos_says_how_hot_it_is(heat, reason):
 
 
 def test_it_waits_while_others_keep_all_cores_busy(tmp_path):
-    assert made(tmp_path, load=3.9).reason_to_wait() == ""
-    assert made(tmp_path, load=4.0).reason_to_wait() == IS_BUSY
+    assert make_courtesy(tmp_path, load=3.9).reason_to_wait() == ""
+    assert make_courtesy(tmp_path, load=4.0).reason_to_wait() == IS_BUSY
 
 
 def test_work_that_goes_on_stops_on_the_battery_but_not_for_its_own_load(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    busy = made(tmp_path, load=9.0)
+    busy = make_courtesy(tmp_path, load=9.0)
     now[0] += courtesy.LOOK_EVERY
     assert not busy.should_stop()
     put(tmp_path, class__power_supply__BAT0__type="Battery", class__power_supply__BAT0__status="Discharging")

@@ -24,7 +24,7 @@ RECORDED = ("+1.4 commas, -0.7 the, -1.5 -ly", "55111214524555344241434135355242
 
 
 @pytest.fixture(scope="module")
-def frozen() -> dict[str, list[str]]:
+def made_up_replies() -> dict[str, list[str]]:
     """40 made-up replies to each question."""
     rng = np.random.default_rng(0)
     return {question: [sim.reply(rng) for _ in range(40)] for question in QUESTIONS}
@@ -81,26 +81,28 @@ def test_a_held_out_property_is_what_its_name_says(name, more, less):
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_stars_use_the_whole_range_among_replies_to_one_question(frozen, number):
+def test_stars_use_the_whole_range_among_replies_to_one_question(made_up_replies, number):
     """A question whose replies are all long is not rated by its length."""
-    longer = {q: [t + " word" * 10 * (i % 3) for t in texts] for i, (q, texts) in enumerate(frozen.items())}
-    for texts_of in (frozen, longer):
+    longer = {
+        q: [t + " word" * 10 * (i % 3) for t in texts] for i, (q, texts) in enumerate(made_up_replies.items())
+    }
+    for texts_of in (made_up_replies, longer):
         stars = DrawnStars(DrawnUser.draw(number, False), texts_of)
         given = [[stars(q, t, True) for t in texts] for q, texts in texts_of.items()]
         shares = np.array([[row.count(n) / len(row) for n in range(1, 6)] for row in given])
         assert shares.mean(axis=0).max() < 0.45 and (shares.max(axis=1) < 0.8).all()
 
 
-def test_a_taste_by_topic_asks_what_the_question_is_about(frozen):
+def test_a_taste_by_topic_asks_what_the_question_is_about(made_up_replies):
     short, long = DrawnTaste(("length",), (-1.0,)), DrawnTaste(("length",), (1.0,))
-    stars = DrawnStars(DrawnUser(0, False, "stars", (short, long)), frozen)
+    stars = DrawnStars(DrawnUser(0, False, "stars", (short, long)), made_up_replies)
     assert (stars("How do I number 1?", "Yes.", True), stars("What is number 0?", "Yes.", True)) == (5, 1)
 
 
-def test_a_mixed_taste_weighs_its_properties(frozen):
+def test_a_mixed_taste_weighs_its_properties(made_up_replies):
     """Short and casual: a reply that is both is liked most, one that is neither least."""
     user = DrawnUser(0, False, "stars", (DrawnTaste(("length", "you"), (-1.0, 1.0)),))
-    stars = DrawnStars(user, frozen)
+    stars = DrawnStars(user, made_up_replies)
     both, one, none = "You do.", "It does.", "It is very long. " * 40
     assert stars(QUESTIONS[0], both, True) == 5 and stars(QUESTIONS[0], none, True) == 1
     taste, zero, ones = user.tastes[0], np.zeros(2), np.ones(2)
@@ -128,9 +130,9 @@ def test_a_noisy_rater_turns_a_fifth_of_the_ratings_around():
     assert set(pressed) == {"1", "5"} and pressed.count("1") / 2000 == pytest.approx(FLIPPED, abs=0.03)
 
 
-def test_the_study_of_taste_models_has_the_users_that_it_had(frozen):
+def test_the_study_of_taste_models_has_the_users_that_it_had(made_up_replies):
     """Recorded before tastes became a class: docs/evidence.md has figures of these users."""
-    pairs = [(q, t) for q, texts in frozen.items() for t in texts]
+    pairs = [(q, t) for q, texts in made_up_replies.items() for t in texts]
     words, stars = drawn_tastes.stars(10, *zip(*pairs, strict=True))
     assert words == RECORDED[0] and "".join(str(int(s)) for s in stars[:40]) == RECORDED[1]
 
@@ -138,7 +140,7 @@ def test_the_study_of_taste_models_has_the_users_that_it_had(frozen):
 # -- trials ----------------------------------------------------------------------------------------------
 
 
-def wanted(users: int, learn="instant", best_of=2, rater=None, presses=(1, 2)) -> DrawnRun:
+def drawn_run(users: int, learn="instant", best_of=2, rater=None, presses=(1, 2)) -> DrawnRun:
     chat = ChatSetup(QUESTIONS[:4], QUESTIONS[4:7], presses, max_tokens=8, temperature=0.7)
     people = [DrawnUser.draw(number, False, rater) for number in range(users)]
     return DrawnRun(DrawnSetup(chat, learn, best_of), people, 1, rater)
@@ -150,19 +152,19 @@ def run(bench, run_, path=None) -> list[dict]:
 
 def test_a_run_that_was_stopped_is_continued(bench, tmp_path, monkeypatch):
     path = tmp_path / "drawn.jsonl"
-    first = run(bench, wanted(2), path)
+    first = run(bench, drawn_run(2), path)
     path.open("a").write('{"user": 2, "fam')  # killed here
-    every = run(bench, wanted(3), path)
+    every = run(bench, drawn_run(3), path)
     assert [r["user"] for r in every] == [0, 1, 2] and every[:2] == json.loads(json.dumps(first))
     monkeypatch.setattr(FrozenReplies, "sample", None)  # nothing is left to do
-    assert run(bench, wanted(3), path) == json.loads(json.dumps(every))
+    assert run(bench, drawn_run(3), path) == json.loads(json.dumps(every))
     with pytest.raises(TypeError):  # other ratings are other trials
-        run(bench, wanted(3, presses=(3,)), path)
+        run(bench, drawn_run(3, presses=(3,)), path)
 
 
 def test_users_in_one_batch_learn_what_each_learns_alone(bench):
-    together = run(bench, wanted(3, rater="stars"))
-    alone = wanted(3, rater="stars")
+    together = run(bench, drawn_run(3, rater="stars"))
+    alone = drawn_run(3, rater="stars")
     by_itself = run(bench, DrawnRun(alone.setup, alone.users[2:], 1, "stars"))
     assert [c["stars"] for c in together[2]["checkpoints"]] == [
         c["stars"] for c in by_itself[0]["checkpoints"]
@@ -174,7 +176,7 @@ def test_best_of_n_shows_the_reply_with_the_most_predicted_stars(bench, monkeypa
     for sign in (1, -1):
         facts = []
         for number in range(3):
-            one = wanted(number + 1, best_of=4, rater="stars")
+            one = drawn_run(number + 1, best_of=4, rater="stars")
             monkeypatch.setattr(TasteJudge, "score", _knowing(bench, one, number, sign))
             facts += run(bench, DrawnRun(one.setup, one.users[number:], 1, "stars"))
         pairs = [
@@ -189,7 +191,7 @@ def test_best_of_n_shows_the_reply_with_the_most_predicted_stars(bench, monkeypa
 def test_the_judge_sees_as_many_replies_of_the_untouched_model_as_of_the_learned_one(bench, monkeypatch):
     seen = []
     monkeypatch.setattr(TasteJudge, "score", lambda self, of: seen.append(len(of)) or np.zeros(len(of)))
-    (facts,) = run(bench, wanted(1, best_of=3, rater="stars", presses=(1,)))
+    (facts,) = run(bench, drawn_run(1, best_of=3, rater="stars", presses=(1,)))
     assert seen == [3] * 6  # three questions each
     stars = facts["checkpoints"][0]["stars"]
     assert stars["original+best-of-3"] == stars["original"]
@@ -209,7 +211,7 @@ def test_the_full_loop_trains_when_the_chat_would_and_counts_its_seconds(bench, 
     monkeypatch.setattr(
         "ruvmlx.chats.learning.Learning.consolidate", lambda self: trained.append(self) or time.sleep(0.02)
     )
-    found = run(bench, wanted(2, "full", rater="stars"))
+    found = run(bench, drawn_run(2, "full", rater="stars"))
     assert len(set(map(id, trained))) == len(trained) == 2
     assert all(
         f["seconds"]["training"] >= 0.02 and "full+best-of-2" in f["checkpoints"][0]["stars"] for f in found
@@ -218,7 +220,7 @@ def test_the_full_loop_trains_when_the_chat_would_and_counts_its_seconds(bench, 
 
 def test_who_finds_nothing_to_rate_stops_and_keeps_the_untouched_model(bench, monkeypatch):
     monkeypatch.setattr(DrawnUser, "rating", lambda *_: None)
-    (facts,) = run(bench, wanted(1))
+    (facts,) = run(bench, drawn_run(1))
     for point in facts["checkpoints"]:
         assert point["given"] == 0 and point["read"] == 2 * point["ratings"]
         assert point["stars"]["instant"] == point["stars"]["original"]

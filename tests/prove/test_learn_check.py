@@ -58,7 +58,7 @@ def test_without_anything_learned_it_says_so(open_tiny):
 
 
 @pytest.fixture
-def learned(open_tiny):
+def learned_runtime(open_tiny):
     """A runtime with chats and ratings."""
     with open_tiny() as runtime:
         for text in ("hello there", "how do I garden"):
@@ -69,10 +69,10 @@ def learned(open_tiny):
         yield runtime
 
 
-def test_own_questions_stand_alone(learned):
+def test_own_questions_stand_alone(learned_runtime):
     """First messages of chats, the newest first; what only makes sense in its chat is left out."""
-    assert learn_check.own_questions(learned)[:2] == ["how do I garden", "hello there"]
-    assert "and then?" not in learn_check.own_questions(learned)
+    assert learn_check.own_questions(learned_runtime)[:2] == ["how do I garden", "hello there"]
+    assert "and then?" not in learn_check.own_questions(learned_runtime)
 
 
 class Counting(Watch):
@@ -83,22 +83,26 @@ class Counting(Watch):
         self.lines.append(progress.line)
 
 
-def test_each_question_gets_both_replies_and_nothing_is_stored(learned):
+def test_each_question_gets_both_replies_and_nothing_is_stored(learned_runtime):
     """The untouched side is the model without an adapter; the progress counts to the end."""
-    watch, version = Counting(), learned.learner.version
-    before = learned.store.replies.get("last").id
-    found = learn_check.check(learned, None, 12, watch)
+    watch, version = Counting(), learned_runtime.learner.version
+    before = learned_runtime.store.replies.get("last").id
+    found = learn_check.check(learned_runtime, None, 12, watch)
     assert [row.is_own for row in found.rows] == [False] * 10 + [True] * 2
     assert found.summary.questions == 12 and found.summary.ratings == 2
     assert watch.lines[-1].startswith("Writing replies: 24 of 24 replies")
-    assert learned.store.replies.get("last").id == before and learned.learner.version == version
+    assert (
+        learned_runtime.store.replies.get("last").id == before and learned_runtime.learner.version == version
+    )
     assert any(row.before != row.after for row in found.rows)
-    learned.learning.use(None)
-    (own,) = learned.writer.answers([learn_check._request(learned, found.rows[0].question, 0, 12)])
+    learned_runtime.learning.use(None)
+    (own,) = learned_runtime.writer.answers(
+        [learn_check._request(learned_runtime, found.rows[0].question, 0, 12)]
+    )
     assert own.text.strip() == found.rows[0].before
 
 
-def test_questions_of_a_file_are_asked_alone(learned):
-    found = learn_check.check(learned, ["one", "two"], 4, QUIET)
+def test_questions_of_a_file_are_asked_alone(learned_runtime):
+    found = learn_check.check(learned_runtime, ["one", "two"], 4, QUIET)
     assert [row.question for row in found.rows] == ["one", "two"]
     assert all(row.predicted == "" for row in found.rows)  # two ratings show no liking

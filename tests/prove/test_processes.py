@@ -11,7 +11,7 @@ import pytest
 from apps.prove.processes import Workers
 
 
-def opened(*lines):
+def open_state(*lines):
     return os.getpid(), lines
 
 
@@ -29,7 +29,7 @@ def fail(worker, part):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_every_part_is_worked_on_once(count):
-    found = list(Workers(partial(opened, "a"), count).results(square, [1, 2, 3, 4, 5]))
+    found = list(Workers(partial(open_state, "a"), count).results(square, [1, 2, 3, 4, 5]))
     assert sorted(result for _, result in found) == [1, 4, 9, 16, 25]
     pids = {pid for pid, _ in found}
     assert len(pids) <= count and (os.getpid() in pids) is (count == 1)
@@ -39,7 +39,7 @@ def test_an_error_ends_all_processes():
     """The parts that sleep for a minute do not delay the error."""
     begun = time.monotonic()
     with pytest.raises(ValueError, match="part three"):
-        list(Workers(opened, 2).results(fail, [1, 3, 4, 5]))
+        list(Workers(open_state, 2).results(fail, [1, 3, 4, 5]))
     assert time.monotonic() - begun < 50
 
 
@@ -69,7 +69,7 @@ def test_a_signal_waits_until_the_processes_are_started():
     before = signal.signal(signal.SIGHUP, end)
     try:
         with pytest.raises(SystemExit):
-            list(Workers(opened, 2).results(square, Parts([1, 2, 3])))
+            list(Workers(open_state, 2).results(square, Parts([1, 2, 3])))
         assert passed == [1, 2, 3] and signal.getsignal(signal.SIGHUP) is end
     finally:
         signal.signal(signal.SIGHUP, before)

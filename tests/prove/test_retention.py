@@ -10,7 +10,7 @@ from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.sampling import log_softmax
 
 
-def slow(backend, tokens, adapter, lora):
+def slow_logprobs(backend, tokens, adapter, lora):
     """All log-probabilities with the adapter and the base, [T - 1, V], by `verify`."""
     with with_lora(backend, lora):
         return np.stack([log_softmax(z) for z in backend.verify(tokens[:-1], backend.new_cache(), adapter)])
@@ -29,7 +29,10 @@ def test_the_distance_is_that_of_whole_logits(tiny, tiny_backend, monkeypatch, w
     lora = BaseLoRA({("down_proj", 1): tuple(x.astype(np.float32) for x in pair)}) if with_base else None
     text = NeutralText(tiny_backend, tiny.tokenizer)
     tokens = text._tokens
-    old, new = slow(tiny_backend, tokens, None, None), slow(tiny_backend, tokens, adapter, lora)
+    old, new = (
+        slow_logprobs(tiny_backend, tokens, None, None),
+        slow_logprobs(tiny_backend, tokens, adapter, lora),
+    )
     index = np.arange(len(new)), np.asarray(tokens[1:])
     kl, change = np.sum(np.exp(new) * (new - old), axis=1).mean(), np.expm1((old - new)[index].mean())
     with with_lora(tiny_backend, lora):

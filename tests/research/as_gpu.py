@@ -37,14 +37,14 @@ def as_on_gpu(run: Callable[..., list[mx.array]], fused: Make) -> Iterator[None]
 def _single(name: str, fused: Make, packed: bool = False) -> Callable[..., mx.array]:
     """Calls `fused` in place of the operation. packed: the input holds 4-bit numbers, eight to a word."""
 
-    def made(*arrays: Any, **options: Any) -> mx.array:
+    def make_array(*arrays: Any, **options: Any) -> mx.array:
         inputs = [array for array in (*arrays, *options.values()) if isinstance(array, mx.array)]
         shape, dtype = inputs[0].shape, inputs[0].dtype
         if packed:
             shape, dtype = (*shape[:-1], 8 * shape[-1]), inputs[1].dtype
         return fused(name, inputs, shape, dtype)
 
-    return made
+    return make_array
 
 
 class Placeholders:

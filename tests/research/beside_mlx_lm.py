@@ -64,7 +64,7 @@ def ours(
     return turn
 
 
-def measured(model: Model, rounds: int, device: str) -> dict[str, list[Speed]]:
+def measure_turns(model: Model, rounds: int, device: str) -> dict[str, list[Speed]]:
     """One warm-up turn of each, then `rounds` measured ones."""
     rng = np.random.default_rng(0)
     prompt = rng.integers(10, model.shape.vocab_size, PROMPT).tolist()
@@ -86,7 +86,7 @@ def measured(model: Model, rounds: int, device: str) -> dict[str, list[Speed]]:
 def main() -> None:
     model = load_model(sys.argv[1] if len(sys.argv) > 1 and sys.argv[1] else None)
     device = default_device() if "gpu" in sys.argv[3:] else "cpu"
-    found = measured(model, int(sys.argv[2]) if len(sys.argv) > 2 else 5, device)
+    found = measure_turns(model, int(sys.argv[2]) if len(sys.argv) > 2 else 5, device)
     print(f"{model.name}, MLX on {device}, prompt {PROMPT}, reply {TOKENS} tokens")
     for name, speeds in found.items():
         for i, what in enumerate(("prefill", "decode")):

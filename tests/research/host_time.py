@@ -51,8 +51,8 @@ def run(rounds: int, log: Callable[[str], None] = lambda text: None) -> list[Row
     """The rows of the suite."""
     with tempfile.TemporaryDirectory() as folder, mx.stream(mx.cpu):
         model = load_model(str(make("narrow", Path(folder) / "narrow.gguf")))
-        costs = measured(players(model), rounds)
-        on_gpu = measured(gpu_players(model), rounds)
+        costs = measure_turns(players(model), rounds)
+        on_gpu = measure_turns(gpu_players(model), rounds)
     extra = model.shape.n_layers * len(KERNELS_OF_A_LAYER) * kernel_call_seconds()
     on_gpu["tiered"] = [(cpu + extra, wall + extra) for cpu, wall in on_gpu["tiered"]]
     log(f"host time of a token: {rounds} rounds of {TOKENS} tokens")
@@ -60,7 +60,7 @@ def run(rounds: int, log: Callable[[str], None] = lambda text: None) -> list[Row
     return rows + [row for name in on_gpu if name != PEER for row in _rows(name, on_gpu, " as on a GPU")]
 
 
-def measured(turns: dict[str, Turn], rounds: int) -> dict[str, list[Cost]]:
+def measure_turns(turns: dict[str, Turn], rounds: int) -> dict[str, list[Cost]]:
     """One warm-up turn of each, then `rounds` measured ones."""
     for turn in turns.values():
         cost(turn)

@@ -66,7 +66,7 @@ class LaunchCount:
     by_name: dict[str, int]
 
 
-def counted(step: Callable[..., Any], *inputs: mx.array) -> LaunchCount:
+def count_launches(step: Callable[..., Any], *inputs: mx.array) -> LaunchCount:
     """Count the primitives of the graph that `step` builds."""
     names: Counter[str] = Counter()
 
@@ -146,7 +146,7 @@ def theirs(shape: DecoderSize) -> LaunchCount:
         logprobs = logits - mx.logsumexp(logits, keepdims=True)
         return [mx.argmax(logprobs, axis=-1), *(array for c in caches for array in (c.keys, c.values))]
 
-    return counted(step, mx.array([1]))
+    return count_launches(step, mx.array([1]))
 
 
 @functools.cache
@@ -174,7 +174,7 @@ def ours(shape: DecoderSize, batch: int = 1, full: bool = False) -> LaunchCount:
         logits = change(logits, hidden) if full else logits
         return [sampler(logits), logits.sum(), *running.arrays()]
 
-    return counted(step, mx.array([1] * batch))
+    return count_launches(step, mx.array([1] * batch))
 
 
 def prompt(shape: DecoderSize, tokens: int = 130) -> LaunchCount:
@@ -194,7 +194,7 @@ def prompt(shape: DecoderSize, tokens: int = 130) -> LaunchCount:
         layers = [tiered.LayerPages(running, layer) for layer in range(config.n_layers)]
         return [made.model(ids, layers)[:, -1], *running.arrays()]
 
-    return counted(step, mx.array([[1] * tokens]))
+    return count_launches(step, mx.array([[1] * tokens]))
 
 
 def some_adapter(config: ModelConfig) -> MicroLoRA:

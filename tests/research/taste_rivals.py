@@ -122,7 +122,7 @@ def process(*parts: str) -> Rival:
     """A Gaussian process with a sum of kernels, named as in Kernels; "a * b" is their product. Amplitudes and
     noise by marginal likelihood, with a log-normal prior."""
 
-    def fitted(of: Kernels, rated: np.ndarray, stars: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def fit_rival(of: Kernels, rated: np.ndarray, stars: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         kernels = [np.prod([getattr(of, name) for name in part.split(" * ")], axis=0) for part in parts]
         logs = _amplitudes([k[np.ix_(rated, rated)] for k in kernels], stars - NEUTRAL)
         whole = 1.5 + sum(2**log * k for log, k in zip(logs, kernels, strict=False))
@@ -132,7 +132,7 @@ def process(*parts: str) -> Rival:
         known = np.einsum("rn,nr->r", cross, np.linalg.solve(seen, cross.T))
         return mean, np.sqrt(np.maximum(whole.diagonal() - known, 0) + 2 ** logs[-1])
 
-    return fitted
+    return fit_rival
 
 
 def _amplitudes(kernels: list[np.ndarray], y: np.ndarray) -> np.ndarray:

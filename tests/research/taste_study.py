@@ -78,7 +78,7 @@ class Study:
         ratings = [RatedFeatures(self.features[i], rating) for i, rating in zip(rated, given, strict=True)]
         return TasteModel.fit(ratings, [RatedFeatures(self.features[i], "") for i in background])
 
-    def predicted(self, model: TasteModel) -> tuple[np.ndarray, np.ndarray]:
+    def predict_all(self, model: TasteModel) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation [R]; only those of unseen questions are used."""
         mean, sd = np.zeros((2, len(self.features)))
         mean[self._unseen], sd[self._unseen] = model.predict([self.features[i] for i in self._unseen])
@@ -98,7 +98,7 @@ def _mean(results: list[Result]) -> Result:
     return Result(*(float(np.mean([getattr(r, name) for r in results])) for name in Result.__annotations__))
 
 
-def compared(study: Study, users: list[str], seeds: int, models: list[str]) -> Iterator[str]:
+def comparison_rows(study: Study, users: list[str], seeds: int, models: list[str]) -> Iterator[str]:
     """Rows of a table: each model by the number of ratings."""
     yield _head(users)
     for name in models:
@@ -117,7 +117,7 @@ def compared(study: Study, users: list[str], seeds: int, models: list[str]) -> I
 def _by(study: Study, name: str, rated: np.ndarray, given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if name in RIVALS:
         return RIVALS[name](study.kernels, rated, given)
-    return study.predicted(study.taste(rated, [str(int(s)) for s in given], rated[:0]))
+    return study.predict_all(study.taste(rated, [str(int(s)) for s in given], rated[:0]))
 
 
 def _head(users: list[str]) -> str:
@@ -160,7 +160,7 @@ def noisy(study: Study, users: list[str], seeds: int, flip: float) -> Iterator[s
         yield _row(f"{flip:.0%} wrong, {count}", found)
 
 
-def pressed(study: Study, users: list[str], seeds: int, kind: str) -> Iterator[str]:
+def thumb_rows(study: Study, users: list[str], seeds: int, kind: str) -> Iterator[str]:
     """Thumbs by people who press only at some replies; the others that they saw are the background."""
     for count in RATINGS:
         found = {}
@@ -173,12 +173,12 @@ def pressed(study: Study, users: list[str], seeds: int, kind: str) -> Iterator[s
                 seen, hit = seen[:end], hit[:end]
                 given = ["up" if s >= 4 else "down" for s in stars[seen[hit]]]
                 model = study.taste(seen[hit], given, seen[~hit])
-                results.append(study.result(*study.predicted(model), stars))
+                results.append(study.result(*study.predict_all(model), stars))
             found[user] = _mean(results)
         yield _row(f"{kind}, {count} presses", found)
 
 
-def turned(study: Study, users: list[str], seeds: int, old: int = 100) -> Iterator[str]:
+def turn_rows(study: Study, users: list[str], seeds: int, old: int = 100) -> Iterator[str]:
     """The user wants the opposite after `old` ratings."""
     for new in (0, 5, 10, 20, 40):
         found = {}
@@ -204,14 +204,14 @@ def main() -> None:
     study = Study(SampledReplies.load(given.file))
     if given.held_out is not None:
         drawn = [str(given.held_out + n) for n in range(DRAWN)]
-        _print(compared(study, drawn, given.seeds, [*RIVALS, "taste model"]))
+        _print(comparison_rows(study, drawn, given.seeds, [*RIVALS, "taste model"]))
         return
-    _print(compared(study, NAMED, given.seeds, [*RIVALS, "taste model"]))
+    _print(comparison_rows(study, NAMED, given.seeds, [*RIVALS, "taste model"]))
     for flip in (0.1, 0.2):
         _print(noisy(study, NAMED, given.seeds, flip))
     for kind in PRESSES:
-        _print(pressed(study, NAMED, given.seeds, kind))
-    _print(turned(study, NAMED, given.seeds))
+        _print(thumb_rows(study, NAMED, given.seeds, kind))
+    _print(turn_rows(study, NAMED, given.seeds))
 
 
 def _print(rows: Iterator[str]) -> None:

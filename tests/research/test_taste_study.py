@@ -74,7 +74,7 @@ def test_every_model_learns_who_likes_lists(study, name):
 
 
 def test_someone_who_presses_one_thumb_has_the_rest_as_background(study):
-    (row, *_), *_ = [list(taste_study.pressed(study, ["lists"], 1, "only up"))]
+    (row, *_), *_ = [list(taste_study.thumb_rows(study, ["lists"], 1, "only up"))]
     agreement = float(row.split("presses")[1].split()[0])
     assert agreement > 0.8
 

@@ -16,7 +16,7 @@ FLAGS = [
 ]  # fmt: skip
 
 
-def found() -> bool:
+def is_found() -> bool:
     return all(map(shutil.which, ("chromedriver", "chromium")))
 
 

@@ -39,20 +39,20 @@ def follow_script(running: Any, replies: Sequence[Call | str]) -> list[Turn]:
     submit, turns, waiting = running.serving.host.submit, list[Turn](), list(replies)
     model = running.serving.runtime.model
 
-    async def scripted(request: GenerationRequest) -> Any:
+    async def submit_scripted(request: GenerationRequest) -> Any:
         if request.shows_calls:
             reply = waiting.pop(0) if waiting else END
-            request = replace(request, constraint=_only(model.tokenizer, reply))
+            request = replace(request, constraint=_constraint_to(model.tokenizer, reply))
         async for chunks in submit(request):
             if request.shows_calls and chunks[-1].response is not None:
                 turns.append(Turn(request, chunks[-1].response))
             yield chunks
 
-    running.serving.host.submit = scripted
+    running.serving.host.submit = submit_scripted
     return turns
 
 
-def _only(tokenizer: Any, reply: Call | str) -> Constraint:
+def _constraint_to(tokenizer: Any, reply: Call | str) -> Constraint:
     """Allows this reply alone."""
     if isinstance(reply, str):
         return Constraint.lark(f"start: {json.dumps(reply)}")

@@ -298,14 +298,14 @@ def calls_first(roomy, monkeypatch):
         tokenizer = roomy.serving.runtime.model.tokenizer
         function = {"name": name, "parameters": parameters, "strict": True}
 
-        def submitted(request, session_id=None):
+        def submit_forced(request, session_id=None):
             seen.append(request)
             if len(seen) == 1:
                 forced = forced_calls(tokenizer, tool_form(tokenizer), [function])
                 request = replace(request, constraint=forced)
             return submit(request, session_id)
 
-        monkeypatch.setattr(roomy.serving.host, "submit", submitted)
+        monkeypatch.setattr(roomy.serving.host, "submit", submit_forced)
         return seen
 
     return script

@@ -21,12 +21,12 @@ def start(starter, home, serve_all):
     """Starts a server with the starter, for longer contexts than its own: its speed is the same."""
     model = replace(starter, shape=replace(starter.config, max_context=12_288))
 
-    def opened():
+    def open_runtime():
         settings = Settings(kv="tiered", kv_disk=1024, adapter="none")
         return Runtime(Store(home / "ruvmlx.db"), model, NativeBackend(model), settings, learn=False)
 
     def begin():
-        serve_all.append(run_server(opened, Access(), ServerLimits()))
+        serve_all.append(run_server(open_runtime, Access(), ServerLimits()))
         return serve_all[-1]
 
     yield begin

@@ -13,14 +13,14 @@ NONCE = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; 
 
 
 @pytest.fixture
-def asked(shared):
+def request_fields(shared):
     return {"model": shared.model, "messages": HI, "max_tokens": 8, "extra_body": GREEDY}
 
 
 @pytest.fixture
-def body(asked):
+def body(request_fields):
     """The same as JSON."""
-    return {**{name: value for name, value in asked.items() if name != "extra_body"}, **GREEDY}
+    return {**{name: value for name, value in request_fields.items() if name != "extra_body"}, **GREEDY}
 
 
 @pytest.fixture
@@ -31,9 +31,9 @@ def claude(shared):
         yield found
 
 
-def test_a_whole_reply(claude, asked, shared):
+def test_a_whole_reply(claude, request_fields, shared):
     """The text is that of OpenAI's endpoint."""
-    done = claude.messages.create(**asked)
+    done = claude.messages.create(**request_fields)
     other = shared.chat("hello").json["choices"][0]["message"]["content"]
     assert (done.type, done.role, done.model) == ("message", "assistant", shared.model)
     assert [block.type for block in done.content] == ["text"] and done.content[0].text == other
@@ -42,9 +42,9 @@ def test_a_whole_reply(claude, asked, shared):
     assert done.usage.input_tokens + done.usage.cache_read_input_tokens > 5
 
 
-def test_a_stream_is_the_whole_reply(claude, asked):
-    whole = claude.messages.create(**asked)
-    with claude.messages.stream(**asked) as stream:
+def test_a_stream_is_the_whole_reply(claude, request_fields):
+    whole = claude.messages.create(**request_fields)
+    with claude.messages.stream(**request_fields) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert text == final.content[0].text == whole.content[0].text
@@ -69,13 +69,13 @@ def test_the_events_of_a_stream(shared, body):
     assert data[0]["message"]["content"] == [] and data[1]["content_block"] == {"type": "text", "text": ""}
 
 
-def test_stop_sequences(claude, asked):
-    whole = claude.messages.create(**{**asked, "max_tokens": 20}).content[0].text
+def test_stop_sequences(claude, request_fields):
+    whole = claude.messages.create(**{**request_fields, "max_tokens": 20}).content[0].text
     stop = whole[len(whole) // 2 :][:2]
-    done = claude.messages.create(**{**asked, "max_tokens": 20}, stop_sequences=["not in it", stop])
+    done = claude.messages.create(**{**request_fields, "max_tokens": 20}, stop_sequences=["not in it", stop])
     assert (done.stop_reason, done.stop_sequence) == ("stop_sequence", stop)
     assert "".join(block.text for block in done.content) == whole[: whole.index(stop)]
-    with claude.messages.stream(**{**asked, "max_tokens": 20}, stop_sequences=[stop]) as stream:
+    with claude.messages.stream(**{**request_fields, "max_tokens": 20}, stop_sequences=[stop]) as stream:
         final = stream.get_final_message()
     assert (final.stop_reason, final.stop_sequence) == ("stop_sequence", stop)
 
@@ -91,16 +91,16 @@ def test_stop_sequences(claude, asked):
         {"thinking": {"type": "disabled"}},
     ],
 )
-def test_count_tokens(claude, asked, more):
+def test_count_tokens(claude, request_fields, more):
     """As many as the reply's own usage says."""
-    given = {**asked, **more}
+    given = {**request_fields, **more}
     done = claude.messages.create(**given)
     del given["max_tokens"], given["extra_body"]
     count = claude.messages.count_tokens(**given).input_tokens
     assert count == done.usage.input_tokens + done.usage.cache_read_input_tokens
 
 
-def test_blocks_are_texts(claude, asked, shared):
+def test_blocks_are_texts(claude, request_fields, shared):
     """A text, one block, and two blocks with an empty line between them."""
     texts = []
     for content in (
@@ -109,22 +109,22 @@ def test_blocks_are_texts(claude, asked, shared):
         [{"type": "text", "text": t} for t in "ab"],
     ):
         messages = [{"role": "user", "content": content}]
-        texts.append(claude.messages.create(**{**asked, "messages": messages}).content[0].text)
+        texts.append(claude.messages.create(**{**request_fields, "messages": messages}).content[0].text)
     assert len(set(texts)) == 1
     assert texts[0] == shared.chat("a\n\nb").json["choices"][0]["message"]["content"]
 
 
-def test_options(claude, asked):
+def test_options(claude, request_fields):
     """top_k 1 is greedy at any temperature; metadata and the marks of a cache change nothing."""
-    greedy = claude.messages.create(**asked).content[0].text
-    drawn = {**asked, "metadata": {"user_id": "u"}}
+    greedy = claude.messages.create(**request_fields).content[0].text
+    drawn = {**request_fields, "metadata": {"user_id": "u"}}
     drawn["extra_body"] = {"temperature": 5.0, "top_k": 1, "top_p": 0.9, "service_tier": "auto"}
     marked = [{"type": "text", "text": "hello", "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
     drawn["messages"] = [{"role": "user", "content": marked}]
     assert claude.messages.create(**drawn).content[0].text == greedy
 
 
-def test_the_nonce_of_an_agent_is_not_read(claude, asked):
+def test_the_nonce_of_an_agent_is_not_read(claude, request_fields):
     """Two requests whose accounting line differs have one prompt: the one without it."""
     plain = {"type": "text", "text": "You are brief."}
     counts, texts = set(), set()
@@ -133,12 +133,12 @@ def test_the_nonce_of_an_agent_is_not_read(claude, asked):
         [{"type": "text", "text": NONCE.format("1f")}],
         [{"type": "text", "text": NONCE.format("22ab")}],
     ):
-        done = claude.messages.create(**asked, system=[*first, plain])
+        done = claude.messages.create(**request_fields, system=[*first, plain])
         counts.add(done.usage.input_tokens + done.usage.cache_read_input_tokens)
         texts.add(done.content[0].text)
-    joined = claude.messages.create(**asked, system=f"{NONCE.format('x')}\nYou are brief.")
+    joined = claude.messages.create(**request_fields, system=f"{NONCE.format('x')}\nYou are brief.")
     assert {joined.content[0].text} == texts and len(counts) == 1
-    quoted = claude.messages.create(**asked, system=f"You are brief.\n{NONCE.format('x')}")
+    quoted = claude.messages.create(**request_fields, system=f"You are brief.\n{NONCE.format('x')}")
     assert quoted.usage.input_tokens + quoted.usage.cache_read_input_tokens > max(counts)
 
 
@@ -187,16 +187,16 @@ def test_refused_fields(shared, body, fields, named, path):
     assert refused.json["error"]["param"] == named
 
 
-def test_errors_are_the_clients_own(claude, asked, serve):
+def test_errors_are_the_clients_own(claude, request_fields, serve):
     with pytest.raises(anthropic.NotFoundError) as caught:
-        claude.messages.create(**{**asked, "model": "another-model"})
+        claude.messages.create(**{**request_fields, "model": "another-model"})
     assert caught.value.body["error"]["type"] == "not_found_error"
     long = [{"role": "user", "content": "long " * 300}]
     with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 511 maximum"):
-        claude.messages.create(**{**asked, "messages": long})
+        claude.messages.create(**{**request_fields, "messages": long})
     with (
         pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 511 maximum"),
-        claude.messages.stream(**{**asked, "messages": long}) as stream,
+        claude.messages.stream(**{**request_fields, "messages": long}) as stream,
     ):
         stream.get_final_message()
     with pytest.raises(anthropic.APIStatusError) as caught:
@@ -206,16 +206,18 @@ def test_errors_are_the_clients_own(claude, asked, serve):
     assert caught.value.status_code == 415
 
 
-def test_keys(serve, asked):
+def test_keys(serve, request_fields):
     """x-api-key, as the client sends it, and as a bearer token; errors in Anthropic's form."""
     running = serve(keys=["a" * 20])
     url = running.url.removesuffix("/v1")
     for given in ({"api_key": "a" * 20}, {"auth_token": "a" * 20}):
         with anthropic.Anthropic(base_url=url, max_retries=0, **given) as client:
-            assert client.messages.create(**{**asked, "model": running.model}).usage.output_tokens == 8
+            assert (
+                client.messages.create(**{**request_fields, "model": running.model}).usage.output_tokens == 8
+            )
     with anthropic.Anthropic(base_url=url, api_key="b" * 20, max_retries=0) as client:
         with pytest.raises(anthropic.AuthenticationError) as caught:
-            client.messages.create(**asked)
+            client.messages.create(**request_fields)
         assert caught.value.body["error"]["type"] == "authentication_error"
 
 
@@ -226,7 +228,7 @@ def test_paths_that_there_are_not(shared):
         assert refused.status == status and refused.json["type"] == "error"
 
 
-def test_a_ping_in_silence(serve, asked, body):
+def test_a_ping_in_silence(serve, request_fields, body):
     """While the reply waits for its turn, the stream is kept alive by events that the client knows."""
     from ruvmlx.apps.server.limits import ServerLimits
 
@@ -238,7 +240,7 @@ def test_a_ping_in_silence(serve, asked, body):
     url = running.url.removesuffix("/v1")
     with (
         anthropic.Anthropic(base_url=url, api_key="x", max_retries=0) as client,
-        client.messages.stream(**asked) as stream,
+        client.messages.stream(**request_fields) as stream,
     ):
         assert stream.get_final_message().usage.output_tokens == 8
 

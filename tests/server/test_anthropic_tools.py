@@ -31,14 +31,14 @@ def claude(roomy):
 
 
 @pytest.fixture
-def asked(roomy):
+def request_fields(roomy):
     one = {"type": "any", "disable_parallel_tool_use": True}
     body = {"model": roomy.model, "messages": [HI], "max_tokens": 150, "tools": TOOLS, "tool_choice": one}
     return {**body, "extra_body": {"temperature": 1.0}}
 
 
-def test_a_required_call_fits_its_schema(claude, asked):
-    done = claude.messages.create(**asked)
+def test_a_required_call_fits_its_schema(claude, request_fields):
+    done = claude.messages.create(**request_fields)
     assert done.stop_reason == "tool_use"
     [block] = done.content
     assert block.type == "tool_use" and block.id
@@ -46,17 +46,17 @@ def test_a_required_call_fits_its_schema(claude, asked):
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_the_chosen_tool_is_called(claude, asked, name):
-    done = claude.messages.create(**asked | {"tool_choice": {"type": "tool", "name": name}})
+def test_the_chosen_tool_is_called(claude, request_fields, name):
+    done = claude.messages.create(**request_fields | {"tool_choice": {"type": "tool", "name": name}})
     assert [block.name for block in done.content] == [name]
     jsonschema.validate(done.content[0].input, SCHEMAS[name])
 
 
-def test_a_stream_joins_to_the_whole_input(claude, asked):
+def test_a_stream_joins_to_the_whole_input(claude, request_fields):
     """Greedy, so that the two replies are the same."""
-    asked |= {"extra_body": {"temperature": 0}, "tool_choice": {"type": "tool", "name": "weather"}}
-    whole = claude.messages.create(**asked)
-    with claude.messages.stream(**asked) as stream:
+    request_fields |= {"extra_body": {"temperature": 0}, "tool_choice": {"type": "tool", "name": "weather"}}
+    whole = claude.messages.create(**request_fields)
+    with claude.messages.stream(**request_fields) as stream:
         pieces = [e.partial_json for e in stream if e.type == "input_json"]
         final = stream.get_final_message()
     assert final.stop_reason == "tool_use"
@@ -64,10 +64,10 @@ def test_a_stream_joins_to_the_whole_input(claude, asked):
     assert [block.type for block in final.content] == ["tool_use"]
 
 
-def test_several_calls_are_blocks_of_their_own(claude, asked):
+def test_several_calls_are_blocks_of_their_own(claude, request_fields):
     """Up to eight calls may be required at once; each block is complete."""
-    asked |= {"tool_choice": {"type": "any"}, "max_tokens": 700, "tools": TOOLS[1:]}
-    with claude.messages.stream(**asked) as stream:
+    request_fields |= {"tool_choice": {"type": "any"}, "max_tokens": 700, "tools": TOOLS[1:]}
+    with claude.messages.stream(**request_fields) as stream:
         final = stream.get_final_message()
     assert final.content and len({block.id for block in final.content}) == len(final.content)
     for block in final.content[: None if final.stop_reason == "tool_use" else -1]:

@@ -57,7 +57,7 @@ def attach(home):
 
 
 @pytest.fixture
-def slow(running, endless):
+def slow_server(running, endless):
     """The server. Each step of its replies takes 20 ms."""
     scheduler = running.serving.host.holder.opened_runtime.writer.scheduler
     step = scheduler.step
@@ -98,7 +98,7 @@ def all_replies(running, number):
     return found
 
 
-def said(running):
+def reply_over_http(running):
     """What the model writes over HTTP."""
     return running.chat("tell me", max_tokens=24).json["choices"][0]["message"]
 
@@ -128,7 +128,7 @@ def test_http_and_the_terminal_have_one_store(serve, attach):
     running = serve(temperature=0.0)
     terminal = attach(running.url)
     terminal.send("tell me" + ENTER)
-    before, untouched = all_replies(running, 1)[0][1], said(running)
+    before, untouched = all_replies(running, 1)[0][1], reply_over_http(running)
     terminal.expect("Good")  # the app knows that the reply has ended
     for _ in range(3):
         asked = running.chat("tell me", max_tokens=24).json["id"]
@@ -140,12 +140,12 @@ def test_http_and_the_terminal_have_one_store(serve, attach):
     assert after != before
     terminal.expect("Good")
     assert running.ask("GET", "/v1/status").json["adapter"] == "default@3"
-    assert said(running) != untouched
+    assert reply_over_http(running) != untouched
     for left in (2, 1, 0):
         terminal.send(CTRL_R)
         terminal.expect(f"{left} left")
     assert on_runtime(running, lambda runtime: runtime.status().ratings) == 0
-    assert said(running) == untouched
+    assert reply_over_http(running) == untouched
 
 
 def test_the_clients_clipboard_is_filled(running, attach):
@@ -167,40 +167,40 @@ def test_another_size_is_drawn(running, attach):
     terminal.expect("─{85}")
 
 
-def test_ctrl_c_stops_the_reply_and_then_leaves(slow, attach):
+def test_ctrl_c_stops_the_reply_and_then_leaves(slow_server, attach):
     """Keys are the app's: the client is not interrupted."""
-    terminal = attach(slow.url)
+    terminal = attach(slow_server.url)
     terminal.send("hello" + ENTER)
     terminal.expect("tokens/s")
     terminal.send(CTRL_C)
     terminal.expect("stopped")
-    assert all_replies(slow, 1)[0][3] == "cancelled"
+    assert all_replies(slow_server, 1)[0][3] == "cancelled"
     terminal.send(CTRL_C)
     terminal.expect("Press again to quit")
     terminal.send(CTRL_C)
     assert terminal.wait() == 0
 
 
-def test_a_client_that_dies_ends_its_reply(slow, attach):
+def test_a_client_that_dies_ends_its_reply(slow_server, attach):
     """Killed in the middle: the reply ends within a moment, and its text is kept."""
-    terminal = attach(slow.url)
+    terminal = attach(slow_server.url)
     terminal.send("hello" + ENTER)
     terminal.expect("tokens/s")
     time.sleep(0.5)  # the first random bytes may be half a character
     os.kill(terminal.pid, signal.SIGKILL)
-    slow.wait_until(lambda: not slow.terminals.attached)
-    ((_, text, _, reason),) = replies(slow)
+    slow_server.wait_until(lambda: not slow_server.terminals.attached)
+    ((_, text, _, reason),) = replies(slow_server)
     assert reason == "cancelled" and text
-    assert slow.chat().status == 200
+    assert slow_server.chat().status == 200
 
 
-def test_a_server_that_stops_restores_the_terminal(slow, attach):
+def test_a_server_that_stops_restores_the_terminal(slow_server, attach):
     """In the middle of a reply: one line, and the text is in the store."""
-    terminal = attach(slow.url)
+    terminal = attach(slow_server.url)
     raw = terminal.attributes
     terminal.send("hello" + ENTER)
     terminal.expect("tokens/s")
-    threading.Thread(target=slow.stop).start()
+    threading.Thread(target=slow_server.stop).start()
     terminal.expect("the server stopped; the chat is saved")
     restored = terminal.attributes
     assert terminal.wait() == 1 and restored != raw and BACK in terminal.raw
@@ -227,21 +227,21 @@ def test_a_client_that_is_stopped_gives_the_terminal_back(running, attach):
     assert terminal.attributes == raw and terminal.raw[drawn:].count(OTHER_SCREEN) == 1
 
 
-def test_two_terminals_and_http_at_the_same_time(slow, attach):
+def test_two_terminals_and_http_at_the_same_time(slow_server, attach):
     """Replies are written beside each other; Esc ends one's own alone; /model asks for a single user."""
-    one, two = attach(slow.url), attach(slow.url)
+    one, two = attach(slow_server.url), attach(slow_server.url)
     one.send("first" + ENTER)
     one.expect("tokens/s")
     two.send("second" + ENTER)
     two.expect("tokens/s")
-    assert slow.chat(max_tokens=2).status == 200 and slow.serving.host.is_writing
+    assert slow_server.chat(max_tokens=2).status == 200 and slow_server.serving.host.is_writing
     one.send(ESC)
     one.expect("stopped")
     one.expect("Good")
     one.send("/model other" + ENTER)
     one.expect("close them, then change it")
-    assert slow.serving.host.is_writing  # the other reply
-    reasons = sorted(reason for _, _, _, reason in all_replies(slow, 2))
+    assert slow_server.serving.host.is_writing  # the other reply
+    reasons = sorted(reason for _, _, _, reason in all_replies(slow_server, 2))
     assert reasons[0] == "cancelled" and reasons[1] != "cancelled"
 
 

@@ -47,7 +47,7 @@ def link(running, apps):
     found.close()
 
 
-def alive(kind):
+def living_objects(kind):
     """The objects of a class."""
     return [found for found in gc.get_objects() if isinstance(found, kind)]
 
@@ -65,7 +65,7 @@ def test_a_flood_of_keys_waits_at_its_sender(running, link, app):
     running.wait_until(lambda: app.chat.prompt.text, 60)
     for _ in range(5):
         time.sleep(0.1)
-        assert len(alive(events.Key)) < 200
+        assert len(living_objects(events.Key)) < 200
     link.close()
     running.wait_until(lambda: not running.terminals.attached, 60)
 

@@ -21,7 +21,7 @@ def content(answer):
     return answer.json["choices"][0]["message"]["content"]
 
 
-def continued(running, ids):
+def continuation(running, ids):
     """What the model writes behind these tokens."""
     answer = running.ask("POST", "/v1/completions", running.body(prompt=ids, max_tokens=12))
     return answer.json["choices"][0]["text"]
@@ -38,7 +38,7 @@ def test_every_form_goes_on_from_the_text(shared, prompt):
     """The reply is what the model writes behind the begun text, without that text, in all three forms."""
     begun = {"role": "assistant", "content": BEGUN}
     ids = prompt + shared.serving.runtime.model.tokenizer.encode(BEGUN, add_bos=False)
-    want = continued(shared, ids)
+    want = continuation(shared, ids)
     answer = ask_chat(shared, begun)
     assert content(answer) == want != content(ask_chat(shared))
     assert answer.json["usage"]["prompt_tokens"] == len(ids)
@@ -148,11 +148,11 @@ def test_a_begun_reply_keeps_its_thought(shared, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", source + "</think>")
     submit = shared.serving.host.submit
 
-    def submitted(request):
+    def submit_and_note(request):
         seen.append(request)
         return submit(request)
 
-    monkeypatch.setattr(shared.serving.host, "submit", submitted)
+    monkeypatch.setattr(shared.serving.host, "submit", submit_and_note)
     begun = {"role": "assistant", "content": BEGUN, "reasoning_content": "Count."}
     ask_chat(shared, begun, reasoning_effort="high")
     assert seen[-1].opening == join_thought("Count.", BEGUN, "<think>") and seen[-1].thinking is True

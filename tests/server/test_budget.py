@@ -27,17 +27,17 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture
-def small(model, tmp_path, serve_all):
+def start_small(model, tmp_path, serve_all):
     """small(pages, **limits) -> a server whose KV budget is so many pages in f16."""
 
     def start(pages: float, **limits):
-        def opened():
+        def open_runtime():
             backend = open_backend("native", model, threads=1)
             backend.pool.budget, backend.pool.pressure = int(pages * backend.pool.sizes[-1]), lambda: 0.0
             settings = Settings(adapter="none", kv="f16", kv_disk=None)
             return Runtime(Store(tmp_path / "ruvmlx.db"), model, backend, settings, learn=False)
 
-        running = run_server(opened, Access(), ServerLimits(**limits))
+        running = run_server(open_runtime, Access(), ServerLimits(**limits))
         serve_all.append(running)
         return running
 
@@ -47,8 +47,8 @@ def small(model, tmp_path, serve_all):
         assert "Traceback" not in running.log.getvalue()
 
 
-def test_what_can_never_fit_names_the_field(small):
-    running = small(4)
+def test_what_can_never_fit_names_the_field(start_small):
+    running = start_small(4)
     refused = running.chat("x" * 300, max_tokens=100)
     assert refused.status == 400 and refused.error["param"] == "max_tokens"
     assert refused.error["code"] == "cache_too_large" and "the budget is" in refused.error["message"]
@@ -56,17 +56,17 @@ def test_what_can_never_fit_names_the_field(small):
     assert running.chat("hello", n=16, max_tokens=1).status == 200  # one after the other
 
 
-def test_a_reply_without_a_limit_ends_where_the_budget_does(small):
-    running = small(3)
+def test_a_reply_without_a_limit_ends_where_the_budget_does(start_small):
+    running = start_small(3)
     body = running.body(messages=[{"role": "user", "content": "hello"}])
     del body["max_tokens"]
     done = running.ask("POST", "/v1/chat/completions", body).json
     assert done["usage"]["total_tokens"] <= 3 * 64
 
 
-def test_a_full_budget_is_503_with_the_numbers(small):
+def test_a_full_budget_is_503_with_the_numbers(start_small):
     """One reply takes all of it: the next request waits, then gets 503; behind one that waits, at once."""
-    running = small(4, memory_seconds=1.0, memory_waits=1, keep_alive=0.2)
+    running = start_small(4, memory_seconds=1.0, memory_waits=1, keep_alive=0.2)
     got: list = []
     busy = threading.Thread(target=lambda: got.append(running.chat("a", max_tokens=200)))
     slow_steps(running)
@@ -88,9 +88,9 @@ def test_a_full_budget_is_503_with_the_numbers(small):
     assert got[1].status == 200
 
 
-def test_replies_of_one_request_wait_for_each_other(small, endless):
+def test_replies_of_one_request_wait_for_each_other(start_small, endless):
     """Only one fits at a time, and each takes longer than a request may wait: all are written, none twice."""
-    running = small(4, memory_seconds=0.2, memory_waits=1)
+    running = start_small(4, memory_seconds=0.2, memory_waits=1)
     slow_steps(running)
     done = running.chat("a", n=3, max_tokens=40)
     assert done.status == 200, done.body
@@ -111,9 +111,9 @@ def slow_steps(running):
     scheduler.step = slowly
 
 
-def test_all_bodies_together_have_a_limit(small):
+def test_all_bodies_together_have_a_limit(start_small):
     """Bodies that are being read count, and are given back however they end."""
-    running = small(4, bodies=100_000)
+    running = start_small(4, bodies=100_000)
     bodies = running.serving.bodies
     slow = running.connect()
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

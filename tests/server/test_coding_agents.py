@@ -27,11 +27,11 @@ def start(starter, home, serve_all):
         shape = replace(starter.config, max_context=context or starter.config.max_context)
         model = replace(starter, shape=shape)
 
-        def opened():
+        def open_runtime():
             settings = Settings(adapter="none", kv_disk=None)
             return Runtime(Store(home / "ruvmlx.db"), model, NativeBackend(model), settings, learn=False)
 
-        serve_all.append(run_server(opened, Access(), ServerLimits()))
+        serve_all.append(run_server(open_runtime, Access(), ServerLimits()))
         return serve_all[-1]
 
     yield begin
@@ -60,7 +60,7 @@ def steps_of(name, folder):
     ]
 
 
-def filled(body, **names):
+def fill_names(body, **names):
     """A recorded body with the names of now: of the model, and of the calls in replies."""
     text = json.dumps(body)
     for name, value in names.items():
@@ -74,7 +74,7 @@ def test_recorded_requests_of_claude_code(start):
     running, ids = start(), {}
     turns = follow_script(running, steps_of("claude", Path("/project")))
     for body in recorded["turns"]:
-        sent = filled(body, MODEL=running.model, **ids)
+        sent = fill_names(body, MODEL=running.model, **ids)
         answer = running.ask("POST", "/v1/messages?beta=true", sent, anthropic_beta=recorded["beta"])
         assert answer.status == 200, answer.body
         events = [json.loads(line[6:]) for line in answer.body.decode().splitlines() if line[:6] == "data: "]

@@ -46,7 +46,7 @@ class Server:
 
 
 @pytest.fixture(autouse=True)
-def fast(monkeypatch):
+def look_often(monkeypatch):
     monkeypatch.setattr(idle, "LOOK_EVERY", 0.001)
 
 
@@ -112,12 +112,12 @@ async def test_status_names_the_work_while_it_goes_on(name):
 
     class Working(Host):
         async def run_idle(self, work):
-            def noted(*args, **kwargs):
+            def note_work(*args, **kwargs):
                 seen.append(server.idle_work)
                 return {"promoted": False, "measured": 1}
 
-            learning = SimpleNamespace(is_due=lambda: name == "training", consolidate=noted)
-            tiers = SimpleNamespace(due_when_idle=lambda: name == "measuring", review=noted)
+            learning = SimpleNamespace(is_due=lambda: name == "training", consolidate=note_work)
+            tiers = SimpleNamespace(due_when_idle=lambda: name == "measuring", review=note_work)
             done = work(SimpleNamespace(learning=learning, tiers=tiers), threading.Event())
             self.did.append("learn")
             return done

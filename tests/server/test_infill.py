@@ -59,7 +59,7 @@ def ids(running, *parts):
     return [token for each in found for token in each]
 
 
-def continued(running, prompt):
+def continuation(running, prompt):
     answer = running.ask("POST", "/v1/completions", running.body(prompt=prompt, max_tokens=8))
     return answer.json["choices"][0]["text"]
 
@@ -70,7 +70,7 @@ def test_the_model_reads_both_sides(coder):
     answer = infill(coder)
     assert answer.status == 200, answer.json
     found = answer.json
-    assert found["content"] == continued(coder, prompt) and found["tokens_evaluated"] == len(prompt)
+    assert found["content"] == continuation(coder, prompt) and found["tokens_evaluated"] == len(prompt)
     assert found["stop"] is True and found["stop_type"] == "limit" and found["tokens_predicted"] == 8
     assert found["timings"]["predicted_n"] == 8 and found["truncated"] is False
     assert infill(coder, model=coder.model).json["content"] == found["content"]
@@ -85,7 +85,7 @@ def test_more_text_before_the_gap(coder):
     )  # fmt: skip
     extra = [{"filename": "a.py", "text": "x = 1"}, {"text": "loose"}]
     answer = infill(coder, prompt="x", input_extra=extra).json
-    assert answer["tokens_evaluated"] == len(prompt) and answer["content"] == continued(coder, prompt)
+    assert answer["tokens_evaluated"] == len(prompt) and answer["content"] == continuation(coder, prompt)
 
 
 def test_a_stream_is_the_whole_text(coder):

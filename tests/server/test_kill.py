@@ -148,7 +148,7 @@ class Load:
         return prompt if self.rng.random() < 0.5 else prompt[:220] + str(self.rng.random())
 
 
-def checked(home, rated) -> None:
+def check_store(home, rated) -> None:
     """The store is whole: SQLite's own check, the log's chain, the tables beside the log, all ratings."""
     with closing(Store(home / "ruvmlx.db")) as store:
         assert store.db.value("PRAGMA integrity_check") == "ok"
@@ -156,7 +156,7 @@ def checked(home, rated) -> None:
         assert rated <= {row[0] for row in store.db.rows("SELECT reply_id FROM ratings")}
 
 
-def unfinished(home) -> list:
+def unfinished_files(home) -> list:
     return list((home / "kv").glob("*.new"))
 
 
@@ -191,17 +191,17 @@ def test_killed_under_load(home, tiny_folder, tiny_whitening, whole_text, tmp_pa
         for life in range(200 if full else 4):
             (home / "kv").mkdir(exist_ok=True)
             (home / "kv" / "torn.1.new").write_bytes(b"as if killed while it was written")
-            lives, left = tiered if life % 2 else exact, unfinished(home)
+            lives, left = tiered if life % 2 else exact, unfinished_files(home)
             for path in left:
                 os.utime(path, (time.time() - 100,) * 2)  # `CacheFolder.tidy` leaves those of a minute
             pid = lives.begin()
             if life % 5 == 3:
                 time.sleep(rng.random() * 0.3)
                 lives.end(pid)
-                checked(home, rated)
+                check_store(home, rated)
                 continue
             port, model = lives.ready()
-            assert not set(left) & set(unfinished(home))
+            assert not set(left) & set(unfinished_files(home))
             for prompt in rng.sample(PROMPTS, 2):
                 text, logprob, cached = greedy(port, model, prompt)
                 where = f"life {life}: {cached} tokens were cached"
@@ -218,8 +218,8 @@ def test_killed_under_load(home, tiny_folder, tiny_whitening, whole_text, tmp_pa
 
             asyncio.run(load.until(rng.random() ** 2 * LIFE, end))
             rated |= load.rated
-            checked(home, rated)
-            counts["unfinished"] += len(unfinished(home))
+            check_store(home, rated)
+            counts["unfinished"] += len(unfinished_files(home))
             counts["torn"] += damage(home, rng)
         counts["lives"], counts["rated"] = life + 1, len(rated)
     with capsys.disabled():

@@ -32,7 +32,7 @@ def start(tiny, tiny_neutral, tiny_whitening, home, serve_all):
     pages. They are counted."""
 
     def begin(limits=None, access=None, **settings):
-        def opened():
+        def open_runtime():
             store = Store(home / "ruvmlx.db")
             store.model_data.put_reference_text(tiny.fingerprint, tiny_neutral)
             store.model_data.put_whitening(tiny.fingerprint, tiny_whitening)
@@ -40,7 +40,7 @@ def start(tiny, tiny_neutral, tiny_whitening, home, serve_all):
             count_pages(backend.pool.storage)
             return Runtime(store, tiny, backend, Settings(**{"kv": "tiered", "kv_disk": 8, **settings}))
 
-        running = run_server(opened, access or Access(), limits or ServerLimits())
+        running = run_server(open_runtime, access or Access(), limits or ServerLimits())
         serve_all.append(running)
         return running
 
@@ -51,7 +51,7 @@ def start(tiny, tiny_neutral, tiny_whitening, home, serve_all):
 
 
 @pytest.fixture
-def worked(monkeypatch):
+def last_work(monkeypatch):
     """No reply ends by itself, and a step takes at least 2 ms. Returns when work was done last for a request,
     by the beginning of its question."""
     seen, draw, read, step = {}, Run.draw, Run.read_piece, Scheduler.step
@@ -100,7 +100,7 @@ class Crowd:
             self.gaps += got.gaps
             self.good += 1
 
-    async def beside(self, work, good=4):
+    async def stream_beside(self, work, good=4):
         """Await the work while good clients stream."""
         streams = [asyncio.ensure_future(self.stream(i)) for i in range(good)]
         try:
@@ -110,7 +110,7 @@ class Crowd:
             await asyncio.gather(*streams)
 
 
-def test_clients_that_leave(start, worked, full, capsys):
+def test_clients_that_leave(start, last_work, full, capsys):
     """Their replies end within a second, at whatever point they leave, and nothing stays but what kept
     prefixes explain, to the page. Streams beside them go on."""
     running, count = start(), 1000 if full else 60
@@ -137,9 +137,9 @@ def test_clients_that_leave(start, worked, full, capsys):
     running.wait_until(lambda: not running.server.server_state.connections)
     gc.collect()  # what other tests left
     before = census(running)
-    asyncio.run(crowd.beside(all_leave()))
+    asyncio.run(crowd.stream_beside(all_leave()))
     quiet = running.wait_until(lambda: running.serving.waiting == 0 and running.serving.calls == 0)
-    late = {name: worked[name] - when for name, when in gone.items() if name in worked}
+    late = {name: last_work[name] - when for name, when in gone.items() if name in last_work}
     with capsys.disabled():
         print(
             f"\n{count} clients left, {len(late)} of them behind the header and the body: work went on for "
@@ -159,7 +159,7 @@ def test_clients_that_leave(start, worked, full, capsys):
     assert empty.is_sound and not sum(empty.counted), empty
 
 
-def test_rude_clients(start, worked, full, capsys):
+def test_rude_clients(start, last_work, full, capsys):
     """Each gets its status, slow readers are let go, and streams beside them go on."""
     limits = ServerLimits(header_seconds=2, body_seconds=3, stall_seconds=0.5)
     running, rounds = start(limits, Access([KEY])), 20 if full else 2
@@ -192,7 +192,7 @@ def test_rude_clients(start, worked, full, capsys):
     running.wait_until(lambda: not running.server.server_state.connections)
     gc.collect()  # what other tests left
     before = census(running)
-    asyncio.run(crowd.beside(all_of_them()))
+    asyncio.run(crowd.stream_beside(all_of_them()))
     with capsys.disabled():
         print(
             f"\n{found.total()} rude clients and {len(cut)} slow readers; {crowd.good} replies beside them, "
@@ -204,7 +204,7 @@ def test_rude_clients(start, worked, full, capsys):
     assert (held := pages(running)).is_sound, held
 
 
-def test_nothing_waits_for_the_collector(start, worked):
+def test_nothing_waits_for_the_collector(start, last_work):
     """What a request held is freed at its end. Cycles would grow until Python looks for them: minutes of the
     load above, and tens of megabytes."""
     running = start(access=Access([KEY]))

@@ -15,7 +15,7 @@ HI = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture
-def slow(monkeypatch, endless):
+def drawn_requests(monkeypatch, endless):
     """Each token takes 20 ms; returns the requests that were drawn for."""
     draw, seen = Run.draw, []
 
@@ -43,24 +43,24 @@ def answer(connection) -> tuple[int, dict]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves(serve, slow, stream):
+def test_a_client_that_leaves(serve, drawn_requests, stream):
     """Its reply ends within a second, and the next one is written at once."""
     running = serve()
     connection = running.send_chat(stream=stream, max_tokens=400)
-    running.wait_until(lambda: slow)
+    running.wait_until(lambda: drawn_requests)
     connection.close()
     assert running.wait_until(lambda: running.serving.waiting == 0) < 1
-    assert slow[0].cancel.is_set()
+    assert drawn_requests[0].cancel.is_set()
     assert running.chat(max_tokens=2).status == 200
     assert "ruvmlx_cancelled_total 1" in running.ask("GET", "/metrics").body.decode()
     assert '"status": "gone"' in running.log.getvalue()
 
 
-def test_a_client_that_leaves_the_queue(serve, slow):
+def test_a_client_that_leaves_the_queue(serve, drawn_requests):
     """Those behind it do not wait for its reply."""
     running = serve()
     first = running.send_chat(max_tokens=20)
-    running.wait_until(lambda: slow)
+    running.wait_until(lambda: drawn_requests)
     second = running.send_chat(max_tokens=400)
     running.wait_until(lambda: running.serving.waiting == 2)
     second.close()
@@ -69,7 +69,7 @@ def test_a_client_that_leaves_the_queue(serve, slow):
     first.close()
 
 
-def test_many_clients_that_leave(serve, slow):
+def test_many_clients_that_leave(serve, drawn_requests):
     """Nothing is left of them but cached prompts: without these, no page is in use."""
     running = serve()
     for i in range(40):
@@ -84,13 +84,13 @@ def test_many_clients_that_leave(serve, slow):
     assert running.chat(max_tokens=2).status == 200
 
 
-def test_a_slow_reader_is_let_go(serve, slow):
+def test_a_slow_reader_is_let_go(serve, drawn_requests):
     """A stream that is not read ends; its connection is closed, although bytes are on their way."""
     running = serve(limits=ServerLimits(stall_seconds=0.3))
     connection = running.send_chat(stream=True, max_tokens=400, logprobs=True, top_logprobs=20, n=2)
-    running.wait_until(lambda: slow)
+    running.wait_until(lambda: drawn_requests)
     running.wait_until(lambda: running.serving.waiting == 0, 20)
-    assert all(request.cancel.is_set() for request in slow)
+    assert all(request.cancel.is_set() for request in drawn_requests)
     running.wait_until(lambda: not running.server.server_state.connections, 3)
     connection.close()
 
@@ -183,11 +183,11 @@ def test_too_many_connections(serve):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_too_many_replies(serve, slow, stream):
+def test_too_many_replies(serve, drawn_requests, stream):
     """429 with Retry-After, as a status also for a stream; later it works."""
     running = serve(limits=ServerLimits(replies=2))
     busy = running.send_chat(max_tokens=400, n=2)
-    running.wait_until(lambda: slow)
+    running.wait_until(lambda: drawn_requests)
     refused = running.chat(stream=stream)
     assert refused.status == 429 and 1 <= int(refused.headers["retry-after"]) <= 60
     assert refused.error["type"] == "rate_limit_error"
@@ -196,7 +196,7 @@ def test_too_many_replies(serve, slow, stream):
     assert running.chat(max_tokens=2).status == 200
 
 
-def test_a_reply_that_takes_too_long(serve, slow):
+def test_a_reply_that_takes_too_long(serve, drawn_requests):
     running = serve(limits=ServerLimits(reply_seconds=0.3))
     refused = running.chat(max_tokens=400)
     assert refused.status == 408 and refused.error["code"] == "timeout"
@@ -205,7 +205,7 @@ def test_a_reply_that_takes_too_long(serve, slow):
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "timeout"
 
 
-def test_comments_while_the_prompt_is_read(serve, slow, monkeypatch):
+def test_comments_while_the_prompt_is_read(serve, drawn_requests, monkeypatch):
     """Before the first event, and between events; clients do not see them."""
     read_piece = Run.read_piece
 
@@ -226,7 +226,7 @@ def test_comments_while_the_prompt_is_read(serve, slow, monkeypatch):
     assert chunks[0].choices[0].delta.role == "assistant" and chunks[-1].choices[0].finish_reason == "length"
 
 
-def test_stopping_ends_replies(serve, slow):
+def test_stopping_ends_replies(serve, drawn_requests):
     """Whoever waits gets one line, not a reply that looks whole."""
     running = serve()
     got = {}
@@ -237,7 +237,7 @@ def test_stopping_ends_replies(serve, slow):
     threads = [threading.Thread(target=ask, args=[stream]) for stream in (False, True)]
     for thread in threads:
         thread.start()
-    running.wait_until(lambda: running.serving.waiting == 2 and len(slow) == 1)
+    running.wait_until(lambda: running.serving.waiting == 2 and len(drawn_requests) == 1)
     running.stop()
     for thread in threads:
         thread.join(20)
@@ -250,10 +250,10 @@ def test_an_internal_error(serve, monkeypatch):
     running = serve()
     assert running.ask("GET", "/metrics").status == 200  # the server's start, which looks too, is over
 
-    def broken(self):
+    def raise_secret(self):
         raise ValueError("secret words")
 
-    monkeypatch.setattr(type(running.serving.runtime), "memory_use", broken)
+    monkeypatch.setattr(type(running.serving.runtime), "memory_use", raise_secret)
     told = running.ask("GET", "/metrics")
     assert told.status == 500 and told.error["type"] == "server_error"
     log = running.log.getvalue()
@@ -274,12 +274,12 @@ def test_an_internal_error_in_a_stream(serve, monkeypatch):
     running = serve()
     draw = Run.draw
 
-    def broken(run, record=True):
+    def draw_and_break(run, record=True):
         if len(run.ids) == 3:
             raise ValueError("secret words")
         return draw(run, record)
 
-    monkeypatch.setattr(Run, "draw", broken)
+    monkeypatch.setattr(Run, "draw", draw_and_break)
     body = running.chat(stream=True).body.decode()
     assert "internal error" in body and "[DONE]" not in body and "secret" not in body + running.log.getvalue()
     monkeypatch.undo()

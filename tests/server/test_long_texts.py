@@ -49,23 +49,23 @@ def test_no_text_is_encoded_where_others_are_answered(shared, monkeypatch, path,
     threads, encode = [], type(tokenizer)._encode_run
     text, longest = "much too long " * 30_000, 0
 
-    def noted(self, run, first):
+    def encode_and_note(self, run, first):
         nonlocal longest
         if len(run) > 1000:
             threads.append(threading.current_thread().name)
             longest = max(longest, len(run))
         return encode(self, run, first)
 
-    watch(monkeypatch, tokenizer, noted)
+    watch(monkeypatch, tokenizer, encode_and_note)
 
-    def filled(value):
+    def fill_in(value):
         if isinstance(value, dict):
-            return {key: filled(part) for key, part in value.items()}
+            return {key: fill_in(part) for key, part in value.items()}
         if isinstance(value, list):
-            return [filled(part) for part in value]
+            return [fill_in(part) for part in value]
         return text if value == "TEXT" else value
 
-    reply = shared.ask("POST", path, {"model": shared.model, **filled(body)})
+    reply = shared.ask("POST", path, {"model": shared.model, **fill_in(body)})
     assert reply.status == 400 and b"token" in reply.body
     assert threads and {name.rpartition("_")[0] for name in threads} == {"encoding-long"}
     limit = embedding.MAX_TEXT_TOKENS if "embeddings" in path else shared.serving.runtime.model.context
@@ -76,13 +76,13 @@ def test_health_is_answered_while_a_long_text_becomes_tokens(shared, monkeypatch
     tokenizer = shared.serving.runtime.model.tokenizer
     begun, go_on, encode = threading.Event(), threading.Event(), type(tokenizer)._encode_run
 
-    def slow(self, run, first):
+    def encode_when_allowed(self, run, first):
         if len(run) > 1000:
             begun.set()
             assert go_on.wait(30)
         return encode(self, run, first)
 
-    watch(monkeypatch, tokenizer, slow)
+    watch(monkeypatch, tokenizer, encode_when_allowed)
     asking = threading.Thread(target=lambda: shared.chat("word " * 30_000))
     asking.start()
     try:
@@ -100,7 +100,7 @@ def test_the_library_is_called_so_that_other_threads_run():
 
     held, tokenizer = [], Tokenizer(models.BPE({"a": 0, " ": 1}, []))
 
-    class Watched:
+    class WatchedTokenizer:
         def encode(self, text, **kwargs):
             held.append(len(text))
             return tokenizer.encode(text, **kwargs)
@@ -109,7 +109,7 @@ def test_the_library_is_called_so_that_other_threads_run():
             return tokenizer.encode_batch(texts, **kwargs)
 
     for count in (10, 5000):
-        assert tokenizer_bpe.ids_of(Watched(), "a" * count) == [0] * count
+        assert tokenizer_bpe.ids_of(WatchedTokenizer(), "a" * count) == [0] * count
     assert held == [10]
 
 
@@ -142,13 +142,13 @@ def test_a_chat_is_answered_while_texts_are_embedded(running, monkeypatch):
     monkeypatch.setattr(embedding, "MIN_SLICE_TOKENS", 16)
     order, read = [], type(running.serving.runtime.backend).hidden_states
 
-    def noted(self, tokens, *args, **kwargs):
+    def read_and_note(self, tokens, *args, **kwargs):
         order.append(len(tokens))
         time.sleep(0.005)
         return read(self, tokens, *args, **kwargs)
 
     embed(running, "whitening is measured")
-    monkeypatch.setattr(type(running.serving.runtime.backend), "hidden_states", noted)
+    monkeypatch.setattr(type(running.serving.runtime.backend), "hidden_states", read_and_note)
     asking = threading.Thread(target=lambda: embed(running, *(text_of(400, i) for i in range(20))))
     asking.start()
     running.wait_until(lambda: len(order) > 3)

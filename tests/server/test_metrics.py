@@ -4,7 +4,7 @@ import re
 
 from ruvmlx.apps.server.metrics import BOUNDS, Metrics
 
-from .test_budget import model, slow_steps, small  # noqa: F401 - fixtures
+from .test_budget import model, slow_steps, start_small  # noqa: F401 - fixtures
 
 
 def value(running, name):
@@ -33,9 +33,9 @@ def test_tokens_of_cancelled_replies_count(running, endless):
     assert value(running, "ruvmlx_cancelled_total") == 1
 
 
-def test_the_queue(small, endless):  # noqa: F811
+def test_the_queue(start_small, endless):  # noqa: F811
     """One reply takes all memory: the next one waits, and is counted."""
-    running = small(4)
+    running = start_small(4)
     slow_steps(running)
     first, second = (running.send_chat(max_tokens=180) for _ in range(2))
     running.wait_until(lambda: value(running, "ruvmlx_queue_length") == 1)

@@ -10,7 +10,7 @@ import pytest
 from . import browser
 from .conftest import CHAT_KEY
 
-pytestmark = pytest.mark.skipif(not browser.found(), reason="chromium and chromedriver are not installed")
+pytestmark = pytest.mark.skipif(not browser.is_found(), reason="chromium and chromedriver are not installed")
 
 
 @pytest.fixture
@@ -169,14 +169,14 @@ def test_markdown_and_settings(window, serve):
     open_with_key(window, running)
     seen, submit = [], running.serving.host.submit
 
-    async def written(request, session_id=None):
+    async def submit_marked(request, session_id=None):
         seen.append(request)
         async for chunks in submit(request, session_id):
             ends = chunks[-1].response is not None
             texts = ["**so** <i>it</i>" if ends and chunk is chunks[-1] else "" for chunk in chunks]
             yield [replace(chunk, text=text) for chunk, text in zip(chunks, texts, strict=True)]
 
-    running.serving.host.submit = written
+    running.serving.host.submit = submit_marked
     window.click("#options summary")
     window.type("#system", "Be kind.")
     window.type("#temperature", "0.3")
@@ -214,11 +214,11 @@ def test_a_long_reply_is_followed(window, serve):
     open_with_key(window, running)
     submit = running.serving.host.submit
 
-    async def long(request, session_id=None):
+    async def submit_long(request, session_id=None):
         async for chunks in submit(request, session_id):
             yield [replace(chunk, text="word\n\n" * 40 if chunk.generated else "") for chunk in chunks]
 
-    running.serving.host.submit = long
+    running.serving.host.submit = submit_long
     window.type("#ask", "hello\n")
     window.wait(lambda: window.sees(".turn .up"))
     at_end = "return innerHeight + scrollY > document.body.scrollHeight - 40"

@@ -22,11 +22,11 @@ def drafting(tmp_path_factory):
     model = load_model(str(make_safetensors_model(folder / "m", max_context=512, bits=4, group_size=32)))
     settings = Settings(adapter="none", kv_disk=None, speculate="7")
 
-    def opened():
+    def open_runtime():
         store = Store(folder / "ruvmlx.db")
         return Runtime(store, model, NativeBackend(model, threads=1), settings, learn=False)
 
-    running = run_server(opened, Access(), ServerLimits())
+    running = run_server(open_runtime, Access(), ServerLimits())
     running.letters = dict.fromkeys(map(str, model.tokenizer.encode("abcdefgh", add_bos=False)), 50)
     yield running
     running.stop()

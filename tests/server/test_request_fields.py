@@ -125,22 +125,22 @@ def ask(running, kind, body):
 def words(answer):
     """What an answer says, in order; how it is cut into events differs."""
     lines = [line.removeprefix(b"data: ") for line in answer.body.split(b"\n") if b"{" in line]
-    return "".join(said for line in lines for said in _said(json.loads(line)))
+    return "".join(said for line in lines for said in _said_parts(json.loads(line)))
 
 
-def _said(value):
+def _said_parts(value):
     if isinstance(value, list):
-        yield from (said for item in value for said in _said(item))
+        yield from (said for item in value for said in _said_parts(item))
     for name, item in value.items() if isinstance(value, dict) else ():
         if name in ("text", "content", "delta", "partial_json", "response") and isinstance(item, str):
             yield item
         elif name in ("embedding", "embeddings") or list(value) == ["input_tokens"]:
             yield str(item)
         else:
-            yield from _said(item)
+            yield from _said_parts(item)
 
 
-def known(kind, name):
+def is_known(kind, name):
     paths = [*UNUSED.get(kind, {}), *WOULD_CHANGE.get(kind, {})]
     return name in kind.__struct_fields__ or any(steps_of(path)[0][0] == name for path in paths)
 
@@ -160,7 +160,7 @@ def test_every_field_of_the_clients_types_is_somewhere():
     }
     missing = {
         f"{PATHS[kind]} {name}" for kind, fields in sent.items() for name in fields.__annotations__
-        if not known(kind, name)
+        if not is_known(kind, name)
     }  # fmt: skip
     assert not missing
 

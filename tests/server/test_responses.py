@@ -32,13 +32,13 @@ def codex(shared):
 
 
 @pytest.fixture
-def asked(shared):
+def request_fields(shared):
     return {"model": shared.model, "input": "hello", "max_output_tokens": 8, "temperature": 0}
 
 
-def test_a_whole_response(codex, asked, shared):
+def test_a_whole_response(codex, request_fields, shared):
     """The text is that of the chat's endpoint; the request is repeated in the answer."""
-    done = codex.responses.create(**asked, metadata={"a": "b"}, parallel_tool_calls=False)
+    done = codex.responses.create(**request_fields, metadata={"a": "b"}, parallel_tool_calls=False)
     assert done.output_text == shared.chat("hello").json["choices"][0]["message"]["content"]
     assert (done.object, done.status, done.model) == ("response", "incomplete", shared.model)
     assert done.incomplete_details.reason == "max_output_tokens" and done.error is None
@@ -51,9 +51,9 @@ def test_a_whole_response(codex, asked, shared):
     assert (done.temperature, done.max_output_tokens, done.tools) == (0, 8, [])
 
 
-def test_a_stream_is_the_whole_response(codex, asked):
-    whole = codex.responses.create(**asked)
-    with codex.responses.stream(**asked) as stream:
+def test_a_stream_is_the_whole_response(codex, request_fields):
+    whole = codex.responses.create(**request_fields)
+    with codex.responses.stream(**request_fields) as stream:
         events = list(stream)
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     last = events[-1].response
@@ -61,9 +61,9 @@ def test_a_stream_is_the_whole_response(codex, asked):
     assert last.usage.output_tokens == 8 and last.status == "incomplete"
 
 
-def test_the_events_of_a_stream(shared, asked):
+def test_the_events_of_a_stream(shared, request_fields):
     """In OpenAI's order, each named by its type and numbered."""
-    answer = shared.ask("POST", "/v1/responses", {**asked, "stream": True})
+    answer = shared.ask("POST", "/v1/responses", {**request_fields, "stream": True})
     events = [event.split("\n") for event in answer.body.decode().strip().split("\n\n")]
     names = [name.removeprefix("event: ") for name, _ in events]
     data = [json.loads(line.removeprefix("data: ")) for _, line in events]
@@ -82,23 +82,23 @@ def test_the_events_of_a_stream(shared, asked):
     assert data[-1]["response"]["output"] == [data[-2]["item"]]
 
 
-def test_a_response_that_ends_by_itself(shared, asked):
+def test_a_response_that_ends_by_itself(shared, request_fields):
     """Its last event is response.completed."""
     context = shared.serving.runtime.model.context
-    del asked["max_output_tokens"]
-    answer = shared.ask("POST", "/v1/responses", {**asked, "stream": True}).body.decode()
+    del request_fields["max_output_tokens"]
+    answer = shared.ask("POST", "/v1/responses", {**request_fields, "stream": True}).body.decode()
     last = json.loads(answer.strip().rpartition("data: ")[2])["response"]
     full = last["usage"]["total_tokens"] == context
     assert last["status"] == ("incomplete" if full else "completed")
     assert (last["incomplete_details"] is None) == (not full) and last["usage"]["output_tokens"] > 8
 
 
-def test_items_are_turns(codex, asked, shared):
+def test_items_are_turns(codex, request_fields, shared):
     """Instructions, and a conversation with the output of an earlier response as it came."""
-    first = codex.responses.create(**asked)
+    first = codex.responses.create(**request_fields)
     turns = [{"role": "user", "content": "hello"}, *(item.to_dict() for item in first.output)]
     turns.append({"type": "message", "role": "user", "content": [{"type": "input_text", "text": "more"}]})
-    done = codex.responses.create(**{**asked, "input": turns}, instructions="Be brief.")
+    done = codex.responses.create(**{**request_fields, "input": turns}, instructions="Be brief.")
     chat = [
         {"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"},
         {"role": "assistant", "content": first.output_text}, {"role": "user", "content": "more"},
@@ -108,7 +108,7 @@ def test_items_are_turns(codex, asked, shared):
     assert done.usage.input_tokens == same["usage"]["prompt_tokens"]
 
 
-def test_what_codex_sends(shared, asked):
+def test_what_codex_sends(shared, request_fields):
     """Its fields, without tools."""
     sent = {
         "model": shared.model, "instructions": "You are an agent.", "tools": [], "tool_choice": "auto",
@@ -171,17 +171,17 @@ def test_a_rating(serve):
         ("nonsense", 1, "nonsense"),
     ],
 )
-def test_refused_fields(shared, asked, field, value, param):
-    refused = shared.ask("POST", "/v1/responses", {**asked, field: value})
+def test_refused_fields(shared, request_fields, field, value, param):
+    refused = shared.ask("POST", "/v1/responses", {**request_fields, field: value})
     assert refused.status == 400 and refused.error["param"] == param
     assert refused.error["message"].startswith(f"{param}: ")
 
 
-def test_errors_are_the_clients_own(codex, asked):
+def test_errors_are_the_clients_own(codex, request_fields):
     with pytest.raises(openai.NotFoundError):
-        codex.responses.create(**{**asked, "model": "gpt-4"})
+        codex.responses.create(**{**request_fields, "model": "gpt-4"})
     with pytest.raises(openai.BadRequestError, match="reads at most"):
-        codex.responses.create(**{**asked, "input": "long " * 300}, stream=True)
+        codex.responses.create(**{**request_fields, "input": "long " * 300}, stream=True)
 
 
 def writer(tokenizer=None):

@@ -42,7 +42,7 @@ def client(shared):
         yield found
 
 
-def asked(shared, **more):
+def request_fields(shared, **more):
     """The tiny model draws at random; what must be called is called once."""
     base = {"model": shared.model, "input": "hello", "max_output_tokens": 300, "temperature": 1.0}
     return {**base, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, **more}
@@ -56,7 +56,7 @@ def check_call(item, name=None):
 
 def test_a_required_call(client, shared):
     """The request comes back in the answer."""
-    done = client.responses.create(**asked(shared))
+    done = client.responses.create(**request_fields(shared))
     [item] = done.output
     check_call(item)
     assert (done.status, done.output_text, item.namespace) == ("completed", "", None)
@@ -67,7 +67,7 @@ def test_a_required_call(client, shared):
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_the_chosen_function(client, shared, name):
-    done = client.responses.create(**asked(shared, tool_choice={"type": "function", "name": name}))
+    done = client.responses.create(**request_fields(shared, tool_choice={"type": "function", "name": name}))
     [item] = done.output
     check_call(item, name)
     assert done.tool_choice.name == name
@@ -75,7 +75,7 @@ def test_the_chosen_function(client, shared, name):
 
 def test_the_events_of_a_call(shared):
     """In OpenAI's order, each named by its type and numbered; the pieces join."""
-    sent = shared.ask("POST", "/v1/responses", asked(shared, stream=True))
+    sent = shared.ask("POST", "/v1/responses", request_fields(shared, stream=True))
     events = [event.split("\n") for event in sent.body.decode().strip().split("\n\n")]
     data = [json.loads(line.removeprefix("data: ")) for _, line in events]
     names = [each["type"].removeprefix("response.") for each in data]
@@ -93,7 +93,7 @@ def test_the_events_of_a_call(shared):
 
 
 def test_the_clients_stream_gathers_the_call(client, shared):
-    with client.responses.stream(**asked(shared)) as stream:
+    with client.responses.stream(**request_fields(shared)) as stream:
         for _ in stream:
             pass
         final = stream.get_final_response()
@@ -105,7 +105,7 @@ def test_the_clients_stream_gathers_the_call(client, shared):
 
 def test_a_cut_call_is_incomplete(client, shared):
     choice = {"type": "function", "name": "weather"}
-    done = client.responses.create(**asked(shared, tool_choice=choice, max_output_tokens=60))
+    done = client.responses.create(**request_fields(shared, tool_choice=choice, max_output_tokens=60))
     assert (done.status, done.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     [item] = done.output
     assert (item.name, item.status) == ("weather", "incomplete") and item.arguments.startswith("{")
@@ -113,11 +113,13 @@ def test_a_cut_call_is_incomplete(client, shared):
 
 def test_a_conversation_with_a_call(client, shared):
     """The output goes back as it came, with a result: the model reads both."""
-    first = client.responses.create(**asked(shared))
+    first = client.responses.create(**request_fields(shared))
     call = first.output[0]
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "noon"}
     items = [{"role": "user", "content": "hello"}, call.to_dict(), result]
-    done = client.responses.create(**asked(shared, input=items, tool_choice="none", max_output_tokens=4))
+    done = client.responses.create(
+        **request_fields(shared, input=items, tool_choice="none", max_output_tokens=4)
+    )
     written = {"id": call.call_id, "type": "function",
                "function": {"name": call.name, "arguments": call.arguments}}  # fmt: skip
     chat = [
@@ -129,7 +131,7 @@ def test_a_conversation_with_a_call(client, shared):
 
 def test_functions_of_a_group(client, shared):
     """The model reads GROUP.FUNCTION; the call names both."""
-    done = client.responses.create(**asked(shared, tools=[GROUP]))
+    done = client.responses.create(**request_fields(shared, tools=[GROUP]))
     [item] = done.output
     check_call(item, "time")
     assert item.namespace == "mcp__clock"
@@ -138,7 +140,7 @@ def test_functions_of_a_group(client, shared):
     body = ResponsesBody(model="m", input=[InputItem(**fields) for fields in items])
     told = conversation(body, None)
     assert told[1].tool_calls[0]["function"]["name"] == told[2].name == "mcp__clock.time"
-    again = client.responses.create(**asked(shared, input=items, tools=[GROUP]))
+    again = client.responses.create(**request_fields(shared, input=items, tools=[GROUP]))
     check_call(again.output[0], "time")
 
 
@@ -192,7 +194,7 @@ def test_calls_or_an_answer_that_fits(client, shared, choice):
     """As agents ask: tools, and a form for what they say in the end."""
     form = {"format": {"type": "json_schema", "name": "small", "schema": SMALL, "strict": True}}
     for _ in range(3):
-        done = client.responses.create(**asked(shared, tool_choice=choice, text=form))
+        done = client.responses.create(**request_fields(shared, tool_choice=choice, text=form))
         if done.status == "completed" and done.output[0].type == "message":
             assert choice == "auto"
             jsonschema.validate(json.loads(done.output_text), SMALL)

@@ -22,7 +22,7 @@ RULES = " ".join(f"Rule {i} of the house." for i in range(110))  # each byte is 
 
 
 @pytest.fixture
-def restarted(tmp_path):
+def restart(tmp_path):
     """restarted(**settings) -> a server on the same data, after the one before has stopped."""
     model = load_model(str(make_safetensors_model(tmp_path / "byte-llama", max_context=4096)))
     servers = []
@@ -32,11 +32,11 @@ def restarted(tmp_path):
             running.stop()
         settings = {"adapter": "none", "kv_disk": 64} | settings
 
-        def opened():
+        def open_runtime():
             backend = open_backend("native", model, threads=1)
             return Runtime(Store(tmp_path / "ruvmlx.db"), model, backend, Settings(**settings), learn=False)
 
-        servers.append(run_server(opened, Access(keys), ServerLimits()))
+        servers.append(run_server(open_runtime, Access(keys), ServerLimits()))
         return servers[-1]
 
     yield start
@@ -68,29 +68,29 @@ def turns(*said):
 SYSTEM = [{"role": "system", "content": RULES}]
 
 
-def test_a_long_system_prompt_is_read_once(restarted):
-    first = restarted()
+def test_a_long_system_prompt_is_read_once(restart):
+    first = restart()
     total, cached = ask(first, messages=[*SYSTEM, *turns("Hello")])
     assert total > 2000 and cached == 0
-    total, cached = ask(restarted(), messages=[*SYSTEM, *turns("Something else")])
+    total, cached = ask(restart(), messages=[*SYSTEM, *turns("Something else")])
     assert (
         total > 2000 and total - cached < 64 + 256 + 40
     )  # a page, those that must be in f16, and the question
 
 
-def test_a_conversation_goes_on_in_both_forms(restarted):
+def test_a_conversation_goes_on_in_both_forms(restart):
     before = turns("Tell me of the sea " * 20, "It is wide. " * 20, "And deep?")
-    ask(restarted(), messages=before)
+    ask(restart(), messages=before)
     longer = [*before, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "How deep?"}]
-    total, cached = ask(restarted(), messages=longer)
+    total, cached = ask(restart(), messages=longer)
     assert total - cached < 128 and cached > 500
-    total, cached = ask(restarted(), "/v1/messages", messages=longer)
+    total, cached = ask(restart(), "/v1/messages", messages=longer)
     assert total - cached < 128
 
 
-def test_a_short_question_is_not_kept(restarted, tmp_path):
-    ask(restarted(), messages=turns("Hello " * 30))
-    assert ask(restarted(), messages=turns("Hello " * 30))[1] == 0
+def test_a_short_question_is_not_kept(restart, tmp_path):
+    ask(restart(), messages=turns("Hello " * 30))
+    assert ask(restart(), messages=turns("Hello " * 30))[1] == 0
     assert not list((tmp_path / "kv").glob("*.hot"))
 
 
@@ -103,15 +103,15 @@ def size_of(folder) -> int:
     return total
 
 
-def test_keys_and_the_budget_of_the_disk(restarted, tmp_path):
+def test_keys_and_the_budget_of_the_disk(restart, tmp_path):
     """Another key finds nothing of the first one's; without a budget nothing is written."""
     asked = {"messages": [*SYSTEM, *turns("Hello")]}
-    ask(restarted([KEY, KEY + "2"]), key=KEY, **asked)
-    again = restarted([KEY, KEY + "2"])
+    ask(restart([KEY, KEY + "2"]), key=KEY, **asked)
+    again = restart([KEY, KEY + "2"])
     assert ask(again, key=KEY + "2", **asked)[1] == 0 and ask(again, key=KEY, **asked)[1] > 1900
     assert size_of(tmp_path / "kv") <= 64 << 20
-    restarted(kv_disk=0)
-    assert ask(restarted(kv_disk=0), **asked)[1] == 0
+    restart(kv_disk=0)
+    assert ask(restart(kv_disk=0), **asked)[1] == 0
 
 
 def test_what_is_likely_to_go_on():

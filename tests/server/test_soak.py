@@ -49,7 +49,7 @@ class Crowd:
         self.headers = {"authorization": f"Bearer {KEY}"}
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return time.monotonic() > self.until
 
     def question(self, path: str, stream: bool) -> dict:
@@ -60,7 +60,7 @@ class Crowd:
 
     async def person(self, i: int) -> None:
         does = {6: self.rater, 7: self.leaver, 8: self.slow, 9: self.rude}.get(i % 10, self.good)
-        while not self.over:
+        while not self.is_over:
             await does()
 
     async def good(self) -> None:

@@ -30,7 +30,7 @@ def text(answer):
     return answer.json["output"][0]["content"][0]["text"]
 
 
-def after(answer):
+def follow_up(answer):
     return {"previous_response_id": answer.json["id"]}
 
 
@@ -42,7 +42,7 @@ def test_a_response_goes_on_from_another(serve):
     """The model reads what it would read if the client had sent everything; also after a restart."""
     running = serve()
     first = post(running, "hello")
-    second = post(running, "and you?", **after(first))
+    second = post(running, "and you?", **follow_up(first))
     whole = [
         {"role": "user", "content": "hello"},
         {"role": "assistant", "content": text(first)},
@@ -53,10 +53,10 @@ def test_a_response_goes_on_from_another(serve):
     assert second.json["usage"]["input_tokens"] == same.json["usage"]["input_tokens"]
     assert second.json["previous_response_id"] == first.json["id"] and second.json["store"] is True
     again = serve()
-    third = post(again, "now?", **after(second))
+    third = post(again, "now?", **follow_up(second))
     more = [*whole, {"role": "assistant", "content": text(second)}, {"role": "user", "content": "now?"}]
     assert text(third) == text(post(again, more))
-    other = post(again, "and now?", **after(first))  # a branch
+    other = post(again, "and now?", **follow_up(first))  # a branch
     assert other.json["usage"]["input_tokens"] < third.json["usage"]["input_tokens"]
 
 
@@ -83,7 +83,7 @@ def test_calls_and_results_are_part_of_it(roomy, calls_first):
     first = post(roomy, "hello", tools=[FUNCTION], max_output_tokens=300)
     [item] = first.json["output"]
     result = [{"type": "function_call_output", "call_id": item["call_id"], "output": "noon"}]
-    second = post(roomy, result, tools=[FUNCTION], **after(first))
+    second = post(roomy, result, tools=[FUNCTION], **follow_up(first))
     assert second.status == 200, second.json
     asked, called, returned = seen[-1].messages[-3:]  # the template has no place for tools: they are text
     assert asked.content == "hello" and "look" in called.content and "noon" in returned.content
@@ -99,7 +99,7 @@ def test_the_items_that_a_response_was_written_for(serve):
         {"role": "user", "content": "and", "id": "mine"},
         {"role": "user", "content": "you?", "id": "mine"},
     ]
-    second = post(running, more, **after(first))
+    second = post(running, more, **follow_up(first))
     with openai.OpenAI(base_url=running.url, api_key="none-needed", max_retries=0, timeout=600) as client:
         listed = client.responses.input_items.list
         assert [item.content[0].text for item in listed(first.json["id"])] == ["hello"]
@@ -150,20 +150,20 @@ def test_it_belongs_to_one_key(serve):
     """For another API key there is no such response."""
     running = serve(keys=KEYS)
     first = post(running, "hello", KEYS[0])
-    assert post(running, "more", KEYS[1], **after(first)).status == 404
+    assert post(running, "more", KEYS[1], **follow_up(first)).status == 404
     for method in ("GET", "DELETE"):
         assert running.ask(method, path(first), **bearer(KEYS[1])).status == 404
     assert running.ask("GET", f"{path(first)}/input_items", **bearer(KEYS[1])).status == 404
     assert running.ask("GET", path(first), **bearer(KEYS[0])).json == first.json
-    assert post(running, "more", KEYS[0], **after(first)).status == 200
+    assert post(running, "more", KEYS[0], **follow_up(first)).status == 200
 
 
 def test_deletion_takes_the_words(serve, tiny, home):
     """Of the response, and of all prompts that went on from it; a rating stays. No file has them."""
     running = serve(kv_disk=10)
     first = post(running, f"{SECRET} is what I ask about")
-    second = post(running, "more", **after(first))
-    third = post(running, "even more", **after(second))
+    second = post(running, "more", **follow_up(first))
+    third = post(running, "even more", **follow_up(second))
     rated = running.ask("POST", "/v1/ratings", {"id": first.json["id"], "rating": "up"})
     assert rated.json["applied"]
     assert running.ask("DELETE", path(first)).json == {
@@ -186,15 +186,15 @@ def test_the_newest_ones_stay(serve, monkeypatch):
     running = serve()
     monkeypatch.setattr(stored, "KEEP_RESPONSES", 2)
     first = post(running, "hello")
-    second = post(running, "more", **after(first))
-    third = post(running, "and more", **after(second))
+    second = post(running, "more", **follow_up(first))
+    third = post(running, "and more", **follow_up(second))
     assert [running.ask("GET", path(each)).status for each in (first, second, third)] == [404, 200, 200]
     monkeypatch.setattr(stored, "KEEP_BYTES", 2 * len(third.body))
     fourth = post(running, "hello")
     assert [running.ask("GET", path(each)).status for each in (second, third)] == [404, 404]
     monkeypatch.undo()
     monkeypatch.setattr(stored, "MOST_LINKS", 1)
-    fifth = post(running, "more", **after(fourth))
+    fifth = post(running, "more", **follow_up(fourth))
     assert fifth.status == 200
-    refused = post(running, "more", **after(fifth))
+    refused = post(running, "more", **follow_up(fifth))
     assert refused.status == 400 and refused.error["code"] == "context_length_exceeded"

@@ -124,11 +124,11 @@ def test_the_repetition_penalty_reaches_the_sampler(shared, monkeypatch):
     """In OpenAI's form and, with its window of 64 tokens, in ollama's."""
     submit, seen = shared.serving.host.submit, []
 
-    def submitted(request):
+    def submit_and_note(request):
         seen.append(request.sampling)
         return submit(request)
 
-    monkeypatch.setattr(shared.serving.host, "submit", submitted)
+    monkeypatch.setattr(shared.serving.host, "submit", submit_and_note)
     plain = shared.chat(max_tokens=40).json["choices"][0]["message"]["content"]
     penal = shared.chat(max_tokens=40, repetition_penalty=1.6, repetition_window=9)
     assert penal.json["choices"][0]["message"]["content"] != plain

@@ -43,7 +43,7 @@ def client(shared):
         yield found
 
 
-def asked(shared, **more):
+def request_fields(shared, **more):
     base = {"model": shared.model, "messages": HI, "max_tokens": 150, "temperature": 1.0, "seed": 5}
     return {**base, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, **more}
 
@@ -54,7 +54,7 @@ def check_arguments(function):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_required_call_parses(client, shared, seed):
-    choice = client.chat.completions.create(**asked(shared, seed=seed)).choices[0]
+    choice = client.chat.completions.create(**request_fields(shared, seed=seed)).choices[0]
     assert choice.finish_reason == "tool_calls" and choice.message.content is None
     [made] = choice.message.tool_calls
     assert made.type == "function" and made.id
@@ -64,14 +64,14 @@ def test_a_required_call_parses(client, shared, seed):
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_the_chosen_function_is_called(client, shared, name):
     choice = {"type": "function", "function": {"name": name}}
-    done = client.chat.completions.create(**asked(shared, tool_choice=choice))
+    done = client.chat.completions.create(**request_fields(shared, tool_choice=choice))
     assert [made.function.name for made in done.choices[0].message.tool_calls] == [name]
     check_arguments(done.choices[0].message.tool_calls[0].function)
 
 
 def test_a_stream_of_calls_is_the_whole_reply(client, shared):
     """Two replies at once: ids and names once, and the pieces of the arguments join."""
-    want = asked(shared, n=2)
+    want = request_fields(shared, n=2)
     whole = client.chat.completions.create(**want)
     chunks = list(client.chat.completions.create(**want, stream=True))
     for i in range(2):
@@ -88,15 +88,15 @@ def test_a_stream_of_calls_is_the_whole_reply(client, shared):
 
 def test_a_cut_call_ends_by_its_length(client, shared):
     """The arguments so far are what there is of them."""
-    done = client.chat.completions.create(**asked(shared, max_tokens=30)).choices[0]
+    done = client.chat.completions.create(**request_fields(shared, max_tokens=30)).choices[0]
     assert done.finish_reason == "length"
-    stream = client.chat.completions.create(**asked(shared, max_tokens=30), stream=True)
+    stream = client.chat.completions.create(**request_fields(shared, max_tokens=30), stream=True)
     assert [c.choices[0].finish_reason for c in stream][-1] == "length"
 
 
 def test_none_is_a_reply_without_tools(client, shared):
     """The prompt is that of the messages alone."""
-    want = asked(shared, max_tokens=8, parallel_tool_calls=None)
+    want = request_fields(shared, max_tokens=8, parallel_tool_calls=None)
     done = client.chat.completions.create(**{**want, "tool_choice": "none"})
     plain = client.chat.completions.create(
         model=shared.model, messages=HI, max_tokens=8, seed=5, temperature=1
@@ -130,7 +130,7 @@ def test_earlier_calls_and_results_are_read(client, shared):
 
 def test_a_reply_goes_back_as_it_came(client, shared):
     """The client sends all fields that it has read, empty ones too."""
-    first = client.chat.completions.create(**asked(shared)).choices[0].message
+    first = client.chat.completions.create(**request_fields(shared)).choices[0].message
     result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "noon"}
     want = {"model": shared.model, "max_tokens": 4, "temperature": 0}
     done = client.chat.completions.create(messages=[*HI, first, result], **want)

@@ -19,7 +19,7 @@ async def test_it_says_what_is_over_its_limit(tiny_folder, monkeypatch, capsys):
     monkeypatch.setattr(waits, "MOST_SHARE", 100.0)  # replies of a small model are next to no work
     monkeypatch.setattr(waits, "MOST_IDLE", 0.5)
     monkeypatch.setattr(waits, "MOST_LATER", 100.0)
-    with waits.started(str(tiny_folder)) as server:
+    with waits.start_server(str(tiny_folder)) as server:
         found = await server.times(2)
         assert 0 < found.sent < found.first <= found.ended
         assert await waits.fair_shares(server, 3) and await waits.rest(server)

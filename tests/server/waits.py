@@ -98,7 +98,7 @@ def clock_of(process: int) -> int:
 
 
 @contextlib.contextmanager
-def started(model: str | None) -> Iterator[Server]:
+def start_server(model: str | None) -> Iterator[Server]:
     """A server with a data folder of its own."""
     with tempfile.TemporaryDirectory() as home:
         environment = {**os.environ, "RUVMLX_HOME": home, "RUVMLX_THREADS": "1"}
@@ -220,7 +220,7 @@ def main() -> int:
     parser.add_argument("--long", type=int, default=4096, help="words of the long prompt")
     parser.add_argument("--prompts", type=int, default=16, help="prompts that come at once")
     given = parser.parse_args()
-    with started(given.model) as server:
+    with start_server(given.model) as server:
         return int(not asyncio.run(report(server, given.long, given.prompts)))
 
 

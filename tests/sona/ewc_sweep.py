@@ -62,12 +62,12 @@ def capitals(answer: str) -> str:
     return answer.upper()
 
 
-def listed(answer: str) -> str:
+def bullet_list(answer: str) -> str:
     return "\n".join(f"- {part.strip(' .')}" for part in answer.split(". "))
 
 
 FIRST = [(q, capitals(a)) for q, a in FOOD]
-SECOND = [(q, listed(a)) for q, a in SKY]
+SECOND = [(q, bullet_list(a)) for q, a in SKY]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Found:
+class SweepResult:
     """nll per token of both tasks' held-out replies, and mean KL(frozen || p) on plain text, in nats."""
 
     first: float
@@ -142,7 +142,7 @@ class Sweep:
             fisher.add(self.trainer.squares(base, text))
         return Anchor(base, fisher)
 
-    def found(self, base: BaseLoRA) -> Found:
+    def evaluate(self, base: BaseLoRA) -> SweepResult:
         def nll(texts) -> float:
             total = sum(self._value(base, t) * t.answer_tokens for t in texts)
             return -total / sum(t.answer_tokens for t in texts)
@@ -151,7 +151,7 @@ class Sweep:
             self.trainer.kl(base, t, h, lambda value: 0.0)[0]
             for t, h in zip(self.plain, self._frozen, strict=True)
         ]
-        return Found(nll(self.first.held_out), nll(self.second.held_out), float(np.mean(kl)))
+        return SweepResult(nll(self.first.held_out), nll(self.second.held_out), float(np.mean(kl)))
 
     def _value(self, base: BaseLoRA, text: TrainingText) -> float:
         return self.trainer.reply(base, text, lambda value: 0.0)[0]
@@ -175,7 +175,7 @@ def sweep(
 
     def note(what: str, replayed: bool, strength: float, base: BaseLoRA) -> None:
         setting = {"what": what, "seed": seed, "replay": replayed, "ewc": strength}
-        rows.append(setting | vars(one.found(base)))
+        rows.append(setting | vars(one.evaluate(base)))
         if log:
             log(rows[-1])
 

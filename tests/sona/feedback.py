@@ -21,7 +21,7 @@ def weights(runtime) -> bytes:
     return runtime.learner.micro.to_bytes()
 
 
-def chatted(runtime, text="hello", n=12) -> tuple[str, int]:
+def chat_with_reply(runtime, text="hello", n=12) -> tuple[str, int]:
     """A chat with one reply in it: (chat, message)."""
     chat = runtime.chats.new_chat()
     say(runtime, chat, text, n=n)

@@ -10,7 +10,7 @@ from ruvmlx.sona.optional.layer_update import LayerLimit
 WIDE = LayerLimit(10.0, 10.0)
 
 
-def held(runtime) -> tuple[bytes, bytes]:
+def learned_state(runtime) -> tuple[bytes, bytes]:
     """Everything that shapes the next reply."""
     runtime.learner.sync()
     lora = runtime.backend.lora

@@ -73,7 +73,7 @@ def pairs(taste: Taste, count: int, seed: int) -> list[tuple[tuple[str, str], tu
     return told[:count]
 
 
-def preferred(of: list[tuple[tuple[str, str], tuple[str, str]]]) -> list[PreferredFeatures]:
+def preference_features(of: list[tuple[tuple[str, str], tuple[str, str]]]) -> list[PreferredFeatures]:
     return [PreferredFeatures(*features([better, worse])) for better, worse in of]
 
 
@@ -81,5 +81,5 @@ def features(of: list[tuple[str, str]]) -> list[ReplyFeatures]:
     return [features_of(question, text, True) for question, text in of]
 
 
-def rated(of: list[tuple[str, str]], given: np.ndarray) -> list[RatedFeatures]:
+def rating_features(of: list[tuple[str, str]], given: np.ndarray) -> list[RatedFeatures]:
     return [RatedFeatures(f, str(int(s))) for f, s in zip(features(of), given, strict=True)]

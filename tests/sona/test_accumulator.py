@@ -9,7 +9,7 @@ from ruvmlx.kernels.micro import NotFinite
 from ruvmlx.training.accumulator import GradientAccumulator
 from ruvmlx.training.adamw import Training
 
-from .training_runs import QUICK, consolidate, rated, steady, tiny_backend  # noqa: F401 - fixtures
+from .training_runs import QUICK, consolidate, rated_runtime, steady, tiny_backend  # noqa: F401 - fixtures
 
 Q, V = ("q_proj", 0), ("v_proj", 1)
 RATE, CLIP = 1e-2, 0.7
@@ -28,7 +28,7 @@ def some(seed: int, *places) -> dict:
     }
 
 
-def added(*parts: dict) -> dict:
+def sum_of_pairs(*parts: dict) -> dict:
     """The sum of pairs, by hand."""
     places = {place: None for part in parts for place in part}
     return {p: tuple(sum(part[p][i] for part in parts if p in part) for i in (0, 1)) for p in places}
@@ -38,7 +38,7 @@ def training() -> Training:
     return Training(some(0, Q, V), 2.0)
 
 
-def same(one: Training, other: Training) -> bool:
+def is_same(one: Training, other: Training) -> bool:
     return one.step == other.step and all(
         np.allclose(x, y, atol=1e-7)
         for name in ("pairs", "mean", "square")
@@ -51,12 +51,12 @@ def test_a_step_is_that_of_the_sum():
     """Texts may move different matrices; a text without a gradient counts, too. Then nothing is pending."""
     gradients, run, wanted = GradientAccumulator(), training(), training()
     parts = [some(1, Q, V), {}, some(2, V), some(3, Q)]
-    wanted.update(added(*parts), RATE, CLIP)
+    wanted.update(sum_of_pairs(*parts), RATE, CLIP)
     for i, part in enumerate(parts):
         assert gradients.pending == i
         gradients.accumulate(0.5 * i, part)
     assert gradients.apply(run, RATE, CLIP) == gradients.loss + 3.0 == 3.0
-    assert same(run, wanted) and not same(run, training())
+    assert is_same(run, wanted) and not is_same(run, training())
     assert (gradients.pending, gradients.loss, gradients.pairs) == (0, 0.0, {})
 
 
@@ -64,7 +64,7 @@ def test_a_penalty_belongs_to_one_step():
     """Its gradient is added once, also where the step was stopped before; it is no text."""
     gradients, run, wanted = GradientAccumulator(), training(), training()
     text, slope = some(1, Q), some(2, Q, V)
-    wanted.update(added(text, slope), RATE, CLIP)
+    wanted.update(sum_of_pairs(text, slope), RATE, CLIP)
     gradients.accumulate(1.0, some(1, Q))
 
     def stop() -> None:
@@ -73,9 +73,9 @@ def test_a_penalty_belongs_to_one_step():
     for _ in range(3):
         with pytest.raises(InterruptedError):
             gradients.apply_with_ewc(run, RATE, CLIP, (0.25, slope), stop)
-        assert gradients.pending == 1 and same(run, training())
+        assert gradients.pending == 1 and is_same(run, training())
     assert gradients.apply_with_ewc(run, RATE, CLIP, (0.25, slope)) == 1.25
-    assert same(run, wanted) and gradients.pending == 0
+    assert is_same(run, wanted) and gradients.pending == 0
 
 
 def test_reset_forgets_what_is_pending():
@@ -85,7 +85,7 @@ def test_reset_forgets_what_is_pending():
     gradients.accumulate(1.0, some(1, Q))
     wanted.update(some(1, Q), RATE, CLIP)
     gradients.apply(run, RATE, CLIP)
-    assert same(run, wanted)
+    assert is_same(run, wanted)
 
 
 @pytest.mark.parametrize("wrong", ["loss", "gradient", "penalty"])
@@ -98,22 +98,22 @@ def test_what_is_not_finite_changes_nothing(wrong):
     slope = {Q: (np.full((5, 2), np.inf, np.float32), grads[Q][1])} if wrong == "penalty" else {}
     with pytest.raises(NotFinite):
         gradients.apply_with_ewc(run, RATE, CLIP, (0.0, slope))
-    assert same(run, training()) and gradients.pending == 1
+    assert is_same(run, training()) and gradients.pending == 1
 
 
 @pytest.mark.parametrize("ewc", [0.0, 3.0])
-def test_the_background_loop_takes_its_steps_so(rated, monkeypatch, ewc):  # noqa: F811
+def test_the_background_loop_takes_its_steps_so(rated_runtime, monkeypatch, ewc):  # noqa: F811
     """As many texts as a batch has are pending before each step."""
     seen, name = [], "apply_with_ewc" if ewc else "apply"
     real = getattr(GradientAccumulator, name)
 
-    def watched(self, run, lr, clip, *rest):
+    def update_and_note(self, run, lr, clip, *rest):
         seen.append((self.pending, run.step, lr, clip))
         return real(self, run, lr, clip, *rest)
 
-    monkeypatch.setattr(GradientAccumulator, name, watched)
+    monkeypatch.setattr(GradientAccumulator, name, update_and_note)
     settings = replace(QUICK, ewc=ewc)
-    report, losses = consolidate(rated, settings)
+    report, losses = consolidate(rated_runtime, settings)
     assert len(losses) >= 4 and report["steps"] == 4
     assert [step for _, step, *_ in seen] == [0, 1, 2, 3]
     assert len({pending for pending, *_ in seen}) == 1 and seen[0][0] > 4

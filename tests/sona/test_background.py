@@ -19,82 +19,84 @@ from ruvmlx.training.adamw import Training, norm
 from ruvmlx.training.slices import TrainingText
 
 from .feedback import reply, weights
-from .test_bases import held
+from .test_bases import learned_state
 from .training_runs import (  # noqa: F401 - fixtures
     QUICK,
     answer,
     buffer_of,
     consolidate,
-    rated,
+    rated_runtime,
     steady,
     tiny_backend,
 )
 
 
-def test_progress_begins_before_the_first_step(rated):
+def test_progress_begins_before_the_first_step(rated_runtime):
     seen = []
-    rated.learning.consolidate(
+    rated_runtime.learning.consolidate(
         lambda done, total, loss: seen.append((done, total, np.isnan(loss))), None, QUICK
     )
     assert seen == [(done, 4, done == 0) for done in range(5)]
 
 
-def test_it_trains_and_promotes(rated, monkeypatch):
+def test_it_trains_and_promotes(rated_runtime, monkeypatch):
     """Held-out loss falls; the version stands on a base of its own; micro is folded; nothing is left over."""
     monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
-    before = weights(rated)
-    report, losses = consolidate(rated)
+    before = weights(rated_runtime)
+    report, losses = consolidate(rated_runtime)
     assert report["promoted"], report
     assert report["loss_after"] < report["loss_before"] and len(losses) == report["steps"] == 4
-    assert report["held_out"] + len(buffer_of(rated).train) == report["examples"] == 14
-    status, learner = rated.status(), rated.learner
+    assert report["held_out"] + len(buffer_of(rated_runtime).train) == report["examples"] == 14
+    status, learner = rated_runtime.status(), rated_runtime.learner
     assert (status.pending, status.consolidations, status.adapter_version) == (0, 1, 15)
     assert status.kl == pytest.approx(report["kl"]) and status.kl <= KL_CAP
     assert ("lm_head", 0) in learner.base.pairs and learner.micro.norm < 1e-6
-    assert rated.backend.lora is learner.base
+    assert rated_runtime.backend.lora is learner.base
     assert learner.history.training() is None and not learner.history.is_due()
     assert status.last.report == {k: report[k] for k in status.last.report}
-    rated.rollback(14)
-    assert weights(rated) == before and rated.backend.lora is None
+    rated_runtime.rollback(14)
+    assert weights(rated_runtime) == before and rated_runtime.backend.lora is None
 
 
-def test_a_second_consolidation_goes_on_from_the_first(rated, monkeypatch):
+def test_a_second_consolidation_goes_on_from_the_first(rated_runtime, monkeypatch):
     monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
-    report, _ = consolidate(rated)
+    report, _ = consolidate(rated_runtime)
     assert report["promoted"], report["reason"]
-    first = rated.learner.base
+    first = rated_runtime.learner.base
     for i in range(14, 20):
-        rated.rate(answer(rated, i), "up" if i % 2 else "down")
-    assert rated.status().pending == 6
-    report, _ = consolidate(rated)
+        rated_runtime.rate(answer(rated_runtime, i), "up" if i % 2 else "down")
+    assert rated_runtime.status().pending == 6
+    report, _ = consolidate(rated_runtime)
     assert report["examples"] == 20
     assert report["promoted"], report["reason"]
-    assert rated.status().consolidations == 2 and rated.learner.base is not first
-    assert rated.learner.base.pairs["lm_head", 0][0].shape[1] <= background.HEAD_RANK
+    assert rated_runtime.status().consolidations == 2 and rated_runtime.learner.base is not first
+    assert rated_runtime.learner.base.pairs["lm_head", 0][0].shape[1] <= background.HEAD_RANK
 
 
-def test_a_chat_goes_on_after_a_consolidation(rated, monkeypatch):
+def test_a_chat_goes_on_after_a_consolidation(rated_runtime, monkeypatch):
     """Refused or stopped: its cache is still good. Promoted: it starts over, once."""
-    chat = rated.chats.new_chat()
+    chat = rated_runtime.chats.new_chat()
 
-    def cached() -> int:
+    def count_cached() -> int:
         given = {"sampling": Sampling(0.0), "max_new_tokens": 4, "cancel": threading.Event()}
-        return [chunk.response for chunk in rated.chats.say(chat, "and now?", **given)][-1].cached_tokens
+        return [chunk.response for chunk in rated_runtime.chats.say(chat, "and now?", **given)][
+            -1
+        ].cached_tokens
 
-    assert cached() == 0 and cached() > 0
+    assert count_cached() == 0 and count_cached() > 0
     monkeypatch.setattr(promotion, "objection", lambda *_: "a test")
-    assert not consolidate(rated)[0]["promoted"]
-    assert cached() > 0
+    assert not consolidate(rated_runtime)[0]["promoted"]
+    assert count_cached() > 0
     monkeypatch.setattr(promotion, "objection", lambda *_: "")
-    assert consolidate(rated)[0]["promoted"]
-    assert cached() == 0 and cached() > 0
+    assert consolidate(rated_runtime)[0]["promoted"]
+    assert count_cached() == 0 and count_cached() > 0
 
 
-def test_the_fold_alone_changes_nothing(rated):
+def test_the_fold_alone_changes_nothing(rated_runtime):
     """No training step counts: the model's words have the same probabilities, now from base alone."""
-    learner, loop = rated.learner, Background(rated.learner, rated.model, QUICK)
+    learner, loop = rated_runtime.learner, Background(rated_runtime.learner, rated_runtime.model, QUICK)
     base, micro = background.fold_micro(
-        loop._fresh(buffer_of(rated)).base, learner.micro, background.HEAD_RANK
+        loop._fresh(buffer_of(rated_runtime)).base, learner.micro, background.HEAD_RANK
     )
     want = learner.probe.kl(learner.micro)
     assert learner.active.probe_base(base).probe.kl(micro) == pytest.approx(want, abs=1e-5)
@@ -111,48 +113,51 @@ def test_too_few_ratings(open_tiny):
         assert weights(runtime) == before and runtime.learner.history.attempts() == []
 
 
-def test_a_harmful_candidate_is_refused(rated, monkeypatch):
+def test_a_harmful_candidate_is_refused(rated_runtime, monkeypatch):
     """Trained the wrong way round: held-out ratings do not prefer it, all stays, the reason is kept."""
-    before = held(rated)
+    before = learned_state(rated_runtime)
     monkeypatch.setattr(promotion, "PPL_RISE", 9.0)
     monkeypatch.setattr(background, "coefficient", lambda *a: -coefficient(*a))
-    report, _ = consolidate(rated, replace(QUICK, nll=0.0, kl=0.0, lr=4e-3, steps=6))
+    report, _ = consolidate(rated_runtime, replace(QUICK, nll=0.0, kl=0.0, lr=4e-3, steps=6))
     assert not report["promoted"] and "held-out" in report["reason"]
     assert report["loss_after"] >= report["loss_before"]
-    assert held(rated) == before
-    assert rated.status().last.report["reason"] == report["reason"] and rated.status().last.version is None
-    assert rated.status().adapter_version == 14 and rated.status().pending == 14
+    assert learned_state(rated_runtime) == before
+    assert (
+        rated_runtime.status().last.report["reason"] == report["reason"]
+        and rated_runtime.status().last.version is None
+    )
+    assert rated_runtime.status().adapter_version == 14 and rated_runtime.status().pending == 14
 
 
-def test_a_candidate_that_is_too_far_off_is_shrunk(rated, monkeypatch):
+def test_a_candidate_that_is_too_far_off_is_shrunk(rated_runtime, monkeypatch):
     monkeypatch.setattr(promotion, "PPL_RISE", 9.0)
-    report, _ = consolidate(rated, replace(QUICK, lr=5e-2, kl=0.0))
+    report, _ = consolidate(rated_runtime, replace(QUICK, lr=5e-2, kl=0.0))
     shares = [t["share"] for t in report["tries"]]
     assert shares == sorted(shares, reverse=True) and len(shares) > 1
     assert report["tries"][0]["kl"] > KL_CAP >= report["kl"]
 
 
-def test_perplexity_on_plain_text_is_a_limit_too(rated, monkeypatch):
+def test_perplexity_on_plain_text_is_a_limit_too(rated_runtime, monkeypatch):
     """As if every base made plain text less likely by a tenth of a nat per token."""
-    backend = rated.backend
+    backend = rated_runtime.backend
     nll = lambda gate, name, micro: 1.0 + 0.1 * (backend.lora is not None)  # noqa: E731
     monkeypatch.setattr(promotion.PromotionTest, "_nll", nll)
-    before = rated.learner.history.version()
-    report, _ = consolidate(rated)
-    assert not report["promoted"] and rated.learner.history.version() == before
+    before = rated_runtime.learner.history.version()
+    report, _ = consolidate(rated_runtime)
+    assert not report["promoted"] and rated_runtime.learner.history.version() == before
     assert report["ppl_change"] > promotion.PPL_RISE
 
 
-def test_a_promoted_base_is_not_read_again(rated, monkeypatch):
+def test_a_promoted_base_is_not_read_again(rated_runtime, monkeypatch):
     """The gate has read the reference text under it; read again, as after a restart, it is the same."""
     monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
-    grounds, plain = [], rated.learner.active.probe_base
+    grounds, plain = [], rated_runtime.learner.active.probe_base
     monkeypatch.setattr(
-        rated.learner.active, "probe_base", lambda *a: grounds.append(plain(*a)) or grounds[-1]
+        rated_runtime.learner.active, "probe_base", lambda *a: grounds.append(plain(*a)) or grounds[-1]
     )
-    report, _ = consolidate(rated)
+    report, _ = consolidate(rated_runtime)
     assert report["promoted"] and len(grounds) == len(report["tries"])
-    learner = rated.learner
+    learner = rated_runtime.learner
     assert learner.base is grounds[-1].lora and learner.probe is grounds[-1].probe
     again = plain(learner.history.base(learner.state.base))
     assert again.lora.scale == learner.base.scale and again.lora.to_bytes() == learner.base.to_bytes()
@@ -172,12 +177,12 @@ def test_due_after_sixteen_new_ratings(open_tiny):
         assert not runtime.learning.is_due()
 
 
-def test_not_a_number_never_gets_in(rated, monkeypatch):
-    before = held(rated)
+def test_not_a_number_never_gets_in(rated_runtime, monkeypatch):
+    before = learned_state(rated_runtime)
     monkeypatch.setattr(background, "coefficient", lambda *a: float("nan"))
     with pytest.raises(RuvmlxError, match="not finite"):
-        consolidate(rated)
-    assert held(rated) == before
+        consolidate(rated_runtime)
+    assert learned_state(rated_runtime) == before
 
 
 def test_batches_are_half_new_and_the_same_again():

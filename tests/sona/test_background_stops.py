@@ -18,21 +18,21 @@ from .pauses import Watch
 from .training_runs import (  # noqa: F401 - fixtures
     QUICK,
     consolidate,
-    rated,
+    rated_runtime,
     steady,
     tiny_backend,
 )
 
 
 @pytest.mark.parametrize("at", [1, 30, 75, 141, 300, 451])
-def test_stopped_and_resumed_equals_uninterrupted(rated, monkeypatch, at):
+def test_stopped_and_resumed_equals_uninterrupted(rated_runtime, monkeypatch, at):
     """Stopped at any slice, resumed from memory or from the store: the same factors, bit for bit."""
     monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
-    want, _ = consolidate(rated)
+    want, _ = consolidate(rated_runtime)
     assert want["promoted"], want["reason"]
-    base = rated.learner.base.to_bytes()
-    rated.rollback(14)
-    rated.learner.sync()
+    base = rated_runtime.learner.base.to_bytes()
+    rated_runtime.rollback(14)
+    rated_runtime.learner.sync()
     cancel, counts = threading.Event(), [0]
 
     class Counting(threading.Event):
@@ -40,25 +40,27 @@ def test_stopped_and_resumed_equals_uninterrupted(rated, monkeypatch, at):
             counts[0] += 1
             return counts[0] >= at
 
-    report, _ = consolidate(rated, cancel=Counting())
+    report, _ = consolidate(rated_runtime, cancel=Counting())
     assert not report["promoted"] and "stopped" in report["reason"]
-    assert rated.backend.lora is None and rated.learning.is_due() == ("after" in report["reason"])
-    assert rated.status().adapter_version == 14
+    assert rated_runtime.backend.lora is None and rated_runtime.learning.is_due() == (
+        "after" in report["reason"]
+    )
+    assert rated_runtime.status().adapter_version == 14
     if at % 2:  # as at the end of the program
-        began = rated.learning.loops.background().is_paused
-        rated.learning.loops.background().close()
-        assert (rated.learner.history.training() is not None) == began
-        assert not rated.learning.loops.background().is_paused
-    again, _ = consolidate(rated, cancel=cancel)
+        began = rated_runtime.learning.loops.background().is_paused
+        rated_runtime.learning.loops.background().close()
+        assert (rated_runtime.learner.history.training() is not None) == began
+        assert not rated_runtime.learning.loops.background().is_paused
+    again, _ = consolidate(rated_runtime, cancel=cancel)
     assert again["promoted"] == want["promoted"] and again["loss_after"] == want["loss_after"]
-    assert rated.learner.base.to_bytes() == base
-    assert rated.learner.history.training() is None
+    assert rated_runtime.learner.base.to_bytes() == base
+    assert rated_runtime.learner.history.training() is None
 
 
-def test_it_ends_while_ratings_keep_coming(rated, monkeypatch):
+def test_it_ends_while_ratings_keep_coming(rated_runtime, monkeypatch):
     """The next run trains no more: it goes on with the test."""
     monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
-    history, attempts = type(rated.learner.history), []
+    history, attempts = type(rated_runtime.learner.history), []
 
     def head_moved(*args):
         attempts.append(1)
@@ -67,38 +69,38 @@ def test_it_ends_while_ratings_keep_coming(rated, monkeypatch):
     with monkeypatch.context() as moving:
         moving.setattr(history, "promote", head_moved)
         moving.setattr(history, "refuse", head_moved)
-        report, losses = consolidate(rated)
+        report, losses = consolidate(rated_runtime)
     assert not report["promoted"] and "stopped after 4 of 4" in report["reason"] and len(losses) == 4
-    assert len(attempts) == ATTEMPTS and rated.backend.lora is None
-    again, losses = consolidate(rated)
+    assert len(attempts) == ATTEMPTS and rated_runtime.backend.lora is None
+    again, losses = consolidate(rated_runtime)
     assert again["promoted"] and losses == []
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_stopped_at_every_kind_of_pause(rated, monkeypatch, restart):
+def test_stopped_at_every_kind_of_pause(rated_runtime, monkeypatch, restart):
     """Each place in the code that pauses ends the run once, and it goes on: the same base, bit for bit."""
     monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
     monkeypatch.setattr(background, "SAVE_EVERY", 1)
-    want, losses = consolidate(rated)
+    want, losses = consolidate(rated_runtime)
     assert want["promoted"], want["reason"]
-    base, probe = rated.learner.base.to_bytes(), rated.learner.probe.packed_probs
-    rated.rollback(14)
-    rated.learning.loops.close()
-    rated.learner.sync()
+    base, probe = rated_runtime.learner.base.to_bytes(), rated_runtime.learner.probe.packed_probs
+    rated_runtime.rollback(14)
+    rated_runtime.learning.loops.close()
+    rated_runtime.learner.sync()
     known, seen = set(), []
     for _ in range(200):
         cancel = Watch(known)
-        report, some = consolidate(rated, cancel=cancel)
+        report, some = consolidate(rated_runtime, cancel=cancel)
         seen += some
         if not cancel.is_set():
             break
-        assert not report["promoted"] and rated.backend.lora is None
-        assert rated.learning.is_due() or "before it began" in report["reason"]
+        assert not report["promoted"] and rated_runtime.backend.lora is None
+        assert rated_runtime.learning.is_due() or "before it began" in report["reason"]
         if restart:
-            rated.learning.loops.close()
+            rated_runtime.learning.loops.close()
     assert report["promoted"] and report["loss_after"] == want["loss_after"]
-    assert rated.learner.base.to_bytes() == base and seen[-1] == losses[-1]
-    np.testing.assert_array_equal(rated.learner.probe.packed_probs, probe)
+    assert rated_runtime.learner.base.to_bytes() == base and seen[-1] == losses[-1]
+    np.testing.assert_array_equal(rated_runtime.learner.probe.packed_probs, probe)
     for part in PARTS:
         assert any(part in place for place in known), part
 
@@ -112,7 +114,7 @@ PARTS = (
 )  # fmt: skip
 
 
-def test_a_stop_costs_one_text_at_most(rated, monkeypatch):
+def test_a_stop_costs_one_text_at_most(rated_runtime, monkeypatch):
     """What the gate and the texts of a step have found is known when the run goes on."""
     monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
     counts = {"texts": 0, "logprobs": 0, "trainers": 0}
@@ -120,33 +122,33 @@ def test_a_stop_costs_one_text_at_most(rated, monkeypatch):
     def counting(owner, name, what):
         plain = getattr(owner, name)
 
-        def counted(*args, **kwargs):
+        def call_and_count(*args, **kwargs):
             found = plain(*args, **kwargs)
             counts[what] += 1  # only what came to an end
             return found
 
-        monkeypatch.setattr(owner, name, counted)
+        monkeypatch.setattr(owner, name, call_and_count)
 
     counting(trainer.Trainer, "_run", "texts")
     counting(promotion.PromotionTest, "_logprob", "logprobs")
     counting(trainer.Trainer, "__init__", "trainers")
-    consolidate(rated)
+    consolidate(rated_runtime)
     want = dict(counts)
-    rated.rollback(14)
-    rated.learning.loops.close()
+    rated_runtime.rollback(14)
+    rated_runtime.learning.loops.close()
     counts.update(texts=0, logprobs=0, trainers=0)
     known: set[str] = set()
     while True:
-        consolidate(rated, cancel=(cancel := Watch(known)))
+        consolidate(rated_runtime, cancel=(cancel := Watch(known)))
         if not cancel.is_set():
             break
     assert len(known) > 30 and counts == want
 
 
-def test_a_training_is_written_whole_or_not_at_all(rated, monkeypatch):
+def test_a_training_is_written_whole_or_not_at_all(rated_runtime, monkeypatch):
     """Left in the middle of it, what was kept before still is."""
     monkeypatch.setattr(checkpoints, "WRITTEN", 3)
-    history, calls = rated.learner.history, []
+    history, calls = rated_runtime.learner.history, []
     for state in (b"0123456789", b"another one"):
         history.put_training(state, lambda: calls.append(1))
         assert history.training() == state
@@ -164,7 +166,7 @@ def test_a_training_is_written_whole_or_not_at_all(rated, monkeypatch):
     assert history.training() is None
 
 
-def test_a_stopped_run_whose_ratings_were_undone_starts_afresh(rated):
+def test_a_stopped_run_whose_ratings_were_undone_starts_afresh(rated_runtime):
     class Later(threading.Event):
         count = 0
 
@@ -172,11 +174,14 @@ def test_a_stopped_run_whose_ratings_were_undone_starts_afresh(rated):
             Later.count += 1
             return Later.count > 250
 
-    consolidate(rated, cancel=Later())
-    rated.learning.loops.background().close()
-    loop = Background(rated.learner, rated.model, QUICK)
+    consolidate(rated_runtime, cancel=Later())
+    rated_runtime.learning.loops.background().close()
+    loop = Background(rated_runtime.learner, rated_runtime.model, QUICK)
     assert loop._resumable_run() is not None
-    assert Background(rated.learner, rated.model, replace(QUICK, rank=5))._resumable_run() is None
-    rated.undo()
-    rated.learner.sync()
+    assert (
+        Background(rated_runtime.learner, rated_runtime.model, replace(QUICK, rank=5))._resumable_run()
+        is None
+    )
+    rated_runtime.undo()
+    rated_runtime.learner.sync()
     assert loop._resumable_run() is None

@@ -154,14 +154,14 @@ def test_alike_questions_decide_and_others_only_lean():
 
 
 def test_equal_entries_give_equal_patterns():
-    def made():
+    def make_bank():
         bank = ReasoningBank(20)
         for i, v in enumerate(questions(150, 20)):
             bank.put(f"r{i}", "up", v)
         bank.tend()
         return bank
 
-    assert made().patterns() == made().patterns() and len(made().patterns()) > 5
+    assert make_bank().patterns() == make_bank().patterns() and len(make_bank().patterns()) > 5
 
 
 def test_cells_with_nearly_the_same_centre_are_one_pattern():

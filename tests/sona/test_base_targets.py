@@ -19,7 +19,7 @@ from .training_runs import (  # noqa: F401 - fixtures
     answer,
     buffer_of,
     consolidate,
-    rated,
+    rated_runtime,
     steady,
     tiny_backend,
 )
@@ -30,12 +30,12 @@ FFN = [(module, layer) for layer in LAYERS for module in MODULES[4:7]]
 
 
 @pytest.fixture
-def promoted(monkeypatch):
+def promote_always(monkeypatch):
     """Every result is used."""
     monkeypatch.setattr(promotion, "objection", lambda *_: "")
 
 
-def trained(runtime) -> set:
+def trained_places(runtime) -> set:
     """Places of the base in use whose matrices differ from the original model's."""
     return {place for place, (_, b) in runtime.learner.base.pairs.items() if b.any()}
 
@@ -49,11 +49,11 @@ def trained(runtime) -> set:
         ("q_proj:1,v_proj:0-1", [("q_proj", 1), ("v_proj", 0), ("v_proj", 1)]),
     ],
 )
-def test_the_chosen_matrices_are_trained(rated, promoted, targets, places):  # noqa: F811
+def test_the_chosen_matrices_are_trained(rated_runtime, promote_always, targets, places):  # noqa: F811
     """And the output head takes over what ratings changed in it, as always."""
-    report, losses = consolidate(rated, replace(QUICK, targets=targets))
+    report, losses = consolidate(rated_runtime, replace(QUICK, targets=targets))
     assert report["promoted"] and report["matrices"] == len(places) and len(losses) == 4
-    assert trained(rated) == {*places, HEAD} and rated.learner.micro.norm < 1e-6
+    assert trained_places(rated_runtime) == {*places, HEAD} and rated_runtime.learner.micro.norm < 1e-6
 
 
 def test_the_default_is_what_was_trained_before_there_was_a_choice():
@@ -61,71 +61,71 @@ def test_the_default_is_what_was_trained_before_there_was_a_choice():
     assert background.TrainingSettings().depth == 1
 
 
-def test_the_head_alone_is_merged_and_nothing_is_trained(rated):  # noqa: F811
+def test_the_head_alone_is_merged_and_nothing_is_trained(rated_runtime):  # noqa: F811
     """The replies stay as likely as they were, so ratings need not prefer the result."""
-    text = buffer_of(rated).held_out[0].text
-    hidden = rated.backend.hidden_states(text.tokens)
+    text = buffer_of(rated_runtime).held_out[0].text
+    hidden = rated_runtime.backend.hidden_states(text.tokens)
 
     def logits():
-        found = rated.backend.head(hidden)
-        rated.learner.micro.add_to_logits(found, hidden)
+        found = rated_runtime.backend.head(hidden)
+        rated_runtime.learner.micro.add_to_logits(found, hidden)
         return found
 
     before = logits()
-    report, losses = consolidate(rated, replace(QUICK, targets="head"))
+    report, losses = consolidate(rated_runtime, replace(QUICK, targets="head"))
     assert report["promoted"], report["reason"]
     assert (report["steps"], report["matrices"], losses) == (0, 0, [])
     assert report["loss_after"] == pytest.approx(report["loss_before"], abs=promotion.ROUNDED)
-    assert set(rated.learner.base.pairs) == {HEAD} and rated.learner.micro.norm < 1e-6
+    assert set(rated_runtime.learner.base.pairs) == {HEAD} and rated_runtime.learner.micro.norm < 1e-6
     assert np.allclose(logits(), before, atol=2e-3)
 
 
-def test_top_takes_the_matrices_with_the_largest_gradients(rated, promoted):  # noqa: F811
+def test_top_takes_the_matrices_with_the_largest_gradients(rated_runtime, promote_always):  # noqa: F811
     """Of those that are named; compared with the gradients by hand."""
-    learner, buffer = rated.learner, buffer_of(rated)
+    learner, buffer = rated_runtime.learner, buffer_of(rated_runtime)
     examples = buffer.batch(learner.version, 0)[0]
-    trainer = Trainer(rated.model, backend=rated.backend)
+    trainer = Trainer(rated_runtime.model, backend=rated_runtime.backend)
     trainer.set_head(None, learner.micro)
-    here = base_targets.probe_base(rated.model.config, None, ATTENTION)
+    here = base_targets.probe_base(rated_runtime.model.config, None, ATTENTION)
     sizes = dict.fromkeys(ATTENTION, 0.0)
     for example in examples:
         for place, (_, columns) in trainer.squares(here, example.text).items():
             sizes[place] += float(columns.sum())
     wanted = sorted(ATTENTION, key=lambda place: -sizes[place])[:3]
-    report, _ = consolidate(rated, replace(QUICK, targets="attention,top:3"))
-    assert report["matrices"] == 3 and trained(rated) == {*wanted, HEAD}
+    report, _ = consolidate(rated_runtime, replace(QUICK, targets="attention,top:3"))
+    assert report["matrices"] == 3 and trained_places(rated_runtime) == {*wanted, HEAD}
     assert len(set(sizes.values())) == len(sizes)
 
 
-def test_what_is_not_trained_stays_as_it_is_and_stays_active(rated, promoted):  # noqa: F811
+def test_what_is_not_trained_stays_as_it_is_and_stays_active(rated_runtime, promote_always):  # noqa: F811
     """A base of other matrices is in force during the training, and part of the result."""
-    consolidate(rated, replace(QUICK, targets="ffn"))
-    first = rated.learner.base
+    consolidate(rated_runtime, replace(QUICK, targets="ffn"))
+    first = rated_runtime.learner.base
     for i in range(14, 18):
-        rated.rate(answer(rated, i), "up" if i % 2 else "down")
-    loop = Background(rated.learner, rated.model, replace(QUICK, targets="q_proj"))
+        rated_runtime.rate(answer(rated_runtime, i), "up" if i % 2 else "down")
+    loop = Background(rated_runtime.learner, rated_runtime.model, replace(QUICK, targets="q_proj"))
     seen, real = [], Trainer.reply
 
-    def watched(self, base, *rest):
+    def train_and_note(self, base, *rest):
         seen.append(set(base.pairs))
         return real(self, base, *rest)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Trainer, "reply", watched)
+        patched.setattr(Trainer, "reply", train_and_note)
         report = loop.run()
     assert report["promoted"] and report["matrices"] == 2
     assert seen and all({*FFN, ("q_proj", 0)} <= places for places in seen)
-    now = rated.learner.base
-    assert trained(rated) == {*FFN, ("q_proj", 0), ("q_proj", 1), HEAD}
+    now = rated_runtime.learner.base
+    assert trained_places(rated_runtime) == {*FFN, ("q_proj", 0), ("q_proj", 1), HEAD}
     for place in FFN:
         before, after = (base.pairs[place][0] @ base.pairs[place][1] * base.scale for base in (first, now))
         assert np.allclose(after, before, atol=1e-6)
 
 
-def test_a_stopped_choice_goes_on_with_the_next_reply(rated, promoted, monkeypatch):  # noqa: F811
+def test_a_stopped_choice_goes_on_with_the_next_reply(rated_runtime, promote_always, monkeypatch):  # noqa: F811
     """No reply is measured twice, though each run is stopped after one of them."""
     measured, real = [], Trainer.squares
-    loop = Background(rated.learner, rated.model, replace(QUICK, targets="all,top:2"))
+    loop = Background(rated_runtime.learner, rated_runtime.model, replace(QUICK, targets="all,top:2"))
     cancel = threading.Event()
 
     def stopping(self, base, text, pause):
@@ -135,7 +135,7 @@ def test_a_stopped_choice_goes_on_with_the_next_reply(rated, promoted, monkeypat
         return found
 
     monkeypatch.setattr(Trainer, "squares", stopping)
-    examples = {e.reply_id for e in buffer_of(rated).batch(rated.learner.version, 0)[0]}
+    examples = {e.reply_id for e in buffer_of(rated_runtime).batch(rated_runtime.learner.version, 0)[0]}
     for _ in range(20):
         cancel.clear()
         report = loop.run(cancel=cancel)

@@ -32,7 +32,7 @@ def promote(runtime, seed=3, size=0.02) -> BaseLoRA:
     return base
 
 
-def held(runtime) -> tuple[bytes, bytes]:
+def learned_state(runtime) -> tuple[bytes, bytes]:
     """Everything that shapes the next reply."""
     runtime.learner.sync()
     lora = runtime.backend.lora
@@ -85,10 +85,10 @@ def test_a_rating_keeps_the_base_and_moves_its_reply(open_tiny):
 
 def test_undo_rollback_and_restart_bring_back_micro_and_base(open_tiny):
     with open_tiny() as runtime:
-        states = {0: held(runtime)}
+        states = {0: learned_state(runtime)}
 
         def note():
-            states[runtime.learner.history.version()] = held(runtime)
+            states[runtime.learner.history.version()] = learned_state(runtime)
 
         for i in range(2):
             runtime.rate(reply(runtime, seed=i), "up")
@@ -101,30 +101,30 @@ def test_undo_rollback_and_restart_bring_back_micro_and_base(open_tiny):
         assert len(set(states.values())) == 7
         for version in (3, 6, 0, 5, 2, 4):
             runtime.rollback(version)
-            assert held(runtime) == states[version]
+            assert learned_state(runtime) == states[version]
             with open_tiny() as again:
-                assert held(again) == states[version]
+                assert learned_state(again) == states[version]
         runtime.rollback(6)
         for version in (5, 3, 1, 0):  # a rating that is taken back takes the consolidation after it along
             runtime.undo()
-            assert runtime.learner.history.version() == version and held(runtime) == states[version]
+            assert runtime.learner.history.version() == version and learned_state(runtime) == states[version]
 
 
 def test_undo_takes_back_a_rating_even_through_a_consolidation(open_tiny):
     with open_tiny() as runtime:
         runtime.rate(reply(runtime, seed=1), "up")
-        before = held(runtime)
+        before = learned_state(runtime)
         runtime.rate(reply(runtime, seed=2), "up")
         promote(runtime)
         assert runtime.undo().ratings == 1
-        assert held(runtime) == before
+        assert learned_state(runtime) == before
 
 
 def test_another_process_that_promotes_is_followed(open_tiny):
     with open_tiny() as one, open_tiny() as two:
         one.rate(reply(one), "up")
         promote(two)
-        assert held(one) == held(two) and one.backend.lora is not None
+        assert learned_state(one) == learned_state(two) and one.backend.lora is not None
 
 
 def test_a_reply_from_before_the_base_is_read_again_under_it(open_tiny):

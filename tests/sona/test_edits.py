@@ -8,13 +8,13 @@ from ruvmlx.errors import NotFound, RuvmlxError, StoreBusy, UsageError
 from ruvmlx.sona.edited_reply import edited_reply
 
 from ..test_runtime import say
-from .feedback import chatted, reply
+from .feedback import chat_with_reply, reply
 
 
 @pytest.mark.parametrize("text,why", [("  \n", "empty"), ("x" * 5000, "context")])
 def test_an_edit_that_cannot_be_used_saves_nothing(open_tiny, text, why):
     with open_tiny() as runtime:
-        chat, message = chatted(runtime)
+        chat, message = chat_with_reply(runtime)
         before = runtime.chats.turns(chat)
         with pytest.raises(UsageError, match=why):
             runtime.chats.edit_reply(chat, message, text)
@@ -28,7 +28,7 @@ def test_an_edit_that_cannot_be_used_saves_nothing(open_tiny, text, why):
 
 def test_an_edit_is_a_branch_of_its_own_and_is_preferred_to_the_original(open_tiny):
     with open_tiny() as runtime:
-        chat, message = chatted(runtime)
+        chat, message = chat_with_reply(runtime)
         original = runtime.chats.turns(chat)[-1]
         edited = runtime.chats.edit_reply(chat, message, "hello, short")
         shown = runtime.chats.turns(chat)[-1]
@@ -50,7 +50,7 @@ def test_an_edit_is_a_branch_of_its_own_and_is_preferred_to_the_original(open_ti
 
 def test_a_chat_goes_on_from_the_users_version(open_tiny):
     with open_tiny() as runtime:
-        chat, message = chatted(runtime)
+        chat, message = chat_with_reply(runtime)
         edited = runtime.chats.edit_reply(chat, message, "my own words")
         say(runtime, chat, "and then?")
         asked = runtime.store.replies.get(runtime.chats.turns(chat)[-1].reply_id)
@@ -64,14 +64,14 @@ def test_an_edit_outside_of_chats_and_by_the_id_of_a_reply_in_one(open_tiny):
     with open_tiny() as runtime:
         alone = runtime.choices.edit(reply(runtime), "brief")
         assert alone.message is None and alone.preference.applied
-        chat, _ = chatted(runtime)
+        chat, _ = chat_with_reply(runtime)
         found = runtime.choices.edit(runtime.chats.turns(chat)[-1].reply_id, "brief")
         assert runtime.chats.turns(chat)[-1].id == found.message
 
 
 def test_without_an_adapter_an_edit_is_saved_and_nothing_is_learned(open_tiny):
     with open_tiny(adapter=None) as runtime:
-        chat, message = chatted(runtime)
+        chat, message = chat_with_reply(runtime)
         edited = runtime.chats.edit_reply(chat, message, "mine")
         assert edited.preference is None and runtime.chats.turns(chat)[-1].content == "mine"
         with pytest.raises(NotFound):
@@ -81,7 +81,7 @@ def test_without_an_adapter_an_edit_is_saved_and_nothing_is_learned(open_tiny):
 
 def test_an_edit_that_fails_leaves_the_chat_as_it_was(open_tiny, monkeypatch):
     with open_tiny() as runtime:
-        chat, message = chatted(runtime)
+        chat, message = chat_with_reply(runtime)
         before = runtime.chats.turns(chat)
 
         def fail(*_):
@@ -96,7 +96,7 @@ def test_an_edit_that_fails_leaves_the_chat_as_it_was(open_tiny, monkeypatch):
 def test_an_edit_is_kept_when_learning_from_it_fails(open_tiny, monkeypatch):
     """An error would make the user save the same version again."""
     with open_tiny() as runtime:
-        chat, message = chatted(runtime)
+        chat, message = chat_with_reply(runtime)
 
         def fail(*_):
             raise StoreBusy("locked")
@@ -113,7 +113,7 @@ def test_an_edit_is_kept_when_learning_from_it_fails(open_tiny, monkeypatch):
 def test_a_reply_of_a_deleted_chat_cannot_be_rewritten(open_tiny):
     """Its words would outlive the chat."""
     with open_tiny() as runtime:
-        chat, _ = chatted(runtime)
+        chat, _ = chat_with_reply(runtime)
         original = runtime.chats.turns(chat)[-1].reply_id
         runtime.store.chats.soft_delete(chat)
         with pytest.raises(NotFound, match="chat was deleted"):
@@ -123,7 +123,7 @@ def test_a_reply_of_a_deleted_chat_cannot_be_rewritten(open_tiny):
 
 def test_an_edited_reply_can_be_rated_and_edited_again(open_tiny):
     with open_tiny() as runtime:
-        chat, message = chatted(runtime)
+        chat, message = chat_with_reply(runtime)
         first = runtime.chats.edit_reply(chat, message, "first version")
         assert runtime.rate(first.reply_id, "up").applied
         second = runtime.chats.edit_reply(chat, first.message, "second version")

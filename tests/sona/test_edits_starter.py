@@ -30,7 +30,7 @@ UNSEEN = (
 )
 
 
-def written(runtime, question: str, seed: int, limit: int):
+def write_reply(runtime, question: str, seed: int, limit: int):
     request = GenerationRequest(
         messages=[Message("user", question)], max_new_tokens=limit, sampling=Sampling(0.7, seed=seed)
     )
@@ -38,7 +38,7 @@ def written(runtime, question: str, seed: int, limit: int):
 
 
 def lengths(runtime) -> list[int]:
-    return [written(runtime, question, 5, 120).generation_tokens for question in UNSEEN]
+    return [write_reply(runtime, question, 5, 120).generation_tokens for question in UNSEEN]
 
 
 def test_five_edits_to_one_sentence_make_unseen_replies_shorter(starter, home):
@@ -46,7 +46,7 @@ def test_five_edits_to_one_sentence_make_unseen_replies_shorter(starter, home):
     backend = open_backend("native", starter)
     with Runtime(Store(home / "ruvmlx.db"), starter, backend, Settings(kv_disk=None)) as runtime:
         before = lengths(runtime)
-        replies = [written(runtime, question, seed, 100) for seed, question in enumerate(ASKED)]
+        replies = [write_reply(runtime, question, seed, 100) for seed, question in enumerate(ASKED)]
         for reply in replies:
             first = re.split(r"(?<=[.!?])\s", reply.text.strip())[0]
             assert len(first) < len(reply.text.strip())

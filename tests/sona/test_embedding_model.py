@@ -66,7 +66,7 @@ def test_gguf_files(tmp_path, pooling):
 
 
 @pytest.fixture
-def opened(tmp_path, monkeypatch):
+def open_model(tmp_path, monkeypatch):
     """opened(folder) -> a runtime."""
     monkeypatch.setenv("RUVMLX_HOME", str(tmp_path / "home"))
     return lambda folder: Runtime.open(
@@ -74,11 +74,11 @@ def opened(tmp_path, monkeypatch):
     )
 
 
-def test_the_vector_is_the_state_of_the_end_behind_the_text(tmp_path, opened, monkeypatch):
+def test_the_vector_is_the_state_of_the_end_behind_the_text(tmp_path, open_model, monkeypatch):
     """In one context, also in several slices; of length 1."""
     monkeypatch.setattr(embedding, "SLICE", 0.0)
     text = "the sea and the wind " * 50
-    with opened(make_embedder(tmp_path / "m", LAST)) as runtime:
+    with open_model(make_embedder(tmp_path / "m", LAST)) as runtime:
         [vector] = runtime.embed([text])
         ids = runtime.model.tokenizer.encode(text, add_bos=False)
         assert len(ids) > embedding.WINDOW
@@ -88,17 +88,17 @@ def test_the_vector_is_the_state_of_the_end_behind_the_text(tmp_path, opened, mo
         assert "trained for it" in embedding.method_of(runtime.model)
 
 
-def test_a_model_that_was_saved_without_a_head(tmp_path, opened):
+def test_a_model_that_was_saved_without_a_head(tmp_path, open_model):
     """Its tensors have no prefix, and its config says that the head is not tied. The vectors are the same."""
     found = []
     for name, whole in (("whole", True), ("bare", False)):
-        with opened(make_embedder(tmp_path / name, LAST, saved_whole=whole)) as runtime:
+        with open_model(make_embedder(tmp_path / name, LAST, saved_whole=whole)) as runtime:
             found.append(runtime.embed(["hello and the sea"])[0])
     np.testing.assert_array_equal(*found)
 
 
-def test_a_text_longer_than_the_context_is_refused(tmp_path, opened):
-    with opened(make_embedder(tmp_path / "m", LAST)) as runtime:
+def test_a_text_longer_than_the_context_is_refused(tmp_path, open_model):
+    with open_model(make_embedder(tmp_path / "m", LAST)) as runtime:
         assert len(runtime.embed(["a" * 899])) == 1
         with pytest.raises(UsageError, match="more than 899 tokens"):
             runtime.embed(["a" * 900])

@@ -19,12 +19,12 @@ def test_the_second_task_costs_less_of_the_first(tiny):
     start = one.fresh(0)
     trained = one.train(start, one.first, None, [], seed=0)
     anchor = one.anchor(trained, one.first)
-    learned = one.found(trained)
-    assert learned.first < one.found(start).first - 0.3
+    learned = one.evaluate(trained)
+    assert learned.first < one.evaluate(start).first - 0.3
     lost, gained = [], []
     for strength in (0.0, 3e2, 3e4):
         one.settings = replace(SETTINGS, ewc=strength)
-        found = one.found(one.train(trained, one.second, None, [anchor], seed=1))
+        found = one.evaluate(one.train(trained, one.second, None, [anchor], seed=1))
         lost.append(found.first - learned.first)
         gained.append(learned.second - found.second)
     assert lost[0] > 0.1 and lost[0] > lost[1] > lost[2], (lost, gained)

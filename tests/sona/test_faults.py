@@ -20,7 +20,7 @@ def replies(*texts, ended=True):
     return [([*map(ord, text)], ended) for text in texts]
 
 
-def found(*texts, ended=True, beside=SOUND):
+def faults_of(*texts, ended=True, beside=SOUND):
     return Faults.of(replies(*texts, ended=ended), replies(*[beside] * len(texts)), Letters())
 
 
@@ -29,16 +29,16 @@ def found(*texts, ended=True, beside=SOUND):
     [("", "empty"), (" \n", "empty"), ("and again " * 9, "loops"), ("Хлеб лежит два дня.", "foreign")],
 )
 def test_a_fault_is_counted_once_and_named(text, name):
-    one = found(SOUND, text)
+    one = faults_of(SOUND, text)
     assert getattr(one, name) == 1 and sum((one.empty, one.loops, one.foreign, one.endless)) == 1
-    assert one.worse_than(found(SOUND, SOUND)).startswith("1 ")
+    assert one.worse_than(faults_of(SOUND, SOUND)).startswith("1 ")
 
 
 def test_sound_replies_have_no_fault():
     """Another language of the same script is none either, nor is a foreign word."""
-    one = found(SOUND, "The Greek word for bread is psomi (ψωμί), and there are many kinds of it.", "Ja.")
+    one = faults_of(SOUND, "The Greek word for bread is psomi (ψωμί), and there are many kinds of it.", "Ja.")
     assert one == Faults(variety=pytest.approx(one.variety)) and one.variety > 0.9
-    assert not one.worse_than(found(*[SOUND] * 3))
+    assert not one.worse_than(faults_of(*[SOUND] * 3))
 
 
 def test_a_fault_that_the_untouched_model_has_as_often_is_none():

@@ -19,7 +19,7 @@ from ruvmlx.store import Store
 from tests.models.make_models import make_safetensors_model
 
 
-class Shown(Watch):
+class ShownLines(Watch):
     def __init__(self):
         self.lines = []
 
@@ -34,7 +34,7 @@ def new_model(tmp_path):
 
 
 @pytest.fixture
-def opened(new_model, home):
+def open_new(new_model, home):
     """Opens a runtime on the new model; call it again for another process."""
 
     def open_it(**settings):
@@ -61,12 +61,12 @@ def readings(monkeypatch):
         lambda tokenizer, *text: seen.append(text[:2]) or read(tokenizer, *text),
     )
     monkeypatch.setattr(
-        embedding.ReadQuestions, "read", _noted(embedding.ReadQuestions.read, seen)
+        embedding.ReadQuestions, "read", _noting_read(embedding.ReadQuestions.read, seen)
     )  # fmt: skip
     return seen
 
 
-def _noted(read, seen):
+def _noting_read(read, seen):
     def noting(*args):
         seen.append("questions")
         return read(*args)
@@ -74,22 +74,22 @@ def _noted(read, seen):
     return noting
 
 
-def test_the_first_reply_measures_nothing(opened, readings):
+def test_the_first_reply_measures_nothing(open_new, readings):
     """Opening, the first reply, the end of a one-shot command and the second start read no reference text."""
-    with opened() as runtime:
+    with open_new() as runtime:
         reply(runtime)
         runtime.learning.settle()
-    with opened() as runtime:
+    with open_new() as runtime:
         reply(runtime)
     assert readings == []
 
 
-def test_the_first_rating_waits_says_so_and_is_taken_back_exactly(opened):
+def test_the_first_rating_waits_says_so_and_is_taken_back_exactly(open_new):
     """It measures with a line of progress, changes the weights, and undo makes them bit for bit what they
     were: zero, with the directions that were measured."""
-    with opened() as runtime:
+    with open_new() as runtime:
         first = reply(runtime)
-        shown = Shown()
+        shown = ShownLines()
         result = runtime.rate(first.request_id, "up", watch=shown)
         assert result.applied and result.logprob_after > result.logprob_before
         assert any("Getting to know the model, once" in line for line in shown.lines)
@@ -99,10 +99,10 @@ def test_the_first_rating_waits_says_so_and_is_taken_back_exactly(opened):
         assert not is_blank(runtime.learner.micro)
 
 
-def test_a_rating_moves_the_same_weights_as_if_the_model_had_been_measured_before(opened, home):
+def test_a_rating_moves_the_same_weights_as_if_the_model_had_been_measured_before(open_new, home):
     """Three ways to one rating: measured first, measured at the rating, and rated by another process. The
     reply is recomputed from its hidden states, or read again, so they agree within rounding."""
-    with opened() as runtime:
+    with open_new() as runtime:
         runtime.learner.active.measure()
         before = reply(runtime)
         runtime.rate(before.request_id, "up")
@@ -111,11 +111,11 @@ def test_a_rating_moves_the_same_weights_as_if_the_model_had_been_measured_befor
         (known,) = data._db.rows("SELECT fingerprint FROM neutral")
         runtime.undo()
     for same_process in (True, False):
-        with opened() as runtime, runtime.store.transaction():
+        with open_new() as runtime, runtime.store.transaction():
             runtime.store.model_data._db.execute(
                 "DELETE FROM neutral WHERE fingerprint = ?", known["fingerprint"]
             )
-        with opened() as runtime:
+        with open_new() as runtime:
             assert not runtime.learner.active.is_measured
             again = reply(runtime)
             assert again.token_ids == before.token_ids
@@ -123,17 +123,17 @@ def test_a_rating_moves_the_same_weights_as_if_the_model_had_been_measured_befor
                 runtime.rate(again.request_id, "up")
                 got = runtime.learner.micro.lora_b.copy()
         if not same_process:
-            with opened() as runtime:
+            with open_new() as runtime:
                 runtime.rate("last", "up")
                 got = runtime.learner.micro.lora_b.copy()
         np.testing.assert_allclose(got, want, atol=2e-4 * abs(want).max())
-        with opened() as runtime:
+        with open_new() as runtime:
             runtime.undo()
 
 
-def test_idle_time_measures_and_an_untouched_reply_can_be_rated_then(opened):
+def test_idle_time_measures_and_an_untouched_reply_can_be_rated_then(open_new):
     """`settle` with a watch measures; both kinds of replies from before get their statistics."""
-    with opened() as runtime:
+    with open_new() as runtime:
         ids = [reply(runtime, untouched=untouched).request_id for untouched in (False, True)]
         runtime.learning.settle(watch=QUIET)
         assert runtime.learner.active.is_measured
@@ -170,7 +170,7 @@ def test_a_large_slow_model_reads_fewer_texts_and_says_so(new_model, monkeypatch
     progress says how many, and the probe under a base reads the same ones."""
     monkeypatch.setattr(calibration, "PATIENCE", 0.0)
     monkeypatch.setattr(progress, "TICK", 1e9)  # seconds: the machine may be fast
-    backend, shown = NativeBackend(new_model, threads=1), Shown()
+    backend, shown = NativeBackend(new_model, threads=1), ShownLines()
     large = Measured(backend, new_model.tokenizer, 2, new_model.shape.max_context, calibration.SMALL)
     probe = Measurement(large).run(watch=shown)
     total = len(reference_text.texts())
@@ -181,10 +181,10 @@ def test_a_large_slow_model_reads_fewer_texts_and_says_so(new_model, monkeypatch
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_small_slow_model_reads_fewer_texts_only_while_a_rating_waits(opened, monkeypatch, waits):
+def test_a_small_slow_model_reads_fewer_texts_only_while_a_rating_waits(open_new, monkeypatch, waits):
     """Idle time measures everything; a rating that waits is content with a few texts once HURRY is over."""
     monkeypatch.setattr(calibration, "HURRY", 0.0)
-    with opened() as runtime:
+    with open_new() as runtime:
         first = reply(runtime)
         if not waits:
             runtime.learning.settle(watch=QUIET)

@@ -53,7 +53,7 @@ def test_no_weight_no_update(trace, probe):
     assert update_once(trace.adapter, trace, 0.0, probe) is None
 
 
-def ended(trace, probe, backend) -> Trace:
+def ended_reply(trace, probe, backend) -> Trace:
     """The same reply, but that its last token ends it."""
     tokens = [*trace.tokens[:-1], int(probe.eos[0])]
     return Trace.from_hidden(trace.adapter, 0, trace.hidden_states, tokens, backend.head, None)
@@ -70,7 +70,7 @@ def test_a_rating_down_blames_a_long_reply_for_going_on(
 ):
     """The end token's gradient is credit * s u_T - s sum_t p_t(end) u_t; no other token's is changed."""
     monkeypatch.setattr(instant, "SHORT", short)
-    reply = ended(trace, probe, tiny_backend)
+    reply = ended_reply(trace, probe, tiny_backend)
     assert len(reply.tokens) == 23
     z = tiny_backend.head(reply.hidden_states).astype(np.float64)
     p = np.exp(z)[:, probe.eos[0]] / np.exp(z).sum(axis=1)
@@ -88,7 +88,7 @@ def test_a_rating_down_blames_a_long_reply_for_going_on(
 def test_only_a_rating_down_of_a_reply_that_ended_late_spares_the_end(
     trace, probe, tiny_backend, monkeypatch
 ):
-    reply = ended(trace, probe, tiny_backend)
+    reply = ended_reply(trace, probe, tiny_backend)
 
     def lora_b(trace, weight, short):
         monkeypatch.setattr(instant, "SHORT", short)
@@ -105,7 +105,7 @@ def test_only_a_rating_down_of_a_reply_that_ended_late_spares_the_end(
 def test_short_replies_are_rated_without_a_rule_for_their_end(
     trace, probe, tiny_backend, monkeypatch, weight
 ):
-    reply, found = ended(trace, probe, tiny_backend), []
+    reply, found = ended_reply(trace, probe, tiny_backend), []
     for short in (len(trace.tokens), 10**9):
         monkeypatch.setattr(instant, "SHORT", short)
         found.append(update_once(reply.adapter, reply, weight, probe).adapter.lora_b)
@@ -115,7 +115,7 @@ def test_short_replies_are_rated_without_a_rule_for_their_end(
 def test_a_rating_up_takes_back_what_ratings_down_did_to_the_end(trace, probe, tiny_backend, monkeypatch):
     """Alone it praises the end of a long reply; after a rating down of the same reply it cancels that."""
     monkeypatch.setattr(instant, "SHORT", 3)
-    reply = ended(trace, probe, tiny_backend)
+    reply = ended_reply(trace, probe, tiny_backend)
 
     def end_pushed(adapter):
         return float(np.mean(readings(reply) @ end_of(adapter.evidence[0], probe)))
@@ -231,12 +231,12 @@ def test_what_ratings_agree_on_counts_and_what_they_contradict_does_not(probe):
     for push, part in (instant.TOKEN, slice(0, a)), (instant.FEATURE, slice(a, None)):
         want[:, part] *= push.step * (1 - push.noise / 4) * 16 / (16 + 4 * push.agree)
     want = np.pad(want[:, :a] + want[:, a:] @ probe.features.T, ((0, 0), (0, 1)))
-    found = pushed(alike, probe)
+    found = pushed_weights(alike, probe)
     np.testing.assert_allclose(found, want, rtol=1e-2, atol=1e-3 * np.abs(want).max())
-    assert np.abs(pushed(torn, probe)).max() < 1e-4 * np.abs(found).max()
+    assert np.abs(pushed_weights(torn, probe)).max() < 1e-4 * np.abs(found).max()
 
 
-def pushed(evidence, probe) -> np.ndarray:
+def pushed_weights(evidence, probe) -> np.ndarray:
     """The lora_b that the evidence gives, without a cap."""
     return probe.coordinates.solver.block(evidence, instant.RULE)
 
@@ -282,7 +282,7 @@ def slow_said(probe, adapter, block) -> float:
 def test_what_replies_say_is_held_back_and_their_end_is_not(probe, trace, size, reads):
     adapter = replace(trace.adapter, lora_a=trace.adapter.lora_a * np.float32(reads))
     evidence = strong_evidence(probe, size)
-    free = pushed(evidence, probe)
+    free = pushed_weights(evidence, probe)
     held = instant.block_of(adapter, evidence, probe)
     before, after = slow_said(probe, adapter, free), slow_said(probe, adapter, held)
     quiet = free.copy()

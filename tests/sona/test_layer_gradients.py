@@ -14,7 +14,7 @@ from ruvmlx.training.slices import TrainingText
 
 from ..backends.test_lora import random_base
 from .feedback import reply
-from .layers_below import held, true_logprob
+from .layers_below import learned_state, true_logprob
 from .training_runs import steady, tiny_backend  # noqa: F401 - fixtures
 
 # -- gradients ---------------------------------------------------------------------------------------
@@ -71,12 +71,12 @@ def test_a_rating_before_there_is_a_gradient_takes_it_first(open_tiny):
         runtime.learning.settle(cancel)
         assert runtime.learner.traces.held[reply_id].layer_gradient is None
         assert runtime.rate(reply_id, "up").applied
-        late = held(runtime)
+        late = learned_state(runtime)
         runtime.undo()
         runtime.learning.settle()
         assert runtime.learner.traces.held[reply_id].layer_gradient is not None
         runtime.rate(reply_id, "up")
-        assert held(runtime) == late
+        assert learned_state(runtime) == late
 
 
 def test_a_measurement_that_is_stopped_goes_on_where_it_was(open_tiny):

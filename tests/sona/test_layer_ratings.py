@@ -14,7 +14,7 @@ from ruvmlx.sona.optional.layer_gradients import answer_direction
 from ruvmlx.sona.trace import LayerGradient
 
 from .feedback import reply
-from .layers_below import WIDE, held, random_body, true_logprob
+from .layers_below import WIDE, learned_state, random_body, true_logprob
 from .training_runs import steady, tiny_backend  # noqa: F401 - fixtures
 
 # -- the update --------------------------------------------------------------------------------------
@@ -121,20 +121,20 @@ def test_undo_rollback_and_restart_are_bit_for_bit(open_tiny):
         states, before = {}, []
         for i in range(4):
             reply_id = reply(runtime, seed=i)  # meanwhile it may be scaled back: a version of its own
-            states[runtime.learner.version] = held(runtime)
+            states[runtime.learner.version] = learned_state(runtime)
             before.append(runtime.learner.version)
             version = runtime.rate(reply_id, "up" if i % 2 else "down").adapter_version
-            states[version] = held(runtime)
+            states[version] = learned_state(runtime)
         assert len(set(states.values())) == len(states) >= 5
         for version in (before[2], 0, max(states), 1):
             runtime.rollback(version)
-            assert held(runtime) == states[version]
+            assert learned_state(runtime) == states[version]
             with open_tiny(learn_targets="all") as again:
-                assert held(again) == states[version]
+                assert learned_state(again) == states[version]
         runtime.rollback(max(states))
         for version in reversed(before):
             runtime.undo()
-            assert held(runtime) == states[version] and runtime.learner.version == version
+            assert learned_state(runtime) == states[version] and runtime.learner.version == version
 
 
 def test_a_changed_rating_replaces_the_old_one(open_tiny):
@@ -158,14 +158,18 @@ def test_a_poisoned_gradient_commits_nothing(open_tiny, poison):
     with open_tiny(learn_targets="all") as runtime:
         runtime.rate(reply(runtime), "up")
         reply_id = reply(runtime, seed=2)
-        trace, before, status = runtime.learner.traces.held[reply_id], held(runtime), runtime.status()
+        trace, before, status = (
+            runtime.learner.traces.held[reply_id],
+            learned_state(runtime),
+            runtime.status(),
+        )
         values = trace.layer_gradient.values.copy()
         values[values.size // 3] = poison
         good, trace.layer_gradient = trace.layer_gradient, replace(trace.layer_gradient, values=values)
         with pytest.raises(RuvmlxError) as error:
             runtime.rate(reply_id, "up")
         assert "\n" not in str(error.value)
-        assert held(runtime) == before and runtime.status() == status
+        assert learned_state(runtime) == before and runtime.status() == status
         trace.layer_gradient = good
         assert runtime.rate(reply_id, "up").applied
 
@@ -187,7 +191,7 @@ def test_what_is_too_much_is_taken_back_while_the_user_reads(open_tiny, monkeypa
         assert learner.layers.measured.probe.rise <= 1.1 * limit.rise
         assert runtime.status().kl <= instant.KL_CAP
         runtime.undo()
-        assert learner.history.version() == 0 and held(runtime)[1] == b""
+        assert learner.history.version() == 0 and learned_state(runtime)[1] == b""
 
 
 def test_the_head_alone_is_as_it_always_was(open_tiny, monkeypatch):

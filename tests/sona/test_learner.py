@@ -123,13 +123,13 @@ def test_a_rating_in_another_process_at_the_same_time_is_not_lost(open_tiny, mon
         mine, other = reply(one), reply(two, seed=2)
         weigh, calls = one.learner.rating_index.weigh, []
 
-        def slow(*args):
+        def weigh_slowly(*args):
             if not calls:
                 two.rate(other, "up")
             calls.append(args)
             return weigh(*args)
 
-        monkeypatch.setattr(one.learner.rating_index, "weigh", slow)
+        monkeypatch.setattr(one.learner.rating_index, "weigh", weigh_slowly)
         assert one.rate(mine, "up").adapter_version == 2
         assert len(calls) == 2
         assert one.learner.history.adapter(2).parent == 1
@@ -142,12 +142,12 @@ def test_a_rating_is_not_refused_because_others_rate_all_the_time(open_tiny, mon
         mine, others = reply(one), [reply(two, seed=2 + i) for i in range(learner_module._ATTEMPTS)]
         weigh = one.learner.rating_index.weigh
 
-        def slow(*args):
+        def weigh_slowly(*args):
             if not one.store.db.in_transaction:
                 two.rate(others.pop(), "up")
             return weigh(*args)
 
-        monkeypatch.setattr(one.learner.rating_index, "weigh", slow)
+        monkeypatch.setattr(one.learner.rating_index, "weigh", weigh_slowly)
         result = one.rate(mine, "up")
         assert result.adapter_version == learner_module._ATTEMPTS + 1 and not others
         assert one.status().ratings == learner_module._ATTEMPTS + 1
@@ -161,7 +161,7 @@ def test_weights_whose_commit_failed_are_not_used(open_tiny, monkeypatch):
         before, reply_id, begin = weights(runtime), reply(runtime, seed=2), runtime.store.transaction
 
         @contextmanager
-        def full():
+        def fail_at_commit():
             outermost = not runtime.store.db.in_transaction
             with begin():
                 yield
@@ -170,7 +170,7 @@ def test_weights_whose_commit_failed_are_not_used(open_tiny, monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(learner_module, "_ATTEMPTS", 0)
-            patch.setattr(runtime.store, "transaction", full)
+            patch.setattr(runtime.store, "transaction", fail_at_commit)
             with pytest.raises(StoreError):
                 runtime.rate(reply_id, "down")
         assert runtime.learner.micro.to_bytes() == before and runtime.status().ratings == 1

@@ -34,7 +34,7 @@ def state(runtime) -> tuple:
 
 
 @pytest.fixture
-def rated(open_tiny):
+def runtime_and_reply(open_tiny):
     """A runtime that has learned something, and a reply that waits for its rating."""
     with open_tiny() as runtime:
         for i in range(3):
@@ -42,7 +42,7 @@ def rated(open_tiny):
         yield runtime, reply(runtime, seed=9)
 
 
-def refused(runtime, reply_id, rating) -> None:
+def assert_refused(runtime, reply_id, rating) -> None:
     """The rating fails with one line, and everything stays as it was."""
     before, bytes_before = state(runtime), runtime.learner.micro.to_bytes()
     with pytest.raises(RuvmlxError) as error:
@@ -51,10 +51,10 @@ def refused(runtime, reply_id, rating) -> None:
     assert state(runtime) == before and runtime.learner.micro.to_bytes() == bytes_before
 
 
-def test_a_thousand_poisoned_updates(rated, full):
+def test_a_thousand_poisoned_updates(runtime_and_reply, full):
     """Layer, place, value and rating by chance. What a reply left and the adapter's weights are read when
     the reply is prepared for its rating, before that or, as here, with it."""
-    runtime, reply_id = rated
+    runtime, reply_id = runtime_and_reply
     rng, stored = np.random.default_rng(0), weights(runtime)
     trace = runtime.learner.traces.held[reply_id]
     for i in range(1000 if full else 200):
@@ -68,7 +68,7 @@ def test_a_thousand_poisoned_updates(rated, full):
         if name in ("hidden", "grad_a", "grad_b", "lora_a", "lora_b") or (name == "evidence" and i % 20 < 10):
             trace.stats = None
         try:
-            refused(runtime, reply_id, ("up", "down", "5", "1")[rng.integers(4)])
+            assert_refused(runtime, reply_id, ("up", "down", "5", "1")[rng.integers(4)])
         except BaseException as error:
             raise AssertionError(f"{poison} in {name}{list(at)}") from error
         finally:
@@ -78,12 +78,12 @@ def test_a_thousand_poisoned_updates(rated, full):
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_the_praise_of_an_end(rated, poison):
+def test_the_praise_of_an_end(runtime_and_reply, poison):
     """Only a rating down is sure to read it."""
-    runtime, reply_id = rated
+    runtime, reply_id = runtime_and_reply
     praise = runtime.learner.traces.held[reply_id].stats.praise
     praise[1, 5] = poison
-    refused(runtime, reply_id, "down")
+    assert_refused(runtime, reply_id, "down")
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
@@ -96,11 +96,11 @@ def test_logits_of_the_reply(open_tiny, monkeypatch, poison):
         before = runtime.status()
         plain = MicroLoRA.add_to_logits
 
-        def spoiled(self, logits, hidden):
+        def add_poison(self, logits, hidden):
             plain(self, logits, hidden)
             logits[..., 7] = poison
 
-        monkeypatch.setattr(MicroLoRA, "add_to_logits", spoiled)
+        monkeypatch.setattr(MicroLoRA, "add_to_logits", add_poison)
         with pytest.raises(RuvmlxError):
             runtime.rate(reply(runtime, seed=4), "up")
         monkeypatch.undo()
@@ -109,14 +109,14 @@ def test_logits_of_the_reply(open_tiny, monkeypatch, poison):
 
 @pytest.mark.parametrize("poison", POISONS)
 @pytest.mark.parametrize("where", ["value", "logprob"])
-def test_the_objectives_numbers(rated, monkeypatch, poison, where):
+def test_the_objectives_numbers(runtime_and_reply, monkeypatch, poison, where):
     """An infinite V(x) or log-ratio is clipped to a whole push; NaN is no rating."""
-    runtime, reply_id = rated
+    runtime, reply_id = runtime_and_reply
     if where == "value":
         monkeypatch.setattr(runtime.learner.rating_index, "weigh", lambda *a: (0.5, poison))
     else:
         runtime.learner.traces.held[reply_id].logprob = poison
     if np.isnan(poison):
-        refused(runtime, reply_id, "up")
+        assert_refused(runtime, reply_id, "up")
     else:
         assert runtime.rate(reply_id, "up").kl <= 0.1

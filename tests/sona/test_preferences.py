@@ -12,7 +12,7 @@ from ruvmlx.sona.export_examples import rows
 from ruvmlx.store.audit import disagreement
 
 from ..test_runtime import say
-from .feedback import again, chatted, reply, weights
+from .feedback import again, chat_with_reply, reply, weights
 
 # -- what it does to the weights -----------------------------------------------------------------------------
 
@@ -154,13 +154,13 @@ def test_a_preference_survives_a_restart_and_another_processes_rating(open_tiny,
         ids = [reply(one, seed=i) for i in range(3)]
         weigh, calls = one.learner._pair_weights, []
 
-        def slow(*args):
+        def weigh_slowly(*args):
             if not calls:
                 two.rate(ids[2], "up")
             calls.append(args)
             return weigh(*args)
 
-        monkeypatch.setattr(one.learner, "_pair_weights", slow)
+        monkeypatch.setattr(one.learner, "_pair_weights", weigh_slowly)
         assert one.choices.prefer(ids[0], ids[1]).adapter_version == 2 and len(calls) == 2
         expected = weights(one)
     with open_tiny() as runtime:
@@ -209,7 +209,7 @@ def test_only_two_replies_of_this_model_to_one_question_can_be_compared(open_tin
 
 def test_going_on_after_a_regenerated_reply_prefers_it_weakly(open_tiny):
     with open_tiny() as runtime:
-        chat, _ = chatted(runtime)
+        chat, _ = chat_with_reply(runtime)
         left = runtime.chats.turns(chat)[-1].reply_id
         again(runtime, chat)
         mine = runtime.chats.turns(chat)[-1].reply_id
@@ -223,7 +223,7 @@ def test_going_on_after_a_regenerated_reply_prefers_it_weakly(open_tiny):
 
 def test_an_edited_question_does_not_bring_back_what_undo_took(open_tiny):
     with open_tiny() as runtime:
-        chat, _ = chatted(runtime)
+        chat, _ = chat_with_reply(runtime)
         again(runtime, chat)
         say(runtime, chat, "go on")
         runtime.undo()
@@ -238,7 +238,7 @@ def test_going_on_after_a_comparison_without_a_choice_says_nothing(open_tiny):
     with open_tiny() as runtime:
         runtime.rate(reply(runtime), "up")
         for untouched in (True, False):
-            chat, _ = chatted(runtime)
+            chat, _ = chat_with_reply(runtime)
             again(runtime, chat, untouched=untouched)
             say(runtime, chat, "go on")
             assert runtime.status().preferences == (0 if untouched else 1)
@@ -246,7 +246,7 @@ def test_going_on_after_a_comparison_without_a_choice_says_nothing(open_tiny):
 
 def test_going_on_after_the_older_one_prefers_that(open_tiny):
     with open_tiny() as runtime:
-        chat, _ = chatted(runtime)
+        chat, _ = chat_with_reply(runtime)
         again(runtime, chat)
         newer = runtime.chats.turns(chat)[-1].reply_id
         runtime.chats.next_sibling(chat, -1)
@@ -259,18 +259,18 @@ def test_going_on_after_the_older_one_prefers_that(open_tiny):
 def test_going_on_says_nothing_where_it_is_known_or_cannot_be(open_tiny, monkeypatch):
     """Both are rated; the other was stopped; the update fails: the chat goes on, and nothing is learned."""
     with open_tiny() as runtime:
-        chat, _ = chatted(runtime)
+        chat, _ = chat_with_reply(runtime)
         runtime.rate(runtime.chats.turns(chat)[-1].reply_id, "down")
         again(runtime, chat)
         runtime.rate(runtime.chats.turns(chat)[-1].reply_id, "up")
         say(runtime, chat, "go on")
-        chat, _ = chatted(runtime)
+        chat, _ = chat_with_reply(runtime)
         with runtime.store.transaction():
             stopped = runtime.chats.turns(chat)[-1].reply_id
             runtime.store.db.execute("UPDATE replies SET finish_reason = 'cancelled' WHERE id = ?", stopped)
         again(runtime, chat)
         say(runtime, chat, "go on")
-        chat, _ = chatted(runtime)
+        chat, _ = chat_with_reply(runtime)
         again(runtime, chat)
 
         def fail(*_):
@@ -286,7 +286,7 @@ def test_going_on_says_nothing_where_it_is_known_or_cannot_be(open_tiny, monkeyp
 
 def test_deleting_a_chat_deletes_its_words_and_keeps_what_was_learned(open_tiny):
     with open_tiny() as runtime:
-        chat, message = chatted(runtime, "a secret question")
+        chat, message = chat_with_reply(runtime, "a secret question")
         edited = runtime.chats.edit_reply(chat, message, "a secret answer")
         kept = weights(runtime)
         runtime.store.chats.delete(chat)
@@ -314,7 +314,7 @@ def test_a_saved_adapter_has_its_preferences_and_a_removed_one_has_none(open_tin
 
 def test_preferences_are_exported_with_the_chat_and_as_training_data(open_tiny):
     with open_tiny() as runtime:
-        chat, message = chatted(runtime)
+        chat, message = chat_with_reply(runtime)
         original = runtime.chats.turns(chat)[-1].content
         edited = runtime.chats.edit_reply(chat, message, "hello, short")
         data = as_json(runtime.store, chat)

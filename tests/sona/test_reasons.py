@@ -25,7 +25,7 @@ FORMAL = features_of(
 )
 
 
-def learned(reason: str, count: int = 4) -> TasteModel:
+def learned_model(reason: str, count: int = 4) -> TasteModel:
     """Of someone who rated replies of the middle length down."""
     given = [RatedFeatures(MIDDLE, "down")] * count
     asked = [one for one in [asked_for(MIDDLE, reason)] * count if one is not None]
@@ -53,7 +53,7 @@ def test_a_reason_keeps_the_note_and_replaces_an_earlier_reason(note, expected):
 def test_too_long_speaks_for_fewer_words_and_too_short_for_more():
     """Four thumbs down alone say little of the length."""
     for reason, sign in (("", 0), ("long", 1), ("short", -1)):
-        short, long = stars(learned(reason), SHORT, LONG)
+        short, long = stars(learned_model(reason), SHORT, LONG)
         assert abs(short - long) < 0.6 if not sign else sign * (short - long) > 3
 
 
@@ -63,18 +63,18 @@ def test_a_wrong_tone_says_nothing_of_the_length():
     alone = TasteModel.fit(given)
     assert stars(said, MIDDLE)[0] - stars(said, FORMAL)[0] > stars(alone, MIDDLE)[0] - stars(alone, FORMAL)[0]
     short, long = stars(said, SHORT, LONG)
-    assert abs(short - long) < 0.5 * abs(np.subtract(*stars(learned("long"), SHORT, LONG)))
+    assert abs(short - long) < 0.5 * abs(np.subtract(*stars(learned_model("long"), SHORT, LONG)))
 
 
 def test_a_reason_is_no_feedback_of_its_own():
     """A model of four ratings with their reasons has learned from four."""
-    assert learned("long").ratings == learned("").ratings == 4
+    assert learned_model("long").ratings == learned_model("").ratings == 4
 
 
 def test_reasons_push_the_end_of_replies(tiny):
     """What the weights get: an end earns stars for someone who finds replies too long."""
     effects = TokenEffects.of(tiny.tokenizer, np.arange(8))
-    ends = {reason: effects.end_stars(learned(reason, 8)) for reason in ("", "long", "short")}
+    ends = {reason: effects.end_stars(learned_model(reason, 8)) for reason in ("", "long", "short")}
     assert ends["long"] > ends[""] + 0.1 and ends["short"] < ends[""] - 0.1
 
 

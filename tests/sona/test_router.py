@@ -26,13 +26,13 @@ def reply(runtime, text="hello there", seed=1, n=9):
     return chunks[-1].response
 
 
-def learned(router) -> bytes:
+def router_state(router) -> bytes:
     """The router's whole state, as bytes."""
     router.sync()
     return b"".join(a.precision.tobytes() + a.moment.tobytes() + bytes([a.count]) for a in router._arms)
 
 
-def forced(monkeypatch, arm):
+def force_arm(monkeypatch, arm):
     """Make every choice this arm."""
     monkeypatch.setattr(
         router_module.bandit, "choose", lambda beliefs, rng: (arm, np.full(len(beliefs), 1 / len(beliefs)))
@@ -86,7 +86,7 @@ def test_a_reply_of_the_untouched_model_is_just_that_and_can_be_rated(open_tiny,
         untouched = reply(runtime, "and this", seed=5).token_ids
         for i in range(3):
             runtime.rate(reply(runtime, seed=i).request_id, "down")
-    forced(monkeypatch, 1)
+    force_arm(monkeypatch, 1)
     with open_tiny(router=True) as runtime:
         made = reply(runtime, "and this", seed=5)
         assert made.route.arm == "plain" and made.token_ids == untouched
@@ -106,26 +106,26 @@ def test_a_reply_of_the_untouched_model_is_just_that_and_can_be_rated(open_tiny,
 
 
 def test_a_changed_rating_takes_the_old_one_back_exactly(open_tiny, monkeypatch):
-    forced(monkeypatch, 1)
+    force_arm(monkeypatch, 1)
     monkeypatch.setattr(Pace, "ratio", lambda *_: 1.0)  # replies so short are fast and slow by chance
     with open_tiny(router=True) as runtime:
         runtime.rate(reply(runtime).request_id, "up")
         router = runtime.learning._routing.of(runtime.learner)
-        nothing = learned(router)
+        nothing = router_state(router)
         made = reply(runtime, "one", seed=2).request_id
-        assert learned(router) == nothing  # not rated yet
+        assert router_state(router) == nothing  # not rated yet
         runtime.rate(made, "down")
-        down = learned(router)
+        down = router_state(router)
         runtime.rate(made, "up")
-        up = learned(router)
+        up = router_state(router)
         assert len({nothing, down, up}) == 3
         runtime.rate(made, "down")
-        assert learned(router) == down
+        assert router_state(router) == down
         runtime.undo()
-        assert learned(router) == up
+        assert router_state(router) == up
         for _ in range(2):
             runtime.undo()
-        assert learned(router) == nothing
+        assert router_state(router) == nothing
 
 
 def test_ten_restarts_lose_nothing(open_tiny):
@@ -133,9 +133,9 @@ def test_ten_restarts_lose_nothing(open_tiny):
     for i in range(10):
         with open_tiny(router=True) as runtime:
             router = runtime.learning._routing.of(runtime.learner)
-            assert expected is None or learned(router) == expected
+            assert expected is None or router_state(router) == expected
             runtime.rate(reply(runtime, f"number {i}", seed=i).request_id, "up" if i % 3 else "2")
-            expected = learned(router)
+            expected = router_state(router)
             status = router.status()
             assert sum(a.rated for a in status.arms) == sum(a.chosen for a in status.arms) == i
 
@@ -144,7 +144,7 @@ def test_a_deleted_chat_takes_its_choices_along(open_tiny):
     with open_tiny(router=True) as runtime:
         runtime.rate(reply(runtime).request_id, "up")
         router = runtime.learning._routing.of(runtime.learner)
-        chat, nothing = runtime.chats.new_chat(), learned(router)
+        chat, nothing = runtime.chats.new_chat(), router_state(router)
         for text in ("one", "two"):
             given = {"sampling": Sampling(seed=1), "max_new_tokens": 4, "cancel": threading.Event()}
             chunks = list(runtime.chats.say(chat, text, **given))  # seeded: an empty reply would be left out
@@ -152,9 +152,9 @@ def test_a_deleted_chat_takes_its_choices_along(open_tiny):
         made = chunks[-1].response
         assert made.route.turns.shape == (3, INPUTS) and np.abs(made.route.turns[0, :4]).max() > 0
         runtime.rate(made.request_id, "up")
-        assert learned(router) != nothing
+        assert router_state(router) != nothing
         runtime.store.chats.delete(chat)
-        assert learned(router) == nothing and runtime.store.db.rows("SELECT * FROM routes") == []
+        assert router_state(router) == nothing and runtime.store.db.rows("SELECT * FROM routes") == []
         assert disagreement(runtime.store) == ""
 
 
@@ -164,14 +164,14 @@ def test_examples_are_an_arm_only_where_they_are_allowed_and_found(open_tiny, mo
         runtime.rate(liked, "up")
         text = "UPDATE replies SET text = 'with water', finish_reason = 'stop'"
         runtime.store.db.execute(text)
-        forced(monkeypatch, 0)
+        force_arm(monkeypatch, 0)
         made = reply(runtime, "how is tea made by you?")
         assert made.route.arm == "adapter+examples" and made.examples == (liked,)
         assert made.route.probability == 0.25
-        forced(monkeypatch, 2)
+        force_arm(monkeypatch, 2)
         made = reply(runtime, "how is tea made by them?")
         assert made.route.arm == "adapter" and made.examples == ()
-        forced(monkeypatch, 1)
+        force_arm(monkeypatch, 1)
         none = reply(runtime, "how is tea made?")  # the very question: no example is found
         assert none.route.arm == "plain" and none.examples == ()
         assert none.route.best == {"adapter": 0.5, "plain": 0.5} and none.route.probability == 0.5
@@ -199,7 +199,7 @@ def test_the_newest_turns_are_read_and_no_others():
 
 
 @pytest.fixture
-def routed(home):
+def store_and_router(home):
     """A store with an adapter of one version, and its router."""
     store = Store(home / "ruvmlx.db")
     history = AdapterHistory(store, MODEL)
@@ -227,7 +227,7 @@ def question(rng, kind: int) -> np.ndarray:
     return turns
 
 
-def lost(router, store, history, rng, n, uniform=False) -> float:
+def regret_per_reply(router, store, history, rng, n, uniform=False) -> float:
     """Regret per reply, for a user who wants the adapter for one topic and the original model for another."""
     total = 0.0
     for _ in range(n):
@@ -251,15 +251,17 @@ def test_a_simulated_users_regret_is_less_than_by_chance(home):
             store = Store(home / f"{seed}{uniform}.db")
             history = AdapterHistory(store, MODEL)
             router = Router(store, history, MODEL)
-            regrets.append(lost(router, store, history, np.random.default_rng(seed), 160, uniform))
+            regrets.append(
+                regret_per_reply(router, store, history, np.random.default_rng(seed), 160, uniform)
+            )
             store.close()
         found.append(regrets)
     mean = np.mean(found, axis=0)
     assert mean[1] == pytest.approx(0.3, abs=0.04) and mean[0] < 0.7 * mean[1]
 
 
-def test_the_probability_is_how_often_it_is_chosen(routed):
-    store, history, router = routed
+def test_the_probability_is_how_often_it_is_chosen(store_and_router):
+    store, history, router = store_and_router
     rng = np.random.default_rng(8)
     turns = question(rng, 0)
     for rating in ("up", "down", "up"):
@@ -272,9 +274,9 @@ def test_the_probability_is_how_often_it_is_chosen(routed):
     assert all(route.probability == route.best[route.arm] for route in routes)
 
 
-def test_the_faster_of_two_equally_liked_arms_wins(routed):
+def test_the_faster_of_two_equally_liked_arms_wins(store_and_router):
     """As well liked, but twice as slow as usual: the other arm becomes the better one."""
-    store, history, router = routed
+    store, history, router = store_and_router
     rng = np.random.default_rng(3)
     for i in range(40):
         arm = ("adapter", "plain")[i % 2]
@@ -285,20 +287,20 @@ def test_the_faster_of_two_equally_liked_arms_wins(routed):
     assert status["plain"].best > 0.95 and status["plain"].rated == status["plain"].chosen == 20
 
 
-def test_choices_that_are_not_understood_are_left_out(routed):
-    store, history, router = routed
+def test_choices_that_are_not_understood_are_left_out(store_and_router):
+    store, history, router = store_and_router
     rng = np.random.default_rng(4)
     best = {"adapter": 1.0}
     add(store, history, Route("adapter", 1.0, question(rng, 0), best), "up")
-    sound = learned(router)
+    sound = router_state(router)
     add(store, history, Route("rot13", 1.0, question(rng, 0), best), "up")
     add(store, history, Route("adapter", 1.0, question(rng, 0) * np.float32(np.nan), best), "up")
     add(store, history, Route("adapter", 1.0, np.ones((2, 3), np.float32), best), "up")
-    assert learned(router) == sound
+    assert router_state(router) == sound
 
 
-def test_only_the_newest_ratings_count(routed, monkeypatch):
-    store, history, router = routed
+def test_only_the_newest_ratings_count(store_and_router, monkeypatch):
+    store, history, router = store_and_router
     rng = np.random.default_rng(5)
     monkeypatch.setattr(router_module, "WINDOW", 5)
     for i in range(9):
@@ -318,14 +320,14 @@ def trained_on(store, history, rng, n, liked) -> None:
         add(store, history, route, "up" if liked(rng, arm, kinds) else "down")
 
 
-def test_training_is_adopted_only_where_it_foretells_better(routed):
-    store, history, router = routed
+def test_training_is_adopted_only_where_it_foretells_better(store_and_router):
+    store, history, router = store_and_router
     rng = np.random.default_rng(6)
     assert router.train()["reason"] == "0 rated choices; training needs 64"
     trained_on(store, history, rng, 100, lambda rng, arm, kinds: rng.random() < 0.5)
-    before = learned(router)
+    before = router_state(router)
     report = router.train()
-    assert not report["trained"] and report["ratings"] == 100 and learned(router) == before
+    assert not report["trained"] and report["ratings"] == 100 and router_state(router) == before
     assert router.status().training == report
     (row,) = store.witness.rows("router")
     assert row.body["state"] is None and disagreement(store) == ""
@@ -334,14 +336,14 @@ def test_training_is_adopted_only_where_it_foretells_better(routed):
     assert router.train(cancel)["reason"] == "stopped"
 
 
-def test_a_trained_cell_survives_a_restart(routed):
-    store, history, router = routed
+def test_a_trained_cell_survives_a_restart(store_and_router):
+    store, history, router = store_and_router
     rng = np.random.default_rng(7)
     trained_on(store, history, rng, 300, lambda rng, arm, kinds: (kinds[0] == kinds[1]) == arm)
     report = router.train()
     assert report["trained"] and report["error_after"] < report["error_before"]
-    after = learned(router)
-    assert learned(Router(store, history, MODEL)) == after and disagreement(store) == ""
+    after = router_state(router)
+    assert router_state(Router(store, history, MODEL)) == after and disagreement(store) == ""
     store.db.execute("UPDATE router_cells SET state = x'00'")
-    assert learned(router) != after  # damaged: the cell as it was drawn
+    assert router_state(router) != after  # damaged: the cell as it was drawn
     assert "router" in disagreement(store)

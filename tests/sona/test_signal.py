@@ -22,7 +22,7 @@ def reply(runtime, text="hello there", seed=1) -> str:
     return request.request_id
 
 
-def counted(history) -> np.ndarray:
+def label_counts(history) -> np.ndarray:
     return np.bincount([signal.INDEX[label] for label in history], minlength=len(signal.LABELS))
 
 
@@ -31,7 +31,7 @@ def test_a_labels_worth_from_counts_is_that_from_the_whole_history():
     for _ in range(50):
         history = rng.choices(signal.RATINGS, k=rng.randrange(30))
         for rating in signal.RATINGS:
-            assert signal.reward_of(rating, counted(history)) == pytest.approx(
+            assert signal.reward_of(rating, label_counts(history)) == pytest.approx(
                 objective.reward(rating, history)
             )
 

@@ -28,7 +28,7 @@ def ask(runtime, *questions: str) -> str:
     return chat
 
 
-def like(runtime, text, **more):
+def find_like(runtime, text, **more):
     return chats_like(runtime.store, runtime.model, runtime.backend, text, **more)
 
 
@@ -37,28 +37,28 @@ def readings(monkeypatch):
     """The texts that the model reads."""
     read, real = [], similar_chats.read_question
 
-    def counted(backend, tokenizer, text):
+    def read_and_count(backend, tokenizer, text):
         assert backend.lora is None
         read.append(text)
         return real(backend, tokenizer, text)
 
-    monkeypatch.setattr(similar_chats, "read_question", counted)
+    monkeypatch.setattr(similar_chats, "read_question", read_and_count)
     return read
 
 
 def test_a_chat_counts_by_its_most_similar_question(runtime):
     """On any branch; most like first; a deleted chat is not found."""
     egg, both, code = ask(runtime, EGG), ask(runtime, CODE, TRAIN), ask(runtime, CODE)
-    found = like(runtime, TRAIN).found
+    found = find_like(runtime, TRAIN).found
     assert found[0].session.id == both and found[0].content == TRAIN
     assert found[0].similarity == pytest.approx(1, abs=1e-4)
     assert [row.similarity for row in found] == sorted((row.similarity for row in found), reverse=True)
-    same = {row.session.id for row in like(runtime, CODE).found[:2]}
-    assert same == {both, code} and len(like(runtime, CODE, limit=1).found) == 1
+    same = {row.session.id for row in find_like(runtime, CODE).found[:2]}
+    assert same == {both, code} and len(find_like(runtime, CODE, limit=1).found) == 1
     runtime.store.chats.soft_delete(egg)
-    assert egg not in {row.session.id for row in like(runtime, EGG).found}
+    assert egg not in {row.session.id for row in find_like(runtime, EGG).found}
     with pytest.raises(UsageError, match="empty"):
-        like(runtime, "")
+        find_like(runtime, "")
 
 
 def test_a_stored_vector_is_not_computed_again(runtime, readings):
@@ -67,12 +67,12 @@ def test_a_stored_vector_is_not_computed_again(runtime, readings):
     ask(runtime, TRAIN, EGG)
     runtime.learning.settle()
     readings.clear()
-    assert like(runtime, EGG).found[0].similarity > 0.99
+    assert find_like(runtime, EGG).found[0].similarity > 0.99
     assert readings == [EGG]  # the text to compare with
     with runtime.store.transaction():
         runtime.store.db.execute("UPDATE replies SET fingerprint = 'another'")
     readings.clear()
-    assert like(runtime, EGG).found[0].similarity > 0.99
+    assert find_like(runtime, EGG).found[0].similarity > 0.99
     assert readings == [EGG, TRAIN]  # each text once
 
 
@@ -86,7 +86,7 @@ def test_what_one_search_reads_is_bounded(runtime, readings, monkeypatch):
         runtime.store.db.execute("UPDATE replies SET query = NULL")
     readings.clear()
     counts = []
-    answer = like(runtime, "something else", progress=counts.append)
+    answer = find_like(runtime, "something else", progress=counts.append)
     assert readings == ["something else", CODE, TRAIN] and counts == [1, 2]
     assert answer.unread == 1 and first not in {row.session.id for row in answer.found}
 

@@ -33,7 +33,7 @@ def basis(tiny) -> StyleBasis:
 
 
 @pytest.fixture
-def rated(open_tiny, tiny, basis, monkeypatch):
+def rated_runtime(open_tiny, tiny, basis, monkeypatch):
     """A runtime with 12 ratings of two replies to a question: one is always liked, the other never. The
     instant loop hardly moves the weights, so they stay the same two replies. Samples of replies are short,
     and their variety does not count, because it is that of a random model."""
@@ -59,47 +59,47 @@ def style_of(runtime) -> dict:
     return {layer: b[-RANK:].copy() for (module, layer), (_, b) in base.pairs.items() if module == MODULE}
 
 
-def test_ratings_move_the_base_within_the_limits(rated):
-    assert rated.learning.is_due()
-    report = rated.learning.consolidate()
+def test_ratings_move_the_base_within_the_limits(rated_runtime):
+    assert rated_runtime.learning.is_due()
+    report = rated_runtime.learning.consolidate()
     assert report["promoted"], report
-    status = rated.status()
+    status = rated_runtime.status()
     assert 0 < status.kl <= KL_CAP and status.kl == pytest.approx(report["kl"])
     assert report["ppl_change"] <= np.expm1(style_loop.RISE) + 1e-6
-    assert rated.backend.lora is rated.learner.base and set(rated.learner.base.pairs) == {
-        (MODULE, layer) for layer in range(rated.model.config.n_layers)
-    }
-    assert not rated.learning.is_due() and rated.learning.state().missing == STYLE_DUE
+    assert rated_runtime.backend.lora is rated_runtime.learner.base and set(
+        rated_runtime.learner.base.pairs
+    ) == {(MODULE, layer) for layer in range(rated_runtime.model.config.n_layers)}
+    assert not rated_runtime.learning.is_due() and rated_runtime.learning.state().missing == STYLE_DUE
 
 
-def test_the_same_ratings_give_the_same_base(rated):
+def test_the_same_ratings_give_the_same_base(rated_runtime):
     """It is a function of the ratings in force: going back and running again ends at the same weights."""
-    assert rated.learning.consolidate()["promoted"]
-    first = rated.learner.base.to_bytes()
-    rated.rollback(12)
-    rated.learner.sync()
-    assert rated.backend.lora is None
-    again = rated.learning.loops.style()
+    assert rated_runtime.learning.consolidate()["promoted"]
+    first = rated_runtime.learner.base.to_bytes()
+    rated_runtime.rollback(12)
+    rated_runtime.learner.sync()
+    assert rated_runtime.backend.lora is None
+    again = rated_runtime.learning.loops.style()
     again._curvature = style_loop.CURVATURE  # as in a new process
-    assert again.run()["promoted"] and rated.learner.base.to_bytes() == first
+    assert again.run()["promoted"] and rated_runtime.learner.base.to_bytes() == first
 
 
-def test_undo_gives_back_the_base_before(rated):
-    assert rated.learning.consolidate()["promoted"]
-    first = rated.learner.base.to_bytes()
+def test_undo_gives_back_the_base_before(rated_runtime):
+    assert rated_runtime.learning.consolidate()["promoted"]
+    first = rated_runtime.learner.base.to_bytes()
     for i in range(12, 12 + STYLE_DUE):
-        rate(rated, i)
-    rated.learning.consolidate()
-    rated.undo()  # the newest rating, and what followed from it
-    rated.learner.sync()
-    assert rated.learner.base.to_bytes() == first
+        rate(rated_runtime, i)
+    rated_runtime.learning.consolidate()
+    rated_runtime.undo()  # the newest rating, and what followed from it
+    rated_runtime.learner.sync()
+    assert rated_runtime.learner.base.to_bytes() == first
     for _ in range(STYLE_DUE):
-        rated.undo()
-    rated.learner.sync()
-    assert rated.backend.lora is None
+        rated_runtime.undo()
+    rated_runtime.learner.sync()
+    assert rated_runtime.backend.lora is None
 
 
-def test_more_faults_shrink_the_step_and_then_refuse_it(rated, monkeypatch):
+def test_more_faults_shrink_the_step_and_then_refuse_it(rated_runtime, monkeypatch):
     monkeypatch.setattr(faults, "MIN_VARIETY", 2.0)
     shares = []
     worse = style_loop.StyleLoop._worse
@@ -109,34 +109,37 @@ def test_more_faults_shrink_the_step_and_then_refuse_it(rated, monkeypatch):
         return worse(self, found, micro, pause)
 
     monkeypatch.setattr(style_loop.StyleLoop, "_worse", measure_and_count)
-    report = rated.learning.consolidate()
+    report = rated_runtime.learning.consolidate()
     assert not report["promoted"] and "less variety" in report["reason"]
     assert np.array(shares) / shares[0] == pytest.approx(style_loop.STEPS)
-    assert rated.backend.lora is None and rated.status().adapter_version == 12
-    assert rated.status().last.report["reason"] == report["reason"] and not rated.learning.is_due()
+    assert rated_runtime.backend.lora is None and rated_runtime.status().adapter_version == 12
+    assert (
+        rated_runtime.status().last.report["reason"] == report["reason"]
+        and not rated_runtime.learning.is_due()
+    )
 
 
-def test_ratings_without_a_style_take_the_old_one_back(rated):
-    assert rated.learning.consolidate()["promoted"]
-    learner = rated.learner
-    assert any(b.any() for b in style_of(rated).values())
+def test_ratings_without_a_style_take_the_old_one_back(rated_runtime):
+    assert rated_runtime.learning.consolidate()["promoted"]
+    learner = rated_runtime.learner
+    assert any(b.any() for b in style_of(rated_runtime).values())
     for i in range(12):  # the same two replies, rated without any rule
-        rated.rate(f"reply-{i}", "up" if i % 4 < 2 else "down")
-    report = rated.learning.consolidate()
+        rated_runtime.rate(f"reply-{i}", "up" if i % 4 < 2 else "down")
+    report = rated_runtime.learning.consolidate()
     assert "do not agree" in report["reason"], report
-    assert not learner.base.pairs and rated.status().kl <= KL_CAP
+    assert not learner.base.pairs and rated_runtime.status().kl <= KL_CAP
 
 
-def test_it_stops_and_goes_on(rated):
+def test_it_stops_and_goes_on(rated_runtime):
     cancel = threading.Event()
     cancel.set()
-    report = rated.learning.consolidate(cancel=cancel)
+    report = rated_runtime.learning.consolidate(cancel=cancel)
     assert not report["promoted"] and "stopped" in report["reason"]
-    assert rated.learning.is_due() and rated.backend.lora is None
-    assert rated.learning.consolidate()["promoted"]
+    assert rated_runtime.learning.is_due() and rated_runtime.backend.lora is None
+    assert rated_runtime.learning.consolidate()["promoted"]
 
 
-def test_it_ends_while_ratings_keep_coming(rated, monkeypatch):
+def test_it_ends_while_ratings_keep_coming(rated_runtime, monkeypatch):
     attempts = []
 
     def head_moved(*args):
@@ -145,13 +148,13 @@ def test_it_ends_while_ratings_keep_coming(rated, monkeypatch):
 
     with monkeypatch.context() as moving:
         moving.setattr(style_loop.StyleLoop, "_step", head_moved)
-        report = rated.learning.consolidate()
+        report = rated_runtime.learning.consolidate()
     assert not report["promoted"] and "stopped" in report["reason"] and len(attempts) == ATTEMPTS
-    assert rated.learning.is_due() and rated.learning.consolidate()["promoted"]
+    assert rated_runtime.learning.is_due() and rated_runtime.learning.consolidate()["promoted"]
 
 
-def test_a_trained_base_stays_under_the_style(rated):
-    rng, config = np.random.default_rng(5), rated.model.config
+def test_a_trained_base_stays_under_the_style(rated_runtime):
+    rng, config = np.random.default_rng(5), rated_runtime.model.config
     shapes = {(MODULE, 0): (config.intermediate_size, config.hidden_size)}
     shapes |= {("q_proj", 1): (config.hidden_size, config.n_heads * config.head_dim)}
     trained = BaseLoRA(
@@ -164,11 +167,11 @@ def test_a_trained_base_stays_under_the_style(rated):
         },
         2.0,
     )
-    history, state = rated.learner.history, rated.learner.history.adapter(12)
+    history, state = rated_runtime.learner.history, rated_runtime.learner.history.adapter(12)
     history.promote(12, trained, state.state, 0.0, state.norm, {"promoted": True, "reason": "a test"})
-    report = rated.learning.consolidate()
+    report = rated_runtime.learning.consolidate()
     assert report["promoted"], report
-    under = rated.learning.loops.style()._trained_base
+    under = rated_runtime.learning.loops.style()._trained_base
     assert set(under.pairs) == set(trained.pairs)
     for place, (a, b) in under.pairs.items():
         before = trained.pairs[place]

@@ -11,12 +11,12 @@ UNSEEN = sim.texts(120, seed=99)
 TASTES = [sim.shorter, sim.lists, sim.to_the_reader, sim.phrase, sim.lists_for_how]
 
 
-def fitted(taste: sim.Taste, ratings: int, seed: int = 0, wrong: float = 0.0) -> TasteModel:
+def fit_taste(taste: sim.Taste, ratings: int, seed: int = 0, wrong: float = 0.0) -> TasteModel:
     """wrong: share of the stars that are turned around."""
     shown = sim.texts(ratings, seed)
     given = sim.stars(taste, shown)
     flipped = np.random.default_rng(seed).random(ratings) < wrong
-    return TasteModel.fit(sim.rated(shown, np.where(flipped, 6 - given, given)))
+    return TasteModel.fit(sim.rating_features(shown, np.where(flipped, 6 - given, given)))
 
 
 def agreement(model: TasteModel, taste: sim.Taste) -> float:
@@ -27,19 +27,19 @@ def agreement(model: TasteModel, taste: sim.Taste) -> float:
 
 @pytest.mark.parametrize("taste", TASTES[:4], ids=lambda t: t.__name__)
 def test_thirty_ratings_recover_a_taste_and_more_ratings_do_better(taste):
-    few, more = fitted(taste, 30), fitted(taste, 200)
+    few, more = fit_taste(taste, 30), fit_taste(taste, 200)
     assert agreement(few, taste) > 0.6
     assert agreement(more, taste) > 0.85
     assert agreement(more, taste) > agreement(few, taste) - 0.02
 
 
 def test_a_hundred_ratings_recover_a_taste_that_is_opposite_for_some_questions():
-    assert agreement(fitted(sim.lists_for_how, 100), sim.lists_for_how) > 0.9
+    assert agreement(fit_taste(sim.lists_for_how, 100), sim.lists_for_how) > 0.9
 
 
 @pytest.mark.parametrize("taste", [sim.shorter, sim.lists, sim.to_the_reader], ids=lambda t: t.__name__)
 def test_a_fifth_of_wrong_ratings_does_not_hide_the_taste(taste):
-    assert agreement(fitted(taste, 100, wrong=0.2), taste) > 0.8
+    assert agreement(fit_taste(taste, 100, wrong=0.2), taste) > 0.8
 
 
 def test_stars_by_dice_teach_no_taste():
@@ -47,7 +47,7 @@ def test_stars_by_dice_teach_no_taste():
     found = []
     for seed in range(8):
         shown = sim.texts(60, seed)
-        model = TasteModel.fit(sim.rated(shown, np.random.default_rng(seed).integers(1, 6, 60)))
+        model = TasteModel.fit(sim.rating_features(shown, np.random.default_rng(seed).integers(1, 6, 60)))
         found.append(agreement(model, sim.shorter))
         mean, _ = model.predict(sim.features(UNSEEN))
         assert np.std(mean) < 0.7
@@ -78,20 +78,20 @@ def test_a_taste_that_turns_is_followed_within_ten_ratings():
     shown = sim.texts(90, seed=5)
     given = sim.stars(sim.lists, shown)
     given[80:] = 6 - given[80:]
-    model = TasteModel.fit(sim.rated(shown, given))
+    model = TasteModel.fit(sim.rating_features(shown, given))
     assert 70 <= model.ratings_before_turn <= 84
     assert agreement(model, sim.lists) < -0.8
 
 
 def test_a_taste_that_stays_is_not_cut():
     for seed in range(5):
-        assert fitted(sim.lists, 90, seed).ratings_before_turn == 0
-        assert fitted(sim.shorter, 90, seed, wrong=0.2).ratings_before_turn == 0
+        assert fit_taste(sim.lists, 90, seed).ratings_before_turn == 0
+        assert fit_taste(sim.shorter, 90, seed, wrong=0.2).ratings_before_turn == 0
 
 
 def test_without_a_turn_the_order_of_ratings_does_not_matter():
     shown = sim.texts(60, seed=2)
-    ratings = sim.rated(shown, sim.stars(sim.shorter, shown))
+    ratings = sim.rating_features(shown, sim.stars(sim.shorter, shown))
     mixed = [ratings[i] for i in np.random.default_rng(1).permutation(60)]
     one, other = (TasteModel.fit(r).predict(sim.features(UNSEEN)) for r in (ratings, mixed))
     np.testing.assert_allclose(one, other, atol=1e-3)
@@ -100,7 +100,7 @@ def test_without_a_turn_the_order_of_ratings_does_not_matter():
 def test_the_model_is_a_function_of_its_ratings_bit_for_bit():
     """So an undo gives back the model from before the rating."""
     shown = sim.texts(50, seed=4)
-    ratings = sim.rated(shown, sim.stars(sim.lists_for_how, shown))
+    ratings = sim.rating_features(shown, sim.stars(sim.lists_for_how, shown))
     before = TasteModel.fit(ratings[:-1]).predict(sim.features(UNSEEN))
     TasteModel.fit(ratings)
     after = TasteModel.fit(ratings[:-1]).predict(sim.features(UNSEEN))
@@ -108,14 +108,14 @@ def test_the_model_is_a_function_of_its_ratings_bit_for_bit():
 
 
 def test_uncertainty_shrinks_with_ratings():
-    _, few = fitted(sim.shorter, 10).predict(sim.features(UNSEEN))
-    _, more = fitted(sim.shorter, 150).predict(sim.features(UNSEEN))
+    _, few = fit_taste(sim.shorter, 10).predict(sim.features(UNSEEN))
+    _, more = fit_taste(sim.shorter, 150).predict(sim.features(UNSEEN))
     assert more.mean() < few.mean()
 
 
 def test_uncertainty_is_wide_far_from_the_ratings():
     """A page of shouted code, in a model that saw short English sentences."""
-    model = fitted(sim.shorter, 60)
+    model = fit_taste(sim.shorter, 60)
     strange = features_of("How?", "```\nx = {1: 2};\n```\n" * 40 + "RUN! RUN! RUN?! " * 30, False)
     usual = model.predict(sim.features(UNSEEN))[1].mean()
     assert model.predict([strange])[1][0] > 1.3 * usual
@@ -126,7 +126,7 @@ def test_four_fifths_of_the_stars_lie_within_the_interval(ratings):
     inside = []
     for taste in TASTES:
         for seed in range(3):
-            mean, sd = fitted(taste, ratings, seed).predict(sim.features(UNSEEN))
+            mean, sd = fit_taste(taste, ratings, seed).predict(sim.features(UNSEEN))
             inside.append(np.mean(abs(mean - sim.stars(taste, UNSEEN)) < 1.2816 * sd))
     assert 0.7 < np.mean(inside) < 0.97
 
@@ -143,13 +143,13 @@ def test_four_fifths_of_the_stars_lie_within_the_interval(ratings):
 )
 def test_the_sentence_names_the_taste(taste, words):
     shown = sim.texts(150, seed=6)
-    model = TasteModel.fit(sim.rated(shown, sim.stars(taste, shown)))
+    model = TasteModel.fit(sim.rating_features(shown, sim.stars(taste, shown)))
     assert words in model.explain(shown)
 
 
 def test_a_guess_needs_fewer_ratings_than_the_sentence_and_some_evidence():
     """Eight ratings by someone who likes short replies point there, also where they are not clear."""
-    unclear = [fitted(sim.shorter, 8, seed) for seed in range(8)]
+    unclear = [fit_taste(sim.shorter, 8, seed) for seed in range(8)]
     unclear = [model for model in unclear if not model.explain()]
     assert len(unclear) > 2 and {model.guess() for model in unclear} == {"shorter replies"}
     assert TasteModel.fit([]).guess() == ""
@@ -158,12 +158,12 @@ def test_a_guess_needs_fewer_ratings_than_the_sentence_and_some_evidence():
 def test_the_sentence_is_empty_without_evidence():
     """No ratings, one kind of rating, or dice: at most one in twenty says something."""
     assert TasteModel.fit([]).explain() == ""
-    assert fitted(lambda question, text: 5, 60).explain(sim.texts(60, 0)) == ""
+    assert fit_taste(lambda question, text: 5, 60).explain(sim.texts(60, 0)) == ""
     said = 0
     for seed in range(40):
         shown = sim.texts(30, seed)
         dice = np.random.default_rng(seed).integers(1, 6, 30)
-        said += TasteModel.fit(sim.rated(shown, dice)).explain(shown) != ""
+        said += TasteModel.fit(sim.rating_features(shown, dice)).explain(shown) != ""
     assert said <= 2
 
 
@@ -178,6 +178,6 @@ def test_thumbs_and_stars_mix():
     given = sim.stars(sim.lists, shown)
     mixed = [
         RatedFeatures(r.features, ("up" if s > 3 else "down") if i % 2 else r.rating)
-        for i, (r, s) in enumerate(zip(sim.rated(shown, given), given, strict=True))
+        for i, (r, s) in enumerate(zip(sim.rating_features(shown, given), given, strict=True))
     ]
     assert agreement(TasteModel.fit(mixed), sim.lists) > 0.9

@@ -61,7 +61,7 @@ def by_pairs(known: Sequence[ReplyFeatures], value: np.ndarray, rows: np.ndarray
 HABITS: tuple[Callable[..., Shown], ...] = (by_stars, by_thumbs, by_one_thumb, by_pairs)
 
 
-def said(shown: Shown) -> list[str]:
+def claims(shown: Shown) -> list[str]:
     given, passed_over = shown
     model = TasteModel.fit(given, passed_over if background_counts(given) else ())
     return [liking.words for liking in model.preferences([(asked, text) for asked, text, _ in TEXTS])]
@@ -78,7 +78,7 @@ def test_hardly_any_user_is_told_a_wrong_liking(features, full):
     for seed, count, habit, right in itertools.product(seeds, counts, HABITS, ((), OF_LENGTH)):
         rng = np.random.default_rng([seed, count])
         value = rng.normal(0, 4, len(TEXTS)) - (WORDS if right else 0)
-        found = said(habit(features, value, rng.permutation(len(TEXTS)), count))
+        found = claims(habit(features, value, rng.permutation(len(TEXTS)), count))
         wrong.append([words for words in found if is_wrong(words, right)])
     assert sum(map(bool, wrong)) <= BOUND * len(wrong), [words for words in wrong if words]
 
@@ -88,7 +88,7 @@ def test_someone_who_likes_short_replies_is_told_so_after_some_ratings(features)
     told = 0
     for seed in range(4):
         rng = np.random.default_rng(seed)
-        found = said(
+        found = claims(
             by_stars(features, -WORDS + rng.normal(0, 2, len(TEXTS)), rng.permutation(len(TEXTS)), 30)
         )
         told += any(words.startswith(OF_LENGTH) for words in found)

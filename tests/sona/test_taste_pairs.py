@@ -14,7 +14,7 @@ from .test_user_taste import history, keep, rate, store  # noqa: F401 - fixtures
 USERS = (sim.shorter, sim.lists, sim.to_the_reader, sim.lists_for_how)
 
 
-def ordered(model: TasteModel, taste: sim.Taste, seed: int, count: int = 60) -> float:
+def share_in_order(model: TasteModel, taste: sim.Taste, seed: int, count: int = 60) -> float:
     """Share of unseen pairs that the model orders as the taste does."""
     unseen = sim.pairs(taste, count, 90_000 + seed)
     better, worse = (model.predict(sim.features([p[side] for p in unseen]))[0] for side in (0, 1))
@@ -25,7 +25,8 @@ def ordered(model: TasteModel, taste: sim.Taste, seed: int, count: int = 60) -> 
 def test_ten_pairs_order_unseen_pairs(taste):
     """Chance is 0.5; the mean of five users of each kind is far above it."""
     found = [
-        ordered(TasteModel.fit(sim.preferred(sim.pairs(taste, 10, seed))), taste, seed) for seed in range(5)
+        share_in_order(TasteModel.fit(sim.preference_features(sim.pairs(taste, 10, seed))), taste, seed)
+        for seed in range(5)
     ]
     assert np.mean(found) > 0.75 and min(found) > 0.6
 
@@ -35,13 +36,13 @@ def test_pairs_that_say_nothing_order_nothing():
     rng, found = np.random.default_rng(1), []
     for seed in range(6):
         shown = [p if rng.random() < 0.5 else p[::-1] for p in sim.pairs(sim.lists, 10, seed)]
-        found.append(ordered(TasteModel.fit(sim.preferred(shown)), sim.lists, seed))
+        found.append(share_in_order(TasteModel.fit(sim.preference_features(shown)), sim.lists, seed))
     assert 0.25 < np.mean(found) < 0.75
 
 
 def test_the_wrong_way_round_orders_the_wrong_way_round():
     shown = [p[::-1] for p in sim.pairs(sim.lists, 10, 3)]
-    assert ordered(TasteModel.fit(sim.preferred(shown)), sim.lists, 3) < 0.25
+    assert share_in_order(TasteModel.fit(sim.preference_features(shown)), sim.lists, 3) < 0.25
 
 
 def test_pairs_help_beside_ratings():
@@ -50,15 +51,15 @@ def test_pairs_help_beside_ratings():
     for taste in USERS[:3]:
         for seed in range(4):
             shown = sim.texts(6, seed=200 + seed)
-            given = sim.rated(shown, sim.stars(taste, shown))
-            pairs = sim.preferred(sim.pairs(taste, 12, seed))
-            alone.append(ordered(TasteModel.fit(given), taste, seed))
-            both.append(ordered(TasteModel.fit([*given, *pairs]), taste, seed))
+            given = sim.rating_features(shown, sim.stars(taste, shown))
+            pairs = sim.preference_features(sim.pairs(taste, 12, seed))
+            alone.append(share_in_order(TasteModel.fit(given), taste, seed))
+            both.append(share_in_order(TasteModel.fit([*given, *pairs]), taste, seed))
     assert np.mean(both) > np.mean(alone) + 0.05
 
 
 def test_a_weak_preference_counts_less():
-    shown = sim.preferred(sim.pairs(sim.lists, 4, 2))
+    shown = sim.preference_features(sim.pairs(sim.lists, 4, 2))
     weak = [PreferredFeatures(p.better, p.worse, 0.2) for p in shown]
     lead = []
     for given in (shown, weak):
@@ -97,11 +98,11 @@ def test_the_stores_preferences_are_learned_from_in_the_order_in_which_they_were
             rate(history, rated, "4")
         row = PreferenceRow(*pair, "compare", 1.0, 2.0)
         history.pairs.commit(history.version(), row, b"state", 0.0, 0.0)
-    given = sim.preferred(chosen)
-    expected = [*given[:5], *sim.rated(sim.texts(1, seed=5), np.array([4])), *given[5:]]
+    given = sim.preference_features(chosen)
+    expected = [*given[:5], *sim.rating_features(sim.texts(1, seed=5), np.array([4])), *given[5:]]
     shown = sim.features(sim.texts(9, seed=6))
     np.testing.assert_array_equal(taste.model.predict(shown), TasteModel.fit(expected).predict(shown))
-    assert taste.status.ratings == 11 and ordered(taste.model, sim.lists, 1) > 0.75
+    assert taste.status.ratings == 11 and share_in_order(taste.model, sim.lists, 1) > 0.75
     history.undo()
     assert taste.status.ratings == 10
     with store.transaction():

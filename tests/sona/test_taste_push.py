@@ -27,7 +27,7 @@ class Tokens:
         return TEXTS[token].encode("latin-1")
 
 
-def named(more: str) -> int:
+def place_of(more: str) -> int:
     return [m.more for m in MEASURES].index(more)
 
 
@@ -41,17 +41,17 @@ def stars(effects, taste) -> np.ndarray:
     return effects.stars(taste, np.full(len(TEXTS), 1 / len(TEXTS)))
 
 
-def taught(taste, count=40, seed=1) -> TasteModel:
+def teach(taste, count=40, seed=1) -> TasteModel:
     shown = sim.texts(count, seed)
-    return TasteModel.fit(sim.rated(shown, sim.stars(taste, shown)))
+    return TasteModel.fit(sim.rating_features(shown, sim.stars(taste, shown)))
 
 
 def test_a_token_changes_the_measures_that_count_it(effects):
-    you, long, contractions = named("more 'you'"), named("more long words"), named("contractions")
+    you, long, contractions = place_of("more 'you'"), place_of("more long words"), place_of("contractions")
     change = dict(zip(TEXTS, effects.measures, strict=True))
     assert change[" you"][you] > 0.5 and change[" your"][you] > 0.5 and change[" me"][you] <= 0
     assert change[" determines"][long] > 0.1 and change["'re"][contractions] > 0.5
-    assert change[" me"][named("more 'I'")] > 1
+    assert change[" me"][place_of("more 'I'")] > 1
 
 
 def test_a_token_does_not_change_measures_of_structure(effects):
@@ -61,20 +61,20 @@ def test_a_token_does_not_change_measures_of_structure(effects):
 
 
 def test_the_liked_tokens_earn_stars(effects):
-    earned = dict(zip(TEXTS, stars(effects, taught(sim.to_the_reader)), strict=True))
+    earned = dict(zip(TEXTS, stars(effects, teach(sim.to_the_reader)), strict=True))
     assert min(earned[" you"], earned[" your"]) > 0.2
     usual = np.median(list(earned.values()))
     assert all(earned[" you"] - usual > 4 * abs(earned[other] - usual) for other in TEXTS[2:])
 
 
 def test_a_liked_word_earns_stars_where_it_is_one_token(effects):
-    earned = dict(zip(TEXTS, stars(effects, taught(sim.phrase, 120)), strict=True))
+    earned = dict(zip(TEXTS, stars(effects, teach(sim.phrase, 120)), strict=True))
     assert max(earned, key=earned.get) == " example"
 
 
 @pytest.mark.parametrize("taste", [sim.lists, sim.shorter])
 def test_a_taste_of_structure_hardly_pushes_tokens(effects, taste):
-    assert np.abs(stars(effects, taught(taste))).max() < 0.1
+    assert np.abs(stars(effects, teach(taste))).max() < 0.1
 
 
 def test_ratings_by_dice_push_little(effects):
@@ -82,12 +82,12 @@ def test_ratings_by_dice_push_little(effects):
     pushed = []
     for seed in range(8):
         given = np.random.default_rng(seed).integers(1, 6, 30)
-        pushed.append(np.abs(stars(effects, TasteModel.fit(sim.rated(shown, given)))).max())
-    assert np.median(pushed) < 0.05 * stars(effects, taught(sim.to_the_reader, 30)).max()
+        pushed.append(np.abs(stars(effects, TasteModel.fit(sim.rating_features(shown, given)))).max())
+    assert np.median(pushed) < 0.05 * stars(effects, teach(sim.to_the_reader, 30)).max()
 
 
 def test_half_of_the_words_are_a_shorter_reply(effects):
-    length, paragraphs = named("longer replies"), named("more paragraphs")
+    length, paragraphs = place_of("longer replies"), place_of("more paragraphs")
     shorter = effects.shorter * [measure.spread for measure in MEASURES]
     assert -np.log(2) < shorter[length] < -0.4  # a text of n words counts as log (n + 5)
     assert shorter[paragraphs] == pytest.approx(np.log(2 / 3))  # one of two
@@ -95,8 +95,8 @@ def test_half_of_the_words_are_a_shorter_reply(effects):
 
 
 def test_an_early_end_earns_stars_from_whom_short_replies_please(effects):
-    assert effects.end_stars(taught(sim.shorter)) > 0.3
-    assert effects.end_stars(taught(lambda *reply: 6 - sim.shorter(*reply))) < -0.3
+    assert effects.end_stars(teach(sim.shorter)) > 0.3
+    assert effects.end_stars(teach(lambda *reply: 6 - sim.shorter(*reply))) < -0.3
 
 
 def test_an_early_end_earns_stars_from_whom_replies_without_an_end_displease(effects):
@@ -111,7 +111,7 @@ def test_an_early_end_earns_stars_from_whom_replies_without_an_end_displease(eff
 
 @pytest.mark.parametrize("taste", [sim.lists, sim.to_the_reader])
 def test_other_tastes_hardly_push_the_end(effects, taste):
-    assert abs(effects.end_stars(taught(taste))) < 0.1
+    assert abs(effects.end_stars(teach(taste))) < 0.1
 
 
 @pytest.mark.parametrize("count", [4, 10, 30])
@@ -120,8 +120,8 @@ def test_ratings_by_dice_hardly_push_the_end(effects, count):
     pushed = []
     for seed in range(20):
         given = np.random.default_rng(seed).integers(1, 6, count)
-        pushed.append(abs(effects.end_stars(TasteModel.fit(sim.rated(shown, given)))))
-    assert np.median(pushed) < 0.02 and max(pushed) < effects.end_stars(taught(sim.shorter, 30))
+        pushed.append(abs(effects.end_stars(TasteModel.fit(sim.rating_features(shown, given)))))
+    assert np.median(pushed) < 0.02 and max(pushed) < effects.end_stars(teach(sim.shorter, 30))
 
 
 # -- in the weights --------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def taste_of(probe, seed=0) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 0.02, probe.tokens.size).astype(np.float32)
 
 
-def rated(trace, adapter, weight, probe, taste, backend) -> MicroLoRA:
+def rate_reply(trace, adapter, weight, probe, taste, backend) -> MicroLoRA:
     trace = trace.replay(adapter, 1, backend.head) if adapter is not trace.adapter else trace
     push = instant.ReplyPush(instant.prepare_stats(trace, probe), weight, trace.log_ratio)
     return instant.update_by(adapter, [push], probe, taste=taste).adapter
@@ -153,7 +153,7 @@ def test_the_weights_hold_the_newest_taste_once(trace, probe, tiny_backend):
     adapter = trace.adapter
     for i, weight in enumerate((1.0, -0.5, 0.8)):
         taste = taste_of(probe, i)
-        adapter = rated(trace, adapter, weight, probe, taste, tiny_backend)
+        adapter = rate_reply(trace, adapter, weight, probe, taste, tiny_backend)
         expected = instant.block_of(adapter, adapter.evidence, probe)
         expected[0, :-1] += taste
         found = probe.coordinates.columns(adapter.lora_b) / np.float32(adapter.gain)
@@ -162,14 +162,14 @@ def test_the_weights_hold_the_newest_taste_once(trace, probe, tiny_backend):
 
 
 def test_a_rating_without_a_taste_keeps_the_one_before(trace, probe, tiny_backend):
-    first = rated(trace, trace.adapter, 1.0, probe, taste_of(probe), tiny_backend)
-    second = rated(trace, first, 0.5, probe, None, tiny_backend)
+    first = rate_reply(trace, trace.adapter, 1.0, probe, taste_of(probe), tiny_backend)
+    second = rate_reply(trace, first, 0.5, probe, None, tiny_backend)
     np.testing.assert_array_equal(second.taste, first.taste)
 
 
 def test_taking_one_rating_back_leaves_the_taste(trace, probe, tiny_backend):
-    first = rated(trace, trace.adapter, 1.0, probe, taste_of(probe), tiny_backend)
-    second = rated(trace, first, -0.7, probe, taste_of(probe, 1), tiny_backend)
+    first = rate_reply(trace, trace.adapter, 1.0, probe, taste_of(probe), tiny_backend)
+    second = rate_reply(trace, first, -0.7, probe, taste_of(probe, 1), tiny_backend)
     back = instant.without_update(second, first, second, probe).adapter
     expected = instant.block_of(back, back.evidence, probe)
     expected[0, :-1] += second.taste
@@ -180,22 +180,22 @@ def test_taking_one_rating_back_leaves_the_taste(trace, probe, tiny_backend):
 def test_a_folded_adapter_adds_only_what_is_new(trace, probe, tiny_backend):
     """The base holds the taste of before: a rating with the same taste adds nothing of it."""
     taste = taste_of(probe)
-    first = rated(trace, trace.adapter, 1.0, probe, taste, tiny_backend)
+    first = rate_reply(trace, trace.adapter, 1.0, probe, taste, tiny_backend)
     folded = replace(first, lora_b=np.zeros_like(first.lora_b))
-    again = rated(trace, folded, 0.5, probe, taste, tiny_backend)
+    again = rate_reply(trace, folded, 0.5, probe, taste, tiny_backend)
     moved = instant.block_of(again, again.evidence, probe) - instant.block_of(first, first.evidence, probe)
     found = probe.coordinates.columns(again.lora_b) / np.float32(again.gain)
     np.testing.assert_allclose(found[:, :-1], moved[:, :-1], atol=2e-4 * np.abs(moved).max())
 
 
 def test_the_caps_hold_with_a_taste_of_any_size(trace, probe, tiny_backend):
-    adapter = rated(trace, trace.adapter, 1.0, probe, 50 * taste_of(probe), tiny_backend)
+    adapter = rate_reply(trace, trace.adapter, 1.0, probe, 50 * taste_of(probe), tiny_backend)
     found = probe.distance(adapter)
     assert adapter.gain < 1 and found.kl <= instant.KL_CAP and found.rise <= instant.RISE_CAP
 
 
 def test_the_taste_is_stored_with_the_weights(trace, probe, tiny, tiny_backend):
-    adapter = rated(trace, trace.adapter, 1.0, probe, taste_of(probe), tiny_backend)
+    adapter = rate_reply(trace, trace.adapter, 1.0, probe, taste_of(probe), tiny_backend)
     config = tiny.config
     back = MicroLoRA.from_bytes(adapter.to_bytes(), config.hidden_size, config.vocab_size)
     np.testing.assert_array_equal(back.taste, adapter.taste)
@@ -227,7 +227,7 @@ class Taste:
 
 
 def test_a_rating_uses_the_push_that_is_there(tiny, probe):
-    taste = Taste(taught(sim.to_the_reader))
+    taste = Taste(teach(sim.to_the_reader))
     push = TastePush(tiny.tokenizer, taste, NONE)
     push.prepare(7, probe)
     first = push.of(7, probe)
@@ -239,27 +239,27 @@ def test_a_rating_uses_the_push_that_is_there(tiny, probe):
 
 def test_after_an_undo_the_push_is_computed_again(tiny, probe):
     """The push that is there knows the rating that was taken back."""
-    taste = Taste(taught(sim.to_the_reader))
+    taste = Taste(teach(sim.to_the_reader))
     push = TastePush(tiny.tokenizer, taste, NONE)
     push.prepare(8, probe)
-    taste.now = taught(sim.shorter)
+    taste.now = teach(sim.shorter)
     assert push.of(7, probe) is not None and taste.asked == 2
 
 
 def test_a_few_ratings_push_nothing(tiny, probe):
-    few = TastePush(tiny.tokenizer, Taste(taught(sim.shorter, taste_push.FIRST_END - 1)), NONE)
+    few = TastePush(tiny.tokenizer, Taste(teach(sim.shorter, taste_push.FIRST_END - 1)), NONE)
     assert few.of(0, probe).shape == probe.tokens.shape and not few.of(0, probe).any()
 
 
 def test_the_end_is_pushed_before_other_tokens(tiny, probe, monkeypatch):
     monkeypatch.setattr(taste_push, "FIRST", 12)
     ends = probe.coordinates.ends
-    push = TastePush(tiny.tokenizer, Taste(taught(sim.shorter, taste_push.FIRST - 1)), NONE).of(0, probe)
+    push = TastePush(tiny.tokenizer, Taste(teach(sim.shorter, taste_push.FIRST - 1)), NONE).of(0, probe)
     assert np.all(push[ends] * probe.reading > 0) and not np.delete(push, ends).any()
 
 
 def test_a_push_serves_only_so_many_ratings(tiny, probe):
-    taste = Taste(taught(sim.to_the_reader))
+    taste = Taste(teach(sim.to_the_reader))
     push = TastePush(tiny.tokenizer, taste, NONE)
     push.prepare(0, probe)
     for version in range(taste_push.LAG + 3):
@@ -271,7 +271,7 @@ def test_a_push_serves_only_so_many_ratings(tiny, probe):
 
 @pytest.mark.parametrize("taste, likelier", [(sim.shorter, 1), (lambda *reply: 6 - sim.shorter(*reply), -1)])
 def test_the_end_becomes_likelier_for_whom_short_replies_please(tiny, probe, taste, likelier):
-    push = TastePush(tiny.tokenizer, Taste(taught(taste)), NONE).of(0, probe) * probe.reading
+    push = TastePush(tiny.tokenizer, Taste(teach(taste)), NONE).of(0, probe) * probe.reading
     ends = push[probe.coordinates.ends]
     assert np.all(likelier * ends > 1) and np.abs(ends).max() <= taste_push.MOST_END
 
@@ -281,7 +281,7 @@ def test_no_token_moves_further_than_the_limits(tiny, probe, monkeypatch):
     monkeypatch.setattr(TokenEffects, "stars", lambda *_: far)
     monkeypatch.setattr(TokenEffects, "end_stars", lambda *_: -9.0)
     monkeypatch.setattr(taste_push, "PUSH_KL", np.inf)
-    push = TastePush(tiny.tokenizer, Taste(taught(sim.shorter)), NONE).of(0, probe) * probe.reading
+    push = TastePush(tiny.tokenizer, Taste(teach(sim.shorter)), NONE).of(0, probe) * probe.reading
     expected = np.where(far > 0, taste_push.MAX_RAISE_LOGITS, -taste_push.MAX_LOWER_LOGITS)
     expected[probe.coordinates.ends] = -taste_push.MOST_END
     np.testing.assert_allclose(push, expected, rtol=1e-5)
@@ -294,7 +294,7 @@ def test_other_tokens_take_the_kl_that_the_end_leaves(tiny, probe, monkeypatch, 
     monkeypatch.setattr(TokenEffects, "stars", lambda *_: far)
     monkeypatch.setattr(TokenEffects, "end_stars", lambda *_: end)
     monkeypatch.setattr(taste_push, "MOST_END", 99.0)
-    push = TastePush(tiny.tokenizer, Taste(taught(sim.shorter)), NONE).of(0, probe)
+    push = TastePush(tiny.tokenizer, Taste(teach(sim.shorter)), NONE).of(0, probe)
 
     def kl(row: np.ndarray) -> float:
         """The slow way: over the whole vocabulary, in each context of an answer."""

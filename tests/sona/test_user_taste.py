@@ -53,7 +53,7 @@ def test_the_ratings_in_force_make_the_model(store, history, stored):
     shown = sim.texts(40, seed=1)
     given = sim.stars(sim.lists, shown)
     rate_all(history, keep(store, shown, stored), given)
-    expected = TasteModel.fit(sim.rated(shown, given)).predict(sim.features(shown))
+    expected = TasteModel.fit(sim.rating_features(shown, given)).predict(sim.features(shown))
     taste = UserTaste(history)
     np.testing.assert_array_equal(taste.model.predict(sim.features(shown)), expected)
     assert taste.status.ratings == 40 and taste.status.sentence.startswith("lists")

@@ -43,7 +43,7 @@ def answer(runtime, i) -> str:
 
 
 @pytest.fixture
-def rated(open_tiny, monkeypatch):
+def rated_runtime(open_tiny, monkeypatch):
     """A runtime with 14 ratings: one reply is always liked, another one never.
 
     The ratings have hardly moved the weights, so much remains to be learned.

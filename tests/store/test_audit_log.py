@@ -66,7 +66,7 @@ def fill(store, n=5):
             store.witness.record("test", {"i": i, "x": 0.1 * i})
 
 
-def learned(store) -> None:
+def write_lessons(store) -> None:
     """Two ratings, an undo and a rollback."""
     store.replies.add(a_reply("r1"), None)
     for parent, state in enumerate((b"one", b"two")):
@@ -93,7 +93,7 @@ def test_a_new_log_is_whole(store):
 
 
 def test_what_happens_to_the_weights_is_recorded_in_order_without_words(store):
-    learned(store)
+    write_lessons(store)
     rows = store.witness.rows()
     assert [r.kind for r in rows] == ["reply", "version", "rating", "version", "rating", "undo", "rollback"]
     assert rows[2].body["rating"] == "up" and rows[2].body["version"] == 1
@@ -183,7 +183,7 @@ def test_nan_is_not_recorded(store, value):
     ],
 )
 def test_tables_that_were_edited_disagree_with_the_log(store, tamper, sql, found):
-    learned(store)
+    write_lessons(store)
     tamper(sql)
     assert store.witness.check().broken is None and found in disagreement(store)
 
@@ -227,7 +227,7 @@ def test_kill_9_leaves_a_whole_chain_with_every_acknowledged_row(path):
 
 
 def test_doctor_checks_the_chain_and_says_where_it_breaks(store, tamper):
-    learned(store)
+    write_lessons(store)
     assert _CHECKS["witness log"]().startswith("7 rows, unbroken")
     tamper("UPDATE witness SET time = 5 WHERE seq = 4")
     with pytest.raises(RuvmlxError, match="breaks at row 4"):

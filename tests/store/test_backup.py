@@ -15,13 +15,13 @@ from ruvmlx.store import backup as module
 from ruvmlx.store.audit import disagreement
 from ruvmlx.store.backup import back_up, restore
 
-from .test_format import DATA, MODEL, everything, fill, plain, prefer
+from .test_format import DATA, MODEL, as_plain, everything, fill, prefer
 
 
 def content(path) -> str:
     store = Store(path)
     try:
-        return json.dumps(everything(store), default=plain, sort_keys=True)
+        return json.dumps(everything(store), default=as_plain, sort_keys=True)
     finally:
         store.close()
 

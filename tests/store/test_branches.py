@@ -21,7 +21,7 @@ def store(home):
     return Store(home / "ruvmlx.db")
 
 
-def said(store, chat):
+def branch_texts(store, chat):
     return [m.content for m in store.messages.branch(chat)]
 
 
@@ -41,10 +41,10 @@ def test_nothing_is_lost_when_a_reply_is_written_again(store):
     """Both replies stay, are numbered, and can be flipped through, round and round."""
     chat = store.chats.new("m")
     asked, (a, b) = exchange(store, chat, "q", "one", "two")
-    assert said(store, chat) == ["q", "two"]
+    assert branch_texts(store, chat) == ["q", "two"]
     assert [(m.branch, m.branches) for m in store.messages.branch(chat)] == [(1, 1), (2, 2)]
-    assert store.messages.next_sibling(chat, b, 1) == a and said(store, chat) == ["q", "one"]
-    assert store.messages.next_sibling(chat, a, -1) == b and said(store, chat) == ["q", "two"]
+    assert store.messages.next_sibling(chat, b, 1) == a and branch_texts(store, chat) == ["q", "one"]
+    assert store.messages.next_sibling(chat, a, -1) == b and branch_texts(store, chat) == ["q", "two"]
     assert store.messages.next_sibling(chat, asked, 1) == a  # the question stands for the reply that is shown
 
 
@@ -55,9 +55,9 @@ def test_a_question_in_other_words_is_an_alternative_with_all_that_followed(stor
     exchange(store, chat, "third", "end")
     store.messages.set_head(chat, store.messages.branch(chat)[1].id)
     _, (new,) = exchange(store, chat, "SECOND", "other")
-    assert said(store, chat) == ["first", "answer", "SECOND", "other"]
+    assert branch_texts(store, chat) == ["first", "answer", "SECOND", "other"]
     assert store.messages.next_sibling(chat, new, 1) == old
-    assert said(store, chat) == ["first", "answer", "second", "reply", "third", "end"]
+    assert branch_texts(store, chat) == ["first", "answer", "second", "reply", "third", "end"]
     assert [(m.branch, m.branches) for m in store.messages.branch(chat)][3] == (1, 2)
 
 
@@ -69,9 +69,9 @@ def test_a_reply_belongs_to_its_question_whoever_else_writes(store):
     second = store.messages.add_user(chat, "two", last)
     store.drafts.put(chat, a_reply("r1", text="to o"), first)
     store.replies.add(a_reply("r1", text="to one"), chat, question=first)
-    assert said(store, chat) == ["begin", "begun", "one", "to one"]
+    assert branch_texts(store, chat) == ["begin", "begun", "one", "to one"]
     store.replies.add(a_reply("r2", text="to two"), chat, question=second)
-    assert said(store, chat) == ["begin", "begun", "two", "to two"]
+    assert branch_texts(store, chat) == ["begin", "begun", "two", "to two"]
     assert [m.parent for m in store.messages.all(chat)][2:] == [last, last, first, second]
 
 
@@ -80,7 +80,7 @@ def test_a_draft_is_recovered_under_its_question(store):
     first, second = store.messages.add_user(chat, "one", None), store.messages.add_user(chat, "two", None)
     store.drafts.put(chat, a_reply("d1", text="half"), first)
     store.db.execute("UPDATE drafts SET process = '4194305:x'")
-    assert store.drafts.recover() == [chat] and said(store, chat) == ["one", "half"]
+    assert store.drafts.recover() == [chat] and branch_texts(store, chat) == ["one", "half"]
     assert store.messages.all(chat)[1].id == second
 
 
@@ -102,10 +102,10 @@ def test_the_first_question_can_be_put_anew(store):
     exchange(store, chat, "one", "a")
     store.messages.set_head(chat, None)
     store.messages.add_user(chat, "two")
-    assert said(store, chat) == ["two"]
+    assert branch_texts(store, chat) == ["two"]
     assert [(m.branch, m.branches) for m in store.messages.branch(chat)] == [(2, 2)]
     store.messages.next_sibling(chat, store.messages.branch(chat)[0].id, 1)
-    assert said(store, chat) == ["one", "a"]
+    assert branch_texts(store, chat) == ["one", "a"]
 
 
 class Node(NamedTuple):
@@ -198,9 +198,9 @@ def test_a_fork_goes_its_own_way(store):
     exchange(store, chat, "q", "a")
     exchange(store, chat, "r", "b")
     fork = store.chats.fork(chat, store.messages.branch(chat)[1].id)
-    assert said(store, fork) == ["q", "a"] and store.chats.get(fork).system == "be brief"
+    assert branch_texts(store, fork) == ["q", "a"] and store.chats.get(fork).system == "be brief"
     store.messages.add_user(fork, "more")
-    assert said(store, chat) == ["q", "a", "r", "b"]
+    assert branch_texts(store, chat) == ["q", "a", "r", "b"]
     assert store.chats.get(fork).title == "q (fork)"
 
 
@@ -209,7 +209,7 @@ def test_a_reply_stays_as_long_as_a_chat_shows_it(store):
     exchange(store, chat, "q", "kept")
     fork = store.chats.fork(chat)
     store.chats.delete(chat)
-    assert store.replies.get(f"{chat}-kept").text == "kept" and said(store, fork) == ["q", "kept"]
+    assert store.replies.get(f"{chat}-kept").text == "kept" and branch_texts(store, fork) == ["q", "kept"]
     store.chats.delete(fork)
     with pytest.raises(NotFound):
         store.replies.get(f"{chat}-kept")
@@ -256,7 +256,7 @@ def test_a_chat_of_any_length_can_be_deleted(store, messages):
     store.messages.add_user(other, "short")
     long_chat(store, messages)
     assert soft_delete.delete_older(store) == []
-    assert store.db.value("SELECT count(*) FROM messages") == 1 and said(store, other) == ["short"]
+    assert store.db.value("SELECT count(*) FROM messages") == 1 and branch_texts(store, other) == ["short"]
     assert store.search.find("long") == [] and store.integrity() == "ok"
 
 
@@ -284,7 +284,7 @@ def test_others_write_while_chats_are_erased(store, monkeypatch):
     monkeypatch.setattr(time, "sleep", write)
     with closing(other):
         assert soft_delete.delete(store, *mine)
-        assert len(written) >= 20 and len(said(store, kept)) == len(written)
+        assert len(written) >= 20 and len(branch_texts(store, kept)) == len(written)
     assert store.chats.ids() == {kept} and store.search.find("long") == [] and store.search_index.is_clean()
     store.db.execute("INSERT INTO messages_text(messages_text) VALUES ('integrity-check')")
 
@@ -376,9 +376,9 @@ def test_a_draft_becomes_a_reply_when_its_writer_has_gone(store):
     store.drafts.put(chat, a_reply("d1", text="half a", finish_reason="cancelled"))
     assert store.drafts.recover() == []  # our own
     store.db.execute("UPDATE drafts SET process = '1:x'")  # init is always there
-    assert store.drafts.recover() == [] and said(store, chat) == ["q"]
+    assert store.drafts.recover() == [] and branch_texts(store, chat) == ["q"]
     store.db.execute("UPDATE drafts SET process = '4194305:x'")  # above any process number
-    assert store.drafts.recover() == [chat] and said(store, chat) == ["q", "half a"]
+    assert store.drafts.recover() == [chat] and branch_texts(store, chat) == ["q", "half a"]
     assert store.replies.get("d1").sampled_ids == [3, 70000] and store.drafts.recover() == []
     store.drafts.put(chat, a_reply("d2", text="x"))
     store.replies.add(a_reply("d2", text="xy"), chat)
@@ -395,4 +395,4 @@ def test_a_draft_of_an_earlier_process_with_our_number(store):
         chat, f"{os.getpid()}:other"
     )
     store.db.execute(f"UPDATE drafts SET process = '{os.getpid()}:other'")
-    assert store.drafts.recover() == [chat] and said(store, chat) == ["q", "half"]
+    assert store.drafts.recover() == [chat] and branch_texts(store, chat) == ["q", "half"]

@@ -140,7 +140,7 @@ def prefer(store) -> None:
     store.adapters.copy(MODEL, "default", "preferring")
 
 
-def preferred(store) -> dict:
+def preference_results(store) -> dict:
     """The results of every method that reads preferences, as JSON."""
     mine, sessions = (MODEL, "default"), store.chats.all()
     found = {
@@ -154,7 +154,7 @@ def preferred(store) -> dict:
         "chats": [store.preferences.of_chat(row.id) for row in sessions],
         "edited": [store.replies.get(reply_id).edited for reply_id in ("r7", "r8")],
     }
-    return json.loads(json.dumps(found, default=plain))
+    return json.loads(json.dumps(found, default=as_plain))
 
 
 def respond(store) -> None:
@@ -165,13 +165,13 @@ def respond(store) -> None:
         store.responses.add(ResponseRow(reply_id, previous, "a tenant", sent, answer))
 
 
-def responded(store) -> dict:
+def response_results(store) -> dict:
     """The results of every method that reads responses, as JSON."""
     found = {
         "rows": [store.responses.get(reply_id, "a tenant") for reply_id in ("r9", "r10")],
         "conversation": store.responses.conversation("r10", "a tenant", 99),
     }
-    return json.loads(json.dumps(found, default=plain))
+    return json.loads(json.dumps(found, default=as_plain))
 
 
 def rate_often(store) -> None:
@@ -185,7 +185,7 @@ def rate_often(store) -> None:
 def rated_often(store) -> dict:
     """All weights of the adapter of `rate_often`, as JSON."""
     states = [store.versions.get(MODEL, "often", version).state for version in range(1, 69)]
-    return json.loads(json.dumps({"weights": states}, default=plain))
+    return json.loads(json.dumps({"weights": states}, default=as_plain))
 
 
 def learn(store) -> None:
@@ -208,10 +208,10 @@ def everything(store) -> dict:
     """The results of every method that reads, as JSON."""
     store.drafts.recover()
     found = {"chain": store.witness.check(), "log": store.witness.rows(), "integrity": store.integrity()}
-    found |= chats(store) | rated(store) | measured(store)
+    found |= chats(store) | rating_results(store) | measured_results(store)
     for name in ("default", "saved", "taken", "removed"):
-        found[name] = learned(store, name)
-    return json.loads(json.dumps(found, default=plain))
+        found[name] = learned_results(store, name)
+    return json.loads(json.dumps(found, default=as_plain))
 
 
 def by_name(row) -> dict:
@@ -239,7 +239,7 @@ def chats(store) -> dict:
     }
 
 
-def rated(store) -> dict:
+def rating_results(store) -> dict:
     ids = [f"r{i}" for i in (1, 2, 3, 4, 6)]
     return {
         "replies": [store.replies.get(reply_id) for reply_id in ids],
@@ -253,7 +253,7 @@ def rated(store) -> dict:
     }
 
 
-def measured(store) -> dict:
+def measured_results(store) -> dict:
     return {
         "neutral": store.model_data.reference_text(MODEL),
         "whitening": store.model_data.whitening(MODEL),
@@ -265,7 +265,7 @@ def measured(store) -> dict:
     }
 
 
-def learned(store, name: str) -> dict:
+def learned_results(store, name: str) -> dict:
     mine = (MODEL, name)
     head, versions = store.versions.head(*mine), store.versions.kept_versions(*mine)
     bases = {store.versions.base_of(*mine, version) for version in versions} - {0}
@@ -298,13 +298,13 @@ def learned(store, name: str) -> dict:
     }
 
 
-def plain(value):
+def as_plain(value):
     if is_dataclass(value):
         return asdict(value)
     return value.tolist() if isinstance(value, np.ndarray) else value.hex()
 
 
-def known(version: int = 3) -> dict:
+def known_results(version: int = 3) -> dict:
     return json.loads((DATA / f"store_v{version}.json").read_text())
 
 
@@ -325,15 +325,15 @@ def written_by(version: int, folder: Path) -> Store:
 
 
 PARTS = {
-    "preferred": preferred,
-    "responded": responded,
+    "preferred": preference_results,
+    "responded": response_results,
     "rated_often": rated_often,
 }  # what files of later formats have besides
 
 
 @pytest.mark.parametrize("version", [3, 6, 7, 8, 9, 10, 11, 12, 13, 14])
 def test_a_file_written_before_opens_with_everything_in_it(tmp_path, clock, version):
-    store, then = written_by(version, tmp_path), known(version)
+    store, then = written_by(version, tmp_path), known_results(version)
     assert disagreement(store) == ""
     clock()
     found = everything(store) | {name: read(store) for name, read in PARTS.items() if name in then}
@@ -345,7 +345,7 @@ def test_versions_go_on_from_a_file_written_before(tmp_path, monkeypatch):
     """Format 14 has whole weights alone. New versions are differences from them, old ones become compressed,
     and all read as they were written."""
     monkeypatch.setattr(weights, "PACKED_AT_ONCE", 4)
-    store, then = written_by(14, tmp_path), known(14)["rated_often"]["weights"]
+    store, then = written_by(14, tmp_path), known_results(14)["rated_often"]["weights"]
     assert [row["packed"] for row in packed_often(store)] == [1] * 4 + [0] * 64
     for version in range(68, 84):
         with store.transaction():
@@ -368,8 +368,8 @@ def test_preferences_can_be_added_to_a_file_written_before(tmp_path):
     store = written_by(6, tmp_path)
     assert store.preferences.in_force(MODEL, "default") == []
     prefer(store)
-    then = known(7)["preferred"]
-    assert preferred(store) == then and [p["better"] for p in then["in_force"]] == ["r7"]
+    then = known_results(7)["preferred"]
+    assert preference_results(store) == then and [p["better"] for p in then["in_force"]] == ["r7"]
     assert disagreement(store) == ""
 
 
@@ -389,8 +389,8 @@ def test_the_same_calls_write_the_same_log_and_read_the_same_rows(tmp_path, cloc
     fill(store)
     clock()
     found = everything(store)
-    assert found["chain"] == known()["chain"]
-    assert as_then(found, known()) == known()
+    assert found["chain"] == known_results()["chain"]
+    assert as_then(found, known_results()) == known_results()
 
 
 def test_a_new_column_in_any_table_needs_no_other_change(tmp_path, clock):
@@ -403,8 +403,10 @@ def test_a_new_column_in_any_table_needs_no_other_change(tmp_path, clock):
         store.db.execute(f"ALTER TABLE {name} ADD COLUMN later TEXT")
     fill(store)
     clock()
-    found = as_then(everything(store), known())
+    found = as_then(everything(store), known_results())
     assert (
         found.pop("integrity") == f"table 'sessions' is not that of format {VERSION}"
     )  # doctor notices it, no more
-    assert len(names) > 20 and found == {key: value for key, value in known().items() if key != "integrity"}
+    assert len(names) > 20 and found == {
+        key: value for key, value in known_results().items() if key != "integrity"
+    }

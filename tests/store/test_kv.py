@@ -13,22 +13,26 @@ def store(home):
     return Store(home / "ruvmlx.db")
 
 
-def seen(reply_id, hot=256, backend="native") -> KVObservation:
+def observation(reply_id, hot=256, backend="native") -> KVObservation:
     return KVObservation(reply_id, "f", backend, (hot, 2048), 77, (100, 200, 300), 1234.5, 0.25, 1)
 
 
 def test_observations_come_back_and_the_oldest_go(store, monkeypatch):
     monkeypatch.setattr(kv, "KEEP_OBSERVATIONS", 3)
     for i in range(5):
-        store.replies.add(a_reply(f"r{i}"), None, seen(f"r{i}"))
-    assert store.kv.observations("f", "native", 9) == [seen("r4"), seen("r3"), seen("r2")]
-    assert store.kv.observations("f", "native", 1) == [seen("r4")]
+        store.replies.add(a_reply(f"r{i}"), None, observation(f"r{i}"))
+    assert store.kv.observations("f", "native", 9) == [
+        observation("r4"),
+        observation("r3"),
+        observation("r2"),
+    ]
+    assert store.kv.observations("f", "native", 1) == [observation("r4")]
     assert not store.kv.observations("f", "mlx", 9) and not store.kv.observations("g", "native", 9)
 
 
 def test_they_go_with_their_chat(store):
     chat = store.chats.new("m")
-    store.replies.add(a_reply("r1"), chat, seen("r1"))
+    store.replies.add(a_reply("r1"), chat, observation("r1"))
     store.chats.delete(chat)
     assert store.kv.observations("f", "native", 9) == []
 
@@ -36,14 +40,14 @@ def test_they_go_with_their_chat(store):
 def test_a_reply_and_its_observation_are_one_commit(store):
     """A row that cannot be written takes the reply with it."""
     with pytest.raises(Exception, match="NOT NULL"):
-        store.replies.add(a_reply("r1"), None, seen("r1", hot=None))
+        store.replies.add(a_reply("r1"), None, observation("r1", hot=None))
     assert store.db.value("SELECT count(*) FROM replies") == 0
 
 
 def test_another_policy_than_before_is_witnessed(store):
     """By backend: two backends in turn are no change."""
     for i, (hot, backend) in enumerate([(256, "native"), (64, "mlx"), (256, "native"), (64, "native")]):
-        store.replies.add(a_reply(f"r{i}"), None, seen(f"r{i}", hot, backend))
+        store.replies.add(a_reply(f"r{i}"), None, observation(f"r{i}", hot, backend))
     (row,) = store.witness.rows("kv_used")
     assert (row.body["reply"], row.body["hot"], row.body["before"]) == ("r3", 64, [256, 2048])
 

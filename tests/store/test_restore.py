@@ -20,7 +20,7 @@ ROWS = 400
 
 
 @pytest.fixture
-def saved(tmp_path):
+def backup_file(tmp_path):
     """A backup of a small store."""
     store = Store(tmp_path / "first" / "ruvmlx.db")
     fill(store)
@@ -30,11 +30,11 @@ def saved(tmp_path):
 
 
 @pytest.fixture
-def killed(saved, tmp_path):
+def killed_store(backup_file, tmp_path):
     """A store that was killed under load: the rows since the backup are in its log alone."""
     folder = tmp_path / "home"
     folder.mkdir(exist_ok=True)
-    shutil.copy(saved, tmp_path / "live.db")
+    shutil.copy(backup_file, tmp_path / "live.db")
     store = Store(tmp_path / "live.db")
     chat = store.chats.new("tiny", title="since the backup")
     for i in range(ROWS):
@@ -109,28 +109,30 @@ LEFT_BEHIND = {
 
 
 @pytest.mark.parametrize("case", LEFT_BEHIND)
-def test_no_old_log_is_replayed_into_what_is_restored(saved, killed, case):
-    expected, log = content(saved), Path(f"{killed}-wal").read_bytes()
-    LEFT_BEHIND[case](killed)
-    was_there = killed.exists()
-    _, kept = restore(killed, saved)
-    assert content(killed) == expected
-    store = Store(killed)
+def test_no_old_log_is_replayed_into_what_is_restored(backup_file, killed_store, case):
+    expected, log = content(backup_file), Path(f"{killed_store}-wal").read_bytes()
+    LEFT_BEHIND[case](killed_store)
+    was_there = killed_store.exists()
+    _, kept = restore(killed_store, backup_file)
+    assert content(killed_store) == expected
+    store = Store(killed_store)
     assert store.integrity() == "ok" and disagreement(store) == "" and store.witness.check().broken is None
     store.close()
     if case == "as it was":  # SQLite has moved the log into it
-        restore(killed, kept)
-        assert f"message {ROWS - 1} " in content(killed)
+        restore(killed_store, kept)
+        assert f"message {ROWS - 1} " in content(killed_store)
     elif "moved" in case or "removed" in case:
         assert kept.read_bytes() == log and kept.name == "ruvmlx.db.before-restore-1-wal"
     else:
         assert kept.exists() and kept.name.endswith("-1") == was_there
 
 
-def test_a_failure_after_the_logs_are_gone_brings_them_back(saved, killed, monkeypatch):
+def test_a_failure_after_the_logs_are_gone_brings_them_back(backup_file, killed_store, monkeypatch):
     """The store is elsewhere; with its log, somebody may recover chats."""
-    killed.unlink()
-    before = {path.name: path.read_bytes() for path in killed.parent.iterdir() if "shm" not in path.name}
+    killed_store.unlink()
+    before = {
+        path.name: path.read_bytes() for path in killed_store.parent.iterdir() if "shm" not in path.name
+    }
 
     def failing(*_args):
         raise OSError(28, "No space left on device")
@@ -138,11 +140,11 @@ def test_a_failure_after_the_logs_are_gone_brings_them_back(saved, killed, monke
     with monkeypatch.context() as patched:
         patched.setattr(module, "publish", failing)
         with pytest.raises(RuvmlxError, match="No space left on device"):
-            restore(killed, saved)
-    assert {path.name: path.read_bytes() for path in killed.parent.iterdir()} == before
+            restore(killed_store, backup_file)
+    assert {path.name: path.read_bytes() for path in killed_store.parent.iterdir()} == before
 
 
-def test_a_store_that_appears_meanwhile_is_not_replaced(saved, tmp_path, monkeypatch):
+def test_a_store_that_appears_meanwhile_is_not_replaced(backup_file, tmp_path, monkeypatch):
     """Another process makes a store between the look and the new name."""
     path, publish = tmp_path / "fresh" / "ruvmlx.db", module.publish
 
@@ -152,11 +154,11 @@ def test_a_store_that_appears_meanwhile_is_not_replaced(saved, tmp_path, monkeyp
 
     monkeypatch.setattr(module, "publish", late)
     with pytest.raises(StoreBusy, match="in use by another"):
-        restore(path, saved)
+        restore(path, backup_file)
     assert Store(path).chats.ids() == set()
 
 
-def test_the_cache_of_the_store_before_is_gone_first(saved, tmp_path, monkeypatch):
+def test_the_cache_of_the_store_before_is_gone_first(backup_file, tmp_path, monkeypatch):
     """A crash after the exchange must leave no page of a version that a later one may be numbered like."""
     path = tmp_path / "home" / "ruvmlx.db"
     Store(path).close()
@@ -165,16 +167,16 @@ def test_the_cache_of_the_store_before_is_gone_first(saved, tmp_path, monkeypatc
     seen = []
     replace = os.replace
 
-    def watched(old, new):
+    def replace_and_note(old, new):
         seen.append(list((path.parent / "kv").iterdir()))
         replace(old, new)
 
-    monkeypatch.setattr(module.os, "replace", watched)
-    restore(path, saved)
+    monkeypatch.setattr(module.os, "replace", replace_and_note)
+    restore(path, backup_file)
     assert seen == [[]]
 
 
-def test_a_relative_path(saved, tmp_path, monkeypatch):
+def test_a_relative_path(backup_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     facts, kept = restore(Path("here") / "ruvmlx.db", Path("backup.db"))
     assert kept is None and facts.messages
@@ -182,14 +184,14 @@ def test_a_relative_path(saved, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder"])
-def test_a_store_that_is_no_file(saved, tmp_path, kind):
+def test_a_store_that_is_no_file(backup_file, tmp_path, kind):
     """Nothing waits for a pipe."""
     path = tmp_path / "home" / "ruvmlx.db"
     path.parent.mkdir(exist_ok=True)
     os.mkfifo(path) if kind == "pipe" else path.mkdir()
     for call in (
         lambda: back_up(path, tmp_path / "b.db"),
-        lambda: restore(path, saved),
+        lambda: restore(path, backup_file),
         lambda: Store(path),
         lambda: Store(path, reading=True),
     ):

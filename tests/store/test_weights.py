@@ -18,7 +18,7 @@ from ruvmlx.store.differences import add_differences, difference
 KEY = "model", "default"
 
 
-def packed(rng, zeros=0.9, **sizes) -> bytes:
+def packed_weights(rng, zeros=0.9, **sizes) -> bytes:
     """Weights as a .npz file: floats of all sizes, most of them 0."""
     arrays = {}
     for name, size in sizes.items():
@@ -81,7 +81,7 @@ def test_a_chain_of_differences_is_exact(seed):
     """At odd sizes, for numbers that appear, vanish or change their sign, for infinities and NaN."""
     rng = np.random.default_rng(seed)
     sizes = {"a": int(rng.integers(1, 40)), "longer": int(rng.integers(1, 40)), "empty": 0}
-    states = [packed(rng, zeros, **sizes) for zeros in (1.0, 0.5, 0.9, 0.0, 1.0)]
+    states = [packed_weights(rng, zeros, **sizes) for zeros in (1.0, 0.5, 0.9, 0.0, 1.0)]
     odd = bytearray(states[-1])
     odd[-9:-1] = np.array([np.nan, -np.inf], "<f4").tobytes()
     states.append(bytes(odd))
@@ -99,21 +99,21 @@ def test_bytes_of_any_length_have_a_difference(size):
 
 def test_weights_of_another_form_have_no_difference():
     rng = np.random.default_rng(0)
-    state = packed(rng, a=5, b=7)
+    state = packed_weights(rng, a=5, b=7)
     assert difference(state, state + b"x") is None
-    assert difference(packed(rng, a=7, b=5), state) is None
+    assert difference(packed_weights(rng, a=7, b=5), state) is None
 
 
 def test_small_changes_take_little_room():
     """A difference of numbers with 11 significant bits takes less than 70% of the compressed numbers."""
     rng = np.random.default_rng(1)
 
-    def rounded(numbers):
+    def rounded_bytes(numbers):
         words = numbers.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)
         return words.tobytes()
 
     numbers = rng.standard_normal(4000)
-    before, now = rounded(numbers), rounded(numbers * (1 + 0.01 * rng.standard_normal(4000)))
+    before, now = rounded_bytes(numbers), rounded_bytes(numbers * (1 + 0.01 * rng.standard_normal(4000)))
     assert 10 * len(difference(now, before)) < 7 * len(zlib.compress(now))
 
 
