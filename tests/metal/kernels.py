@@ -20,6 +20,6 @@ def simulated(kernel: Kernel) -> list[tuple[Template, ...]]:
     return [chosen for chosen in kernel.values if kernel not in SOME or chosen in SOME[kernel]]
 
 
-CUDA_ONLY = {decode.MATRIX, decode.WITH_SLOPES[decode.MATRIX]}
+CUDA_ONLY = (decode.MATRIX, decode.WITH_SLOPES[decode.MATRIX])  # each worker has the same order
 KERNELS = {kernel: simulated(kernel) for kernel in (*export.KERNELS, *CUDA_ONLY)}
 __all__ = ["CUDA_ONLY", "DIMS", "GROUPS", "KERNELS", "SLOPED"]

@@ -76,7 +76,8 @@ def test_schemathesis(serve, full, tmp_path):
         f"http://127.0.0.1:{running.port}/openapi.json", "--checks", "all", "--seed", "1",
         "--max-examples", "100" if full else "10", "--generation-database", "none", "--no-color",
         "--header", f"Authorization: Bearer {CHAT_KEY}",
-        "--continue-on-failure", "--request-timeout", "300", "--exclude-path", "/v1/stop",
+        "--continue-on-failure", "--request-timeout", "300", "--max-response-time", "300",
+        "--exclude-path", "/v1/stop",
     ]  # fmt: skip
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=tmp_path, timeout=600, check=False, env=environment
