@@ -3,6 +3,7 @@
 No GPU here, simulated or other: tests/metal/test_ladder.py has the whole path.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -333,3 +334,23 @@ def test_reasons_are_one_line():
     assert check_results.reason("\n\n  a\x1b[31m b\nsecond") == "a b"
     assert len(check_results.reason("x" * 1000)) == check_results.MAX_REASON_CHARACTERS
     assert check_results.reason("") == ""
+
+
+def test_the_check_runs_the_kernels_and_not_their_twins(monkeypatch):
+    """A page table takes the kernels if it is made on the GPU; the arrays of the check are the CPU's."""
+    from ruvmlx.backends.mlx.kernels import pages, selfcheck
+    from ruvmlx.platform.mx import mx
+
+    device, asked = [mx.cpu], []
+
+    @contextlib.contextmanager
+    def stream(to):
+        device.append(to)
+        yield
+        device.pop()
+
+    monkeypatch.setattr(mx, "stream", stream)
+    monkeypatch.setattr(GPU, "kind", property(lambda _: "cuda"))
+    monkeypatch.setattr(pages, "on_gpu", lambda *_: asked.append(device[-1]) or False)
+    selfcheck.cases(SHAPES)
+    assert len(asked) >= 4 and all(where == mx.Device(mx.gpu) for where in asked)

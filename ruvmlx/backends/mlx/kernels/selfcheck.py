@@ -132,13 +132,20 @@ class Sample:
         """Return the page table of one sequence. If the model has ALiBi, the table has ALiBi's slopes, so the
         attention's cases run the kernels with slopes."""
         slopes = alibi_slopes(self.shapes.n_heads) if self.shapes.alibi else None
-        return pages.GPUPageTable([view], *self.heads, slopes=slopes)
+        with on_the_gpu():
+            return pages.GPUPageTable([view], *self.heads, slopes=slopes)
 
     @property
     def tolerance(self) -> float:
         """Return the maximum relative error for the dtype: bfloat16 has 8 significant bits, and CUDA's matrix
         units have 11."""
         return 0.02 if self.shapes.dtype == "bfloat16" else 0.005
+
+
+def on_the_gpu() -> mx.StreamContext:
+    """Return the context in which page tables are made. A table that is made on the CPU chooses the twins, so
+    the check would compare the twins with themselves."""
+    return mx.stream(gpu.device if gpu.kind else mx.cpu)
 
 
 # The cases ----------------------------------------------------------------------------------------
@@ -169,7 +176,7 @@ def rope_append_case(s: Sample) -> Case:
     """Return the case of the kernel rope_append. In the open page (the page that is being filled), the rows
     without a token are zeros, because NaN cannot be compared."""
     q, k, v = (x[:1].reshape(1, -1) for x in (s.q, s.k, s.v))
-    table, turn = pages.GPUPageTable([s.view], *s.heads), s.turn[s.tokens - 1 :]
+    table, turn = s.table(s.view), s.turn[s.tokens - 1 :]
     opened = mx.zeros((1, s.shapes.n_kv_heads, 2, PAGE, 2 * s.dim), mx.uint8)
 
     def arrays(made: rope_append.Turned) -> Arrays:
@@ -249,7 +256,8 @@ def gather_case(s: Sample) -> Case:
     """Return the case of the kernel gather: a prompt continues after pages of all tiers. The kernel must put
     all keys and values into one array, which MLX's own attention reads."""
     rows = append.append_ops(s.k[: s.fresh], s.v[: s.fresh], s.turn[: s.fresh])
-    new = gather.chunk(s.view, s.fresh, *s.heads)
+    with on_the_gpu():
+        new = gather.chunk(s.view, s.fresh, *s.heads)
     return Case(
         "gather",
         lambda: list(gather.keys_and_values(s.pools, rows, new)),
