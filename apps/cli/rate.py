@@ -1,7 +1,7 @@
 """The command `ruvmlx rate` stores the user's rating of a reply, or stores which of two replies the user
 prefers."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,8 +12,11 @@ from ..learning_words import preference_line, rating_line
 from .completion_values import complete_ratings, complete_replies
 from .options import model_options, open_runtime, resolve
 from .output import json_option, print_json
-from .text_output import say
+from .text_output import hint, say
 from .verb import Verb
+
+if TYPE_CHECKING:
+    from ruvmlx.runtime import Runtime
 
 
 @click.command(cls=Verb)
@@ -37,7 +40,8 @@ def rate(
         if reply_id or note or why:
             raise UsageError("--better and --worse take neither a rating nor a note or reason.")
         with open_runtime(resolve(flags)) as runtime:
-            result: Any = runtime.choices.prefer(better, worse)
+            adapter = _writer_of(runtime, better, flags)
+            result: Any = runtime.choices.prefer(better, worse, adapter)
         line = preference_line(result)
     else:
         from ..progress import watching
@@ -49,16 +53,28 @@ def rate(
         if rating is not None:
             note = _note_with_reason(check_rating(rating), note, why)
         with open_runtime(resolve(flags)) as runtime, watching() as watch:
+            adapter = _writer_of(runtime, reply_id, flags)
             if rating is not None:
-                result = runtime.rate(reply_id, rating, note, watch=watch)
+                result = runtime.rate(reply_id, rating, note, adapter, watch)
             else:
                 assert why is not None
-                result = runtime.choices.give_reason(reply_id, why)
+                result = runtime.choices.give_reason(reply_id, why, adapter)
         line = rating_line(result)
     if as_json:
         print_json(result)
-    else:
-        say(line)
+        return
+    say(line)
+    if adapter is not None:
+        hint(f"The adapter {adapter!r} learned from it, because it wrote the reply.")
+
+
+def _writer_of(runtime: "Runtime", reply_id: str, flags: dict[str, Any]) -> str | None:
+    """Return the adapter that wrote a reply, if that is not the adapter in use. Return None if the adapter in
+    use learns: it wrote the reply, the original model wrote the reply, or --adapter names it."""
+    if flags["adapter"] or runtime.learner is None:
+        return None
+    writer = runtime.store.replies.get(reply_id).adapter
+    return None if writer == runtime.learner.history.name else writer
 
 
 def _note_with_reason(rating: str, note: str, why: str | None) -> str:

@@ -42,10 +42,12 @@ class Choices:
         with self._learning.using(adapter) as learner:
             return learner.prefer(better, worse, "compare")
 
-    def give_reason(self, reply_id: str, reason: str) -> RatingResult:
+    def give_reason(self, reply_id: str, reason: str, adapter: str | None = None) -> RatingResult:
         """Record why a reply (its id, or "last") was rated bad: "long", "short", "tone" or "facts". The
-        adapter does not learn from a rating with the reason "facts" (wrong facts)."""
-        return self._learning.require_learner().give_reason(reply_id, reason)
+        adapter does not learn from a rating with the reason "facts" (wrong facts). adapter: the adapter that
+        learns; None: the adapter in use."""
+        with self._learning.using(adapter) as learner:
+            return learner.give_reason(reply_id, reason)
 
     def rewrite(self, reply_id: str, text: str, adapter: str | None = None) -> PreferenceResult:
         """Save the user's version of a reply, as `edit` does, if the caller does not know the reply's chat.

@@ -38,6 +38,24 @@ def learned(tiny_cli):
     return tiny_cli
 
 
+def versions(tiny_cli) -> dict[str, int]:
+    return {row["name"]: row["version"] for row in tiny_cli("adapters", "ls", "--json")[1]}
+
+
+def test_a_rating_goes_to_the_adapter_that_wrote_the_reply(learned):
+    """Not to the adapter in use; unless `rate` itself names one."""
+    write = ("generate", "hi", "--max-tokens", "4", "--ignore-eos", "--raw", "--adapter", "other")
+    learned(*write)
+    code, out, _ = learned("rate", "last", "up")
+    assert code == 0 and "'other' learned from it" in out
+    assert versions(learned) == {"default": 2, "other": 1}
+    assert learned("rate", "last", "1", "--why", "long", "--json")[0] == 0
+    assert versions(learned)["default"] == 2
+    learned(*write)
+    code, out, _ = learned("rate", "last", "up", "--adapter", "default")
+    assert code == 0 and "learned from it" not in out and versions(learned)["default"] == 3
+
+
 def sound(home) -> bool:
     store = Store(home / "ruvmlx.db")
     return store.witness.check().broken is None and not disagreement(store)
