@@ -40,12 +40,13 @@ class UnsupportedModel(RuvmlxError):
 class PromptTooLong(UsageError):
     """The prompt leaves no room for a reply in the model's context.
 
-    tokens: the number of prompt tokens. limit: the maximum number of prompt tokens."""
+    tokens: the number of prompt tokens, or less, because a prompt is not read to its end once it is too long.
+    limit: the maximum number of prompt tokens."""
 
     def __init__(self, tokens: int, limit: int, model: str):
         super().__init__(
-            f"the prompt is {tokens} tokens; {model} reads at most {limit} and needs room for a reply. "
-            "Shorten it."
+            f"the prompt is at least {tokens} tokens; {model} reads at most {limit} and needs room for a "
+            "reply. Shorten it."
         )
         self.tokens, self.limit = tokens, limit
 

@@ -7,7 +7,7 @@ import pytest
 
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
 from ruvmlx.engine.detokenize import StopStrings, StreamDecoder
-from ruvmlx.errors import UsageError
+from ruvmlx.errors import PromptTooLong, UsageError
 from ruvmlx.models.config.model import Message
 
 GREEDY = Sampling(temperature=0)
@@ -32,6 +32,15 @@ def test_chunks_add_up_to_the_response(engine):
 def test_same_seed_same_reply(engine):
     one, two, three = (engine.generate(request(sampling=Sampling(1.0, seed=s))).token_ids for s in (1, 1, 2))
     assert one == two != three
+
+
+@pytest.mark.parametrize("words", [600, 9000])
+def test_a_prompt_that_is_too_long_names_no_more_tokens_than_it_has(engine, tiny, words):
+    """A long text is not read to its end, so the number is a lower bound, and the message says so."""
+    prompt = "word " * words
+    with pytest.raises(PromptTooLong, match="at least") as caught:
+        list(engine.stream(request(prompt=prompt)))
+    assert 511 < caught.value.tokens <= len(tiny.tokenizer.encode(prompt))
 
 
 def test_eos_ends_the_reply_and_is_not_part_of_it(engine, tiny, monkeypatch):
