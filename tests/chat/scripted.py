@@ -137,7 +137,7 @@ class ScriptedRuntime:
         self.spoken[session_id].append(Turn("assistant", text, reply_id, None, reason, next(self._messages)))
         self.last_reply_id = reply_id
         return GenerationResponse(
-            "q",
+            reply_id,
             session_id,
             text,
             [],

@@ -2,9 +2,11 @@
 message, another reply to the same message, and the rest of a cut reply."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
+from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import RuvmlxError, error_line
 from ruvmlx.host.serving import BeginReply
 from ruvmlx.runtime import Runtime, Turn
@@ -13,6 +15,7 @@ from ..commands import message_text
 from ..context import ChatContext, StatusWatch
 from ..mentions import has_mention, with_files, without_files
 from ..messages import Notice, ReplyMessage, UserMessage
+from ..steps.branch import return_to, turns_with
 from ..steps.tools import answer_results, named_question
 from ..steps.write import say, write_again, write_more
 from ..stream import show_reply
@@ -122,14 +125,14 @@ class WriteActions:
             return
         chat.phase, chat.status.message = "replying", ""
         self._rate.ask_why_no_more()
-        session, arriving = chat.state.session, chat.host.write(begin)
+        session, arriving = chat.state.session, chat.host.write(self._after_the_shown_end(begin))
         await place()
         chat.prompt.focus()
         try:
             while response := await show_reply(reply, arriving, chat.status):
                 chat.state.response = response
                 await reply.finish(response.text, response.ending)
-                await self._place_turns(session, reply, message)
+                await self._place_turns(session, response.request_id, reply, message)
                 if response.calls and not response.text:
                     await reply.remove()
                 if not await self._tools.run_calls(session, response):
@@ -145,9 +148,25 @@ class WriteActions:
                 chat.phase = "idle"
             chat.app.refresh_bindings()
 
-    async def _place_turns(self, session: str, reply: ReplyMessage, message: UserMessage | None) -> None:
+    def _after_the_shown_end(self, begin: BeginReply) -> BeginReply:
+        """Return a function that begins a reply after the last message on the screen, even if another
+        terminal has continued the chat meanwhile."""
+        session, transcript = self._chat.state.session, self._chat.transcript
+        end = next((m.message_id for m in reversed(transcript.messages) if m.message_id is not None), None)
+        if end is None or transcript.has_later:
+            return begin
+
+        def begin_there(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
+            return_to(runtime, session, end)
+            return begin(runtime, cancel)
+
+        return begin_there
+
+    async def _place_turns(
+        self, session: str, reply_id: str, reply: ReplyMessage, message: UserMessage | None
+    ) -> None:
         """Give the widgets of a reply and of its question the ids that these messages have in the store."""
-        turns = await self._chat.host.call(lambda runtime: runtime.chats.turns(session))
+        turns = await self._chat.host.call(lambda runtime: turns_with(runtime, session, reply_id))
         reply.place(turns[-1])
         if message and len(turns) > 1:
             message.place(turns[-2])
