@@ -83,17 +83,18 @@ class ChatApp(ChatShell):
         self.chat = ChatContext(self, self.host, self.options)
         self.actions = Actions(self.chat)
         self.idle_learner = IdleLearner(self.chat, self.actions.rate)
-        self._keys = keys.parse(self.options.keys, self.bindings_with_names())
+        self._keys = keys.parse_at_start(self.options.keys, self.bindings_of_screens())
         # True after the app has set the theme of the options; a theme that is chosen later is saved
         self._remembers_theme = False
         self.ended_by = 0  # the number of the signal that ended the app; 0: no signal
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @classmethod
-    def bindings_with_names(cls) -> list[Binding]:
-        """Return the bindings of the app and of the screens whose keys the user can change."""
-        of_all = (cls, ChatsScreen, CompareScreen, PickerScreen, FileScreen)
-        return [b for screen in of_all for b in screen.BINDINGS if isinstance(b, Binding)]
+    def bindings_of_screens(cls) -> list[list[Binding]]:
+        """Return the bindings of the app, and of each screen whose keys the user can change."""
+        files = [*PickerScreen.BINDINGS, *FileScreen.BINDINGS]
+        of_all = (cls.BINDINGS, ChatsScreen.BINDINGS, CompareScreen.BINDINGS, PickerScreen.BINDINGS, files)
+        return [[b for b in bindings if isinstance(b, Binding)] for bindings in of_all]
 
     def compose(self) -> ComposeResult:
         chat = self.chat
@@ -133,7 +134,11 @@ class ChatApp(ChatShell):
         for made in theme.ALL:
             self.register_theme(made)
         wanted = theme.theme_name(self.options.theme)
-        self.theme = wanted if wanted in self.available_themes else theme.DARK.name
+        if wanted in self.available_themes:
+            self.theme = wanted
+        else:
+            self.theme = theme.DARK.name
+            self.chat.status.flash(f"There is no theme {wanted!r}; the chat uses the theme dark.", 10)
         self._remembers_theme = True
 
     def watch_theme(self, name: str) -> None:

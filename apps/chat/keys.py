@@ -4,7 +4,7 @@ A key that the user has chosen applies to all screens. A binding that several sc
 list_up ...) has one name.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from textual.app import App
@@ -12,6 +12,8 @@ from textual.binding import Binding
 from textual.keys import Keys, key_to_character
 
 from ruvmlx.errors import UsageError
+
+Screens = Sequence[Sequence[Binding]]  # for each screen, its bindings
 
 _MODIFIERS = ("ctrl", "alt", "shift")
 _NAMED = {key.value for key in Keys}
@@ -28,19 +30,60 @@ OF_LISTS = (
 )
 
 
-def parse(setting: str, bindings: Iterable[Binding]) -> dict[str, str]:
-    """Return a mapping from names of bindings to the user's keys. bindings: the bindings that the user can
-    change. Raise UsageError for an unknown name or key."""
-    names = list(dict.fromkeys(binding.id for binding in bindings if binding.id))
+# No action may take this key, because Ctrl-C must always stop a reply or leave a screen.
+_INTERRUPT = "ctrl+c"
+
+
+def parse(setting: str, screens: Screens) -> dict[str, str]:
+    """Return a mapping from names of bindings to the user's keys. screens: for each screen, the bindings that
+    the user can change. Raise UsageError for an unknown name or key, and for a key that is taken."""
+    names = list(dict.fromkeys(binding.id for screen in screens for binding in screen if binding.id))
     found: dict[str, str] = {}
     for pair in filter(None, setting.split(",")):
         name, _, key = pair.partition("=")
         if name not in names:
             raise UsageError(f"keys: there is no action {name!r}; there are: {', '.join(names)}.")
         if not _is_key(key):
-            raise UsageError(f"keys: {key!r} is no key for {name}; write it as in ctrl+t, f3 or alt+up.")
+            raise UsageError(
+                f"keys: {key!r} is no key for {name}; write it as in ctrl+t, f3 or alt+up. "
+                f"The actions are: {', '.join(names)}."
+            )
         found[name] = key
+    for screen in screens:
+        _check_taken(found, screen)
     return found
+
+
+def parse_at_start(setting: str, screens: Screens) -> dict[str, str]:
+    """Return what `parse` returns. The text of the error also says how the user removes the setting."""
+    try:
+        return parse(setting, screens)
+    except UsageError as error:
+        raise UsageError(f"{error} `ruvmlx config unset keys` removes this setting.") from None
+
+
+def _check_taken(found: dict[str, str], screen: Sequence[Binding]) -> None:
+    """Raise UsageError if two actions of a screen have the same key of the user, or if an action takes the
+    key of quit or of the interrupt."""
+    taken = {_INTERRUPT: "interrupt", **{_key_of(found, b): "quit" for b in screen if b.id == "quit"}}
+    for name in dict.fromkeys(binding.id for binding in screen if binding.id in found):
+        key = found[name or ""]
+        if taken.setdefault(key, name or "") != name:
+            raise UsageError(f"keys: {key} is already the key of {taken[key]}, so {name} needs another key.")
+
+
+def _key_of(found: dict[str, str], binding: Binding) -> str:
+    return found.get(binding.id or "", binding.key)
+
+
+def lost_keys(found: dict[str, str], screens: Screens) -> dict[str, str]:
+    """Return the names of the actions whose default key is now the user's key of another action of the same
+    screen, with this key."""
+    lost: dict[str, str] = {}
+    for screen in screens:
+        own = {found[b.id] for b in screen if b.id in found}
+        lost |= {b.id: b.key for b in screen if b.id and b.id not in found and b.key in own}
+    return lost
 
 
 def _is_key(key: str) -> bool:

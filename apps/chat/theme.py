@@ -4,7 +4,9 @@ palette (Ctrl+P) also offers Textual's own themes."""
 import os
 from collections.abc import Mapping
 
-from textual.theme import Theme
+from textual.theme import BUILTIN_THEMES, Theme
+
+from ruvmlx.errors import UsageError
 
 DARK = Theme(
     name="ruvmlx-dark",
@@ -74,3 +76,10 @@ def theme_name(wanted: str = "auto", environment: Mapping[str, str] = os.environ
         return f"ruvmlx-{chosen}" if f"ruvmlx-{chosen}" in {made.name for made in ALL} else chosen
     background = environment.get("COLORFGBG", "").rpartition(";")[2]
     return LIGHT.name if background in ("7", "15") else DARK.name
+
+
+def check(wanted: str) -> None:
+    """Raise UsageError if there is no theme with the name `wanted` of the setting."""
+    names = ["auto", *(setting(made.name) for made in ALL), *BUILTIN_THEMES]
+    if wanted != "auto" and theme_name(wanted) not in {*BUILTIN_THEMES, *(made.name for made in ALL)}:
+        raise UsageError(f"theme: there is no theme {wanted!r}; there are: {', '.join(names)}.")

@@ -77,10 +77,30 @@ def effective(name: str, found: settings.Resolved) -> str:
 @click.argument("value", shell_complete=complete_setting_values)
 def set_setting(name: str, value: str) -> None:
     """Save one value in your settings file."""
+    notes = _check_for_chat(name, value)
     path = settings_file.save(name, value)
     say(f"{name} = {value}, in {short_path(path)}.")
+    for note in notes:
+        log(note)
     _warn_of_another(name)
     note_setting(name, value)
+
+
+def _check_for_chat(name: str, value: str) -> list[str]:
+    """Raise UsageError for keys and for a theme that the chat would refuse or would not find. Return notes
+    about actions that lose their keys."""
+    if name not in ("keys", "theme"):
+        return []
+    settings.parse(name, value, "the command line")
+    from ..chat import keys, theme
+    from ..chat.app import ChatApp
+
+    if name == "theme":
+        theme.check(value)
+        return []
+    screens = ChatApp.bindings_of_screens()
+    lost = keys.lost_keys(keys.parse(value, screens), screens)
+    return [f"note: {action} has no key now: {key} was its key." for action, key in lost.items()]
 
 
 @config.command("unset")

@@ -7,6 +7,7 @@ from ruvmlx.apps.chat import keys, theme
 from ruvmlx.apps.chat.app import ChatApp
 from ruvmlx.apps.chat.chats_screen import ChatsScreen
 from ruvmlx.apps.chat.models import PickerEntry
+from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.picker_screen import PickerScreen
 from textual.color import Color
 
@@ -134,9 +135,44 @@ async def test_a_theme_that_cannot_be_saved_is_used_and_reported(monkeypatch):
         assert app.theme == "nord"
 
 
-@pytest.mark.parametrize("wrong", ["nothing=f3", "again=hyper+x", "again=nokey", "again=a", "again="])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "nothing=f3",
+        "again=hyper+x",
+        "again=nokey",
+        "again=a",
+        "again=",
+        "again=ctrl+q",
+        "again=ctrl+c",
+        "chat_pin=ctrl+q",
+        "again=f9,chats=f9",
+        "quit=f9,mark_file=f9",
+    ],
+)
 def test_wrong_keys_are_a_one_line_error(wrong):
     """One line; a bare letter would be missing in the input."""
     with pytest.raises(UsageError) as caught:
-        keys.parse(wrong, ChatApp.bindings_with_names())
+        keys.parse(wrong, ChatApp.bindings_of_screens())
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "right", ["again=ctrl+q,quit=ctrl+x", "effect=f9,chat_rename=f9", "again=ctrl+t", ""]
+)
+def test_a_key_that_is_free_on_its_screen_is_taken(right):
+    """A key may move from one action to another, and two screens may give a key to two actions."""
+    found = keys.parse(right, ChatApp.bindings_of_screens())
+    assert ",".join("=".join(pair) for pair in found.items()) == right
+
+
+def test_wrong_keys_at_a_start_say_how_they_are_removed():
+    with pytest.raises(UsageError) as caught:
+        ChatApp(ScriptedRuntime, ChatOptions(keys="again=a"))
+    assert "`ruvmlx config unset keys`" in str(caught.value)
+
+
+async def test_a_theme_that_does_not_exist_is_told():
+    async with chatting(ScriptedRuntime(), theme="nosuch") as (app, pilot):
+        await until(pilot, lambda: "There is no theme 'nosuch'" in screen_text(app))
+        assert app.theme == "ruvmlx-dark"

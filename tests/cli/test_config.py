@@ -51,3 +51,28 @@ def test_a_variable_that_overrides_what_was_saved_is_told(value, run, monkeypatc
     code, out, err = run("config", "set", "max_tokens", value)
     assert code == 0 and f"max_tokens = {value}" in out
     assert "note: environment says max_tokens = 100, which overrides it here." in err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("keys", "again=a", "are: stop, rate_up"),
+        ("keys", "nosuch=f9", "are: stop, rate_up"),
+        ("keys", "again=ctrl+zz", "'ctrl+zz' is no key for again"),
+        ("keys", "again=ctrl+q", "ctrl+q is already the key of quit"),
+        ("keys", "again=f9,chats=f9", "f9 is already the key of again"),
+        ("theme", "nosuch", "there are: auto, dark, light, contrast, textual-dark"),
+    ],
+)
+def test_a_value_that_the_chat_would_refuse_is_not_saved(name, value, words, run):
+    code, out, err = run("config", "set", name, value)
+    assert code == 2 and out == "" and one_line(err) and words in err
+    assert not settings.user_file().exists()
+
+
+def test_an_action_that_loses_its_key_is_told(run):
+    code, _, err = run("config", "set", "keys", "again=ctrl+t")
+    assert code == 0 and "effect has no key now: ctrl+t was its key" in err
+    code, _, err = run("config", "set", "keys", "again=f9")
+    assert code == 0 and err == ""
+    assert run("config", "set", "theme", "nord")[0] == 0 and settings.load().theme == "nord"
