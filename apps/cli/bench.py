@@ -10,6 +10,7 @@ import click
 
 from ruvmlx.errors import UsageError
 
+from .number_types import WholeNumber
 from .options import model_options, resolve
 from .output import json_option, log, print_json, show_whole
 from .text_output import TableColumn, hint, say, table
@@ -40,11 +41,11 @@ SUITES = ("all", "kernels", "model", "kv", "serving", "learning", "load", "chat"
     "--quick", is_flag=True, help="Fewer turns, contexts, ratings: two minutes on an idle machine, not ten."
 )
 @click.option("--report", type=click.Path(), help="Write the report to FILE.html (with charts) or FILE.md.")
-@click.option("--rounds", type=click.IntRange(min=3), help="Turns of each runtime.")
+@click.option("--rounds", type=WholeNumber(min=3), help="Turns of each runtime.")
 @click.option(
     "--context",
     "contexts",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     multiple=True,
     help="Decode after so many tokens; may be repeated.",
 )

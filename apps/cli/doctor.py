@@ -15,6 +15,7 @@ from ruvmlx import __version__, settings
 from ruvmlx.errors import RuvmlxError, UsageError
 from ruvmlx.text import backend_in_words, size
 
+from .number_types import WholeNumber
 from .output import json_option, log, print_json, show
 from .text_output import TableColumn, count, hint, short_paths, table
 from .verb import Verb
@@ -192,7 +193,7 @@ _CHECKS: dict[str, Callable[[], str]] = {
 )
 @click.option(
     "--seconds",
-    type=click.IntRange(10, 3600),
+    type=WholeNumber(10, 3600),
     default=150,
     show_default=True,
     help="Longest time that --report may measure.",

@@ -13,6 +13,7 @@ from ruvmlx.errors import Interrupted, UsageError
 from ruvmlx.text import Sanitizer
 
 from .interrupt import ctrl_c_sets
+from .number_types import WholeNumber
 from .options import model_options, open_runtime, resolve, sampling_options
 from .output import json_option, log, print_json
 from .verb import Verb
@@ -35,12 +36,12 @@ MAX_STDIN_BYTES = 8 << 20  # the maximum number of bytes of standard input; no c
 )
 @model_options
 @sampling_options
-@click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same reply.")
+@click.option("--seed", type=WholeNumber(min=0), help="The same seed gives the same reply.")
 @click.option("--stop", multiple=True, help="End the reply before this text; may be given several times.")
 @click.option("--raw", is_flag=True, help="Send the prompt as it is, without the chat template.")
 @click.option("--ignore-eos", is_flag=True, help="Continue past the model's own end of the reply.")
 @click.option(
-    "--logprobs", type=click.IntRange(0, 100), default=0, help="With --json: also the K likeliest tokens."
+    "--logprobs", type=WholeNumber(0, 100), default=0, help="With --json: also the K likeliest tokens."
 )
 @json_option
 def generate(

@@ -15,6 +15,7 @@ from ..learning_words import detail_rows, status_facts, status_lines
 from .interrupt import ctrl_c_sets
 from .kv_words import kv_facts, show_kv
 from .learn_check import check
+from .number_types import Number, WholeNumber
 from .options import BUILT_IN, DATES, load_model, model_options, open_runtime, resolve, unknown_adapter
 from .output import json_option, log, print_json, show, show_whole
 from .text_output import TableColumn, count, hint, say, table
@@ -109,7 +110,7 @@ def undo(as_json: bool, **flags: Any) -> None:
 
 
 @learn.command()
-@click.argument("version", type=click.IntRange(min=0), required=False)
+@click.argument("version", type=WholeNumber(min=0), required=False)
 @click.option(
     "--before", type=click.DateTime(DATES), metavar="DATE",
     help="Instead of VERSION: as it was at this date, 2026-11-20 or '2026-11-20 18:30', local time.",
@@ -135,8 +136,8 @@ def _before(history: Any, date: datetime | None) -> Any:
 
 
 @learn.command()
-@click.option("--steps", type=click.IntRange(min=1), help="Training steps; 12 by default.")
-@click.option("--ewc", type=click.FloatRange(min=0), help="How strongly to keep what --deep recorded.")
+@click.option("--steps", type=WholeNumber(min=1), help="Training steps; 12 by default.")
+@click.option("--ewc", type=Number(min=0), help="How strongly to keep what --deep recorded.")
 @click.option(
     "--deep", is_flag=True, help="Do not train: record what was learned, tidy the memory of questions."
 )

@@ -9,6 +9,7 @@ import click
 from ruvmlx.errors import UsageError
 from ruvmlx.text import one_line
 
+from .number_types import WholeNumber
 from .options import model_options, open_runtime, resolve
 from .output import json_option, print_json, show
 from .text_output import TableColumn, hint, say, table
@@ -30,7 +31,7 @@ PREFERRED = {"after": "now", "before": "before", "same": "either"}
 )  # fmt: skip
 @click.option("--full", is_flag=True, help="Also print all replies.")
 @click.option(
-    "--max-tokens", type=click.IntRange(1), default=200, show_default=True, help="Longest reply, in tokens."
+    "--max-tokens", type=WholeNumber(1), default=200, show_default=True, help="Longest reply, in tokens."
 )
 @model_options
 @json_option

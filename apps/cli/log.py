@@ -16,6 +16,7 @@ from ruvmlx.errors import CorruptFile, NotFound, UsageError
 from ruvmlx.text import one_line
 
 from .completion_values import complete_log_kinds
+from .number_types import WholeNumber
 from .options import DATES
 from .output import json_option, print_json
 from .text_output import TableColumn, count, hint, say, table
@@ -29,6 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 MOST_ROWS = 10_000  # the maximum number of rows that `log show` prints; `log export` has no limit
 EMPTY = "The log is empty. It gets a row for each request, rating and change of an adapter."
 NOTHING_TO_CHECK = "The log is empty, so no row can have been changed or removed."
+_PLURALS = {"summary": "summaries"}  # the plurals of kinds that are not the kind with "s"
 _NS = 1_000_000_000
 _HEX = re.compile(r"[0-9a-f]{32,}")
 _SHORT = 12  # the number of digits that a table shows of a long hexadecimal number
@@ -102,7 +104,7 @@ def log() -> None:
 @log.command("show")
 @filter_options
 @click.option(
-    "--limit", type=click.IntRange(1, MOST_ROWS), default=20, show_default=True, help="Most rows to print."
+    "--limit", type=WholeNumber(1, MOST_ROWS), default=20, show_default=True, help="Most rows to print."
 )
 @json_option
 def show_log(limit: int, as_json: bool, **wanted: Any) -> None:
@@ -117,7 +119,7 @@ def show_log(limit: int, as_json: bool, **wanted: Any) -> None:
         say(_nothing_to_show(store))
         return
     table(_COLUMNS, [(f"{row.seq:,}", _local(row.time), row.kind, _detail(row.body)) for row in rows])
-    found = ", ".join(f"{n:,} {kind}" for kind, n in kinds.items())
+    found = ", ".join(count(n, kind, _PLURALS.get(kind, "")) for kind, n in kinds.items())
     hint(f"The newest {len(rows):,} of {count(sum(kinds.values()), 'row')}: {found}.")
 
 

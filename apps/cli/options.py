@@ -13,6 +13,7 @@ from ruvmlx.settings.setting_spec import SettingSpec
 from ruvmlx.text import did_you_mean
 
 from .completion_values import complete_adapters, complete_models
+from .number_types import WholeNumber
 from .output import log
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DATES = ["%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]  # the date formats of flags
 BUILT_IN = ("default", "none")  # names of adapters that the user does not have to make
+_LONG = 1_000_000  # the help of a flag does not show a bound from here on
 VERY_SIMILAR = 0.85  # the least similarity of a mistyped name to "none"
 SERVER = "http://127.0.0.1:8642"  # the default address of `ruvmlx serve`
 MODEL_SETTINGS = ("model", "backend", "threads", "max_context", "kv", "adapter", "router")
@@ -49,7 +51,9 @@ def _click_type(spec: SettingSpec) -> click.ParamType:
     if spec.kind is int:
         if spec.least is None:
             return click.INT
-        return click.IntRange(int(spec.least), None if spec.most is None else int(spec.most))
+        # `config.parse` checks a bound that is too large to help a reader of the flag's help
+        most = spec.most if spec.most is not None and spec.most < _LONG else None
+        return WholeNumber(int(spec.least), most)
     return click.FLOAT if spec.kind is float else click.STRING
 
 

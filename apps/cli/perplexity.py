@@ -10,6 +10,7 @@ import click
 from ruvmlx.errors import UsageError
 from ruvmlx.text import backend_in_words, size
 
+from .number_types import WholeNumber
 from .options import load_and_open, model_options, resolve
 from .output import json_option, log, print_json
 from .text_output import facts as table_of_facts
@@ -24,7 +25,7 @@ MAX_TEXT_BYTES = 16 << 20  # the maximum size of the text; its tokens take 150 t
 
 @click.command(cls=Verb)
 @click.argument("file")
-@click.option("--ctx", type=click.IntRange(min=2), help="Window, in tokens; the model's context by default.")
+@click.option("--ctx", type=WholeNumber(min=2), help="Window, in tokens; the model's context by default.")
 @model_options
 @json_option
 def perplexity(file: str, ctx: int | None, as_json: bool, **flags: Any) -> None:

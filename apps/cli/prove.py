@@ -19,6 +19,7 @@ from ruvmlx.settings import Settings
 from ruvmlx.text import backend_in_words
 
 from ..prove.raters import RATERS
+from .number_types import Number, WholeNumber
 from .options import load_and_open, model_options, resolve
 from .output import json_option, log, print_json, show
 from .text_output import TableColumn, count, hint, say, table
@@ -32,11 +33,11 @@ KEPT_REPLIES = "prove-replies.db"  # file in the data folder with replies of the
 @click.option("--scorer", help="Your own user: FILE.py:function, (prompt, reply, finished) -> 1..5.")
 @click.option("--prompts", type=click.Path(dir_okay=False), help="Prompts to rate on, one a line.")
 @click.option("--heldout", type=click.Path(dir_okay=False), help="Prompts to test on, one a line.")
-@click.option("--ratings", type=click.IntRange(min=1), default=100, show_default=True)
+@click.option("--ratings", type=WholeNumber(min=1), default=100, show_default=True)
 @click.option(
-    "--every", type=click.IntRange(min=1), help="Test after every N ratings; by default after 30 and all."
+    "--every", type=WholeNumber(min=1), help="Test after every N ratings; by default after 30 and all."
 )
-@click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--seeds", type=WholeNumber(min=1), default=1, show_default=True)
 @click.option(
     "--as-chat",
     is_flag=True,
@@ -47,40 +48,38 @@ KEPT_REPLIES = "prove-replies.db"  # file in the data folder with replies of the
 )
 @click.option(
     "--questions",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     default=24,
     show_default=True,
     help="Questions to test on, for --as-chat and --drawn.",
 )
-@click.option(
-    "--drawn", type=click.IntRange(min=1), help="Simulate N users whose tastes are drawn at random."
-)
+@click.option("--drawn", type=WholeNumber(min=1), help="Simulate N users whose tastes are drawn at random.")
 @click.option("--held-out", is_flag=True, help="Draw tastes from properties that nothing was tuned on.")
 @click.option(
     "--rater", type=click.Choice(list(RATERS)), help="How all drawn users rate; by default drawn for each."
 )
 @click.option(
     "--best-of",
-    type=click.IntRange(1, 8),
+    type=WholeNumber(1, 8),
     default=4,
     show_default=True,
     help="Replies among which the taste model picks, with --drawn.",
 )
 @click.option(
     "--jobs",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     help="Processes, each with a model of its own; by default one for each core, if memory allows.",
 )
-@click.option("--max-tokens", type=click.IntRange(min=1), default=96, show_default=True)
+@click.option("--max-tokens", type=WholeNumber(min=1), default=96, show_default=True)
 @click.option("--temp", "temperature", type=float, default=0.7, show_default=True)
 @click.option(
     "--learn", type=click.Choice(["instant", "full", "style", "off"]), default="instant", show_default=True
 )
-@click.option("--examples", type=click.IntRange(min=0), default=0, help="Liked replies shown in the prompt.")
+@click.option("--examples", type=WholeNumber(min=0), default=0, help="Liked replies shown in the prompt.")
 @click.option("--oracle", help="A system prompt that states the user's taste, to compare with.")
 @click.option("--shuffle", is_flag=True, help="Give each reply the stars of another one.")
-@click.option("--flip", type=click.FloatRange(0, 1), default=0.0, help="Share of ratings to reverse.")
-@click.option("--reverse", type=click.IntRange(min=0), help="The user wants the opposite after N ratings.")
+@click.option("--flip", type=Number(0, 1), default=0.0, help="Share of ratings to reverse.")
+@click.option("--reverse", type=WholeNumber(min=0), help="The user wants the opposite after N ratings.")
 @click.option(
     "--suite",
     type=click.Path(dir_okay=False),

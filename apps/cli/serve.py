@@ -21,6 +21,7 @@ from ruvmlx.platform.bounded_process import ending
 from ruvmlx.progress import Watch
 
 from . import service
+from .number_types import WholeNumber
 from .options import GUESSES, SERVER, model_options, open_runtime, resolve, setting_options
 from .output import json_option, log, print_json, show, show_whole
 from .verb import Verb
@@ -38,9 +39,7 @@ PORT = int(SERVER.rpartition(":")[2])
 
 @click.command(cls=Verb)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0: any free one."
-)
+@click.option("--port", type=WholeNumber(0, 65535), default=PORT, show_default=True, help="0: any free one.")
 @click.option(
     "--api-key", multiple=True, envvar="RUVMLX_API_KEY", metavar="KEY",
     help="Ask for this key; may be given several times. Beyond this machine, a key is always asked for.",

@@ -15,6 +15,7 @@ from ruvmlx.errors import NotFound, RuvmlxError, UsageError
 from ruvmlx.text import excerpt, one_line
 
 from .completion_values import complete_chats, complete_deleted_chats, complete_replies
+from .number_types import WholeNumber
 from .options import open_runtime, resolve, setting_options
 from .output import json_option, log, print_json, show_whole
 from .session_imports import import_each, tell_imported, watching_many
@@ -100,7 +101,7 @@ def show_session(session_id: str, as_json: bool) -> None:
 @click.argument("words", nargs=-1)
 @click.option("--like", metavar="TEXT", help="Find chats about what this text is about, in any words.")
 @click.option(
-    "--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="Most chats with --like."
+    "--limit", type=WholeNumber(1, 1000), default=10, show_default=True, help="Most chats with --like."
 )
 @setting_options("model", "backend", "threads")
 @json_option

@@ -10,6 +10,7 @@ from ..text import size
 
 _SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?([kMG])B", re.ASCII)
 _UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
+_LONG = 10_000  # numbers from here on have commas in texts
 KINDS = {int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -114,7 +115,8 @@ class SettingSpec:
             return low
         if self.over or self.under:
             return f"{low} and {'under' if self.under else 'at most'} {self.most}"
-        return f"from {self.least} to {self.most}"
+        most = f"{self.most:,}" if self.most >= _LONG else str(self.most)
+        return f"from {self.least} to {most}"
 
     @property
     def allowed_values(self) -> str:

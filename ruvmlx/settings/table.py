@@ -22,6 +22,8 @@ BASE_TARGETS = "attention,ffn"
 TARGETS_EXPECTED = "head, attention, ffn, all, top:8, or modules as in q_proj,v_proj:20-29"
 
 _OWN = "the model's own"
+_MOST_COUNT = 2**31 - 1  # the largest count that the C library and the server's requests can hold
+_MOST_MIB = 1 << 30  # 1 PiB, more than any machine has
 
 
 def _setting(kind: type, default: Any, **rules: Any) -> Any:
@@ -52,6 +54,7 @@ class Settings:
         int,
         None,
         least=64,
+        most=_MOST_COUNT,
         unset="the model's own",
     )
     kv: str | None = _setting(
@@ -74,6 +77,8 @@ class Settings:
     kv_limit: float | None = _setting(
         float,
         None,
+        least=0,
+        most=10,
         unset="0.004",
         witnessed=True,
         public=True,
@@ -82,21 +87,26 @@ class Settings:
         int,
         None,
         is_size=True,
+        least=0,
+        most=_MOST_MIB,
         unset="what memory allows",
         witnessed=True,
         public=True,
     )
-    kv_disk: int | None = _setting(int, 1024, is_size=True)
+    kv_disk: int | None = _setting(int, 1024, is_size=True, least=0, most=_MOST_MIB)
     server_memory: int | None = _setting(
         int,
         None,
         is_size=True,
         least=64,
+        most=_MOST_MIB,
         unset="what is free",
     )
     server_unload: float = _setting(
         float,
         10.0,
+        least=0,
+        most=525_600,  # a year
     )
     adapter: str = _setting(
         str,
@@ -109,6 +119,7 @@ class Settings:
         float,
         None,
         least=0,
+        most=100,
         flag="--temp",
         sampling=True,
         unset=_OWN,
@@ -122,7 +133,7 @@ class Settings:
         sampling=True,
         unset=_OWN,
     )
-    top_k: int | None = _setting(int, None, least=0, sampling=True, unset=_OWN)
+    top_k: int | None = _setting(int, None, least=0, most=_MOST_COUNT, sampling=True, unset=_OWN)
     min_p: float | None = _setting(
         float,
         None,
@@ -149,7 +160,7 @@ class Settings:
         sampling=True,
         unset="1",
     )
-    max_tokens: int = _setting(int, 512, least=1)
+    max_tokens: int = _setting(int, 512, least=1, most=_MOST_COUNT)
     best_of: int | str = _setting(
         int,
         1,

@@ -64,7 +64,7 @@ def test_show_prints_the_newest_rows_and_no_more_than_asked(run, filled):
     assert [row["n"] for row in shown(run, "show", "--limit", "2")["rows"]] == [29, 30]
     code, out, _ = run("log", "show", "--limit", "3")
     assert code == 0 and len(out.splitlines()) == 5 and "name=n29 value=29" in out
-    assert "10 failure" in out and "of 30 rows" in out
+    assert "10 failures" in out and "10 uses" in out and "of 30 rows" in out
 
 
 @pytest.mark.parametrize(

@@ -115,3 +115,16 @@ def test_a_deleted_chat_can_be_deleted_for_good(run, learned):
     assert run("sessions", "rm", learned)[0] == 1
     assert run("sessions", "rm", learned, "--now")[0] == 0
     assert json.loads(run("sessions", "restore", "--json")[1]) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("generate", "hi", "--seed", "x"), "'x' is not a whole number."),
+        (("generate", "hi", "--seed", "1.5"), "'1.5' is not a whole number."),
+        (("learn", "consolidate", "--ewc", "much"), "'much' is not a number."),
+    ],
+)
+def test_what_is_no_number_is_told_in_plain_words(run, flags, words):
+    code, _, err = run(*flags)
+    assert code == 2 and one_line(err) and words in err and "range" not in err

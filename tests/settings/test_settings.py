@@ -78,10 +78,10 @@ def test_a_value_at_its_bound_is_allowed():
 def test_the_bounds_are_said_in_words():
     said = {name: settings.SPECS[name].allowed_values for name in ("top_p", "min_p", "top_k", "examples")}
     assert said == {
-        "top_p": "over 0 and at most 1", "min_p": "0 or more and under 1", "top_k": "0 or more",
+        "top_p": "over 0 and at most 1", "min_p": "0 or more and under 1", "top_k": "from 0 to 2,147,483,647",
         "examples": "from 0 to 8",
     }  # fmt: skip
-    with pytest.raises(ValueError, match="a whole number, 1 or more"):
+    with pytest.raises(ValueError, match="a whole number, from 1 to 2,147,483,647"):
         settings.SPECS["max_tokens"].parse("many")
 
 
@@ -144,3 +144,27 @@ def test_flags_of_the_command_line_derive_from_the_settings():
     assert all(
         option.help == sentences[name][0].upper() + sentences[name][1:] for name, option in flags.items()
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("server_unload", "nan"),
+        ("server_unload", "-1"),
+        ("server_unload", "inf"),
+        ("kv_limit", "-3"),
+        ("kv_limit", "nan"),
+        ("kv_limit", "11"),
+        ("kv_budget", "-1"),
+        ("kv_disk", "-1"),
+        ("kv_disk", "9" * 20),
+        ("temperature", "1e9"),
+        ("max_tokens", "9" * 20),
+        ("max_context", "9" * 20),
+        ("top_k", "9" * 20),
+    ],
+)
+def test_a_senseless_number_is_not_saved(name, value):
+    with pytest.raises(UsageError, match=f"^{name} = .*: expected .*[.]$"):
+        settings_file.save(name, value)
+    assert not settings.user_file().exists()
