@@ -32,6 +32,7 @@ os.environ.setdefault("TEXTUAL_FPS", "1000")
 # every 100 ms whether an ESC byte has waited so long, so Textual's default of 100 can delay the Esc key by
 # 200 ms. A user with a slow connection can set the environment variable ESCDELAY to a longer time.
 os.environ.setdefault("ESCDELAY", "50")
+DUMB = "This terminal cannot draw a screen (TERM=dumb), so the chat runs line by line, as with --plain."
 
 
 def run_chat(
@@ -49,8 +50,8 @@ def run_chat(
     motion: bool = True,
     keys: str = "",
 ) -> int:
-    """Run the chat until the user leaves it, and return the exit code. If `plain` is True, or if stdin or
-    stdout is not a terminal, run plain mode; otherwise run the app."""
+    """Run the chat until the user leaves it, and return the exit code. If `plain` is True, if stdin or stdout
+    is not a terminal, or if the terminal cannot draw a screen, run plain mode; otherwise run the app."""
     from .options import ChatOptions
 
     chosen = session or ("continue" if continue_ else "new")
@@ -58,6 +59,9 @@ def run_chat(
         chosen, sampling, max_new_tokens, system, learn_when_idle, theme, motion, keys, find=find
     )
     linear = plain or not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout))
+    if not linear and os.environ.get("TERM") == "dumb":
+        print(DUMB, file=sys.stderr)
+        linear = True
     try:
         return (_plain if linear else _app)(open_runtime, options)
     except RuvmlxError as error:

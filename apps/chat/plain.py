@@ -40,6 +40,7 @@ from .steps.tools import answer_results
 from .steps.write import message_lines, place, say
 
 _ENDS = {"cancelled": "stopped", "length": "cut at the length limit", "repeats": REPEATS.rstrip(".")}
+EMPTY = "Standard input is empty: nothing was asked."
 
 
 class PlainChat:
@@ -53,7 +54,7 @@ class PlainChat:
         self._streams = PlainStreams(source, sink, self._interrupts)
         self._options, self._state = options, ChatState(options)
         self._calls = PlainCalls(self._holder, self._state, self._streams, self._interrupts)
-        self._left = False
+        self._left = self._has_read = False
 
     @property
     def _runtime(self) -> Runtime:
@@ -65,7 +66,9 @@ class PlainChat:
             while self._state.session and not (self._left or self._streams.closed):
                 line = self._streams.read()
                 if line is None:
+                    self._tell_of_no_input()
                     break
+                self._has_read = True
                 self._attempt(partial(self._handle, line))
         self._state.tools.close()
         if self._interrupts.ended_by:
@@ -73,6 +76,12 @@ class PlainChat:
         # If a script runs plain mode, return the exit code of the first error. A person at a terminal has
         # read the error, so return 0.
         return self._streams.failure if not (self._streams.interactive and self._state.session) else 0
+
+    def _tell_of_no_input(self) -> None:
+        """Say that the input had no line. A script could otherwise take the end with no output for an answer
+        of the model."""
+        if not (self._has_read or self._streams.interactive or self._interrupts.ended_by):
+            self._streams.note(EMPTY)
 
     def _begin(self) -> None:
         session, message = start_place(self._runtime, self._options)

@@ -105,6 +105,7 @@ def _stands_at(version: int) -> str:
     return f"version {version}" if version else "new, nothing learned yet"
 
 
+NO_ADAPTER = "No adapter is in use now: the original model answers, and nothing is learned."
 _PROGRAMS = {"peft": "the library PEFT", "mlx-lm": "the program mlx-lm"}
 
 
@@ -172,7 +173,8 @@ def use_adapter(name: str, new: bool, as_json: bool, **flags: Any) -> None:
         facts = opened.facts(name)
     else:
         facts = {"name": name, "base": opened.model.name, "rank": 0, "version": 0, "bytes": 0}
-    _report(facts, as_json, f"Adapter {name!r} is in use now: {_stands_at(facts['version'])}.")
+    line = f"Adapter {name!r} is in use now: {_stands_at(facts['version'])}."
+    _report(facts, as_json, NO_ADAPTER if name == "none" else line)
 
 
 @adapters.command()

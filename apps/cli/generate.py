@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ruvmlx.errors import Interrupted, UsageError
+from ruvmlx.errors import Interrupted, RuvmlxError, UsageError
 from ruvmlx.text import Sanitizer
 
 from .interrupt import ctrl_c_sets
@@ -67,6 +67,8 @@ def generate(
         )
     if out is not None and prompts is None:
         raise UsageError("--out goes with --prompts; one reply goes to standard output.")
+    if sys.stdout is None and out is None:
+        raise RuvmlxError("standard output is closed; give a file or a pipe that can take the reply.")
     settings = resolve(flags)
     if prompts is not None:
         from .many_prompts import answer_file

@@ -122,8 +122,17 @@ def rollback(version: int | None, before: datetime | None, as_json: bool, **flag
     if (version is None) == (before is None):
         raise UsageError("give a version, as in `learn rollback 12`, or a date with --before.")
     history = _history(flags)
+    was = history.version()
     found = history.rollback(version) if version is not None else _before(history, before)
-    _show_status(found, as_json, "The adapter went back to what it was then.")
+    _show_status(found, as_json, _rollback_line(was, found.adapter_version))
+
+
+def _rollback_line(was: int, version: int) -> str:
+    if was != version:
+        return "The adapter went back to what it was then."
+    if version == 0:
+        return "There is nothing to go back from: the adapter is the original model, as it was then."
+    return f"There is nothing to go back from: the adapter was at version {version} then, as it is now."
 
 
 def _before(history: Any, date: datetime | None) -> Any:

@@ -8,6 +8,7 @@ import sys
 import textwrap
 
 import pytest
+from ruvmlx.apps.chat.plain import EMPTY
 
 from .terminal import Terminal
 
@@ -228,7 +229,27 @@ def test_closed_streams_are_an_end_of_input_or_unread_output(closed):
     """A stream that was never there is an end of input, or output that nobody reads."""
     line = f"{shlex.join(command(['ok']))} {closed}"
     done = subprocess.run(["sh", "-c", line], input="Hi\n", capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "closed\n")
+    said = f"{EMPTY}\nclosed\n" if "<&-" in closed else "closed\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", said)
+
+
+def test_an_empty_input_is_told():
+    """A script sees that nothing was asked; the exit code stays 0."""
+    done = chat("", ["ok"])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", f"{EMPTY}\nclosed\n")
+
+
+def test_a_dumb_terminal_gets_plain_mode():
+    """An app would draw escape sequences that this terminal shows as text."""
+    asked = command(["ok"])
+    asked[2] = "import os; os.environ['TERM'] = 'dumb'\n" + asked[2].replace("plain=True, ", "")
+    terminal = Terminal(asked)
+    terminal.expect("TERM=dumb")
+    terminal.expect("You: ")
+    terminal.send("Hi\n")
+    terminal.expect("Assistant: ok")
+    terminal.send("\x04")
+    assert terminal.wait() == 0 and b"\x1b" not in terminal.raw
 
 
 def test_input_that_is_no_utf8_is_replaced():

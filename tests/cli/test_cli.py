@@ -110,6 +110,13 @@ def test_closed_and_full_outputs_are_one_line(process):
         assert done.returncode in (1, 2) and one_line(done.stderr), (command, done.stderr)
 
 
+@pytest.mark.parametrize("flags", ["", "--json"])
+def test_a_closed_output_is_refused_before_a_model_is_opened(process, flags):
+    line = f"{sys.executable} -m ruvmlx generate hi --model nothing-there {flags} >&-"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 1 and one_line(done.stderr) and "standard output is closed" in done.stderr
+
+
 def test_a_bare_verb_shows_its_help_as_help(run):
     for args in ((), ("learn",), ("config",)):
         code, out, err = run(*args)

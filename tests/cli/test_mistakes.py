@@ -40,7 +40,9 @@ def test_a_mistyped_adapter_is_not_begun(run, learned, tiny_folder):
     assert run("adapters", "use", "work", *tiny(tiny_folder))[0] == 0
     assert run("adapters", "use", "fresh", "--new", *tiny(tiny_folder))[0] == 0
     assert settings.load().adapter == "fresh"
-    assert run("adapters", "use", "none", *tiny(tiny_folder))[0] == 0
+    code, out, _ = run("adapters", "use", "none", *tiny(tiny_folder))
+    assert code == 0
+    assert out == "No adapter is in use now: the original model answers, and nothing is learned.\n"
 
 
 def test_none_which_turns_learning_off_is_proposed_only_for_a_very_similar_name():
@@ -128,3 +130,17 @@ def test_a_deleted_chat_can_be_deleted_for_good(run, learned):
 def test_what_is_no_number_is_told_in_plain_words(run, flags, words):
     code, _, err = run(*flags)
     assert code == 2 and one_line(err) and words in err and "range" not in err
+
+
+def test_a_rollback_that_changes_nothing_says_so(run, tiny_folder, open_tiny):
+    back = ("learn", "rollback", "--before", "2020-01-01", *tiny(tiny_folder))
+    with open_tiny():
+        pass
+    code, out, _ = run(*back)
+    assert code == 0 and "There is nothing to go back from" in out and "went back" not in out
+
+
+def test_a_rollback_says_whether_the_version_changed(run, learned, tiny_folder):
+    again = ("learn", "rollback", "2", *tiny(tiny_folder))
+    assert "was at version 2 then, as it is now" in run(*again)[1]
+    assert "went back to what it was then" in run("learn", "rollback", "1", *tiny(tiny_folder))[1]
