@@ -2,6 +2,7 @@
 machine and the checks, which the user can send to other people."""
 
 import shlex
+import shutil
 import stat
 import sys
 from collections import Counter
@@ -19,6 +20,8 @@ from .number_types import WholeNumber
 from .output import json_option, log, print_json, show
 from .text_output import TableColumn, count, hint, short_paths, table
 from .verb import Verb
+
+ENOUGH_DISK = 50_000_000  # bytes
 
 
 def _python() -> str:
@@ -93,6 +96,18 @@ def _privacy() -> str:
             f"others can look into {home} (mode {mode:o}): `chmod 700 {shlex.quote(str(home))}`"
         )
     return f"only you can read {home}"
+
+
+def _disk_space() -> str:
+    """Raise RuvmlxError if the disk of the data folder is so full that chats can soon not be saved."""
+    home = settings.home()
+    free = shutil.disk_usage(next(p for p in (home, *home.parents) if p.exists())).free
+    if free < ENOUGH_DISK:
+        raise RuvmlxError(
+            f"{size(free)} are free for {home}, less than {size(ENOUGH_DISK)}: chats and ratings can soon "
+            "not be saved. Make room on this disk"
+        )
+    return f"{size(free)} free for {home}"
 
 
 def _deleted_chats() -> str:
@@ -175,6 +190,7 @@ _CHECKS: dict[str, Callable[[], str]] = {
     "GPU kernels": _gpu_kernels,
     "store": _store,
     "privacy": _privacy,
+    "disk space": _disk_space,
     "deleted chats": _deleted_chats,
     "witness log": _witness,
     "KV caches": _kv_caches,

@@ -349,3 +349,11 @@ def test_a_page_shows_failures_and_cells_never_break_their_row():
         "| store | FAIL | a\\|b c |" in text and "* machine: OSError" in text and "| append | True |" in text
     )
     assert report(text)["checks"] == checks
+
+
+@pytest.mark.parametrize(("free", "ok", "told"), [(49_900_000, False, "50 MB"), (60_000_000, True, "60 MB")])
+def test_a_full_disk_fails_a_check_with_the_number(run, planted, monkeypatch, free, ok, told):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1 << 40, 0, free))
+    code, out, _ = run("doctor", "--json")
+    found = next(c for c in json.loads(out)["checks"] if c["name"] == "disk space")
+    assert (code, found["ok"]) == (0 if ok else 1, ok) and told in found["detail"]
