@@ -31,7 +31,7 @@ import pytest
 def pytest_runtest_makereport(item, call):
     report = yield
     if call.when == "call" and report.passed:
-        selection.passed(item)
+        selection.note_pass(item)
     return report
 """
 TESTS = """

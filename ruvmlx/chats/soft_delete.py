@@ -12,6 +12,7 @@ from ..platform import files
 from ..store import Store
 
 DAYS = 1.0
+_SECONDS = DAYS * 86400  # the time in which the user can bring a chat back
 AT_START = 0.2  # seconds: the maximum time that each start and end takes to clean the search index
 
 
@@ -43,7 +44,7 @@ def delete_older(store: Store) -> list[str]:
     This function runs at every start and end, so a chat that cannot be erased must not stop the program. The
     command `doctor` shows the returned lines. Raises StoreBusy if another process has locked the store.
     """
-    failed, old = [], store.chats.soft_deleted_before(time.time() - DAYS * 86400)
+    failed, old = [], store.chats.soft_deleted_before(time.time() - _SECONDS)
     for session_id in old:
         try:
             delete(store, session_id, seconds=0)
@@ -60,7 +61,7 @@ def delete_older(store: Store) -> list[str]:
 def ends(store: Store) -> dict[str, float]:
     """Return the time, in seconds since 1970, until which each hidden chat can be restored, by the chat's
     id."""
-    return {session_id: hidden + DAYS * 86400 for session_id, hidden in store.chats.deletion_times().items()}
+    return {session_id: hidden + _SECONDS for session_id, hidden in store.chats.deletion_times().items()}
 
 
 def clean_index(store: Store, seconds: float) -> bool:
