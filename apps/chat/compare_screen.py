@@ -11,9 +11,9 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from ruvmlx.errors import NotFound, error_line
+from ruvmlx.errors import error_line
 
-from . import compare, describe, keys
+from . import compare, keys
 from .context import ChatContext
 from .messages import ReplyMessage
 from .stream import show_reply
@@ -94,8 +94,7 @@ class CompareScreen(ModalScreen[int | None]):
                 if self._stopped:
                     break
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
-            line = describe.error_sentence(error) if isinstance(error, NotFound) else error_line(error)
-            self._say(f"{line}   {self._close_key} Close")
+            self._say(f"{error_line(error)}   {self._close_key} Close")
             self.candidates = []
             return
         finally:

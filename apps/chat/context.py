@@ -15,7 +15,6 @@ from ruvmlx.host.host import Host
 from ruvmlx.progress import Progress, Watch
 from ruvmlx.runtime import Runtime
 
-from . import describe
 from .completion import SuggestionList
 from .messages import Notice, ReplyMessage, UserMessage
 from .options import ChatOptions
@@ -113,7 +112,7 @@ class ChatContext:
         """Show an error on one line. The error NotFound appears in the status line, and other errors appear
         in the conversation."""
         if isinstance(error, NotFound):
-            self.status.flash(describe.error_sentence(error))
+            self.status.flash(error_line(error))
         else:
             await self.transcript.add(Notice(error_line(error), "error"))
 

@@ -7,7 +7,6 @@ from ruvmlx.chats.learning import FirstSummary
 from ruvmlx.chats.summaries import ChatSummary
 from ruvmlx.engine.auto_best_of import AUTO, MAX_REPLIES
 from ruvmlx.engine.types import GenerationResponse
-from ruvmlx.errors import NotFound, error_line
 from ruvmlx.models.text.thinking import Thought
 from ruvmlx.progress import duration
 from ruvmlx.ratings import BAD, REASONS
@@ -70,12 +69,6 @@ def milliseconds(microseconds: float) -> str:
     """Return a time of `microseconds` as text in milliseconds: "0.41 ms", "12 ms"."""
     value = microseconds / 1000
     return f"{value:.2f} ms" if value < 10 else f"{value:.0f} ms"
-
-
-def error_sentence(error: NotFound) -> str:
-    """Return the text of an error as a sentence: the app shows it without a word before it."""
-    text = error_line(error)
-    return text[:1].upper() + text[1:]
 
 
 def effect(result: RatingResult, key: str) -> str:

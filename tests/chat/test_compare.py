@@ -115,7 +115,7 @@ async def test_without_anything_learned_there_is_nothing_to_compare(chatting):  
     async with chatting(sampling=Sampling(0.0)) as (app, pilot):
         await ask(app, pilot, "Hello")
         await send(app, pilot, "/compare")
-        await until(pilot, lambda: "Nothing was learned yet" in screen_text(app))
+        await until(pilot, lambda: "nothing was learned yet" in screen_text(app))
         assert not isinstance(app.screen, CompareScreen)
 
 

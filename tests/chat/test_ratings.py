@@ -66,7 +66,7 @@ async def test_undo_takes_ratings_back_newest_first():
         assert "Learned" not in screen_text(app)
         app.chat.prompt.text = "/undo"
         await pilot.press("enter")
-        await until(pilot, lambda: "There is no rating or preference to take back" in screen_text(app))
+        await until(pilot, lambda: "no rating or preference to take back" in screen_text(app))
 
 
 async def test_rating_before_any_reply_does_nothing_and_says_why():
@@ -202,7 +202,7 @@ async def test_undo_takes_back_what_another_process_rated():
         await pilot.press("ctrl+r")
         await until(pilot, lambda: "taken back: 0 left, version 0" in screen_text(app))
         await pilot.press("ctrl+r")
-        await until(pilot, lambda: "There is no rating or preference to take back" in screen_text(app))
+        await until(pilot, lambda: "no rating or preference to take back" in screen_text(app))
 
 
 async def test_a_busy_store_while_refreshing_is_not_reported():
