@@ -36,8 +36,7 @@ def facts(threads: int) -> dict[str, Any]:
 
 
 def hardware(threads: int) -> dict[str, Any]:
-    """Return the facts about the machine and the software that this module can find without ruvmlx's C
-    library."""
+    """Return facts about the machine and its software. The function does not need ruvmlx's C library."""
     return {
         "chip": _chip(),
         "cpu": platform.machine(),

@@ -46,9 +46,9 @@ class Lesson:
 def learn(
     runtime: Runtime, cancel: threading.Event, show: Callable[[str], None], courtesy: Courtesy
 ) -> Lesson:
-    """Erase deleted chats from the search index. If a training of the adapter is due, train the adapter; if
-    not, and if a measurement of the KV cache is due, measure the KV cache. Stop when the event `cancel` is
-    set. Call this function in the runtime's thread.
+    """Do the idle work. First, erase deleted chats from the search index. Then train the adapter, if a
+    training is due. If no training is due, measure the KV cache, if a measurement is due. The work stops when
+    the event `cancel` is set. Call this function in the runtime's thread.
 
     show: a function that shows a line about the work. courtesy: the object that decides whether the machine
     is free for the work.

@@ -51,8 +51,8 @@ def _digest(text: str | None) -> str | None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a new file beside the file `path`, then rename it to `path`, so that a reader sees either the old
-    or the new content. If `path` is a symbolic link, the link stays."""
+    """Replace the content of the file `path`. A program that reads the file meanwhile gets the old content or
+    the new content. If `path` is a symbolic link, the link stays."""
     path = path.resolve()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{os.getpid()}.new")

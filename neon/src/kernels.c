@@ -183,8 +183,8 @@ typedef struct {
    d. */
 static const float NEAR = 8;
 
-/* Add a block of n vocabulary entries to the sums.  near: 1 if all |d| are at most NEAR; in this case d is in units of
-   ln 2 */
+/* Add the n tokens of a block of the vocabulary to the sums. d: the change of each token's logit. near: 1 if no |d|
+   exceeds NEAR. If near is 1, the caller has divided d by ln 2. */
 static inline __attribute__((always_inline)) void tilt_sums(tilt *a, const float *p0, const float *log_ratio,
                                                             const float *d, const int near, size_t n) {
     const float m = a->max;

@@ -9,7 +9,6 @@ the data folder:
 """
 
 import json
-import os
 import statistics
 import time
 from contextlib import suppress
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from .. import settings
 from ..backends.base import Backend
+from ..platform import files
 from .engine import LLMInferenceEngine
 
 AUTO = "auto"  # with this value of the setting `best_of`, the module chooses the number of replies
@@ -87,9 +87,8 @@ def _read() -> dict[str, list[float]]:
 
 
 def _write(held: dict[str, list[float]]) -> None:
-    """Write the times into a new file beside batch_costs.json, then rename the new file to batch_costs.json:
-    a reader sees either the old times or the new times, never a part of a file."""
+    """Replace batch_costs.json by a file with these times. A program that reads the file meanwhile gets the
+    old times or the new times."""
     path().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = path().with_suffix(f".{os.getpid()}.new")
-    fresh.write_text(json.dumps({"format": FORMAT, "seconds": held}, indent=1), encoding="utf-8")
-    os.replace(fresh, path())
+    with files.replacing(path()) as file:
+        file.write(json.dumps({"format": FORMAT, "seconds": held}, indent=1).encode())

@@ -124,7 +124,8 @@ class Chats:
     # -- finding -------------------------------------------------------------------------------------
 
     def get(self, session_id: str) -> SessionRow:
-        """Return a chat by its full id, soft-deleted or not. Raises NotFound if no chat has this id."""
+        """Return the chat with this full id. The chat can be soft-deleted. Raises NotFound if no chat has
+        this id."""
         row = self._db.row(_SELECT + "WHERE s.id = ?", session_id)
         if row is None:
             raise NotFound(f"no chat {session_id!r}; `ruvmlx sessions ls` lists the chats.")
@@ -234,8 +235,8 @@ class Chats:
         return [SessionRow(**row) for row in rows]
 
     def deletion_times(self) -> dict[str, float]:
-        """Return the time of the soft deletion of each chat that `restore` can show again, in seconds since
-        1970, by the chat's id."""
+        """Return {chat id: time at which the user deleted the chat, in seconds since 1970}. The result has
+        the chats that `restore` can bring back."""
         rows = self._db.rows("SELECT id, deleted FROM sessions WHERE deleted > ?", ERASING)
         return {row["id"]: row["deleted"] for row in rows}
 

@@ -27,7 +27,8 @@ class Checkpoints:
     def put_training(
         self, fingerprint: str, name: str, state: bytes | None, pause: Callable[[], None] = lambda: None
     ) -> None:
-        """Replace the checkpoint of the adapter's training in one transaction; None deletes the checkpoint.
+        """Replace the checkpoint of the adapter's training in one transaction. If `state` is None, delete the
+        checkpoint.
 
         pause: a function that is called after every few megabytes. If `pause` raises an exception, the write
             stops and the earlier checkpoint stays.

@@ -68,9 +68,12 @@ def _distribution(logits: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def logprob(text: TrainingText, temperature: float = 1.0) -> Measure:
-    """Return a Measure of the mean log p of the answer's tokens, with p at a temperature. For some positions
-    of the answer, the Measure returns the sum of log p, and the gradient of the whole answer's mean with
-    respect to the logits of these positions."""
+    """Return a Measure of the mean log-probability of the answer's tokens. The Measure gets the logits of
+    some positions of the answer. The Measure returns the sum of the log-probabilities of these positions'
+    tokens, and the gradient of the whole answer's mean by these logits.
+
+    temperature: the number by which the logits are divided
+    """
     tokens = mx.array(text.tokens[text.first :])
 
     def measure(logits: mx.array, rows: slice, _: Stops) -> Value:

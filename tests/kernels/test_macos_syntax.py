@@ -70,7 +70,7 @@ def test_c(file):
 def test_the_simulator_s_kernels(kernel, tmp_path):
     """One set of template values: the others differ in numbers alone."""
     program = tmp_path / "kernel.cpp"
-    program.write_text(simulator.program(kernel, simulator.included(kernel), KERNELS[kernel][:1]))
+    program.write_text(simulator.program(kernel, simulator.body_lines(kernel), KERNELS[kernel][:1]))
     assert cxx_errors("-Wno-unused-function", program) == ""
 
 

@@ -128,7 +128,7 @@ extern "C" int sim_run(int which, void **data, const size_t *bytes, const uint *
     )
 
 
-def included(kernel: Kernel) -> str:
+def body_lines(kernel: Kernel) -> str:
     """The lines that take in a kernel's body, with the word of its option."""
     lines = f'#include "{folder() / kernel.file}"'
     return f"#define {kernel.option}\n{lines}\n#undef {kernel.option}" if kernel.option else lines
@@ -158,7 +158,7 @@ class Simulated:
 
     def __init__(self, kernel: Kernel, templates: Sequence[tuple[int, ...]], body: str | None = None):
         self.kernel, self.templates = kernel, list(templates)
-        body = included(kernel) if body is None else body
+        body = body_lines(kernel) if body is None else body
         self._run = C.CDLL(str(_library(program(kernel, body, self.templates)))).sim_run
         self.local_bytes = 0  # threadgroup memory, the most of any run
         self.accesses = 0  # to device memory by the busiest thread of any run

@@ -11,7 +11,7 @@ from ruvmlx.backends.mlx.kernels.source import folder
 from ruvmlx.platform.mx import mx
 
 from .kernels import KERNELS
-from .simulator import constants, included
+from .simulator import body_lines, constants
 
 NAMES = {mx.float32: "float", mx.float16: "__half", mx.bfloat16: "__nv_bfloat16"}
 
@@ -62,7 +62,7 @@ def test_nvcc_compiles_every_body(nvcc, tmp_path):
         arguments += [f"{typed.get(t, t)} *{n}" for n, t in kernel.outputs]
         declared = constants(kernel, templates[-1], NAMES)
         source += f"__global__ void {kernel.name}({', '.join(arguments)}) {{\n{declared}\n"
-        source += f"{included(kernel)}\n}}\n"
+        source += f"{body_lines(kernel)}\n}}\n"
     file = tmp_path / "kernels.cu"
     file.write_text(source)
     ptx = compiled(nvcc, file, tmp_path, "-O1", "-I", str(folder()))

@@ -38,7 +38,7 @@ def attend(q, q_rotated, made, table, run, matrix=False):
     return decode.attend_gpu(q, q_rotated, made.pools, make.opened(made), table, run=run, matrix=matrix)
 
 
-def expected(q, q_rotated, made, slopes=None):
+def wanted_attention(q, q_rotated, made, slopes=None):
     return np.array([make.attention(q[i], q_rotated[i], made, i, slopes) for i in range(len(q))])
 
 
@@ -51,7 +51,7 @@ def slopes_of(n_heads):
 @pytest.mark.parametrize("d,group", [(64, 3), (80, 4), (128, 1), (128, 8), (256, 2)])
 def test_kernel_and_twin(run, sequences, d, group):
     q, q_rotated, made, table = problem(sequences, d, group)
-    want = expected(q, q_rotated, made)
+    want = wanted_attention(q, q_rotated, made)
     np.testing.assert_allclose(attend(q, q_rotated, made, table, run), want, atol=3e-5 if d < 256 else 1e-4)
     pools, opened = [mx.array(p) for p in made.pools], mx.array(make.opened(made))
     twin = decode.attend_ops(mx.array(q), mx.array(q_rotated), pools, opened, table)
@@ -65,7 +65,7 @@ def test_kernel_on_matrix_units(run, sequences, d, group):
     for split in (3, 64):
         q, q_rotated, made, table = problem(sequences, d, group, split)
         got = attend(q, q_rotated, made, table, run, matrix=True)
-        np.testing.assert_allclose(got, expected(q, q_rotated, made), atol=1e-4)
+        np.testing.assert_allclose(got, wanted_attention(q, q_rotated, made), atol=1e-4)
 
 
 @pytest.mark.parametrize("sequences", SEQUENCES.values(), ids=SEQUENCES)
@@ -74,7 +74,7 @@ def test_slopes_over_all_tiers(run, sequences, d, group):
     """ALiBi: the distance counts from the query, whatever the tier, the window and the page."""
     slopes = slopes_of(3 * group)
     q, q_rotated, made, table = problem(sequences, d, group, n_kv=3, slopes=slopes)
-    want = expected(q, q_rotated, made, slopes)
+    want = wanted_attention(q, q_rotated, made, slopes)
     np.testing.assert_allclose(attend(q, q_rotated, made, table, run), want, atol=3e-5 if d < 256 else 1e-4)
     pools, opened = [mx.array(p) for p in made.pools], mx.array(make.opened(made))
     twin = decode.attend_ops(mx.array(q), mx.array(q_rotated), pools, opened, table)
@@ -89,7 +89,7 @@ def test_slopes_on_matrix_units(run, sequences, d, group):
     for split in (3, 64):
         q, q_rotated, made, table = problem(sequences, d, group, split, slopes=slopes)
         got = attend(q, q_rotated, made, table, run, matrix=True)
-        np.testing.assert_allclose(got, expected(q, q_rotated, made, slopes), atol=2e-4)
+        np.testing.assert_allclose(got, wanted_attention(q, q_rotated, made, slopes), atol=2e-4)
 
 
 def test_slopes_of_zero_change_nothing(run):
@@ -123,7 +123,7 @@ def test_every_size_and_split(run, d, group):
     """A page to a threadgroup, an odd number of them, and all in one."""
     for split in (1, 3, 16):
         q, q_rotated, made, table = problem([(6, 1, 70, 0), (0, 0, 65, 3)], d, group, split)
-        want = expected(q, q_rotated, made)
+        want = wanted_attention(q, q_rotated, made)
         np.testing.assert_allclose(attend(q, q_rotated, made, table, run), want, atol=3e-5)
 
 
@@ -144,7 +144,7 @@ def test_scores_far_apart(run):
     """Scores of +-1000s: no overflow, and the softmax is all but one-hot."""
     q, q_rotated, made, table = problem([(1, 1, 70, 0)], 128, 4)
     q, q_rotated = 300 * q, 300 * q_rotated
-    want = expected(q, q_rotated, made)
+    want = wanted_attention(q, q_rotated, made)
     np.testing.assert_allclose(attend(q, q_rotated, made, table, run), want, atol=2e-3)
 
 
@@ -161,7 +161,7 @@ def test_groups_wider_than_a_threadgroup(run, slopes):
     """12 query heads to a KV head, as in Mistral Large: two threadgroups of 6."""
     q, q_rotated, made, table = problem([(1, 1, 70, 0)], 64, 12, slopes=slopes)
     assert table.shared == 6
-    want = expected(q, q_rotated, made, slopes)
+    want = wanted_attention(q, q_rotated, made, slopes)
     np.testing.assert_allclose(attend(q, q_rotated, made, table, run), want, atol=3e-5)
 
 

@@ -45,7 +45,7 @@ def unrotated(made, i, d):
     return x
 
 
-def expected(q, made, rows, window, slopes=None):
+def wanted_attention(q, made, rows, window, slopes=None):
     old, group, d = made.views[0].n_tokens, q.shape[0] // rows.shape[0], q.shape[2]
     k, v = (np.concatenate([unrotated(made, i, d), rows[:, i].astype(float)], axis=1) for i in (0, 1))
     out = np.zeros(q.shape)
@@ -66,7 +66,7 @@ def test_kernel_and_twin(run, case, d, group, monkeypatch):
     """Whole, and a KV head at a time."""
     q, made, rows, new = problem(case, d, group)
     pools, fresh = [mx.array(p) for p in made.pools], mx.array(rows.view(np.uint8))
-    want = expected(q, made, rows, new.window)
+    want = wanted_attention(q, made, rows, new.window)
     monkeypatch.setattr(gather, "BLOCK", 1)
     assert problem(case, d, group)[3].heads == 1
     for some in (new, problem(case, d, group)[3]):
@@ -87,7 +87,7 @@ def test_slopes_in_the_mask(case, d, group, monkeypatch):
     slopes = slopes_of(2 * group)
     q, made, rows, whole = problem(case, d, group, slopes=slopes)
     pools, fresh = [mx.array(p) for p in made.pools], mx.array(rows.view(np.uint8))
-    want = expected(q, made, rows, whole.window, slopes)
+    want = wanted_attention(q, made, rows, whole.window, slopes)
     assert whole.heads == 2
     monkeypatch.setattr(gather, "BLOCK", 1)
     one = problem(case, d, group, slopes=slopes)[3]
@@ -102,7 +102,7 @@ def test_16_bit_queries(run, slopes):
     """As precise as halves are."""
     q, made, rows, new = problem(CASES["all tiers"], 128, 4, slopes=slopes)
     pools, fresh = [mx.array(p) for p in made.pools], mx.array(rows.view(np.uint8))
-    want = expected(q, made, rows, 0, slopes)
+    want = wanted_attention(q, made, rows, 0, slopes)
     for kind in (mx.float16, mx.bfloat16):
         out = gather.attend(mx.array(q)[None].astype(kind), pools, fresh, new)
         assert out.dtype == kind

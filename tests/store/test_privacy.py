@@ -25,7 +25,7 @@ QUESTION = f"{SECRET} is what I ask about, in many words that fill more than a p
 
 
 @pytest.fixture
-def reopen(tiny, tiny_neutral, tiny_whitening, home):
+def open_again(tiny, tiny_neutral, tiny_whitening, home):
     backend = NativeBackend(tiny, threads=1)
 
     def open_it() -> Runtime:
@@ -92,9 +92,9 @@ def fill(runtime, home) -> dict[str, str]:
     return {"chat": chat, "fork": forked, "import": imported}
 
 
-def test_no_word_is_left_after_all_is_deleted(reopen, home, tiny):
+def test_no_word_is_left_after_all_is_deleted(open_again, home, tiny):
     """By every verb that deletes: of a chat, of replies outside chats; and each alone leaves the others."""
-    with reopen() as runtime:
+    with open_again() as runtime:
         kept = fill(runtime, home)
     assert {line.partition(":")[0] for line in traces(home, tiny)} >= {"ruvmlx.db"}
     assert any(line.split(":")[0].endswith(".tail") for line in traces(home, tiny))
@@ -108,16 +108,16 @@ def test_no_word_is_left_after_all_is_deleted(reopen, home, tiny):
     assert traces(home, tiny) == [] and not list((home / "kv").glob("*.*"))
 
 
-def test_no_word_is_left_a_day_after(reopen, home, tiny, monkeypatch):
+def test_no_word_is_left_a_day_after(open_again, home, tiny, monkeypatch):
     """Chats that were hidden are erased at a later start."""
-    with reopen() as runtime:
+    with open_again() as runtime:
         for session_id in fill(runtime, home).values():
             runtime.store.chats.soft_delete(session_id)
         soft_delete.forget(runtime.store, runtime.store.replies.outside_chats())
     assert traces(home, tiny)
     now = time.time() + 1.5 * 86400
     monkeypatch.setattr(time, "time", lambda: now)
-    reopen().close()
+    open_again().close()
     assert traces(home, tiny) == []
 
 
@@ -125,11 +125,11 @@ def modes(home: Path) -> dict[Path, int]:
     return {path: path.lstat().st_mode for path in (home, *home.rglob("*"))}
 
 
-def test_what_is_written_is_for_its_owner_alone(reopen, home):
+def test_what_is_written_is_for_its_owner_alone(open_again, home):
     """Whatever the umask says."""
     before = os.umask(0)
     try:
-        with reopen() as runtime:
+        with open_again() as runtime:
             fill(runtime, home)
             save("max_tokens", "7")
             open_mode = modes(home)

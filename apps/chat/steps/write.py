@@ -43,8 +43,8 @@ def say(state: ChatState, text: str, instead_of: int | None = None, function: st
 
 
 def write_again(state: ChatState, message: int | None = None) -> BeginReply:
-    """Return a function that streams another reply to the question of an earlier reply. The new reply is a
-    branch (an alternative) beside the earlier reply.
+    """Return a function that lets the model answer the question of an earlier reply again. The function
+    streams the new reply. The store keeps both replies as branches (alternatives).
 
     message: the message id of the earlier reply; None: the last reply.
     """

@@ -12,7 +12,6 @@ check runs again. This is the format of DATA/gpu_check.json, with the newest ver
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import settings
+from ...platform import files
 from ...platform.gpu import gpu
 from .check_results import CheckResult, KernelVerdict, Shapes
 from .kernels import source
@@ -115,14 +115,8 @@ def _read_entry(entry: dict[str, Any]) -> KernelVerdict:
 
 
 def _write(whole: dict[str, Any]) -> None:
-    """Write a new file beside gpu_check.json, then rename it to gpu_check.json: a reader sees either the old
-    file or the new file."""
-    fresh = path().with_suffix(f".{os.getpid()}.new")
-    try:
-        path().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh.write_text(json.dumps(whole, indent=1), encoding="utf-8")
-        os.replace(fresh, path())
-    except OSError:
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
-        raise
+    """Replace gpu_check.json by a file with these results. A program that reads the file meanwhile gets the
+    old results or the new results."""
+    path().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with files.replacing(path()) as file:
+        file.write(json.dumps(whole, indent=1).encode())

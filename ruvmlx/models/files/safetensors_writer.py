@@ -25,8 +25,8 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: M
 def write_stream(
     path: Path, names: Sequence[str], tensors: Iterable[tuple[str, np.ndarray]], metadata: Mapping[str, str]
 ) -> None:
-    """Write a safetensors file from an iterator of (name, array). names: the names of all arrays. If an error
-    occurs, no file with the name `path` appears.
+    """Write the arrays of an iterator into a safetensors file. If an error occurs, the function leaves no new
+    file at `path`. names: the names of all arrays. tensors: pairs of a name and an array.
 
     The function leaves space for the header at the start of the file and writes the header last, because it
     knows the types and shapes of all tensors only after the last array.
