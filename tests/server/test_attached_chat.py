@@ -296,7 +296,7 @@ def test_no_more_terminals_than_allowed(running, attach):
     running.serving.limits = running.serving.limits.__class__(terminals=1)
     attach(running.url)
     second = attach(running.url, wait=False)
-    second.expect(r"terminals\s+are\s+attached")
+    second.expect(r"limit\s+of\s+attached\s+terminals")
     assert second.wait() == 1
 
 
