@@ -6,9 +6,14 @@ and keeps the results that are finished.
 """
 
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Generic, TypeVar
 
 Pause = Callable[[], None]
+T = TypeVar("T")
+_LOOK_EVERY = 0.02  # seconds between two calls of `pause` in `ThreadedWork.wait`
 
 
 class Stopped(Exception):
@@ -24,3 +29,37 @@ def stop_when(cancel: threading.Event | None) -> Pause:
             raise Stopped
 
     return pause
+
+
+def stop_after(seconds: float) -> Pause:
+    """Return a function that raises Stopped if the given number of seconds has passed since the call of
+    `stop_after`."""
+    deadline = time.monotonic() + seconds
+
+    def pause() -> None:
+        if time.monotonic() >= deadline:
+            raise Stopped
+
+    return pause
+
+
+class ThreadedWork(Generic[T]):
+    """A computation that runs to its end in a thread of its own. The computation must not use a model,
+    because only the runtime's thread can run models."""
+
+    def __init__(self, compute: Callable[[], T]) -> None:
+        self._result = Future[T]()
+        threading.Thread(target=self._run, args=(compute,), name="numbers", daemon=True).start()
+
+    def _run(self, compute: Callable[[], T]) -> None:
+        try:
+            self._result.set_result(compute())
+        except BaseException as error:  # noqa: BLE001 - `wait` raises the error
+            self._result.set_exception(error)
+
+    def wait(self, pause: Pause) -> T:
+        """Return the result. While the computation runs, call `pause` again and again; `pause` can raise an
+        exception to end the wait, and a later call can wait again. Raises the error of the computation."""
+        while not wait([self._result], _LOOK_EVERY).done:
+            pause()
+        return self._result.result()

@@ -108,6 +108,17 @@ class ChatContext:
             await self.show_error(error)
             return None
 
+    async def measure_model(self, watch: Watch) -> None:
+        """Measure the model if a rating needs the measurement. Replies in progress go on in the meantime.
+        watch: an object that gets the progress."""
+        if await self.attempt(lambda runtime: runtime.learning.is_measured_for(None)) is False:
+            try:
+                await self.host.call_in_slices(
+                    lambda runtime: runtime.learning.measure_in_slices(None, watch)
+                )
+            except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
+                await self.show_error(error)
+
     async def show_error(self, error: Exception) -> None:
         """Show an error on one line. The error NotFound appears in the status line, and other errors appear
         in the conversation."""

@@ -1,6 +1,8 @@
 """This module answers POST and DELETE /v1/ratings. If a rating changes the weights of the adapter, it changes
 them before the server answers. DELETE undoes a rating."""
 
+from collections.abc import Generator
+
 from msgspec import Struct
 
 from ruvmlx.errors import NotFound
@@ -69,9 +71,21 @@ async def rate(call: Call) -> Answer:
         raise ApiError(400, "note: goes with a rating, not with preferred.", "note", "invalid_combination")
     learn = _rate if body.rating is not None else _prefer
     async with call.models.using_writer(body.id) as serving:
-        answer = await serving.host.call_between(lambda runtime: learn(runtime, body, call.salt))
+        host = serving.host
+        if not await host.call_between(lambda runtime: _is_measured(runtime, body.id, call.salt)):
+            await host.call_in_slices(lambda runtime: _measure(runtime, body.id, call.salt))
+        answer = await host.call_between(lambda runtime: learn(runtime, body, call.salt))
     call.serving.metrics.add("ruvmlx_ratings_total", kind="rating" if body.rating else "preference")
     return answer
+
+
+def _is_measured(runtime: Runtime, id: str, tenant: str) -> bool:
+    return runtime.learning.is_measured_for(_teachable_reply(runtime, id, tenant).adapter)
+
+
+def _measure(runtime: Runtime, id: str, tenant: str) -> Generator[None, None, None]:
+    """Measure the model in slices, so that the replies of other clients go on."""
+    return runtime.learning.measure_in_slices(_teachable_reply(runtime, id, tenant).adapter)
 
 
 def _rate(runtime: Runtime, body: RatingBody, tenant: str) -> RatingAnswer | PreferenceAnswer:

@@ -3,7 +3,7 @@ router, which chooses for each reply whether to use the adapter and examples."""
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,8 @@ from ..errors import NotFound, UsageError
 from ..lora.residency import Residency
 from ..lora.targets import parse
 from ..models.config.model import Model
-from ..pausing import Pause, Stopped, stop_when
-from ..progress import Watch
+from ..pausing import Pause, Stopped, stop_after, stop_when
+from ..progress import QUIET, Watch
 from ..settings import Settings
 from ..sona.adapter_history import LearnStatus
 from ..sona.judge import Judge, TasteJudge
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..sona.optional.router import Route
 
 
+SLICE = 0.05  # seconds after which a slice of `measure_in_slices` ends at the next step
 SUMMED_UP_AT = 10  # the number of ratings and preferences after which `first_summary` is shown
 
 
@@ -162,6 +163,21 @@ class Learning:
         """Allow this learner to install its base LoRA in the `with` block. After the block, the backend gets
         its earlier LoRA again, unless `learner` is the learner of the adapter in use."""
         return contextlib.nullcontext() if learner is self.learner else preserve_lora(self._backend)
+
+    def is_measured_for(self, name: str | None) -> bool:
+        """Return True if a rating by the learner of this adapter need not wait until the model is measured.
+        name: as in `using`."""
+        learner = self.of(name) if name else self.learner
+        return learner is None or learner.active.knows_model
+
+    def measure_in_slices(self, name: str | None, watch: Watch = QUIET) -> Generator[None, None, None]:
+        """Measure the model, which the first rating of a model needs. The generator yields about every SLICE
+        seconds, so that the replies of other users go on (`Host.call_in_slices`). name: as in `using`.
+        watch: an object that gets the progress."""
+        while not self.is_measured_for(name):
+            with contextlib.suppress(Stopped), self.using(name) as learner:
+                learner.active.measure(stop_after(SLICE), watch, is_hurried=True)
+            yield
 
     def settle(self, cancel: threading.Event | None = None, watch: Watch | None = None) -> None:
         """Prepare the newest replies for a rating. The apps call this method while the user reads. watch:

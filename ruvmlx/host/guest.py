@@ -6,7 +6,7 @@ model affects all chat apps.
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from typing import TypeVar
 
 from ..engine.types import Chunk
@@ -46,6 +46,9 @@ class Guest:
 
     async def call_between(self, work: Callable[[Runtime], T]) -> T:
         return await self._host.call_between(work)
+
+    async def call_in_slices(self, begin: Callable[[Runtime], Generator[None, None, T]]) -> T:
+        return await self._host.call_in_slices(begin)
 
     async def run_idle(self, work: Callable[[Runtime, threading.Event], T]) -> T:
         return await self._host.run_idle(work)

@@ -8,7 +8,7 @@ The calibration computes lora_a of the MicroLoRA, the coordinates in which ratin
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from math import inf
@@ -19,7 +19,7 @@ import numpy as np
 from ..backends.base import Backend
 from ..errors import RuvmlxError
 from ..models.config.model import Model, Tokenizer
-from ..pausing import Pause
+from ..pausing import Pause, ThreadedWork
 from ..progress import QUIET, Told, Watch
 from . import reference_text
 from .kl_probe import Drift, Head, KLProbe, softmax_rows, spread_rows
@@ -70,13 +70,13 @@ class Measurement:
         self._spent, self._written = 0.0, 0.0  # seconds of reading and of writing so far
         self._patience = inf
         self._survey: Survey | None = None
-        # the function that makes the KL probe after the survey
-        self._rest: Callable[[Pause], KLProbe] | None = None
+        self._rest: _AfterSurvey | None = None
 
     def run(self, pause: Pause | None = None, watch: Watch = QUIET, is_hurried: bool = False) -> KLProbe:
         """Run the steps of the measurement that are not done yet, and return the KL probe. `pause` can raise
         an exception to stop. is_hurried: True if a rating waits; the measurement then reads fewer texts on a
-        slow machine. Raises RuvmlxError if the model's weights are damaged."""
+        slow machine, and `pause` is called only between two steps, so that each call of `run` completes a
+        step. Raises RuvmlxError if the model's weights are damaged."""
         patience = PATIENCE if self._model.parameters >= SMALL else inf
         self._patience = min(patience, HURRY) if is_hurried else patience
         order = _order([bool(question) for question, _ in reference_text.texts()])
@@ -94,7 +94,7 @@ class Measurement:
             if self._is_enough(done):
                 break
             if index not in self._reading.states:
-                self._read(index, pausing if waits else None)
+                self._read(index, pausing if waits else None, stops_inside=not is_hurried)
                 count.add(1)
         self._write_replies(pausing, count)
         few = len(self._reading.states) < len(order)
@@ -104,10 +104,12 @@ class Measurement:
     def _is_enough(self, texts: int) -> bool:
         return texts >= 2 * MIN_TEXTS_OF_KIND and self._spent > self._patience
 
-    def _read(self, index: int, pause: Pause | None) -> None:
+    def _read(self, index: int, pause: Pause | None, stops_inside: bool) -> None:
         started, model = time.perf_counter(), self._model
         try:
-            self._reading.read(index, model.backend, model.tokenizer, model.max_context, pause)
+            self._reading.read(
+                index, model.backend, model.tokenizer, model.max_context, pause, stops_inside=stops_inside
+            )
         finally:
             self._spent += time.perf_counter() - started
 
@@ -131,36 +133,47 @@ class Measurement:
             every = np.concatenate([text.states, text.ends, *(row[None] for row in self._replies.states)])
             self._survey = Survey(every, sorted(self._model.tokenizer.eos_ids))
         surveyed = self._survey.run(head, pause)
-        self._rest = self._rest or self._probe_builder(self._survey.states, surveyed, pause)
-        return self._rest(pause)
+        self._rest = self._rest or _AfterSurvey(self._model, self._reading, self._survey.states, surveyed)
+        return self._rest.run(pause)
 
-    def _probe_builder(
-        self, every: np.ndarray, surveyed: "Surveyed", pause: Pause
-    ) -> Callable[[Pause], KLProbe]:
-        text, model, ends = self._reading.concatenate(), self._model, sorted(self._model.tokenizer.eos_ids)
-        states, following, answers = text.states, text.following, text.answers
 
-        def head(hidden: np.ndarray) -> np.ndarray:
-            pause()
-            return model.backend.head(hidden)
+class _AfterSurvey:
+    """The steps of a measurement after the survey. `run` can be stopped and continued: the object keeps the
+    results of the steps that are done. Steps without the model run in a thread of their own, so that the
+    caller of `run` can do other work in the meantime."""
 
-        written = np.ones(len(every) - len(states) - len(text.ends), bool)
-        in_reply = np.concatenate([np.arange(len(states)) < answers, text.is_answer, written])
-        reading = directions(every, in_reply, surveyed.ending)[:, : model.rank].copy()
-        tokens, precision = prior(surveyed.frequency, surveyed.cost, ends)
-        along = features(head, states.shape[1], tokens, surveyed.frequency[tokens])
-        rows, counts = states_to_measure(states @ reading, answers)
-        drift = Drift(states[answers:], following[answers:], reading, tokens)
+    def __init__(self, model: Measured, reading: Reading, every: np.ndarray, surveyed: "Surveyed"):
+        """every: [T, D], all hidden states of the survey: in texts, at the texts' ends, in replies"""
+        self._model, self._reading, self._text = model, reading, reading.concatenate()
+        ends, text = sorted(model.tokenizer.eos_ids), self._text
+        self._ends = np.array(ends)
+        self._frequency = surveyed.frequency
+        self._tokens, self._precision = prior(surveyed.frequency, surveyed.cost, ends)
+        written = np.ones(len(every) - len(text.states) - len(text.ends), bool)
+        in_reply = np.concatenate([np.arange(len(text.states)) < text.answers, text.is_answer, written])
+        self._directions = ThreadedWork(
+            lambda: directions(every, in_reply, surveyed.ending)[:, : model.rank].copy()
+        )
+        self._head_rows = HeadRows(text.states.shape[1], self._tokens)
+        self._features: ThreadedWork[np.ndarray] | None = None
+        self._drift: Drift | None = None
 
-        def rest(pause: Pause) -> KLProbe:
-            return KLProbe(
-                np.ascontiguousarray(states[rows]), rows, counts, np.array(len(states) - answers),
-                following[rows], reading, tokens, np.array(ends),
-                np.concatenate([precision, np.ones(along.shape[1], np.float32)]), along,
-                drift.run(model.backend.head, pause), model.backend.head, read_texts=self._reading.read_texts,
-            )  # fmt: skip
-
-        return rest
+    def run(self, pause: Pause) -> KLProbe:
+        """Run the steps that are not done yet, and return the KL probe. `pause` can raise an exception to
+        stop."""
+        head, text = self._model.backend.head, self._text
+        rows = self._head_rows.run(head, pause)
+        self._features = self._features or ThreadedWork(lambda: features(rows, self._frequency[self._tokens]))
+        along, reading, n = self._features.wait(pause), self._directions.wait(pause), text.answers
+        self._drift = self._drift or Drift(text.states[n:], text.following[n:], reading, self._tokens)
+        drift = self._drift.run(head, pause)
+        chosen, counts = states_to_measure(text.states @ reading, n)
+        return KLProbe(
+            np.ascontiguousarray(text.states[chosen]), chosen, counts, np.array(len(text.states) - n),
+            text.following[chosen], reading, self._tokens, self._ends,
+            np.concatenate([self._precision, np.ones(along.shape[1], np.float32)]), along,
+            drift, head, read_texts=self._reading.read_texts,
+        )  # fmt: skip
 
 
 def measure(backend: Backend, tokenizer: Tokenizer, rank: int, max_context: int) -> KLProbe:
@@ -276,16 +289,35 @@ def directions(states: np.ndarray, in_reply: np.ndarray, ending: np.ndarray) -> 
     return (found / np.maximum([abs(u[:, 0].mean()), u[:, 1].std()], 1e-9)).astype(np.float32)
 
 
-def features(head, width: int, tokens: np.ndarray, frequency: np.ndarray) -> np.ndarray:
+class HeadRows:
+    """A computation of the rows of the output head that belong to the A movable tokens: for a hidden size of
+    at most PROBES, the rows themselves [D, A]; for a larger hidden size, their projections onto random
+    directions [PROBES, A]. The computation can be stopped and continued."""
+
+    def __init__(self, width: int, tokens: np.ndarray):
+        """width: the hidden size D. tokens: [A], the ids of the movable tokens."""
+        self._inputs = np.eye(width, dtype=np.float32) if width <= PROBES else _combinations(width)
+        self._tokens, self._rows = tokens, list[np.ndarray]()
+
+    def run(self, head: Head, pause: Pause) -> np.ndarray:
+        """Return the rows. `pause` can raise an exception to stop; the next call continues."""
+        while len(self._rows) * _ROWS < len(self._inputs):
+            start = len(self._rows) * _ROWS
+            self._rows.append(head(self._inputs[start : start + _ROWS]).take(self._tokens, axis=1))
+            pause()
+        return np.concatenate(self._rows)
+
+
+def features(rows: np.ndarray, frequency: np.ndarray) -> np.ndarray:
     """Return the k directions [A, k] float32 in which the logits of the A movable tokens change together.
+
+    rows: the result of HeadRows
+    frequency: [A], the mean probability of each movable token
 
     The directions are the principal directions of these tokens' rows in the output head, weighted by
     frequency, because words of one kind have similar rows. Each direction has variance 1 over tokens drawn by
-    `frequency` [A], so a step along any of the directions adds about the same KL.
+    `frequency`, so a step along any of the directions adds about the same KL.
     """
-    unit = np.eye(width, dtype=np.float32) if width <= PROBES else _combinations(width)
-    parts = (unit[i : i + _ROWS] for i in range(0, len(unit), _ROWS))
-    rows = np.concatenate([head(part).take(tokens, axis=1) for part in parts])
     p = (frequency / frequency.sum()).astype(np.float32)
     rows = rows.T - rows @ p
     variance, axes = np.linalg.eigh(((rows * p[:, None]).T @ rows).astype(np.float64))

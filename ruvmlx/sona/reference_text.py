@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.base import Backend
+from ..backends.base import PAUSED, Backend, KVCache
 from ..models.config.model import Message, Tokenizer
 from ..pausing import Pause
 
@@ -47,17 +47,28 @@ class Reading:
 
     states: dict[int, np.ndarray] = field(default_factory=dict)
     tokens: dict[int, list[int]] = field(default_factory=dict)
+    _begun: dict[int, "_BegunText"] = field(default_factory=dict)
 
     def read(
-        self, index: int, backend: Backend, tokenizer: Tokenizer, max_context: int, pause: Pause | None
-    ) -> None:
-        """Let the backend's model, with its current LoRA, read one text that it has not read before. `pause`
-        can raise an exception to stop; the next call then reads the text from its beginning."""
+        self, index: int, backend: Backend, tokenizer: Tokenizer, max_context: int,
+        pause: Pause | None, *, stops_inside: bool = True,
+    ) -> None:  # fmt: skip
+        """Let the backend's model, with its current LoRA, read one text that it has not read before.
+
+        pause: a function that can raise an exception to stop; the next call with the same text and the same
+            LoRA continues after the last complete part of PAUSED tokens
+        stops_inside: False to call `pause` only between two parts, so that each call completes a part
+        """
         if index in self.states:
             return
-        ids, first = encode_pair(tokenizer, *texts()[index], max_context)
-        self.states[index] = backend.hidden_states(ids, pause)[first - 1 :]
-        self.tokens[index] = ids[first:]
+        if index not in self._begun:
+            ids, first = encode_pair(tokenizer, *texts()[index], max_context)
+            self._begun[index] = _BegunText(ids, first, backend.new_cache())
+        text = self._begun[index]
+        text.read(backend, pause, stops_inside)
+        self.states[index] = np.concatenate(text.states)[text.first - 1 :]
+        self.tokens[index] = text.ids[text.first :]
+        del self._begun[index]
 
     @property
     def read_texts(self) -> np.ndarray:
@@ -74,6 +85,34 @@ class Reading:
             np.array([is_answer for _, is_answer, _, _ in parts]),
             sum(len(tokens) for _, is_answer, _, tokens in parts if is_answer),
         )
+
+
+@dataclass
+class _BegunText:
+    """A text that a model reads in parts. ids: the text's tokens. first: the index of the first token whose
+    hidden state counts. cache: the KV cache of the tokens that were read. states: the hidden states of the
+    parts that were read."""
+
+    ids: list[int]
+    first: int
+    cache: KVCache
+    states: list[np.ndarray] = field(default_factory=list)
+
+    def read(self, backend: Backend, pause: Pause | None, stops_inside: bool) -> None:
+        """Read the remaining tokens. The arguments are those of `Reading.read`."""
+        while rest := self.ids[self.cache.offset :]:
+            if pause is None:
+                self.states.append(backend.hidden_states(rest, None, self.cache))
+            else:
+                inside = self._pause_inside(pause) if stops_inside else None
+                self.states.append(backend.hidden_states(rest[:PAUSED], inside, self.cache))
+                pause()
+
+    def _pause_inside(self, pause: Pause) -> Pause:
+        """Return a function that calls `pause` only until the next part is complete. If `pause` raised an
+        exception after the part was complete, the cache would have the part, and `states` would not."""
+        begun = self.cache.offset
+        return lambda: pause() if self.cache.offset == begun else None
 
 
 @dataclass(frozen=True)

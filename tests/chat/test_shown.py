@@ -239,7 +239,8 @@ class PlainSession:
         if state == "compared, first chosen":
             said = said.partition("Reply 1.")[2].partition("Reply 2.")[0]
         _, label, last = said.rpartition("Assistant: ")
-        return re.split(r"\n(?:\([A-Za-z0-9]{2}|Learned|Which|New chat|This is|Title)", last)[0].strip() if label else ""
+        next_line = r"\n(?:\([A-Za-z0-9]{2}|Learned|Which|New chat|This is|Title)"
+        return re.split(next_line, last)[0].strip() if label else ""
 
 
 @pytest.mark.parametrize("state", [s for s in STATES if s not in EMPTY])

@@ -1,9 +1,23 @@
 """A rating over HTTP is a rating: the weights change at once, for every client and for the terminal."""
 
-import pytest
+import threading
 
+import pytest
+from ruvmlx.apps.server.access import Access
+from ruvmlx.apps.server.limits import ServerLimits
+
+from ruvmlx.backends.select import open_backend
+from ruvmlx.chats import learning
+from ruvmlx.engine.run import Run
+from ruvmlx.host import host
+from ruvmlx.models.load import load_model
+from ruvmlx.runtime import Runtime
+from ruvmlx.settings import Settings
 from ruvmlx.sona.adapter_history import AdapterHistory
 from ruvmlx.store import Store
+from tests.models.make_models import make_safetensors_model
+
+from .conftest import run_server
 
 
 def rate(running, id, rating="up", **more):
@@ -22,6 +36,19 @@ def logprob(running, **fields) -> float:
 def history(home, tiny):
     """The adapter as `ruvmlx learn status` sees it, from outside of the server."""
     return lambda name="default": AdapterHistory(Store(home / "ruvmlx.db"), tiny.fingerprint, name)
+
+
+@pytest.fixture
+def never_measured(tmp_path):
+    """A server with a model that no data folder knows."""
+    model = load_model(str(make_safetensors_model(tmp_path / "new", seed=11, max_context=1024)))
+    backend, settings = open_backend("native", model), Settings(kv_disk=None)
+    running = run_server(
+        lambda: Runtime(Store(tmp_path / "ruvmlx.db"), model, backend, settings), Access(), ServerLimits()
+    )
+    yield running
+    running.stop()
+    assert "Traceback" not in running.log.getvalue()
 
 
 def test_a_rating_changes_the_next_reply(running, history):
@@ -186,6 +213,34 @@ def test_a_rating_does_not_wait_for_a_reply(running, monkeypatch):
     time.sleep(0.2)
     assert rate(running, id).status == 200 and running.serving.waiting == 1
     busy.close()
+
+
+@pytest.mark.parametrize("field", ["rating", "preferred"])
+def test_replies_go_on_while_the_first_rating_measures_the_model(never_measured, field, endless, monkeypatch):
+    """The rating waits for the measurement. Another client's stream gets tokens in the meantime, and a new
+    request begins."""
+    during = []  # the tokens of all replies, at the end of each slice
+    slice_of, written = host._slice, []
+    monkeypatch.setattr(learning, "SLICE", 0.002)
+    monkeypatch.setattr(host, "_slice", lambda work: (slice_of(work), during.append(len(written)))[0])
+    draw = Run.draw
+    monkeypatch.setattr(Run, "draw", lambda run, record=True: (written.append(run), draw(run, record))[1])
+    first = never_measured.chat().json["id"]
+    streams = [never_measured.send_chat(max_tokens=400)]
+    never_measured.wait_until(lambda: never_measured.serving.waiting == 1)
+    body = {"id": first, field: "up" if field == "rating" else "other words"}
+    answers = []
+    rating = threading.Thread(target=lambda: answers.append(never_measured.ask("POST", "/v1/ratings", body)))
+    rating.start()
+    never_measured.wait_until(lambda: during)
+    streams.append(never_measured.send_chat(max_tokens=400))
+    rating.join(60)
+    for stream in streams:
+        stream.close()
+    assert answers[0].status == 200, answers[0].json
+    assert answers[0].json["applied"]
+    assert len(during) > 8 and during[-1] > during[0] + len(during) / 4
+    assert len(set(map(id, written[during[0] : during[-1]]))) == 2  # both replies go on
 
 
 def test_counts(running):

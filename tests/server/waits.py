@@ -36,6 +36,7 @@ LOOK = 20.0  # seconds of the look
 MOST_IDLE, MOST_SHARE = 0.03, 2.0  # of a core; times its fair share
 MOST_ALONE, MOST_LATER = 3.0, 0.2  # times the time alone, and seconds besides
 MOST_GAP = 2.0  # times the gap between two tokens without a long prompt
+MOST_RATED, MOST_STOP = 3.0, 1.5  # times this gap, and seconds, while the first rating measures the model
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,33 @@ async def streams_beside_long(server: Server, words: int, count: int) -> bool:
     return median <= MOST_GAP
 
 
+async def streams_beside_first_rating(server: Server, count: int) -> bool:
+    """The gaps between the tokens of streams before and while the first rating of a new model waits for the
+    model's measurement."""
+    body = question(CHAT, server.model, "Name a river.", REPLY, stream=False)
+    rated = (await ask(server.port, CHAT, body)).json["id"]
+    streams = [asyncio.create_task(server.times(20, LONG_REPLY)) for _ in range(count)]
+    begun = server.clock()
+    while server.clock() < begun + 2:
+        await asyncio.sleep(0.1)
+    sent = server.clock()
+    answer = await ask(server.port, "/v1/ratings", {"id": rated, "rating": "up"})
+    assert answer.status == 200, answer.json
+    end = server.clock()
+    before, _ = gaps_of(found := [await stream for stream in streams], Times(sent, (end,), end))
+    beside = [
+        last - first
+        for stream in found
+        for first, last in pairwise(stream.tokens)
+        if sent < last and first < end
+    ]
+    print(f"the first rating beside {count} streams: answered after {end - sent:.2f} s")
+    median, longest = statistics.median(beside) / statistics.median(before), max(beside)
+    print(f"  the median gap is {median:.2f} times that before, limit {MOST_RATED:g}; {len(beside)} gaps")
+    print(f"  the longest gap {longest:.2f} s, limit {MOST_STOP:g} s", flush=True)
+    return median <= MOST_RATED and longest <= MOST_STOP
+
+
 def gaps_of(streams: Sequence[Times], long: Times) -> tuple[list[float], list[float]]:
     """The gaps between tokens before a long prompt was sent, and while it was read. Tokens that came in one
     piece have none."""
@@ -206,6 +234,7 @@ async def report(server: Server, words: int, count: int) -> bool:
     """Measure all of it; returns whether each figure is within its limit."""
     await server.times(8)  # the first reply warms the model
     return all([
+        await streams_beside_first_rating(server, PACED),
         await short_beside_long(server, words),
         await short_beside_streams(server, STREAMS),
         await streams_beside_long(server, words // 2, PACED),

@@ -1,5 +1,7 @@
 """A model that was never measured answers at once; what ratings need of it is measured afterwards."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -165,6 +167,28 @@ def test_a_stopped_measurement_goes_on_where_it_was(new_model):
         assert np.array_equal(getattr(whole, name), getattr(found, name)), name
 
 
+@pytest.mark.parametrize("hurried", [False, True])
+def test_a_measurement_that_stops_after_every_step_ends(new_model, monkeypatch, hurried):
+    """A pause that lets each call do one step loses none: the result is the same to the bit."""
+    monkeypatch.setattr(calibration, "HURRY", np.inf)
+    backend = NativeBackend(new_model, threads=1)
+    whole = Measurement(Measured.of(new_model, backend, 2)).run(lambda: None)
+    stopping, found, slices = Measurement(Measured.of(new_model, backend, 2)), None, 0
+    while found is None:
+        slices += 1
+        assert slices < 3000
+        calls = iter([None])  # of the slice that begins: the first call returns, the second one stops
+
+        def pause(calls=calls):
+            if next(calls, Stopped) is Stopped:
+                raise Stopped
+
+        with contextlib.suppress(Stopped):
+            found = stopping.run(pause, is_hurried=hurried)
+    for name in ("contexts", "directions", "tokens", "precision", "features", "drift"):
+        assert np.array_equal(getattr(whole, name), getattr(found, name)), name
+
+
 def test_a_large_slow_model_reads_fewer_texts_and_says_so(new_model, monkeypatch):
     """Over SMALL parameters the time is bounded: once it is spent, a few texts of each kind are enough, the
     progress says how many, and the probe under a base reads the same ones."""
@@ -217,8 +241,13 @@ def test_directions_of_a_wide_model_resemble_the_exact_ones(monkeypatch):
     rng = np.random.default_rng(0)
     head = (rng.normal(size=(2048, 24)) @ rng.normal(size=(24, 600)) / 5).astype(np.float32).T  # [600, 2048]
     tokens, frequency = np.arange(2048), rng.random(2048)
-    exact = calibration.features(lambda h: h @ head, 600, tokens, frequency)
+
+    def find_features():
+        rows = calibration.HeadRows(600, tokens).run(lambda h: h @ head, lambda: None)
+        return calibration.features(rows, frequency)
+
+    exact = find_features()
     monkeypatch.setattr(calibration, "PROBES", 256)
-    rough = calibration.features(lambda h: h @ head, 600, tokens, frequency)
+    rough = find_features()
     q_exact, q_rough = (np.linalg.qr(f[:, -24:])[0] for f in (exact, rough))
     assert np.linalg.svd(q_exact.T @ q_rough)[1].min() > 0.9

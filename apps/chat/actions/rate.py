@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from ruvmlx.progress import QUIET, Watch
 from ruvmlx.runtime import LearnStatus, PreferenceResult, RatingResult, Runtime
 
 from .. import describe, keys
@@ -33,7 +34,7 @@ class RateActions:
 
     async def _rate(self, rating: str, note: str) -> None:
         watch = StatusWatch(self._chat.status)
-        await self._learn(lambda runtime, reply_id: runtime.rate(reply_id, rating, note, watch=watch))
+        await self._learn(lambda runtime, reply_id: runtime.rate(reply_id, rating, note, watch=watch), watch)
         watch.end()
 
     def give_reason_as_typed(self, argument: str) -> None:
@@ -45,14 +46,16 @@ class RateActions:
             lambda: self._learn(lambda runtime, reply_id: runtime.choices.give_reason(reply_id, reason))
         )
 
-    async def _learn(self, learn: Callable[[Runtime, str], RatingResult]) -> None:
-        """Rate the chosen reply by a call of `learn(runtime, reply_id)`, and show what the rating changed."""
+    async def _learn(self, learn: Callable[[Runtime, str], RatingResult], watch: Watch = QUIET) -> None:
+        """Rate the chosen reply by a call of `learn(runtime, reply_id)`, and show what the rating changed.
+        watch: gets the progress if the model must be measured first."""
         chat = self._chat
         reply = None if self.is_too_early else chat.chosen_reply()
         if reply is None or reply.reply_id is None:
             chat.status.flash("There is no reply to rate yet")
             return
         reply_id, session, reply.progress = reply.reply_id, chat.state.session, "rating"
+        await chat.measure_model(watch)
         done = await chat.attempt(lambda runtime: (learn(runtime, reply_id), Standing.of(runtime, session)))
         reply.progress = ""
         if done:
