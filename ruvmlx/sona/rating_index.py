@@ -119,14 +119,24 @@ class RatingIndex:
         """Queue a stored reply for `settle`, which embeds the reply's question."""
         self._new.append(reply)
 
+    @property
+    def is_measured(self) -> bool:
+        """True if the model's whitening is known, so that a rating need not wait for its measurement."""
+        return "whitening" in vars(self)
+
+    def measure(self, pause: Pause | None = None) -> None:
+        """Measure the model's whitening if the whitening is unknown. pause: a function that is called between
+        two questions and can raise an exception to stop; the next call continues."""
+        if not self.is_measured:
+            self.whitening = embedding.whitening_of(
+                self._store, self._model, self._backend, self._read, pause
+            )
+
     def settle(self, pause: Pause | None = None) -> None:
         """Embed the newest questions, sort the bank's new entries into cells, and store the learning signals.
         The runtime calls this function while the user reads. pause: a function that is called between two
         questions and can raise an exception to stop; the next call continues."""
-        if "whitening" not in vars(self):
-            self.whitening = embedding.whitening_of(
-                self._store, self._model, self._backend, self._read, pause
-            )
+        self.measure(pause)
         while self._new:
             if pause is not None:
                 pause()
