@@ -2,10 +2,10 @@
 of the running requests.
 
 Before the prompt is read, admission computes the bytes of the request's caches with the whole prompt and the
-longest allowed replies (kv/need.py). Admission does not count the caches that no running request uses,
-because the pool of KV pages can evict them. A request that can never fit fails with CacheTooLarge. A request
-that does not fit now waits until running requests end. If the request waits too long, or if no request runs,
-the request fails with MemoryBusy.
+longest allowed replies (kv/need.py). Admission does not count the sessions that are kept for later requests
+(sessions.py), because the pool of KV pages can evict them. A request that can never fit fails with
+CacheTooLarge. A request that does not fit now waits until running requests end. If the wait exceeds a limit
+of the request's `patience` (types.py), or if no request runs, the request fails with MemoryBusy.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -25,9 +25,10 @@ from .types import GenerationRequest
 class Grant:
     """The memory that a running request is allowed to hold.
 
-    prompt: a key; requests that share the KV pages of their prompt have equal keys; None: the request holds
-        no memory
-    shape: the tier policy and the model's sizes, which decide the bytes of the request's caches
+    prompt: a key; requests with equal keys share the KV pages of their prompt; None: the memory of the
+        request is not counted
+    shape: the tier policy, the sizes of the KV pages and the model's sliding window, which decide the bytes
+        of the request's caches
     growth: the lengths (tokens) to which the request's sequences can grow
     level: the number of steps by which the precision of the KV cache is lowered so that the request fits
     """
@@ -49,7 +50,8 @@ class Admission:
         self, request: GenerationRequest, replies: int, running: Sequence[Grant], mine: Collection[int] = ()
     ) -> Grant | None:
         """Return the memory that the request can hold if it starts now, or None if it must wait. Raises
-        CacheTooLarge if the request can never fit.
+        CacheTooLarge if the request can never fit, and MemoryBusy if it does not fit although no request
+        runs.
 
         replies: the number of replies that continue from the request's prompt
         running: the grants of the running requests
@@ -88,8 +90,8 @@ class Admission:
         )
 
     def total(self, grants: Sequence[Grant]) -> int:
-        """Return the maximum number of bytes that the requests with these grants hold together. Requests with
-        the same prompt share the KV pages of the prompt."""
+        """Return the maximum number of bytes that the requests with these grants hold together. Grants with
+        the same `prompt` share the KV pages of the prompt."""
         families: dict[Hashable, list[Grant]] = {}
         for grant in grants:
             families.setdefault(grant.prompt, []).append(grant)
@@ -107,7 +109,8 @@ class Admission:
 
     def longest(self) -> int:
         """Return the maximum number of tokens of one sequence whose KV cache at the lowest precision fits
-        into the whole memory budget. The number is at most the model's context length."""
+        into the whole memory budget. The number is at most the model's context length; without a budget it is
+        the context length."""
         pool, context = getattr(self._engine.backend, "pool", None), self._engine.model.context
         if pool is None or not pool.budget:
             return context
@@ -170,8 +173,8 @@ def _of_family(grants: Sequence[Grant]) -> int:
 
 
 def most(limit: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest n from 0 to `limit` for which fits(n) is true. If n does not fit, no larger n
-    fits."""
+    """Return the largest n from 1 to `limit` for which fits(n) is true, or 0 if there is none. `fits` must be
+    false for all n after the first n for which it is false."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2

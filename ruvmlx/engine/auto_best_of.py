@@ -2,8 +2,8 @@
 chooses the largest number of replies, up to 4, for which a decode step takes at most 1.5 times as long as a
 decode step for one reply.
 
-The module measures the decode steps of the loaded model, and keeps the times in the file batch_costs.json of
-the data folder:
+The module measures the decode steps of the loaded model, and tries to keep the times in the file
+batch_costs.json of the data folder:
 
     {"format": 1, "seconds": {"<backend> <fingerprint>": [<step of 1 reply>, <of 2>, <of 3>, <of 4>]}}
 """
@@ -57,7 +57,8 @@ def most_within(seconds: list[float]) -> int:
 
 def step_seconds(backend: Backend) -> list[float]:
     """Return the median times (seconds) of a decode step for 1, 2 .. MAX_REPLIES replies. The loop measures
-    all numbers of replies in turn, so a slow moment of the machine affects all of them."""
+    all numbers of replies in turn, so that a slow moment of the machine does not affect only one number of
+    replies."""
     cache = backend.new_cache()
     backend.prefill([1] * PROMPT, cache)
     caches = [[cache.fork() for _ in range(n)] for n in range(1, MAX_REPLIES + 1)]
@@ -74,7 +75,8 @@ def step_seconds(backend: Backend) -> list[float]:
 
 
 def _read() -> dict[str, list[float]]:
-    """Return the stored times of all models; {} if there is no file or if the file is damaged."""
+    """Return the stored times of all models, without entries that are not MAX_REPLIES positive times. Return
+    {} if there is no file, or if the file is damaged or has another format."""
     try:
         whole = json.loads(path().read_text(encoding="utf-8"))
         right = whole["format"] == FORMAT

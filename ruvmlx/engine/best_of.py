@@ -1,12 +1,13 @@
 """This module writes the best of n: several replies to one request form one batch, and a judge picks one.
 
-The prompt is read once. Each reply continues from a fork of the prompt's cache, with its own seed. Reply 0
-has the seed of a request for a single reply, so reply 0 equals the single reply, apart from rounding errors
-of the batch.
+The prompt is read once. Each reply after the first continues from a fork of the prompt's cache, and gets a
+seed of its own if the request has a seed. Reply 0 has the request's own seed, so it is the reply that the
+request would get alone, apart from rounding errors of the batch.
 
-The judge scores the unfinished replies each time that their number of tokens is one of CHECKPOINTS. The
-module drops each reply whose score is more than MARGIN stars below the best score. When one reply is left,
-the user sees its text while it is written. The idea comes from Hoeffding races (Maron & Moore 1994).
+The judge scores all replies each time that the number of tokens of the running replies is one of CHECKPOINTS.
+The module drops each unfinished reply whose score is more than MARGIN stars below the best score. When all
+replies except one are so far below, the user sees the text of the best reply while it is written. The idea
+comes from Hoeffding races (Maron & Moore 1994).
 
 The score of a reply's start says little about the whole reply. If the worse half of the replies were dropped
 at 32 and at 64 tokens, most of the gain of best of n would be lost. With that rule, after 100 ratings, the
@@ -37,7 +38,7 @@ Score = Callable[[Sequence[Run]], np.ndarray]  # a judge: n runs, finished or no
 
 def requests_for(request: GenerationRequest, count: int) -> list[GenerationRequest]:
     """Return `count` requests, one for each reply. The first request is `request`; each later request has a
-    new id and a new seed."""
+    new id, no session and, if `request` has a seed, another seed."""
     others = [
         replace(
             request,
@@ -56,7 +57,7 @@ def _seed(seed: int | None, i: int) -> int | None:
 
 class BestOf:
     """A job of the scheduler: one or several replies to one request. At the end `leader` is the chosen reply,
-    and `others` holds the other replies."""
+    and `others` holds the other replies that the user did not stop."""
 
     def __init__(
         self,
@@ -96,8 +97,8 @@ class BestOf:
         return self.leader
 
     def join(self) -> None:
-        """Start the other replies with forks of the leader's cache. Call `join` only after the whole prompt
-        was read."""
+        """Start the other replies with forks of the leader's cache, unless the leader has already ended. Call
+        `join` only after the whole prompt was read."""
         if not self.leader.is_over:
             for request, recorder in zip(self._requests[1:], self._recorders[1:], strict=True):
                 self.runs.append(self.leader.fork(request, recorder))
@@ -125,8 +126,8 @@ class BestOf:
         return Chunk(text, len(self.leader.ids), read, read, replies=replies, logprobs=logprobs)
 
     def _drop(self) -> None:
-        """End the replies whose score is more than MARGIN stars below the best score. MARGIN is large because
-        the unwritten part of each reply can change its score."""
+        """End the unfinished replies whose score is more than MARGIN stars below the best score. MARGIN is
+        large because the unwritten part of each reply can change its score."""
         stars = self._choose()
         behind = stars < stars.max() - MARGIN
         for run, is_behind in zip(self.runs, behind, strict=True):

@@ -2,7 +2,7 @@
 schema declares.
 
 In JSON Schema, an object can also have properties that the schema does not declare. If a schema allows
-undeclared properties, a small model writes words of the schema language as properties (`required`,
+undeclared properties, a small model can write words of the schema language as properties (`required`,
 `maxLength`). So this module, like llama.cpp, closes an object that declares properties and does not mention
 additional properties.
 """
@@ -18,9 +18,9 @@ _SINGLE = ("items", "additionalProperties")
 
 
 def close_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema with its objects closed (without undeclared properties). An object that is combined
-    with other objects (for example by allOf) stays open, because each part would refuse the properties of the
-    other parts."""
+    """Return the schema, in which the objects that declare properties are closed (no undeclared properties).
+    An object that is combined with other objects (for example by allOf) stays open, because each part would
+    refuse the properties of the other parts."""
     return _close_objects(schema, _combined_names(schema))
 
 

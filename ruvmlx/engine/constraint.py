@@ -5,8 +5,8 @@
 the logits of all forbidden tokens to -inf. The library llguidance does the work: it is an Earley parser over
 the bytes of the vocabulary.
 
-If a reply ends because of max_new_tokens, the reply is only the start of a text that fits the constraint. If
-the prompt ends with the tag that opens the model's thinking, every token is allowed in the thinking. The
+If a reply ends because of max_new_tokens, the reply can be only the start of a text that fits the constraint.
+If the prompt ends with the tag that opens the model's thinking, every token is allowed in the thinking. The
 constraint applies to the text after the thinking.
 """
 
@@ -45,8 +45,8 @@ class Matcher:
         return self._thought is None or not self._thought.in_thought
 
     def forced_tokens(self) -> list[int]:
-        """Return the tokens that must come next, in order. The list is empty if several tokens are
-        allowed."""
+        """Return the tokens of the text that must come next, in order. The list is empty if several texts are
+        allowed, or while the reply is still in the thinking."""
         return list(self._matcher.compute_ff_tokens()) if self._has_begun else []
 
     def restrict(self, logits: np.ndarray) -> None:
@@ -54,7 +54,7 @@ class Matcher:
             return
         if forced := self.forced_tokens():
             # Several sequences of tokens can spell the text that must come next. Choose the sequence that the
-            # next turn's prompt will have for the same text, so that this prompt can use the KV cache.
+            # next turn's prompt will have for the same text, so that the next turn can use the KV cache.
             kept = logits[forced[0]]
             logits[:] = -np.inf
             logits[forced[0]] = kept
@@ -77,8 +77,8 @@ class Matcher:
 
 
 def matcher_for(model: Model, constraint: Constraint, opening: str = "") -> Matcher:
-    """Return a matcher for one reply. Raises UsageError if the constraint is wrong or takes too long to
-    compile.
+    """Return a matcher for one reply. Raises UsageError if the constraint is wrong, or needs too much time or
+    memory to compile.
 
     opening: the tag at the end of the prompt that opens the model's thinking; "": no tag
     """
@@ -97,7 +97,8 @@ class _Vocabulary:
     with 0xFF.
 
     If a vocabulary has no end token, this class adds an end token after the last token. The added end token
-    is never drawn, because the reply ends as soon as only this end token is allowed.
+    is never drawn, because the logits have no entry for it; the reply ends as soon as only this end token is
+    allowed.
     """
 
     is_tokenizer_wrapper = True
@@ -121,7 +122,7 @@ class _Vocabulary:
         ids = self._tokenizer.encode(words, add_bos=False)
         if self._spells(ids, data):
             return ids
-        # The tokenizer puts a space before the first word of a text. A line break before the first word
+        # Some tokenizers put a space before the first word of a text. A line break before the first word
         # prevents this space.
         after = self._tokenizer.encode("\n" + words, add_bos=False)
         return next((after[k:] for k in range(len(after)) if self._spells(after[k:], data)), [])

@@ -33,8 +33,8 @@ class Turn:
 
 def cut(sizes: list[int], limit: int, half: int) -> int:
     """Return the index of the first message that the prompt keeps. Whenever the messages exceed `limit`
-    tokens, the oldest messages are cut off until at most `half` tokens are left. sizes: the number of tokens
-    of each message
+    tokens, the oldest messages are cut off until at most `half` tokens, or only the newest message, are left.
+    sizes: the number of tokens of each message
 
     The index depends only on the sizes and the two limits, so the prompts of later turns begin with the same
     message until the next cut.
@@ -58,7 +58,8 @@ class ContextWindow:
         self._tokens = functools.lru_cache(4096)(lambda text: len(encode(text, add_bos=False)))
 
     def message_size(self, message: Message) -> int:
-        """Return the number of tokens of one message, with 16 added for the chat template."""
+        """Return the number of tokens of one message's text and tool calls, with 16 added for the chat
+        template."""
         calls = json.dumps(message.tool_calls, ensure_ascii=False) if message.tool_calls else ""
         return self._tokens(message.content) + self._tokens(calls) + 16
 
@@ -69,10 +70,12 @@ class ContextWindow:
         exchanges.
 
         A quarter of the context, or the reply's limit if that is less, is kept free for the reply. When the
-        context is full, the conversation is cut to half, because all prompts until the next cut then begin
-        with the same tokens, which the KV cache holds.
+        context is full, the oldest messages are cut off until the messages fit into half of the room for
+        messages (`cut`), because all prompts until the next cut then begin with the same tokens, which the KV
+        cache can hold.
 
-        summary: a summary of the left-out messages; the first message begins with it
+        summary: a summary of the left-out messages; the first message that is kept, apart from the system
+            prompt, begins with it
         reserved: the number of tokens that the prompt has besides the messages
         """
         limit = self.size - min(max_new_tokens, self.size // 4) - reserved
@@ -91,12 +94,12 @@ class ContextWindow:
         return head + read
 
     def left_out(self, turns: list[Turn], max_new_tokens: int, summary: str = "") -> list[Turn]:
-        """Return the oldest turns of the chat, which the prompt of the last reply did not have because they
-        did not fit."""
+        """Return the oldest turns of the chat, which `fitting` leaves out of the prompt for the chat's last
+        user message."""
         asked = next((n for n in range(len(turns), 0, -1) if turns[n - 1].role == "user"), 0)
         read = turns[:asked]
         if sum(len(turn.content.encode()) + 16 for turn in read) < self.size // 2:
-            return []  # a token has at least one byte, so these turns certainly fit
+            return []  # a token has at least one byte, so these turns fit
         messages, spoken = alternating(read), [t for t in _kept_turns(read) if t.role != "system"]
         gone = len(messages) - len(self.fitting(messages, max_new_tokens, summary))
         found, number = list[Turn](), 0
@@ -109,8 +112,9 @@ class ContextWindow:
 
 
 def alternating(turns: list[Turn]) -> list[Message]:
-    """Return the turns as messages with alternating roles. An empty reply is dropped, and the user's messages
-    before and after the empty reply become one message. Tool calls without a result are left out."""
+    """Return the turns as messages. Neighbouring turns of the same role without tool calls become one
+    message: for example, an empty reply is dropped, and the user's messages before and after the empty reply
+    become one message. Tool calls without a result are left out."""
     messages: list[Message] = []
     last: Turn | None = None
     for turn in _kept_turns(turns):
@@ -125,8 +129,8 @@ def alternating(turns: list[Turn]) -> list[Message]:
 
 
 def _kept_turns(turns: list[Turn]) -> Iterator[Turn]:
-    """Yield the turns that have text, or tool calls with a result. The prompt has only the turns that this
-    function yields."""
+    """Yield the turns that have text, tool calls with a result, or the result of a tool call. Tool calls
+    without a result are removed from their turn. The prompt has only the turns that this function yields."""
     for place, turn in enumerate(turns):
         if turn.role == "assistant" and turn.calls:
             results = itertools.takewhile(lambda later: later.role == "tool", turns[place + 1 :])
@@ -137,8 +141,8 @@ def _kept_turns(turns: list[Turn]) -> Iterator[Turn]:
 
 
 def _joins(turn: Turn, after: Turn) -> bool:
-    """Return True if the two turns become one message. Two turns become one message if both have the same
-    role and no tool calls."""
+    """Return True if two neighbouring turns become one message: if both have the same role and no tool
+    calls."""
     return turn.role == after.role and not turn.calls and not after.calls
 
 
@@ -148,7 +152,7 @@ def _as_tool_call(call: ParsedCall) -> dict[str, Any]:
 
 
 def question_of(request: GenerationRequest) -> str:
-    """Return the user's message that the reply to this request answers."""
+    """Return the user's message that the reply to this request answers; "" if the request has none."""
     if request.asked:
         return request.asked
     if request.messages is None:

@@ -1,5 +1,5 @@
-"""This module decides how many guessed tokens (a draft) the model checks in one call. The number is 0 if
-decoding without a draft is faster.
+"""This module decides how many guessed tokens (a draft) the model checks in one call. The number is 0 if a
+check is not expected to be clearly faster than decoding without a draft.
 
 A check of k drafted tokens takes longer than a decode step, but gives the accepted tokens and one more token.
 `MeasuredLength` measures on this machine how long a check takes. `Acceptance` counts how often a guess is
@@ -118,8 +118,9 @@ class FixedLength:
 
 class MeasuredLength:
     """This rule chooses the number of drafted tokens for which the expected number of tokens per second is
-    the largest. The rule assumes that a check of k drafted tokens takes as long as 1 + slope * k decode steps
-    without a draft. The rule measures the slope on this machine."""
+    the largest; 0 if no number promises more than MARGIN times the tokens per second without a draft. The
+    rule assumes that a check of k drafted tokens takes as long as 1 + slope * k decode steps without a draft.
+    The rule measures the slope on this machine."""
 
     def __init__(self) -> None:
         self.slope = SLOPE
@@ -155,8 +156,8 @@ class MeasuredLength:
 
 @dataclass
 class DraftChain:
-    """A draft that a draft model makes token by token, with the expected tokens and the expected time of its
-    check.
+    """A draft that a draft model makes token by token, with the expected number of reply tokens and the
+    expected time to make and check the draft.
 
     longest: the maximum number of tokens of the draft
     slope: the time that each drafted token adds to the check, divided by the time of a decode step of the
@@ -174,8 +175,9 @@ class DraftChain:
     chance: float = 1.0  # the probability that all tokens of the draft are right
 
     def is_worth(self, share: float) -> bool:
-        """Return True if at least one draft length from 1 to `longest` saves time. share: the expected share
-        of right tokens."""
+        """Return True if at least one draft length from 1 to `longest` promises more than MARGIN times the
+        tokens per second without a draft, or if drafts cost no time (`FixedLength`). share: the expected
+        share of right tokens."""
         tokens = chance = cost = 1.0
         for _ in range(self.longest):
             chance *= share
@@ -185,7 +187,8 @@ class DraftChain:
         return self.slope + self.step == 0
 
     def takes(self, share: float) -> bool:
-        """Return True if it saves time to check one more guess, which the draft model has already made."""
+        """Add the draft model's time for one more guess to `cost`. Return True if the check of this guess
+        saves time."""
         self.cost += self.step
         return self.chance * share * self.cost >= self.slope * self.tokens
 
@@ -196,8 +199,8 @@ class DraftChain:
         self.tokens, self.cost = self.tokens + self.chance, self.cost + self.slope
 
     def goes_on(self, share: float) -> bool:
-        """Return True if it saves time to let the draft model make one more guess. share: the expected share
-        of right tokens."""
+        """Return True if the draft is shorter than `longest`, and one more guess of the draft model saves
+        time. share: the expected share of right tokens."""
         more = self.slope + self.step
         return self.count < self.longest and self.chance * share * self.cost >= more * self.tokens
 

@@ -1,7 +1,7 @@
 """A draft model is a small model that guesses the next tokens of a large model's reply (Leviathan et al.
 2023, "Fast Inference from Transformers via Speculative Decoding"). The large model checks the guesses
-(drafts.py), so the reply stays the same. Both models must have the same vocabulary: a token id stands for the
-same text in both.
+(drafts.py), so the reply stays the same. Both models must have the same vocabulary: a token id that both
+models have stands for the same text in both.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ WEIGHT = 0.1  # the weight of a new measurement in the average time of the draft
 
 class ModelDraft(NamedTuple):
     """Guessed tokens, and the draft model's probability of each token. is_worth: True if a check of the
-    tokens saves time."""
+    tokens is expected to save time."""
 
     tokens: list[int]
     confidences: list[float]
@@ -94,8 +94,8 @@ class DraftModel:
 
     def _guesses(self, tokens: Sequence[int], longest: int) -> Iterator[tuple[int, float]]:
         """Yield the likeliest next token and its probability, then the tokens after it. Yield nothing while
-        the draft model has not yet read all of `tokens`, or if `tokens` and the draft do not fit its
-        context."""
+        the draft model has not yet read all of `tokens`, or if `tokens` and the draft do not fit the draft
+        model's context."""
         step = self._follow(tokens) if len(tokens) + longest <= self._context else None
         while step is not None:
             logits = step.logits[: self._vocabulary]
@@ -105,8 +105,8 @@ class DraftModel:
 
     def _follow(self, tokens: Sequence[int]) -> Step | None:
         """Make the draft model's cache hold `tokens`, and return the step after the last token. One call
-        reads at most PIECE tokens that are not in the cache. Return None if tokens are still missing after
-        this; the next call reads more of them."""
+        reads at most PIECE tokens that are not in the cache. Return None if the cache still lacks some of
+        `tokens` after this call; the next call reads more of them."""
         same = _common(self._read, tokens[:-1])
         if same < len(self._read):
             if self._cache.trim(len(self._read) - same):

@@ -22,8 +22,8 @@ from .types import Chunk, GenerationRequest, GenerationResponse
 
 
 class LLMInferenceEngine:
-    """An engine runs requests on one backend, in the thread that created the engine. Its methods run one
-    request at a time; batch.py runs several requests at a time."""
+    """An engine runs requests on one backend. Call its methods only in the thread that created the engine.
+    They run one request at a time; batch.py runs several requests at a time."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class LLMInferenceEngine:
         """policy: the precision of the KV cache by the age of its tokens; None: the backend's default cache,
         with at least 16 bits for each number
 
-        folder: the folder that keeps the caches of sessions between processes
+        folder: the folder that keeps the caches of sessions between processes; None: no cache is kept
         speculate: the number of drafted tokens (drafts.py): "auto", "off" or a number; the replies do not
             depend on this value
         draft_model: a small model that guesses the next tokens of the reply; None: no draft model guesses
@@ -48,16 +48,16 @@ class LLMInferenceEngine:
         self.sessions = SessionManager(backend, policy, folder=folder, model=model.fingerprint)
 
     def prompt_ids(self, request: GenerationRequest) -> list[int]:
-        """Return the token ids of the prompt. Raises UsageError if the prompt is empty or does not fit the
-        context."""
+        """Return the token ids of the prompt. Raises UsageError if the prompt is empty, does not fit the
+        context, or has a token id that the model does not have."""
         tokenizer, limit = self.model.tokenizer, self.model.context
         if request.input_ids is not None:  # the caller has encoded the prompt already
             ids = self._checked_ids(request.input_ids)
         elif request.messages is not None:
             if not any(m.content.strip() for m in request.messages if m.role == "user"):
                 raise UsageError("the prompt is empty; give some text.")
-            # A request with tools comes from an agent program, which has its own system prompt. So the engine
-            # does not add the model's default system prompt.
+            # A request with tools usually comes from an agent program, which has its own system prompt. So
+            # the engine does not add the model's default system prompt.
             messages = request.messages if request.tools else with_system(self.model, request.messages)
             ids = tokenizer.encode_chat(
                 messages,

@@ -32,8 +32,8 @@ from ..text import one_line
 # of a child process
 SECONDS, OPENING = 2.0, 1.0
 MEMORY = 256 << 20  # bytes: the memory limit of a child process
-AT_ONCE = 2  # the number of child processes that compile at the same time
-KNOWN = 1024  # the number of refused constraints that are remembered
+AT_ONCE = 2  # the maximum number of child processes that compile at the same time
+KNOWN = 1024  # the maximum number of refused constraints that are remembered
 MOST_CHARACTERS = 1 << 19  # the maximum number of characters of a schema or a grammar
 _KINDS = {
     "json": "the JSON schema",
@@ -52,7 +52,7 @@ _AS_TEMPLATES = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
-# These limits of llguidance have its own units. The limits allow about 20 ms for the regexes of a grammar,
+# llguidance counts these limits in its own units. The limits allow about 20 ms for the regexes of a grammar,
 # about 15 ms for the set of allowed next tokens, and about 60 MB for the lexer.
 _LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
@@ -174,7 +174,8 @@ def _refusal(constraint: Constraint, why: str) -> UsageError:
 
 # In a child ---------------------------------------------------------------------------------------
 
-# hash of a constraint -> the reason why the constraint cannot be used
+# hash of a constraint and of the vocabulary's size and special tokens -> the reason why the constraint cannot
+# be used
 _refusals: OrderedDict[str, str] = OrderedDict()
 _children: LifoQueue[BoundedProcess] = LifoQueue()
 for _ in range(AT_ONCE):
@@ -182,7 +183,8 @@ for _ in range(AT_ONCE):
 
 
 def _check(vocabulary: Vocabulary, constraint: Constraint) -> None:
-    """Raise UsageError if a child process with limits of time and memory cannot compile the constraint."""
+    """Raise UsageError if a child process with limits of time and memory cannot compile the constraint, and
+    Interrupted if the program stops the child."""
     request = [constraint.kind, constraint.source, vocabulary.size, dict(vocabulary.special)]
     key = hashlib.sha256(json.dumps(request).encode()).hexdigest()
     if why := _refusals.get(key):

@@ -1,5 +1,5 @@
-"""This module computes the perplexity of a text with the same KV cache as for replies. The module also
-compares the predictions with a tiered KV cache (of lower precision) with the predictions with an f16 KV
+"""This module computes the perplexity of a text with the same kind of KV cache as for replies. The module
+also compares the predictions with a tiered KV cache (of lower precision) with the predictions with an f16 KV
 cache."""
 
 import itertools
@@ -21,7 +21,7 @@ class Perplexity:
 
     nll: mean negative log-likelihood (nats per token); ppl = e^nll
     tokens: the number of predicted tokens
-    kv: the statistics of the cache at the end of the longest window
+    kv: the statistics of the cache at the end of the first window, which is the longest
     ppl_f16: the perplexity with an f16 cache, if the cache is tiered
     kl_vs_f16: the mean KL(f16 || tiered) (nats per token), if the cache is tiered
     """

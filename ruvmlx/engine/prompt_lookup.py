@@ -42,14 +42,15 @@ class PromptLookup:
         self._source = self._source + 1 if is_followed else -1
 
     def draft(self, n: int) -> Draft | None:
-        """Return at most n tokens as a draft. Return None if the newest GRAM tokens did not occur before."""
+        """Return a draft of n tokens. Return None if the newest GRAM tokens did not occur before, or if n is
+        0."""
         tokens, end = self._tokens, len(self._tokens)
         self._index()
         if self._source < 0:
             self._source = self._ends.get(tuple(tokens[-GRAM:]), -1)
         if self._source < 0 or n < 1:
             return None
-        # If the text repeats itself with a period shorter than the draft, the draft repeats the period.
+        # If fewer than n tokens follow the earlier place, the draft repeats these tokens.
         period = end - self._source
         guess = [tokens[self._source + i % period] for i in range(n)]
         return Draft(guess, self._match(self._source))

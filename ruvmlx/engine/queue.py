@@ -94,8 +94,8 @@ class Ticket:
 
 def reader_of(ticket: Ticket, going: Sequence[Ticket]) -> Ticket:
     """Return the request in `going` that already reads the same prompt as `ticket`. If there is no such
-    request, return `ticket`. Two requests must not read the same prompt, because `Admission.total` counts the
-    pages of the prompt once."""
+    request, return `ticket`. Two requests must not read the same prompt at the same time, because
+    `Admission.total` counts the pages of the prompt once."""
     same = (t for t in going if t.reader and t.grant.prompt == ticket.grant.prompt is not None)
     return next(same, ticket)
 

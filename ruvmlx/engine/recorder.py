@@ -11,8 +11,8 @@ from ..kernels.replies import ReplyWork
 class Recorder(Protocol):
     def add(self, hidden: np.ndarray, logits: np.ndarray, token: int) -> None:
         """Receive one token, with the hidden state [D] and the logits [V] (adapter applied) from which the
-        token was drawn. The run calls `add` once for each token: immediately if the backend returns logits,
-        else in `Run.record`."""
+        token was drawn. For each token, the run calls either `add` or `WorkRecorder.work`: at once if the
+        reply comes in decode steps, later if it comes from the backend's own token stream."""
 
 
 @runtime_checkable

@@ -1,8 +1,8 @@
 """This module detects a reply that repeats the same few tokens again and again.
 
-Small models fall into loops of the same few tokens, and then write until the token limit. The constants of
-this module were chosen on the replies in `tests/engine/test_repetition.py`: real loops, and tables, lists and
-code that only look like loops.
+Small models can fall into loops of the same few tokens, and then write until the token limit. The constants
+of this module were chosen on the replies in `tests/engine/test_repetition.py`: real loops, and tables, lists
+and code that only look like loops.
 """
 
 from collections import Counter, deque
@@ -19,8 +19,8 @@ WINDOW = 128
 # makes GRAM grams new
 SHARE = 0.92
 # These three constants are for a reply that reached its token limit. At least PROSE_SHARE of the reply's last
-# PROSE_WINDOW tokens must end a repeated gram. At least PROSE_LETTERS of the reply's characters must be
-# letters or spaces.
+# PROSE_WINDOW tokens must end a gram that occurred earlier in the reply. At least PROSE_LETTERS of the
+# reply's characters must be letters or spaces.
 PROSE_WINDOW, PROSE_SHARE, PROSE_LETTERS = 192, 0.75, 0.9
 
 

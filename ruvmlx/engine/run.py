@@ -29,11 +29,11 @@ from .sessions import SessionManager
 from .source import Source, StepSource, needs_steps, source
 from .types import Chunk, GenerationRequest, GenerationResponse, TokenLogprob
 
-# The engine reads a prompt in pieces: first FIRST_PIECE tokens, then about as many tokens as take
-# PIECE_SECONDS, but at least LEAST_PIECE. A request can be cancelled between two pieces.
+# The engine reads a prompt in pieces: first FIRST_PIECE tokens, then about as many as take PIECE_SECONDS, but
+# at least LEAST_PIECE and at most a chunk. The chat can show progress between two pieces.
 FIRST_PIECE, LEAST_PIECE, PIECE_SECONDS = 512, 256, 2.0  # tokens, tokens, seconds
-# LEAST_PART is the smallest piece of a prompt while other runs decode. For 8 or fewer tokens the kernels sum
-# attention in another order, so smaller pieces would change the last bits of the results.
+# LEAST_PART is the smallest piece while other runs wait, except at the end of a chunk or of the prompt. For 8
+# or fewer tokens the kernels sum attention in another order: smaller pieces would change the last bits.
 LEAST_PART = 16  # tokens
 
 
@@ -81,11 +81,11 @@ class Run:
         self.drawn: list[int] = []  # ids of the drawn tokens; the end token is one of them
         self.recorded = 0  # the number of drawn tokens that the recorder has received
         self.ids: list[int] = []
-        self.shared = False  # True if at least one decode step also served other runs
+        self.shared = False  # True if this run is a fork, or if the caller computed one of its decode steps
         self._read = self._fed = 0  # number of prompt tokens read by this run; number of `ids` in the session
         backend = engine.backend
         self._can_stream = isinstance(backend, Streaming) and backend.streams
-        self._in_parts = False  # True if a piece of the prompt was shortened because other runs waited
+        self._in_parts = False  # True if `_part` chose the size of a piece, because other runs waited
         self.text: list[str] = [self.decoder.go_on(request.begun)] if request.begun else []
         # The start of the reply that the chat template wrote at the end of the prompt, for example "<think>".
         self._opening = "" if request.begun or request.opening else opened_by(tokenizer, self.prompt)
@@ -137,7 +137,7 @@ class Run:
         """Read the next piece of the prompt. Returns None if the whole prompt has been read, or if the run
         was cancelled.
 
-        most: the maximum number of tokens of the piece, because other runs wait; None if no other run waits
+        most: about the maximum number of tokens of the piece, so that others wait briefly; None: no maximum
         """
         if not self.unread:
             return None
@@ -155,8 +155,8 @@ class Run:
         return Chunk("", 0, at + len(piece), len(self.prompt))
 
     def _piece(self) -> int:
-        """Return the number of prompt tokens to read next: about as many as take PIECE_SECONDS at the
-        measured pace, but at least LEAST_PIECE and at most the rest of the chunk."""
+        """Return the number of prompt tokens to read next: first FIRST_PIECE, then about as many as take
+        PIECE_SECONDS, but at least LEAST_PIECE, and at most the rest of the chunk."""
         done, chunk = self._read, self._chunk
         pace = done / max(time.perf_counter() - self.started, 1e-6)
         wanted = int(PIECE_SECONDS * pace) // PAGE * PAGE if done else FIRST_PIECE
@@ -165,8 +165,8 @@ class Run:
         return min(max(wanted, LEAST_PIECE), rest)
 
     def _part(self, most: int) -> int:
-        """Return the number of prompt tokens to read next if the piece must be shorter than a chunk:
-        LEAST_PART to about `most` tokens."""
+        """Return the number of prompt tokens to read next if other runs wait: LEAST_PART to about `most`
+        tokens, or the rest of the chunk or prompt if the rest is short."""
         chunk, cache = self._chunk, self.session.cache
         rest = min(chunk - self._read % chunk, self.unread)
         if self._read % chunk == 0 and isinstance(cache, PagedCache):
@@ -174,13 +174,13 @@ class Run:
         self._in_parts = True
         parts = min(-(-rest // max(most, LEAST_PART)), max(1, rest // LEAST_PART))
         size = -(-rest // parts)
-        # The size is a multiple of LEAST_PART, because kernels work on panels of LEAST_PART tokens.
+        # The size is a multiple of LEAST_PART (panels of kernels), unless too few tokens would be left.
         size = min(size + -size % LEAST_PART, max(most, size) // LEAST_PART * LEAST_PART)
         return rest if parts == 1 else min(size, rest - LEAST_PART)
 
     def draw(self, record: bool = True) -> Chunk | None:
-        """Draw the next token and return its text, or None if the run is over. record: False if the caller
-        records the token (batch.py)."""
+        """Draw the next token and return its text, or None if the run is over or the token is the end token.
+        record: False if the caller records the token (scheduler.py)."""
         if self.request.cancel.is_set():
             self.finish_reason = self.finish_reason or "cancelled"
         if self.is_over:
@@ -280,8 +280,8 @@ class Run:
         return matcher_for(self.engine.model, constraint, self._opening)
 
     def _new_repetition(self) -> Repetition | None:
-        """Return a detector of replies that repeat themselves. Return None if the user asked to continue the
-        reply, or if a constraint decides where the reply ends."""
+        """Return a detector of replies that repeat themselves. Return None if the request ignores the end
+        token, continues a reply, or has a constraint."""
         goes_on = self.request.ignore_eos or self.request.begun is not None
         return None if goes_on or self.rule is not None else Repetition()
 
@@ -335,8 +335,9 @@ class Run:
         return Chunk(tail, len(self.ids), response=self._response(ended))
 
     def sync(self) -> None:
-        """Close the source, undo a decode step after the last token, and end the session, so that other
-        requests can use the cache. After a cancelled prefill the cache holds only a part of the prompt."""
+        """Close the source (a token stream then undoes steps after the last token), and end the session, so
+        that other requests can use the cache. A cancelled prefill leaves only a part of the prompt in the
+        cache."""
         self.source.close()
         self.engine.sessions.done(self.session)
 
@@ -381,8 +382,8 @@ class Run:
 
 @contextmanager
 def sync_at_exit(runs: Sequence[Run]) -> Iterator[None]:
-    """At the end of the `with` block, call `sync` of each run, which ends the run's session. After an
-    exception, first drop the KV caches of the runs."""
+    """At the end of the `with` block, call `sync` of each run, which ends the run's session. After an error
+    or Ctrl-C, first drop the KV caches of the runs."""
     try:
         yield
     except (Exception, KeyboardInterrupt):

@@ -4,10 +4,10 @@
     while scheduler.step():
         ...                                   # ratings, new requests
 
-One step reads a piece of one prompt, then decodes and draws one token of every running reply with the same
-base LoRA. A step reads the weights once for these replies. Each reply has its own cache, sampler and seed.
-Batching therefore changes a reply only by rounding errors, or by no bit with quantised weights on the native
-backend. (Yu et al. 2022, "Orca"; prompts in pieces: Agrawal et al. 2024, "Sarathi-Serve")
+One step reads at most one piece of a prompt, then decodes and draws one token of every running reply with the
+same base LoRA. A step reads the weights once for these replies. Each reply has its own cache, sampler and
+seed. Batching therefore changes a reply only by rounding errors, or by no bit with quantised weights on the
+native backend. (Yu et al. 2022, "Orca"; prompts in pieces: Agrawal et al. 2024, "Sarathi-Serve")
 
 `ReadingOrder` decides which prompt is read: a short prompt overtakes a long one, and, apart from the time for
 one piece, no prompt is ready later than if all prompts of the same priority shared the speed equally. The
@@ -38,13 +38,13 @@ PLACES = 64  # a request can start while fewer than PLACES requests of its or a 
 DELAY = 0.1  # seconds: about the longest delay of a running reply's next token by a piece of a prompt
 SHARE = 0.5  # the planned time of a prompt's piece, divided by DELAY; below 1, as the measured pace varies
 ALONE = 0.15  # seconds: the planned time of a piece of a prompt while no reply is being decoded
-FIRST = 32  # the number of tokens of a piece of a prompt before the reading pace was measured
-PART = 16  # the number of tokens of a piece of a prompt is a multiple of PART
+FIRST = 32  # the maximum number of tokens of a piece of a prompt before the reading pace was measured
+PART = 16  # the maximum number of tokens of a piece of a prompt is a multiple of PART
 
 
 class Scheduler:
     """A scheduler serves requests on one engine, in the engine's thread. An error ends only the request in
-    which it occurs. An error in a step that several requests share ends all these requests."""
+    which it occurs, or the requests that share the failed step. Ctrl-C in a step removes all requests."""
 
     def __init__(self, engine: EngineParts, width: int = PLACES, delay: float | None = DELAY):
         """width: a request can start while fewer than `width` requests of its priority or a higher one run
@@ -124,8 +124,8 @@ class Scheduler:
     # -- steps ---------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Read one piece of a prompt, then decode one token of every running reply that uses the base LoRA of
-        this step. Returns False if no request is left."""
+        """Read at most one piece of a prompt, then decode one token of every running reply that uses the base
+        LoRA of this step. Returns False if no request is left."""
         try:
             self._admit()
             group = self._next_group()
@@ -161,8 +161,8 @@ class Scheduler:
     # -- one step ------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Start waiting requests in the order of rank, then of arrival. If a request waits for memory,
-        the requests after it wait too, because they could take the free memory again and again."""
+        """Start waiting requests by rank, then by arrival, but none whose session is in use. If a request
+        waits for memory, those after it wait too, because they could take the free memory again and again."""
         ordered = sorted(self._waiting, key=lambda t: -t.rank)
         for i, ticket in enumerate(ordered):
             if self._uses(ticket.request.session_id):
@@ -195,7 +195,7 @@ class Scheduler:
         return True
 
     def _end_waits(self, waiting: Sequence[Ticket]) -> None:
-        """End the requests that have waited for memory longer than their `patience` allows."""
+        """End the requests whose wait for memory exceeds a limit of their `patience`."""
         for i, ticket in enumerate(waiting):
             patience, waited = ticket.request.patience, monotonic() - ticket.arrived
             late = patience.seconds is not None and waited > patience.seconds
@@ -234,7 +234,7 @@ class Scheduler:
         self._installed = [lora]
 
     def _read(self, group: Sequence[Ticket]) -> None:
-        """Read a piece of the next prompt. If no user waits for single tokens (`delay` is None), read all
+        """Read a piece of the next prompt, unless replies must decode first. If `delay` is None, read all
         prompts of the group to their ends. End the prefill of cancelled requests."""
         readers = [ticket for ticket in group if not ticket.decoding]
         going = [ticket for ticket in readers if not ticket.request.cancel.is_set()]
@@ -280,7 +280,7 @@ class Scheduler:
 
     def _measure(self, tokens: int, seconds: float, most: int) -> None:
         """Update the pace: a slower piece sets the pace to its own tokens per second, a faster piece to the
-        mean of both. A piece below `most` / 2 tokens changes nothing, because of its fixed costs."""
+        mean of old and own pace. A piece below `most` / 2 tokens has no effect (fixed costs)."""
         if 2 * tokens >= most and seconds > 0:
             pace = tokens / seconds
             self._pace = min(pace, (self._pace + pace) / 2) if self._pace else pace

@@ -15,7 +15,8 @@ from ..tiers import PAGE
 class Session:
     """A KV cache with its policy, its base LoRA and its token ids.
 
-    owner: the session id of the request that read the tokens
+    owner: the session id of the request that read the tokens; REQUESTS (kv/owners.py): a request without a
+        session whose cache can go to disk; None: another request
     chain: the names of the pages of `tokens` (kv/chain.py); the names of the newest pages can be missing
     branching: True if two longer sequences both begin with this sequence; in this case, the longer sequences
         do not replace this sequence

@@ -63,14 +63,14 @@ class SessionsOnDisk:
         self._early.put(session)
 
     def early_caches(self) -> set[int]:
-        """Return the Python id (`id`) of the cache that another thread writes to disk for `keep_early`; an
-        empty set if there is none."""
+        """Return the Python id (`id`) of the cache that `keep_early` holds, because another thread writes it
+        to disk or has just written it; an empty set if there is none."""
         session = self._early.session if self._early else None
         return {id(session.cache)} if session else set()
 
     def stop_early(self) -> bool:
-        """Stop the write that `keep_early` began, and release its sequence. Returns False if no sequence is
-        being written."""
+        """Stop the write that `keep_early` began, and release its sequence. Returns False if `keep_early`
+        holds no sequence."""
         held = bool(self.early_caches())
         self.wait()
         return held
@@ -120,7 +120,8 @@ class SessionsOnDisk:
         return found and Session(found[0], policy, self._backend.lora, found[1], [self._keys.root(policy)])
 
     def forget(self, session: Session) -> None:
-        """Remove the stored pages of a session whose cache has wrong content."""
+        """Remove the stored pages of a session whose cache has wrong content, and the other files that only
+        its chat uses."""
         if self.folder is not None:
             self.folder.discard(extend(session.chain[:1], session.tokens))
             self.remove(session.owner)
@@ -162,7 +163,8 @@ class EarlyWriter:
 
     @property
     def session(self) -> Session | None:
-        """The session that is kept in memory while it is written."""
+        """The fork that is written, or that was written last; it stays in memory until the next `put` or
+        `stop`."""
         return self._part.session if self._part is not None else None
 
     def put(self, session: Session) -> None:

@@ -70,8 +70,8 @@ class SessionManager:
         resumable: bool = False,
     ) -> Session:
         """Return a session for this prompt: the session with the id `session_id`, or a fork of the sequence
-        that shares the longest prefix with the prompt, or a new session. The caller must call `rewind` before
-        the prefill, and `done` at the end of the reply.
+        in memory, or the sequence on disk, that shares the longest prefix with the prompt, or a new session.
+        The caller must call `rewind` before the prefill, and `done` at the end of the reply.
 
         salt: a text; only sequences with the same salt share pages
         resumable: True if the session can go to disk although it has no id
@@ -101,8 +101,8 @@ class SessionManager:
         return max([held, *(s.shares(prompt, names) for s in (*self._sessions.values(), *self._running))])
 
     def rewind(self, session: Session, prompt: list[int]) -> int:
-        """Trim the cache to the prefix that it shares with the prompt. Returns the length of this prefix
-        (tokens).
+        """Trim the cache to the prefix that it shares with the prompt. Returns the number of prompt tokens
+        that the cache then holds.
 
         If the cache cannot be trimmed, the session gets a new empty cache. At least one prompt token is left
         for prefill, because the reply starts from the logits of the last prompt token.
@@ -119,8 +119,9 @@ class SessionManager:
         return other
 
     def done(self, session: Session) -> None:
-        """End the run of this session and keep its cache. Drop each kept sequence that has no session id and
-        is a prefix of this session."""
+        """End the run of this session and keep its cache, unless the cache is empty or lacks some of its
+        tokens. Drop each kept sequence that has no session id, is not `branching`, and is a prefix of this
+        session."""
         session.settle()
         if session not in self._running:
             return
@@ -163,8 +164,9 @@ class SessionManager:
 
     def _mark_used(self, name: str | None, source: Session, fork: Session) -> None:
         """Mark `source` as used. Later prompts can also begin with the prefix that `fork` holds and then
-        differ from `source`. To serve these prompts, keep the common prefix as a separate sequence, before
-        later tokens lower the precision of the prefix's newest pages."""
+        differ from `source`. To serve these prompts, keep the common prefix as a separate sequence (if it and
+        the rest of `source` have at least a page), before later tokens lower the precision of the prefix's
+        newest pages."""
         fork.owner = None
         if name is not None:
             self._sessions.move_to_end(name)
@@ -203,7 +205,8 @@ class SessionManager:
 
     def make_room(self) -> None:
         """Evict the least recently used sequences that do not run, until there are at most `capacity`
-        sequences and all caches together have at most the bytes that `_most` returns."""
+        sequences and all caches together have at most the bytes that `_most` returns, or until only running
+        sequences are left. Write the evicted sequences to disk if there is a cache folder."""
         longest = BRIEF if self._running else MAX_WRITE_SECONDS
         while len(self) > self.capacity or self.nbytes > self._most():
             if (name := self._oldest()) is None:
@@ -225,8 +228,8 @@ class SessionManager:
 
     def _reclaim(self) -> bool:
         """Free the least recently used sequence that does not run, because a running sequence needs the
-        memory. Returns False if no sequence can be freed. The sequence does not go to disk, because a reply
-        waits."""
+        memory. If there is none, release the sequence that is written early. Returns False if nothing can be
+        freed. The sequence does not go to disk, because a reply waits."""
         if (name := self._oldest()) is None:
             return self._disk.stop_early()
         del self._sessions[name]

@@ -36,7 +36,8 @@ class Source(Protocol):
     def read(self) -> int: ...
 
     def drawn_from(self) -> Iterator[Drawn]:
-        """Yield the hidden state and the logits of each token read since the last call. Read to the end."""
+        """Yield the hidden state and the logits of each token read since the last call. The caller must read
+        the iterator to its end."""
 
     def close(self) -> None: ...
 
@@ -135,7 +136,7 @@ class StepSource:
 
 
 class StreamSource:
-    """A source that reads a backend's token stream. The source keeps hidden states; `drawn_from` computes
+    """A source that reads a backend's token stream. The stream keeps hidden states; `drawn_from` computes
     logits from the hidden states."""
 
     at_once = False

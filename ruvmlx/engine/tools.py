@@ -14,10 +14,10 @@ system text, in the form of the Hermes models (`HERMES`).
 With "required" or `function`, a constraint makes the reply one call, or up to MOST_CALLS calls, that can be
 parsed. If a function is `strict`, the arguments of its calls fit the JSON schema of its parameters. If the
 function is not `strict`, the constraint ignores the keywords of JSON Schema that llguidance does not know,
-because agents often describe the parameters of tools for people and not for a parser. Arguments can have
-undeclared properties only if the schema of the parameters mentions additional properties or combines objects
-(closed_schemas.py). With "auto" and `answer`, a reply is either one or more such calls, or text that fits the
-JSON schema `answer`.
+because agents often describe the parameters of tools for people and not for a parser. An object of the
+arguments can have undeclared properties only if its schema declares no properties, mentions additional
+properties or combines objects (closed_schemas.py). With "auto" and `answer`, a reply is either one or more
+such calls, or text that fits the JSON schema `answer`.
 """
 
 import hashlib
@@ -89,7 +89,8 @@ def prepare(
     parallel: bool = True,
     answer: Constraint | None = None,
 ) -> Prepared:
-    """Prepare a conversation with tools. Raises UsageError if a tool is wrong; the message names the mistake.
+    """Prepare a conversation with tools. Raises UsageError if a tool or the choice is wrong; the message
+    names the mistake.
 
     choice: one of CHOICES
     function: the name of the function that the reply must call
@@ -190,7 +191,8 @@ _CHAT = (
 
 
 def tool_form(tokenizer: Tokenizer) -> ToolForm:
-    """Return the form in which the model's chat template writes a tool call."""
+    """Return the form in which the model's chat template writes a tool call; HERMES in the system text if the
+    template has no place for tools or an unknown form."""
     if tokenizer not in _known:
         _known[tokenizer] = _probe_form(tokenizer) or ToolForm(HERMES, in_template=False)
     return _known[tokenizer]
@@ -248,7 +250,7 @@ def _in_words(messages: Sequence[Message], functions: Sequence[Mapping[str, Any]
     turns: list[Message] = []
     for message in messages:
         turn, last = _as_text_message(message), turns[-1] if turns else None
-        # chat templates require that user and assistant alternate
+        # many chat templates require that user and assistant alternate
         if last is not None and turn.role == last.role == "user":
             turns[-1] = Message("user", f"{last.content}\n{turn.content}")
         else:

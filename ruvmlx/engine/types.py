@@ -131,7 +131,8 @@ class GenerationResponse:
     stopped_by: str | None = None  # the stop string that ended the reply
     # The maximum number of reply tokens: the requested number, or less if the context has less room.
     limit: int | None = None
-    # True: the engine ended the reply because the reply only repeated itself; finish_reason is "length"
+    # True: the reply almost only repeated itself, until the engine or the limit of tokens ended it;
+    # finish_reason is usually "length"
     repeats: bool = False
     # name of the adapter that helped to write the reply and learns from it; None: no adapter
     adapter: str | None = None
