@@ -3,6 +3,6 @@ precision of a page when enough newer tokens follow the page.
 
 The package decides which tier (precision) a page has, which pages share memory, and which pages go to disk. A
 backend (ruvmlx/backends) allocates the memory of the pages. The package imports `tiers` and `platform`, but
-no backend, no engine and no model. Start with `cache.py`. README.md explains the tiers, the file format and
-how the precision was chosen.
+no backend, no engine and no model. Start with `cache.py`. README.md in this folder explains the tiers, the
+file format and how the precision was chosen.
 """

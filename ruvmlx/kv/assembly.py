@@ -23,8 +23,8 @@ TAIL, SEQUENCE = ".tail", ".sequence"
 
 
 class Damaged(Exception):
-    """This error means that a cache cannot be restored from a file, because the file is damaged or its
-    content does not match its name."""
+    """This error means that a cache cannot be restored from a file, because the file is missing or damaged,
+    or because its content does not match its name."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -84,7 +84,7 @@ def pages(
     folder: Path, there: Sequence[str], names: Chain, prompt: Sequence[int], cache: PagedCache
 ) -> Found | None:
     """Return the files of the longest run of consecutive pages of the prompt whose tiers can be together in
-    one cache; None if there is no run.
+    one cache; None if no cache can be made of the files.
 
     there: the names of the cache folder's page files
     names: the page names of the prompt (chain.py)
@@ -145,8 +145,8 @@ def _sound(
     cache: PagedCache,
 ) -> Found | None:
     """Return the files with the chosen tiers, or None if no cache can be made of them. If a page of the
-    lowest tier holds one of the newest `policy.lengths[0]` tokens, leave out all pages from the first of
-    these tokens on; the caller computes the left-out tokens again, as after `PagedCache.trim`."""
+    lowest tier holds one of the newest `policy.lengths[0]` tokens, leave out the page with the first of these
+    tokens and all later pages; the caller computes the left-out tokens again, as after `PagedCache.trim`."""
     end, wanted = first + len(tiers), []
     offset = PAGE * end + (len(tail[0]) if tail else 0)
     newest = max(0, offset - cache.policy.lengths[0]) // PAGE
@@ -167,7 +167,8 @@ def _tail(
     folder: Path, there: Sequence[str], before: bytes, rest: Sequence[int]
 ) -> tuple[list[int], Path, bytes] | None:
     """Return (tokens, file, page name) of the stored, partly filled page that has the longest common prefix
-    with `rest`, the prompt's tokens after page `before`; None if no page has a common token.
+    with `rest`, the prompt's tokens after page `before`; None if no such page begins with the first token of
+    `rest`.
 
     before: the name (chain.py) of the page before the partly filled page
     """

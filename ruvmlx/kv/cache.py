@@ -2,7 +2,8 @@
 
 A page has a tier, its precision (ruvmlx/tiers.py). From the oldest page to the newest the tiers rise: cold,
 warm, hot. To demote a page is to lower its tier. Only the last page can be partly filled. Without memory
-pressure, the number of tokens before a call decides the tier of a page, so the same calls give the same bits.
+pressure, the calls of the cache and their numbers of tokens decide the tiers of its pages, and time does not.
+The same calls therefore give the same bits.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,9 +18,10 @@ from .policy import EVERYTHING, TIERED, TierPolicy
 from .pool import Lower, Page, PagePool
 from .storage import Bytes
 
-# number of tokens kept before a sliding window, so that the window is complete after a trim of SLACK tokens
+# number of tokens kept before a sliding window, so that mostly the window is complete after SLACK tokens are
+# trimmed
 SLACK = 256
-AHEAD = 32  # an early demotion starts AHEAD tokens before its page must have the lower tier
+AHEAD = 32  # an early demotion starts at most AHEAD tokens before its page must have the lower tier
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def _by_name(unit: str, values: tuple[int, ...]) -> dict[str, int]:
 class Dump:
     """The content of a cache in the form that is written to disk.
 
-    facts: the result of `facts_of`, or another cache's values that JSON can hold
+    facts: the result of `facts_of`; for a cache without pages, the values (JSON) that its `restore` needs
     nbytes: the number of bytes of all parts
     parts: the bytes of the pages; the caller must read them before the cache changes
     """
@@ -99,7 +101,7 @@ class PagedCache:
         self.pages: list[Page | None] = []  # None: the page was before the sliding window and was dropped
         self.offset = self.first = 0  # offset: number of tokens in the cache; first: number of dropped pages
         self.ends = [0] * HOT  # the pages [first, ends[tier]) are in this tier or in a lower tier
-        self._until = 0  # while the cache has at most this number of tokens, `reserve` has nothing to do
+        self._until = 0  # `reserve` does nothing if the cache then has at most this number of tokens
         self._look = 0  # the number of tokens at which the next early demotion starts
         self._whole_at = 0  # while `offset` is below this value, no page is demoted
         self._begun: dict[int, tuple[range, Lower]] = {}  # source tier -> (page indexes, early demotion)
@@ -108,8 +110,9 @@ class PagedCache:
     # For backends ------------------------------------------------------------------------------
 
     def reserve(self, n: int) -> None:
-        """Make room for n more tokens, in hot pages that no other sequence shares. Demote the pages that the
-        policy wants in a lower tier, and drop the pages before the sliding window."""
+        """Make room for n more tokens, in hot pages that no other sequence shares. If a new page is necessary
+        or a page is due, demote the pages that the policy wants in a lower tier, and drop the pages before
+        the sliding window."""
         if self.offset + n <= self._until:
             return
         missing = -(-(self.offset + n) // PAGE) - len(self.pages)
@@ -162,8 +165,8 @@ class PagedCache:
 
     def trim(self, n: int) -> bool:
         """Remove the newest n tokens. Not every cut is possible (see `_sound`): the method can remove more
-        than n tokens, so read `offset` after the call. If the sliding window would become incomplete, change
-        nothing and return False."""
+        than n tokens, so read `offset` after the call. If the sliding window would become incomplete, or if n
+        is below 0 or above `offset`, change nothing and return False."""
         left = self.offset - n
         if n < 0 or left < 0:
             return False
@@ -176,8 +179,8 @@ class PagedCache:
         return True
 
     def fork(self) -> "PagedCache":
-        """Return a second cache with the same tokens. The two caches share all pages. A cache copies a shared
-        page before it writes into the page."""
+        """Return a second cache with the same tokens. The two caches share all pages. A cache makes its own
+        copy of a shared page before it writes tokens into the page."""
         other = PagedCache(self.pool, self.policy, self.window)
         for i, page in enumerate(self.pages[: -(-self.offset // PAGE)]):
             if page is not None:
@@ -216,7 +219,8 @@ class PagedCache:
 
     def restore(self, facts: Mapping[str, Any], read: Callable[[int], bytes]) -> None:
         """Fill an empty cache from the result of `dump`. Raises ValueError if the values in `facts`
-        contradict one another or name another byte layout.
+        contradict one another or name another byte layout; a missing value or a value of a wrong type raises
+        another error (page_file.UNUSABLE).
 
         read: a function of n that returns the next n bytes of the dump
         """
@@ -286,7 +290,8 @@ class PagedCache:
 
     def _lower(self, tier: int, which: range) -> None:
         """Convert the pages with the indexes `which` from `tier` to the next lower tier, a few pages at a
-        time. If a demotion of exactly these pages was started early, use the result of that demotion."""
+        time. If a demotion of exactly these pages was started early, use its result; discard the result of an
+        early demotion of other pages."""
         begun, result = self._begun.pop(tier, (None, None))
         if begun == which and result:
             self._take(which, result())

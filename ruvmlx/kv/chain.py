@@ -46,7 +46,7 @@ def page_name(before: bytes, tokens: Sequence[int]) -> bytes:
 
 def shared_pages(a: Chain, b: Chain) -> int:
     """Return the number of leading pages with the same names in both chains; -1 if the chains begin with
-    different keys or salts.
+    different names (other keys, salts or versions).
 
     The search is a bisection: two chains that differ at one page differ at every later page.
     """

@@ -1,10 +1,10 @@
 """This module stores KV caches on disk, so that the model need not read the same prompt again. README.md has
 the format.
 
-Each KV page is stored in one file for each tier (precision) that it had when it was stored. The file name
-consists of the page's name in the hash chain (chain.py) and the page's tier. The page's name depends on the
-model, the version, the policy, the salt and all tokens up to the page's end. A stored page therefore serves
-each prompt with the same values of these data, and no other prompt.
+Each KV page is stored in one file for each tier (precision) that it had when it was stored. The file name of
+a full page consists of the page's name in the hash chain (chain.py) and the page's tier. The page's name
+depends on the model, the version of ruvmlx, the policy, the salt, all tokens up to the page's end and a few
+other data (chain.Key). A stored page therefore serves only prompts with the same values of these data.
 
 The module ignores or removes a file that is damaged or belongs to another model. The module hides a disk's
 read and write errors from the user, because a prompt without a stored cache only takes longer. The files hold
@@ -32,7 +32,7 @@ from .storage import Bytes
 MAX_EXIT_SECONDS = 0.3
 # seconds: the time limit `until` of a cache's write; page files that are complete at the limit stay on disk
 MAX_WRITE_SECONDS = 1.0
-STALE = 60.0  # seconds: `tidy` removes an unfinished file that is older
+STALE = 60.0  # seconds: `tidy` removes an unfinished file that is older than this
 # seconds: pages of requests outside of chats that were unused for this time are removed when a program starts
 DAY = 86400.0
 _PAGE_SUFFIXES = (*SUFFIXES.values(), TAIL, SEQUENCE)
@@ -50,12 +50,12 @@ class CacheFolder:
     """The folder of page files. If the files exceed the budget, the least recently used files are removed
     first.
 
-    budget: the maximum bytes of all files; 0: nothing is stored
+    budget: the maximum bytes of all cache files, without the owners' lists; 0: nothing is stored
     """
 
     def __init__(self, path: Path, budget: int):
         self.path, self.budget = path, budget
-        self._lock = threading.Lock()  # held while a file is written or an owner's list changes
+        self._lock = threading.Lock()  # `save` and `remove` hold it while they change files
         # The owners (chats) whose files `remove` has deleted. A thread that still saves pages of one of these
         # owners must stop.
         self._removed: set[str] = set()
@@ -77,14 +77,15 @@ class CacheFolder:
         stop: Callable[[], bool] | None = None,
     ) -> bool:
         """Write the pages of `cache` that are not on disk yet, the oldest first. Returns False if the
-        sequence is shorter than a page or larger than the budget, if the disk refuses the write, if the write
-        takes longer than `until`, or if `stop` ends it.
+        sequence is shorter than a page or larger than the budget, if the owner's name is not safe in a file
+        name, if the disk refuses the write, if the write takes longer than `until`, or if `stop` or `remove`
+        ends the write between two files.
 
         names: the page names of the tokens (chain.py)
         until: the time, as time.monotonic() returns it, at which the write stops
         stop: a function that says if the write must stop; given only if another thread than the engine's
             calls `save`. With `stop`, only pages with a precision below f16 are written, because the next
-            reply does not change these pages. `save` ends when the function `stop` returns True, or after
+            reply does not change these pages. Before each file, `save` ends if `stop` returns True or if
             `remove` was called for the owner.
         """
         if len(tokens) < PAGE or not owners.fits(owner):
@@ -107,8 +108,8 @@ class CacheFolder:
 
     def _begin(self, owner: str, pieces: list[Piece], anew: bool) -> list[Piece]:
         """Add the files of `pieces` to the owner's list, and remove old files until the missing files fit
-        into the budget. Returns the pieces whose files are missing on disk. anew: True if a removed owner is
-        valid again."""
+        into the budget. Returns the pieces whose files are missing on disk; an empty list if the owner was
+        removed. anew: True if a removed owner is valid again."""
         with self._lock:
             if anew:
                 self._removed.discard(owner)
@@ -126,9 +127,9 @@ class CacheFolder:
         self, names: Chain, prompt: Sequence[int], make: Callable[[], Any], known: int = 0
     ) -> tuple[Any, list[int]] | None:
         """Return (cache, its tokens) made of the files that share the longest prefix with the prompt. The
-        cache can hold more tokens after the common prefix, which differ from the prompt. Returns None if the
-        files have no full page of the prompt after the first `known` tokens. If a file is damaged, `load`
-        removes it and searches again.
+        cache can hold more tokens after the common prefix, which differ from the prompt. Returns None if no
+        cache can be made, for example because no file has a full page of the prompt after the first `known`
+        tokens. If a file is damaged, `load` removes it and searches again.
 
         names: the page names of the prompt
         make: a function that returns an empty cache
@@ -171,7 +172,8 @@ class CacheFolder:
             page_file.unlink(path)
 
     def discard(self, names: Chain) -> None:
-        """Remove the page files whose names are in a chain. The caller calls `discard` because the pages hold
+        """Remove the files of the pages whose names are in a chain, and of the partly filled pages and whole
+        sequences that come after a name of the chain. The caller calls `discard` because these files hold
         wrong keys or values."""
         chain = {name.hex() for name in names}
         for name in self._file_names():
@@ -208,7 +210,8 @@ class CacheFolder:
 
     def tidy(self, known: Collection[str]) -> None:
         """Remove the files of deleted chats, the files of requests outside of chats that were unused for a
-        day, the unfinished files older than STALE, and the least recently used files beyond the budget.
+        day, the unfinished files older than STALE, the least recently used files beyond the budget, and the
+        lists of owners without page files.
 
         known: the ids of all chats
         """
@@ -233,7 +236,8 @@ class CacheFolder:
                 page_file.unlink(self.path / (owner + owners.USES))
 
     def contents(self) -> tuple[int, int]:
-        """Return the number of chats with files, and the number of bytes of all cache files."""
+        """Return the number of chats with files, and the number of bytes of all cache files (without the
+        owners' lists)."""
         chats = {name.rpartition(".")[0] for name in self._file_names((older_file.SUFFIX, owners.USES))}
         sizes = [
             page_file.age(self.path / name)[1]

@@ -3,10 +3,10 @@ caches will take.
 
 The peak is at one of two moments: when the last chunk of the prompt is read (the chunk's pages are still
 f16), or at the end of the reply. At both moments a demotion (the change of a page to a lower precision) can
-be in progress, so the old and the new version of the page exist together. Several replies to one prompt share
-the prompt's pages. A reply that has ended, while others continue, keeps its pages in the tiers (precisions)
-of its last moment. A page that several replies share can therefore exist once in each tier through which it
-passes.
+be in progress, so the old and the new version of the page exist together. If the backend's forks share pages,
+several replies to one prompt share the prompt's pages. A reply that has ended, while others continue, keeps
+its pages in the tiers (precisions) of its last moment. A page that several replies share can therefore exist
+once in each tier through which it passes.
 
 tests/kv/test_need.py compares the computed peaks with caches that grow page by page.
 """
@@ -88,10 +88,10 @@ class CacheShape:
         return sum(max(0, min(stop, end) - max(start, first)) * size for start, stop, size in spans)
 
     def _page_bytes(self, offset: int, tokens: int, start: int) -> int:
-        """Return the bytes of the pages that hold `tokens` tokens, without the pages before index `start`.
-        The tier of each page is the tier that the policy asks for at `offset` tokens. If token `offset` is
-        the last token of a page, the tiers are those of one token earlier, so that a page that is demoted at
-        this moment is counted in its higher tier."""
+        """Return the bytes of the pages that hold `tokens` tokens, without the pages before index `start` and
+        without the pages that a sliding window dropped. The tier of each page is the tier that the policy
+        asks for at `offset` tokens. If token `offset` is the last token of a page, the tiers are those of one
+        token earlier, so that a page that is demoted at this moment is counted in its higher tier."""
         offset -= offset % PAGE == PAGE - 1
         start = max(start, self._first(offset))
         ends = (0, *self.policy.counts(offset), -(-tokens // PAGE))
@@ -99,8 +99,8 @@ class CacheShape:
         return sum(max(0, stop - max(begin, start)) * size for begin, stop, size in spans)
 
     def _first(self, offset: int) -> int:
-        """Return the index of the first page that a cache with `offset` tokens still holds; with a sliding
-        window, the cache has dropped the older pages."""
+        """Return the smallest index that the first page of a cache with `offset` tokens can have; with a
+        sliding window, the cache has dropped the older pages."""
         return max(0, offset - PAGE - self.window - SLACK) // PAGE if self.window else 0
 
     @property

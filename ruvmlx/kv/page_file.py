@@ -53,8 +53,8 @@ class TooLate(Exception):
 
 def write(path: Path, file: PageFile, parts: Iterable[Bytes], until: float) -> None:
     """Write a new file beside `path`, wait until the disk has the bytes, then rename the new file to `path`.
-    After a crash, `path` is therefore either a whole file or missing. Raises OSError if the disk refuses the
-    write, and TooLate if time.monotonic() passes `until`."""
+    After a crash, `path` is therefore a whole file (the new or an older file) or missing. Raises OSError if
+    the disk refuses the write, and TooLate if time.monotonic() passes `until`."""
     text = json.dumps(file.facts, separators=(",", ":")).encode()
     head = HEAD.pack(MAGIC, FORMAT, file.tier, file.name, len(text), file.nbytes) + text
     fresh = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
@@ -81,7 +81,8 @@ def write(path: Path, file: PageFile, parts: Iterable[Bytes], until: float) -> N
 
 def read(path: Path, name: bytes, tier: int) -> tuple[dict[str, Any], memoryview]:
     """Return the facts (the JSON values in the header) and the body (the bytes of the page) of a page file.
-    Raises OSError if there is no file, and ValueError if the file is damaged or has another name or tier."""
+    Raises OSError if the file cannot be read, and ValueError if the file is damaged or has another name or
+    tier."""
     data = memoryview(read_ordinary(path, MAX_FILE_BYTES))
     if len(data) < HEAD.size + _CRC.size:
         raise ValueError("the file is too short")
@@ -123,8 +124,8 @@ def size(file: PageFile) -> int:
 
 
 def age(path: Path | str) -> tuple[float, int]:
-    """Return (time of the file's last use in seconds since 1970, size in bytes), or (0, 0) if the file does
-    not exist."""
+    """Return (time of the file's last use in seconds since 1970, size in bytes), or (0, 0) if the system
+    cannot tell them, for example because the file does not exist."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,6 +1,6 @@
 """This module manages the KV pages of all sequences of a backend under a memory budget. Forks of a sequence
-share pages, so the pool counts the sequences that use a page, and frees the page when the last sequence
-releases it."""
+share pages, so the pool counts the sequences that use a page, and frees the page when the last of these
+sequences releases the page."""
 
 import threading
 import weakref
@@ -58,9 +58,9 @@ class PagePool:
     policies of all sequences are tightened.
 
     If new pages would exceed the budget, or when the machine runs short of memory, the pool raises the level
-    by one: pages lose precision at a lower age. A page never returns to a higher precision. The budget lowers
-    the precision but does not stop a sequence: the sequence still grows when all its old pages are in the
-    lowest tier. Admission (engine/admission.py) limits the length of a sequence.
+    by one, up to MAX_LEVEL: pages lose precision at a lower age. A page never returns to a higher precision.
+    The budget lowers the precision but does not stop a sequence: the sequence still grows when all its old
+    pages are in the lowest tier. Admission (engine/admission.py) limits the length of a sequence.
 
     budget: the number of bytes that all pages should not exceed; 0: no limit
     least: the minimum level of tightening (0: none), which admission sets so that all running sequences fit
@@ -133,8 +133,9 @@ class PagePool:
         return result
 
     def at_once(self, tier: int) -> int:
-        """Return how many pages of a tier are demoted together. Near the budget, the result is smaller than
-        AT_ONCE, because during a demotion the old and the new version of a page use memory."""
+        """Return the maximum number of pages of a tier that are demoted together. Near the budget, the result
+        is smaller than AT_ONCE, because during a demotion the old and the new version of a page use
+        memory."""
         if not self.budget:
             return AT_ONCE
         return max(1, min(AT_ONCE, (self.budget - self.nbytes) // self.sizes[tier - 1]))
@@ -195,8 +196,9 @@ class PagePool:
         return page
 
     def adapt(self, pages: int) -> bool:
-        """Raise or lower the level of tightening by one if memory needs it, before `pages` more hot pages are
-        made. First free caches that no running request uses. Returns True if the level rose."""
+        """Raise or lower the level of tightening by one (or raise it to `least`) if memory needs it, before
+        `pages` more hot pages are made. If memory is short, first free caches that no running request uses.
+        Returns True if the level rose."""
         before = self.level
         pressure, need = self.pressure(), pages * self.sizes[HOT]
         if pressure > HIGH:
@@ -211,7 +213,8 @@ class PagePool:
         return self.level > before
 
     def _make_room(self, tier: int, n: int) -> None:
-        """Free caches that no running request uses, until n more pages of a tier fit into the budget."""
+        """Free caches that no running request uses, until n more pages of a tier fit into the budget or no
+        such cache is left. If unused pages of the storage take the room, compact all tiers."""
         self._thread = threading.get_ident()
         self.release_abandoned()
         while self._exceeds(self.nbytes + n * self.sizes[tier]) and self.reclaim():

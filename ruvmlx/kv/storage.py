@@ -49,8 +49,8 @@ class Storage(Protocol):
         `compact` helps."""
 
     def prepare(self, tier: int, n: int) -> None:
-        """Allocate memory for n new pages of a tier, unless enough unused pages exist. The cache calls
-        `prepare` before it makes the pages."""
+        """Allocate memory for n new pages of a tier, unless enough unused pages exist or the storage
+        allocates each page separately. The cache calls `prepare` before it makes the pages."""
 
     def make(self, tier: int) -> int:
         """Make a page and return its number. The page's contents are undefined."""
@@ -67,7 +67,7 @@ class Storage(Protocol):
     def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
         """Start to convert full pages of `tier` to the next lower tier. Returns a function that the caller
         must call once: it waits for the demotion and returns the numbers of the new pages. The old pages must
-        not change before this call returns."""
+        not change before the call of the returned function ends."""
 
     def dump(self, page: int, tier: int) -> Bytes:
         """Return the bytes of a page. The bytes are valid only until the page changes."""
