@@ -1,10 +1,11 @@
-"""This module wraps the C decoder (neon/include/rvm.h): one call runs a whole step of a model and does not
-hold Python's global lock (GIL).
+"""This module wraps the C decoder (neon/include/rvm.h): one call runs a whole step of a model (a token, or a
+chunk of a prompt) and does not hold Python's global lock (GIL).
 
 Arrays are float32 and C-contiguous. In shapes, T is the number of tokens, V the vocabulary size, D the hidden
 size. A Decoder holds references to the packed matrices and norms that it reads, so Python does not free their
 memory. Keys and values belong to the caller (ruvmlx/kv): pages of 64 tokens in a
-kernels.page_table.NativePageTable. A decoder runs one call at a time.
+kernels.page_table.NativePageTable. A decoder runs one call at a time, except `demote`; a second call raises
+RuvmlxError.
 """
 
 import ctypes as C
@@ -231,7 +232,7 @@ class Decoder:
     ) -> tuple[Array, Array | None]:
         """Append tokens after `offset` earlier tokens. The pages of the new tokens must exist and be hot
         (16-bit numbers). Returns the hidden states [outputs, D] of the last `outputs` tokens and, with
-        `head`, their logits [outputs, V].
+        `head`, their logits [outputs, V], else None.
 
         Raises Cancelled, or NotFinite when a logit is NaN or infinite. After an error, the keys and values of
         the older tokens have not changed.
@@ -283,7 +284,7 @@ class Decoder:
 
     def together(self, some: Sequence[ReplyWork]) -> None:
         """Run the kernel calls of several replies on this decoder's threads, then call the function `done` of
-        each call."""
+        each call in order, until one raises an exception."""
         structs = (ReplyStruct * len(some))(*(work.fields for work in some))
         _done("replies", _lib().rvm_decoder_replies(self.handle, C.addressof(structs), len(some)))
         for work, fields in zip(some, structs, strict=True):
@@ -301,8 +302,8 @@ class Decoder:
     def set_lora(
         self, module: str, layer: int, lora_a: Array | None, lora_b: Array | None, scale: float = 1.0
     ) -> None:
-        """Add a LoRA to one linear layer (input x, output y), from the next call on: y += scale * (x @
-        lora_a) @ lora_b. None removes the LoRA. Both arrays are copied.
+        """Add a LoRA to one linear layer (input x, output y) in place of its old LoRA, from the next call on:
+        y += scale * (x @ lora_a) @ lora_b. None removes the LoRA. Both arrays are copied.
 
         module: one of MODULES, or "lm_head", for which the parameter `layer` is ignored
         """

@@ -11,7 +11,7 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """The sizes of a model. The fields equal the fields of rvm_decoder_config.
+    """The sizes of a model. Most fields have the name and the meaning of a field of rvm_decoder_config.
 
     rope_frequencies: radians per position, [n]; RoPE turns the first 2 n numbers of each head
     layer_norm: True if the norms are LayerNorms; False: they are RMS norms

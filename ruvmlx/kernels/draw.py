@@ -22,7 +22,8 @@ class TokenDrawing:
         self._scratch = np.empty(0, np.uint64)
 
     def __call__(self, logits: Array, u: float) -> int:
-        """Return a token id, drawn from logits [V]. u: a uniform random number, 0 <= u < 1."""
+        """Return a token id, drawn from logits [V]. u: a uniform random number, 0 <= u < 1. Raises NotFinite
+        if the largest logit or the sum of the probabilities is not finite."""
         self._how.u = u
         how, token = self._addresses
         self._check(self._draw(_in(logits), logits.size, how, self._room(logits.size), token))

@@ -1,9 +1,10 @@
 """This module has the kernels that a decoder runs between its matrix products (norms, RoPE, attention and
-others), over NumPy arrays. Each kernel has a twin (`..._ref`), a simple version for tests.
+others), over NumPy arrays. Most of these kernels have a twin (`..._ref`), a simple version for tests.
 
-Arrays are float32 and C-contiguous. The formulas are in neon/include/rvm_layers.h. `impl` names an
-implementation ("scalar", "avx2", ...); None is the fastest one on this machine. The twin of a kernel has the
-same parameters as the kernel, without `impl`.
+Arrays are float32 and C-contiguous, except the pages of a KV cache. The formulas are in
+neon/include/rvm_layers.h. `impl` names an implementation ("scalar", "avx2", ...); None is the fastest one on
+this machine. The twin of a kernel has the same parameters as the kernel, without `impl` (`attend_ref` also
+takes the keys and values).
 """
 
 import ctypes as C
@@ -79,8 +80,8 @@ class _Attention(C.Structure):
 
 @functools.cache
 def functions(impl: str | None = None) -> SimpleNamespace:
-    """Return all kernels of one implementation (None: the fastest) as ctypes functions that release Python's
-    global lock (GIL)."""
+    """Return the kernels KERNELS of one implementation (None: the fastest) as ctypes functions that release
+    Python's global lock (GIL), and `scratch`, the size of attention's scratch memory."""
     lib = _load()
     lib.rvm_layers_impl.restype, lib.rvm_layers_impl.argtypes = C.POINTER(_LayerTable), [C.c_char_p]
     lib.rvm_attention_scratch.restype, lib.rvm_attention_scratch.argtypes = _N, [_N, _N]
@@ -125,14 +126,15 @@ def layer_norm_ref(x: Array, weight: Array, bias: Array | None, eps: float) -> A
 
 
 def turns(positions: NDArray[np.int64], frequencies: NDArray[np.float64]) -> Array:
-    """Return the rotations of RoPE [T, head_dim]: cosines, then sines, of position * frequency."""
+    """Return the rotations of RoPE [T, 2 n] for n frequencies (n = head_dim / 2): the cosines, then the
+    sines, of position * frequency."""
     angles = np.outer(positions, frequencies)
     return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
 
 
 def rope(x: Array, turn: Array, traditional: bool = False, impl: str | None = None) -> Array:
-    """Rotate pairs of numbers of each head by RoPE: the numbers i and i + d/2, or 2i and 2i + 1 if
-    `traditional` is True. x: [T, heads, d]; turn: [T, d]."""
+    """Return a copy of x in which RoPE rotates pairs of numbers of each head: the numbers i and i + d/2, or
+    2i and 2i + 1 if `traditional` is True. x: [T, heads, d]; turn: [T, d]."""
     tokens, heads, head_dim = x.shape
     _shape("turn", turn, (tokens, head_dim))
     y = np.empty_like(x)
@@ -234,8 +236,8 @@ class PagedKV:
     ) -> Array:
         """Return softmax(q . k / sqrt(d) + slope * (key's position - query's)) v: [T, group, d].
 
-        q: [T, group, d], the queries of the `group` query heads that share this head's keys, at `position`,
-            position + 1, ...
+        q: [T, group, d], the queries, not rotated yet, of the `group` query heads that share this head's
+            keys, at `position`, position + 1, ...
         matmul: the name of the implementation of matmul.py whose kernels read quantised pages
         slopes: [group], ALiBi's slopes; None: no ALiBi, so all slopes are 0
         """
@@ -272,8 +274,8 @@ def attend_ref(
     window: int = 0,
     slopes: Array | None = None,
 ) -> NDArray[np.float64]:
-    """Return the result of `PagedKV.attend` for k, v: [S, d], which are not rotated yet. turn: [S, d], the
-    rotations of their positions."""
+    """Return the result of `PagedKV.attend` (hot pages only) for keys k and values v: [S, d]; k is not
+    rotated yet. turn: [S, d], the rotations of the keys' positions."""
     half = np.float16
     keys = rope_ref(k[:, None], turn[: len(k)])[:, 0].astype(half).astype(np.float64)
     values = v.astype(half).astype(np.float64)

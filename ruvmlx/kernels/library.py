@@ -46,8 +46,8 @@ class _KernelTable(C.Structure):
 
 
 class LibraryError(RuvmlxError):
-    """This error means that librvm is missing, cannot be loaded, or was built from other sources than this
-    package."""
+    """This error means that librvm is missing, cannot be loaded, has another ABI version than this package
+    needs, or does not have the wanted implementation for this machine."""
 
 
 def find(name: str) -> Path:
@@ -100,8 +100,8 @@ def implementations() -> tuple[str, ...]:
 
 
 def available(kernel: str) -> tuple[str, ...]:
-    """Return the names of the implementations of one kernel, for `pytest.mark.parametrize("impl",
-    available("head_add"))`."""
+    """Return the names of the implementations of one kernel (each implementation has all kernels), for
+    `pytest.mark.parametrize("impl", available("head_add"))`."""
     if kernel not in _SIGNATURES:
         raise KeyError(f"no kernel {kernel!r}; there are {', '.join(KERNELS)}")
     return implementations()
@@ -109,8 +109,8 @@ def available(kernel: str) -> tuple[str, ...]:
 
 @functools.cache
 def functions(impl: str | None = None) -> SimpleNamespace:
-    """Return all kernels of one implementation (None: the fastest) as ctypes functions that release Python's
-    global lock (GIL)."""
+    """Return the kernels KERNELS of one implementation (None: the fastest) as ctypes functions that release
+    Python's global lock (GIL)."""
     table = _load().rvm_impl(impl.encode() if impl else None)
     if not table:
         raise LibraryError(f"no implementation {impl!r} here; there are {', '.join(implementations())}.")
@@ -122,5 +122,5 @@ def functions(impl: str | None = None) -> SimpleNamespace:
 
 
 def registry() -> dict[str, str]:
-    """Return {kernel: the implementation in use}, for `ruvmlx doctor`."""
+    """Return {kernel: the implementation that runs by default}, for `ruvmlx doctor`."""
     return {kernel: implementations()[0] for kernel in KERNELS}

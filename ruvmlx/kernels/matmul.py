@@ -5,8 +5,8 @@
     y = matmul(w, x)                              # x: float32 [T, in]  ->  [T, out]
 
 For quantised weights, x is rounded to 16 or 8 bits for each value; neon/include/rvm_matrix.h has the formula.
-All implementations ("avx512vnni", "neon_i8mm", ..., "scalar") return the same bits. Wrong shapes or types
-raise ValueError. If a token's row of x has NaN or infinities, its row of y is NaN.
+With quantised weights, all implementations ("avx512vnni", "neon_i8mm", ..., "scalar") return the same bits,
+and a row of x with NaN or infinities makes the same row of y NaN. Wrong shapes of x and y raise ValueError.
 """
 
 import ctypes as C
@@ -115,7 +115,7 @@ class Matrix:
         self.rows, self.cols, self.tiles = int(spec.rows), int(spec.cols), -(-int(spec.rows) // 16)
 
     def __getitem__(self, row: int) -> Array:
-        """Return row `row` (an embedding, for example), dequantised as MLX does."""
+        """Return row `row` (an embedding, for example) as float32, dequantised if W is quantised."""
         out = np.empty(self.cols, np.float32)
         if row < 0 or _lib().rvm_matrix_row(self.memory.ctypes.data, row, out.ctypes.data) != OK:
             raise IndexError(f"row {row} of a matrix of {self.rows} rows")
@@ -141,8 +141,8 @@ def activations(w: Matrix, x: Array, impl: str | None = None, bits: int = 16) ->
 
 
 def product(w: Matrix, acts: NDArray[np.uint8], y: Array, impl: str | None = None, bits: int = 16) -> Array:
-    """Write W times the activations of T tokens into y [T, rows] and return y. bits: the bits of the
-    activations."""
+    """Write W times the activations of T tokens into y [T, rows] and return y. bits: 8 or 16, the bits of an
+    activation in `acts` if w is quantised."""
     if y.dtype != np.float32 or y.ndim != 2 or y.shape[1] != w.rows or not y.flags.c_contiguous:
         raise ValueError(f"y must be contiguous float32 [T, {w.rows}], got {y.dtype} {list(y.shape)}")
     kind = w.acts_kind(bits)
@@ -154,7 +154,7 @@ def product(w: Matrix, acts: NDArray[np.uint8], y: Array, impl: str | None = Non
 
 
 def matmul(w: Matrix, x: Array, impl: str | None = None, bits: int = 16) -> Array:
-    """Return x @ W^T: [T, cols] -> [T, rows]."""
+    """Return x @ W^T: [T, cols] -> [T, rows]. bits: 8 or 16, to which x is rounded if w is quantised."""
     return product(w, activations(w, x, impl, bits), np.empty((len(x), w.rows), np.float32), impl, bits)
 
 

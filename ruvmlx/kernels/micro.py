@@ -1,15 +1,15 @@
-"""This module has the MicroLoRA kernels over NumPy arrays. Each kernel has a twin (`..._ref`), a simple
-version for tests.
+"""This module has the MicroLoRA kernels over NumPy arrays. Most of these kernels have a twin (`..._ref`), a
+simple version for tests.
 
-Arrays are float32 and C-contiguous, with any alignment. The kernels copy no array and release Python's global
-lock (GIL). In shapes, T is the number of tokens, D the hidden size, V the vocabulary size, R the rank of the
-LoRA; lora_a [D, R], lora_b [R, V]. The twin of a kernel has the same parameters as the kernel, without
-`impl`, and computes in float64. The formulas are in neon/include/rvm.h.
+Arrays are float32 (token ids: int32) and C-contiguous, with any alignment. The kernels copy no array and
+release Python's global lock (GIL). In shapes, T is the number of tokens, D the hidden size, V the vocabulary
+size, R the rank of the LoRA; lora_a [D, R], lora_b [R, V]. The twin of a kernel has the same parameters as
+the kernel, without `impl`, and computes in float64. The formulas are in neon/include/rvm.h.
 
 `impl` names an implementation ("scalar", "avx2", ...); None is the fastest one on this machine. Wrong shapes
-or types raise ValueError. An input or a result with NaN or Inf raises NotFinite; in this case the kernel
-changes no weights and no accumulators. Only head_add and the two evidence kernels return NaN and Inf instead
-of raising an error.
+or types raise ValueError. An input or a result with NaN or Inf raises NotFinite (a logit of -inf is allowed);
+in this case the kernel changes no weights and no accumulators. Only head_add and the two evidence kernels
+return NaN and Inf instead of raising an error, and all_within returns False.
 """
 
 import ctypes as C
@@ -36,8 +36,8 @@ class NotFinite(ArithmeticError):
 
 
 def all_within(x: Array, most: float, impl: str | None = None) -> bool:
-    """Return True if no number in x has a magnitude above `most`. Return False if x has NaN. most: a finite
-    number."""
+    """Return True if no number in x is NaN or has a magnitude above `most`. most: a finite number, 0 or
+    more."""
     rc = functions(impl).all_within(_in(x), x.size, most)
     if rc != NOT_FINITE:
         _done("all_within", rc)
@@ -144,8 +144,8 @@ def trace_work(
     traced: Callable[[float, float], None],
 ) -> ReplyWork:
     """Return the call of trace_accumulate as a ReplyWork, which can run together with the calls of other
-    replies. After the call, the function `traced` receives both logprobs. This function does not check
-    shapes."""
+    replies. After the call, the function `traced` receives log p(y) with the adapter, and without it. This
+    function does not check shapes."""
     dim, rank = lora_a.shape
     fields = ReplyStruct(what=TRACE, token=y, scale=s, dim=dim, vocab=logits.size, rank=rank)
     fields.hidden, fields.logits, fields.lora_a, fields.lora_b = _in(h), _in(logits), _in(lora_a), _in(lora_b)

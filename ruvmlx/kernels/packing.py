@@ -17,7 +17,8 @@ from ruvmlx.kernels.library import OK, _load
 
 ALIGNMENT = 64
 Q4, Q8, F16, BF16, F32 = range(5)
-# {GGUF type with blocks of 256 columns: its number in C}. Blocks of these types are packed without a change.
+# {GGUF type with blocks of 256 columns: its number in C}. Packing changes only the order of the codes of
+# these types, not their values.
 SUPER_BLOCKS = {"Q4_K": 5, "Q5_K": 6, "Q6_K": 7}
 _KINDS = {"float16": F16, "bfloat16": BF16, "float32": F32}
 _P, _N, _I, _U = C.c_void_p, C.c_size_t, C.c_int, C.c_uint32
@@ -108,7 +109,7 @@ class PackedMatrix:
 
     def pack(self, memory: np.ndarray, threads: Executor | None = None) -> None:
         """Write the packed weights into `memory`, uint8 [nbytes], whose address must be a multiple of 64. The
-        threads divide the rows among themselves."""
+        threads share the rows; None: the calling thread packs all rows."""
         if memory.nbytes < self.nbytes or memory.ctypes.data % ALIGNMENT:
             raise ValueError(f"packed matrices need {self.nbytes} bytes at a multiple of {ALIGNMENT}")
         rows = len(self.weight)

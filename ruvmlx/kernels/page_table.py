@@ -1,4 +1,5 @@
-"""This module has the page tables of the C decoder, and the memory of pages (neon/include/rvm_pages.h)."""
+"""This module has the page tables that the C library's attention reads, and the memory of pages
+(neon/include/rvm_pages.h)."""
 
 import ctypes as C
 import functools

@@ -41,8 +41,8 @@ class PagedAttention:
     describes. Raises ValueError for a head_dim that the library does not support: odd numbers, and numbers
     over 512.
 
-    threads: the number of threads that share the heads of a long prompt; None: the number of physical cores
-        that this process can use
+    threads: the number of threads that share the heads in a large call (SHARED); None: the number of physical
+        cores that this process can use
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class PagedAttention:
         slopes: Array | None = None,
     ) -> Array:
         """Append n tokens after `offset` earlier tokens. Each new token attends to itself and to the tokens
-        before it. Returns [n, H D].
+        before it within the window. Returns [n, H D].
 
         qkv: float32 [n, (H + 2 K) D], contiguous, not rotated; the pages of the new tokens are hot
         window: the number of tokens that a token sees, itself included; 0: all tokens

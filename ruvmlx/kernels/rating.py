@@ -1,11 +1,11 @@
 """This module computes an adapter's weights from ratings, and how far these weights move the model's
-distribution of the next token. Each kernel has a twin (`..._ref`), a simple version for tests.
+distribution of the next token. Each kernel has a twin (`..._ref` or `...Ref`), a simple version for tests.
 
 One call runs several kernels of micro.py, because separate calls from Python would take longer: after a
-reply, no CPU cache holds the kernels' data or the interpreter's code. Evidence is a set of sums over all
-ratings (micro.evidence_add). In shapes, A is the number of tokens that ratings can move, k the number of
-features of each token, R the rank, M the number of contexts, V the number of columns. Twins compute in
-float64. The formulas are in neon/include/rvm_rating.h.
+reply, the CPU caches mostly hold other data than the kernels' data and the interpreter's code. Evidence is a
+set of sums over all ratings (micro.evidence_add). In shapes, A is the number of tokens that ratings can move,
+k the number of features of each token, R the rank, M the number of contexts, V the number of columns. Twins
+compute mostly in float64. The formulas are in neon/include/rvm_rating.h.
 
 `impl` names an implementation ("scalar", "avx2", ...); None is the fastest one on this machine. Wrong shapes
 or types raise ValueError. An input or a result with NaN or Inf raises NotFinite.
@@ -45,8 +45,8 @@ class Rule:
 
     tokens: the rule for the weights of single tokens
     along: the rule for the weights of features, which many tokens share
-    cap: the maximum KL in answers (nats); if a change exceeds the cap, the weights of all tokens except those
-        that end a reply are scaled down to about the cap
+    cap: the maximum KL in answers (nats); if the KL of a change exceeds the cap, the weights of all tokens
+        except those that end a reply are scaled down until the KL is about the cap
     """
 
     tokens: Push
@@ -129,7 +129,7 @@ class KLContexts:
         following: [M], for each context, the column (in p0) of the token that follows in the text
         groups: for each group, the number of its contexts and the share of the prose that these contexts
             represent; the share of answers is 0
-        rest: [R, V]; the dot product of `rest` and the adapter's change is added to the rise of the negative
+        rest: [R, V]; the dot product of `rest` and s * lora_b is added to the rise of the negative
             log-likelihood of prose
         slope: [R, V]; the dot product of `slope` and lora_b is the derivative that `distance` returns
         """
@@ -158,7 +158,7 @@ class KLContexts:
         )  # fmt: skip
 
     def read_as(self, u: Array) -> "KLContexts":
-        """Return the same contexts with another `u` (hidden states times another lora_a), without `rest` and
+        """Return these contexts with another `u` (hidden states times another lora_a), without `rest` and
         `slope`."""
         return KLContexts(self.p0, self.log_ratio, u, self.following, self.groups)
 
@@ -193,8 +193,8 @@ class KLContexts:
 
 class EvidenceSolver:
     """This class turns evidence [3, R, A + k] into a block of weights [R, A + 1], for A tokens and k features
-    of each token. The last column of the block is for all tokens that are not among the A tokens, and is
-    0."""
+    of each token. The last column of the block stands for all tokens that are not among the A tokens; the
+    evidence gives it the weight 0."""
 
     def __init__(
         self, precision: Array, features: matmul.Matrix, rank: int, ends: NDArray[np.int32] | None = None
@@ -221,8 +221,8 @@ class EvidenceSolver:
     ) -> Array:
         """Return the block of weights that follows from the evidence.
 
-        answers: contexts in which the KL of `scale` times the block must not exceed the rule's cap; None: no
-            cap
+        answers: contexts in which the KL of `scale` times the block, without the columns of `ends`, is held
+            to about the rule's cap; None: no cap
         """
         _shape("evidence", evidence, (3, *self._said))
         block, scratch = np.empty(self._block, np.float32), np.empty(self._scratch, np.uint8)
@@ -295,7 +295,8 @@ class EvidenceSolverRef:
             others = np.setdiff1d(np.arange(a), self.ends)
             said, share = np.zeros(block.shape, np.float32), 1.0
             said[:, others] = block[:, others]
-            # The KL depends on `share` almost as a parabola. The second step corrects the first step's error.
+            # The KL depends on `share` almost as a parabola, so the second step corrects most of the first
+            # step's error.
             for _ in range(2):
                 if (kl := answers.distance_ref(said, share * scale)[0]) <= rule.cap:
                     break

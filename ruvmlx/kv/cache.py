@@ -2,8 +2,8 @@
 
 A page has a tier, its precision (ruvmlx/tiers.py). From the oldest page to the newest the tiers rise: cold,
 warm, hot. To demote a page is to lower its tier. Only the last page can be partly filled. Without memory
-pressure, the calls of the cache and their numbers of tokens decide the tiers of its pages, and time does not.
-The same calls therefore give the same bits.
+pressure, the calls and their numbers of tokens, not the time, decide the tiers, so the same calls give the
+same bits.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,8 +18,7 @@ from .policy import EVERYTHING, TIERED, TierPolicy
 from .pool import Lower, Page, PagePool
 from .storage import Bytes
 
-# number of tokens kept before a sliding window, so that mostly the window is complete after SLACK tokens are
-# trimmed
+# number of tokens kept before a sliding window; a trim of SLACK tokens mostly leaves the window complete
 SLACK = 256
 AHEAD = 32  # an early demotion starts at most AHEAD tokens before its page must have the lower tier
 
@@ -219,8 +218,7 @@ class PagedCache:
 
     def restore(self, facts: Mapping[str, Any], read: Callable[[int], bytes]) -> None:
         """Fill an empty cache from the result of `dump`. Raises ValueError if the values in `facts`
-        contradict one another or name another byte layout; a missing value or a value of a wrong type raises
-        another error (page_file.UNUSABLE).
+        contradict one another or name another byte layout, or another of page_file.UNUSABLE for bad values.
 
         read: a function of n that returns the next n bytes of the dump
         """
@@ -290,8 +288,7 @@ class PagedCache:
 
     def _lower(self, tier: int, which: range) -> None:
         """Convert the pages with the indexes `which` from `tier` to the next lower tier, a few pages at a
-        time. If a demotion of exactly these pages was started early, use its result; discard the result of an
-        early demotion of other pages."""
+        time. If a demotion of exactly these pages was started early, use its result; else discard it."""
         begun, result = self._begun.pop(tier, (None, None))
         if begun == which and result:
             self._take(which, result())

@@ -55,7 +55,7 @@ class CacheFolder:
 
     def __init__(self, path: Path, budget: int):
         self.path, self.budget = path, budget
-        self._lock = threading.Lock()  # `save` and `remove` hold it while they change files
+        self._lock = threading.Lock()  # `save` and `remove` hold this lock while they write or delete files
         # The owners (chats) whose files `remove` has deleted. A thread that still saves pages of one of these
         # owners must stop.
         self._removed: set[str] = set()

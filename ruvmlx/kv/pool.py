@@ -77,7 +77,7 @@ class PagePool:
         self.sizes = tuple(map(storage.page_bytes, range(len(TIERS))))
         self.caches: weakref.WeakSet[PageHolder] = weakref.WeakSet()
         self._abandoned: deque[tuple[Sequence[Page | None], Sequence[Lower]]] = deque()
-        self._thread = 0  # the id of the thread that makes pages; only this thread releases pages
+        self._thread = 0  # the id of the thread that makes pages; only this thread runs `release_abandoned`
 
     @property
     def budget(self) -> int:

@@ -42,7 +42,7 @@ class CandidateSummary:
     kl: the mean KL(f16 || policy), nats per token
     latency: the time of a decoded token with the policy, divided by the time with an f16 cache (median over
         replies)
-    bytes: the bytes of a cache with the policy that holds the longest recent prompt and reply
+    bytes: the bytes of a cache with the policy that holds `TierHistory.context` tokens
     """
 
     policy: TierPolicy

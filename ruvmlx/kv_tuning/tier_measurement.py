@@ -291,7 +291,8 @@ class KVLoop:
         )
 
     def _size(self, tokens: int, tier: int) -> int:
-        """Return the number of bytes of the full pages of `tokens` tokens, all in `tier`."""
+        """Return the number of bytes of the full pages of `tokens` tokens, all in `tier`; 0 if the backend
+        has no pages."""
         return tokens // PAGE * self._pool.sizes[tier] if self._pool else 0
 
     # -- reviewing -----------------------------------------------------------------------------------
@@ -302,7 +303,7 @@ class KVLoop:
 
     def review(self, cancel: threading.Event | None = None) -> dict[str, Any]:
         """Measure the missing candidates on at most REPLIES_AT_ONCE replies, then choose the policy of new
-        caches. Return a report. The event `cancel` stops the measurement."""
+        caches. Return a report. The event `cancel` stops the measurement, but not the choice."""
         if self._pool is None:
             return {"measured": 0, "changed": False, "stopped": "", "reason": NO_TIERS}
         started, stop = time.perf_counter(), ""
@@ -351,7 +352,8 @@ class KVLoop:
             check_memory()
             return reading.cost(policy, check_memory)
         finally:
-            # restore the pool's level of memory pressure, because the memory is free again
+            # restore the pool's level of memory pressure, because the memory of the measurement's caches is
+            # free again
             pool.level = level
 
     def _choose(self, pool: PagePool) -> dict[str, Any]:
@@ -363,7 +365,7 @@ class KVLoop:
         pressed = now > HIGH or (was_pressed and now >= LOW)
         found = history.summaries(lambda policy: policy.bytes(context, pool.sizes))
         asked = {"asked": history.asked is not None, "pressure": now, "changed": False}
-        if before and not found:  # the list of candidates has new policies, which are not measured yet
+        if before and not found:  # mostly: the list of candidates has new policies, not measured yet
             return before.report | asked
         choice = choose(found, budget=pool.budget, pressed=pressed, limit=self._limit)
         report = {
@@ -380,7 +382,7 @@ class KVLoop:
 
     def _keep(self, before: KVChoiceRow | None, choice: KVChoice, report: dict[str, Any]) -> bool:
         """Store the choice if its report differs from the stored report. Return True if the chosen policy
-        differs from the stored policy."""
+        differs from the stored policy (from the default if none is stored)."""
         if before and before.report == report:
             return False
         lengths = choice.policy.lengths

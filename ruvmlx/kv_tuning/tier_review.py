@@ -46,8 +46,8 @@ class TierReview:
 
     def due_when_idle(self) -> bool:
         """Return True if the program should call `review` in idle time: the setting `kv_measure` is on, there
-        are too few measurements for a choice, and there is a reply to measure. After the first choice, only
-        the command `learn kv --measure` starts more measurements."""
+        are too few measurements for a choice, and there is a reply to measure. When there are enough
+        measurements, only the commands `learn kv --measure` and `learn consolidate` start more."""
         return self._is_asked_for and not self._history.is_enough() and self.is_due()
 
     def status(self) -> KVStatus:

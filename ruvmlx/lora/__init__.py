@@ -1,5 +1,6 @@
-"""This package defines LoRA adapters: a small adapter that a rating changes (MicroLoRA), and a larger adapter
-that training changes (BaseLoRA).
+"""This package defines LoRA adapters: a small adapter of the output head that a rating changes (MicroLoRA), a
+rank-1 adapter of other matrices that a rating can change (LayerLoRA), and a larger adapter that training
+changes (BaseLoRA).
 
 The package defines the arrays, the files and the arithmetic of adapters. The package can import `kernels`,
 `models` and `platform`, but no backend, and not the package `sona`, which decides how adapters change. Read

@@ -36,7 +36,7 @@ class BaseLoRA:
 
     @property
     def rank(self) -> int:
-        """The largest rank of any layer."""
+        """The largest rank of any changed layer; 0 if no layer is changed."""
         return max((a.shape[1] for a, _ in self.pairs.values()), default=0)
 
     @cached_property
@@ -108,8 +108,9 @@ def missing_modules(config: ModelShape) -> frozenset[str]:
 
 
 def place_shape(config: ModelShape, module: str, layer: int) -> tuple[int, int] | None:
-    """Return (number of inputs, number of outputs) of a linear layer; None if the model does not have this
-    linear layer. module: one of MODULES."""
+    """Return (number of inputs, number of outputs) of a linear layer; None if an adapter cannot change this
+    linear layer, because the model does not have it or because mlx-lm's code runs the model (then only
+    lm_head can change). module: one of MODULES."""
     c, d = config, config.hidden_size
     if module == "lm_head":
         return (d, c.vocab_size) if layer == 0 else None

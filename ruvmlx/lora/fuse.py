@@ -3,10 +3,10 @@ other tools can load.
 
     W' = W + scale * (lora_a lora_b)^T      computed in float32, stored as float16, bfloat16 or float32
 
-Matrices that the adapter does not change keep their stored form, also if they are quantised to 4 bits.
-(Quantised matrices are in MLX's affine layout, which rounds GGUF's Q2_K, Q3_K and Q6_K to 8 bits.) Changed
-matrices are not quantised again, because the rounding would remove most of the change. If the adapter changes
-the output head, the head is no longer tied to the embedding, and the embedding keeps its own weights.
+Quantised matrices that the adapter does not change stay quantised, unless `dequantise` is True. (Quantised
+matrices are in MLX's affine layout, which rounds GGUF's Q2_K, Q3_K and Q6_K to 8 bits.) Changed matrices are
+not quantised again, because the rounding would remove most of the change. If the adapter changes the output
+head, the head is no longer tied to the embedding, and the embedding keeps its own weights.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -109,8 +109,8 @@ def _arrays(source: _Source, modules: Mapping[str, tuple[int, int]]) -> Iterator
 
 def _narrow_scales(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Return an array of a quantised matrix (codes, scales or biases) in the dtype in which the new folder
-    stores the array. Scales and biases that bfloat16 can hold exactly are written as bfloat16, because other
-    tools compute in the dtype of the scales."""
+    stores the array. If `dtype` is bfloat16, float32 scales and biases that bfloat16 can hold exactly are
+    written as bfloat16, because other tools compute in the dtype of the scales."""
     if array.dtype != np.float32 or dtype.name != "bfloat16":
         return array
     short = array.astype(dtype)
@@ -118,7 +118,8 @@ def _narrow_scales(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _fused_matrix(source: _Source, module: str, n_in: int) -> np.ndarray:
-    """Return a matrix [out, in] with the adapter's change. _ROWS rows are computed at a time."""
+    """Return a matrix [out, in] in `source.dtype`, with the adapter's change if there is one. _ROWS rows are
+    computed at a time."""
     # A tied output head has no separate weights, so the fused head is the embedding's weights plus the
     # change.
     origin = module if f"{module}.weight" in source.weights else _EMBEDDING
@@ -167,7 +168,7 @@ def _dtype(name: str) -> np.dtype:
 
 def _own_dtype(weights: Weights) -> str:
     """Return the model's own dtype: the dtype of the embedding, or of its scales if the embedding is
-    quantised."""
+    quantised (bfloat16 if it can hold float32 scales exactly)."""
     found = weights[f"{_EMBEDDING}.weight"]
     if f"{_EMBEDDING}.scales" not in weights:
         return found.dtype.name

@@ -13,7 +13,8 @@ If the language model is a part of a model for images, the names of its modules 
 
 PEFT can change lm_head (the output head) of any model. mlx-lm can change lm_head only if it is not tied to
 the embedding. With a tied embedding, mlx-lm's model has no lm_head, and mlx-lm refuses a file that changes
-lm_head. So this module refuses to write a file for mlx-lm that changes a tied lm_head.
+lm_head. So this module refuses to write a file for mlx-lm that changes a tied lm_head (except with 4 bits,
+which only ruvmlx reads).
 """
 
 import os
@@ -78,7 +79,7 @@ def places(config: ModelShape) -> dict[str, tuple[Place, tuple[int, int]]]:
 
 def combine_adapter(base: BaseLoRA | None, micro: MicroLoRA) -> BaseLoRA:
     """Return a base LoRA and a MicroLoRA as one change. If both change the output head, their factors are
-    concatenated, so nothing is rounded."""
+    concatenated, so only the conversion of lora_b to the base LoRA's scale rounds."""
     if not micro.lora_b.any():
         return base or BaseLoRA({})
     if base is None or not base.pairs:
@@ -145,8 +146,9 @@ def export(
 
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
-    """Yield a new folder. At the end of the with-block, the new folder replaces `folder` in one step. Before
-    this step, an adapter in `folder` stays unchanged."""
+    """Yield a new folder. At the end of the with-block, the new folder replaces `folder`: in one step, or
+    file by file on a system that cannot exchange two folders. Before the end, an adapter in `folder` stays
+    unchanged."""
     folder = folder.resolve()
     try:
         for old in folder.iterdir() if folder.exists() else ():
@@ -248,7 +250,8 @@ def _in_transformers(name: str) -> str:
 
 def load(folder: Path, config: ModelShape) -> BaseLoRA:
     """Read an adapter folder that mlx-lm, PEFT or `export` wrote. Raises AdapterMismatch if the adapter does
-    not fit the model."""
+    not fit the model, CorruptFile if it is damaged, and UnsupportedModel or UsageError if the folder is no
+    readable adapter."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder; an adapter is a folder with {CONFIG} in it.")
     settings = read_object(folder / CONFIG, missing_ok=False)

@@ -128,7 +128,8 @@ class LayerLoRA:
         return self.replace_fields(lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
 
     def with_places_of(self, other: "LayerLoRA") -> "LayerLoRA":
-        """Return a copy that also has the matrices of `other`, which has no evidence of ratings."""
+        """Return a copy that also has the matrices of `other`, a fresh layer LoRA without evidence of
+        ratings."""
         arrays = {
             name: np.concatenate([getattr(self, name), getattr(other, name)], axis=-1) for name in _ARRAYS
         }
@@ -208,7 +209,8 @@ def combine_loras(
     base: BaseLoRA | None, layer_lora: LayerLoRA | None, empty: bool = False
 ) -> BaseLoRA | None:
     """Return one LoRA with the changes of the base LoRA and of the layer LoRA. The factors of both are
-    concatenated, so nothing is rounded. If the layer LoRA changes nothing, the base LoRA itself is returned.
+    concatenated, so only the division of lora_b by the scale rounds. If the layer LoRA changes nothing and
+    `empty` is False, the base LoRA itself is returned.
 
     empty: True to concatenate the factors even if the layer LoRA changes nothing, because gradients need them
     """
@@ -235,10 +237,10 @@ def fold_layers(
 ) -> BaseLoRA:
     """Return the base LoRA with the layer LoRA's change folded in.
 
-    most: the maximum rank of a pair. If a pair's rank is below `most`, the rank grows by one. If a pair's
-        rank is already `most`, the pair keeps its rank, and the smallest singular direction of the sum is
-        dropped.
-    pause: a function that is called after each pair; it can raise an exception to stop
+    most: the maximum rank of a pair. If a pair's rank is below `most`, the rank grows by at most one. If a
+        pair's rank is `most` or more, the rank does not grow, and the smallest singular direction of the sum
+        is dropped.
+    pause: a function that is called after each pair that is folded; it can raise an exception to stop
     """
     if layer_lora is None or not layer_lora.moves:
         return base

@@ -3,10 +3,11 @@ rank, and a remainder.
 
     alpha A B + beta a b  =  [alpha A | beta a] [B; b]  =  Qa (Ra Rb^T) Qb^T  =  (Qa U) S (Qb V)^T
 
-A QR decomposition of [alpha A | beta a] and of [B; b] leaves a core Ra Rb^T of (r + q) x (r + q) for the
-ranks r and q. So the SVD of the sum of both changes is cheap. The first singular directions of the sum are
-the change of the given rank that is nearest to the sum (Eckart and Young 1936). The factors A + a and B + b
-would be wrong, because the cross terms A b + a B are larger than the smaller change.
+A QR decomposition of [alpha A | beta a] and of [B; b] leaves a core Ra Rb^T of at most (r + q) x (r + q)
+numbers for the ranks r and q. So the SVD of the sum of both changes is cheap. The first singular directions
+of the sum are the change of the given rank that is nearest to the sum (Eckart and Young 1936). The factors A
++ a and B + b would be wrong, because they add the cross terms A b + a B, which can be larger than the smaller
+change.
 """
 
 from dataclasses import dataclass, replace
@@ -23,8 +24,8 @@ _NOTHING = 1e-12  # singular values below this share of the largest singular val
 
 @dataclass(frozen=True)
 class Merged:
-    """The result of a merge: kept + tail is equal to the sum of both changes, up to an error of `lost`. All
-    factors are float32 and contiguous, and no scale must be applied to them.
+    """The result of a merge: kept + tail is equal to the sum of both changes, up to an error of `lost` and
+    float32 rounding. All factors are float32 and contiguous, and no scale must be applied to them.
 
     kept: the factors [in, r], [r, out] of the change of the given rank
     tail: the factors [in, t], [t, out] of the remainder; t can be 0

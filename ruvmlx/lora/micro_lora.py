@@ -19,7 +19,8 @@ RANK = 2
 ALPHA = 4.0
 # the significant bits of evidence: those of a float16, but with the exponents of a float32
 EVIDENCE_BITS = 11
-# weights are rounded to steps; about 2^WEIGHT_BITS steps lie between 0 and the largest weight of a row
+# weights are rounded to steps; 2^WEIGHT_BITS to 2^(WEIGHT_BITS + 1) steps lie between 0 and the largest
+# weight of a row
 WEIGHT_BITS = 12
 
 
@@ -83,9 +84,11 @@ class MicroLoRA:
         return replace(self, lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
 
     def rounded_copy(self) -> "MicroLoRA":
-        """Return a copy with fewer significant bits, so that a version takes less room in the store.
+        """Return a copy in which lora_b, evidence and taste have fewer significant bits, so that a version
+        takes less room in the store after compression.
 
-        A weight changes by at most half a step of `row_steps`, evidence by at most a part in 2^11.
+        A number of lora_b or taste changes by at most half a step of `row_steps`, a number of evidence by at
+        most one part in 2^11.
         """
         steps = row_steps(self.lora_b)
         taste = row_steps(self.taste[None])[0]
@@ -115,8 +118,8 @@ class MicroLoRA:
 
     @classmethod
     def from_bytes(cls, data: bytes, hidden_size: int, vocab_size: int) -> "MicroLoRA":
-        """Decode a stored MicroLoRA. Raises CorruptFile if the data is damaged, and AdapterMismatch if the
-        model has another hidden size or vocabulary size."""
+        """Decode a stored MicroLoRA. Raises CorruptFile if the data is damaged or has NaN or Inf, and
+        AdapterMismatch if the model has another hidden size or vocabulary size."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 arrays = {k: f[k] for k in f.files if "." not in k}

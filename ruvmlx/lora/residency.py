@@ -77,7 +77,8 @@ class Residency(Generic[T]):
         self._counts.pop(name, None)
 
     def tiers(self) -> list[Resident]:
-        """Return the state of every adapter that was ever requested, the hot adapter first."""
+        """Return the state of every adapter that was requested and not forgotten since, the hot adapter
+        first."""
         hot = next(reversed(self._loaded), None)
         order = [*reversed(self._loaded), *(name for name in self._counts if name not in self._loaded)]
         return [self._resident(name, hot) for name in order]

@@ -24,7 +24,7 @@ class Targets:
     """The matrices that one setting names. With `learn_targets`, a rating changes these matrices. With
     `base_targets`, the background loop trains these matrices.
 
-    head: True if the output head is changed
+    head: True if the setting names the output head
     places: (module, layer) of each changed matrix in the layers, in the model's order
     top: the maximum number of places that are changed: the places with the largest gradients; 0 for no limit
     """

@@ -1,4 +1,5 @@
-"""This module opens the draft model (engine/draft_model.py), if the settings name one."""
+"""This module opens the draft model (engine/draft_model.py), if the settings name one and the setting
+`speculate` is not "off"."""
 
 from ..backends.base import Backend, Drafting
 from ..backends.select import describe, open_backend
@@ -24,7 +25,8 @@ class _ProgressOnly(Watch):
 def open_draft_model(
     settings: Settings, large: Model, backend: Backend, plan: Plan | None, watch: Watch
 ) -> DraftModel | None:
-    """Open the draft model of the settings. Return None if the settings name no draft model.
+    """Open the draft model of the settings. Return None if the settings name no draft model, or if
+    `speculate` is "off".
 
     large, backend, plan: the model that writes the replies, its backend and its memory plan
 

@@ -21,8 +21,8 @@ from ..text import size
 CONTEXT = 4096  # the number of tokens of the KV cache that the estimate includes
 # Bytes that a model needs in addition to its weights and its KV cache. PROGRAM: bytes of the program itself.
 # PER_WORD: bytes for each token of the vocabulary, for the adapter and the measurement of the KL divergence.
-# A measurement gave 268 MB for the starter model with 49,152 tokens, at its first opening (native backend,
-# x86-64).
+# A measurement gave 268 MB for the starter model, with 49,152 tokens in its vocabulary, at its first opening
+# (native backend, x86-64).
 PROGRAM, PER_WORD = 170 << 20, 2048
 
 
@@ -66,7 +66,7 @@ def token_bytes(shape: ModelShape) -> int:
 
 def cached_tokens(shape: ModelShape, context: int) -> int:
     """Return how many of a context's tokens the KV cache holds. A model with a sliding window keeps only the
-    tokens of the window and SLACK tokens more."""
+    tokens of the window and about SLACK tokens more."""
     window = shape.sliding_window if isinstance(shape, ModelConfig) else None
     return min(context, window + SLACK) if window else context
 
@@ -76,7 +76,7 @@ class Fit:
     """The memory that a model needs, and the longest context with which the model fits this machine. weights,
     work (the program and learning), kv_per_token (16-bit keys and values) and limit (the maximum for one
     model) are bytes.
-    longest_context: a number of tokens; 0 if the weights alone do not fit."""
+    longest_context: a number of tokens; 0 if the weights and the program leave no room for a token."""
 
     weights: int
     work: int
@@ -119,8 +119,8 @@ class Fit:
 
 def _weight_bytes(facts: Facts, backend: Choice) -> int:
     """Return the number of bytes that the weights take in memory. The native backend and GPUs keep the
-    weights quantised. The reference backend, and MLX on a CPU with much memory, expand the weights to
-    float32."""
+    weights quantised. The reference backend expands the weights to float32. MLX on a CPU does so if they then
+    take at most a quarter of the memory."""
     whole = 4 * facts.parameters
     if backend.name == "reference":
         return whole
@@ -167,7 +167,7 @@ class Plan:
 
     def check(self, held: int = 0) -> None:
         """Raise NotEnoughMemory if the model does not fit. held: the number of bytes that the program will
-        free before the model needs them."""
+        free before the model needs them; below 0: bytes that another model will take."""
         memory = (
             self.memory if self.fits else MachineMemory.now(self.backend)
         )  # measure again, because the watch can have freed memory
@@ -228,8 +228,8 @@ class Planning(Watch):
         plan.check(self._watch.held if facts.to_fetch else 0)
 
     def note_choice(self, choice: FileChoice) -> None:
-        """Before a download, raise NotEnoughMemory if the chosen file's weights alone exceed the memory
-        limit."""
+        """Before a download, raise NotEnoughMemory if the chosen file alone exceeds the memory limit plus the
+        bytes that the watch will free."""
         self._watch.note_choice(choice)
         limit = MachineMemory.now(self._backend).limit + self._watch.held
         if choice.bytes > limit:
@@ -248,14 +248,16 @@ class Planning(Watch):
         return replace(model, context_limit=self._context)
 
     def watched_model(self, model: Model) -> Model:
-        """Return the model with a weight loader that reports its progress to the watch."""
+        """Return the model with a weight loader that reports its progress to the watch. Return `model` itself
+        if nobody watches or if mlx-lm's code loads the model."""
         if self._watch is QUIET or not model.is_own:
             return model
         return replace(model, load_weights=lambda: watched_weights(model, self))
 
 
 def _what_fits(limit: int, backend: Choice) -> str:
-    """Return a sentence that names models on this machine whose memory is within the limit."""
+    """Return a sentence that names at most three models on this machine, the largest that need at most
+    `limit` bytes, or that says that none fits."""
     from ..models.find.local import readable_models
 
     known = [(f.name, Need.of(f, backend).total) for f in readable_models() if not f.embeds]

@@ -27,9 +27,9 @@ MIN_CONTEXT_TOKENS = 128
 @dataclass(frozen=True)
 class Purpose:
     """The bytes of memory that the program plans and uses for one purpose. limit: the maximum number of
-    bytes; 0: no limit. name: "weights", "scratch" (working memory), "kv", "kv_disk" (KV caches on the disk),
-    "adapters_hot", "adapters_warm", "adapters_cold" (adapters by the time since their last use), "learning",
-    "program", or "total" (the sum without the disk)."""
+    bytes; 0: no limit, or not known. name: "weights", "scratch" (working memory), "kv", "kv_disk" (KV caches
+    on the disk), "adapters_hot", "adapters_warm", "adapters_cold" (adapters in use, loaded, and only on
+    disk), "learning", "program", or "total" (the sum without the disk)."""
 
     name: str
     planned: int

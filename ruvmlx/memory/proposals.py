@@ -28,9 +28,9 @@ MAX_PROPOSALS = 3  # the maximum number of proposals
 
 @dataclass(frozen=True)
 class ModelOffer:
-    """A model that this machine can use. size: bytes on the disk. memory_at_8k: bytes of memory with 8,192
-    tokens of context. tps_expected: the expected tokens per second. licence: the name of the model's licence;
-    "" if it is not known.
+    """A model that is installed or proposed. size: bytes on the disk. memory_at_8k: bytes of memory with
+    8,192 tokens of context. tps_expected: the expected tokens per second. licence: the name of the model's
+    licence; "" if it is not known.
     installed: True if the model is on this machine."""
 
     name: str
@@ -74,14 +74,15 @@ def proposals(few: int = MAX_PROPOSALS) -> list[ModelOffer]:
 
 def choose_offers(offers: Sequence[ModelOffer], few: int) -> list[ModelOffer]:
     """Return the first `few` offers with at least PLEASANT tokens per second. If no offer reaches PLEASANT
-    tokens per second, return the fastest offer. offers: the best model first."""
+    tokens per second, return the fastest offer. The result is empty only if `offers` is empty. offers: the
+    best model first."""
     pleasant = [offer for offer in offers if offer.tps_expected >= PLEASANT]
     return list(pleasant[:few]) or sorted(offers, key=lambda offer: -offer.tps_expected)[:1]
 
 
 def best_proposal(in_use: Facts) -> ModelOffer | None:
-    """Return the best model that the user can download. Return None if no proposed model has more parameters
-    than the model in use and than every installed model that fits."""
+    """Return the first of `proposals`. Return None if there is no proposal, or if it does not have more
+    parameters than the model in use and than every installed chat model that fits."""
     here: Iterable[Facts] = [in_use, *(facts for facts in readable_models() if not facts.embeds)]
     largest = max(facts.parameters for facts in here if _need(facts).total <= _limit() or facts is in_use)
     found = proposals(1)
@@ -102,7 +103,8 @@ def _parse_row(row: dict[str, Any]) -> Proposed:
 
 
 def _offer(facts: Facts, licence: str, is_here: bool) -> ModelOffer:
-    # the number of bytes that the model reads from memory for each token
+    # the number of bytes that the model reads from memory for each token: all weights, and the keys and
+    # values of USUAL tokens
     read = facts.bytes + token_bytes(facts.shape) * USUAL
     speed = SHARE * memory_bandwidth() / read
     return ModelOffer(facts.name, facts.bytes, _need(facts).total, round(speed, 1), licence, is_here)
@@ -110,7 +112,8 @@ def _offer(facts: Facts, licence: str, is_here: bool) -> ModelOffer:
 
 def _is_same(row: Facts, here: Facts) -> bool:
     """Return True if the two models are probably the same, perhaps in different formats or folders: their
-    sizes are equal, and their numbers of parameters differ by less than 5%."""
+    hidden sizes, numbers of layers and vocabulary sizes are equal, and their numbers of parameters differ by
+    less than 5%."""
     a, b = row.shape, here.shape
     sizes = (a.hidden_size, a.n_layers, a.vocab_size) == (b.hidden_size, b.n_layers, b.vocab_size)
     return sizes and abs(row.parameters - here.parameters) < 0.05 * row.parameters
