@@ -73,10 +73,10 @@ class KVCache(Protocol):
         """Return the number of bytes of memory that the cache takes now."""
 
     def trim(self, n: int) -> bool:
-        """Remove the newest n tokens. If the last kept token would be inside a page of 8 or 4 bits, the
-        method removes more than n tokens, so read `offset` after the call. If the cache cannot remove the
-        tokens (for example, a sliding window has dropped older tokens that the next token would see), return
-        False and change nothing; the caller must then start a new cache."""
+        """Remove the newest n tokens. A cache with KV pages can remove more than n tokens (for example, if
+        the last kept token would be inside a page of 8 or 4 bits), so read `offset` after the call. If the
+        cache cannot remove the tokens (for example, a sliding window has dropped older tokens that the next
+        token would see), return False and change nothing; the caller must then start a new cache."""
 
     def stats(self) -> KVStats: ...
 
@@ -101,7 +101,8 @@ class Backend(Protocol):
     # a line for the user if the open model has a limit (no GPU, no kernels of ruvmlx, missing features, a
     # small kv_budget); else ""
     caveat: str
-    # the installed base LoRA; a cache is valid only for the LoRA with which it was filled
+    # the installed base LoRA; a cache is valid only for base LoRAs with the same `of_keys` as the LoRA with
+    # which the cache was filled
     lora: BaseLoRA | None
     nbytes: int  # the number of bytes of the weights (native: with the decoder's working memory)
     chunk: int  # the maximum number of prompt tokens in one step of `prefill`
@@ -109,8 +110,8 @@ class Backend(Protocol):
     def set_lora(self, base: BaseLoRA | None) -> None:
         """Install a base LoRA, which changes only the linear layers that it names. With None, restore the
         original model, bit for bit. Call this method only between replies, because the KV caches that were
-        filled before become invalid. If the LoRA does not fit the model, raise AdapterMismatch and change
-        nothing."""
+        filled before become invalid if the LoRA changes a layer below the output head. If the LoRA does not
+        fit the model, raise AdapterMismatch and change nothing."""
 
     def new_cache(self, policy: TierPolicy | None = None) -> KVCache:
         """Return an empty cache. Without a policy, return a cache in which no number has fewer than 16
@@ -169,7 +170,8 @@ class Together(Protocol):
     in parallel."""
 
     def together(self, some: Sequence[ReplyWork]) -> None:
-        """Run the kernel calls of several replies in parallel, then call the function `done` of each call."""
+        """Run the kernel calls of several replies in parallel, then call the function `done` of each call in
+        order, until one raises an exception."""
 
 
 @runtime_checkable
@@ -185,10 +187,10 @@ class Drafting(Protocol):
         self, token: int, draft: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None
     ) -> list[Step]:
         """Append `token`. Return the Step (logits and hidden state) after `token`, and the Step after each
-        drafted token for which the newest KV page has room. The keys and values of the drafted tokens are
-        stored after the cache's last token. Call `accept` for each drafted token that the reply keeps, before
-        you use the step after this token. The next decoded token overwrites the keys and values of drafted
-        tokens that were not accepted."""
+        drafted token, except the last drafted tokens if the cache would have to make or demote a KV page for
+        them. The keys and values of the drafted tokens are stored after the cache's last token. Call `accept`
+        for each drafted token that the reply keeps, before you use the step after this token. The next
+        decoded token overwrites the keys and values of drafted tokens that were not accepted."""
 
     def accept(self, cache: KVCache) -> None:
         """Add the first drafted token that is not yet accepted to the tokens of the cache."""
@@ -198,7 +200,7 @@ class TokenStream(Protocol):
     """A stream of one reply's tokens. Call `prefill` with the prompt, then `read` for each token of the
     reply, then `close`."""
 
-    prefilled_at: float  # time.perf_counter() at the end of prefill; set by the first `read`
+    prefilled_at: float  # time.perf_counter() at the end of prefill; valid after the first `read`
 
     def prefill(self, tokens: Sequence[int], progress: Callable[[int], None] | None = None) -> None:
         """Append tokens (T >= 1) of the prompt to the cache. A caller can pass a long prompt in several

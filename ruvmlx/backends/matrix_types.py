@@ -41,7 +41,8 @@ class MatrixType:
 
 def matrix_types(model: Model) -> list[MatrixType]:
     """Return one MatrixType for each storage type of the model's matrices, the most frequent type first. The
-    list is empty for a folder of safetensors files without small floats (8 or 4 bits)."""
+    list is empty for a folder of safetensors files without small floats (8 or 4 bits), and for a model that
+    only mlx-lm's code runs."""
     weights = model.load_weights() if model.is_own else {}
     if not isinstance(weights, StoresBlocks):
         return []

@@ -6,8 +6,8 @@ For the hidden states h, one decoder layer computes: h += o_proj(attention(norm(
 h += down(silu(gate(x)) * up(x)), or h += down(gelu(up(x))) for an MLP without a gate.
 
 The fields of the model's configuration decide which additions of a model family are computed
-(models/config/families.py). The backend computes norms, softmax and RoPE's angles in float64. (Touvron et al.
-2023; Jiang et al. 2023)
+(models/config/families.py). The backend computes norms, activation functions, softmax and RoPE's angles in
+float64. (Touvron et al. 2023; Jiang et al. 2023)
 """
 
 import copy
@@ -284,7 +284,8 @@ def rope(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
 
 
 def unpack_weights(weights: Weights, config: ModelConfig) -> dict[str, np.ndarray]:
-    """Return all tensors by name as float32; quantised matrices are dequantised to [out, in]."""
+    """Return all weights, norms and biases by name as float32; quantised matrices are dequantised to [out,
+    in]."""
     out = {}
     for name, value in weights.items():
         path, _, kind = name.rpartition(".")

@@ -28,7 +28,7 @@ NAMES = ("auto", "mlx", "native", "reference")
 
 @dataclass(frozen=True)
 class Choice:
-    """The backend that `open_backend` will open.
+    """The backend that `open_backend` opens, unless a GPU fails.
 
     why: one sentence for people with the reason for the choice of this backend
     """
@@ -142,8 +142,9 @@ def open_backend(
 
     On a GPU the backend uses ruvmlx's kernels if they pass the self-check. If the kernels fail the
     self-check, the backend uses a KV cache without pages. If the graph without ruvmlx's kernels fails too,
-    "auto" opens the native decoder (or MLX on the CPU for models that only mlx-lm runs), and "mlx" raises
-    GPUFailed. The backend's `caveat` says if the backend runs without the GPU or without ruvmlx's kernels.
+    "auto" opens the native decoder (or MLX on the CPU, if the C library is missing or only mlx-lm's code runs
+    the model), and "mlx" raises GPUFailed. The backend's `caveat` says if a failure is the reason that the
+    backend runs without the GPU or without ruvmlx's kernels.
 
     threads: the number of CPU threads; None: the number of physical cores that this process is allowed to use
     kv_budget: the target for the maximum bytes of all tiered KV caches; 0: no limit
@@ -218,8 +219,8 @@ def _on_gpu(model: Model, device: str, threads: int | None, watch: Watch) -> "ML
 
 
 def _without_gpu(why: str, model: Model, threads: int | None, watch: Watch) -> Backend:
-    """Return the native backend, whose `caveat` tells the user that the GPU fails. why: the GPU's error. If
-    the C library is missing, or if the model needs mlx-lm's own code, return MLX on the CPU."""
+    """Return the native backend; its `caveat` tells the user that the GPU fails. why: the GPU's error. If the
+    C library is missing, or if the model needs mlx-lm's own code, return MLX on the CPU."""
     from ..platform.gpu import gpu
     from ..platform.mx import mx
     from .native.backend import NativeBackend

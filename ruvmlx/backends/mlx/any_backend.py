@@ -38,8 +38,8 @@ class AnyBackend(MLXRunner):
     def __init__(
         self, model: Model, device: str | None = None, threads: int | None = None, watch: Watch = QUIET
     ):
-        """watch: an object that receives the progress of loading. On a GPU, the constructor does not catch
-        MLX's errors GPU_ERRORS."""
+        """watch: an object that receives the progress of loading. On a GPU, MLX's errors GPU_ERRORS pass
+        through the constructor, except while mlx-lm builds the model."""
         kind = device or default_device()
         super().__init__(model.shape, kind, threads)
         self.lora: BaseLoRA | None = None

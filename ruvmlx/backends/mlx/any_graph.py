@@ -15,7 +15,7 @@ from ...errors import CorruptFile, UnsupportedModel
 from ...models.config.model import ModelShape
 from ...platform.mx import mx, nn
 
-PROBE = (0, 1, 2)  # the token ids of the test run in `_split`; every vocabulary has them
+PROBE = (0, 1, 2)  # the token ids of the test run in `_split`
 
 
 class _HiddenStates:

@@ -18,8 +18,8 @@ PIECE = 256 << 20
 def load_graph(model: Model, float32: bool, watch: Watch = QUIET) -> nn.Module:
     """Return mlx-lm's model; its weights are read into memory.
 
-    float32: True: convert all numbers that are not quantised to float32, because MLX's 16-bit products are
-        slow on a CPU
+    float32: True: convert all floating-point numbers to float32 (of quantised weights: the scales and
+        biases), because MLX's 16-bit products are slow on a CPU
     watch: an object that receives the number of bytes read so far
     """
     with one_line(model):

@@ -1,5 +1,5 @@
-"""This module is the attention of each layer of the MLX graph. The module computes the attention of mlx-lm's
-Llama, with the additions of other model families.
+"""This module is the attention of each layer of the MLX graph (graph.py). The module computes the attention
+of mlx-lm's Llama, with the additions of other model families.
 
 A model family can apply a norm to q and k of each head, scale RoPE's frequencies, rotate only a part of each
 head or use no RoPE, scale queries by their position, and add ALiBi's biases to the attention scores. The
@@ -21,8 +21,8 @@ _base = mlxlm.load("models.base")
 
 
 class MLXRope(nn.Module):
-    """A call returns factor * x, rotated by RoPE for the positions offset ... offset + T - 1. x: [B, H, T,
-    d]."""
+    """A call returns factor * x, in which RoPE rotates the first turned_dims numbers of each head, for the
+    positions offset ... offset + T - 1. x: [B, H, T, d]."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()

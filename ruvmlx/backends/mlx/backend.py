@@ -76,7 +76,8 @@ class MLXBackend(MLXRunner):
         self.nbytes = sum(a.nbytes for a in graph.parameters(self._graph).values())
         self._own_layers = how.own_layers
         self._forward = cpu_layers.forward if how.own_layers else _forward
-        # No step runs ahead on a CPU, because the next step and the current step would need the same cores.
+        # With the CPU layers, no step runs ahead, because the next step and the current step would need the
+        # same cores.
         self.streams = not how.own_layers
         own = how.own_layers
         self.pool = tiered_cpu.pool(model.config, threads) if own else PagePool(MLXStorage(model.config))
@@ -92,8 +93,8 @@ class MLXBackend(MLXRunner):
 
     def _do_without_kernels(self, caveat: str) -> None:
         """Use KV caches without pages from now on, whatever the tier policy is. (Tiered caches with plain MLX
-        operations in place of the kernels would be slow on a GPU.) caveat: the reason, one line for the
-        user."""
+        operations in place of the kernels would be slow on a GPU.) caveat: the reason, one line for the user,
+        in place of the backend's earlier caveat."""
         self.pool, self.caveat, self.kernels = None, caveat, f"{self.kernels}, plain KV cache"
 
     def warm_up(self) -> None:
@@ -123,8 +124,8 @@ class MLXBackend(MLXRunner):
         return None if self._forward is cpu_layers.forward else self._graph
 
     def new_cache(self, policy: TierPolicy | None = None) -> MLXCache | PagedCache:
-        """Return an empty cache. Without a policy, with the policy F16, or without usable kernels, return a
-        cache without KV pages, in the dtype of the computation."""
+        """Return an empty cache. Without a policy, with the policy F16, or if the backend has no KV pages
+        (`pool` is None), return a cache without KV pages, in the dtype of the computation."""
         window = self.config.sliding_window
         if policy is None or policy == F16 or self.pool is None:
             return MLXCache(self.config.n_layers, window)
@@ -234,9 +235,9 @@ def plan(weights: Weights, device: str) -> WeightsPlan:
 
 
 def _stored_dtype(weights: Weights) -> mx.Dtype:
-    """Return the dtype of the embedding or of its scales, in which the model's other numbers should be,
-    because norms of another dtype would convert every product to their dtype. Return float32 if 16 bits would
-    round the scales of any matrix."""
+    """Return the dtype of the embedding or of its scales (bfloat16 for a float format of MLX), in which the
+    model's other numbers should be, because norms of another dtype would convert every product to their
+    dtype. Return float32 if 16 bits would round the scales of any matrix."""
     modules = {name.removesuffix(".scales") for name in weights if name.endswith(".scales")}
     types = {m: tensor.type for m in modules if (tensor := stored_tensor(weights, m))}
     if any(kind.wide for kind in types.values()):
@@ -250,8 +251,8 @@ def _stored_dtype(weights: Weights) -> mx.Dtype:
 
 
 def _numbers(weights: Weights, name: str) -> int:
-    """Return the number of weights of the tensor `name`. For packed weights, the function assumes 4 bits per
-    weight, so the result is too large for formats with more bits."""
+    """Return the number of weights of the tensor `name`. For packed weights of safetensors files, the
+    function assumes 4 bits per weight, so the result is too large for formats with more bits."""
     module, _, kind = name.rpartition(".")
     # `stored_tensor` reads the number of weights from the file's header and converts no tensor.
     if kind != "bias" and (tensor := stored_tensor(weights, module)):

@@ -91,7 +91,8 @@ class KernelVerdict:
 
     @property
     def caveat(self) -> str:
-        """Return one line for the user about the first kernel that failed, or "" if no kernel failed."""
+        """Return one line for the user about the first result that is not ok, or "" if all results are ok
+        (also if no kernel exists for the model's shapes)."""
         wrong = next((r for r in self.results if not r.ok), None)
         if wrong is None:
             return ""

@@ -2,10 +2,11 @@
 compute the same results as mlx-lm's layers, up to rounding, with fewer and cheaper MLX operations.
 
 On a CPU stream every MLX operation costs 2-5 us, and MLX's exp computes one number at a time (9 ns each). To
-save operations, one matrix product computes q, k and v, and one product computes gate and up. RoPE's angles
-are computed once per step for all layers. The attention scale is multiplied into q's weights. For large
-arrays, the function `exp` below computes exponentials with operations that the compiler vectorised. All
-arrays are float32. The tests compare the results with mlx-lm's modules (tests/backends).
+save operations, one matrix product computes q, k and v, and one product computes gate and up, unless their
+weights are packed (quantised). RoPE's angles are computed once per step for all layers. The attention scale
+is multiplied into q's weights, or into the weights of q's norm. For large arrays, the function `exp` below
+computes exponentials with operations that the compiler vectorised. All arrays are float32. The tests compare
+the results with mlx-lm's modules (tests/backends).
 """
 
 import math
@@ -35,7 +36,7 @@ def install(graph: nn.Module, config: ModelConfig) -> None:
 
 
 def forward(graph: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
-    """Return hidden states [1, L, D] after the final norm of tokens [1, L].
+    """Return hidden states [B, L, D] after the final norm of tokens [B, L]; B or L is 1.
 
     After every HAND_OVER layers, MLX starts to compute the layers whose graph is built, while Python builds
     the graph of the next layers. This overlap makes a decode step of the starter model a tenth faster.

@@ -42,8 +42,8 @@ def check(shapes: Shapes, watch: Watch = QUIET, fresh: bool = False) -> KernelVe
 
 
 def ask(shapes: Shapes, watch: Watch = QUIET) -> KernelVerdict:
-    """Run the check and return its verdict. An error of the check becomes a verdict; only `watch` can make
-    this function raise an exception."""
+    """Run the check and return its verdict. An error of the check becomes a verdict; only `watch` or a signal
+    (Ctrl-C) makes this function raise an exception."""
     started = time.monotonic()
     try:
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:

@@ -13,7 +13,8 @@ from typing import Any
 from ...platform.mx import mx
 from ...text import size
 
-# MLX keeps at most this part of the working set (or LEAST_SPARE bytes) as unused buffers for later arrays
+# MLX keeps at most this part of the working set, or LEAST_SPARE bytes if that is more, as unused buffers for
+# later arrays
 SPARE = 0.05
 LEAST_SPARE = 512 << 20
 

@@ -31,7 +31,8 @@ def build(
 
     dtype: the dtype of all weights that are not packed (quantised)
     dequantise: True: convert the packed weights to plain numbers
-    pause: a function that is called after every few million numbers; it can raise an exception to stop
+    pause: a function that is called after every few million converted numbers; it can raise an exception to
+        stop
     """
     graph = _llama.Model(_llama.ModelArgs.from_dict(model_args(config)))
     adapt(graph.model, config)
@@ -107,15 +108,15 @@ Format = dict[str, Any]  # "bits", "group_size", and "mode" if the format is not
 
 
 def quantised_formats(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Format]:
-    """Return {module path: format} of the packed (quantised) tensors. The formats follow from the shapes of
-    the tensors."""
+    """Return {module path: format} of the packed (quantised) tensors. A format comes from the file's header,
+    or follows from the shapes of the tensors."""
     paths = [name.removesuffix(".scales") for name in weights if name.endswith(".scales")]
     return {path: _format(path, weights, shapes) for path in paths}
 
 
 def _format(path: str, weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> Format:
-    """Return a matrix's format from its shapes: in = shape[-1]; bits = 32 * (words per row) / in; group_size
-    = in / (scales per row)."""
+    """Return a matrix's format from the file's header or, if the header has none, from the matrix's shapes:
+    in = shape[-1]; bits = 32 * (words per row) / in; group_size = in / (scales per row)."""
     # the file's header gives the format without a conversion of the tensor
     if tensor := stored_tensor(weights, path):
         if mode := tensor.type.mode:
@@ -165,7 +166,8 @@ def _as_mlx_has_it(path: str, weights: Weights) -> dict[str, mx.array]:
 def dequantise_matrix(
     path: str, weights: Weights, fmt: Format, dtype: mx.Dtype, pause: Pause = lambda: None
 ) -> mx.array:
-    """Return w = scale * q + bias [out, in] of a packed matrix [out, in * bits / 32]."""
+    """Return the weights [out, in] of a packed matrix as plain numbers. In MLX's affine format, [out, in *
+    bits / 32], a weight is scale * q + bias."""
     stored = stored_matrix(weights, path) if "mode" in fmt else rounded_matrix(weights, path)
     if stored is not None:
         return _by_blocks(lambda rows: _array(stored.dequantise(rows), dtype), stored.shape, dtype, pause)

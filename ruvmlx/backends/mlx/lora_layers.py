@@ -1,6 +1,6 @@
 """This module installs a BaseLoRA in the MLX graph. The module wraps the graph's linear layers in
-ChangedLinear. In the CPU layers, one product (cpu_layers.Joined) computes several linear layers; for these,
-the module sets the attribute `change` of Joined to one LowRankChange for all layers of the product.
+ChangedLinear. In the CPU layers, one product (cpu_layers.Joined) computes several linear layers; the module
+then sets the attribute `change` of Joined to one LowRankChange for all linear layers of the product.
 
 The LoRA's matrices lora_a and lora_b have the dtype of the graph. The scale of the LoRA is multiplied into
 lora_b.

@@ -1,5 +1,6 @@
 """This module has the MLX backend's KV caches without tiers and pages. In a cache without pages, the keys and
-the values of a layer are two float arrays [1, n_kv_heads, T, head_dim] for T tokens."""
+the values of a layer are two float arrays [1, n_kv_heads, capacity, head_dim], with room for `capacity`
+tokens."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,9 +20,9 @@ _base = mlxlm.load("models.base")
 
 
 class SlidingKVCache:
-    """A cache for a layer with a sliding window. The cache holds at least the last `window` tokens, in order,
-    in a buffer. When the buffer is full, the newest window + slack tokens are copied to the front of a new
-    buffer.
+    """A cache for a layer with a sliding window. The cache holds at least the last `window` tokens (or all,
+    if there are fewer), in order, in a buffer. When the buffer is full, the newest window + slack tokens are
+    copied to the front of a new buffer.
 
     When mlx-lm's RotatingKVCache is full, each new token overwrites its oldest token, so the cache cannot go
     back by removing its newest tokens. SlidingKVCache also keeps `slack` tokens that are older than the

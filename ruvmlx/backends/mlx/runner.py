@@ -26,8 +26,8 @@ def default_device() -> str:
 
 
 class MLXRunner(ABC):
-    """This class implements the methods of base.Backend that compute something. A subclass provides the
-    model's graph, the caches and `set_lora`."""
+    """This class implements most methods of base.Backend that compute something. A subclass provides the
+    model's graph, the caches, `decode_batch` and `set_lora`."""
 
     def __init__(self, shape: ModelShape, kind: str, threads: int | None, chunk: int = 0):
         """kind: the device, as `default_device` names it. chunk: the maximum number of prompt tokens in one
@@ -133,7 +133,8 @@ class MLXRunner(ABC):
 
     def _run(self, tokens: Sequence[int], cache: KVCache, read: Callable) -> list[np.ndarray]:
         """Append tokens to the cache, call `read` with their hidden states [T, D], and return the arrays of
-        `read` as evaluated NumPy arrays. After a failure the cache does not hold the new tokens."""
+        `read` as evaluated NumPy arrays. After a failure the cache does not hold the new tokens (an AnyCache
+        is then empty)."""
         self.adapt_threads()
         with mx.stream(self.device), self.running([cache], len(tokens)) as held:
             hidden = self.forward(mx.array([list(tokens)], mx.uint32), held.layers)[0]

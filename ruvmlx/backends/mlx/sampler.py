@@ -3,7 +3,7 @@ need not read logits from the device.
 
 The candidate tokens, their order, the uniform random numbers of a seed, and the rule that picks a token
 (inverse CDF) are those of sampling.py. A seed draws the same tokens with this sampler and with sampling.py,
-except where rounding matters, because this module adds probabilities in float32.
+except where rounding or the order of equal logits matters; this module adds probabilities in float32.
 """
 
 from collections.abc import Iterator

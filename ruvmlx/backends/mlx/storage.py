@@ -3,10 +3,10 @@
 Each tier (precision of pages) has one pool, an array of pages, for each layer. A page has the same number in
 the pools of all layers. New pages are written into the pools with slice updates. MLX updates a slice in place
 if no other reference to the array exists. On a GPU, a step holds a reference to the arrays that it reads
-until the step ends. A decode step on a GPU therefore does not write to pools, and the page that is being
-filled is a separate array for each layer (`OpenPages`). When the page that is being filled is full, it is
-copied into the pools. MLX evaluates most operations of this module lazily, together with the step that needs
-them.
+until the step ends. A decode step on a GPU therefore does not write its new tokens to pools, and the page
+that is being filled is a separate array for each layer (`OpenPages`). When the page that is being filled is
+full, it is copied into the pools. MLX evaluates most operations of this module lazily, together with the step
+that needs them.
 """
 
 import heapq
@@ -144,8 +144,9 @@ class MLXStorage:
         return MLXTable(self)
 
     def compact(self, tier: int) -> dict[int, int]:
-        """Shrink the pools of `tier` if they have many more pages than are in use. Returns {old number: new
-        number} of the tier's pages in use; {} if the pools did not shrink."""
+        """Shrink the pools of `tier` if they have many more pages than are in use, or any unused page if
+        `limit` leaves no room. Returns {old number: new number} of the tier's pages in use; {} if the pools
+        did not shrink or hold no page in use."""
         used = sorted(set(range(self._capacity[tier])) - set(self._free[tier]))
         wanted = len(used) + self._spare(tier, len(used))
         if self._capacity[tier] < 1.5 * wanted and not (wanted == len(used) < self._capacity[tier]):
@@ -230,8 +231,8 @@ class MLXStorage:
 
     def _resize(self, tier: int, kept: list[int], capacity: int) -> None:
         """Replace the pools of all layers of a tier by pools of `capacity` pages, which begin with the old
-        pages `kept`. MLX's buffer cache is then cleared of the old pools, because MLX could not reuse buffers
-        of their size."""
+        pages `kept`. Then clear MLX's buffer cache, because MLX could hardly reuse buffers of the old pools'
+        size."""
         pools, size = self._layers[tier], layout.page_bytes(tier, self.head_dim)
         alone = self._room() < (capacity - len(kept)) * self.page_bytes(tier) + self.nbytes
         for layer in range(self.n_layers):

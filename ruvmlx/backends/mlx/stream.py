@@ -1,5 +1,5 @@
-"""This module computes a reply's tokens on MLX, one decode step ahead of the token that the caller reads. The
-device therefore computes the next token while the host waits for a token and uses it.
+"""This module computes a reply's tokens on MLX, mostly one decode step ahead of the token that the caller
+reads. The device therefore computes the next token while the host waits for a token and uses it.
 
     step k       feeds token k - 1, draws token k
     read() = k   submits step k + 1 (token k is not evaluated yet), then waits for token k
@@ -28,7 +28,7 @@ TIDY = 256  # the number of tokens between two calls of mx.clear_cache, as in ml
 
 class HeadChange:
     """A copy of a HeadAdapter (the adapter of the output head) in the device's memory. A call returns logits
-    [1, V] + scale * (hidden [1, D] @ lora_a) @ lora_b in float32."""
+    [1, V] + scale * (hidden [1, D] @ lora_a) @ lora_b, computed in float32."""
 
     def __init__(self, adapter: HeadAdapter):
         self.lora_a = mx.array(adapter.lora_a * np.float32(adapter.scale))

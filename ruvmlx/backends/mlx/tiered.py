@@ -2,9 +2,10 @@
 MLX graph.
 
 The module wraps the attention of every layer. With a plain cache (without pages) the layer runs unchanged. In
-a step over tiered caches, the layer computes only its projections (q, k, v, output), and ruvmlx's kernels
-compute the attention. The kernels apply RoPE to keys in float32, and store keys as f16, whatever the dtype of
-the graph is. For the layers of cpu_layers.py, tiered_cpu.py computes the attention over tiered caches.
+a step over tiered caches, the layer computes only its projections (q, k, v, output). ruvmlx's kernels compute
+the attention, for a prompt together with MLX's fused attention. The kernels apply RoPE to keys in float32
+(unless RoPE rotates only a part of each head), and store keys as f16, whatever the dtype of the graph is. For
+the layers of cpu_layers.py, tiered_cpu.py computes the attention over tiered caches.
 
 A `PromptStep` appends n tokens of one sequence. A `DecodeStep` appends one token to each of B sequences.
 """
@@ -148,8 +149,8 @@ def _join_open_pages(opened: Sequence[tuple[OpenPages, int]]) -> OpenPages:
 
 class Turns:
     """A Turns object computes RoPE's cosines and sines and the query scales for the positions of one step.
-    These values are computed once, at the first layer that needs them, and on the CPU, because a GPU launch
-    for a few hundred numbers takes longer.
+    Each of these values is computed once, at the first layer that needs it, and on the CPU, because a GPU
+    launch for a few hundred numbers takes longer.
     """
 
     def __init__(self, at: Sequence[int]):
@@ -189,7 +190,7 @@ class LayerPages:
         self.step, self.layer = step, layer
 
     def make_mask(self, *args, **options) -> None:
-        """Return None. The graph asks for a mask, but ruvmlx's kernels apply the mask themselves."""
+        """Return None. The graph asks for a mask, but the step applies the mask itself."""
 
 
 class RunningStep(NamedTuple):

@@ -1,4 +1,4 @@
-"""This module stores the verdicts of the GPU kernels' self-check, so that the check runs once for each
+"""This module stores the verdicts of the GPU kernels' self-check, so that the check mostly runs once for each
 machine and each model's shapes.
 
 A verdict belongs to a key: the GPU, the build of its compiler, the versions of MLX and mlx-lm, the sources of
@@ -81,7 +81,7 @@ def stored_verdict(wanted: dict[str, Any]) -> KernelVerdict | None:
 
 
 def keep(wanted: dict[str, Any], verdict: KernelVerdict) -> None:
-    """Store the verdict. If the folder cannot be written, the next start of the program checks the kernels
+    """Store the verdict. If the file cannot be written, the next start of the program checks the kernels
     again."""
     entry = {
         "key": wanted,

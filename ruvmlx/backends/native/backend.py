@@ -1,9 +1,10 @@
-"""The native backend runs the C decoder of neon/ on the CPU's vector units.
+"""The native backend runs the C decoder of neon/ on the CPU, with the CPU's vector units if neon/ supports
+them.
 
 The backend packs the weights (converts them to the layout of the C kernels) once, at loading. For products
-with 4-bit and 8-bit weights, the decoder quantises activations; for products with float weights, activations
-stay float32. The KV cache holds keys and values in float16; a tiered cache holds keys and values of old
-tokens in 8 or 4 bits.
+with quantised weights, the decoder quantises activations; for products with float weights, activations stay
+float32. The KV cache holds keys and values in float16; a tiered cache holds keys and values of old tokens in
+8 or 4 bits.
 """
 
 import ctypes as C
@@ -199,7 +200,8 @@ class NativeBackend:
         waiting: Callable[[], None] | None = None,
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Append tokens to the cache in one call of the decoder. Return hidden states and, if `head`, logits
-        of the last `outputs` tokens. If the call fails, the number of tokens in the cache does not change."""
+        (else None) of the last `outputs` tokens. If the call fails, the number of tokens in the cache does
+        not change."""
         held = cast(PagedCache, cache)
         with room_for([held], len(tokens)):
             return self._call(

@@ -1,7 +1,7 @@
-"""This module packs a model's weights for the C decoder, one tensor at a time.
+"""This module packs a model's weight matrices for the C decoder, one matrix at a time.
 
-Only the packed copy stays in memory. After a tensor is packed, the module returns the memory of the tensor's
-part of the memory-mapped file to the system, and keeps no converted copy.
+Only the packed copy of a matrix stays in memory. After a matrix is packed, the module returns the memory of
+its part of the memory-mapped file to the system, and keeps no other copy.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
-"""This kernel writes a prompt's new keys, rotated by RoPE, and its values as rows of hot pages (KV pages in
-float16). For a single token, the kernel of rope_append.py does the same work."""
+"""This kernel makes rows of hot pages (KV pages in float16) from a prompt's new keys, which it rotates by
+RoPE, and from the new values. For a single token, the kernel of rope_append.py does this work."""
 
 from functools import lru_cache
 from itertools import product

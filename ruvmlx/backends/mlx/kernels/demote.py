@@ -1,8 +1,9 @@
 """This kernel demotes whole KV pages: it converts them to the next lower tier, which has fewer bits.
 
-Every implementation of a demotion (NumPy, C, GPU) gives the same bytes, because all implementations use
-float32, divisions (not products with a reciprocal), and rounding of ties to even (metal_kernels/quantise.h).
-The outputs are new pages uint8 [n, n_kv_heads, page_bytes]. The KV cache copies the new pages into its pool.
+Every implementation of a demotion (NumPy in the tests, C, MLX, GPU) gives the same codes, scales and biases
+(the C library stores them in another order), because all use float32, divisions (not products with a
+reciprocal), and rounding of ties to even (metal_kernels/quantise.h). The outputs are new pages uint8 [n,
+n_kv_heads, page_bytes]. The KV cache copies the new pages into its pool.
 """
 
 from functools import lru_cache
@@ -42,7 +43,7 @@ def demote_gpu(pool: mx.array, ids: list[int], head_dim: int, to: int, run=Kerne
 @lru_cache(4)
 def _arguments(ids: tuple[int, ...], n_kv: int) -> tuple[mx.array, mx.array]:
     """Return the kernel's page ids and parameters. The arguments are cached, because all layers use the same
-    ones."""
+    page ids and parameters."""
     return mx.array([*ids, *[0] * 8], mx.int32), mx.array(params_of(KV_HEADS=n_kv), mx.int32)
 
 

@@ -1,5 +1,5 @@
-"""This module writes the Metal source of every kernel to files, one file for each set of the kernel's
-template values. The module needs no GPU.
+"""This module writes the Metal source of the kernels to files, one file for each set of a kernel's template
+values. The module needs no GPU.
 
 MLX makes the text when it traces a call: header, signature, body and the template's instantiation. Before the
 text of a kernel, MLX puts its own preamble, metal::utils(), which Python code cannot read. PREAMBLE replaces

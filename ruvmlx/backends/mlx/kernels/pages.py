@@ -1,7 +1,8 @@
 """This module describes KV pages in the form that the GPU kernels (Metal and CUDA) read.
 metal_kernels/README.md has the bit layouts.
 
-A page is 64 tokens of one layer and one KV head. A pool is uint8 [pages, n_kv_heads, bytes of a page].
+In this package, a page is 64 tokens of one layer and one KV head. A pool is uint8 [pages, n_kv_heads,
+bytes of a page].
 """
 
 import math
@@ -125,7 +126,7 @@ class GPUPageTable:
 
     split: the amount of work of one threadgroup, counted in cold pages. With a larger split, fewer partial
         results must be merged. With a smaller split, more threadgroups have work. The default makes about
-        THREADGROUPS threadgroups.
+        THREADGROUPS threadgroups, or fewer for short sequences.
     slopes: ALiBi's slopes, float32 [n_heads]; None: the model has no ALiBi
     """
 

@@ -1,5 +1,5 @@
-"""This kernel works on one new token of each of B sequences: it rotates the token's queries by RoPE and
-writes its key and value to the open page.
+"""This kernel works on one new token of each of B sequences: it rotates the token's queries and keys by RoPE,
+and makes the open page again with the token's keys and values.
 
 The open page is the hot page that is being filled. The open page is separate from the pool, because a kernel
 cannot write into an existing array. The kernel makes a new page of 64 rows, 32 KB a head for D = 128. The

@@ -1,11 +1,10 @@
-"""`python -m ruvmlx.backends.mlx.kernels.selfcheck SHAPES` checks every GPU kernel of the KV path on this
-machine.
+"""`python -m ruvmlx.backends.mlx.kernels.selfcheck SHAPES` checks the GPU kernels of the KV path.
 
-Each kernel runs on a small random KV cache with pages in all three tiers (4, 8 and 16 bits). The check
-compares the kernel's result with the result of its twin (the same function in plain MLX) on the CPU. Then the
-check times the kernel against plain MLX on the GPU. SHAPES is `check_results.Shapes` as JSON. The output is
-JSON lines: one line with the names of all cases, then one line before and one line after each case.
-gpu_check.py reads these lines. To add a kernel, write one function that makes a `Case` and add it to `cases`.
+The kernels run on parts of a small random KV cache with pages in all three tiers (4, 8 and 16 bits). The
+check compares a kernel's result with the result of its twin (the same function in plain MLX) on the CPU. If
+the result is right, the check times the kernel against plain MLX on the GPU. SHAPES is `check_results.Shapes`
+as JSON. The output is JSON lines: one line with the names of all cases, then one line before and one line
+after each case. gpu_check.py reads these lines. To add a kernel, add a function that makes a `Case` to CASES.
 """
 
 import json
@@ -53,7 +52,8 @@ class Case:
     the same result in plain MLX.
 
     tolerance: the maximum error, relative to the largest number of the twin's array
-    step: the maximum error of one number in a thousand, because rounding can change a number's code by one
+    step: the maximum error, relative in the same way, of one number in a thousand, because rounding can
+        change a number's code by one; 0: no such number
     race: the two functions that are timed against each other; None: run and twin
     timed: True if the kernel is timed
     slowest: the kernel fails if its time divided by the time of plain MLX is larger than this; inf: the time
@@ -71,9 +71,9 @@ class Case:
 
 
 class Sample:
-    """A random cache made by the twins: two pages in each lower tier, the other pages are hot (float16). The
-    last page is partly filled, with NaN after its last token. q: [T, n_heads, D]; k, v: [T, n_kv_heads,
-    D]; turn: [T, D]."""
+    """A random cache made by the twins: two pages in each lower tier, then three hot pages (float16). The
+    last page is partly filled, with NaN after its last token. q: [T, n_heads, D]; k, v: [T, n_kv_heads, D];
+    turn: [T, D]."""
 
     tokens, fresh = (2 * HOT + 2) * PAGE + 37, 9
 
@@ -102,10 +102,10 @@ class Sample:
 
     @cached_property
     def pools(self) -> list[mx.array]:
-        """Return the pools (arrays of pages) by tier: two pages in each lower tier, the other pages in the
-        hot tier (16 bits)."""
+        """Return the pools (arrays of pages) by tier: two pages in each lower tier, and the hot (16-bit) form
+        of all pages in the hot tier."""
         found = [self.hot]
-        # In the sample, the newest two pages stay in each tier. The older pages go to the next lower tier.
+        # demote the older pages of each tier to the next lower tier; keep the newest two of each lower tier
         for to in reversed(range(HOT)):
             found.append(demote.demote_ops(found[-1][: 2 * to + 2], self.dim, to))
         found = [pool[-2:] for pool in found[:0:-1]] + [self.hot]
@@ -118,7 +118,7 @@ class Sample:
 
     def view_of(self, tokens: int) -> SequencePages:
         """Return the page list of a sequence of `tokens` tokens. The list repeats the sample's full pages.
-        Each tier has the same number of pages; if this is not possible, the lower tiers have fewer pages."""
+        Each tier has the same even number of pages; if this is not possible, the hot tier has more pages."""
         pairs = tokens // PAGE // 2
         n = pairs // len(TIERS)
         hot = [2 * HOT, 2 * HOT + 1] * (pairs - n * HOT)
@@ -152,8 +152,8 @@ def on_the_gpu() -> mx.StreamContext:
 
 
 def cases(shapes: Shapes) -> list[Case]:
-    """Return the functions that make the cases: first the case of mlx-lm's own graph, then one case for each
-    kernel if kernels exist for the model's head size."""
+    """Return the cases: first the case of mlx-lm's own graph, then one or two cases for each kernel if
+    kernels exist for the model's head size."""
     if shapes.head_dim not in HEAD_DIMS:
         return [graph_case(shapes)]
     with mx.stream(mx.cpu):
@@ -191,9 +191,9 @@ def rope_append_case(s: Sample) -> Case:
 
 
 def demote_case(to: int) -> Callable[[Sample], Case]:
-    """Return a case that demotes pages (converts them to fewer bits) from the next higher tier to tier `to`.
-    The case compares the numbers; the tests compare the bytes. A small error before the rounding can change a
-    code by one. The case's `step` is relative to the largest key."""
+    """Return a function that makes the case in which pages are demoted (converted to fewer bits) from the
+    next higher tier to tier `to`. The case compares the numbers; the tests compare the bytes. A small error
+    before the rounding can change a code by one."""
 
     def case(s: Sample) -> Case:
         ids, source = [1, 0, 1], s.pools[to + 1]
@@ -338,7 +338,8 @@ def _numbers(run: Run, device: mx.Device | mx.DeviceType) -> list[np.ndarray]:
 
 
 def difference(got: Sequence[np.ndarray], want: Sequence[np.ndarray], case: Case) -> str:
-    """Return a text about the errors in the numbers. Return "" if there is no error."""
+    """Return a text about the first array of `got` that differs too much from the array in `want`; "" if
+    there is none."""
     for a, b in zip(got, want, strict=True):
         if a.shape != b.shape:
             return f"gives an array {list(a.shape)} instead of {list(b.shape)}"
@@ -372,7 +373,7 @@ def _many(run: Run, calls: int) -> list[mx.array]:
 
 
 def warm_up(shapes: Shapes) -> None:
-    """Run each kernel once, so that no kernel is compiled during the first reply."""
+    """Run the cases of the kernels once, so that these kernels are compiled before the first reply."""
     with mx.stream(gpu.device):
         for case in cases(shapes):
             if case.name != GRAPH:

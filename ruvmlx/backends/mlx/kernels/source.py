@@ -168,7 +168,7 @@ class Kernel:
 
     def _check(self, inputs: Sequence[mx.array]) -> None:
         """Raise ValueError if an input is too small. For each set of template values, the check runs only at
-        the first launch, because later launches differ only in the length of a page table."""
+        the first launch, to save time. The callers make all inputs large enough."""
         for (name, _), array in zip(self.inputs, inputs, strict=True):
             if array.size < 8:
                 raise ValueError(f"[{self.name}] {name} has {array.size} elements, must have at least 8")
