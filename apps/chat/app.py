@@ -1,7 +1,7 @@
 """This module is the chat app: its keys, its widgets, and the action (actions/) that each key calls.
 
-The runtime has its own thread (`ruvmlx.host.host.Host`). The app's thread only draws the screen and handles
-the user's input.
+The runtime (the open model with its store) has its own thread (`ruvmlx.host.host.Host`). The app's thread
+draws the screen and handles the user's input.
 """
 
 import asyncio
@@ -47,8 +47,8 @@ from .status import KeyHints, StatusLine
 from .transcript import Transcript
 from .welcome import Welcome
 
-# seconds that the app has to leave its screen after a signal; they begin when the runtime has closed and all
-# data is saved
+# seconds that the app has to leave its screen after a signal; they begin when the attempt to close the
+# runtime has ended
 GRACE = 3.0
 
 
@@ -182,7 +182,7 @@ class ChatApp(ChatShell):
     def _show_mode(self, event: events.DescendantFocus) -> None:
         self.chat.prompt.is_choosing = isinstance(event.widget, ReplyMessage)
         if event.widget is self.chat.prompt and self.chat.transcript.has_found and not self.chat.editing:
-            # the user begins a new message, so show the end of the chat
+            # the user leaves a message that a search found, so show the end of the chat
             self.chat.start(self.actions.write.show_end)
 
     def on_app_focus(self) -> None:
@@ -207,9 +207,9 @@ class ChatApp(ChatShell):
         self.action_leave()
 
     def told_to_end(self, signum: int) -> None:
-        """Leave the app after a signal, as Ctrl+Q does. A second thread closes the runtime, and ends the
-        process if the app has not left its screen GRACE seconds later, for example because the terminal is
-        gone."""
+        """Leave the app after a signal, as Ctrl+Q does. A second thread closes the runtime. The thread ends
+        the process if the process still runs GRACE seconds after the close, for example because the terminal
+        is gone."""
         self.hang_up(signum)
         threading.Thread(target=self._end_anyway, daemon=True).start()
 
@@ -240,7 +240,8 @@ class ChatApp(ChatShell):
         await self.actions.submit(event.text)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Yield the entries of the command palette: the slash commands, then Textual's own entries."""
+        """Yield the entries of the command palette: first the slash commands that have a title, if a chat is
+        open, then Textual's own entries."""
         for entry in palette.entries() if self.chat.state.session else ():
             yield SystemCommand(entry.title, entry.help, partial(self.actions.choose, entry))
         yield from super().get_system_commands(screen)
@@ -248,8 +249,8 @@ class ChatApp(ChatShell):
     def deliver_screenshot(
         self, filename: str | None = None, path: str | None = None, time_format: str | None = None
     ) -> str | None:
-        """Write a screenshot as an SVG file into the user's folder, into which /export writes, too. The entry
-        "Screenshot" of Textual's palette calls this method."""
+        """Write a screenshot as an SVG file into the user's current folder, and return the file's path. After
+        an error, return None. The entry "Screenshot" of Textual's palette calls this method."""
         name = filename or time.strftime("ruvmlx-%Y-%m-%d-%H%M%S.svg")
         try:
             file = self.options.files.path(name)
@@ -261,8 +262,8 @@ class ChatApp(ChatShell):
         return str(file)
 
     def copy_to_clipboard(self, text: str) -> None:
-        """Copy a text to the clipboard. Textual calls this method for text that the user selected on the
-        screen."""
+        """Copy a text to the clipboard. Textual also calls this method, for text that the user selected on
+        the screen."""
         self.actions.clipboard.to_system(text, super().copy_to_clipboard)
 
     # Methods that keys call

@@ -27,8 +27,8 @@ def parse_reason(argument: str) -> str:
 def parse_number(argument: str, last: int, what: str) -> int | None:
     """Return the number in the argument: "2" -> 2, "" -> None.
 
-    Raise UsageError if the number is not in 1 to `last`. what: the plural noun for the numbered things, for
-    example "chats"; the error's text has this noun.
+    Raise UsageError if the argument is no number from 1 to `last`. what: the plural noun for the numbered
+    things, for example "chats"; the error's text has this noun.
     """
     if not argument:
         return None

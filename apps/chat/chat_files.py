@@ -166,7 +166,8 @@ def restore_newest(runtime: Runtime) -> str:
 
 def export(runtime: Runtime, session: str, file: str, files: UserFiles) -> str:
     """Write a chat to a file, and return a sentence for the user with the file's path. A .json file gets all
-    branches of the chat. A file with any other ending gets the messages of the shown branch as Markdown."""
+    branches of the chat. A .md, .markdown or .txt file, or a file without an ending, gets the messages of the
+    shown branch as Markdown. Raise UsageError for any other ending."""
     if not file:
         raise UsageError("which file? Give a name that ends in .md or .json")
     path, store = files.path(file), runtime.store

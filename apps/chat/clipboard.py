@@ -1,5 +1,5 @@
-"""This module copies text to the clipboard with a tool of the system, for example pbcopy. Over SSH, or if the
-system has no tool, the module sends the text to the terminal, which copies it (escape sequence OSC 52).
+"""This module copies text to the clipboard with a tool of the system, for example pbcopy. Over SSH, or if no
+tool copies the text, `copy` sends the text to the terminal, which copies it (escape sequence OSC 52).
 
 Over SSH, a tool would fill the clipboard of the remote machine, which the user cannot reach.
 """

@@ -262,7 +262,8 @@ _FORM = re.compile(r"/([A-Za-z]+|[1-5+?-])(?:\s+(.*))?", re.DOTALL)
 
 
 def parse(text: str) -> Command | None:
-    """Return the command in a typed line, or None if the line is a message for the model.
+    """Return the command in a typed line, or None if the line is a message for the model. Raise UsageError
+    for an unknown command, and for an argument of a command that takes none.
 
     >>> parse("/rate up")
     Command(name='rate', argument='up')

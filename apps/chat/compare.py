@@ -52,8 +52,8 @@ def draw_seed() -> int:
 
 
 def check(runtime: Runtime, session: str, text: str) -> None:
-    """Raise NotFound if the model has learned nothing yet, or if there is no question. text: the question of
-    the comparison; "" for the last question of the chat."""
+    """Raise NotFound if no adapter with a learned version is in use, or if there is no question. text: the
+    question of the comparison; "" for the last question of the chat."""
     known = learn_status(runtime)
     if known is None or known.adapter_version == 0:
         raise NotFound("nothing was learned yet, so there is nothing to compare; rate some replies first")
@@ -68,7 +68,7 @@ def writing(
 
     text: a new question, or "" for the last question of the chat. first: True for the reply that is written
     first; this reply adds the new question to the chat. with_learned: True if the model uses the adapter for
-    this reply.
+    this reply. seed: the random seed of the reply; None: the seed of the options.
     """
 
     def begin(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
@@ -99,7 +99,8 @@ def choice(argument: str, candidates: list[Candidate]) -> tuple[Candidate, Candi
 
 
 def lengths(without: str, with_it: str) -> str:
-    """Return a sentence with the lengths of two replies: "160 words without, 64 with what was learned."."""
+    """Return a sentence with the lengths of two replies: "160 words without, 64 with what was learned.". If
+    the replies are equal, the sentence only says so."""
     if without == with_it:
         return "Both replies are the same."
     before, after = (f"{len(split(text).answer.split()):,}" for text in (without, with_it))

@@ -40,7 +40,7 @@ class Suggestion:
     """One suggestion for the typed line.
 
     text: the text that replaces the line from character number `start` on. usage, help: the usage and the
-    help text of a suggested command, as in /help. goes_on: True if more words must follow; if this is the
+    help text of a suggested command, as in /help. goes_on: True if more words can follow; if this is the
     only suggestion, Tab then adds a space.
     """
 

@@ -57,7 +57,7 @@ class StatusWatch(Watch):
 
 class ChatContext:
     """The objects that the app's actions and screens share. The widgets are attributes, because a search for
-    a widget by Textual would visit every widget of the conversation."""
+    a widget by Textual can visit every widget of the conversation."""
 
     panel: Panel
     transcript: Transcript

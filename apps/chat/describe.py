@@ -101,8 +101,8 @@ NO_FACTS = "facts teach nothing: ratings change how the model writes, not what i
 
 
 def first_summary(found: FirstSummary | None) -> str:
-    """Say which replies the user seems to like by the first ratings. If these ratings show nothing clear,
-    return a question to the user. If `found` is None, return ""."""
+    """Say which replies the user seems to like by the first ratings. If these ratings show nothing clear, say
+    so, and ask about the user's likely taste if there is a guess. If `found` is None, return ""."""
     if found is None:
         return ""
     so_far = f"After {found.count} ratings"
@@ -116,8 +116,8 @@ def first_summary(found: FirstSummary | None) -> str:
 
 
 def summary(found: ChatSummary, is_printed: bool = False) -> str:
-    """Say that the model reads notes in place of the oldest messages. is_printed: True if the user has
-    already seen the notes; if False, the text ends with the notes."""
+    """Say that the model reads notes in place of the oldest messages, or that it wrote no notes. is_printed:
+    True if the user has already seen the notes; if False, the text ends with the notes."""
     if not found.count:
         return "The model wrote no notes; it reads what its context has room for."
     told = (
@@ -153,15 +153,16 @@ NOTHING_LEARNED = "Saved your version; this chat uses no adapter, so nothing was
 
 
 def learned_choice(result: PreferenceResult, what: str, key: str) -> str:
-    """Say which reply the user prefers, and which key undoes the user's choice. what: words that name the
-    chosen reply."""
+    """Say which reply the user prefers. Also say which key undoes the choice, or that the choice changed
+    nothing. what: words that name the chosen reply."""
     if not result.applied:
         return f"Kept that you prefer {what}; it changed nothing"
     return f"Learned that you prefer {what}; {key} takes it back"
 
 
 def preference_words(result: PreferenceResult, what: str) -> str:
-    """Say which reply the user prefers, and that /undo takes the choice back. Plain mode shows this text."""
+    """Say which reply the user prefers. Also say that /undo takes the choice back, or that the choice changed
+    nothing. Plain mode shows this text."""
     return f"{learned_choice(result, what, '/undo')}."
 
 
@@ -192,8 +193,8 @@ def reply_details(response: GenerationResponse, context: int) -> list[str]:
 
 
 def seconds(ms: float) -> str:
-    """Return a time of `ms` milliseconds as text in seconds: "0.2 s", "12 s", or "0.04 s" if tenths of a
-    second would show 0."""
+    """Return a time of `ms` milliseconds as text in seconds: "0.2 s", "12 s" from 10 s on, or "0.04 s" below
+    0.095 s."""
     digits = 0 if ms >= 10_000 else 1 if ms >= 95 else 2
     return f"{ms / 1000:.{digits}f} s"
 

@@ -23,7 +23,8 @@ def exit_code(signum: int) -> int:
 @contextlib.contextmanager
 def heard(handler: Callable[[int], None], signals: tuple[signal.Signals, ...] = SIGNALS) -> Iterator[None]:
     """Within the `with` block, call handler(signum) in the main thread for each signal of `signals`. A signal
-    that the process ignores already (nohup) stays ignored."""
+    that the process ignores already (nohup) stays ignored. In another thread than the main thread, the block
+    runs without the handler."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -19,8 +19,8 @@ _SKIPPED = {"__pycache__", "node_modules"}
 
 def entries(files: UserFiles) -> list[PickerEntry]:
     """Return entries for the text files and PDFs in the user's folder and in the folders below this folder,
-    with the size of each PDF and the approximate number of tokens of each text file. The list has no hidden
-    files and no files of other kinds."""
+    with the size of each PDF and the approximate number of tokens of each text file. The list has at most
+    MOST_FILES entries, and no hidden files. A file is a text file if its first 1,024 bytes have no zero."""
     assert files.folder is not None
     found = list[PickerEntry]()
     for path in _walk(files.folder):

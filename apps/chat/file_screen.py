@@ -1,5 +1,5 @@
 """This module is the screen on which the user picks files for a message. The key Tab marks a file, and Enter
-puts the names of all marked files into the message."""
+puts the names of all marked files and of the highlighted file into the message."""
 
 from dataclasses import replace
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""This module decides when Python collects garbage, so that no collection delays the echo of a key.
+"""This module decides when Python collects garbage, so that a collection seldom delays the echo of a key.
 
 A full collection visits every object of the process and stops the app for 0.2 s in a long chat. Python alone
 would start a full collection while a reply grows, because a reply makes many new widgets. This module freezes
@@ -16,11 +16,11 @@ import gc
 import sys
 
 EVERY = 0.5  # seconds between two calls of `IdleLearner.tidy`, which calls `Garbage.set_aside`
-QUIET = 2.0  # seconds without a key or a reply after which a full collection can run
+QUIET = 2.0  # seconds after the last key, click, begin or end of a reply, from which on the limit NEW applies
 # A full collection runs above these multiples of the number of memory blocks that the last full collection
 # left: NEW in a pause of the user, LATE between two replies, OVERDUE (plus A_REPLY) during a reply.
 NEW, LATE, OVERDUE = 1.02, 1.2, 2.0
-# number of blocks, beyond OVERDUE, that one reply can add before a full collection interrupts the reply
+# number of blocks above the limit OVERDUE at which a full collection interrupts a reply
 A_REPLY = 1_000_000
 
 

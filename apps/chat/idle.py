@@ -93,7 +93,7 @@ class _Watch:
 
 class IdleLearner:
     """The part of the app that lets the runtime learn while the user does nothing. The class also collects
-    Python's garbage between replies."""
+    Python's garbage, in most cases between replies (`tidy`)."""
 
     def __init__(self, chat: ChatContext, rate: RateActions) -> None:
         self._chat, self._rate = chat, rate
@@ -113,8 +113,8 @@ class IdleLearner:
             self._chat.app.call_later(self.tidy)
 
     def tidy(self) -> None:
-        """Collect Python's garbage if the limits of gc_policy.py require it. The app calls this method after
-        each reply and every `gc_policy.EVERY` seconds."""
+        """Collect the newest garbage of Python, and all garbage if the limits of gc_policy.py require it. The
+        app calls this method after each reply and every `gc_policy.EVERY` seconds."""
         self.garbage.set_aside()
         quiet = time.monotonic() - self._interrupted_at > QUIET
         allowed = (OVERDUE, A_REPLY) if self._chat.phase != "idle" else (NEW,) if quiet else (LATE,)

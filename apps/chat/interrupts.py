@@ -51,7 +51,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def setting(self, cancel: threading.Event) -> Iterator[None]:
-        """Let Ctrl-C set the event `cancel` within the `with` block."""
+        """Let Ctrl-C, SIGHUP and SIGTERM set the event `cancel` within the `with` block."""
         self._cancel = cancel
         try:
             yield
@@ -60,8 +60,8 @@ class Interrupts:
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
-        """Let Ctrl-C raise KeyboardInterrupt within the `with` block. If the user pressed Ctrl-C before the
-        block, raise KeyboardInterrupt at the start of the block."""
+        """Let Ctrl-C, SIGHUP and SIGTERM raise KeyboardInterrupt within the `with` block. If one of these
+        signals came earlier and Ctrl-C did not stop a reply, raise KeyboardInterrupt at the block's start."""
         self._raise = True
         try:
             if self._pending:

@@ -34,8 +34,8 @@ _ESCAPE = constants.ESCAPE_DELAY + 0.001  # seconds after which a lone ESC byte 
 
 
 class Keyboard:
-    """The keys of the terminal: the object holds the typed text and parses it. Only the app's thread uses the
-    object."""
+    """The keys of the terminal: the object holds the typed text and parses it in the app's thread. The thread
+    that reads the terminal uses only the property `unread`."""
 
     def __init__(self, app: App, process: Callable[[Message], None]):
         """process: a function that the object calls with each message of the parser."""

@@ -1,7 +1,7 @@
 """This module reads the user's own keys from the setting `keys`, for example again=ctrl+t,chats=f3.
 
-A key that the user has chosen applies to all screens. A binding that several screens share (close, quit,
-list_up ...) has one name.
+A key that the user has chosen for a binding applies to every screen that has this binding. A binding that
+several screens share (close, quit, list_up ...) has one name.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ OF_LISTS = (
 )
 
 
-# No action may take this key, because Ctrl-C must always stop a reply or leave a screen.
+# The user cannot choose this key for an action, because Ctrl-C must always stop a reply or leave a screen.
 _INTERRUPT = "ctrl+c"
 
 

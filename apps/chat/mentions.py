@@ -62,8 +62,8 @@ def with_files(text: str, files: UserFiles, tokens: Callable[[str], int]) -> Men
     """Return the message with the text of each file that it mentions. tokens: a function that counts the
     tokens of a text.
 
-    Raise UsageError for a file that has no text. If a mention matches no file, the mention stays as the user
-    typed it, and a note says that there is no such file.
+    Raise UsageError for a file that is not text and no PDF with text, is too large, or cannot be read. If a
+    mention matches no file, the mention stays as the user typed it, and a note says so.
     """
     blocks, notes = dict[str, str](), list[str]()
     for match in _MENTION.finditer(text):
@@ -79,13 +79,13 @@ def with_files(text: str, files: UserFiles, tokens: Callable[[str], int]) -> Men
 
 def _file_of(match: re.Match[str], files: UserFiles) -> tuple[str, Path | None]:
     """Return the file name of a mention, without the punctuation after it, and the path of the file. The path
-    is None if the file does not exist."""
+    is None if the app finds no such file."""
     typed = match["quoted"] or match["plain"]
     names = [typed] if match["quoted"] else [typed, typed.rstrip(_PUNCTUATION)]
     if files.folder is not None:
         for name in filter(None, names):
-            # These errors mean that the name is too long, begins with an unknown user (~name), or has a null
-            # character.
+            # These errors mean that the file cannot be reached, for example because the name is too long,
+            # begins with an unknown user (~name), or has a null character.
             with suppress(OSError, RuntimeError, ValueError):
                 path = files.path(name)
                 if path.is_file():

@@ -53,7 +53,7 @@ class UserMessage(Vertical):
 
 
 class Notice(Static):
-    """A line of text from the app, and not from the model. kind: "error" or "info"."""
+    """A text from the app, and not from the model. kind: "error" or "info"."""
 
     def __init__(self, text: str, kind: str = "info") -> None:
         super().__init__(sanitize(text), markup=False, classes=kind)
@@ -167,7 +167,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
 
     @property
     def is_cut(self) -> bool:
-        """True if the user stopped the reply or a limit cut the reply."""
+        """True if the user stopped the reply, a limit cut it, or it ended because it only repeated itself."""
         return bool(self.ending)
 
     def compose(self) -> ComposeResult:
@@ -213,8 +213,8 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         await self.body.show(self.answer)
 
     async def finish(self, text: str, ending: str) -> None:
-        """Show the whole reply as the store has saved it. ending: the reason why the reply ended, a key of
-        `ENDINGS`."""
+        """Show the whole text of the reply, which gets no more chunks. ending: the reason why the reply
+        ended; the widget shows a note about it if ENDINGS has this reason."""
         self.text, self.finished = sanitize(text), True
         self._show_thought()
         await self.body.show(self.answer, final=True)

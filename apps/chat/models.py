@@ -47,7 +47,7 @@ class PickerEntry:
 
 def _facts(form: str, bits: float | None, numbers: int | None, nbytes: int, more: str = "") -> list[str]:
     """Return the facts of a model file: "gguf", "5.7 bits", "135 M", "97 MB". If the program could not read
-    the bits or the number of parameters, leave them out."""
+    the bits, leave out the bits and the number of parameters."""
     read = [f"{bits:.1f} bits", parameters(numbers or 0) + more] if bits else []
     return [form, *read, size(nbytes)]
 
@@ -76,7 +76,7 @@ def _offer_entry(offer: proposals.ModelOffer) -> PickerEntry:
 
 
 def is_proposal(name: str) -> bool:
-    """Return True if the name is the name of a proposed model that this machine does not have yet."""
+    """Return True if `name` is a model of the table of proposals that fits this machine and is not on it."""
     return any(offer.name == name for offer in proposals.proposals(few=99))
 
 
@@ -136,8 +136,8 @@ def adapters(runtime: Runtime) -> list[PickerEntry]:
 
 def find_adapter(argument: str, runtime: Runtime) -> str | None:
     """Return the name of the adapter that the user names, or None for "none". Raise UsageError for an unknown
-    name, unless the word "new" follows the name and asks for a new adapter. The error does not propose
-    "none", because that name turns learning off."""
+    name, unless the word "new" follows the name and asks for a new adapter. The error does not propose the
+    name "none", because that name turns learning off."""
     name, _, new = argument.partition(" ")
     known = [NO_ADAPTER, "default", *(row.name for row in runtime.adapters())]
     if name not in known and new.strip() != "new":

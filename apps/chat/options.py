@@ -17,7 +17,7 @@ class ChatOptions:
     """The options of a chat. session: "new", "continue" (the last chat) or the beginning of a chat's id."""
 
     session: str = "new"
-    sampling: Sampling | None = None  # sampling settings; None: the model's own settings
+    sampling: Sampling | None = None  # None: the values of the settings, or else of the model
     max_new_tokens: int = 1024
     system: str | None = None
     # Only the app uses the options learn_when_idle, theme, motion and keys. Plain mode cannot learn in idle
@@ -27,7 +27,7 @@ class ChatOptions:
     motion: bool = True
     keys: str = ""  # the user's own keys, for example "again=ctrl+t,chats=f3"
     best_of: int | str | None = None  # number of replies to a question, or "auto"; None: as in the settings
-    # words of the message to show first; if session is "new", the app searches all chats for these words
+    # words of the message to show first; if `session` is "new", the message can be in any chat
     find: str = ""
     message: int | None = None  # the id of the message to show first; None: the end of the chat
     files: UserFiles = HERE
@@ -60,8 +60,8 @@ def start_place(runtime: Runtime, options: ChatOptions) -> tuple[str, int | None
 
 
 def start_session(runtime: Runtime, options: ChatOptions) -> str:
-    """Return the id of the chat that the options select. If the options say "continue" and no chat exists
-    yet, begin a new chat."""
+    """Return the id of the chat that the options select. Begin a new chat if the options say "new", or if
+    they say "continue" and no chat exists yet. Set the chat's system prompt if the options have one."""
     earlier = runtime.chats.last_chat() if options.session == "continue" else options.session
     if options.session == "new" or earlier is None:
         return runtime.chats.new_chat(options.system)

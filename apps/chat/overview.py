@@ -39,8 +39,8 @@ class Overview:
         return cls(learning, runtime.memory_use())
 
     def later(self, reading: SensorReading) -> "Overview":
-        """Return a copy of the overview with new figures of memory and sensors. Any thread can call this
-        method."""
+        """Return a copy of the overview with the sensors' figures `reading` and new figures of the memory
+        that the process uses. Any thread can call this method."""
         now = replace(self.held, resident=memory.resident(), peak=memory.peak())
         return replace(self, held=now, reading=reading)
 

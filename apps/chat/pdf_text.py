@@ -15,7 +15,7 @@ from ruvmlx.platform.bounded_process import BoundedProcess, ProcessEnded, Proces
 from ruvmlx.text import one_line, size
 
 MAX_PDF_BYTES = 64 << 20  # the maximum size of a PDF in bytes; pictures take most bytes of a long PDF
-SECONDS, OPENING = 20.0, 5.0  # the child's processor time in seconds: to read the PDF, and to import pypdf
+SECONDS, OPENING = 20.0, 5.0  # the child's processor time in seconds: to read the PDF, and more to start
 MEMORY = 1 << 30  # the memory limit of the child process in bytes
 # the maximum number of characters of a PDF's text; a longer text does not fit into the context of usual
 # models
@@ -23,8 +23,8 @@ MAX_CHARACTERS = 8 << 20
 
 
 def pdf_text(path: Path, name: str) -> str:
-    """Return the text of all pages of a PDF. Raise UsageError if the PDF has no text or cannot be read. name:
-    the file name that the error shows."""
+    """Return the text of a PDF's pages, at most about MAX_CHARACTERS characters. Raise UsageError if the PDF
+    has no text or cannot be read. name: the file name that the error shows."""
     name = f"@{one_line(name)}"
     if importlib.util.find_spec("pypdf") is None:
         raise UsageError(

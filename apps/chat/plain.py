@@ -73,8 +73,8 @@ class PlainChat:
         self._state.tools.close()
         if self._interrupts.ended_by:
             return exit_signals.exit_code(self._interrupts.ended_by)
-        # If a script runs plain mode, return the exit code of the first error. A person at a terminal has
-        # read the error, so return 0.
+        # If a script runs plain mode, or if no chat could be opened, return the exit code of the first error.
+        # If a chat was opened at a terminal, a person has read its errors, so return 0.
         return self._streams.failure if not (self._streams.interactive and self._state.session) else 0
 
     def _tell_of_no_input(self) -> None:

@@ -27,8 +27,8 @@ class PlainStreams:
         self.failure = 0  # the exit code of the first error; 0: no error
 
     def read(self, prompt: str = "You: ") -> str | None:
-        """Return the next line of the input. Return None at the end of the input, on Ctrl-C, and after the
-        terminal was closed."""
+        """Return the next line of the input. In place of a line that is too long, write an error and return
+        an empty line. Return None at the end of the input, on Ctrl-C, and after the terminal was closed."""
         if self.interactive:
             self.write(prompt, self._sink if self._sink.isatty() else sys.stderr)
         try:
@@ -80,6 +80,6 @@ class PlainStreams:
 
     @staticmethod
     def note(line: str) -> None:
-        """Write a line to stderr, because stdout is only for replies."""
+        """Write a line to stderr, because stdout is for replies and for the answers of commands."""
         with contextlib.suppress(OSError):  # `print` raises OSError if stderr has no reader
             print(line, file=sys.stderr, flush=True)

@@ -56,7 +56,7 @@ class Prompt(TextArea):
     ) -> None:
         """flash: a function that shows a line for some seconds. moved: a function that the input calls after
         each change of the text or of the cursor's place. complete: a function that puts the next suggestion
-        into the input, and returns False if there is no suggestion."""
+        into the input, and returns False if no suggestion would change the input."""
         super().__init__(
             soft_wrap=True,
             tab_behavior="focus",

@@ -11,7 +11,7 @@ from ruvmlx.platform.files import replacing
 from ruvmlx.text import did_you_mean, one_line, sanitize
 
 MAX_BYTES = 1 << 20  # the maximum size of a role's file in bytes
-SHOWN = 60  # the number of characters of a role's system prompt that the list shows
+SHOWN = 60  # the maximum number of characters of a role's system prompt that the list shows
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 
 BUILT_IN = {
@@ -38,7 +38,8 @@ def names() -> list[str]:
 
 
 def text(name: str) -> str:
-    """Return the system prompt of a role. Raise NotFound if no role has this name."""
+    """Return the system prompt of a role. Raise NotFound if no role has this name, and UsageError if the
+    role's file is empty or cannot be read as UTF-8."""
     name = name.lower()
     file = folder() / f"{name}.md"
     if _NAME.fullmatch(name) and file.is_file():

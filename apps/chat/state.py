@@ -28,19 +28,21 @@ class ChatState:
     session: str = ""  # the id of the chat; "" until a runtime is open
     system: str | None = None  # the system prompt of the chat
     selected: int | None = None  # the message id of the selected reply
-    candidates: list[Candidate] = field(default_factory=list)  # the two replies of the newest comparison
+    # the two replies of the newest /compare; fewer than two if the model did not finish both replies
+    candidates: list[Candidate] = field(default_factory=list)
     response: GenerationResponse | None = None  # the newest reply of the model, with its figures
     lesson: RatingResult | PreferenceResult | None = None  # the result of the newest rating or choice
-    # number of oldest messages that the model did not read when the chat last told the user so
+    # plain mode: the number of oldest messages that the model did not read, as of the newest reply
     left_out: int = 0
-    told_full: bool = False  # True if plain mode has told the user that the context is nearly full
-    listed_chats: list[str] = field(default_factory=list)  # chat ids in the order of the last /chats list
+    told_full: bool = False  # plain mode: True if the context was nearly full after the newest reply
+    # ids of all chats, in the order in which the last /chats numbered the chats
+    listed_chats: list[str] = field(default_factory=list)
     found_messages: dict[str, int] = field(default_factory=dict)  # last search: chat id -> message id
     # names of models in the order of the last /models list
     listed_models: list[str] = field(default_factory=list)
     sensors: Sensors = field(default_factory=Sensors)
     tools: ChatTools = field(default_factory=ChatTools)
-    # if this event is set, the step that runs now ends
+    # if this event is set, the start of a tool server by the step `tools` ends
     cancel: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -48,7 +50,8 @@ class ChatState:
         self.system = self.system or self.options.system
 
     def open_chat(self, session: str, system: str | None) -> None:
-        """Switch to another chat, and forget the data of the previous chat."""
+        """Switch to another chat. Forget the selected reply, the compared replies and the newest reply of the
+        previous chat, and turn its tool servers off."""
         self.session, self.system = session, system
         self.selected, self.candidates, self.response, self.left_out = None, [], None, 0
         self.told_full = False

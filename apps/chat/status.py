@@ -101,7 +101,7 @@ class StatusLine(Static):
     left_out: reactive[int] = reactive(0)
     summed_up: reactive[int] = reactive(0)  # the number of oldest messages that the summary covers
     background: reactive[str] = reactive("")  # a text about background work, which replaces the figures
-    message: reactive[str] = reactive("")  # a text that replaces the whole line for some seconds
+    message: reactive[str] = reactive("")  # a text that replaces the whole line until it is cleared
     _flashing: Timer | None = None
 
     def render(self) -> Content:

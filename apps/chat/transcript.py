@@ -75,8 +75,8 @@ class Transcript(VerticalScroll, can_focus=False):
         self.anchor()
 
     async def restart(self, turns: list[Turn], model: str, at: int | None = None) -> None:
-        """Remove all widgets and show the messages `turns`. model: the name of the model. at: the id of the
-        message to show; None: the last message."""
+        """Remove all widgets. Then show at most MAX_SHOWN_MESSAGES of the messages `turns`: the last ones, or
+        those around the message `at`. model: the name of the model. at: the id of a message, or None."""
         spoken = [turn for turn in turns if is_shown(turn)]
         places = [n for n, turn in enumerate(spoken) if turn.id == at and at is not None]
         end = min(len(spoken), places[0] + MAX_SHOWN_MESSAGES // 2) if places else len(spoken)
@@ -88,9 +88,9 @@ class Transcript(VerticalScroll, can_focus=False):
         self.anchor(not places)
 
     def select_found(self) -> bool:
-        """Mark the message that the search found, scroll to it, and give its reply the focus. Return False if
-        no message was found. When the input has the focus again, the app loads all messages after the found
-        message."""
+        """Mark the message that the search found, scroll to it, and give the focus to the nearest reply, if
+        possible from this message on. Return False if no message was found. When the input has the focus
+        again, the app shows the end of the chat."""
         messages = self.messages
         at = next((n for n, m in enumerate(messages) if m.message_id == self._found), None)
         if self._found is None or at is None:
@@ -119,8 +119,8 @@ class Transcript(VerticalScroll, can_focus=False):
         return bool(self._later)
 
     async def show(self, turns: list[Turn], model: str) -> None:
-        """Show the messages `turns`. Keep the widgets of the messages before the first
-        changed message."""
+        """Show the messages `turns`. Keep the widgets of the messages before the first message that is no
+        longer in `turns`. If too many messages follow these widgets, make all widgets again (`restart`)."""
         spoken = [turn for turn in turns if is_shown(turn)]
         place = {turn.id: n for n, turn in enumerate(spoken)}
         kept = [w for w in itertools.takewhile(lambda w: w.message_id in place, self.messages)]
@@ -266,8 +266,8 @@ class Transcript(VerticalScroll, can_focus=False):
         return [child for child in self.children if isinstance(child, ChatMessage)]
 
     def begin_of_answer(self, reply: ReplyMessage) -> ChatMessage:
-        """Return the first message after the question of a reply: the reply itself, or the first tool call
-        before the reply."""
+        """Return the first message after the question of a reply: the reply itself, or the first tool call or
+        reply between the question and this reply."""
         before = list(itertools.takewhile(lambda w: w is not reply, self.messages))
         after = itertools.takewhile(lambda w: not isinstance(w, UserMessage), reversed(before))
         found: list[ChatMessage] = [reply, *after]

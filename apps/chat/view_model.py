@@ -21,15 +21,15 @@ def learn_status(runtime: Runtime) -> LearnStatus | None:
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of learning and the rating of each reply of a chat, as the store has them. Other processes
-    can write ratings into the store, too.
+    """The state of learning, and the ratings of the replies on a chat's current branch, as the store has
+    them. Other processes can write ratings into the store, too.
 
-    left_out: the ids of the messages for which the model's context has no room any more. summed_up: the
-    number of these messages that a summary covers.
+    left_out: the ids of the messages that the model does not read, because its context has no room for them
+    or because a summary replaces them. summed_up: the number of messages that the summary replaces.
     """
 
     learned: LearnStatus | None
-    ratings: dict[str, str | None]  # reply id -> rating, for the replies of one chat
+    ratings: dict[str, str | None]  # reply id -> rating (None: not rated), for the current branch
     left_out: frozenset[int] = frozenset()
     summed_up: int = 0
 

@@ -50,7 +50,8 @@ class Actions:
 
     async def submit(self, text: str) -> None:
         """If the user rewrites a reply, save the typed text as the new version of the reply. If the text is a
-        slash command, run the command. Send any other text as a message to the model."""
+        slash command, run the command. Send any other text as a message to the model. If the app cannot run
+        the command or send the message now, keep the text in the input."""
         if not self._chat.editing:
             await self.write.show_end()
         if self.rewrite.is_begun():
@@ -123,7 +124,7 @@ class Actions:
         self.start(Command(name, argument))
 
     def take_back(self) -> None:
-        """Undo the last rating, because the user pressed the key "Take back" while a reply had the focus."""
+        """Undo the last rating, because the user pressed the key "Undo" (u) while a reply had the focus."""
         self.command("undo")
 
     def method(self, path: str) -> Callable[..., Awaitable[None] | None]:
@@ -132,8 +133,8 @@ class Actions:
         return found
 
     def offers(self, path: str, argument: str = "") -> bool:
-        """Return True if the method at the attribute path `path` would do something now. The app hides a key
-        whose method would do nothing."""
+        """Return False if the method at the attribute path `path` would do nothing now. The app then hides
+        the method's key. Return True for the methods that the code below does not name."""
         chat, what = self._chat, argument if path == "command" else path
         session, idle = bool(chat.state.session), chat.phase == "idle"
         if what == "write.stop":

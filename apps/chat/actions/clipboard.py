@@ -1,5 +1,5 @@
-"""This module copies text from the conversation. If the user copies a reply, the runtime takes the copy as a
-sign that the user likes the reply (implicit feedback)."""
+"""This module copies text from the conversation. If the user copies a reply and the setting
+`implicit_feedback` is on, the runtime records the copy as a sign that the user likes the reply."""
 
 import asyncio
 from collections.abc import Callable
@@ -54,8 +54,8 @@ class ClipboardActions:
         """Copy the text in a separate thread: with the function `copies` of the chat's options, or if the
         options have no such function, with a tool of the system.
 
-        to_terminal: a function that copies through the terminal; it is called if the function or the tool
-        fails.
+        to_terminal: a function that copies through the terminal. It is called if `copies` or the tool did not
+        copy the text, for example because there is no tool.
         """
         self._chat.start(lambda: self._to_system(text, to_terminal))
         screen = self._chat.app.screen

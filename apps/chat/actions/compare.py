@@ -18,8 +18,8 @@ class CompareActions:
         self._chat, self._rate, self._write = chat, rate, write
 
     async def ask(self, argument: str) -> None:
-        """Let the model answer a question once with the adapter and once without it. The screen hides which
-        reply used the adapter until the user has chosen a reply.
+        """Let the model answer a question once with the adapter and once without it. The screen does not say
+        which reply used the adapter. After the user's choice, the status line says so of the chosen reply.
 
         argument: the question; "" for the last question of the chat.
         """

@@ -24,7 +24,8 @@ _BEGUN = re.compile(r'(?:^|\s)(@[^\s"]*)$')
 class DraftActions:
     def __init__(self, chat: ChatContext, select: SelectActions) -> None:
         self._chat, self._select = chat, select
-        # the line of the input after Tab put a suggestion into the line; None: Tab put no suggestion there
+        # the text before the cursor in its line, after Tab put one of several suggestions there; None: the
+        # text before the cursor is not such a suggestion
         self._put: str | None = None
 
     def suggest(self) -> None:

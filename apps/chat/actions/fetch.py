@@ -55,7 +55,8 @@ class FetchActions:
 
     async def propose(self, model: Model) -> None:
         """Show a notice that proposes the best model for this machine, if the chat uses the starter model and
-        the user has not forbidden the network."""
+        the user has not forbidden the network. Show nothing in a chat on a server, or if no model that fits
+        has more parameters than the models on this machine."""
         if isinstance(self._chat.host, Guest) or offline() or model.path != starter_path():
             return
         self._offer = await asyncio.to_thread(proposals.best_proposal, Facts.of(model))

@@ -19,7 +19,8 @@ class LeaveActions:
         self.leave()
 
     def leave(self) -> None:
-        """Close the runtime (the model and its store), then end the app."""
+        """Stop the tool servers and close the runtime (the model and its store), then end the app. In a chat
+        on a server, the runtime stays open."""
         if self._chat.phase != "closing":
             self._chat.phase = "closing"
             self._chat.status.message = "Closing…"

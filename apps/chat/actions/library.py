@@ -49,7 +49,7 @@ class LibraryActions:
         await self.begin(replace(self._chat.options, session=session, system=None, find="", message=message))
 
     def choose(self, words: str = "") -> None:
-        """Show the list of saved chats. words: the list has only the chats that contain these words."""
+        """Show the list of saved chats. words: the words with which the search in the list begins."""
         self._chat.start(partial(self._choose, words))
 
     async def _choose(self, words: str) -> None:

@@ -1,5 +1,5 @@
 """This module opens models in the app: the model of the start, and another model in the middle of a chat. The
-module also shows the list of adapters (the files in which a model keeps what it learned)."""
+module also shows the list of adapters (named weights that a model learned from ratings)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -125,9 +125,9 @@ class ModelActions:
             chat.send_waiting()
 
     async def _remember(self, name: str) -> None:
-        """Save the model's name as the default for the next start. If the next start has a flag, an
-        environment variable or a project file that names a model, that model is used in place of the
-        default."""
+        """Save the model's name as the default for the next start, except in a chat on a server. If the next
+        start has a flag, an environment variable or a project file that names a model, that model is used in
+        place of the default."""
         if not isinstance(self._chat.host, Guest):
             await asyncio.to_thread(models.remember, name)
 
@@ -159,7 +159,8 @@ class ModelActions:
         await self._warn()
 
     async def _warn(self) -> None:
-        """Show a notice if ruvmlx cannot use the machine's GPU, or cannot run its own kernels on the GPU."""
+        """Show a notice if the open model has a limit, for example because ruvmlx cannot use the machine's
+        GPU."""
         if self._chat.caveat:
             # `mount` keeps the welcome text on the screen. `Transcript.add` would remove the welcome text.
             await self._chat.transcript.mount(Notice(self._chat.caveat))
@@ -181,9 +182,9 @@ class ModelActions:
 
 
 def _new_model(files: UserFiles, words: str) -> str:
-    """Return the picker's line for typed words that match no listed model. If the user chooses this line, the
-    app opens the folder, the file or the other program's model that the words name, or downloads the Hugging
-    Face repository of this name. Return "" if the words can name no model."""
+    """Return the picker's line for typed words that are no listed model's exact name. If the user chooses
+    this line, the app opens the folder, the file or the other program's model that the words name, or
+    downloads the Hugging Face repository of this name. Return "" for words of any other form."""
     if REPO.fullmatch(words) and not files.has(words):
         return f"Fetch {words} from Hugging Face"
     named = words.startswith(("/", "~", "./", "../", *STORES)) or words.endswith(".gguf")

@@ -68,7 +68,7 @@ class RateActions:
 
     async def _sum_up(self) -> None:
         """Show a notice that says which replies the user seems to like, or that the ratings show nothing
-        clear yet. The notice appears once, after the first ratings."""
+        clear yet. The notice appears once for each adapter, after its first ten ratings and preferences."""
         found = await self._chat.attempt(lambda runtime: runtime.learning.first_summary())
         if words := describe.first_summary(found):
             # `mount` does not scroll the conversation, so the screen of a user who reads earlier messages
@@ -76,8 +76,8 @@ class RateActions:
             await self._chat.transcript.mount(Notice(words))
 
     def ask_why_no_more(self) -> None:
-        """Hide the question "Why?" below the replies that the user rated bad. The app calls this method when
-        the user sends the next message or gives the next rating."""
+        """Hide the question "Why?" below the replies that the user rated bad. The app calls this method
+        before the model writes a reply, and after a rating."""
         for reply in self._chat.transcript.replies:
             reply.asks_why = False
 
@@ -90,8 +90,8 @@ class RateActions:
                 reply.show_preference(learned, self._key)
 
     def tell_preference(self, learned: PreferenceResult, what: str) -> None:
-        """Show what the model learned from the user's choice between two replies, and the key that undoes the
-        choice.
+        """Show what the model learned from the user's choice between two replies. If the model learned
+        something, also show the key that undoes the choice.
 
         what: the words that name the chosen reply, for example "the reply with what was learned".
         """

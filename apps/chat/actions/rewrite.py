@@ -1,5 +1,6 @@
 """This module lets the user rewrite a reply in the app. The store keeps the user's version as a branch (an
-alternative) beside the reply, and the model learns that the user prefers this version to the reply."""
+alternative) beside the reply. If an adapter is in use, the model learns that the user prefers this version to
+the reply."""
 
 from functools import partial
 

@@ -11,8 +11,8 @@ class SelectActions:
         self._chat = chat
 
     def select(self, step: int) -> None:
-        """Give the focus to the reply that is `step` places after the chosen reply in the conversation. 0
-        means the chosen reply, and -1 means the reply before the chosen reply."""
+        """Give the focus to the reply that is `step` places after the chosen reply in the conversation, but
+        not past the first or last reply. 0 means the chosen reply, and -1 means the reply before it."""
         transcript, reply = self._chat.transcript, self._chat.chosen_reply()
         if not reply:
             return

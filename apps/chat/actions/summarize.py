@@ -25,7 +25,7 @@ class SummaryActions:
 
     async def summarize(self, argument: str = "") -> None:
         """Let the model summarise the oldest messages of the chat. With the argument "off", drop the notes,
-        so that the model reads the summarised messages again."""
+        so that the model reads the summarised messages again, as far as its context has room."""
         if argument:
             self._chat.start(lambda: self._forget(argument))
         else:
@@ -70,6 +70,6 @@ class SummaryActions:
 
     async def _show(self, words: str, standing: Standing) -> None:
         self._rate.show(standing)
-        # The next reply reads fewer tokens, so the status line must not show the old number of tokens.
+        # The next reply reads another number of tokens, so the status line must not show the old number.
         self._chat.status.meter = replace(self._chat.status.meter, context=0)
         await self._chat.transcript.add(Notice(words))

@@ -39,7 +39,7 @@ class WriteActions:
         """Send a message that the model must answer with a call of one tool. argument: "NAME TEXT", the name
         of the tool and the message."""
         function, text = named_question(argument)
-        self._chat.state.tools.offer(function)  # `offer` raises an error if the server of this tool is off
+        self._chat.state.tools.offer(function)  # `offer` raises UsageError if this tool is not on
         self._chat.start(partial(self._send, text, function), group="write")
 
     async def _send(self, typed: str, function: str = "") -> None:
@@ -117,8 +117,8 @@ class WriteActions:
         """Show a reply while the model writes it, and run the reply's tool calls.
 
         begin: a function that starts the reply. place: a function that puts the reply's widget into the
-        conversation. message: the widget of the user's message. typed: the text that the user typed; after an
-        error this text goes back into the input.
+        conversation. message: the widget of the user's message. typed: the text that the user typed; after
+        some errors, `_restore_after_error` puts this text back into the input.
         """
         chat = self._chat
         if chat.phase != "idle":
@@ -150,7 +150,8 @@ class WriteActions:
 
     def _after_the_shown_end(self, begin: BeginReply) -> BeginReply:
         """Return a function that begins a reply after the last message on the screen, even if another
-        terminal has continued the chat meanwhile."""
+        terminal has continued the chat meanwhile. If the screen does not show the end of the chat, return
+        `begin`."""
         session, transcript = self._chat.state.session, self._chat.transcript
         end = next((m.message_id for m in reversed(transcript.messages) if m.message_id is not None), None)
         if end is None or transcript.has_later:
@@ -176,9 +177,9 @@ class WriteActions:
     async def _restore_after_error(
         self, error: Exception, reply: ReplyMessage, message: UserMessage | None, typed: str
     ) -> None:
-        """Clean up after an error without a loss of text. Keep the words of the reply that arrived before the
-        error. If the runtime refused the user's message, put its text back into the input, and show again the
-        messages that the function `place` of `_write` removed."""
+        """Clean up after an error. Keep the words of the reply that arrived before the error. If the runtime
+        refused the user's message, put its text back into the input, and show again the messages that the
+        function `place` of `_write` removed."""
         chat = self._chat
         if reply.text:
             await reply.finish(reply.text, "")
@@ -231,8 +232,9 @@ class WriteActions:
             self.send(argument)
 
     def edit(self) -> bool:
-        """Put the question of the chosen reply into the input, so that the user can edit the question. Return
-        False if there is no question to edit, or if the model writes a reply or is being opened."""
+        """Put the question of the chosen reply (or else the last question on the screen) into the input, so
+        that the user can edit it. Return False if there is no question to edit, or if the model writes a
+        reply or is being opened."""
         chat = self._chat
         reply = chat.chosen_reply()
         message = chat.transcript.question_of(reply) if reply else None
@@ -247,7 +249,7 @@ class WriteActions:
         return True
 
     def cancel_edit(self) -> None:
-        """Stop editing a question, and leave the question unchanged."""
+        """Stop editing a question or rewriting a reply, and leave this message unchanged."""
         if self._chat.editing:
             self._chat.editing = None
             self._chat.prompt.end_edit()
@@ -298,8 +300,8 @@ class WriteActions:
             self._chat.status.flash("This is the only reply here; /again writes another one")
 
     def may(self, action: str) -> bool:
-        """Return True if the method `action` would do something now. action: "again", "more", "edit" or
-        "flip"."""
+        """Return False if the messages on the screen show that the method `action` would do nothing now.
+        action: "again", "more", "edit" or "flip"."""
         reply = self._chat.chosen_reply()
         if action == "more":
             return reply is not None and reply.is_cut

@@ -17,7 +17,7 @@ def return_to(runtime: Runtime, session: str, message: int) -> None:
 
 def turns_with(runtime: Runtime, session: str, reply_id: str) -> list[Turn]:
     """Return the messages of the branch with a reply that has just been written, and make this branch the
-    current one."""
+    current one. If the chat has no such reply, return the messages of the current branch."""
     turns = runtime.chats.turns(session)
     if any(turn.reply_id == reply_id for turn in turns[-1:]):
         return turns

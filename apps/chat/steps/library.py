@@ -43,7 +43,8 @@ def pin(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 
 def folder(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Put the open chat into the named folder of the list of chats. Without a name, list the folders."""
+    """Put the open chat into the named folder of the list of chats. The name "none" takes the chat out of its
+    folder. Without a name, list the folders."""
     return text_outcome(chat_files.put_in_folder(runtime, state.session, argument))
 
 

@@ -48,8 +48,9 @@ def system(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def answer_as(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Use the system prompt of the role NAME (see roles.py) in the open chat. The argument "save NAME" saves
-    the system prompt of the open chat as a role. Without an argument, list the roles."""
+    """Use the system prompt of the role (see roles.py) that the argument names in the open chat. "none"
+    removes the chat's system prompt, and "save NAME" saves it as the role NAME. Without an argument, list the
+    roles."""
     word, _, name = argument.partition(" ")
     if not word:
         return text_outcome("\n".join(roles.lines()))
@@ -60,7 +61,8 @@ def answer_as(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def prompt(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    """Show the whole prompt that the model reads, with the markers that the chat template adds."""
+    """Show the whole prompt of the last shown reply, with the markers that the chat template adds. Before the
+    first reply, show the prompt for the message "..."."""
     return text_outcome(runtime.chats.prompt_text(state.session))
 
 

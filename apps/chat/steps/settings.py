@@ -1,5 +1,5 @@
-"""This module has the step of the command `/set`, which changes settings of replies until the user leaves the
-chat. The command `ruvmlx config set` changes settings permanently."""
+"""This module has the step of the command `/set`, which changes settings of replies until the program ends.
+The command `ruvmlx config set` changes settings permanently."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,8 +17,8 @@ NAMES = (*SAMPLING, "max_tokens", "best_of")
 
 
 def set_value(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Change one setting for replies (for example the temperature) for this chat, if the argument has a name
-    and a value. Then show all settings."""
+    """Change one setting of replies (for example the temperature) until the program ends, if the argument has
+    a name and a value. Then show all settings of replies."""
     name, _, value = argument.partition(" ")
     if name:
         state.options = change_option(runtime, state.options, name, value.strip())

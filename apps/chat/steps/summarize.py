@@ -10,7 +10,7 @@ from ..state import ChatState, Outcome
 
 def summarize(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """Let the model write the notes on the oldest messages. With the argument "off", drop the notes, so that
-    the model reads the messages again."""
+    the model reads the messages again, as far as its context has room."""
     session = state.session
     if argument not in ("", "off"):
         raise UsageError(f"/summarize takes nothing or off, got {argument[:40]!r}")

@@ -57,7 +57,8 @@ def write_again(state: ChatState, message: int | None = None) -> BeginReply:
 
 
 def with_tools(state: ChatState, function: str = "") -> dict[str, Any]:
-    """Return the keyword argument `tools` for a method of `Conversations`. Return {} if no tool is on."""
+    """Return the keyword argument `tools` for a method of `Conversations`. Return {} if no tool server is on
+    and `function` is ""."""
     return {"tools": state.tools.offer(function)} if state.tools.is_on or function else {}
 
 
@@ -179,8 +180,8 @@ def save(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def find(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """List the messages of the open chat that contain all words of `argument`, each message with a number and
-    an excerpt."""
+    """List the newest messages of the open chat that contain all words of `argument`, each message with a
+    number and an excerpt. The list has at most MOST_FOUND messages."""
     words = argument.lower().split()
     if not words:
         raise UsageError("which words? /find lists the messages of this chat that contain them")

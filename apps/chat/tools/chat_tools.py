@@ -59,7 +59,7 @@ class ChatTools:
         self._always.clear()
 
     def close(self) -> None:
-        """Stop all tool servers, and wait until they have ended."""
+        """Stop all tool servers, and wait a few seconds until they have ended."""
         self._connections.close()
 
     @property
@@ -67,8 +67,8 @@ class ChatTools:
         return bool(self._on)
 
     def by_name(self) -> dict[str, ServerTool]:
-        """Return the tools by the names that the model uses. If two tools have the same name, the second
-        tool's name begins with the name of its server."""
+        """Return the tools by the names that the model uses: at most 100 letters, digits, "_", "." and "-".
+        If two tools have the same name, the second tool's name begins with the name of its server."""
         found: dict[str, ServerTool] = {}
         for tools in self._on.values():
             for tool in tools:
@@ -99,8 +99,9 @@ class ChatTools:
     # Methods for the tools that the model can call
 
     def offer(self, function: str = "") -> ToolOffer:
-        """Return the tools that the next reply can call. function: the name of the tool that the reply must
-        call, or "". Raise UsageError if this tool is off."""
+        """Return the tools that the next reply can call. After MOST_CALLS calls, the offer's field `is_over`
+        says that the reply can call none of them. function: the name of the tool that the reply must call, or
+        "". Raise UsageError if this tool is off."""
         tools = self.by_name()
         if function and function not in tools:
             there = f"these are on: {', '.join(tools)}" if tools else "no tool is on; /tools on NAME"
@@ -136,7 +137,7 @@ class ChatTools:
 
     def run(self, call: ParsedCall, cancel: threading.Event) -> str:
         """Run a tool call. Return the tool's result, or one line in brackets with the error. Raise
-        Interrupted if the event `cancel` was set."""
+        Interrupted if the event `cancel` is set before the tool answers."""
         self._made += 1
         tool = self.by_name().get(call.name)
         try:

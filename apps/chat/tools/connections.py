@@ -1,6 +1,6 @@
 """This module has the open connections to tool servers. The module uses the client of the package mcp. The
 connections run in a separate thread with an event loop. Other threads call the methods of `Connections`.
-Except for `stop`, these methods block until the server has answered or ended."""
+Except for `stop`, these methods block until the server has answered or ended, or a time limit is over."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ T = TypeVar("T")
 START_SECONDS = 60.0  # the time limit of a server's start; some servers first download their code
 CLOSE_SECONDS = 5.0  # the time limit for the end of all servers
 MOST_PAGES = 20  # the maximum number of pages of a server's list of tools that are read
-_LOOK = 0.05  # seconds between two checks whether the user has stopped a call
+_LOOK = 0.05  # seconds between two checks whether the user has stopped a tool call or a server's start
 _REASON = 200  # the maximum number of characters of an error's text
 
 
@@ -65,13 +65,13 @@ class Connections:
 
     def start(self, server: ToolServer, cancel: threading.Event) -> list[ServerTool]:
         """Start a tool server or connect to its address, and return its tools. Raise RuvmlxError if the start
-        or the connection fails."""
+        or the connection fails. Raise Interrupted if the event `cancel` is set before the server answers."""
         require_client()
         return self._wait(self._start(server), cancel)
 
     def call(self, server: str, tool: str, arguments: dict[str, Any], cancel: threading.Event) -> str:
         """Call a tool of a server and return the text of the result. Raise RuvmlxError if the call fails.
-        Raise Interrupted if the event `cancel` was set."""
+        Raise Interrupted if the event `cancel` is set before the tool answers."""
         return self._wait(self._call(server, tool, arguments), cancel)
 
     def stop(self, server: str) -> None:
@@ -81,7 +81,7 @@ class Connections:
             self._loop.call_soon_threadsafe(self._open.pop(server).closing.set)
 
     def close(self) -> None:
-        """End all connections to servers, and wait until they have ended."""
+        """End all connections to servers, and wait at most CLOSE_SECONDS until they have ended."""
         if self._loop is not None:
             tasks = [connection.task for connection in self._open.values()]
             for name in list(self._open):
@@ -130,7 +130,7 @@ class Connections:
         opened: "asyncio.Future[tuple[Client, list[ServerTool]]]",
         closing: asyncio.Event,
     ) -> None:
-        """Keep the connection to a server open until the event `closing` is set, or until the server ends."""
+        """Keep the connection to a server open until the event `closing` is set or the connection fails."""
         with tempfile.TemporaryFile("w+", errors="replace") as log:
             try:
                 async with AsyncExitStack() as stack:
@@ -211,8 +211,8 @@ async def _wait_for_all(tasks: "list[asyncio.Task[None]]") -> None:
 
 
 def _block_text(block: Any) -> str:
-    """Return one block of a tool's result as text. If the block is a picture or a sound, return a note,
-    because the model reads only text."""
+    """Return one block of a tool's result as text. If the block has no text and no link, for example because
+    it is a picture, return a note, because the model reads only text."""
     if block.type == "text":
         return str(block.text)
     if block.type == "resource" and hasattr(block.resource, "text"):
@@ -235,7 +235,8 @@ def _reason(error: BaseException) -> str:
 
 
 def _last_line(log: IO[str]) -> str:
-    """Return the last line that a server wrote to its standard error."""
+    """Return the last line with text among the first 65,536 characters that a server wrote to its standard
+    error. Return "" if there is no such line."""
     log.seek(0)
     lines = [line for line in log.read(1 << 16).splitlines() if line.strip()]
     return one_line(lines[-1])[:_REASON] if lines else ""

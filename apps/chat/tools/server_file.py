@@ -53,7 +53,7 @@ def path() -> Path:
 
 def servers() -> dict[str, ToolServer]:
     """Return the tool servers of the file by name, or {} if there is no file. Raise UsageError if the file
-    has a wrong format."""
+    has a wrong format or cannot be read."""
     file = path()
     if not file.exists():
         return {}
