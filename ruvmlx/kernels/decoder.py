@@ -1,5 +1,5 @@
-"""This module wraps the C decoder (neon/include/rvm.h): one call runs a whole step of a model (a token, or a
-chunk of a prompt) and does not hold Python's global lock (GIL).
+"""This module wraps the C decoder (neon/include/rvm_decoder.h): one call runs a whole step of a model (a
+token, or a chunk of a prompt) and does not hold Python's global lock (GIL).
 
 Arrays are float32 and C-contiguous. In shapes, T is the number of tokens, V the vocabulary size, D the hidden
 size. A Decoder holds references to the packed matrices and norms that it reads, so Python does not free their

@@ -4,7 +4,7 @@ simple version for tests.
 Arrays are float32 (token ids: int32) and C-contiguous, with any alignment. The kernels copy no array and
 release Python's global lock (GIL). In shapes, T is the number of tokens, D the hidden size, V the vocabulary
 size, R the rank of the LoRA; lora_a [D, R], lora_b [R, V]. The twin of a kernel has the same parameters as
-the kernel, without `impl`, and computes in float64. The formulas are in neon/include/rvm.h.
+the kernel, without `impl`, and computes in float64. The formulas are in neon/include/rvm_kernels.h.
 
 `impl` names an implementation ("scalar", "avx2", ...); None is the fastest one on this machine. Wrong shapes
 or types raise ValueError. An input or a result with NaN or Inf raises NotFinite (a logit of -inf is allowed);
@@ -32,7 +32,7 @@ _byte_at, _address = C.c_char.from_buffer, C.addressof
 
 class NotFinite(ArithmeticError):
     """This error means that a kernel's input has NaN or Inf, or that its output would have NaN or Inf. No
-    array was changed."""
+    weights and no sums of a trace were changed."""
 
 
 def all_within(x: Array, most: float, impl: str | None = None) -> bool:

@@ -8,7 +8,8 @@ k the number of features of each token, R the rank, M the number of contexts, V 
 compute mostly in float64. The formulas are in neon/include/rvm_rating.h.
 
 `impl` names an implementation ("scalar", "avx2", ...); None is the fastest one on this machine. Wrong shapes
-or types raise ValueError. An input or a result with NaN or Inf raises NotFinite.
+or types raise ValueError. An input or a result with NaN or Inf raises NotFinite; only `block` without
+`answers` passes NaN on.
 """
 
 import ctypes as C

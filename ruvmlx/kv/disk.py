@@ -30,7 +30,8 @@ from .storage import Bytes
 
 # seconds: a process that ends starts the write of another cache only within this time
 MAX_EXIT_SECONDS = 0.3
-# seconds: the time limit `until` of a cache's write; page files that are complete at the limit stay on disk
+# seconds: the time limit `until` of a cache's write while no reply runs (at the program's end: of all writes
+# together); page files that are complete at the limit stay on disk
 MAX_WRITE_SECONDS = 1.0
 STALE = 60.0  # seconds: `tidy` removes an unfinished file that is older than this
 # seconds: pages of requests outside of chats that were unused for this time are removed when a program starts

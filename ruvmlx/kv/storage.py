@@ -45,8 +45,8 @@ class Storage(Protocol):
         """Return the number of bytes of a page of this tier, with the scales and biases of the codes."""
 
     def is_crowded(self, tier: int, n: int) -> bool:
-        """Return True if n more pages of a tier exceed `limit`, and if unused pages are the cause, so that
-        `compact` helps."""
+        """Return True if the storage would have to grow beyond `limit` for n more pages of a tier, so that
+        `compact` can help."""
 
     def prepare(self, tier: int, n: int) -> None:
         """Allocate memory for n new pages of a tier, unless enough unused pages exist or the storage

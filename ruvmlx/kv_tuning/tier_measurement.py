@@ -149,7 +149,7 @@ class KVStatus:
     """The policy of new KV caches and its reason.
 
     asked: True if the user chose the policy
-    report: the report of the newest review (measurement and choice); None before the first review
+    report: the report that belongs to the stored choice of a policy; None before the first choice
     long_replies: the number of stored replies that are long enough for a measurement
     needed_tokens: the minimum number of tokens of a prompt and its reply for a measurement
     observed: the result of `TierHistory._reply_averages`: figures of the newest replies' caches, one entry
@@ -260,7 +260,7 @@ def _averages(lengths: tuple[int, ...], seen: list[KVObservation]) -> dict[str, 
 
 class KVLoop:
     """A loop that reports the states of KV caches, measures policies, and chooses the policy of new caches.
-    Only the backend's thread can use this object."""
+    Use this object only in the backend's thread."""
 
     def __init__(
         self, history: TierHistory, model: Model, backend: Backend, limit: float | None = None

@@ -3,11 +3,11 @@ rating can update it. With the matrix W and the input x of a layer, the changed 
 
     y = W x + lora_b (lora_a . x)
 
-lora_a [in] is calibrated once and never changes. On average, lora_a . x is 1 in replies and 0 in prose that
-is no reply (sona/optional/layer_gradients.py), so lora_b [out] is added to the layer's outputs in replies.
-With a random lora_a, lora_a . x would mostly depend on the topic of a reply. The lora_b of all changed
-matrices together is one vector of n numbers; n is the sum of the output widths. So an update takes only a few
-vector operations.
+lora_a [in] is calibrated once and never changes. On average over reference texts, lora_a . x is 1 in answers
+and 0 in prose (sona/optional/layer_gradients.py), so lora_b [out] is added to the layer's outputs mostly in
+replies. With a random lora_a, lora_a . x would mostly depend on the topic of a reply. The lora_b of all
+changed matrices together is one vector of n numbers; n is the sum of the output widths. So an update takes
+only a few vector operations.
 """
 
 import io

@@ -62,7 +62,7 @@ def _svd(one: Pair, alpha: float, other: Pair, beta: float) -> tuple[np.ndarray,
 
 def _pair(left: np.ndarray, values: np.ndarray, right: np.ndarray, first: int, last: int) -> Pair:
     """Return the singular directions first ... last - 1 as two factors of equal norm, so that both factors
-    train equally fast."""
+    train about equally fast."""
     root = np.sqrt(values[first:last])
     a, b = left[:, first:last] * root, root[:, None] * right[first:last]
     return np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
@@ -89,8 +89,9 @@ def fold_micro(base: BaseLoRA, micro: MicroLoRA, rank: int) -> tuple[BaseLoRA, M
 
 
 def _rest(micro: MicroLoRA, tail: Pair) -> MicroLoRA:
-    """Return a MicroLoRA that has only the tail of a merge. The columns of its lora_a get the mean length of
-    the old columns, so that ratings change the weights as strongly as before."""
+    """Return a MicroLoRA that has only the tail of a merge. The columns of its lora_a get the
+    root-mean-square length of the old columns, so that ratings change the weights about as strongly as
+    before."""
     if tail[0].shape[1] == 0:
         return replace(micro, lora_b=np.zeros_like(micro.lora_b))
     a, b = (w.astype(np.float64) for w in tail)

@@ -1,8 +1,9 @@
 """This module lists, for each purpose (weights, KV caches, adapters and others), the planned bytes of memory,
 the bytes in use and the limit.
 
-The program makes the plan when it opens a model. `show --memory`, `doctor`, the chat's side panel, `/metrics`
-and the server's page show the list. docs/cache.md explains the behaviour at the limit of the KV caches.
+The program makes the plan when it opens a model. The command `show --memory`, the server's endpoint
+`/metrics` and the server's page show the list. docs/cache.md explains the behaviour at the limit of the KV
+caches.
 """
 
 from collections.abc import Sequence

@@ -23,7 +23,7 @@ from .verdict import keep, key, stored_verdict
 
 # -P: do not import a file of the user's working folder that has the name of one of ruvmlx's modules.
 COMMAND = [sys.executable or "python3", "-P", "-m", "ruvmlx.backends.mlx.kernels.selfcheck"]
-# the maximum seconds of the check, which mostly takes a few; must be less than selfcheck.LIFETIME
+# the maximum seconds of the check, which mostly takes a few seconds; must be less than selfcheck.LIFETIME
 TIME_LIMIT = 120.0
 LEAVING = 5.0  # seconds to wait for the end of a killed child, because a hung GPU can delay the end
 WHAT = "Checking the GPU kernels (once)"

@@ -23,7 +23,8 @@ class GPUMemory:
     """This class sets MLX's limits for GPU memory, and restores the old limits when Python frees the object
     `holder`.
 
-    why_not: one line for people if the model's memory is not wired or does not fit; else ""
+    why_not: one line for people if macOS refuses to wire the model's memory, or if the model takes more than
+        90% of the working set; else ""
     """
 
     def __init__(self, holder: Any, nbytes: int, metal: Any = mx):

@@ -1,12 +1,12 @@
 """This module computes the attention of one new token per sequence over the KV pages of all tiers. Two
-kernels run one after the other: attend_decode, then attend_merge.
+kernels run one after the other: attend_decode (mostly attend_decode_matrix on CUDA), then attend_merge.
 
 q, q_rotated: float32 [B, n_heads, D]. q_rotated = rotate(q), for the keys of tiers that are rotated. opened:
     uint8 [B, n_kv_heads, bytes of a hot page], the last hot page of each sequence. The kernels do not read
     the copies of these last pages in the pool.
 
 For a model with ALiBi, the page table has slopes. Then a score is q . k / sqrt(D) + slope * (key's position -
-query's position), and the kernel attend_decode_alibi runs in place of attend_decode.
+query's position), and the first kernel is a variant whose name ends in _alibi.
 """
 
 from dataclasses import replace

@@ -35,7 +35,8 @@ from .source import HEAD_DIMS
 # chat, which is worth this time. A kernel that spills its registers, or runs on an emulated GPU, is far
 # slower.
 MAX_SLOWNESS = 3.0
-# the number of timed races, of which the median is taken; the number of calls in one evaluation
+# RACES: the number of timed races, of which the median is taken. REPEATS: the maximum number of calls in a
+# race
 RACES, REPEATS = 5, 16
 RACE_SECONDS = 0.02  # the maximum time (seconds) of the calls in a race; a slow kernel is called less often
 LONG, BRIEF = 2048, 256  # the numbers of tokens of the caches with which the attention kernels are timed

@@ -109,7 +109,7 @@ class Kernel:
     @property
     def file(self) -> str:
         """Return the name of the file with the body. The name of a kernel with an option is the name of the
-        kernel without it, then the option."""
+        kernel without the option, then "_" and the option in lower case."""
         return self.name.removesuffix(f"_{self.option.lower()}") + ".metal"
 
     def body(self) -> str:
