@@ -1,5 +1,5 @@
 """This module computes, for each storage type (for example Q4_K), how many bits per weight the backends
-"native" and "mlx" need in memory. The command `ruvmlx show` prints the result."""
+"native" and "mlx" need in memory. The command `ruvmlx show NAME --details` prints the result."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -118,7 +118,7 @@ def cache_policy(kv: str | None, backend: Backend, tiers: str | None = None) -> 
     """Return the KV cache policy that the settings name (see `asked_policy`). If the settings name no policy,
     return TIERED, or None for the reference backend. Return None if an MLX backend has no KV pages."""
     if backend.name == "mlx" and getattr(backend, "pool", None) is None:
-        return None  # this backend has only caches without pages; its `caveat` gives the reason
+        return None  # this backend has only caches without pages; mostly its `caveat` gives the reason
     default = None if backend.name == "reference" else TIERED
     return asked_policy(kv, tiers) or default
 

@@ -178,8 +178,8 @@ class PagedCache:
         return True
 
     def fork(self) -> "PagedCache":
-        """Return a second cache with the same tokens. The two caches share all pages. A cache makes its own
-        copy of a shared page before it writes tokens into the page."""
+        """Return a second cache with the same tokens. At first the two caches share all pages. A cache makes
+        its own copy of a shared page before it writes tokens into the page."""
         other = PagedCache(self.pool, self.policy, self.window)
         for i, page in enumerate(self.pages[: -(-self.offset // PAGE)]):
             if page is not None:

@@ -80,7 +80,7 @@ class CacheFolder:
         """Write the pages of `cache` that are not on disk yet, the oldest first. Returns False if the
         sequence is shorter than a page or larger than the budget, if the owner's name is not safe in a file
         name, if the disk refuses the write, if the write takes longer than `until`, or if `stop` or `remove`
-        ends the write between two files.
+        ends the write between two files; else True, also if there is no file to write.
 
         names: the page names of the tokens (chain.py)
         until: the time, as time.monotonic() returns it, at which the write stops

@@ -21,7 +21,7 @@ from .load_plan import MachineMemory, Need, token_bytes
 
 CONTEXT = 8192  # the number of tokens of context for which the proposals show the memory
 USUAL = 512  # the number of tokens of context for which the proposals give the expected speed
-SHARE = 0.6  # the share of the memory bandwidth that decoding uses (docs/benchmarks.md)
+SHARE = 0.6  # the assumed share of the memory bandwidth that decoding uses (docs/benchmarks.md: measured)
 PLEASANT = 5.0  # tokens per second; a slower model is proposed only if no fitting model reaches this speed
 MAX_PROPOSALS = 3  # the maximum number of proposals
 

@@ -153,8 +153,8 @@ class MLXBackend(MLXRunner):
         return [steps[i] for i in range(len(tokens))]
 
     def _run_batch(self, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[np.ndarray]:
-        """Run one decode step. Return logits [B, V] and hidden [B, D]. If the step fails, the caches do not
-        change."""
+        """Run one decode step. Return logits [B, V] and hidden [B, D]. If the step fails, the caches keep
+        their numbers of tokens."""
         self.adapt_threads()
         with mx.stream(self.device), self.running(caches, 1) as held:
             rows = mx.array(list(tokens), mx.uint32)[:, None]

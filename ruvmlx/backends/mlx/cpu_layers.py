@@ -3,10 +3,10 @@ compute the same results as mlx-lm's layers, up to rounding, with fewer and chea
 
 On a CPU stream every MLX operation costs 2-5 us, and MLX's exp computes one number at a time (9 ns each). To
 save operations, one matrix product computes q, k and v, and one product computes gate and up, unless their
-weights are packed (quantised). RoPE's angles are computed once per step for all layers. The attention scale
-is multiplied into q's weights, or into the weights of q's norm. For large arrays, the function `exp` below
-computes exponentials with operations that the compiler vectorised. All arrays are float32. The tests compare
-the results with mlx-lm's modules (tests/backends).
+weights are packed (quantised). In a step of one sequence, RoPE's angles are computed once for all layers. The
+attention scale is multiplied into q's weights, or into the weights of q's norm. For large arrays, the
+function `exp` below computes exponentials with operations that the compiler vectorised. All arrays are
+float32. The tests compare the results with mlx-lm's modules (tests/backends).
 """
 
 import math
@@ -226,8 +226,8 @@ def attend(q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None) -> mx.a
     """Return softmax(q k^T + mask) v [1, K, G, L, d]: q [1, K, G, L, d] (scaled), k and v [1, K, 1, T, d].
 
     If there is a mask, queries are computed in blocks of about TILE scores, each block only with the keys up
-    to the block's last query. With blocks, the attention scores stay in the CPU's cache, and most scores that
-    the mask removes are never computed (256 queries over 1,100 keys: 14 ms instead of 37 ms).
+    to the block's last query. With blocks, the attention scores mostly stay in the CPU's cache, and most
+    scores that the mask removes are never computed (256 queries over 1,100 keys: 14 ms instead of 37 ms).
     """
     n, total = q.shape[3], k.shape[3]
     rows = max(8, TILE // (q.shape[1] * q.shape[2] * total))

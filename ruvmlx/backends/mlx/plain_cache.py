@@ -20,14 +20,14 @@ _base = mlxlm.load("models.base")
 
 
 class SlidingKVCache:
-    """A cache for a layer with a sliding window. The cache holds at least the last `window` tokens (or all,
-    if there are fewer), in order, in a buffer. When the buffer is full, the newest window + slack tokens are
-    copied to the front of a new buffer.
+    """A cache for a layer with a sliding window. The cache holds at least the tokens that the next token
+    sees, in order, in a buffer. When the buffer is full, the newest window + slack tokens are copied to the
+    front of a new buffer.
 
     When mlx-lm's RotatingKVCache is full, each new token overwrites its oldest token, so the cache cannot go
-    back by removing its newest tokens. SlidingKVCache also keeps `slack` tokens that are older than the
-    window, if the sequence has them, so that its newest `slack` tokens can be removed, for example the last
-    message if the user edits it. A token sees itself and the window - 1 tokens before it.
+    back by removing its newest tokens. SlidingKVCache mostly also keeps `slack` tokens that are older than
+    the window, so that its newest `slack` tokens can be removed, for example the last message if the user
+    edits it. A token sees itself and the window - 1 tokens before it.
     """
 
     def __init__(self, window: int, slack: int = 256):
@@ -182,8 +182,8 @@ class MLXCache:
 
     @contextmanager
     def running(self) -> Iterator["MLXCache"]:
-        """Return a context manager for one step. If the step fails, all layers go back to the number of
-        tokens before the step."""
+        """Return a context manager for one step of the graph that appends tokens. If the step fails, all
+        layers go back to the number of tokens before the step."""
         start = self.offset
         try:
             yield self

@@ -73,7 +73,7 @@ class CPUStep:
 
     def _turns(self, own: CPUAttention) -> np.ndarray:
         """Return the cosines and sines of RoPE's angles, by which the C library rotates heads: [n, head_dim].
-        All layers whose heads the C library rotates use the same array."""
+        All layers of a step whose heads the C library rotates use the same array."""
         if not own.kernels_turn:
             return own._positions.still(self._at)
         if self._turn is None:
