@@ -15,8 +15,8 @@ INK, GREY, PALE = "#111827", "#374151", "#e5e7eb"
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis from `low` to `high`. form: the format of tick labels. strong: the tick whose line is darker,
-    or None."""
+    """An axis from `low` to `high`. form: the format of tick labels. strong: the tick of the y axis whose
+    line is darker, or None."""
 
     low: float
     high: float
@@ -26,14 +26,15 @@ class Axis:
     logarithmic: bool = False
 
     def at(self, value: float) -> float:
-        """Return the value's place on the axis, from 0 to 1."""
+        """Return the value's place on the axis: 0 stands for `low`, and 1 for `high`."""
         low, high, value = (math.log(x) if self.logarithmic else x for x in (self.low, self.high, value))
         return (value - low) / (high - low) if high > low else 0.0
 
 
 def lines(title: str, below: str, series: Mapping[str, Sequence[Point]], x_axis: Axis, y_axis: Axis) -> str:
-    """Return a line chart. Each line has intervals, and its name stands at its end. below: the text under the
-    chart. series: the points of each line, by the name of the line."""
+    """Return a line chart. A vertical stroke shows the interval of a point, if the interval is not empty. The
+    name of a line stands to the right of its last point. below: the text under the chart. series: the points
+    of each line, by the name of the line."""
 
     x, y = _places(x_axis, y_axis)
     drawn = _frame(title, below, x_axis, y_axis)
@@ -109,7 +110,8 @@ def bars(title: str, rows: Sequence[tuple[str, float, str]], most: float = 1.0) 
 
 
 def ticks(high: float, count: int = 5) -> list[float]:
-    """Return round numbers in equal steps from 0 up to `high`, or up to the first step above `high`."""
+    """Return round numbers in equal steps from 0 up to `high`, or up to the first step above `high`. If
+    `high` is not above 0, return 0 and 1."""
     if high <= 0:
         return [0.0, 1.0]
     raw = high / count

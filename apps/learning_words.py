@@ -106,8 +106,8 @@ def preference_line(result: "PreferenceResult") -> str:
 
 
 def _after(result: "RatingResult | PreferenceResult") -> str:
-    """Return sentences that say, after a rating, how far the model is from the original model, and which
-    command undoes the rating."""
+    """Return sentences that say, after a rating or preference, how far the model is from the original model,
+    and which command undoes the rating or preference."""
     return f"{_difference(result.kl, result.kl_cap)} `ruvmlx learn undo` takes it back."
 
 
@@ -131,7 +131,8 @@ def _learned_text(facts: dict[str, Any]) -> str:
 
 
 def _elsewhere(facts: dict[str, Any]) -> str:
-    """Return a sentence that names other adapters with ratings, because the user can miss these ratings."""
+    """Return a sentence that names the model's other adapters that learned something, because the user can
+    miss what they learned. Return "" if there are none."""
     others = facts.get("others") or {}
     if not others:
         return ""
@@ -187,8 +188,8 @@ def _version(number: int) -> str:
 
 
 def _training(facts: dict[str, Any]) -> str:
-    """Return sentences about background training: the number of trainings, the result of the newest training,
-    and the number of ratings that wait for training."""
+    """Return sentences about background training: the number of trainings whose result was put into use, the
+    result of the newest training, and the number of ratings that wait for training."""
     done, waiting = facts["consolidations"], facts["pending"]
     said = f"Trained in the background {_times(done)}." if done else ""
     if facts.get("promoted") is not None:

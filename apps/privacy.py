@@ -1,8 +1,8 @@
 """This module removes personal data from reports: the user's words, names, file paths, host names, tokens.
 
 There are two filters. The first filter takes only chosen facts: from an error, it takes the class and the
-place in the code, and the message only if MLX wrote the message. The second filter removes paths, addresses
-and known names from every string of the finished report.
+place in the code, and the message only if the message has the form of MLX's messages. The second filter
+removes paths, addresses and known names from every string of the finished report.
 """
 
 import contextlib
@@ -53,7 +53,8 @@ def _place(error: BaseException) -> str:
 
 
 def known_names() -> set[str]:
-    """Return the names of this machine, of its user and of the user's settings."""
+    """Return the names of this machine, of its user and of the user's settings, the paths of the user's
+    folders with the names of the folders in them, and the user's Hugging Face token."""
     found: set[str] = {os.environ.get(name, "") for name in ("HOME", "USER", "LOGNAME", "HOSTNAME")}
     with contextlib.suppress(OSError, KeyError, ImportError):
         found.add(getpass.getuser())

@@ -1,5 +1,5 @@
-"""The command `ruvmlx adapters` lists, copies, exports and deletes adapters. An adapter is a named set of
-weights that the model learned from ratings."""
+"""The command `ruvmlx adapters` lists, switches, copies, exports, imports and deletes adapters. An adapter is
+a named set of weights that the model learned from ratings."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -88,7 +88,8 @@ def _facts(store: Any, row: Any) -> dict[str, Any]:
 
 
 def _rank(store: Any, row: Any) -> int:
-    """Return the largest LoRA rank of all layers, in the adapter version that the adapter `row` uses now."""
+    """Return the larger of two ranks of the adapter version that the adapter `row` uses now: the rank of the
+    micro LoRA, and the largest rank of the base LoRA. Return 0 for version 0."""
     from ruvmlx.lora.base_lora import BaseLoRA
     from ruvmlx.lora.micro_lora import stored_rank
 

@@ -70,8 +70,8 @@ def agent_server(server: str, key: str | None) -> "MCPServer":
 
 
 def _ask(server: str, key: str | None, path: str, body: Any = None, method: str | None = None) -> Any:
-    """Send a request to `ruvmlx serve` and return its answer. If the server refuses the request, raise
-    ToolError, whose text the agent reads."""
+    """Send a request to `ruvmlx serve` and return its answer. If the server refuses the request or does not
+    answer, raise ToolError, whose text the agent reads."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     try:

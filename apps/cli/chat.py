@@ -1,4 +1,4 @@
-"""The command `ruvmlx chat` opens the chat app with a model in this process, or with the model of a running
+"""The command `ruvmlx chat` opens a chat with a model in this process, or with the model of a running
 server."""
 
 import sys
@@ -18,8 +18,8 @@ from .verb import Verb
 if TYPE_CHECKING:
     from ruvmlx.settings import Settings
 
-# The options in this set apply with --server, too, because they select the chat and its look. The server
-# decides about all other options.
+# The options in this set apply with --server, too, because they select the server, the chat and its look. The
+# program refuses all other options with --server.
 _THE_CLIENTS = {"server", "api_key", "continue_", "session", "find", "system", "theme", "motion"}
 
 
@@ -92,8 +92,8 @@ def _chat(settings: "Settings", plain: bool, continue_: bool, session: str | Non
 
 
 def _refuse_flags(context: click.Context) -> None:
-    """Raise UsageError for a flag that has no effect with --server, because only the server decides about
-    it."""
+    """Raise UsageError for a flag that cannot have an effect with --server: for --plain, and for the flags
+    that the user must give to `ruvmlx serve`."""
     given = [
         parameter
         for parameter in context.command.params

@@ -13,7 +13,9 @@ from ruvmlx.errors import UsageError
 PART = 4  # a reply can take at most 1 / PART of the context
 MAX_REPLY_TOKENS = 32_000  # the maximum number of tokens of a reply that clients request by default
 CLAUDE_LEAST = 100_000  # Claude Code's smallest context window in tokens
-MARGIN = 0.95  # share of the free tokens; clients count with another model's tokenizer
+# the share of the tokens beside the reply that a client's prompt can take; below 1, because clients count
+# with another model's tokenizer
+MARGIN = 0.95
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,9 @@ def _current_shell() -> str:
 
 
 def place(shell: str) -> Path:
-    """Return the path of the completion file. The shell, or its package of completions, reads the user's
-    completion files from the folder of this path."""
+    """Return the path of the completion file. fish, and bash with the package bash-completion, read the
+    user's completion files from the folder of this path. Otherwise the shell needs the line of
+    `line_to_add`."""
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     if shell == "bash":
         own = os.environ.get("BASH_COMPLETION_USER_DIR") or str(data / "bash-completion")
@@ -88,8 +89,8 @@ def place(shell: str) -> Path:
 
 
 def line_to_add(shell: str) -> str:
-    """Return the line that the user must add to the shell's start-up file. Return "" for fish, which finds
-    the completion file without a line in the start-up file."""
+    """Return the line that lets the shell find the completion file, for the shell's start-up file. Return ""
+    for fish, which finds the completion file without a line in the start-up file."""
     path = str(place(shell))
     if shell == "bash":  # without the package bash-completion, bash does not find the file
         return f'source "{path}"'

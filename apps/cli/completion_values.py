@@ -26,8 +26,8 @@ _CHATS = (
 
 
 def rows(sql: str, *values: Any) -> list[tuple[Any, ...]]:
-    """Return rows of the store's tables, or [] if there is no store. The function does not use the program's
-    own code for the store, because this code would check and upgrade the store."""
+    """Return rows of the store's tables, or [] if there is no store or the query fails. The function does not
+    use the program's own code for the store, because this code would check and upgrade the store."""
     path = settings.store_file()
     if not path.exists():
         return []
@@ -66,8 +66,8 @@ def cached_names() -> list[str]:
 
 
 def complete_chats(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete ids of chats, the newest chat first. The typed text can also be a part of a chat's title,
-    because the shell shows the title beside the id."""
+    """Complete ids of at most 50 chats, the chat that was used last first. The typed text can also be a part
+    of a chat's title, because the shell shows the title beside the id."""
     last = [CompletionItem("last", help="the chat used last")] if "last".startswith(incomplete) else []
     return [*last, *_chats("NULL", incomplete)]
 
@@ -94,8 +94,8 @@ def complete_setting_names(_: click.Context, __: click.Parameter, incomplete: st
 def complete_setting_values(
     context: click.Context, _: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Complete the values of the setting whose name the user typed before. If the setting has no list of
-    values, complete nothing."""
+    """Complete the values of the setting whose name the user typed before. If no values of the setting are
+    known, complete nothing."""
     name = context.params.get("name")
     if name == "adapter":
         return complete_adapters(context, _, incomplete)

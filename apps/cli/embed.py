@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ruvmlx.runtime import Runtime
 
-MAX_LINE_BYTES = 1 << 20  # bytes of an input line; a text of 8,192 tokens is shorter
+MAX_LINE_BYTES = 1 << 20  # the maximum number of bytes of an input line; 8,192 tokens of text are shorter
 
 
 @click.command(cls=Verb)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ruvmlx.engine.types import Chunk, GenerationResponse
     from ruvmlx.models.config.model import Message
 
-MAX_STDIN_BYTES = 8 << 20  # the maximum number of bytes of standard input; no context holds more text
+MAX_STDIN_BYTES = 8 << 20  # the maximum number of bytes of standard input; usual contexts hold less text
 
 
 @click.command(cls=Verb)
@@ -105,7 +105,8 @@ def generate(
 
 def _piped_text() -> str:
     """Return the text that a pipe or a file gives to standard input, with an empty line after it. Return ""
-    if standard input is something else, because its text possibly has no end."""
+    if this text is empty. Also return "" if standard input is something else, for example a terminal, because
+    its text possibly has no end."""
     try:
         kind = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):  # standard input is closed, or is no file

@@ -6,7 +6,7 @@ has examples and that the command line can parse each example.
 
 from dataclasses import dataclass
 
-# These are the exit codes of every verb, as docs/scripts.md lists them.
+# These are the exit codes that the help of every verb shows, as docs/scripts.md lists them.
 EXIT_CODES = (
     (0, "ok"),
     (1, "failed"),

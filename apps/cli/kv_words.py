@@ -52,7 +52,8 @@ def show_kv(facts: dict[str, Any]) -> None:
 
 
 def _tiers_in_words(lengths: dict[str, Any]) -> str:
-    """Return the tiers as words, as in "16 bits for the newest 64 tokens, 4 for older ones"."""
+    """Return the tiers as words, as in "16 bits for the newest 256 tokens, 8 up to token 1,024, 4 for older
+    ones"."""
     exact = f"{TIERS[-1].bits} bits for"
     if lengths[LENGTHS[0]] is None:
         return f"{exact} all tokens"

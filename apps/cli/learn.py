@@ -1,4 +1,5 @@
-"""The command `ruvmlx learn` shows what the model learned from ratings, and undoes ratings."""
+"""The command `ruvmlx learn` shows what the model learned from ratings, undoes ratings, and trains on
+them."""
 
 import threading
 from dataclasses import asdict

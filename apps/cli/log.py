@@ -82,7 +82,7 @@ def _facts(row: "WitnessRow") -> dict[str, Any]:
 
 def _detail(body: dict[str, Any]) -> str:
     """Return the fields of a log row as text: "adapter=default version=3". Leave out fields without a value,
-    and shorten long hexadecimal numbers."""
+    round fractions to four digits, and shorten long hexadecimal numbers."""
     return " ".join(f"{name}={_short(value)}" for name, value in body.items() if value is not None)
 
 

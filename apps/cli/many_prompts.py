@@ -84,8 +84,9 @@ def request_maker(runtime: "Runtime", system: str | None, seed: int | None, **co
     """Return a function that makes the request for a line of the file of prompts. This function raises
     UsageError if the line names an adapter that does not exist.
 
-    system: the system prompt. seed: the random seed of line 1; line n has seed + n - 1. common: fields that
-    all requests have.
+    system: the system prompt for lines with the field `prompt`, except with --raw. seed: the random seed of
+    line 1; line n has seed + n - 1 if it names no seed. common: the flags in COMMON, and the maximum number
+    of tokens of a reply whose line names no maximum.
     """
     from ruvmlx.engine.types import GenerationRequest
 

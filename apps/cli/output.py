@@ -1,6 +1,6 @@
-"""This module prints the output of a verb (a command of `ruvmlx`). The verb's data goes to stdout, and all
-other text goes to stderr. An error sets the exit code. The text of an error is one line; if stderr is a
-terminal, the line is wrapped at the terminal's width."""
+"""This module prints the output of a verb (a command of `ruvmlx`). The verb's result goes to stdout, and
+errors, remarks and progress go to stderr. An error sets the exit code. The text of an error is one line; if
+stderr is a terminal, the line is wrapped at the terminal's width."""
 
 import json
 import os

@@ -17,7 +17,7 @@ from ruvmlx.platform.files import open_ordinary
 from ruvmlx.sampling import NO_SAMPLING, ReplyOptions, Sampling
 from ruvmlx.text import one_line
 
-MAX_LINE_BYTES = 8 << 20  # the maximum number of bytes of a line; no context holds so much text
+MAX_LINE_BYTES = 8 << 20  # the maximum number of bytes of a line; usual contexts hold less text
 NUMBERS = {field.name for field in fields(Sampling)} - {"logit_bias"}
 WHOLE = {name for name, kind in ReplyOptions.__annotations__.items() if kind is int}
 FIELDS = {"id", "prompt", "messages", *NUMBERS, *NO_SAMPLING}
@@ -54,8 +54,8 @@ def opened_prompts(name: str, out: Path | None) -> Iterator[BinaryIO]:
 
 
 def count_prompts(file: BinaryIO) -> int:
-    """Return the number of prompts after the file's present position. Return 0 if the file is a pipe or
-    standard input, which cannot be read twice."""
+    """Return the number of prompts after the file's present position. Return 0 if the file is a pipe or a
+    terminal, which cannot be read twice."""
     if not file.seekable():
         return 0
     start = file.tell()

@@ -37,7 +37,7 @@ class Tally:
 
     def sentence(self, seconds: float) -> str:
         """Return the counts as words: "3 prompts answered in 2.1 s, 40 tokens/s; 5 were done before; 1
-        failed"."""
+        failed: their lines have an error."."""
         speed = f", {self.generation_tokens / seconds:.0f} tokens/s" if self.answered and seconds else ""
         text = f"{count(self.answered, 'prompt')} answered in {seconds:.1f} s{speed}"
         text += f"; {self.kept:,} were done before" if self.kept else ""
@@ -46,8 +46,8 @@ class Tally:
 
 @contextmanager
 def result_file(path: Path) -> Iterator[BinaryIO]:
-    """Open the file of results, so that only this process can write to it. Create the file if it does not
-    exist. Raise UsageError if the file cannot be written."""
+    """Open the file of results, and lock it against other processes of this command. Create the file if it
+    does not exist. Raise UsageError if another process has locked the file, or if it cannot be written."""
     name = one_line(str(path))
     with ExitStack() as opened:
         try:

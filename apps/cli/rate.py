@@ -70,7 +70,8 @@ def rate(
 
 def _writer_of(runtime: "Runtime", reply_id: str, flags: dict[str, Any]) -> str | None:
     """Return the adapter that wrote a reply, if that is not the adapter in use. Return None if the adapter in
-    use learns: it wrote the reply, the original model wrote the reply, or --adapter names it."""
+    use learns: it wrote the reply, the original model wrote the reply, or --adapter names it. Also return
+    None if no adapter is in use."""
     if flags["adapter"] or runtime.learner is None:
         return None
     writer = runtime.store.replies.get(reply_id).adapter

@@ -51,7 +51,8 @@ def _flag(option: click.Option, value: object) -> list[str]:
 
 
 def service(words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Service:
-    """Return the service file for this operating system. words: the command line of the service. folder: the
+    """Return the service file for this operating system. words: the command line of the service. environment:
+    environment variables; the service gets those that begin with RUVMLX_, except the API key. folder: the
     working folder of the service."""
     kept = {name: value for name, value in sorted(environment.items()) if name.startswith("RUVMLX_")}
     kept.pop(SECRET, None)

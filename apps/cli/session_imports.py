@@ -16,7 +16,8 @@ from .text_output import count as count_of
 def import_each(
     store: Any, files: Sequence[Path], failures: list[RuvmlxError], count: Callable[[], None]
 ) -> Iterator[Any]:
-    """Import each file and yield the result. If an import fails, append its error to `failures`."""
+    """Import each file and yield the result. If a file cannot be read or has no chat, append the error to
+    `failures` and continue. `count` is called after each file."""
     from ruvmlx.chats.chat_file import import_once, read_bytes, read_limited
 
     for file in files:

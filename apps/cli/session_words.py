@@ -43,14 +43,15 @@ def no_such_folder(folder: str, every: Sequence[Any]) -> str:
 
 
 def author(role: str) -> str:
-    """Return the word for the author of a message, as in an exported chat: "You" or "Assistant"."""
+    """Return the word for the author of a message, as in an exported chat: "You", "Assistant" or "Tool"."""
     from ruvmlx.chats.chat_file import NAMES
 
     return NAMES.get(role, role.capitalize())
 
 
 def found_words(hit: Any, wanted: str) -> str:
-    """Return where the search found its words, and the text around these words."""
+    """Return the author of the message that the search found, and the text around the words. If the search
+    found the chat's title or system prompt, return "in the title"."""
     if hit.message_id is None:
         return "in the title"
     return f"{author(hit.role)}: {excerpt(hit.content, wanted.split())}"

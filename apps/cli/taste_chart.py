@@ -16,7 +16,7 @@ ROWS = [5 - STEP * i for i in range(9)]
 
 def plot(record: TasteRecord) -> list[str]:
     """Return the lines of a chart whose cells are numbers of ratings. The chart has a column for each number
-    of given stars, and a row for each number of predicted stars."""
+    of given stars, and a row for each half star of the prediction, from 5 down to 1."""
     columns = sorted({1.0, 2.0, 3.0, 4.0, 5.0, *(r.given for r in record.ratings)})
     counts = Counter((_row(r.predicted), r.given) for r in record.ratings)
     width = max(4, 1 + max((len(str(n)) for n in counts.values()), default=0))
@@ -48,8 +48,8 @@ def summary(record: TasteRecord) -> str:
 
 
 def svg(record: TasteRecord) -> str:
-    """Return the chart as SVG, with one circle for each pair of given and predicted stars. The area of a
-    circle is proportional to the number of ratings with this pair."""
+    """Return the chart as SVG, with one circle for each pair of given and predicted stars; the prediction is
+    rounded to tenths. The area of a circle is proportional to the number of ratings with this pair."""
     axis = Axis(0.5, 5.5, (1, 2, 3, 4, 5))
     counts = Counter((r.given, round(min(5.5, max(0.5, r.predicted)), 1)) for r in record.ratings)
     points = [(given, predicted, float(n)) for (given, predicted), n in sorted(counts.items())]

@@ -31,7 +31,7 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 @dataclass(frozen=True)
 class TableColumn:
-    """A column of a table. right: True if numbers are aligned to the right. cut: True if long cells are cut
+    """A column of a table. right: True if the cells are aligned to the right. cut: True if long cells are cut
     to one line, so that the other columns fit. keep: True if the column is never narrower than its text.
     style: the name of a style of the library rich. least: the least width, so that the columns of several
     tables are aligned."""
@@ -56,7 +56,7 @@ def hint(text: str) -> None:
 
 
 def table(columns: Sequence[TableColumn], rows: Iterable[Sequence[str]], header: bool = True) -> None:
-    """Print a table: the names of the columns, then the rows. A cell must not contain a newline.
+    """Print a table: the names of the columns, then the rows. A newline in a cell becomes a space.
     header: False if the names of the columns were printed before, with an earlier part of the table."""
     from rich.table import Table
 

@@ -9,8 +9,8 @@ from ruvmlx.errors import NotFound, RuvmlxError
 
 
 def write_over(path: Path, text: str, record: Path) -> None:
-    """Write a text to a file, and store the file's old content in the file `record`. If `record` exists
-    already, it keeps its content, from before the first write."""
+    """Write a text to a file, and store the file's old content in the file `record`. If nobody has changed
+    the file since an earlier call, `record` keeps the content from before that call."""
     before = path.read_text(encoding="utf-8") if path.exists() else None
     known = _read_record(record)
     if known is not None and known["path"] == str(path):
@@ -21,8 +21,8 @@ def write_over(path: Path, text: str, record: Path) -> None:
 
 
 def put_back(record: Path) -> Path:
-    """Restore the old content of the file whose record this is, and return the file's path. Raise RuvmlxError
-    if the file has changed after the write."""
+    """Restore the old content of the file whose record this is, and return the file's path. Raise NotFound if
+    there is no record, and RuvmlxError if the file has changed after the write."""
     known = _read_record(record)
     if known is None:
         raise NotFound("nothing was written with --write, so there is nothing to put back.")
