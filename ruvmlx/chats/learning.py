@@ -168,7 +168,7 @@ class Learning:
         """Return True if a rating by the learner of this adapter need not wait until the model is measured.
         name: as in `using`."""
         learner = self.of(name) if name else self.learner
-        return learner is None or learner.is_measured
+        return learner is None or (learner.active.knows_model and learner.rating_index.is_measured)
 
     def measure_in_slices(self, name: str | None, watch: Watch = QUIET) -> Generator[None, None, None]:
         """Measure the model, which the first rating of a model needs. The generator yields about every SLICE
@@ -176,7 +176,10 @@ class Learning:
         watch: an object that gets the progress."""
         while not self.is_measured_for(name):
             with contextlib.suppress(Stopped), self.using(name) as learner:
-                learner.measure(stop_after(SLICE), watch)
+                pause = stop_after(SLICE)
+                learner.rating_index.measure(pause)
+                if not learner.active.knows_model:
+                    learner.active.measure(pause, watch, is_hurried=True)
             yield
 
     def settle(self, cancel: threading.Event | None = None, watch: Watch | None = None) -> None:

@@ -336,8 +336,7 @@ class Run:
 
     def sync(self) -> None:
         """Close the source (a token stream then undoes steps after the last token), and end the session, so
-        that other requests can use the cache. A cancelled prefill leaves only a part of the prompt in the
-        cache."""
+        that other requests can use the cache. A cancelled prefill leaves a part of the prompt in it."""
         self.source.close()
         self.engine.sessions.done(self.session)
 

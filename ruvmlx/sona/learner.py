@@ -129,18 +129,6 @@ class Learner:
             return Trace(self.active.load(0).micro, 0)
         return Trace(self.micro, self.version)
 
-    @property
-    def is_measured(self) -> bool:
-        """True if a rating need not wait for a measurement of the model."""
-        return self.active.knows_model and self.rating_index.is_measured
-
-    def measure(self, pause: Pause, watch: Watch = QUIET) -> None:
-        """Measure what a rating needs to know about the model, if it is unknown. pause: a function that can
-        raise an exception to stop; the next call continues. watch: an object that gets the progress."""
-        self.rating_index.measure(pause)
-        if not self.active.knows_model:
-            self.active.measure(pause, watch, is_hurried=True)
-
     def settle(self, pause: Pause | None = None, watch: Watch | None = None) -> None:
         """Compute and store the data of the newest replies that a rating needs (traces, statistics, embedded
         questions), so that this or another process can rate these replies without a wait. The work takes
