@@ -213,7 +213,7 @@ class Decoder:
         """Convert a full page of keys and values to a tier of lower precision, and write the result to
         another address. Any thread can call `demote` at any time.
 
-        page, to: the addresses of the two pages
+        page, to: the addresses of the full page and of the memory for the result
         """
         source, target = row(page, tier), row(to, to_tier)
         rc = _lib().rvm_decoder_demote(self.handle, source.ctypes.data, target.ctypes.data)

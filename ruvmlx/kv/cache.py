@@ -148,7 +148,7 @@ class PagedCache:
     @property
     def room(self) -> int:
         """Return the number of tokens that can be appended before the cache must make or demote a page;
-        `retract` can remove only such tokens."""
+        `retract` can remove only tokens that were appended within `room`."""
         return max(0, self._until - self.offset)
 
     def retract(self, n: int) -> None:
@@ -288,7 +288,7 @@ class PagedCache:
 
     def _lower(self, tier: int, which: range) -> None:
         """Convert the pages with the indexes `which` from `tier` to the next lower tier, a few pages at a
-        time. If a demotion of exactly these pages was started early, use its result; else discard it."""
+        time. Use the result of an early demotion of exactly these pages; discard another early demotion."""
         begun, result = self._begun.pop(tier, (None, None))
         if begun == which and result:
             self._take(which, result())
@@ -306,7 +306,7 @@ class PagedCache:
     def _own_the_last(self) -> None:
         """Copy the last page if another sequence shares it, because new tokens will be written into this
         page. If no other sequence shares the page, forget the version of the page in a lower tier, because
-        new tokens make it out of date."""
+        new tokens make that version out of date."""
         i = self.offset // PAGE
         page = self.pages[i] if i < len(self.pages) and self.offset % PAGE else None
         self.pool.release_abandoned()  # a deleted cache can still share the page
@@ -380,8 +380,8 @@ def _kept_pages(pages: Sequence[Page | None]) -> list[Page]:
 
 @contextmanager
 def room_for(caches: Sequence[PagedCache], n: int) -> Iterator[None]:
-    """Reserve n more tokens in each cache. If the block ends without an exception, add n to the number of
-    tokens of each cache. If the block raises an exception, release the pages reserved for the n tokens."""
+    """Reserve room for n more tokens in each cache. If the block ends without an exception, add n to the
+    number of tokens of each cache. If the block raises an exception, release the reserved pages."""
     try:
         for cache in caches:
             cache.reserve(n)

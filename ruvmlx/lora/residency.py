@@ -53,8 +53,8 @@ class Residency(Generic[T]):
         return found
 
     def load_beside(self, name: str) -> T:
-        """Return an adapter for a use beside the hot adapter, which stays hot if both adapters fit into the
-        budget. Load the adapter if it is cold."""
+        """Return an adapter for a use beside the hot adapter. The hot adapter stays hot if both adapters fit
+        into the budget. Load the adapter if it is cold."""
         hot = next(reversed(self._loaded), None)
         found = self.get(name)
         if hot is not None and hot in self._loaded:

@@ -21,7 +21,8 @@ from ..platform.memory import MemoryUse
 from ..text import size
 from .load_plan import PER_WORD, PROGRAM, Plan, cached_tokens, token_bytes
 
-# a KV budget must be large enough for at least MIN_CONTEXT_TOKENS tokens (prompt and reply)
+# a KV budget must be large enough for MIN_CONTEXT_TOKENS tokens (prompt and reply), or for the model's whole
+# context if that is shorter
 MIN_CONTEXT_TOKENS = 128
 
 

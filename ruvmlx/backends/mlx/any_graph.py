@@ -2,10 +2,10 @@
 states of tokens, the other returns the logits of hidden states.
 
 In most of mlx-lm's models, `Model.__call__` calls a submodule that returns the hidden states after the final
-norm. After the submodule, `Model.__call__` computes logits from the hidden states, with a head or the tied
-embedding, often scaled or capped. This module runs a few tokens to find the submodule that returns the hidden
-states, and wraps the submodule. The wrapper records the output of the submodule. To compute logits of given
-hidden states, the wrapper returns the given states in place of running the submodule.
+norm. After the submodule, `Model.__call__` computes logits from the hidden states, with an output head or the
+tied embedding, and often scales or caps the logits. This module runs a few tokens to find the submodule that
+returns the hidden states, and wraps the submodule. The wrapper records the output of the submodule. To
+compute logits of given hidden states, the wrapper returns the given states in place of running the submodule.
 """
 
 from collections.abc import Iterator, Sequence

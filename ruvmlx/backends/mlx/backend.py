@@ -221,8 +221,9 @@ def plan(weights: Weights, device: str) -> WeightsPlan:
     unpacks the weights to float32 if the result fits into a quarter of RAM.
 
     MLX's product with packed weights is slow on a CPU (starter model: 11 against 60 tok/s with float32), and
-    with 16-bit scales it is another 40 times slower. So on a CPU, the scales of weights that stay packed are
-    converted to float32. Weights that are not packed become float32 if the result fits into half of RAM.
+    with 16-bit scales the product is another 40 times slower. So on a CPU, the scales of weights that stay
+    packed are converted to float32. Weights that are not packed become float32 if the result fits into half
+    of RAM.
     """
     stored = _stored_dtype(weights)
     if device != "cpu":

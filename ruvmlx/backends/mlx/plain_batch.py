@@ -1,7 +1,7 @@
 """This module runs one decode step for B sequences whose KV caches are plain (not paged).
 
 A step reads the model's weights once for all B sequences. The attention is computed for one sequence after
-the other, over its own cache.
+the other, each over the cache of the sequence.
 """
 
 from collections.abc import Iterator, Sequence

@@ -123,8 +123,8 @@ def _page_table(views: Sequence[SequencePages], config: ModelConfig) -> GPUPageT
 
 @cache
 def _slopes(n_heads: int, bias_max: float) -> np.ndarray | None:
-    """Return ALiBi's slopes, float32 [n_heads], or None for a model without ALiBi. Each step needs them, so
-    they are computed once."""
+    """Return ALiBi's slopes, float32 [n_heads], or None for a model without ALiBi. Each step needs the
+    slopes, so the function keeps its results."""
     return alibi_slopes(n_heads, bias_max) if bias_max else None
 
 

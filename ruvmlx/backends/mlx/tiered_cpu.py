@@ -55,7 +55,8 @@ class CPUStep:
         heads = np.array(own.project_normed(x.reshape(1, -1, x.shape[-1]))).reshape(
             len(self._at), -1, own.head_dim
         )
-        # divide the queries by the attention scale, because the C library multiplies them by it
+        # divide the queries by the attention scale, because the C library multiplies queries by the attention
+        # scale
         heads[:, : own.n_heads] /= own.scale
         if own.turns and not own.kernels_turn:
             own._positions.turn_part(heads[:, : own.n_heads + own.n_kv_heads], self._at)

@@ -35,7 +35,7 @@ FORMAT, MAX_VERDICTS = 1, 16
 
 
 def key(shapes: Shapes) -> dict[str, Any]:
-    """Return the key of a verdict: the values that we expect to change the result of the check."""
+    """Return the key of a verdict: the values on which the result of the check probably depends."""
     return {
         "device": gpu.kind,
         "gpu": gpu.name,

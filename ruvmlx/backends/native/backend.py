@@ -34,7 +34,8 @@ from .weights import packed_weights
 CHUNK = 256  # the maximum number of prompt tokens in one call of the decoder
 # During a long call of the decoder, the calling thread handles signals and calls `waiting` at this interval.
 POLL_SECONDS = 0.05
-# A decoder call with fewer multiply-adds than SHORT_CALL is so short that it needs no way to stop it.
+# A decoder call with fewer multiply-adds than SHORT_CALL runs in the calling thread and cannot be stopped,
+# because the call is short.
 SHORT_CALL = 8e9
 
 

@@ -86,7 +86,8 @@ def attend_gpu(
     """Run the attention on the GPU.
 
     run: `run(kernel, inputs, shapes, groups, templates)` runs one kernel; the tests pass a simulator
-    matrix: True: use the GPU's matrix units (only for CUDA, with D = 64 or 128); None: use them if possible
+    matrix: True: use the GPU's matrix units (only for CUDA, with D = 64 or 128); None: use the matrix units
+        if possible
     """
     if matrix is None:
         matrix = mx.cuda.is_available() and q.shape[-1] in (64, 128)
@@ -94,8 +95,8 @@ def attend_gpu(
     rows = b * heads * table.splits
     groups = (table.splits, heads // table.shared, b)
     inputs = [q, q_rotated, table.params, table.pages, *pools, opened]
-    # MLX passes an array of fewer than 8 elements to a Metal kernel in another way, so each array has at
-    # least 8.
+    # MLX passes an array of fewer than 8 elements to a Metal kernel in another address space, so each array
+    # has at least 8 elements.
     shapes = [(rows, dim), (max(2 * rows, 8),)]
     kernel = MATRIX if matrix else ATTEND
     if table.slopes is not None:

@@ -1,9 +1,10 @@
 """This module writes the Metal source of the kernels to files, one file for each set of a kernel's template
 values. The module needs no GPU.
 
-MLX makes the text when it traces a call: header, signature, body and the template's instantiation. Before the
-text of a kernel, MLX puts its own preamble, metal::utils(), which Python code cannot read. PREAMBLE replaces
-that preamble, so that a file can be compiled alone: xcrun -sdk macosx metal -c attend_decode-D64-G3.metal
+MLX makes the text of a kernel when MLX traces a call of the kernel: header, signature, body and the
+template's instantiation. Before the text of a kernel, MLX puts its own preamble, metal::utils(), which Python
+code cannot read. PREAMBLE replaces that preamble, so that a file can be compiled alone:
+xcrun -sdk macosx metal -c attend_decode-D64-G3.metal
 """
 
 from collections.abc import Iterator

@@ -61,8 +61,8 @@ class PromptChunk:
     @cached_property
     def heads(self) -> int:
         """Return the number of KV heads to process at a time. The keys and values of these heads take at most
-        BLOCK bytes in f16, unless one head alone takes more. With ALiBi, the bytes include those of the masks
-        in f32."""
+        BLOCK bytes in f16, unless one head alone takes more. With ALiBi, the bytes include the bytes of the
+        masks in f32."""
         mask = 0 if self.table.slopes is None else self.group * self.tokens
         return max(1, min(self.table.n_kv_heads, BLOCK // (4 * (self.table.head_dim + mask) * self.total)))
 

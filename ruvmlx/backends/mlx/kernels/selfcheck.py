@@ -32,8 +32,8 @@ from .source import HEAD_DIMS
 
 # In mlx-lm, attention is one of about 17 kernel launches of a layer in a decode step. If attention takes
 # three times as long, a decode step takes an eighth longer. A tiered cache takes half the memory of a long
-# chat, which is worth this time. A kernel that spills its registers, or runs on an emulated GPU, is far
-# slower.
+# chat, which is worth this time. A kernel that spills its registers, or runs on an emulated GPU, takes far
+# more than three times as long.
 MAX_SLOWNESS = 3.0
 # RACES: the number of timed races, of which the median is taken. REPEATS: the maximum number of calls in a
 # race
@@ -230,7 +230,7 @@ def decode_case(s: Sample) -> Case:
 
 def short_decode_case(s: Sample) -> Case:
     """Return the case of `decode_case` with few tokens. With few tokens, kernel launches and idle simdgroups
-    (groups of GPU threads) take much of the time. The check never fails because this case is slow."""
+    (groups of GPU threads) take much of the time. The kernel does not fail this case if it is slow."""
     wide, pools, dtype = s.q[:1].astype(mx.float32), s.pools, s.q.dtype
     new = rope_append.Turned(wide, demote.rotate(wide), s.hot[-2:-1])
     table = s.table(s.view_of(BRIEF))
