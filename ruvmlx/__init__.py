@@ -1,4 +1,4 @@
-"""ruvmlx: a local chat runtime on MLX that learns from its user's ratings.
+"""ruvmlx: a local chat runtime, on MLX or on the CPU, that learns from its user's ratings.
 
     import ruvmlx
 

@@ -1,7 +1,7 @@
 """This module defines the errors that the program shows to users.
 
-The text of an error is one line. The text says which operation failed, which value the user gave, which
-values are allowed, and how to continue. `exit_code` is the exit code of the command line program
+The text of an error is one line. The text says what failed and, where this helps, which value the user gave,
+which values are allowed, and how to continue. `exit_code` is the exit code of the command line program
 (docs/scripts.md).
 """
 
@@ -9,7 +9,7 @@ from .text import one_line, size
 
 
 class RuvmlxError(Exception):
-    """The base class of all errors that the program shows to users."""
+    """The base class of the errors that the program foresees and shows to users."""
 
     exit_code = 1
 
@@ -28,7 +28,8 @@ class ModelNotFound(RuvmlxError):
 
 
 class CorruptFile(RuvmlxError):
-    """A file is damaged: it is truncated, its bytes were changed, or an array in it has a wrong shape."""
+    """A file is damaged or has the wrong format: for example, it is truncated, its bytes were changed, or an
+    array in it has a wrong shape."""
 
     exit_code = 4
 
@@ -93,7 +94,7 @@ class GPUFailed(RuvmlxError):
 
 
 class AdapterMismatch(RuvmlxError):
-    """The adapter was trained for another model."""
+    """The adapter, or the reply from which it must learn, belongs to another model."""
 
 
 class StoreError(RuvmlxError):
@@ -107,7 +108,7 @@ class StoreBusy(StoreError):
 
 
 class NotFound(RuvmlxError):
-    """The named reply, chat or adapter does not exist."""
+    """A named reply, chat, adapter or other object does not exist, or no adapter is in use."""
 
 
 class Interrupted(RuvmlxError):

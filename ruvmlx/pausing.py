@@ -17,7 +17,8 @@ _LOOK_EVERY = 0.02  # seconds between two calls of `pause` in `ThreadedWork.wait
 
 
 class Stopped(Exception):
-    """Another thread asked the work to stop. The caller can resume the work later."""
+    """Another thread asked the work to stop, or the time for the work is over. The caller can resume the work
+    later."""
 
 
 def stop_when(cancel: threading.Event | None) -> Pause:

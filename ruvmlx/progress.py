@@ -1,8 +1,8 @@
 """This module measures the progress of loading a model and reports the progress to a `Watch`.
 
-The command line and the chat app each define their own kind of `Watch`. The thread that loads the model calls
-the methods of the watch a few times a second. A method can raise an error, usually `Interrupted`, to stop the
-loading.
+The command line and the chat app each define their own kind of `Watch`. The thread that loads the model, or
+that waits for a download, calls the method `progress` of the watch up to ten times a second. Each method can
+raise an error, usually `Interrupted`, to stop the loading.
 """
 
 import contextlib

@@ -5,7 +5,8 @@ BAD = ("down", "1", "2")
 
 # The keys are the words that a user types. The values are the texts with which the rating's note begins.
 REASONS = {"long": "too long", "short": "too short", "tone": "wrong tone", "facts": "wrong facts"}
-# The learner ignores a rating with this reason, because ratings change a model's style, not its knowledge.
+# The learner learns nothing from a rating with this reason, because ratings change a model's style, not its
+# knowledge.
 FACTS = REASONS["facts"]
 
 

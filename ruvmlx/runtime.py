@@ -64,7 +64,7 @@ class Runtime:
     writer: the object that writes replies, in chats and outside of chats.
     choices: the user's preferences between two replies.
     learning: the adapters and their training.
-    tiers: the policy that chooses the precision of KV pages.
+    tiers: the object that measures and chooses the policy for the precision of KV pages.
     planned: the memory that the plan reserves for each purpose.
     """
 
@@ -80,7 +80,7 @@ class Runtime:
     ):
         """learn: if False, the runtime stores ratings but never changes weights. plan: the memory plan that
         the program made before it read the weights. draft_model: the small model that guesses tokens. Raises
-        UsageError if `kv_budget` is too small for one chat."""
+        UsageError if a setting is invalid, for example a `kv_budget` that is too small for one chat."""
         self.store, self.model, self.backend, self.settings = store, model, backend, settings
         kept = settings.kv_disk
         folder = None if kept is None else CacheFolder.of_store(store.path, kept << 20)
@@ -100,10 +100,12 @@ class Runtime:
 
     @classmethod
     def open(cls, settings: Settings | None = None, learn: bool = True, watch: Watch = QUIET) -> "Runtime":
-        """Open the store, then load the model and the adapter. This takes seconds. Raises RuvmlxError.
+        """Open the store, then load the model and the adapter. This takes seconds, or longer with a download.
+        Raises RuvmlxError.
 
         watch: an object that receives the memory plan and the progress; it can raise an error to stop the
-            loading. The method raises NotEnoughMemory before it downloads or reads weights.
+            loading. If the memory is too small, the method raises NotEnoughMemory before it downloads or
+            reads weights.
         """
         settings = settings or Settings()
         choice = describe(settings.backend, settings.threads)
@@ -121,8 +123,8 @@ class Runtime:
             raise
 
     def close(self) -> None:
-        """Save unfinished learning, erase chats that the user deleted more than a day ago, write KV caches to
-        disk."""
+        """Save unfinished learning, erase chats that the user deleted more than a day ago (unless the store
+        is locked), write KV caches to disk."""
         try:
             self.learning.close()
             with contextlib.suppress(StoreBusy):
@@ -133,7 +135,7 @@ class Runtime:
 
     def erase_chat(self, session_id: str) -> bool:
         """Erase a chat and its KV caches immediately (`soft_delete.delete`). The user cannot restore the
-        chat."""
+        chat. Returns False if some files still hold words of the chat."""
         self.engine.sessions.drop(session_id)
         return soft_delete.delete(self.store, session_id, seconds=0)
 
@@ -161,7 +163,8 @@ class Runtime:
     def rate(
         self, reply_id: str, rating: str, note: str = "", adapter: str | None = None, watch: Watch = QUIET
     ) -> RatingResult:
-        """Store a rating of a reply and train an adapter on the rating at once. reply_id: an id, or "last".
+        """Store a rating of a reply and train an adapter on the rating at once (not if `learn` is False).
+        reply_id: an id, or "last".
         adapter: the name of the adapter; None: the adapter in use. watch: an object that receives the
             progress of the measurements before a model's first rating."""
         with self.learning.using(adapter) as learner:

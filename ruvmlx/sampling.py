@@ -3,9 +3,9 @@
 `FILTERS` and top_k select the candidate ids by the distribution at temperature 1. The sampler then draws one
 candidate at the given temperature. ruvmlx does not use mlx-lm's sampler: the native backend has no MLX, and a
 seed must give the same reply even if other code of this process draws random numbers.
-`backends/mlx/sampler.py` applies the same filters on the GPU. If a reply uses only the filters in `IN_C`, the
-C code in neon/src/draw.c draws the tokens. If a reply uses another filter, the slower NumPy code of this
-module draws the tokens.
+`backends/mlx/sampler.py` applies the same filters on the GPU. On the CPU, if the temperature is not 0 and the
+reply uses only the filters in `IN_C`, the C code in neon/src/draw.c draws the tokens. If a reply uses another
+filter, the slower NumPy code of this module draws the tokens.
 
 Penalties, logit_bias and a constraint change a copy of the logits before the draw. The logprobs of a response
 and the stored activations for training come from the unchanged logits, because ratings train the model and
@@ -69,12 +69,13 @@ class ReplyOptions(TypedDict, total=False):
     top_p: the probability mass of nucleus sampling, over 0 and at most 1.
     top_k: the number of most likely candidates; 0 is all.
     min_p: the minimum probability as a share of the likeliest token's probability.
-    seed: with the same seed, prompt, model, adapter and options, the reply is the same.
+    seed: with the same seed, prompt, model, adapter, options and backend, the reply is the same, apart from
+        rounding errors if other replies run at the same time.
     max_tokens: the maximum length of the reply in tokens.
     presence_penalty, frequency_penalty: from -2 to 2; a value over 0 makes tokens of the reply less likely.
     logit_bias: pairs of a token id and a bias from -100 to 100.
     repetition_penalty: from 0.1 to 2; a value over 1 makes the last repetition_window tokens of the reply (0:
-        all) less likely by this factor.
+        all) less likely (`Sampling`).
     adapter: the name of the adapter for this reply alone; None or "none": the model without an adapter
         answers.
     """
@@ -243,8 +244,9 @@ def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.n
 
 
 def draw_token(logits: np.ndarray, sampling: Sampling, u: float) -> int:
-    """Draw a token: return the first candidate at which the running sum of the probabilities exceeds u times
-    the sum of all candidates' probabilities. u: a uniform random number, 0 <= u < 1."""
+    """Draw a token: return the first candidate at which the running sum of the probabilities (at the given
+    temperature) exceeds u times the sum of all candidates' probabilities. u: a uniform random number, 0 <= u
+    < 1."""
     ids, logprobs = candidates(logits, sampling)
     scaled = logprobs.astype(np.float64) / sampling.temperature
     mass = np.cumsum(np.exp(scaled - scaled.max()))

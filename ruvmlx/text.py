@@ -1,4 +1,4 @@
-"""This module removes dangerous characters from all text that the program prints to a terminal.
+"""This module removes dangerous characters from text that the program prints to a terminal.
 
 A terminal executes control sequences. Text from a model or a file can contain escape sequences (which move
 the cursor, set the clipboard or the window's title), direction overrides (which show code in another order
@@ -29,8 +29,8 @@ _DROPPED = (
 SUSPECT = re.compile(f"[{_DROPPED}\u2028\u2029]")
 _DROP = re.compile(f"[{_DROPPED}]")
 
-# An escape sequence without an end ends after _CSI_LIMIT characters, so that the sequence cannot remove a
-# whole reply.
+# An escape sequence without an end ends after _CSI_LIMIT characters (a control string: after _STRING_LIMIT),
+# so that the sequence cannot remove a whole reply.
 _CSI_LIMIT = 64
 _STRING_LIMIT = 4096
 
@@ -144,8 +144,8 @@ def one_line(text: str) -> str:
 def size(nbytes: float) -> str:
     """Return a number of bytes as text in decimal units, such as "900 B", "2.8 MB", "97 MB" or "16.3 GB".
 
-    All texts for people use this function, so that all sizes have the same units. The units are those of
-    macOS and of the shops: 1 MB is 1,000,000 bytes.
+    Texts for people use this function, so that their sizes have the same units. The units are those of macOS
+    and of the shops: 1 MB is 1,000,000 bytes.
     """
     for unit, step, tenths in (("GB", 1e9, 100), ("MB", 1e6, 10), ("kB", 1e3, 10)):
         amount = nbytes / step
@@ -164,8 +164,8 @@ def did_you_mean(word: str, known: Iterable[str], least: float = 0.6) -> str:
 
 
 def excerpt(text: str, words: list[str], width: int = 60) -> str:
-    """Return up to `width` characters of a text around the first place where one of the words is, on one
-    line."""
+    """Return up to `width` characters of a text around the first place where one of the words is (or from the
+    beginning), on one line. An ellipsis marks each end that was cut."""
     line = one_line(text)
     low = line.lower()
     at = min((p for p in (low.find(word.lower()) for word in words) if p >= 0), default=0)

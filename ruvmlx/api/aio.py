@@ -62,9 +62,9 @@ class AsyncReplyStream(AsyncIterator[str]):
 
 
 class AsyncModel:
-    """The class `LocalModel` for asyncio: its methods are coroutines. Call `ruvmlx.aopen` to make an
-    AsyncModel. To rate a reply, call the method `rate` of this class, because `Reply.rate` blocks the event
-    loop."""
+    """The class `LocalModel` for asyncio: the methods that wait for the model are coroutines, and `stream`
+    returns an asynchronous iterator. Call `ruvmlx.aopen` to make an AsyncModel. To rate a reply, call the
+    method `rate` of this class, because `Reply.rate` blocks the event loop."""
 
     def __init__(self, model: LocalModel):
         self._model = model
@@ -128,7 +128,7 @@ class AsyncModel:
 
 
 class AsyncChat:
-    """The class `Chat` for asyncio: its methods are coroutines."""
+    """The class `Chat` for asyncio: its methods are coroutines; `stream` returns an asynchronous iterator."""
 
     def __init__(self, chat: Chat):
         self._chat = chat

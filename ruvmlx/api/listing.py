@@ -15,7 +15,7 @@ def list_models() -> list[ModelInfo]:
 
 
 def list_adapters() -> list[AdapterInfo]:
-    """Return the adapters of all models."""
+    """Return the adapters of all models. An adapter exists once it has a version."""
     from ..store import Store
 
     rows = Store(store_file()).adapters.all()

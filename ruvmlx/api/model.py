@@ -41,7 +41,7 @@ Begin = Callable[["Runtime", dict[str, Any]], Iterator[Chunk]]
 class Reply:
     """One reply of the model. The store has the reply under its id.
 
-    finish_reason: "stop", "length" (max_tokens reached) or "cancelled". prompt_tps, generation_tps: tokens
+    finish_reason: "stop", "length" (a limit or a loop) or "cancelled". prompt_tps, generation_tps: tokens
     per second. ttft_ms: milliseconds to the first token. examples: ids of the liked replies in the prompt.
     adapter: name of the adapter that wrote the reply and learns from its rating; if None, the model wrote the
     reply without an adapter, and the adapter in use learns.
@@ -222,7 +222,7 @@ class LocalModel:
     def embed(self, texts: str | Sequence[str]) -> list[list[float]]:
         """Return one unit vector for each text. The dot product of two vectors is their texts' similarity.
 
-        Raises UsageError for an empty text and for a text of more than 8,192 tokens.
+        Raises UsageError for an empty text and for a text of more than 8,192 tokens (or the context).
         """
         wanted = [texts] if isinstance(texts, str) else list(texts)
         return self._call(lambda runtime: [vector.tolist() for vector in runtime.embed(wanted)])
@@ -322,7 +322,7 @@ class Chat:
         ).reply
 
     def rate(self, rating: str | int, note: str = "") -> Rating:
-        """Rate the newest reply of this chat; see `LocalModel.rate`. NotFound if the chat has no reply."""
+        """Rate the newest reply of the branch; see `LocalModel.rate`. NotFound if there is no reply."""
         newest = next((turn.reply_id for turn in reversed(self.messages) if turn.reply_id), None)
         if newest is None:
             raise NotFound("there is no reply in this chat yet.")
@@ -332,7 +332,7 @@ class Chat:
 def open(model: str | Path | None = None, **settings: Any) -> LocalModel:
     """Load a model and its adapter. Call `close` of the result, or use the result in a `with` block.
 
-    model: a folder, a .gguf file or a Hugging Face repository (it is downloaded); None: the starter model.
+    model: a folder, a .gguf file or a Hugging Face repository (it is downloaded); None: the setting `model`.
     settings: settings of `ruvmlx config show` by name, as in `temperature=0`; they override RUVMLX_*
         variables and settings files.
 

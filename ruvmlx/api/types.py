@@ -45,7 +45,7 @@ class Preference:
 
     better, worse: the ids of the replies; after an edit, `better` is the user's text.
     kind: "compare", "edit" or "regenerated".
-    strength: 1 if the user stated the preference; less than 1 if the preference follows from another action.
+    strength: 1 if the user stated the preference or edited a reply; less than 1 if another action implies it.
     margin_before, margin_after: the mean log-probability per token of the better reply minus the mean of the
         worse reply, in nats. The class Rating explains the other fields.
     """

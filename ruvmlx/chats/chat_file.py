@@ -1,12 +1,12 @@
 """This module writes chats to files and reads chats from files. A JSON file has every branch of a chat; a
 Markdown file has only the current branch.
 
-JSON: {"format": "ruvmlx-chat", "title", "system", "model", "created", "updated", "head", "messages": [{"id",
-    "parent", "role", "content", "rating", "finish_reason", "created", "calls"}], "preferences": [{"better",
-    "worse", "kind"}]}; better and worse are the ids of two messages, of which the user prefers the first;
-    tool_turns.py describes "calls". `parse` reads files in this JSON format, and files of other programs with
-    any object or list of {"role", "content"} messages. `parse` reads only the texts and tool calls of
-    replies, not their tokens, so the user cannot rate or continue imported replies.
+JSON: {"format": "ruvmlx-chat", "id", "title", "system", "model", "created", "updated", "head", "messages":
+    [{"id", "parent", "role", "content", "rating", "finish_reason", "created", "calls"}], "preferences":
+    [{"better", "worse", "kind"}]}; better and worse are the ids of two messages, of which the user prefers
+    the first; tool_turns.py describes "calls". `parse` reads files in this JSON format, and files of other
+    programs with any object or list of {"role", "content"} messages. Of a reply, `parse` reads the text and
+    the tool calls, but no rating and no tokens, so the user cannot rate or continue imported replies.
 """
 
 import json
@@ -73,7 +73,7 @@ def _preferences(store: Store, session_id: str, messages: list[MessageRow]) -> l
 
 def writes_json(path: Path) -> bool:
     """Return True if a file of this name is written as JSON with all branches, and False if it is written as
-    Markdown. Raises UsageError if the file name's ending belongs to another format."""
+    Markdown. Raises UsageError if the file name's ending is not one of ENDINGS."""
     ending = path.suffix.lower()
     if ending not in ENDINGS:
         known = ", ".join(sorted(ENDINGS - {""}))
@@ -230,13 +230,13 @@ def _calls(item: Any) -> str:
 
 def _no_number(name: str) -> None:
     """Raise ValueError for NaN and Infinity. Python's JSON reader accepts NaN and Infinity, but JSON does not
-    have these numbers, and a chat cannot keep them."""
+    have these numbers, and the store cannot write them as JSON."""
     raise ValueError(f"{name} is no number of JSON")
 
 
 def _moment(value: Any) -> float:
-    """Return a time in seconds since 1970. Return 0 for values that are no times, and for times after the
-    year 9999."""
+    """Return a time in seconds since 1970. Return 0 for values that are no floating-point numbers (also for
+    whole numbers), and for times after the year 9999."""
     return value if isinstance(value, float) and abs(value) < MAX_TIMESTAMP else 0.0
 
 

@@ -31,7 +31,8 @@ class EditedReply:
 
 class Choices:
     """This class receives preferences between replies of one model, and reasons for bad ratings. The adapter
-    in use learns from each preference and each reason immediately."""
+    in use, or the adapter that the caller names, learns from each preference immediately, and from each
+    reason except "facts"."""
 
     def __init__(self, store: Store, model: Model, learning: Learning):
         self._store, self._model, self._learning = store, model, learning
@@ -52,7 +53,8 @@ class Choices:
     def rewrite(self, reply_id: str, text: str, adapter: str | None = None) -> PreferenceResult:
         """Save the user's version of a reply, as `edit` does, if the caller does not know the reply's chat.
         Return the result of learning. adapter: the adapter that learns; None: the adapter in use. If no
-        adapter is in use, raise NotFound and save nothing."""
+        adapter is in use, raise NotFound and save nothing. If learning fails, raise RuvmlxError; the version
+        is saved."""
         with self._learning.using(adapter) as learner:
             edited = self._saved_edit(reply_id, text, None, learner)
         if edited.preference is None:
@@ -60,8 +62,8 @@ class Choices:
         return edited.preference
 
     def edit(self, reply_id: str, text: str, place: tuple[str, int] | None = None) -> EditedReply:
-        """Save the user's version of a reply beside the reply, on a new branch of the chat. Learn that the
-        user's version is better.
+        """Save the user's version of a reply beside the reply, on a new branch of the chat. If an adapter is
+        in use, it learns that the user's version is better.
 
         text: the new answer; the reply's thinking is kept. place: (chat, message) of the reply; None: the
             place where the reply was shown last. Raises UsageError for an empty, unchanged or too long text,
@@ -109,9 +111,10 @@ class Choices:
         """Learn from a user who sends a message after a reply that has alternatives: the user prefers this
         reply to the newest alternative.
 
-        Returns None and learns nothing in these cases: the user has seen no other complete reply, the store
-        already has a preference between the two replies, both replies have ratings, or no adapter is in use.
-        The method suppresses errors of learning, because an error must not stop the user's message.
+        Returns None and learns nothing if, for example, the user has seen no other complete reply, the store
+        already has a preference between the two replies, both replies have ratings, or no adapter is in use
+        (`_other`). The method suppresses errors of learning, because an error must not stop the user's
+        message.
         """
         learner, mine = self._learning.learner, turn.reply_id
         if learner is None or mine is None or turn.branches < 2:
@@ -142,13 +145,13 @@ class Choices:
         return None if same or compared or (mine.rating and other.rating) else other.reply_id
 
     def _is_untouched(self, row: MessageRow) -> bool:
-        """Return True if the model wrote the reply without an adapter."""
+        """Return True if the model wrote the reply without a trained adapter (version 0)."""
         assert row.reply_id is not None
         return self._store.replies.get(row.reply_id).adapter_version == 0
 
     def _counts(self, row: MessageRow) -> bool:
-        """Return True if this model wrote the reply, nobody stopped or edited the reply, and the user saw the
-        reply."""
+        """Return True if this model wrote the reply, the user did not stop it, the user saw it, and it is not
+        a version that the user edited."""
         if row.reply_id is None or row.finish_reason == "cancelled":
             return False
         reply = self._store.replies.get(row.reply_id)

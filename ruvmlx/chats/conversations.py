@@ -94,7 +94,7 @@ class Conversations:
     def prompt_text(self, session_id: str) -> str:
         """Return the prompt of the reply that is shown last, with its special tokens.
 
-        Before the first reply, return the prompt for the message "...".
+        If no shown reply has stored tokens, return the prompt for the message "...".
         """
         turns = self.turns(session_id)
         shown = next((turn.reply_id for turn in reversed(turns) if turn.reply_id), None)
@@ -116,7 +116,7 @@ class Conversations:
 
     def room(self, session_id: str, turns: list[Turn], max_new_tokens: int) -> ChatRoom:
         """Return which of these turns (a chat's current branch) the model does not read. The first call for a
-        long chat takes about a second."""
+        long chat can take about a second."""
         known = (
             session_id,
             [turn.id for turn in turns],
@@ -211,7 +211,7 @@ class Conversations:
         turns = self.turns(session_id)
         before = turns if instead_of is None else turns[: self._place(turns, instead_of, "user")]
         asked = [*before, Turn("user", text)]
-        # This call raises an error if the message is empty or too long, before the message is saved.
+        # This call raises an error, for example for a message that is too long, before the message is saved.
         request = self._request(
             session_id, asked, sampling, max_new_tokens, cancel or threading.Event(), untouched, best_of,
             adapter_id, tools,

@@ -9,8 +9,9 @@ class ImplicitFeedback:
         self._learning, self._is_on = learning, is_on
 
     def notice_next(self, turns: list[Turn], before: list[Turn]) -> None:
-        """Record feedback on the last reply: "edited" if the user replaces its question, "continued" if the
-        user sends the next message. before: the turns that stay before the user's new message."""
+        """Record feedback on a reply: "edited" on the reply to a question that the user replaces, "continued"
+        on the last reply if the user sends the next message. before: the turns that stay before the user's
+        new message."""
         if len(before) < len(turns):
             self.notice_of(next((t for t in turns[len(before) :] if t.reply_id), None), "edited")
         elif turns:

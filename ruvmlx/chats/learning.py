@@ -213,7 +213,7 @@ class Learning:
         """Record that the user "copied", "regenerated", "edited" ... a reply (sona/signal.py).
 
         `what` names the action. Return True if the action was recorded. The action is recorded only if the
-        setting `implicit_feedback` is on and this model wrote the reply.
+        setting `implicit_feedback` is on, an adapter is in use, and this model wrote the reply.
         """
         if self.learner is None:
             return False
@@ -254,8 +254,8 @@ class Learning:
         return found
 
     def judge(self, learner: Learner | None) -> Judge | None:
-        """Return a judge that scores replies by the ratings of an adapter. Return None before the first
-        rating."""
+        """Return a judge that scores replies by the ratings of an adapter. Return None if there is no
+        adapter, or before the first rating."""
         taste = learner.taste.model if learner is not None else None
         return TasteJudge(taste) if taste is not None and taste.ratings else None
 
@@ -271,7 +271,8 @@ class Learning:
 
     @property
     def loops(self) -> Loops:
-        """Return the background loop and the deep loop, which train the adapter in use."""
+        """Return the object that runs the slow loops (background or style loop, and deep loop), which train
+        the adapter in use."""
         if self._loops is None:
             settings = self._settings
             self._loops = Loops(
@@ -289,8 +290,8 @@ class Learning:
         cancel: threading.Event | None = None,
         settings: "Training | None" = None,
     ) -> dict[str, Any]:
-        """Train a base LoRA on the ratings, and use the base LoRA if it passes the promotion test. Returns a
-        report.
+        """Train a base LoRA on the ratings, and use the base LoRA if it passes the promotion test. If the
+        router is on, train it too. Returns a report.
 
         progress: a function of (training steps done, all training steps, loss). The work checks `cancel`
             every few tens of milliseconds. A stopped run continues at the next call, also in another process.

@@ -28,8 +28,8 @@ from .stored_replies import ReplyArchive, StoredReplies, WitnessedSink
 
 
 class ReplyWriter:
-    """A reply writer writes replies with the adapter in use. If the settings ask for examples, the prompt has
-    liked replies as examples.
+    """A reply writer writes replies with the adapter in use, or with the adapter that a request names. If the
+    settings ask for examples, the prompt has liked replies as examples, if there are any.
 
     archive: the archive that records replies and failed requests
     """
@@ -121,7 +121,8 @@ class ReplyWriter:
 
     def _count(self, request: GenerationRequest, learner: Learner | None) -> int:
         """Return the number of replies to write: one if all replies would be equal (temperature 0), if the
-        request continues a reply, or if it asks for the untouched model."""
+        request continues a reply, if it asks for the untouched model, or, with "auto", before the first
+        rating."""
         alone = request.begun is not None or request.untouched or request.sampling.temperature == 0
         count = 1 if alone else request.best_of or self._settings.best_of
         if count != AUTO:

@@ -30,8 +30,8 @@ def delete(store: Store, *session_ids: str, seconds: float = math.inf) -> bool:
 
 
 def forget(store: Store, reply_ids: list[str]) -> bool:
-    """Erase the words of replies outside chats, and all KV caches of these replies. Returns False if another
-    process reads the store, so that the store's log still holds the words."""
+    """Erase the words of replies outside chats, and the KV caches on disk of all requests outside chats.
+    Returns False if another process reads the store, so that the store's log still holds the words."""
     gone = store.replies.forget(reply_ids)
     CacheFolder.of_store(store.path).remove(REQUESTS)
     return gone

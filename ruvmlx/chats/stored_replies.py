@@ -25,7 +25,7 @@ from ..sona.user_taste import reply_features
 from ..store import ReplyRow, Store
 from .tool_turns import calls_to_json, split_calls
 
-SAVE_EVERY = 1.0  # seconds: if the process is killed, about the text of the last SAVE_EVERY seconds is lost
+SAVE_EVERY = 1.0  # seconds: if the process is killed, a chat's reply loses the text of about this time
 
 Traced = Mapping[str, Trace | None]  # reply id -> trace of the reply
 
@@ -176,8 +176,8 @@ class StoredReplies:
         return self._replies.running
 
     def next_chunk(self) -> Chunk:
-        """Return the next chunk after each running reply has drawn a token. Save a draft of the leading reply
-        at most once in SAVE_EVERY seconds."""
+        """Return the next chunk after each running reply has drawn a token. In a chat, save a draft of the
+        leading reply at most once in SAVE_EVERY seconds."""
         chunk = self._replies.next_chunk()
         if self._session_id is not None and time.monotonic() - self._saved_at > SAVE_EVERY:
             self._save_draft(self._session_id, self._replies.leader)
@@ -197,7 +197,8 @@ class StoredReplies:
         return chunk
 
     def _with_adapter(self, response: GenerationResponse) -> GenerationResponse:
-        """Return the response with the name and version of the adapter that wrote it."""
+        """Return the response with the name and version of its adapter; version 0: the model wrote the reply
+        without trained weights."""
         if self._learner is None:
             return response
         trace = self._traces[response.request_id]

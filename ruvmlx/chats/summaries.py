@@ -8,8 +8,8 @@ notes do not replace:
 
     And what about hotels?
 
-A chat has one summary. The summary is used only if the last message that it replaces is on the current
-branch.
+A chat has at most one summary. The summary is used only if the last message that it replaces is on the
+current branch.
 """
 
 import threading
@@ -24,8 +24,8 @@ from ..models.text.thinking import split
 from ..store import Store
 
 KEPT_MESSAGES = 4  # the number of newest messages that a summary never replaces
-KEPT_SHARE = 4  # the newest messages, which no summary replaces, can take 1 / KEPT_SHARE of the context
-READ_SHARE = 2  # one request for a summary reads at most 1 / READ_SHARE of the context
+KEPT_SHARE = 4  # a summary leaves newest messages that take about 1 / KEPT_SHARE of the context, or more
+READ_SHARE = 2  # the messages in one request for a summary take at most 1 / READ_SHARE of the context
 MAX_TOKENS = 300  # the maximum number of tokens of the notes
 TASK = (
     "Below is the beginning of a conversation. Write down in at most 150 words what one must know to "

@@ -32,7 +32,7 @@ from .types import Chunk, GenerationRequest, GenerationResponse, TokenLogprob
 # The engine reads a prompt in pieces: first FIRST_PIECE tokens, then about as many as take PIECE_SECONDS, but
 # at least LEAST_PIECE and at most a chunk. The chat can show progress between two pieces.
 FIRST_PIECE, LEAST_PIECE, PIECE_SECONDS = 512, 256, 2.0  # tokens, tokens, seconds
-# LEAST_PART is the smallest piece while other runs wait, except at the end of a chunk or of the prompt. For 8
+# LEAST_PART: the smallest piece while other runs wait, except at the end of a chunk or of the prompt. For 8
 # or fewer tokens the kernels sum attention in another order: smaller pieces would change the last bits.
 LEAST_PART = 16  # tokens
 

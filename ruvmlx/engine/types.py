@@ -134,7 +134,8 @@ class GenerationResponse:
     # True: the reply almost only repeated itself, until the engine or the limit of tokens ended it;
     # finish_reason is usually "length"
     repeats: bool = False
-    # name of the adapter that helped to write the reply and learns from it; None: no adapter
+    # name of the adapter that learns from the reply, and that wrote the reply unless adapter_version is 0;
+    # None: no adapter
     adapter: str | None = None
     adapter_version: int = 0
     # the tool calls; set only in a chat, where `text` does not contain them

@@ -3,9 +3,9 @@ module.
 
 MLX binds its streams to threads, and a reply takes seconds. So all calls of the runtime, also `open` and
 `close`, run in the host's thread, one at a time, in the order of their arrival; only the calls of
-`call_between` go before other calls. Every call ends idle work (work of `run_idle`, which runs while no user
-needs the model). The coroutines never block the caller's event loop. The callers can have different event
-loops.
+`call_between` go before other calls, and only `encode` uses other threads. A call for a user ends idle work
+(work of `run_idle`, which runs while no user needs the model). The coroutines never block the caller's event
+loop. The callers can have different event loops.
 
 `write` and `submit` stream any number of replies at the same time (serving.py). Other calls run between two
 steps of the replies.
@@ -67,7 +67,7 @@ class Host:
         self._idle_cancel: threading.Event | None = None  # the event that ends the newest `run_idle`
         self._settle_cancel: threading.Event | None = None  # the event that ends the newest `settle`
         self._opening: StoppableWatch | None = None  # the watch of the newest `open` or `switch`
-        self.used_at = time.monotonic()  # the time of the newest call that was not for idle work
+        self.used_at = time.monotonic()  # the time of the newest call for a user to a host in this thread
         self._serving = ServingLoop(self._pool, lambda: self.holder.runtime, self._answer)
 
     async def open(self, watch: Watch) -> None:
@@ -87,7 +87,8 @@ class Host:
         await self._run(switch)
 
     async def release(self) -> None:
-        """Close the runtime and free its memory. A later `open` opens the same model and adapter."""
+        """Close the runtime and free its memory. A later `open` opens the same model, with the adapter of the
+        first `open`."""
         self.interrupt()
 
         def release() -> None:
@@ -146,7 +147,7 @@ class Host:
             self._between.popleft()()
 
     async def run_idle(self, work: Callable[[Runtime, threading.Event], T]) -> T:
-        """Run work(runtime, cancel) while no user needs the model. Each later call of the host sets `cancel`,
+        """Run work(runtime, cancel) while no user needs the model. Each later call for a user sets `cancel`,
         which ends the work. If replies are in progress, `cancel` is set before the work begins."""
         cancel = self._idle_cancel = threading.Event()
 
@@ -179,8 +180,8 @@ class Host:
     async def settle(self, watch: Watch = QUIET) -> bool:
         """Prepare the newest replies for their ratings. Return True if the preparation was not cancelled.
 
-        `write`, `submit` and `interrupt` cancel the preparation, and so does a reply of `write` that is in
-        progress; a later rating does the remaining work.
+        `interrupt` and the methods that call it (such as `write` and `submit`) cancel the preparation, and so
+        does a reply of `write` that is in progress; a later rating does the remaining work.
 
         watch: the runtime's thread reports the progress of the first measurements of a model to this object
         """
@@ -236,8 +237,8 @@ class Host:
         return await self._serving.encode_request(request)
 
     def stop(self) -> None:
-        """End the newest reply of `write` and keep its text. If a model is being loaded, end the loading
-        too."""
+        """End the newest reply of `write` and keep its text. If a model is being loaded, end the loading too.
+        Also end the child processes that compile constraints."""
         if self._reply_cancel is not None:
             self._reply_cancel.set()
         self.stop_opening()

@@ -35,7 +35,8 @@ class Opener:
 
     @classmethod
     def of(cls, open_runtime: "OpenRuntime") -> "Opener":
-        """Return an opener that calls a plain function. The opener cannot open another model."""
+        """Return `open_runtime` if it is an Opener; else an opener that calls this plain function and cannot
+        open another model."""
         return open_runtime if isinstance(open_runtime, Opener) else cls(_open_only(open_runtime))
 
 
@@ -60,8 +61,8 @@ class ModelUnchanged(RuvmlxError):
 
 
 class StoppableWatch(Watch):
-    """A watch that passes all reports to another watch, and raises `Interrupted` after a thread has set the
-    event `stopped`."""
+    """A watch that passes all reports to another watch. After a thread has set the event `stopped`, each
+    method except `note_facts` raises `Interrupted`."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -118,9 +119,9 @@ class ModelHolder:
     runtime's thread.
 
     If the machine has enough memory, both runtimes are open for a moment during a switch. With less memory,
-    the holder closes the old runtime when the plan shows that the new model will fit. If the new model then
-    fails to load, the holder opens the old model again. The chat is in the store, and the new model reads it
-    again.
+    the holder closes the old runtime when the plan shows that the new model will then fit and needs no
+    download. If the new model then fails to load, the holder opens the old model again. The chat is in the
+    store, and the new model reads it again.
     """
 
     def __init__(self, opener: Opener, runtime: Runtime | None = None) -> None:
@@ -151,8 +152,9 @@ class ModelHolder:
     def switch(self, model: str, session: str, watch: Watch = QUIET) -> None:
         """Switch to another model. Use the new model's adapter with the same name as the adapter in use.
 
-        Raises ModelUnchanged if the switch fails; the old model then stays in use. `runtime` is None only if
-        the holder closed the old runtime to free memory and cannot open it again.
+        Raises ModelUnchanged if the switch fails; the old model then stays in use. If the holder closed the
+        old runtime to free memory and cannot open it again, `runtime` is None, and the error of this attempt
+        is raised. `runtime` is also None if the program closes meanwhile.
         """
         label = self.opened_runtime.learning.label
         adapter = label.rpartition("@")[0] if label else None

@@ -1,8 +1,8 @@
 """This module computes replies in the runtime's thread, step by step, and passes their chunks to event loops.
 
 A reply of the chat comes from a generator (`write`). A reply over HTTP comes from a submitted request
-(`serve`). One step of any reply computes the next token of all replies (engine/scheduler.py). Other calls of
-the runtime run between two steps.
+(`serve`). One step of any reply computes the next token of all replies that use the same base LoRA
+(engine/scheduler.py). Other calls of the runtime run between two steps.
 """
 
 import asyncio
