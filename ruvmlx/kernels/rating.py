@@ -109,8 +109,8 @@ def _tables(impl: str | None) -> tuple[int, int]:
 
 
 class KLContexts:
-    """Contexts (positions in neutral text) at which the kernels measure the effect of an adapter. The first
-    group of contexts is in answers, and all other groups are in prose."""
+    """Contexts (positions in fixed reference texts) at which the kernels measure the effect of an adapter.
+    The first group of contexts is in answers, and all other groups are in prose."""
 
     def __init__(
         self,

@@ -4,9 +4,10 @@ other tools can load.
     W' = W + scale * (lora_a lora_b)^T      computed in float32, stored as float16, bfloat16 or float32
 
 Quantised matrices that the adapter does not change stay quantised, unless `dequantise` is True. (Quantised
-matrices are in MLX's affine layout, which rounds GGUF's Q2_K, Q3_K and Q6_K to 8 bits.) Changed matrices are
-not quantised again, because the rounding would remove most of the change. If the adapter changes the output
-head, the head is no longer tied to the embedding, and the embedding keeps its own weights.
+matrices are in MLX's affine layout, which rounds GGUF's Q2_K, Q3_K and Q6_K, and nvfp4, mxfp8 and fp8, to 8
+bits.) Changed matrices are not quantised again, because the rounding would remove most of the change. If the
+adapter changes the output head, the head is no longer tied to the embedding, and the embedding keeps its own
+weights.
 """
 
 from collections.abc import Callable, Iterator, Mapping

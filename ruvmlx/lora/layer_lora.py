@@ -44,8 +44,9 @@ class LayerLoRA:
     evidence: [2, n], the sums G and S over the ratings so far (sona/optional/layer_update.py)
     fisher: [n], the Fisher information of the original model's answers with respect to lora_b, per token
     tokens: N, the weighted number of tokens of the rated replies
-    gain: lora_b divided by the weights that follow from the evidence; below 1 if the change was scaled down
-    curvature: the last measured KL divided by its estimate `energy`
+    gain: the factor by which lora_b was scaled down to keep the estimated KL within its limit
+    curvature: the last measured KL (or the KL that a measured rise of perplexity counts as), divided by
+        `energy`
     """
 
     places: tuple[Place, ...]

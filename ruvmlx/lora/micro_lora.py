@@ -31,7 +31,7 @@ class MicroLoRA:
     lora_a: [D, r], float32, contiguous (D: hidden size, r: rank)
     lora_b: [r, V], float32, contiguous (V: vocabulary size)
     evidence: [3, r, A + k], sums over the ratings so far, for A movable tokens and k features
-    gain: the factor by which the change that follows from these ratings was scaled down
+    gain: the factor by which lora_b was scaled down to keep the KL and the perplexity within their caps
     trend: above 0 if the latest ratings confirm the older ratings, below 0 if the latest ratings contradict
         the older ratings
     taste: [A], the part of lora_b's first row that the taste model adds at a gain of 1 (sona/taste_push.py);

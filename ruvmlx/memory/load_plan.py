@@ -131,8 +131,8 @@ def _weight_bytes(facts: Facts, backend: Choice) -> int:
 
 @dataclass(frozen=True)
 class MachineMemory:
-    """The machine's memory in bytes. available: the number of free bytes now. limit: the maximum number of
-    bytes for one model."""
+    """The machine's memory in bytes. available: the number of bytes that this process can still allocate.
+    limit: the maximum number of bytes for one model."""
 
     total: int
     available: int

@@ -145,7 +145,8 @@ class MLXRunner(ABC):
     # -- inside ------------------------------------------------------------------------------------
 
     def adapt_threads(self) -> None:
-        """On a CPU, limit the threads of matrix products to the cores that other processes leave free."""
+        """On a CPU, limit the threads of matrix products to the cores that other processes leave free (known
+        only on Linux)."""
         if self._on_cpu:
             BLAS.adapt(self._load.cores())
 
