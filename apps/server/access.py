@@ -1,5 +1,5 @@
-"""This module decides which clients can use the server. Before an endpoint gets a request, the module checks
-the request's Host header, Origin header and API key."""
+"""This module decides which clients can use the server. The gate (gate.py) applies these rules to the Host
+header, the Origin header and the API key of each request."""
 
 import ipaddress
 import re
@@ -25,8 +25,8 @@ class Access:
     always needs a key because it shows all chats and writes files. hosts: the names that a Host header can
     have besides localhost and IP addresses. localhost and IP addresses are always allowed, because an
     attacker's name server cannot assign these names. origins: the web pages of other machines that can use
-    the server, for example https://chat.example. Web pages with an origin on this machine (localhost) do not
-    have to be in `origins`.
+    the server, for example https://chat.example; "*" means all web pages. Web pages with an origin on this
+    machine (localhost) do not have to be in `origins`.
     """
 
     keys: Sequence[str] = ()
@@ -43,22 +43,23 @@ class Access:
         return salt_digest(_key(headers, self.keys))
 
     def check_chat(self, headers: Headers) -> None:
-        """Raise ApiError if the client is a web page or has no key of the chat app."""
+        """Raise ApiError if the client is a web page or has no valid key of the chat app."""
         if "origin" in headers:
             raise ApiError(403, "no web page may use the chat app.", code="origin_not_allowed")
         _key(headers, self.chat_keys)
 
     def check_private(self, headers: Headers) -> None:
-        """Raise ApiError if the client is a web page other than the server's own page, or has no key of the
-        chat app."""
+        """Raise ApiError if the client is a web page other than the server's own page, or has no valid key of
+        the chat app."""
         origin = headers.get("origin")
         if origin is not None and not _is_own(origin, headers.get("host", "")):
             raise ApiError(403, "only the server's own page may see the chats.", code="origin_not_allowed")
         _key(headers, self.chat_keys)
 
     def check_host(self, headers: Headers) -> None:
-        """Raise ApiError if the Host header has a name that is not a name of this server. This check stops
-        attackers who let the name of their own web page point to this server's address (DNS rebinding)."""
+        """Raise ApiError if the Host header is missing, or has neither localhost nor an IP address nor a name
+        in `hosts`. This check stops attackers who let the name of their own web page point to this server's
+        address (DNS rebinding)."""
         found = _HOST.fullmatch(headers.get("host", ""))
         name = found["name"].lower().rstrip(".") if found else ""
         if not (_is_local(name) or _is_address(name) or name in self.hosts):
@@ -66,9 +67,9 @@ class Access:
             raise ApiError(403, message, code="host_not_allowed")
 
     def check_origin(self, headers: Headers) -> None:
-        """Raise ApiError if the client is a web page that is neither a page of this machine nor the
-        server's own page. Call `check_host` first, because it refuses a Host header with the name of a
-        foreign page."""
+        """Raise ApiError if the client is a web page, unless it is a page of this machine, the server's own
+        page, or a page whose origin is in `origins`. Call `check_host` first, because it refuses a Host
+        header with the name of a foreign page."""
         origin = headers.get("origin")
         if origin is not None and not self._allows(origin) and not _is_own(origin, headers.get("host", "")):
             message = "this web page may not ask; `serve --allow-origin ORIGIN` allows one."
@@ -85,7 +86,8 @@ class Access:
 
     @staticmethod
     def cors(headers: Headers) -> list[tuple[str, str]]:
-        """Return the CORS headers that let an allowed web page read the server's answer."""
+        """Return the CORS headers that let an allowed web page read the server's answer. Return no headers if
+        the client is not a web page."""
         origin = headers.get("origin")
         if origin is None:
             return []

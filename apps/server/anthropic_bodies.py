@@ -20,7 +20,7 @@ from .turns import add_turn
 
 class CacheMark(Struct, forbid_unknown_fields=True):
     """A mark that asks the server to cache the prompt up to the block with the mark. The mark changes
-    nothing, because the server caches the prefix of every prompt."""
+    nothing, because the server also caches prompts that have no mark."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -64,8 +64,8 @@ class ResultBlock(Struct, forbid_unknown_fields=True, tag_field="type", tag="too
 
 
 class ClientTool(Struct, forbid_unknown_fields=True):
-    """A tool that the client runs. strict: the field of OpenAI's form: if strict is true and the model must
-    call a tool, a keyword of the schema that the server does not support is an error."""
+    """A tool that the client runs. strict: if strict is true, and the model must call a tool or the answer
+    must fit a schema, a keyword of `input_schema` that the server does not support is an error."""
 
     name: FunctionName
     input_schema: JsonSchema
@@ -100,14 +100,14 @@ class CallsNone(Struct, forbid_unknown_fields=True, tag_field="type", tag="none"
 
 
 class AskedTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="user"):
-    """A turn of the conversation with a message of the user, or with the results of tool calls."""
+    """A turn of the conversation with a message of the user, the results of tool calls, or both."""
 
     content: str | Annotated[list[TextBlock | ResultBlock], Meta(min_length=1)]
 
 
 class InstructedTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="system"):
     """Instructions between two messages. If the chat template allows system text only at the beginning, the
-    server adds the instructions to the message before them."""
+    server puts the instructions into a message of the user or of the model."""
 
     content: str | Annotated[list[TextBlock], Meta(min_length=1)]
 
@@ -119,8 +119,9 @@ class AnsweredTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="as
 
 
 class ThinkingOn(Struct, forbid_unknown_fields=True, tag_field="type", tag="enabled"):
-    """With this field, the model thinks before its answer. budget_tokens: must be less than max_tokens, which
-    limits the thought and the answer together. The server does not limit the thought alone."""
+    """With this field, the model thinks before its answer, if the model can think. budget_tokens: must be
+    less than max_tokens, which limits the thought and the answer together. The server does not limit the
+    thought alone."""
 
     budget_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
@@ -134,8 +135,8 @@ class ThinkingOff(Struct, forbid_unknown_fields=True, tag_field="type", tag="dis
 
 
 class SchemaOutput(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
-    """With this field, the answer must be JSON that fits the schema. A keyword of the schema that the server
-    does not support is an error."""
+    """With this field, a reply without tool calls must be JSON that fits the schema. A keyword of the schema
+    that the server does not support is an error."""
 
     schema: JsonSchema
 
@@ -187,8 +188,8 @@ def reply_body(body: MessagesBody) -> ReplyBody:
 
 def conversation(body: CountBody, tag: str | None) -> list[Message]:
     """Return the conversation as a list of `Message`, which is the form that the engine reads. Turns of the
-    same role that follow each other become one turn. tag: the tag that begins a thought; None: the model does
-    not think before its answer."""
+    same role that follow each other become one turn, but each tool result stays a separate turn. tag: the tag
+    that begins a thought; None: the model does not think before its answer."""
     system = _instructions(body.system or "")
     found = [Message("system", system)] if system else []
     # id of a tool call -> name of the tool, for the tool calls in the turns before this turn
@@ -217,8 +218,8 @@ def _instructions(system: str | Sequence[TextBlock]) -> str:
 
 
 def _add_asked(turns: list[Message], blocks: Sequence[Any], where: str, names: Mapping[str, str]) -> None:
-    """Append the content of a user's message to the turns. Each tool result becomes a separate turn, and the
-    text becomes the last turn."""
+    """Append the content of a user's message to the turns. Each tool result becomes a separate turn. The text
+    blocks of the message together become the last turn."""
     for i, block in enumerate(blocks):
         if isinstance(block, ResultBlock):
             if block.tool_use_id not in names:
@@ -278,8 +279,9 @@ def _text(blocks: Sequence[TextBlock | ThoughtBlock | CallBlock], tag: str | Non
 
 def wants_thought(body: CountBody, tag: str | None, ignored: list[str]) -> bool | None:
     """Return True if the model must think before its answer, False if it must not, and None if the chat
-    template decides. If the model cannot think before its answer, the field `thinking` changes nothing, and
-    its name is added to `ignored`.
+    template decides. If the body asks for a thought and the model cannot think before its answer, the field
+    `thinking` changes nothing, and its name is added to `ignored`. Raise ApiError if `budget_tokens` is not
+    below `max_tokens`.
     """
     match body.thinking:
         case ThinkingOn(budget_tokens=budget):

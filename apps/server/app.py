@@ -1,5 +1,6 @@
-"""This module builds the server's application. The application has all endpoints, and checks the host, the
-origin and the API key before each endpoint."""
+"""This module builds the server's application. The application has all endpoints. Before a request reaches an
+endpoint, the application checks the request's host, origin and, unless the endpoint is open to all, API
+key."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -104,7 +105,8 @@ def _not_routed(serving: Serving, endpoints: Sequence[Endpoint]) -> Any:
 
 def _shape(path: str, endpoints: Sequence[Endpoint]) -> ErrorShape:
     """Return the form (OpenAI's, Anthropic's or ollama's) in which the server answers with an error for this
-    path. The result is the form of the endpoint at this path, or else of an endpoint at a parent path."""
+    path. A path that begins with /api/ has ollama's form. Another path has the form of the first endpoint in
+    the list whose path is this path or a parent path; if there is no such endpoint, OpenAI's form."""
     if path.startswith("/api/"):
         return ollama_error
     found = (e.errors for e in endpoints if path == e.path or path.startswith(f"{e.path}/"))

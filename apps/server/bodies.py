@@ -1,8 +1,8 @@
-"""This module defines the request bodies of OpenAI's endpoints as typed structs. If a body has a field that
-is neither in a struct nor in request_fields.py, the server refuses the request with an error that names the
-field.
+"""This module defines as typed structs the bodies of POST /v1/chat/completions, completions, embeddings,
+rerank and ratings. If a body has a field that is neither in a struct nor in request_fields.py, the server
+refuses the request with an error that names the field.
 
-A field with the value null has the same meaning as a missing field.
+An optional field with the value null has the same meaning as a missing field.
 """
 
 from typing import Annotated, Any, Literal
@@ -55,9 +55,9 @@ class UserTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="user")
 
 class AssistantTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
     """A turn with an earlier reply of the model: its text, its tool calls, or both. reasoning_content: the
-    thought of the reply; the chat template decides whether the model reads the thought again. The server
-    accepts and ignores the fields from `refusal` to `provider_specific_fields`, because clients send an
-    earlier reply back with these fields."""
+    thought of the reply; the chat template decides whether the model reads the thought again. Clients send an
+    earlier reply back with the fields from `refusal` to `provider_specific_fields`, so the server accepts and
+    ignores these fields; the first four fields must be null or empty."""
 
     content: Content | None = None
     tool_calls: Annotated[list[EarlierCall], Meta(min_length=1)] | None = None

@@ -61,8 +61,8 @@ class CallDelta(Struct):
 
 
 class AssistantReply(Struct):
-    """The model's reply. content: null if the reply has only tool calls. reasoning_content: the thought of a
-    model that thinks before its answer."""
+    """The model's reply. content: null if the reply has tool calls and no text. reasoning_content: the
+    thought of a model that thinks before its answer."""
 
     role: Literal["assistant"]
     content: str | None
@@ -112,8 +112,8 @@ class ChunkChoice(Struct):
 
 
 class ChatChunk(Struct):
-    """An event of the stream. usage: the token counts; only the last event has them, and only if the request
-    asks for them."""
+    """An event of the stream. usage: the token counts, if the request asks for them; only the last event
+    before [DONE] has them."""
 
     id: ReplyId
     object: Literal["chat.completion.chunk"]
@@ -198,8 +198,9 @@ def _logprobs(call: Call, body: ChatBody, logprobs: Sequence[Any]) -> ChoiceLogp
 async def _chunks(
     call: Call, body: ChatBody, requests: Requests, new_calls: NewCalls
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a streamed answer, in this order: the role, pieces of text and of tool calls, the
-    finish reason, the usage if the request asks for it, and [DONE]."""
+    """Yield the events of a streamed answer. The order for each reply is: the role, pieces of text and of
+    tool calls, the finish reason. After all replies come the usage, if the request asks for it, and
+    [DONE]."""
     id, created = requests[0].request_id, int(time.time())
     wants_usage = bool(body.stream_options and body.stream_options.include_usage)
     begun: set[int] = set()
@@ -233,7 +234,8 @@ async def _chunks(
 
 
 def _delta(part: ReplyPart) -> Delta | None:
-    """Return the text that a part of the reply adds to the message. Return None if the part is empty."""
+    """Return the thought, the text and the tool calls that a part of the reply adds to the message. Return
+    None if the part is empty."""
     if not (part.text or part.thought or part.logprobs or part.calls):
         return None
     calls = _call_deltas(part.calls)
@@ -241,8 +243,8 @@ def _delta(part: ReplyPart) -> Delta | None:
 
 
 def _call_deltas(pieces: Sequence[CallPiece]) -> list[CallDelta]:
-    """Return one CallDelta for each tool call to which the pieces belong. A piece is a part of a tool call's
-    text."""
+    """Return one CallDelta for each tool call to which the pieces belong. A piece is the beginning of a tool
+    call (its id and name) or a part of its arguments."""
     found: dict[int, CallDelta] = {}
     for piece in pieces:
         if isinstance(piece, CallBegun):

@@ -27,7 +27,8 @@ TEMPLATE_NAMES = frozenset(
 def messages_of(messages: Sequence[ChatMessage], tag: str | None) -> list[Message]:
     """Return the conversation as a list of `Message`, which is the form that the engine reads. tag: the tag
     that begins a thought; None: the model does not think before its answer. Raise ApiError if a tool result
-    does not belong to an earlier tool call."""
+    does not belong to an earlier tool call, or if an assistant's message has neither content nor tool
+    calls."""
     names: dict[str, str] = {}  # id of a tool call -> name of its function
     return [_message(turn, f"messages[{i}]", names, tag) for i, turn in enumerate(messages)]
 
@@ -62,8 +63,8 @@ def _call(made: EarlierCall) -> dict[str, Any]:
 
 def earlier_call(id: str, name: str, arguments: str) -> dict[str, Any]:
     """Return an earlier tool call in the form that chat templates read. If the arguments are not a JSON
-    object, return them as text. A model can write arguments that are no JSON object, and clients send them
-    back as text, so the model reads the same text again."""
+    object, they stay the text that the client sent. A model can write arguments that are no JSON object, and
+    clients send them back as text, so the model reads the same text again."""
     try:
         found = msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -86,8 +87,8 @@ def tools_of(body: ChatBody) -> ToolUse:
 
 def thought_of(effort: str | None, tag: str | None, field: str, ignored: list[str]) -> bool | None:
     """Return True if the model must think before its answer, False if it must not, and None if the chat
-    template decides. If the model cannot think before its answer, the effort changes nothing, and the name of
-    the field is added to `ignored`."""
+    template decides. If the effort asks for a thought and the model cannot think before its answer, the
+    effort changes nothing, and the name `field` is added to `ignored`."""
     if effort is None or effort == "none":
         return None if effort is None else False
     if tag is None:
@@ -114,8 +115,8 @@ def thinking_of(body: ChatBody, tag: str | None, ignored: list[str]) -> bool | N
 
 
 def template_values(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the client's variables for the chat template. Raise ApiError if the variables are too large, or
-    if the server itself sets one of these variables."""
+    """Return the client's variables for the chat template. Raise ApiError if the variables are too large or
+    too deeply nested, or if the server itself sets one of these variables."""
     values = dict(given or {})
     values.pop("enable_thinking", None)  # `thinking_of` handles this variable
     taken = next((name for name in values if name in TEMPLATE_NAMES), None)

@@ -28,8 +28,8 @@ MOST_LETTERS = 262_144  # the maximum number of characters of one message
 
 
 class ChatCard(Struct):
-    """A chat in the list of chats. updated: the Unix time of the last change. turns: the number of
-    messages."""
+    """A chat in the list of chats. updated: the Unix time of the last change. turns: the number of messages
+    of all branches."""
 
     id: str
     title: str
@@ -45,8 +45,8 @@ class ChatList(Struct):
 
 
 class ChatMessageShown(Struct):
-    """A message of a chat. thought: the model's thought before its answer. reply_id, rating: null if the
-    message is not a reply."""
+    """A message of a chat. thought: the model's thought before its answer. reply_id: null if the message is
+    not a reply. rating: null if the message has no rating."""
 
     id: int
     role: str
@@ -66,14 +66,16 @@ class ChatShown(Struct):
 
 
 class ChatDeleted(Struct):
-    """The answer after a chat was deleted. For a day, `ruvmlx sessions restore` can show the chat again."""
+    """The answer after a chat was deleted. For at least a day, `ruvmlx sessions restore` can show the chat
+    again."""
 
     id: str
     deleted: Literal[True] = True
 
 
 class ChatHitShown(Struct):
-    """A message that a search found. message_id: null if the title of the chat has the words."""
+    """A chat or a message that a search found. message_id: null if the words are in the chat's title or
+    system prompt."""
 
     chat: str
     title: str
@@ -83,13 +85,15 @@ class ChatHitShown(Struct):
 
 
 class ChatHits(Struct):
-    """The messages that a search found, the newest first."""
+    """The results of a search: first the chats whose title or system prompt has the words, then the messages;
+    both with the newest first."""
 
     hits: list[ChatHitShown]
 
 
 class SearchBody(Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/chats/search. The search finds messages that contain every word."""
+    """The body of POST /v1/chats/search. The search finds the messages, chat titles and system prompts that
+    contain every word."""
 
     words: Annotated[str, Meta(pattern=r"\S", max_length=200)]
     limit: Annotated[int, Meta(ge=1, le=SHOWN)] | None = None
@@ -154,7 +158,8 @@ def _existing_chat(runtime: Runtime, chat: str) -> str:
 
 
 async def delete_chat(call: Call) -> Answer:
-    """Hide a chat from all lists. The store erases the chat's messages a day later."""
+    """Hide a chat from all lists. When a program starts or ends more than a day later, the store erases the
+    chat's messages."""
     chat = call.names["id"]
 
     def delete(runtime: Runtime) -> ChatDeleted:
@@ -166,7 +171,8 @@ async def delete_chat(call: Call) -> Answer:
 
 
 async def search_chats(call: Call) -> Answer:
-    """Return the messages and titles that contain all words of the search."""
+    """Return the messages that contain all words of the search, and the chats whose title or system prompt
+    does."""
     body: SearchBody = call.body
     async with call.models.using_any() as serving:
         found = await serving.host.call_between(
@@ -181,8 +187,8 @@ async def say(call: Call) -> Answer:
     """Add a message to a chat, and stream the reply. The store keeps the message and the reply."""
     body: SayBody = call.body
     asked = ReplyBody(model=body.model, adapter=body.adapter, temperature=body.temperature, top_p=body.top_p)
-    # `_question` copies the sampling, the adapter, the limit and the patience (maximum waiting time) of this
-    # request.
+    # `_question` copies the sampling, the adapter, the token limit, the tenant, the patience (maximum waiting
+    # time) and the id of this request.
     [like] = await requests_for(call, asked, body.max_tokens, 0, [{"prompt": body.content}])
     request = await call.serving.host.call_between(lambda runtime: _question(runtime, body, like))
     return EventStream(_events(call, request), Waiting(failed_event))

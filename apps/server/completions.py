@@ -61,7 +61,8 @@ class TextCompletion(Struct):
 
 
 async def completions(call: Call) -> Answer:
-    """Let the model continue each prompt `n` times. The answer comes at once or as a stream."""
+    """Let the model continue each prompt `n` times. If the request has a suffix, the model writes the text
+    between the prompt and the suffix. The answer comes at once or as a stream."""
     body: CompletionBody = call.body
     refuse_true(body.echo, "echo")
     if body.stream_options is not None and not body.stream:

@@ -1,5 +1,5 @@
-"""This module decodes request bodies from JSON into structs. If a body has an error, the message names the
-first wrong field."""
+"""This module decodes request bodies from JSON into structs. If a body does not fit its struct, the error
+names the first wrong field."""
 
 import re
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
@@ -27,7 +27,8 @@ class Decoded(NamedTuple, Generic[B]):
 
 
 def decode(data: bytes, kind: type[B]) -> Decoded[B]:
-    """Decode a request body into its struct. Raise ApiError, 400, with the name of the first wrong field.
+    """Decode a request body into its struct. Raise ApiError, 400, if the body is not JSON or does not fit the
+    struct. In the second case, the error has the name of the first wrong field.
 
     Most bodies have no ignored fields, so the function first tries to decode the whole body at once.
     """
@@ -56,8 +57,8 @@ def _decoded_in_steps(data: bytes, kind: type[B]) -> Decoded[B]:
 
 
 def decode_query(data: bytes, kind: type[B]) -> B:
-    """Return the query string of a URL as a struct. As in `decode`, raise ApiError, 400, with the name of a
-    wrong field."""
+    """Return the query string of a URL as a struct. Raise ApiError, 400, if a field is wrong or occurs twice.
+    Only the error for a wrong field has the field's name."""
     pairs = parse_qsl(data.decode("latin-1"), keep_blank_values=True)
     fields = dict(pairs)
     if len(fields) < len(pairs):

@@ -19,9 +19,9 @@ EVENTS = "text/event-stream"
 
 @dataclass(frozen=True)
 class Waiting:
-    """The parts of a streamed answer besides its events. failed: a function that makes events of an error
-    that occurs after the first event. keep_alive: the bytes that the server sends to the client after some
-    seconds without an event."""
+    """The parts of a streamed answer besides its events. failed: a function that makes the last event of the
+    stream from an error that occurs after the first event or keep-alive. keep_alive: the bytes that the
+    server sends to the client after some seconds without an event."""
 
     failed: Callable[[ApiError], bytes]
     keep_alive: bytes = b": the reply is being prepared\n\n"
@@ -51,12 +51,13 @@ class Call:
     """One request to an endpoint. The server has checked and decoded the request.
 
     serving: the open model that the body names. If the body has `model: null`, `serving` is the server's
-    first model. If the endpoint's body has no field `model`, `serving` is also the first model, and this
-    model can be closed. models: all models of the server. body: a struct of the endpoint's type, or None.
-    names: the values of the path's variables. salt: two requests share KV caches only if their salts are
-    equal. facts: numbers for the log and the metrics, without text of a user. is_anthropic: True if the
-    client expects Anthropic's form. query: a struct of the endpoint's type, or None. ignored: fields of the
-    body that change nothing; a header of the answer names these fields.
+    first model. If the endpoint's body has no field `model`, or if `Endpoint.opens` returns False for the
+    body, `serving` is also the first model, and this model can be closed. models: all models of the server.
+    body: a struct of the endpoint's type, or None. names: the values of the path's variables. salt: two
+    requests share KV caches only if their salts are equal. facts: numbers for the log and for the list of
+    recent requests, without text of a user. is_anthropic: True if the request has the header
+    `anthropic-version`, which asks for Anthropic's form. query: a struct of the endpoint's type, or None.
+    ignored: fields of the body that change nothing; a header of the answer names these fields.
     """
 
     serving: "Serving"
@@ -75,7 +76,7 @@ class Call:
         return salt_digest(self.salt, user) if user else self.salt
 
 
-Answer = Any  # an EventStream, a PlainText, or a msgspec struct, which is sent as JSON
+Answer = Any  # an EventStream, a PlainText, or a value that msgspec sends as JSON
 Handler = Callable[[Call], Awaitable[Answer]]
 
 
@@ -87,15 +88,16 @@ class Endpoint:
     the struct of the URL's query string; None: the server ignores the query string. event: the struct of a
     streamed event. is_open: True if a client needs no API key. errors: a function that makes the body of an
     error in the form that the endpoint's clients read; error_body: the struct of this body. statuses: the
-    error statuses that only this endpoint has. media_type: the type of a PlainText; event_type: the type of a
-    stream. links: OpenAPI's Link Objects, which name requests that can follow the answer. anthropic_answer:
-    the struct of the answer to a request with the header `anthropic-version`, if this struct is not `answer`.
-    opens: a function that returns True if the server opens the model that a body names. waiting: a function
-    that returns the `Waiting` of a streamed answer, which the client gets while the model opens; None: no
-    stream. is_control: True if the endpoint refuses web pages and needs a key of the chat app. is_private:
-    True if the endpoint needs a key of the chat app and refuses all web pages except the server's own page.
-    embeds: True if the body's `model` can be `embedding`, the name of the machine's embedding model. is_look:
-    True if a request to this endpoint does not end the server's idle work.
+    error statuses that this endpoint can send besides the statuses that openapi.py adds to every endpoint.
+    media_type: the type of a PlainText; event_type: the type of a stream. links: OpenAPI's Link Objects,
+    which name requests that can follow the answer. anthropic_answer: the struct of the answer to a request
+    with the header `anthropic-version`, if this struct is not `answer`. opens: a function that returns True
+    if the server opens the model that a body names. waiting: a function that returns the `Waiting` of a
+    streamed answer, which the client gets while the model opens; None: no stream. is_control: True if the
+    endpoint refuses web pages and needs a key of the chat app. is_private: True if the endpoint needs a key
+    of the chat app and refuses all web pages except the server's own page. embeds: True if the body's `model`
+    can be `embedding`, the name of the machine's embedding model. is_look: True if a request to this endpoint
+    does not end the server's idle work.
     """
 
     method: str

@@ -59,8 +59,8 @@ class ApiError(RuvmlxError):
 
     @property
     def retry_after(self) -> int | None:
-        """The seconds after which the client can send the same request again. None: time does not remove the
-        cause of this error."""
+        """The seconds after which the client can send the same request again, for the statuses 429 and 503.
+        None: the error has another status."""
         return self.seconds if self.status in (429, 503) else None
 
 
@@ -121,10 +121,10 @@ def _too_long(error: PromptTooLong) -> ApiError:
 
 @dataclass(frozen=True)
 class InternalError:
-    """A failure that the client did not cause. The client gets only `id`. The log gets `id` and `where`.
+    """A failure that the client did not cause. The client gets only `id`; the log gets `id` and `where`.
 
-    where: the class of the error, and the functions through which the error passed. The text of the error is
-    left out, because it can contain text of the user.
+    where: the class of the error, and the last six files and line numbers through which the error passed. The
+    text of the error is left out, because it can contain text of the user.
     """
 
     id: str
@@ -154,8 +154,8 @@ def openai_error(error: ApiError) -> dict[str, Any]:
 
 
 def anthropic_error(error: ApiError) -> dict[str, Any]:
-    """Return the body of an error in Anthropic's form. If a field of the request is wrong, the message has
-    the name of this field."""
+    """Return the body of an error in Anthropic's form. If a field of the request is wrong, `param` has the
+    name of this field."""
     kind = ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else TYPES[400])
     facts = {"type": kind, "message": error.anthropic, "param": error.param, "code": error.code}
     return {"type": "error", "error": facts}

@@ -46,8 +46,8 @@ def gap_ids(model: Model, before: str, after: str, files: Sequence[str] = ()) ->
 
 def _file_ids(tokenizer: Tokenizer, files: Sequence[str], most: int) -> list[int]:
     """Return the token ids of the other files that the model reads before the text with the gap. If the model
-    has a token that begins a file, each file begins with this token. most: as soon as there are more ids than
-    this number, the remaining files are left out."""
+    has a token that begins a file, this token stands before each of these files and after the last of them.
+    most: as soon as the files have more ids than this number, the remaining files are left out."""
     special, ids = tokenizer.special_tokens, list[int]()
     mark = [special[name] for name in FILE_TOKENS if name in special][:1]
     for text in files:

@@ -63,8 +63,8 @@ class Gate:
             raise ApiError(431, message, code="header_too_large")
 
     async def _attach(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        """Pass a WebSocket of the chat app to the router. The checks are stricter than the checks of other
-        paths, because the chat app shows all chats."""
+        """Pass a WebSocket of the chat app to the router. No web page can connect, and the client needs a key
+        of the chat app, because the chat app shows all chats."""
         headers = headers_of(scope)
         try:
             self._check_size(scope)
@@ -80,7 +80,8 @@ class Gate:
 
     def _find(self, scope: dict[str, Any]) -> Endpoint | None:
         """Return the endpoint for the path and the method of the request. If the path has endpoints, but none
-        with this method, return the first endpoint of the path. Return None for an unknown path."""
+        with this method, or if the path has variables, return the first endpoint of the path. Return None for
+        an unknown path."""
         here = self._by_path.get(scope["path"]) or next(
             ([endpoint] for rule, endpoint in self._named if rule.match(scope["path"])), []
         )

@@ -1,6 +1,7 @@
 """This module does the server's idle work, which is work for which no client waits, while no request runs.
 The module first prepares replies for their ratings: it computes the data that a rating of the reply needs.
-After the preparation, the module trains the model on the ratings or measures the KV cache."""
+After the preparation, the module trains the adapter on the ratings if a training is due, or else measures the
+KV cache if a measurement is due."""
 
 import asyncio
 import contextlib
@@ -20,7 +21,8 @@ from .serving import Serving
 
 LOOK_EVERY = 0.1  # seconds between two checks whether a request runs
 IDLE_AFTER = 20.0  # seconds without a request, after which the server starts to train
-# after failed work, the wait IDLE_AFTER doubles at most this number of times, to at most six hours
+# after work that failed or stays due, the wait IDLE_AFTER doubles at most this number of times, to at most
+# six hours
 LONGEST_WAIT = 10
 
 
@@ -54,13 +56,15 @@ def learn(
 
 @dataclass
 class IdleWork:
-    """The object that does the idle work for one model of a server between the server's requests. A request,
-    or a key in an attached chat, stops the work within tens of milliseconds."""
+    """The object that does the idle work for one model of a server between the server's requests. A request
+    to an endpoint (unless `Endpoint.is_look`), or a key in an attached chat, stops the work at its next
+    pause; the work pauses every few tens of milliseconds."""
 
     serving: Serving
     learns: bool = True
     idle_after: float = IDLE_AFTER
-    # the value of `serving.written` when the idle work last prepared the replies for ratings
+    # the value of `serving.written` when the idle work last prepared the replies for ratings; -1: a request
+    # stopped this preparation
     _settled: int = 0
     _stuck: int = 0  # the number of times in a row that the idle work failed, or was still due after its end
     _courtesy: Courtesy = field(default_factory=Courtesy)

@@ -19,8 +19,8 @@ from .writing import Requests, reply_parts, requests_for, write_replies
 
 
 class InfillTimings(Struct):
-    """The numbers of prompt and reply tokens, and the times in milliseconds to read the prompt and to write
-    the reply."""
+    """The numbers of tokens, and the times in milliseconds, of the prompt (until the first reply token) and
+    of the reply (after the first token). prompt_n: the prompt tokens that were not in a KV cache."""
 
     prompt_n: int
     prompt_ms: float
@@ -31,10 +31,10 @@ class InfillTimings(Struct):
 
 
 class InfillAnswer(Struct):
-    """The text that the model writes, or a piece of it. If `stop` is false, the answer is a piece, and only
-    `content` has a meaning. id: the id that POST /v1/ratings takes. stop_type: "eos" if the model ended the
-    text, "limit" if the limit of tokens ended it, "word" if a text of the request's `stop` ended it; then
-    stopping_word is this text."""
+    """The text that the model writes, or a piece of it. If `stop` is false, the answer is a piece, and it has
+    no fields after `id`. id: the id that POST /v1/ratings takes. stop_type: "eos" if the model ended the
+    text, "limit" if the limit of tokens ended it, "word" if a text of the request's `stop` ended it.
+    stopping_word: the text of `stop` that ended the reply, or ""."""
 
     content: str
     stop: bool

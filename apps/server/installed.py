@@ -15,9 +15,9 @@ from .memory_share import MemoryShare
 
 
 class InstalledModels:
-    """The models on this machine. The object reads only the header of each model file, and reads it again
-    only if the file has changed. A call of a method takes milliseconds to a second, so call the methods in a
-    separate thread."""
+    """The models on this machine. The object reads only the headers of a model's files, and reads them again
+    only if the modification time of the model's file or folder has changed. A call of `all` can take a
+    second, so call it in a separate thread."""
 
     def __init__(self, settings: Settings):
         self._settings = settings
@@ -37,8 +37,9 @@ class InstalledModels:
         return Need.of(facts, backend, settings.max_context)
 
     def share(self) -> MemoryShare:
-        """Return the memory limit of all open models together. The limit is the user's setting, or else the
-        free memory of the machine."""
+        """Return the memory limit of all open models together. The limit is the user's setting
+        `server_memory`, or else the memory that one model can use (a share of the free memory; on Metal, of
+        all memory)."""
         settings = self._settings
         fixed = (settings.server_memory or 0) << 20
         limit = fixed or MachineMemory.now(self._choice).limit

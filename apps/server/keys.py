@@ -24,14 +24,14 @@ def key_file() -> Path:
 
 def salt_digest(*parts: str) -> str:
     """Return a digest of the parts, for example of an API key and the name of a user. Different keys or users
-    get different digests. Nobody can compute the key from the digest."""
+    get different digests. The digest does not show the key."""
     lengths = [f"{len(part)}:{part}" for part in ("ruvmlx cache", *parts)]
     return hashlib.sha256("".join(lengths).encode()).hexdigest()[:32]
 
 
 def matching(given: str, keys: Sequence[str]) -> str | None:
-    """Return the given key if it is in `keys`. The time of a check does not depend on the number of right
-    characters in the given key, so an attacker cannot guess a key piece by piece."""
+    """Return the given key if it is in `keys`, or else None. The time of a check does not depend on the
+    number of right characters in the given key, so an attacker cannot guess a key piece by piece."""
     found = None
     for key in keys:
         if hmac.compare_digest(key.encode(), given.encode()):
@@ -40,8 +40,8 @@ def matching(given: str, keys: Sequence[str]) -> str | None:
 
 
 def check_key(key: str) -> str:
-    """Return the key if it is valid. Raise UsageError if an HTTP header cannot carry the key, or if the key
-    has fewer than _MIN_KEY_CHARACTERS characters."""
+    """Return the key if it is valid. Raise UsageError if the key has a space or a character that is not
+    printable ASCII, or if the key has fewer than _MIN_KEY_CHARACTERS characters."""
     if len(key) < _MIN_KEY_CHARACTERS or not key.isascii() or not key.isprintable() or " " in key:
         raise UsageError(
             f"an API key needs {_MIN_KEY_CHARACTERS} or more printable ASCII characters without spaces; "
@@ -51,8 +51,9 @@ def check_key(key: str) -> str:
 
 
 def saved_keys() -> list[str]:
-    """Return the keys in the key file, or no keys if there is no file. Raise StoreError if other users of the
-    machine can read the file."""
+    """Return the keys in the key file, or no keys if there is no file. Raise StoreError if the permissions
+    give other users access to the file, or if the file cannot be read. Raise UsageError if a line is
+    wrong."""
     return [key for key, _ in _read_keys()]
 
 
@@ -86,7 +87,8 @@ def _parse_key(line: str) -> tuple[str, str | None]:
 
 
 def new_key() -> str:
-    """Make a key and add it to the key file, which only the owner can read."""
+    """Make a key and add it to the key file. If there is no key file, make one that only the owner can
+    read."""
     path, key = key_file(), "rvm-" + secrets.token_urlsafe(32)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -17,8 +17,8 @@ from .serving import Serving
 
 
 class TokenPiece(Struct):
-    """A token of a text. piece: the text of the token, or the token's bytes if it is only a part of a
-    character."""
+    """A token of a text. piece: the text of the token, or the token's bytes if they are not valid UTF-8, for
+    example a part of a character."""
 
     id: int
     piece: str | list[int]
@@ -39,7 +39,8 @@ class DetokenizedText(Struct):
 
 class SamplingInForce(Struct):
     """The sampling settings for requests that do not have their own settings. n_predict: the maximum number
-    of tokens of a reply; -1: all free tokens of the context."""
+    of tokens of a reply; -1: all free tokens of the context. repeat_last_n: the number of last reply tokens
+    to which repeat_penalty applies; -1: all tokens."""
 
     temperature: float
     top_k: int
@@ -69,8 +70,9 @@ class Modalities(Struct):
 
 class ServerProps(Struct):
     """The facts about the server's first model. model_path: the name of the model, because the server shows
-    no paths. total_slots: the maximum number of replies at once. is_sleeping: true if the model is closed; in
-    this case the answer has no chat template and no special tokens."""
+    no paths. total_slots: the maximum number of replies of all models that are in progress or wait for their
+    turn. is_sleeping: true if the model is closed; in this case the answer has no chat template and no
+    special tokens."""
 
     default_generation_settings: GenerationSettings
     total_slots: int
@@ -85,8 +87,8 @@ class ServerProps(Struct):
 
 
 class Slot(Struct):
-    """A slot is a place in which the server can write a reply. n_ctx: the maximum number of tokens of the
-    prompt and the reply together. is_processing: true if the server writes a reply in this slot."""
+    """A slot is a place for a reply that is in progress or waits for its turn. n_ctx: the maximum number of
+    tokens of the prompt and the reply together. is_processing: true if a reply takes this slot."""
 
     id: int
     n_ctx: int

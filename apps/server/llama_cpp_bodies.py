@@ -17,8 +17,8 @@ MOST_TOKENS = 2**18
 
 class TokenizeBody(Struct, forbid_unknown_fields=True):
     """The body of POST /tokenize. add_special: if true, begin with the BOS token, if the model has one.
-    parse_special: if true, read the names of special tokens in the text as these tokens. with_pieces: if
-    true, also return the text of each token."""
+    parse_special: if true or null, read the names of special tokens in the text as these tokens. with_pieces:
+    if true, also return the text of each token."""
 
     content: Annotated[str, Meta(max_length=MOST_CHARACTERS)]
     add_special: bool | None = None
@@ -44,7 +44,8 @@ class ExtraFile(Struct, forbid_unknown_fields=True):
 class InfillBody(Struct, forbid_unknown_fields=True):
     """The body of POST /infill. prompt: a text that stands after `input_prefix` and before the text that the
     model writes.
-    n_predict: the maximum number of tokens of the reply; -1: all free tokens of the context."""
+    n_predict: the maximum number of tokens of the reply; below 1: the server's own maximum, or else all free
+    tokens of the context."""
 
     input_prefix: str
     input_suffix: str

@@ -1,4 +1,4 @@
-"""This module asks one open model for its memory use and for the number of its waiting replies."""
+"""This module asks one open model for its memory use, its number of waiting replies and its adapter."""
 
 from typing import NamedTuple
 
@@ -9,10 +9,10 @@ from ruvmlx.runtime import Runtime
 
 
 class MemoryLook(NamedTuple):
-    """The answer of an open model. held: the memory use of all models together. waiting: the number of
-    replies that cannot begin yet, because the maximum number of replies is in progress or memory is full.
-    adapter: the adapter version that the model (of several models, the first) uses, as NAME@VERSION; None: no
-    adapter."""
+    """The answer of an open model, or the sums of several models' answers. held: the memory use. waiting: the
+    number of replies that cannot begin yet, because the maximum number of replies is in progress or memory is
+    full. adapter: the adapter version that the model (of several models, the first) uses, as NAME@VERSION;
+    None: no adapter."""
 
     held: MemoryUse
     purposes: list[Purpose]
@@ -21,8 +21,8 @@ class MemoryLook(NamedTuple):
 
 
 async def look_between(host: Host) -> MemoryLook:
-    """Ask an open model for its memory use, between two steps of its replies. The call ends the model's idle
-    work."""
+    """Ask an open model for its memory use, between two steps of its replies. The call ends the idle work of
+    all models of the server."""
     return await host.call_between(look_at_runtime)
 
 

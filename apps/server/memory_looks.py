@@ -10,14 +10,14 @@ from .model_pool import ModelPool, PooledModel
 
 
 def idle_work_of(models: ModelPool) -> str:
-    """Return the name of the idle work of the open models, or "" if no model does idle work. All models share
-    one thread, so at most one model does idle work at a time."""
+    """Return the name of the idle work of the first open model that does idle work or waits to do it, or ""
+    if there is no such model."""
     return next((model.serving.idle_work for model in models.open_models if model.serving.idle_work), "")
 
 
 async def look_at(models: ModelPool) -> MemoryLook:
     """Ask each open model with `look_at_model`, and return the sums of the answers, with the adapter of the
-    first model."""
+    first open model."""
     found = [await look_at_model(models, model) for model in models.open_models]
     looks = [look for look in found if look is not None]
     if len(looks) == 1:
@@ -32,8 +32,8 @@ async def look_at(models: ModelPool) -> MemoryLook:
 
 async def look_at_model(models: ModelPool, model: PooledModel) -> MemoryLook | None:
     """Ask an open model for its memory use, between two steps of its replies. Return None if the model is
-    closed. During idle work, return the numbers from before this work, because a question to the model would
-    end the work."""
+    closed. While any model does idle work, return this model's newest earlier answer, because a question to
+    the model would end the work."""
     serving = model.serving
     if idle_work_of(models) and serving.last_look is not None:
         return serving.last_look

@@ -17,10 +17,11 @@ from .serving import Serving
 class PooledModel:
     """A model that a request has named, or the server's first model. The model can be closed.
 
-    name: the name in the request; "" for the server's first model. need: the planned memory; None before
-    there is a plan. scratch: bytes of working memory that the plan does not include. users: the number of
-    requests that use the model now. used_at: the `time.monotonic` time at which the last request ended.
-    is_tended: True if an `IdleWork` runs for the model.
+    name: the name in the request; "" for the server's first model. need: the planned memory; None: there is
+    no plan. scratch: bytes of working memory that the plan does not include. users: the number of requests,
+    and of questions about the model, that keep the model open now. used_at: the `time.monotonic` time at
+    which the last request ended or, if later, the model was opened. is_tended: True if an `IdleWork` runs for
+    the model.
     """
 
     name: str
@@ -45,7 +46,8 @@ class PooledModel:
 
     @property
     def bytes(self) -> int:
-        """The planned memory of the model in bytes, without the memory that all models share."""
+        """The planned memory of the model in bytes, without the memory that all models share; 0 if there is
+        no plan."""
         return self.need.total - PROGRAM + self.scratch if self.need else 0
 
     def note_plan(self) -> None:
@@ -67,8 +69,8 @@ class MemoryShare:
     kv_budget: int = 0
 
     async def begin(self, first: PooledModel) -> None:
-        """Raise NotEnoughMemory if the server's first model, which is open, takes more memory than the
-        limit."""
+        """Raise NotEnoughMemory if the server's first model, which is open, takes more memory than the limit.
+        If the user chose the limit, also set the memory limit of this model's KV caches."""
         if not self.limit:
             return
         if plan_bytes([first]) > self.limit:
@@ -92,8 +94,9 @@ class MemoryShare:
             )
 
     async def has_room(self, opened: Sequence[PooledModel], model: PooledModel) -> bool:
-        """Return True if the model fits into the memory beside the open models. If it fits, the function has
-        made the KV caches of the open models smaller, to leave room for this model."""
+        """Return True if the model fits into the memory beside the open models. The function first limits the
+        KV caches of the open models, to leave memory for this model. Return False if the replies in progress
+        need too much of this memory."""
         if not self.limit:
             return True
         together = [*opened, model]
@@ -101,8 +104,9 @@ class MemoryShare:
 
     async def divide(self, models: Sequence[PooledModel]) -> bool:
         """Set the memory limit of each model's KV caches: each limit is the planned size plus an equal part
-        of the memory that is left under the limit of all models. Return False if the replies in progress of a
-        model need more KV cache memory than the model's new limit."""
+        of the memory that is left under the limit of all models, but at most the model's `kv_room`. If the
+        user chose `kv_budget`, the limits stay. Return False if the replies in progress of a model need more
+        KV cache memory than the model's new limit."""
         if not (self.limit and models):
             return True
         left = (self.limit - plan_bytes(models)) // len(models)

@@ -43,7 +43,7 @@ class AnthropicErrorFacts(Struct):
 
 
 class AnthropicErrorAnswer(Struct, tag_field="type", tag="error"):
-    """The body of every answer with an error."""
+    """The body of an answer with an error, in Anthropic's form."""
 
     error: AnthropicErrorFacts
 

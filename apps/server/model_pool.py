@@ -1,10 +1,11 @@
 """This module keeps the open models of one server. A request can name any model on this machine, and the
 server opens the model when the request needs it.
 
-The server never closes a model that a request uses. If a request needs a closed model and the memory is full,
-the server closes models that no request uses. If requests use all open models, the new request waits until a
-model is unused, and later requests wait behind this request. The module memory_share.py decides which models
-fit into the memory together.
+While the server runs, it closes only models that no request uses. (If the chat app switches to another model,
+the replies of the first model end.) If a request needs a closed model and the memory is full, the server
+closes models that no request uses. If requests use all open models, the new request waits until a model is
+unused, and later requests wait behind this request. The module memory_share.py decides which models fit into
+the memory together.
 """
 
 import asyncio
@@ -52,7 +53,7 @@ class ModelPool:
         """first: the state of the model with which the server starts. opener: the object that opens models
         other than the first; installed: the object that lists these models; None: the server has only the
         first model. unload_after: the number of seconds without use after which the server closes a model
-        other than the first; 0: never. learns: True if the models learn from ratings while no request
+        other than the first; 0: never. learns: True if these other models train on ratings while no request
         runs."""
         self.first = PooledModel("", first)
         self.share = share or MemoryShare()
@@ -98,7 +99,8 @@ class ModelPool:
         return [model for model in self._models if model.is_open]
 
     async def installed_models(self) -> Mapping[str, Facts]:
-        """Return by name the models on this machine that no request has named since the server's start."""
+        """Return by name the models on this machine, without the server's first model and the models that
+        requests have named since the server's start."""
         if self._installed is None:
             return {}
         found = await asyncio.to_thread(self._installed.all)
@@ -190,8 +192,9 @@ class ModelPool:
 
     @contextlib.asynccontextmanager
     async def using_writer(self, reply_id: str) -> AsyncIterator[Serving]:
-        """Yield a `Serving` as `using` does, of the model that wrote the reply `reply_id`. If the model that
-        wrote the reply is not on the machine any more, use any model."""
+        """Yield a `Serving` as `using` does, of the model that wrote the reply `reply_id`. If this model is
+        not on the machine any more, use the server's first model. If there is no such reply, use any
+        model."""
         async with self.using_any() as serving:
             writer = await serving.host.call_between(lambda runtime: _writer(runtime, reply_id))
             if writer in (None, serving.model_name):
@@ -205,7 +208,7 @@ class ModelPool:
 
     @contextlib.contextmanager
     def _holding(self, model: PooledModel) -> Iterator[None]:
-        """In the `with` block, let no task close the model."""
+        """In the `with` block, the pool does not close the model."""
         model.users += 1
         try:
             yield

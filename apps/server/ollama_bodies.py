@@ -68,9 +68,9 @@ class OllamaMessage(Struct, forbid_unknown_fields=True):
 
 
 class OllamaOptions(Struct, forbid_unknown_fields=True):
-    """The options of a reply. num_predict: the maximum number of tokens of the reply; below 1: all free
-    tokens of the context. repeat_last_n: the number of last reply tokens to which repeat_penalty applies; 0:
-    no tokens, -1: all tokens."""
+    """The options of a reply. num_predict: the maximum number of tokens of the reply; below 1: the server's
+    own maximum, or else all free tokens of the context. repeat_last_n: the number of last reply tokens to
+    which repeat_penalty applies; 0: no tokens, -1: all tokens."""
 
     seed: Annotated[int, Meta(ge=0, le=2**53)] | None = None
     num_predict: Annotated[int, Meta(ge=-2, le=2**31 - 1)] | None = None
@@ -99,8 +99,8 @@ def is_last_use(keep_alive: str | float | None) -> bool:
 
 class OllamaReplyBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """The fields that the bodies of chat and generate share. stream: if the field is missing, the answer is a
-    stream. format: "json" for any JSON object, or a schema that the answer must fit. think: true if the model
-    must think before its answer; null: the chat template decides."""
+    stream. format: "json" for any JSON object, or a schema that the answer must fit. think: true or a level
+    if the model must think before its answer, false if it must not; null: the chat template decides."""
 
     model: Name
     stream: bool | None = None
@@ -221,9 +221,10 @@ def tools_of(body: OllamaChatBody) -> ToolUse:
 
 
 def conversation(messages: Sequence[OllamaMessage], tag: str | None) -> list[Message]:
-    """Return the conversation as a list of `Message`, which is the form that the engine reads. Tool calls
-    have no ids in ollama's form, so the results must come in the order of the calls. tag: the tag that begins
-    a thought; None: the model does not think before its answer."""
+    """Return the conversation as a list of `Message`, which is the form that the engine reads. A tool call
+    needs no id in ollama's form. A result without an id and a function name belongs to the first call that
+    has no result yet. Raise ApiError if there is no call for a result. tag: the tag that begins a thought;
+    None: the model does not think before its answer."""
     found: list[Message] = []
     open_calls: list[tuple[str, str]] = []  # (id, function name) of each call without a result
     for at, message in enumerate(messages):
@@ -249,8 +250,8 @@ def _call(made: OllamaCall, call_id: str) -> dict[str, Any]:
 
 
 def _answered_call(message: OllamaMessage, open_calls: list[tuple[str, str]], where: str) -> tuple[str, str]:
-    """Return the id and the function name of the tool call to which a result belongs. Find the call by the id
-    or the name in the message. If the message has neither, take the first call that has no result."""
+    """Return the id and the function name of the tool call to which a result belongs. Take the first call
+    that has no result yet and that has the id and the name in the message, as far as the message has them."""
     for call in open_calls:
         if (message.tool_call_id or call[0]) == call[0] and (message.tool_name or call[1]) == call[1]:
             open_calls.remove(call)

@@ -38,8 +38,9 @@ NDJSON = "application/x-ndjson"
 
 
 class OllamaError(Struct):
-    """The body of every answer with an error. error: the error in one line. param, code: the wrong field and
-    a fixed word, as in OpenAI's form; errors of ollama's own server do not have these fields."""
+    """The body of an answer with an error, in ollama's form. error: the error in one line. param, code: the
+    wrong field and a fixed word, as in OpenAI's form; errors of ollama's own server do not have these
+    fields."""
 
     error: str
     param: str | None = None
@@ -71,7 +72,8 @@ class WrittenMessage(Struct):
 
 class OllamaAnswer(Struct, kw_only=True):
     """A reply, or in a stream a piece of a reply. Only the last piece has done_reason, id, the token counts
-    and the durations in nanoseconds. id: the id that POST /v1/ratings takes."""
+    and the durations in nanoseconds; if the request has no prompt, only done_reason. id: the id that POST
+    /v1/ratings takes."""
 
     model: str
     created_at: str
@@ -106,7 +108,8 @@ def now() -> str:
 
 
 async def chat(call: Call) -> Answer:
-    """Answer a conversation. The answer is a stream of JSON lines, unless the body has `stream: false`."""
+    """Answer a conversation. A body without messages only opens or closes the model. The answer is a stream
+    of JSON lines, unless the body has `stream: false`."""
     body: OllamaChatBody = call.body
     await _close_after(call, body)
     if not body.messages:
@@ -188,8 +191,8 @@ async def _answers(
     words: Words,
     begun: int,
 ) -> AsyncGenerator[OllamaAnswer, None]:
-    """Yield an answer for each part of the reply that is not empty, and then the last answer. Only the last
-    answer has the tool calls."""
+    """Yield an answer for each part of the reply that has text, a thought or log-probabilities, and then the
+    last answer. Only the last answer has the tool calls."""
     held: list[ReplyPart] = []
     async with aclosing(arriving) as parts:
         async for part in parts:

@@ -39,7 +39,7 @@ class OllamaDetails(Struct):
 class OllamaModel(Struct):
     """A name that a request can give as its field `model`. digest: the model's fingerprint; empty until the
     server has opened the model once. size: the number of bytes of the weights in the file. In /api/ps, size
-    is the number of bytes that the open model takes in memory."""
+    is the number of bytes in memory of the weights, the working memory and the KV caches."""
 
     name: str
     model: str
@@ -57,8 +57,8 @@ class OllamaModels(Struct):
 
 class OllamaRunning(OllamaModel):
     """An open model. expires_at: the time at which the server closes the model if no request uses it; a time
-    in the far future means that the server keeps the model open. size_vram: always 0, because no part of the
-    model is in separate GPU memory."""
+    in the far future means that the server keeps the model open. size_vram: always 0, because the server does
+    not measure separate GPU memory."""
 
     expires_at: str
     size_vram: int

@@ -15,9 +15,10 @@ from .memory_share import PooledModel
 
 class OpenModel(Struct):
     """An open model. need_bytes: the planned memory; null if the model was opened without a plan.
-    model_bytes, kv_bytes: the memory that the weights and the KV caches use now. kv_limit_bytes: the limit of
-    the model's KV caches; 0: no limit. idle_seconds: the time since the model's last request; 0 while a
-    request uses the model. requests, replies: the number of the model's requests and replies in progress."""
+    model_bytes: the bytes of the weights and the working memory now. kv_bytes: the bytes of the KV caches
+    now. kv_limit_bytes: the limit of the model's KV caches; 0: no limit. idle_seconds: the time since the
+    model's last request; 0 while a request uses the model. requests: the number of the model's requests in
+    progress. replies: the number of the model's replies in progress or waiting."""
 
     model: str
     is_first: bool

@@ -1,4 +1,4 @@
-"""This module defines the answers of OpenAI's endpoints as structs."""
+"""This module defines as structs the parts that the answers of OpenAI's endpoints share."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -23,9 +23,9 @@ class PromptDetails(Struct):
 
 
 class CompletionDetails(Struct):
-    """The numbers of drafted tokens. The server drafted (guessed) these tokens from the prediction or the
-    prompt. accepted_prediction_tokens: the drafted tokens that are in the reply. rejected_prediction_tokens:
-    the drafted tokens that are not in the reply."""
+    """The numbers of drafted tokens. The server drafted (guessed) these tokens, for example from the
+    prediction, the earlier text, or with a draft model. accepted_prediction_tokens: the drafted tokens that
+    are in the reply. rejected_prediction_tokens: the drafted tokens that are not in the reply."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -81,7 +81,7 @@ class ErrorFacts(Struct):
 
 
 class ErrorAnswer(Struct):
-    """The body of every answer with an error."""
+    """The body of an answer with an error, in OpenAI's form."""
 
     error: ErrorFacts
 
@@ -108,8 +108,8 @@ def usage_of(
 
 
 def room_of(responses: Sequence[GenerationResponse], allowed: int | None) -> int | UnsetType:
-    """Return the number of tokens of the longest reply that the context had room for. Return UNSET if the
-    request did not allow a longer reply."""
+    """Return the number of tokens of the longest reply that the context had room for; for several replies,
+    the smallest of these numbers. Return UNSET if the request did not allow a longer reply."""
     limits = [response.limit for response in responses if response.limit is not None]
     return UNSET if allowed is None or min(limits, default=allowed) >= allowed else min(limits)
 

@@ -1,5 +1,5 @@
 """This module answers GET /openapi.json. The module makes the OpenAPI document from the endpoint table and
-the structs, so the document describes the same endpoints and fields as the server has."""
+the structs, so the document describes the same HTTP endpoints and fields as the server has."""
 
 import re
 from collections.abc import Iterator, Sequence, Set

@@ -40,11 +40,11 @@ class MemoryInUse(Struct):
 
 
 class ServerStatus(Struct):
-    """The server's status. adapter: the adapter version in use, as NAME@VERSION, or none. tokens_per_second:
-    the decode speed of the newest reply with the same API key; null before the first such reply. requests:
-    the last requests with the same API key, the newest first. idle_work: the work that the server does while
-    no request runs: preparing (replies for their ratings), training, or measuring (the KV cache); null if the
-    server does none of this work."""
+    """The server's status. adapter: the adapter version in use, as NAME@VERSION, or none. requests: the
+    requests with the same API key among the server's last 50 requests other than GET, the newest first.
+    tokens_per_second: the decode speed of the newest reply among these requests; null if there is none.
+    idle_work: the work that the server does while no request runs: preparing (replies for their ratings),
+    training, or measuring (the KV cache); null if the server does none of this work."""
 
     version: str
     model: str

@@ -27,7 +27,7 @@ class MarkdownBody(Struct, forbid_unknown_fields=True):
 
 
 class MarkdownAnswer(Struct):
-    """The given texts as HTML. HTML tags in a text are shown as plain text, and pictures are left out."""
+    """The given texts as HTML. HTML tags in a text are shown as plain text, and a picture becomes a link."""
 
     html: list[str]
 

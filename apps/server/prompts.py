@@ -65,9 +65,10 @@ class ChatPrompt:
     new_calls: NewCalls = None
 
     def fields_with(self, thinking: bool | None, thinking_field: str) -> dict[str, Any]:
-        """Return the fields, with the field `thinking`: True if the model must think before its answer; None
-        if the chat template decides. thinking_field: the name of the request's field for this choice. Raise
-        ApiError, 400, if the model must think but the client has begun the reply without a thought."""
+        """Return the fields, with the field `thinking`: True if the model must think before its answer, False
+        if it must not, None if the chat template decides. thinking_field: the name of the request's field for
+        this choice. Raise ApiError, 400, if the model must think but the client has begun the reply without a
+        thought."""
         opening = self.fields.get("opening", "")
         if opening and not split(opening).thought:
             if thinking:
@@ -82,7 +83,7 @@ async def begun_prompt(
 ) -> ChatPrompt:
     """Return the prompt of a conversation as `chat_prompt` does, but the last message can be the beginning of
     the reply. If the last message is the assistant's, the model continues this message. Raise ApiError, 400,
-    if the model cannot continue this message."""
+    if the thought of this message has no end, or if the request also demands a form or a tool call."""
     last = messages[-1]
     if last.role != "assistant" or last.tool_calls:
         return await chat_prompt(call, messages, use, form)

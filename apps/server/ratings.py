@@ -53,8 +53,8 @@ class PreferenceAnswer(Struct, tag_field="object", tag="preference"):
 
 
 class RatingDeleted(Struct, tag_field="object", tag="rating.deleted"):
-    """The answer after a rating or a preference was undone. adapter_version: the version in use now; its
-    weights are bit for bit the weights from before the rating."""
+    """The answer after a rating or a preference was undone. adapter_version: the version in use now; if the
+    rating was the newest feedback, its weights are bit for bit the weights from before the rating."""
 
     id: ReplyId
     deleted: bool
@@ -107,8 +107,9 @@ def _prefer(runtime: Runtime, body: RatingBody, tenant: str) -> RatingAnswer | P
 
 
 def _teachable_reply(runtime: Runtime, id: str, tenant: str) -> ReplyRow:
-    """Return the reply with this id. Raise ApiError, 409, if the model wrote the reply without an adapter,
-    because only the adapter that wrote a reply can learn from it."""
+    """Return the reply with this id. Raise ApiError, 404, if the client has no reply with this id, and 409 if
+    an adapter is in use but the model wrote the reply without one, because only the adapter that wrote a
+    reply can learn from it."""
     reply = _reply(runtime, id, tenant)
     if reply.adapter is None and runtime.learner is not None:
         message = "id: the untouched model wrote this reply, so no adapter can learn from its rating."
@@ -123,8 +124,8 @@ def _learner(runtime: Runtime, reply: ReplyRow) -> str:
 
 
 async def take_back(call: Call) -> Answer:
-    """Undo the rating of a reply, as if the user had not rated the reply. If the reply has preferences, only
-    the newest preference can be undone."""
+    """Undo the rating of a reply, as if the user had not rated the reply. If the reply has no rating but a
+    preference, the preference can be undone only if no feedback came after it."""
     id = call.names["id"]
     async with call.models.using_writer(id) as serving:
         return await serving.host.call_between(lambda runtime: _take_back(runtime, id, call.salt))
@@ -168,7 +169,7 @@ SHOWN_REPLIES, SHOWN_LETTERS = 50, 300
 
 class ReplyCard(Struct):
     """A reply in the list of replies. question, text: the first characters of the prompt and of the reply.
-    created: the Unix time of the reply."""
+    rating: null if the reply has no rating. created: the Unix time of the reply."""
 
     id: ReplyId
     question: str
@@ -184,7 +185,7 @@ class ReplyCards(Struct):
 
 
 async def list_replies(call: Call) -> Answer:
-    """Return the newest replies that the client can rate."""
+    """Return the newest replies that were written for this API key."""
 
     def cards(runtime: Runtime) -> ReplyCards:
         rows = runtime.store.replies.newest(call.salt, SHOWN_REPLIES)

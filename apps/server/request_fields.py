@@ -1,11 +1,11 @@
 """This module lists the request fields that this server does not use.
 
-A body's struct lists the fields that the server uses. UNUSED lists fields that clients send, but that cannot
-change the answer. The server accepts the fields of UNUSED, and the answer's header `x-ruvmlx-ignored` names
-the fields that a request has. WOULD_CHANGE lists fields that would change the answer. The server refuses a
-request with a field of WOULD_CHANGE, and the error gives the name of the field and the reason. If a field is
-neither in a struct nor in one of these two lists, the server refuses the request, and the error gives the
-name of the field.
+A body's struct lists the fields that the server uses. UNUSED lists fields that clients send, but that change
+nothing in this server. The server accepts the fields of UNUSED, and the answer's header `x-ruvmlx-ignored`
+names the fields that a request has. WOULD_CHANGE lists fields that would change the answer in a way that this
+server does not support. The server refuses a request with a field of WOULD_CHANGE, and the error gives the
+name of the field and the reason. If a field is neither in a struct nor in one of these two lists, the server
+refuses the request, and the error gives the name of the field.
 
 The lists have the path of each field as an error shows the path, but without the numbers of items:
 `tools[].strict`. `tools[web_search]` means the items of `tools` whose `type` is web_search.
@@ -224,8 +224,8 @@ _STEP = re.compile(r"(?P<name>\w+)(\[(?P<tag>\w*)\])?")
 
 
 def ignored_betas(header: str) -> list[str]:
-    """Return the betas in a header `anthropic-beta` that change nothing in this server. A word that cannot be
-    the name of a beta is left out."""
+    """Return the betas in a header `anthropic-beta` (its first MOST_BETAS names) that change nothing in this
+    server. A word that cannot be the name of a beta is left out."""
     names = [name.strip() for name in header.split(",")[:MOST_BETAS]]
     return [n for n in names if _BETA.fullmatch(n) and not n.startswith(_BETAS_IN_FORCE)]
 

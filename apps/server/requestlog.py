@@ -1,5 +1,6 @@
-"""This module writes one line to stderr for each answer of the server, as text or as JSON. The lines have no
-text of users and no secrets."""
+"""This module writes the server's log to stderr, as text or as JSON: one line for each answer of an endpoint,
+and lines for errors, for idle work, and for opened and closed models. The lines have no text of users and no
+secrets."""
 
 import json
 import sys
@@ -11,8 +12,8 @@ from typing import TextIO
 
 @dataclass
 class RequestLog:
-    """The log of the server's answers. as_json: True if each line is a JSON object. sink: the stream for the
-    lines; None: the log writes nothing."""
+    """The log of the server. as_json: True if each line is a JSON object. sink: the stream for the lines;
+    None: the log writes nothing."""
 
     as_json: bool = False
     sink: TextIO | None = field(default_factory=lambda: sys.stderr)

@@ -10,8 +10,8 @@ from .endpoint import Answer, Call, Endpoint
 
 
 class RankedText(Struct):
-    """A text and its relevance. index: the position of the text in the request. relevance_score: from 0
-    (another subject) to 1 (the same text)."""
+    """A text and its relevance. index: the position of the text in the request. relevance_score: the cosine
+    of the text's and the query's embeddings, from 0 (also for cosines below 0) to 1."""
 
     index: int
     relevance_score: float

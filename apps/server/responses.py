@@ -202,7 +202,7 @@ def thought_tokens(tokenizer: Tokenizer, response: GenerationResponse) -> int:
 
 def _failed_early(error: ApiError) -> bytes:
     """Return the event for an error that occurs before the response begins. Before this event, the client has
-    received only keep-alive comments."""
+    usually received only keep-alive comments."""
     return named_event(answers.StreamError(error.code, str(error), error.param))
 
 

@@ -96,15 +96,15 @@ class ResponseFailure(Struct):
 
 
 class WhyIncomplete(Struct):
-    """The reason why a response is incomplete. reason: the response reached max_output_tokens or the end of
-    the context."""
+    """The reason why a response is incomplete. reason: the response reached the maximum number of its tokens
+    (max_output_tokens, the server's own maximum, or the end of the context)."""
 
     reason: Literal["max_output_tokens"]
 
 
 class ResponseAnswer(Struct, kw_only=True):
     """A response. id: the id that POST /v1/ratings takes. A field with the name of a request field has the
-    value that the server used."""
+    request's value or the default; temperature and top_p are the values that the server used."""
 
     id: ReplyId
     object: Literal["response"] = "response"
@@ -133,14 +133,14 @@ class ResponseAnswer(Struct, kw_only=True):
 
 
 class ResponseCreated(Struct, tag_field="type", tag="response.created"):
-    """The first event of a stream."""
+    """The first event of a response."""
 
     sequence_number: int
     response: ResponseAnswer
 
 
 class ResponseInProgress(Struct, tag_field="type", tag="response.in_progress"):
-    """The second event of a stream."""
+    """The second event of a response."""
 
     sequence_number: int
     response: ResponseAnswer
@@ -168,7 +168,7 @@ class ResponseFailed(Struct, tag_field="type", tag="response.failed"):
 
 
 class StreamError(Struct, tag_field="type", tag="error"):
-    """The only event of a response whose model could not be opened."""
+    """The last event of a stream that failed, if the response's model was not open when the request came."""
 
     code: str | None
     message: str

@@ -26,7 +26,7 @@ class InputText(Struct, forbid_unknown_fields=True, tag_field="type", tag="input
 
 
 class OutputText(Struct, forbid_unknown_fields=True, tag_field="type", tag="output_text"):
-    """A piece of the text of an earlier reply that this server wrote."""
+    """A piece of the text of an earlier reply of the model."""
 
     text: str
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
@@ -45,8 +45,8 @@ Parts = Annotated[list[InputText | OutputText | ReasoningText], Meta(min_length=
 class InputItem(Struct, forbid_unknown_fields=True):
     """An item of the conversation. An item has one of four types: a message (role, content), the thought of
     an earlier reply (content), an earlier tool call (call_id, name, namespace, arguments), or the result of a
-    tool call (call_id, output). The chat template decides whether the model reads a thought again. The server
-    accepts and ignores the fields `id`, `status` and `phase`."""
+    tool call (call_id, output). The chat template decides whether the model reads a thought again. The fields
+    `id`, `status` and `phase` do not change the reply."""
 
     type: Literal["message", "reasoning", "function_call", "function_call_output"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -77,7 +77,7 @@ _ANY = ("type", "id", "status")
 
 class ReasoningOptions(Struct, forbid_unknown_fields=True):
     """The options for the thought. effort: with "none", the model answers without a thought; with another
-    value, the model thinks before its answer."""
+    value, the model thinks before its answer, if the model can think."""
 
     effort: Effort | None = None
 
@@ -132,8 +132,9 @@ def items_of(body: ResponsesBody) -> list[InputItem]:
 
 def conversation(body: ResponsesBody, tag: str | None, before: Sequence[InputItem] = ()) -> list[Message]:
     """Return the conversation as a list of `Message`, which is the form that the engine reads. Turns of the
-    same role that follow each other become one turn. tag: the tag that begins a thought; None: the model does
-    not think before its answer. before: the items of the earlier responses that this response continues."""
+    same role that follow each other become one turn, but each tool result stays a separate turn. tag: the tag
+    that begins a thought; None: the model does not think before its answer. before: the items of the earlier
+    responses that this response continues."""
     instructions = without_agent_headers(body.instructions or "")
     found = [Message("system", instructions)] if instructions else []
     names: dict[str, str] = {}  # id of a tool call -> name of its function

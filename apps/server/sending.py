@@ -51,7 +51,7 @@ class Sender:
 
     async def error(self, error: ApiError, shape: ErrorShape) -> None:
         """Send an error as the answer. If a streamed answer has begun, send the error as the last event of
-        the stream."""
+        the stream. If an answer that is not a stream has begun, send nothing."""
         if self.status:
             if self._failed is not None and not self._ended:
                 await self._put(self._failed(error), more=True)

@@ -78,12 +78,13 @@ class Serving:
     """The state of one model of a server. `for_model` makes the state of another model of the server, which
     shares the fields that belong to the whole server.
 
-    host: the object that runs the model. alias: another name of the model, as the user wrote it. max_tokens:
-    the longest reply for a request without a limit, in tokens; None: all free tokens of the context. calls:
-    the number of HTTP requests in progress. recent: the last requests with a method other than GET, each with
-    the salt of its API key, the newest last. own_adapters: maps the salt of an API key to the adapter that
-    only this key uses. unloaded: True if the model is closed now. last_look: the memory use that was measured
-    before the present idle work began. family: the states of all models.
+    host: the object that runs the model. alias: another name of the model, as the user wrote it, or None.
+    max_tokens: the longest reply for a request without a limit, in tokens; None: all free tokens of the
+    context. calls: the number of the server's HTTP requests in progress; only the state of the first model
+    counts them. recent: the last requests with a method other than GET, each with the salt of its API key,
+    the newest last. own_adapters: maps the salt of an API key to the adapter that only this key uses.
+    unloaded: True if the model is closed now. last_look: the newest answer to the question for the model's
+    memory use; it does not change while idle work runs. family: the states of all models.
     """
 
     host: Host
@@ -129,8 +130,8 @@ class Serving:
     @property
     def runtime(self) -> Runtime:
         """The runtime of the model. Other threads must read only facts that never change from this runtime,
-        because all other work must run in the runtime's own thread. Raise ApiError, 503, while the chat app
-        opens another model."""
+        because all other work must run in the runtime's own thread. Raise ApiError, 503, while no runtime is
+        open, for example while the chat app opens another model."""
         runtime = self.host.holder.runtime
         if runtime is None:
             raise ApiError(503, "another model is being opened; ask again.", code="opening")
@@ -223,7 +224,8 @@ class Serving:
 
     async def adapter_of(self, model: str, adapter: str | None, salt: str) -> str | None:
         """Return the adapter that the fields `model` and `adapter` of a request name: the adapter's name, ""
-        for the model without an adapter, or None for the adapter in use.
+        for the model without an adapter, or None for the adapter in use. If the request names no adapter,
+        return the API key's own adapter, or else None.
 
         Raise ApiError, 404, if the server has no model or adapter of this name, and ApiError, 400, if the two
         fields name different adapters.

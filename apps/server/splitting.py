@@ -60,8 +60,8 @@ class SplitText:
         self._calls = new_calls() if new_calls is not None else None
 
     def feed(self, text: str, ends: bool) -> list[SplitPart]:
-        """Add text of the reply. Return the new parts, at least one part. ends: True if this is the last
-        text."""
+        """Add text of the reply. Return the new parts. The list has at least one part, which can be empty.
+        ends: True if this is the last text."""
         thought, answer = self._thoughts.feed(text)
         if ends:
             held = self._thoughts.flush()

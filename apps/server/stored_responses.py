@@ -1,8 +1,8 @@
 """This module stores responses, so that later requests can continue them.
 
 The module answers GET and DELETE /v1/responses/ID, and GET /v1/responses/ID/input_items. The responses are in
-the same store as the chats. DELETE removes the text of a response from all files of the store and from the KV
-caches.
+the same store as the chats. DELETE removes the text of a response from the files of the store and from the KV
+caches; if another process reads the store, the store's log holds the text until that process ends.
 """
 
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ async def keep_response(call: Call, body: ResponsesBody, answer: answers.Respons
 
 async def stored_items(call: Call, response_id: str | None) -> list[InputItem]:
     """Return the items of a response and of all earlier responses that it continues. Raise ApiError, 404, if
-    one of these responses is deleted."""
+    one of these responses is not in the store, and 400 if the responses are too large together."""
     if response_id is None:
         return []
     field, most = "previous_response_id", call.serving.limits.body

@@ -11,9 +11,9 @@ TokenId = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 
 
 class OfferedFunction(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A function that the model can call. strict: if true and the model must call a tool, a keyword of
-    `parameters` that the server does not support is an error. If strict is false, a keyword that the server
-    does not support does not restrict the arguments."""
+    """A function that the model can call. strict: if true, and the model must call a tool or the answer must
+    fit a schema, a keyword of `parameters` that the server does not support is an error. If strict is false,
+    a keyword that the server does not support does not restrict the arguments."""
 
     name: FunctionName
     description: str | None = None
@@ -61,7 +61,7 @@ class FreeText(Struct, forbid_unknown_fields=True, tag_field="type", tag="text")
 
 
 class AnyObject(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
-    """With this format, the reply must be a JSON object."""
+    """With this format, a reply without tool calls must be a JSON object."""
 
 
 class NamedSchema(Struct, forbid_unknown_fields=True):
@@ -76,7 +76,7 @@ class NamedSchema(Struct, forbid_unknown_fields=True):
 
 
 class SchemaFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
-    """With this format, the reply must be JSON that fits the schema."""
+    """With this format, a reply without tool calls must be JSON that fits the schema."""
 
     json_schema: NamedSchema
 

@@ -1,5 +1,5 @@
-"""This module runs the web server uvicorn. The module adds limits of headers and connections, which uvicorn
-does not have."""
+"""This module runs the web server uvicorn. The module adds a time limit for the headers of a request, and a
+limit of open connections."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,8 @@ def connection_class(limits: ServerLimits) -> type[H11Protocol]:
     connection under the name "connection"."""
 
     class LimitedConnection(H11Protocol):
-        """A connection that closes itself if the header of a request does not arrive in time."""
+        """A connection that closes itself if the header of a request does not arrive in time, or if too many
+        connections are open."""
 
         def __init__(self, *args: Any, **more: Any):
             super().__init__(*args, **more)

@@ -19,7 +19,7 @@ from .serving import Serving
 from .splitting import CallPiece, NewCalls, SplitText, joined_calls
 
 Requests = Sequence[GenerationRequest]
-LONG_SYSTEM = 1000  # characters; KV pages of a longer system prompt are kept for a restart
+LONG_SYSTEM = 1000  # characters; KV pages of a system prompt of this length or more are kept for a restart
 _OPTIONS = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "repetition_window",
@@ -29,7 +29,7 @@ _OPTIONS = (
 @dataclass(frozen=True)
 class ReplyPart:
     """A piece of reply number `index`. If all fields besides `index` and `prompt_tokens` are empty, the model
-    still reads the prompt.
+    still reads the prompt, or the newest text is held back because later text can change its meaning.
 
     thought, text: pieces of the thought and of the answer. calls: pieces of tool calls, which come after the
     text. prompt_tokens: the number of prompt tokens; 0 if it is not known yet. response: the figures of the
@@ -117,9 +117,10 @@ async def reply_parts(
     call: Call, requests: Requests, raw: bool = False, new_calls: NewCalls = None
 ) -> AsyncGenerator[ReplyPart, None]:
     """Yield the parts of all replies as they arrive. If the caller stops the iteration, all replies end.
+    Raise ApiError, 429, if the server already has its maximum number of replies.
 
-    raw: True if the thought stays in the text of the answer. new_calls: a function that makes the parser of
-    tool calls, or None.
+    raw: True if the thought stays in the text of the answer; the thought also stays there if the client has
+    begun the reply. new_calls: a function that makes the parser of tool calls, or None.
     """
     serving, arrived = call.serving, asyncio.Queue[ReplyPart | Exception]()
     over = serving.waiting + len(requests) - serving.limits.replies
