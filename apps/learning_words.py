@@ -132,7 +132,7 @@ def _learned_text(facts: dict[str, Any]) -> str:
 
 def _elsewhere(facts: dict[str, Any]) -> str:
     """Return a sentence that names the model's other adapters that learned something, because the user can
-    miss what they learned. Return "" if there are none."""
+    miss what these adapters learned. Return "" if there is no such adapter."""
     others = facts.get("others") or {}
     if not others:
         return ""

@@ -207,9 +207,9 @@ class ChatApp(ChatShell):
         self.action_leave()
 
     def told_to_end(self, signum: int) -> None:
-        """Leave the app after a signal, as Ctrl+Q does. A second thread closes the runtime. The thread ends
-        the process if the process still runs GRACE seconds after the close, for example because the terminal
-        is gone."""
+        """Leave the app after a signal, as Ctrl+Q does. A second thread closes the runtime. This second
+        thread ends the process if the process still runs GRACE seconds after the close, for example because
+        the terminal is gone."""
         self.hang_up(signum)
         threading.Thread(target=self._end_anyway, daemon=True).start()
 
@@ -249,8 +249,9 @@ class ChatApp(ChatShell):
     def deliver_screenshot(
         self, filename: str | None = None, path: str | None = None, time_format: str | None = None
     ) -> str | None:
-        """Write a screenshot as an SVG file into the user's current folder, and return the file's path. After
-        an error, return None. The entry "Screenshot" of Textual's palette calls this method."""
+        """Write a screenshot as an SVG file into the user's current folder, and return the file's path. If
+        the file cannot be written, return None. The entry "Screenshot" of Textual's palette calls this
+        method."""
         name = filename or time.strftime("ruvmlx-%Y-%m-%d-%H%M%S.svg")
         try:
             file = self.options.files.path(name)

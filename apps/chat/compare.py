@@ -100,7 +100,7 @@ def choice(argument: str, candidates: list[Candidate]) -> tuple[Candidate, Candi
 
 def lengths(without: str, with_it: str) -> str:
     """Return a sentence with the lengths of two replies: "160 words without, 64 with what was learned.". If
-    the replies are equal, the sentence only says so."""
+    the replies are equal, the sentence only says that they are the same."""
     if without == with_it:
         return "Both replies are the same."
     before, after = (f"{len(split(text).answer.split()):,}" for text in (without, with_it))

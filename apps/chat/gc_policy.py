@@ -5,8 +5,8 @@ would start a full collection while a reply grows, because a reply makes many ne
 objects that survive a short collection (gc.freeze), so that later short collections skip them. A full
 collection runs when the user makes a pause, once the process has 2 percent more memory blocks than after the
 last full collection. If the user never pauses, a full collection runs between two replies, once the process
-has a fifth more blocks. While the model writes a reply, a full collection runs only if the reply has added
-very many blocks (see A_REPLY).
+has a fifth more memory blocks than after the last full collection. While the model writes a reply, a full
+collection runs only if the reply has added very many blocks (see A_REPLY).
 
 The module counts memory blocks, not objects, because `gc.get_objects` would break other threads: while its
 list exists, a tuple that another thread is building has one reference more, and Python raises SystemError.

@@ -60,8 +60,8 @@ class Interrupts:
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
-        """Let Ctrl-C, SIGHUP and SIGTERM raise KeyboardInterrupt within the `with` block. If one of these
-        signals came earlier and Ctrl-C did not stop a reply, raise KeyboardInterrupt at the block's start."""
+        """Let Ctrl-C, SIGHUP and SIGTERM raise KeyboardInterrupt within the `with` block. Raise it at the
+        block's start if SIGHUP, SIGTERM or a Ctrl-C that stopped no work came before the block."""
         self._raise = True
         try:
             if self._pending:

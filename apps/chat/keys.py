@@ -77,8 +77,8 @@ def _key_of(found: dict[str, str], binding: Binding) -> str:
 
 
 def lost_keys(found: dict[str, str], screens: Screens) -> dict[str, str]:
-    """Return the names of the actions whose default key is now the user's key of another action of the same
-    screen, with this key."""
+    """Return a mapping from the name of an action to its default key, for each action whose default key is
+    now the user's key of another action of the same screen."""
     lost: dict[str, str] = {}
     for screen in screens:
         own = {found[b.id] for b in screen if b.id in found}

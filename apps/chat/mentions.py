@@ -63,7 +63,7 @@ def with_files(text: str, files: UserFiles, tokens: Callable[[str], int]) -> Men
     tokens of a text.
 
     Raise UsageError for a file that is not text and no PDF with text, is too large, or cannot be read. If a
-    mention matches no file, the mention stays as the user typed it, and a note says so.
+    mention matches no file, the mention stays as the user typed it, and a note says that no file matches.
     """
     blocks, notes = dict[str, str](), list[str]()
     for match in _MENTION.finditer(text):

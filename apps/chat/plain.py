@@ -78,8 +78,8 @@ class PlainChat:
         return self._streams.failure if not (self._streams.interactive and self._state.session) else 0
 
     def _tell_of_no_input(self) -> None:
-        """Say that the input had no line. A script could otherwise take the end with no output for an answer
-        of the model."""
+        """Say that the input had no line. Without this text, a script could take the empty output for an
+        answer of the model."""
         if not (self._has_read or self._streams.interactive or self._interrupts.ended_by):
             self._streams.note(EMPTY)
 

@@ -37,7 +37,8 @@ class ChatState:
     told_full: bool = False  # plain mode: True if the context was nearly full after the newest reply
     # ids of all chats, in the order in which the last /chats numbered the chats
     listed_chats: list[str] = field(default_factory=list)
-    found_messages: dict[str, int] = field(default_factory=dict)  # last search: chat id -> message id
+    # the newest message that the last /chats WORDS found in each chat: chat id -> message id
+    found_messages: dict[str, int] = field(default_factory=dict)
     # names of models in the order of the last /models list
     listed_models: list[str] = field(default_factory=list)
     sensors: Sensors = field(default_factory=Sensors)

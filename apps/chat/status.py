@@ -101,7 +101,7 @@ class StatusLine(Static):
     left_out: reactive[int] = reactive(0)
     summed_up: reactive[int] = reactive(0)  # the number of oldest messages that the summary covers
     background: reactive[str] = reactive("")  # a text about background work, which replaces the figures
-    message: reactive[str] = reactive("")  # a text that replaces the whole line until it is cleared
+    message: reactive[str] = reactive("")  # a text that replaces the whole line until the app clears the text
     _flashing: Timer | None = None
 
     def render(self) -> Content:
@@ -166,8 +166,8 @@ class KeyHints(Static):
         return Content.assemble((key, "$footer-key-foreground"), f" {active.binding.description}")
 
     def _active(self) -> list[ActiveBinding]:
-        """Return one binding for each description, in the order ORDER. If two bindings have the same
-        description, return the binding of the widget that has the focus."""
+        """Return one binding for each description, in the order of ORDER, with the help's key last. If two
+        bindings have the same description, return the binding of the widget that has the focus."""
         shown: dict[str, ActiveBinding] = {}
         for active in self.screen.active_bindings.values():
             if active.binding.show and active.enabled and self._is_useful(active):

@@ -1,5 +1,5 @@
 """This module is the widget of the conversation. The widget scrolls when new text arrives, and it loads
-earlier messages when the user scrolls up."""
+earlier messages when the user scrolls to the top."""
 
 import asyncio
 import itertools
@@ -75,8 +75,9 @@ class Transcript(VerticalScroll, can_focus=False):
         self.anchor()
 
     async def restart(self, turns: list[Turn], model: str, at: int | None = None) -> None:
-        """Remove all widgets. Then show at most MAX_SHOWN_MESSAGES of the messages `turns`: the last ones, or
-        those around the message `at`. model: the name of the model. at: the id of a message, or None."""
+        """Remove all widgets. Then show at most MAX_SHOWN_MESSAGES of the messages `turns`: the last
+        messages, or the messages around the message `at`. model: the name of the model. at: the id of a
+        message; None: show the last messages."""
         spoken = [turn for turn in turns if is_shown(turn)]
         places = [n for n, turn in enumerate(spoken) if turn.id == at and at is not None]
         end = min(len(spoken), places[0] + MAX_SHOWN_MESSAGES // 2) if places else len(spoken)
@@ -239,8 +240,8 @@ class Transcript(VerticalScroll, can_focus=False):
         self.vertical_scrollbar.set_reactive(ScrollBar.position, y)
 
     def show_standing(self, standing: Standing) -> None:
-        """Show the rating of every reply as the store has it. Also keep the rating of each reply whose widget
-        is not loaded."""
+        """Show the rating of every shown reply that `standing` has. Also keep the rating of each reply whose
+        widget is not loaded."""
         ratings = standing.ratings
         for reply in self.replies:
             if reply.reply_id in ratings:

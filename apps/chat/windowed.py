@@ -1,10 +1,10 @@
-"""This module makes the layout of long conversations fast. The module places only the widgets near the
-window, which is the part of the conversation on the screen.
+"""This module makes the layout of long conversations fast. The module places only the widgets in the window:
+the part of the conversation that is on the screen, one screen above it, and one screen below it.
 
 When one widget in a scrolling container grows, Textual places every widget of the container again, also the
 widgets outside the screen. To place the widgets again takes 25 us for each widget, and a long reply has
-hundreds of widgets. `Windowed` widgets place only their children near the window. The sizes and positions of
-the children stay the same.
+hundreds of widgets. `Windowed` widgets place only those of their children that overlap the window. The sizes
+and positions of the children stay the same.
 """
 
 from dataclasses import replace
@@ -24,8 +24,8 @@ class Windowed(_Base):
     """A mixin for containers whose height is the sum of their children's heights. Put the mixin before the
     container in the list of base classes.
 
-    window: the region whose children are placed; None: all children are placed. The parent widget sets the
-    window in every layout.
+    window: a region; the children that overlap the region are placed; None: all children are placed. The
+    parent widget sets the window in every layout.
     """
 
     window: Region | None = None

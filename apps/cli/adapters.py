@@ -260,7 +260,8 @@ def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None
     if config.parse("adapter", name, "the command line") == "none":
         raise UsageError("none is no adapter; give another name.")
     settings = resolve(flags)
-    change = load(folder, load_model(settings.model).shape)  # first, so that a bad folder fails early
+    # read the folder before the model's weights, so that a bad folder causes an early error
+    change = load(folder, load_model(settings.model).shape)
     with open_runtime(replace(settings, adapter=name)) as runtime:
         adopted = import_adapter(runtime.store, runtime.learning.require_learner(), change, name)
     if adopted.kl > KL_CAP:

@@ -76,8 +76,8 @@ def _current_shell() -> str:
 
 def place(shell: str) -> Path:
     """Return the path of the completion file. fish, and bash with the package bash-completion, read the
-    user's completion files from the folder of this path. Otherwise the shell needs the line of
-    `line_to_add`."""
+    user's completion files from the folder of this path. zsh, and bash without this package, need the line
+    that `line_to_add` returns."""
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     if shell == "bash":
         own = os.environ.get("BASH_COMPLETION_USER_DIR") or str(data / "bash-completion")

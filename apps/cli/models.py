@@ -137,7 +137,7 @@ def _offer_row(offer: "ModelOffer") -> tuple[str, ...]:
 
     of_installed = LICENCE if offer.name in STARTER_NAMES else "not known"
     where = ("here", of_installed) if offer.installed else ("to fetch", offer.licence)
-    speed = float(f"{offer.tps_expected:.2g}")  # an estimate, so two digits
+    speed = float(f"{offer.tps_expected:.2g}")  # the speed is an estimate, so show two digits
     return offer.name, size(offer.size), size(offer.memory_at_8k), f"about {speed:,.0f}", *where
 
 

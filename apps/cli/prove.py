@@ -373,8 +373,8 @@ def open_bench(settings: Settings, tell, measured=None):
 
 def workers(flags: dict[str, Any], bench: Any) -> Any:
     """Return the worker processes that run trials at the same time, as many as --jobs says. The main process
-    runs all trials with a scorer of the user's own. Without --jobs, it also does so with a backend other than
-    native, with one core, or if two copies of the model need too much memory."""
+    runs all trials with a scorer of the user's own. Without --jobs, the main process also runs all trials
+    with a backend other than native, with one core, or if two copies of the model need too much memory."""
     from ruvmlx.platform import cpu
 
     from ..prove.processes import Workers

@@ -29,7 +29,8 @@ def server_options(function: F) -> F:
 
 def saved_key(server: str, api_key: str | None) -> str | None:
     """Return the key `api_key` if the user gave it. If the user gave no key and the server is on this
-    machine, return the first key in this machine's key file. Otherwise return None."""
+    machine, return the first key in this machine's key file, or None if the file has no key. If the user gave
+    no key and the server is on another machine, return None."""
     from ..attach.client import is_here
     from ..server.keys import saved_keys
 

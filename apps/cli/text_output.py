@@ -51,7 +51,7 @@ def say(text: str, style: str = "") -> None:
 
 
 def hint(text: str) -> None:
-    """Print a proposal for the user's next step."""
+    """Print a remark in a dim colour: a proposal for the user's next step, or the meaning of a table."""
     say(text, "dim")
 
 

@@ -10,7 +10,7 @@ from ruvmlx.errors import NotFound, RuvmlxError
 
 def write_over(path: Path, text: str, record: Path) -> None:
     """Write a text to a file, and store the file's old content in the file `record`. If nobody has changed
-    the file since an earlier call, `record` keeps the content from before that call."""
+    the file since the last call for this file, `record` keeps the content from before that call."""
     before = path.read_text(encoding="utf-8") if path.exists() else None
     known = _read_record(record)
     if known is not None and known["path"] == str(path):

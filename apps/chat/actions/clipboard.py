@@ -54,8 +54,8 @@ class ClipboardActions:
         """Copy the text in a separate thread: with the function `copies` of the chat's options, or if the
         options have no such function, with a tool of the system.
 
-        to_terminal: a function that copies through the terminal. It is called if `copies` or the tool did not
-        copy the text, for example because there is no tool.
+        to_terminal: a function that copies through the terminal, for the case that `copies` or the tool did
+        not copy the text, for example because there is no tool.
         """
         self._chat.start(lambda: self._to_system(text, to_terminal))
         screen = self._chat.app.screen

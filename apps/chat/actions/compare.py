@@ -19,7 +19,8 @@ class CompareActions:
 
     async def ask(self, argument: str) -> None:
         """Let the model answer a question once with the adapter and once without it. The screen does not say
-        which reply used the adapter. After the user's choice, the status line says so of the chosen reply.
+        which reply used the adapter. After the user's choice, the status line says whether the chosen reply
+        used the adapter.
 
         argument: the question; "" for the last question of the chat.
         """

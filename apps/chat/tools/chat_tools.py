@@ -100,8 +100,8 @@ class ChatTools:
 
     def offer(self, function: str = "") -> ToolOffer:
         """Return the tools that the next reply can call. After MOST_CALLS calls, the offer's field `is_over`
-        says that the reply can call none of them. function: the name of the tool that the reply must call, or
-        "". Raise UsageError if this tool is off."""
+        says that the reply can call no tool. function: the name of the tool that the reply must call, or "".
+        Raise UsageError if this tool is off."""
         tools = self.by_name()
         if function and function not in tools:
             there = f"these are on: {', '.join(tools)}" if tools else "no tool is on; /tools on NAME"
