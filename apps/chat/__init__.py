@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 # widgets to draw. With 120 checks per second in place of 1000, a typed letter appears 4 ms later while the
 # app draws a reply. A higher number of checks does not make Textual draw more frames.
 os.environ.setdefault("TEXTUAL_FPS", "1000")
-# ESCDELAY is the time in ms after which Textual takes a lone ESC byte for the Esc key. Textual checks only
-# every 100 ms whether an ESC byte has waited so long, so Textual's default of 100 can delay the Esc key by
-# 200 ms. A user with a slow connection can set the environment variable ESCDELAY to a longer time.
+# ESCDELAY is the time in ms after which the chat takes a lone ESC byte for the Esc key (keyboard.py).
+# Textual's default is 100. A user with a slow connection can set the environment variable ESCDELAY to a
+# longer time.
 os.environ.setdefault("ESCDELAY", "50")
 DUMB = "This terminal cannot draw a screen (TERM=dumb), so the chat runs line by line, as with --plain."
 
