@@ -56,7 +56,8 @@ class Anchors:
         use are deleted. After that, the Fisher information of the oldest anchor is merged into that of the
         next anchor, and the oldest anchor is deleted, until `limit` anchors are left.
 
-        merge: a function of two Fisher matrices (earlier, later) that returns the merged matrix
+        merge: a function of the Fisher information of two anchors as bytes (earlier, later) that returns the
+            merged Fisher information
         """
         id_ = self._db.insert(
             "anchors",

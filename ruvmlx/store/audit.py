@@ -25,9 +25,10 @@ Key = tuple[Any, ...]
 
 
 def disagreement(store: Store) -> str:
-    """Return the first version, base, rating, preference, head, KV policy or route that differs from the log
-    or is missing. Return "" if there is no difference. The function does not report missing weights of old
-    versions as a difference."""
+    """Return a text about the first version, base, rating, preference, head, KV policy, route or router that
+    differs from the log. A missing row is a difference, except a KV policy, a route or a router. Return "" if
+    there is no difference. The function does not report missing weights as a difference, except those of a
+    version in use."""
     with store.snapshot():
         try:
             logged = _Logged.read(store.witness.rows())

@@ -100,7 +100,7 @@ class Witness:
         return [_row(row) for row in rows]
 
     def newest(self, wanted: LogFilter, limit: int) -> list[WitnessRow]:
-        """Return the newest rows that the filter selects, oldest first."""
+        """Return the newest rows that the filter selects, at most `limit`, oldest first."""
         where, values = wanted.where
         sql = f"SELECT {columns(WitnessRow)} FROM witness WHERE {where} ORDER BY seq DESC LIMIT ?"
         return [_row(row) for row in reversed(self._db.rows(sql, *values, limit))]
@@ -127,7 +127,8 @@ class Witness:
         return None if found is None else int(found)
 
     def check(self) -> Chain:
-        """Compute every hash again and return the result. The check takes about 4 us per row."""
+        """Compute the hashes again up to the first invalid row, look for missing rows and triggers, and
+        return the result. The check takes about 4 us per row."""
         sql = "SELECT seq, time, kind, body, previous, hash FROM witness ORDER BY seq"
         with self._db.snapshot():
             rows, why = self._db.rows(sql), self._missing_rows() or self._missing_triggers()

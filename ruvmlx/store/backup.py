@@ -63,7 +63,7 @@ def back_up(store: Path, file: Path, replace: bool = False) -> BackupFacts:
 
 def restore(store: Path, file: Path) -> tuple[BackupFacts, Path | None]:
     """Put a copy of a backup in the place of the store. Returns the contents of the backup, and the new path
-    of the old store: the database, or its log if there was only a log.
+    of the old store: the database, or its log if there was only a log; None: there was no store.
 
     No other process must use the data folder during the restore. If the restore fails, the store keeps its
     content, but the KV caches on disk can be gone. Raises NotFound if `file` does not exist, CorruptFile if
@@ -98,7 +98,8 @@ def _check_ordinary(store: Path) -> None:
 
 def _check_target(file: Path, store: Path, replace: bool) -> None:
     """Raise UsageError if a backup must not be written to this file, for example because the file exists.
-    With `replace`, only an existing SQLite database can be replaced, but not the store itself."""
+    With `replace`, an existing file can be replaced only if it is an SQLite database, but not the store
+    itself."""
     if file.name.endswith(_LOGS):
         raise UsageError(f"{file.name} ends like the log of a database; choose another name.")
     if not file.parent.is_dir():

@@ -143,7 +143,7 @@ class Chats:
         return found[0]
 
     def all(self) -> list[SessionRow]:
-        """Return the chats that have a message and are not soft-deleted, newest first."""
+        """Return the chats that have a message and are not soft-deleted, the last changed chat first."""
         rows = self._db.rows(
             _SELECT + "WHERE s.deleted IS NULL AND EXISTS"
             " (SELECT 1 FROM messages WHERE session_id = s.id) ORDER BY s.updated DESC"

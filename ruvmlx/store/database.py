@@ -40,7 +40,7 @@ class Database:
 
     def __init__(self, path: Path, reading: bool = False):
         """reading: True if the caller only reads. In this case a disk that is full or read-only causes no
-        error."""
+        error, if the file has the format VERSION."""
         self.path = path
         try:
             self._connection = self._open()
@@ -263,9 +263,9 @@ def open_unchanged(path: Path) -> sqlite3.Connection | None:
         return None
     log = Path(f"{path}-wal")
     is_whole = not log.exists() or not log.stat().st_size
-    # SQLite's shared memory needs a file, which cannot be written on a full or read-only disk. Two ways need
-    # no shared memory: lock the file for this process alone, or, if the log is empty, open it as a file that
-    # never changes.
+    # SQLite's shared memory needs a file, which cannot be written on a full or read-only disk. Two of these
+    # three ways need no shared memory: lock the file for this process alone, or, if the log is empty, open it
+    # as a file that never changes.
     for options, pragma in (("", "locking_mode = EXCLUSIVE"), ("?mode=ro", "query_only = ON"), (
         "?mode=ro&immutable=1", "query_only = ON"
     )):  # fmt: skip
@@ -293,8 +293,8 @@ def is_locked(error: sqlite3.Error) -> bool:
 
 @contextmanager
 def _readable_errors(path: Path) -> Iterator[None]:
-    """Turn errors of SQLite and of the file system in the block into errors whose text is one line that names
-    the file and a remedy."""
+    """Turn errors of SQLite and of the file system in the block into errors of the program with a readable
+    text. Most of these texts name the file and a remedy."""
     try:
         yield
     except sqlite3.OperationalError as e:

@@ -3,8 +3,8 @@ bit for bit.
 
 A rating changes most numbers of the weights a little. The bits of a float32, read as an integer, also change
 a little then. So a difference holds, for each number of the older weights that is not 0, the integer of the
-newer number minus the integer of the older number. Small differences have three bytes of zeros, which are
-compressed. Numbers that were 0 and are not 0 now stand in a list at the end, each with its place.
+newer number minus the integer of the older number. Small differences have up to three bytes of zeros, which
+are compressed. Numbers that were 0 and are not 0 now stand in a list at the end, each with its place.
 
     difference = crc32 of the weights [4 bytes], deflate(first bytes of all words, second bytes, ...)
     words      = changes of the numbers that were not 0, then steps to each place where a 0 became a number,
@@ -74,8 +74,8 @@ DAMAGED = "the stored adapter is damaged; `ruvmlx learn undo` goes back one vers
 
 
 def _parts(state: bytes) -> list[int]:
-    """Return the byte positions at which the parts of the weights begin and end. A part is one array of the
-    .npz file."""
+    """Return the byte positions at which the parts of the weights begin and end. A part reaches from the
+    magic number of one array in the .npz file to that of the next array; the first part begins at byte 0."""
     parts = [0]
     while (at := state.find(_ARRAY, parts[-1] + 1)) > 0:
         parts.append(at)

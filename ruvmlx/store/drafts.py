@@ -64,8 +64,8 @@ def _own_process() -> str:
 
 
 def _is_alive(process: str) -> bool:
-    """Return True if the process still runs. If `process` has the number of this process but another token,
-    it is an earlier process that had the same number, so the result is False."""
+    """Return True if a process with this number runs. If `process` has the number of this process but another
+    token, it is an earlier process that had the same number, so the result is False."""
     number, _, token = process.partition(":")
     if int(number) == os.getpid():
         return token == _TOKEN

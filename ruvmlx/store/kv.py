@@ -108,8 +108,8 @@ class KVRecords:
         return [row["id"] for row in rows]
 
     def add_measured(self, fingerprint: str, backend: str, found: KVMeasured) -> None:
-        """Commit a measurement. Delete the measurements of the oldest replies beyond KEEP_MEASURED. All
-        measurements of a reply are deleted together."""
+        """Commit a measurement. Keep only the measurements of the KEEP_MEASURED replies that were measured
+        last. All measurements of a reply are deleted together."""
         with self._db.transaction():
             self._db.replace(
                 "kv_measured",

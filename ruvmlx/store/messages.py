@@ -112,7 +112,8 @@ class Messages:
         ]
 
     def first_texts(self, limit: int = 200) -> list[str]:
-        """Return the first message of each chat, newest first. Equal texts appear once."""
+        """Return the user's messages with which chats begin, newest first; a chat can have several versions
+        of its first message. Equal texts appear once."""
         rows = self._db.rows(
             "SELECT m.content FROM messages m JOIN sessions s ON s.id = m.session_id"
             " WHERE m.role = 'user' AND m.parent IS NULL AND s.deleted IS NULL"

@@ -107,8 +107,8 @@ class Preferences:
         return [PreferenceLabel(**row) for row in rows]
 
     def texts(self, fingerprint: str, name: str) -> list[tuple[str, str, str]]:
-        """Return (prompt, better text, worse text) of the preferences in force whose chat was not deleted,
-        oldest first."""
+        """Return (prompt, better text, worse text) of the preferences in force whose replies were not
+        deleted, oldest first."""
         rows = self._db.rows(
             "SELECT b.prompt, b.text AS better, w.text AS worse FROM preferences p"
             " JOIN replies b ON b.id = p.better JOIN replies w ON w.id = p.worse"
@@ -135,8 +135,9 @@ class Preferences:
         """Return both replies of each of the newest preferences in force, in the form of rated replies,
         oldest first.
 
-        A reply of several preferences appears once, with its newest preference. Replies without tokens are
-        left out. Replies with a rating in force are left out too, because a rating says more about one reply.
+        A reply of several preferences appears once, with its newest preference. Replies without tokens and
+        replies that teach nothing (`ReplyRow.teaches`) are left out. Replies with a rating in force are left
+        out too, because a rating says more about one reply.
         """
         rows = self._db.rows(
             "WITH said(id, reply_id, rating, version, reward) AS ("

@@ -127,9 +127,8 @@ class Ratings:
         return [(version, weight) for version, weight in rows]
 
     def labels(self, fingerprint: str, name: str) -> list[tuple[str, str, int]]:
-        """Return (reply id, rating, version that the rating made) of the ratings in force that change the
-        adapter, oldest first. Ratings that complain about wrong facts are left out, because they do not
-        change the adapter."""
+        """Return (reply id, rating, version that the rating made) of the ratings in force, oldest first.
+        Ratings that complain about wrong facts are left out, because they do not change the adapter."""
         rows = self._db.rows(
             "SELECT reply_id, rating, version FROM ratings t WHERE fingerprint = ? AND adapter = ?"
             f" AND in_force AND {_TEACHES} ORDER BY id",
@@ -161,7 +160,8 @@ class Ratings:
         return next(((row["rating"], row["note"], row["version"]) for row in rows), None)
 
     def texts(self, fingerprint: str, name: str) -> list[tuple[str, str, str]]:
-        """Return (prompt, reply, rating) of the ratings in force whose chat was not deleted, oldest first."""
+        """Return (prompt, reply, rating) of the ratings in force whose replies were not deleted, oldest
+        first."""
         rows = self._db.rows(
             "SELECT r.prompt, r.text, t.rating FROM ratings t JOIN replies r ON r.id = t.reply_id"
             " WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force AND r.prompt != '' ORDER BY t.id",

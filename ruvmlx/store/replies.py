@@ -63,8 +63,7 @@ class ReplyRow:
     @property
     def teaches(self) -> bool:
         """Return True if ratings of this reply can change the adapter. Ratings change nothing if the reply
-        only repeated itself and the engine ended it, or if the reply calls a tool or reads a tool's
-        result."""
+        almost only repeated itself, or if the reply calls a tool or reads a tool's result."""
         return self.features is None or len(self.features) > 0
 
     @classmethod
@@ -103,7 +102,7 @@ class TenantReply:
 
 
 class Replies:
-    """This class reads and writes the table `replies`, which has every reply, in a chat or outside of
+    """This class reads and writes the table `replies`, which has the stored replies, in chats and outside of
     chats."""
 
     def __init__(
@@ -186,7 +185,7 @@ class Replies:
         return [TenantReply(**row) for row in rows]
 
     def tokens(self, reply_id: str) -> list[int]:
-        """Return the token ids of the prompt and the reply; [] if the reply was deleted."""
+        """Return the token ids of the prompt and the reply; [] if the reply was deleted or does not exist."""
         row = self._db.row("SELECT prompt_ids, sampled_ids FROM replies WHERE id = ?", reply_id)
         return _blob_to_ids(row["prompt_ids"]) + _blob_to_ids(row["sampled_ids"]) if row else []
 

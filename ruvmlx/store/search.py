@@ -35,8 +35,9 @@ class Search:
         """Return the chats whose title or system prompt contains every word, then the messages of every
         branch that contain every word; both newest first.
 
-        A word can be a part of a longer word, in upper or lower case. The index finds words of three or more
-        characters. The search compares a shorter word with every message.
+        A word can be a part of a longer word, in upper or lower case (in titles, system prompts and for words
+        of one or two characters, this is true only of the letters A to Z). The index finds words of three or
+        more characters. The search compares a shorter word with every message.
         """
         terms = words.split()
         if not terms:

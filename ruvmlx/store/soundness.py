@@ -1,4 +1,5 @@
-"""This module checks that an unknown database has only tables and values that this program writes.
+"""This module checks that an unknown database has exactly this program's tables, indexes and triggers, and
+only values of the right types.
 
 SQLite's own check reads pages and indexes. But SQLite's own check accepts triggers, views, checks and
 generated columns of another program, which would run with the next statement. SQLite's own check also accepts

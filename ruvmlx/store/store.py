@@ -41,7 +41,8 @@ class Store:
     """
 
     def __init__(self, path: Path, reading: bool = False):
-        """reading: True if the caller only reads. Reads work on a disk that is full or read-only."""
+        """reading: True if the caller only reads. Reads work on a disk that is full or read-only, if the file
+        has the newest format."""
         self.path = path
         self.db = db = Database(path, reading)
         self.witness = Witness(db)
@@ -74,7 +75,8 @@ class Store:
         """Take the write lock before the block. After the block, commit everything that the block wrote, or
         nothing if the block raised an error.
 
-        Raises StoreBusy if another process keeps the lock for five seconds.
+        Raises StoreBusy if another process keeps the lock for five seconds, or if many processes pass the
+        lock to each other for a minute.
         """
         return self.db.transaction()
 

@@ -42,7 +42,8 @@ class Tree:
 
     def siblings(self, of: int) -> list[int]:
         """Return the ids that can be shown in place of a message: the replies to every version of the same
-        question.
+        question. For a message that does not follow a user's message directly, return the ids with the same
+        parent.
 
         If a version of the question has no reply, the list has the id of this version itself. of: the id of a
         reply or a question.

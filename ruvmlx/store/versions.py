@@ -22,8 +22,8 @@ KEEP_COPIED = 8
 
 
 class HeadMoved(Exception):
-    """This error means that another process added a version first. Start again from the weights of that
-    version."""
+    """This error means that another process moved the head (the version in use) first. Start again from the
+    weights of the new head."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from .differences import DAMAGED, add_differences, difference
 
 # the maximum number of differences between a version and its whole copy; more would take longer to read
 MOST_DIFFERENCES = 31
-# the number of the head's nearest ancestors that always keep their weights
+# the number of versions (the head and its nearest ancestors) whose weights `delete_old` always keeps
 KEEP_NEAREST = 64
 # the number of newest versions that keep their weights: about 11 KB each for the starter model
 KEEP_NEWEST = 10_000
@@ -142,7 +142,7 @@ class Weights:
     def delete_old(self, fingerprint: str, name: str, head: int) -> bool:
         """Delete the weights of the versions that are older than the newest KEEP_NEWEST versions. Return True
         if weights were deleted. A version that was stored as the difference from a deleted version becomes
-        whole. The weights of the head's KEEP_NEAREST nearest ancestors stay."""
+        whole. The weights of the head and of its nearest ancestors (KEEP_NEAREST versions) stay."""
         old = (
             " fingerprint = ?1 AND name = ?2 AND state IS NOT NULL AND packed IN (0, 1)"
             " AND version <= ?3 - ?5 AND version NOT IN (SELECT version FROM ancestors)"
