@@ -65,8 +65,9 @@ class Blas:
 
 @functools.cache
 def preload() -> Blas:
-    """Load the fast BLAS once per process. If mlx.core was imported before, MLX already uses its own BLAS:
-    return the reference BLAS, with this reason in `detail`."""
+    """Load the fast BLAS once per process; on macOS, return Accelerate. If the fast BLAS cannot be used, for
+    example because mlx.core was imported before and already uses its own BLAS, return the reference BLAS,
+    with the reason in `detail`."""
     if sys.platform == "darwin":
         return Blas("accelerate")
     if sys.platform != "linux":

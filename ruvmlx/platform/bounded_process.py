@@ -41,7 +41,8 @@ class ProcessEnded(Exception):
 
 
 class ProcessStopped(ProcessEnded):
-    """This error means that `stop_requests` or `stop` ended the child."""
+    """This error means that `stop_requests` or `stop` ended the child, or that the program ends
+    (`ending`)."""
 
 
 class BoundedProcess:
@@ -65,8 +66,9 @@ class BoundedProcess:
         """Send a request to the child and return the child's answer.
 
         seconds: the limit of processor time. memory: the limit in bytes of the memory that the child
-        allocates after its start, for all requests together. Raises ProcessEnded, or the RuvmlxError that the
-        child raised. If the system ended a child that has answered before, a new child gets the request.
+            allocates after its start, for all requests together; on macOS, the limit of all physical memory
+            of the child. Raises ProcessEnded, or the RuvmlxError that the child raised. If the system ended a
+            child that has answered before, a new child gets the request.
         """
         with self._lock:
             self._is_stopped = False
@@ -234,8 +236,8 @@ def _end_with_parent(life: int) -> None:
 
     The kernel sends SIGIO when the socket `life` closes, and SIGIO ends this process, even inside a library's
     code. Data on the socket would also cause SIGIO, so the parent sends no data on it. If the parent has
-    ended before this call, the kernel sends no SIGIO; `select` finds this case. On other systems, only the
-    limit of processor time ends this process."""
+    ended before this call, the kernel sends no SIGIO; `select` finds this case. On other systems, this
+    process ends when it waits for the next request, or at its limit of processor time."""
     if sys.platform != "linux":
         return
     fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())

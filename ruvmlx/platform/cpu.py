@@ -50,8 +50,8 @@ def has_metal() -> bool:
 
 def memory_limit(metal: bool) -> int:
     """Return the number of bytes of memory that one model can use. On a Mac with Metal, the limit is the
-    GPU's share of the RAM, because macOS can move other programs' memory to the disk. Other systems kill a
-    process that takes more memory than is free, so there the limit is a share of the free memory."""
+    GPU's share of the RAM, because macOS can move other programs' memory to the disk. Other systems can kill
+    a process that takes more memory than is free, so there the limit is a share of the free memory."""
     return int(total_memory() * GPU_SHARE) if metal else int(available_memory() * SPARE)
 
 
@@ -106,7 +106,7 @@ class OtherLoad:
 
 def _busy_seconds() -> float:
     """Return the busy seconds of all CPUs from the first line of /proc/stat: "cpu user nice system idle
-    iowait irq softirq steal ...", in clock ticks."""
+    iowait irq softirq steal ...", in clock ticks. Without this file, return the CPU time of this process."""
     fields = _read("/proc/stat").partition("\n")[0].split()[1:9]
     if len(fields) < 8:
         return time.process_time()

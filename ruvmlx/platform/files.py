@@ -155,7 +155,8 @@ def _is_running(process: int) -> bool:
 
 def swap(one: Path, other: Path) -> bool:
     """Exchange the names of two files or folders in one system call, so that no moment is without one of the
-    names. Return False if the system cannot exchange names in one call."""
+    names. Return False if the exchange fails, for example because the system cannot exchange names in one
+    call."""
     libc = ctypes.CDLL(None, use_errno=True)
     try:
         if sys.platform == "darwin":

@@ -1,7 +1,8 @@
 """This module describes the GPU of this machine and launches kernels on the GPU.
 
-All queries about the GPU and all kernel launches use the object `gpu`. Tests replace `gpu` by a simulated
-device, so that a machine without a GPU can run the GPU code.
+The queries about the GPU and the kernel launches of replies and training use the object `gpu`, except some
+questions whether CUDA is available. Tests replace `gpu` by a simulated device, so that a machine without a
+GPU can run the GPU code.
 """
 
 import platform

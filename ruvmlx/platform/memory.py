@@ -41,7 +41,8 @@ def resident() -> int:
 
 
 def peak() -> int:
-    """Return the maximum of `resident` since the process started."""
+    """Return the maximum of `resident` since the process started. On macOS the result is the maximum resident
+    set size, or the present footprint if it is larger."""
     return _status("VmHWM") if sys.platform != "darwin" else max(_maxrss(), _darwin_footprint())
 
 

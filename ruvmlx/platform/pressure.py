@@ -11,8 +11,8 @@ _DARWIN_LEVELS = {1: 0.0, 2: 0.85, 4: 0.95}
 
 
 def memory_pressure() -> float:
-    """Return the memory pressure from 0 (all memory is free) to 1 (no memory is free). Return 0 if the
-    operating system does not report the memory pressure."""
+    """Return the memory pressure from 0 (all memory is free) to 1 (no memory is free); on macOS, only one of
+    the values in _DARWIN_LEVELS. Return 0 if the operating system does not report the memory pressure."""
     if sys.platform == "darwin":
         return _darwin()
     try:

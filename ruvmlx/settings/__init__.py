@@ -1,9 +1,10 @@
 """This package defines the settings, checks their values, and reads the values from flags, environment and
 files.
 
-The package imports only `platform`, `tiers`, `text` and `errors`; the code that uses a setting explains the
-meaning of its values. Start with `table.py`, the list of all settings, then read `sources.py` (flags,
-environment, files) and `settings_file.py`, which changes the user's file.
+The package imports only `platform`, `tiers`, `text` and `errors`; `meanings.py` explains each setting in
+plain words, and the code that uses a setting has the details. Start with `table.py`, the list of all
+settings, then read `sources.py` (flags, environment, files) and `settings_file.py`, which changes the user's
+file.
 """
 
 from .meanings import GROUPS

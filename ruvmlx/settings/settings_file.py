@@ -1,5 +1,5 @@
-"""This module changes one value in the user's settings file. All other lines of the file, and its comments,
-stay unchanged."""
+"""This module changes one value in the user's settings file. All other lines of the file stay unchanged, also
+comments; a comment on the changed line itself is lost."""
 
 import re
 from collections.abc import Sequence

@@ -49,8 +49,8 @@ def variable(name: str) -> str:
 
 
 def load(flags: Mapping[str, Any] | None = None) -> Settings:
-    """Return the settings from all sources. A flag with the value None is treated as not given. Raises
-    UsageError for a bad value."""
+    """Return the settings from all sources. A flag with the value None and an empty environment variable are
+    treated as not given. Raises UsageError for a bad value."""
     return Settings(**{name: found.value for name, found in resolve(flags).items()})
 
 
@@ -89,7 +89,7 @@ def _environment() -> dict[str, str]:
 
 def read_file(path: Path) -> dict[str, Any]:
     """Return the values in a settings file, or {} if the file does not exist. Raises UsageError if the file
-    cannot be read."""
+    cannot be read or has an unknown setting."""
     try:
         values = tomllib.loads(files.read_ordinary(path, MAX_FILE_BYTES).decode("utf-8"))
     except (FileNotFoundError, NotADirectoryError):  # if the folder is unusable, the store reports this later

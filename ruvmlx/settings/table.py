@@ -33,7 +33,7 @@ def _setting(kind: type, default: Any, **rules: Any) -> Any:
 @dataclass(frozen=True)
 class Settings:
     """The values of all settings for one run of the program. `sources.load` makes this object. None means
-    that the model or the engine chooses the value."""
+    that the setting has no value; `unset` in its SettingSpec says what then applies."""
 
     model: str | None = _setting(
         str,
@@ -253,7 +253,7 @@ class Settings:
     @property
     def sampling(self) -> dict[str, Any]:
         """Return the user's sampling values. A value is None if the user has not set it; in this case the
-        model's own value applies."""
+        model's own value applies, or the default of `Sampling`."""
         return {name: getattr(self, name) for name in SAMPLING}
 
 

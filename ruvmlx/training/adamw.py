@@ -71,7 +71,7 @@ class Training:
     def update(
         self, grads: Mapping[Place, Pair], lr: float, clip: float, pause: Pause = lambda: None
     ) -> None:
-        """Make one optimiser step that lowers the loss.
+        """Make one optimiser step against the gradients of the loss.
 
         grads: the gradients of the loss; they are scaled down if their norm exceeds `clip`
         lr: the learning rate

@@ -70,7 +70,7 @@ def _distribution(logits: mx.array) -> tuple[mx.array, mx.array]:
 def logprob(text: TrainingText, temperature: float = 1.0) -> Measure:
     """Return a Measure of the mean log-probability of the answer's tokens. The Measure gets the logits of
     some positions of the answer. The Measure returns the sum of the log-probabilities of these positions'
-    tokens, and the gradient of the whole answer's mean by these logits.
+    tokens, and the gradient of the whole answer's mean log-probability with respect to these logits.
 
     temperature: the number by which the logits are divided
     """

@@ -81,7 +81,8 @@ def evenly(count: int, most: int) -> Iterator[slice]:
 
 
 def evaluate(slices: Iterable[Sequence[mx.array]], pause: Pause | None) -> None:
-    """Evaluate the slices in order, and call `pause` after each slice. slices: the arrays of each slice."""
+    """Evaluate the slices in order, and call `pause` (if it is not None) after each slice. slices: the arrays
+    of each slice."""
     for arrays in slices:
         mx.eval(*arrays)
         if pause is not None:

@@ -84,7 +84,7 @@ class Trainer:
         self._head: list[tuple[mx.array, mx.array]] = []
 
     def close(self) -> None:
-        """Free the memory of the graph and of the cached layer inputs."""
+        """Free the memory of the graph, unless a backend lent it, and of the cached layer inputs."""
         del self._graph, self._known
         mx.clear_cache()
 
@@ -123,9 +123,9 @@ class Trainer:
         return self._run(base, text, partial(divergence, head, known), weigh, pause)
 
     def squares(self, base: BaseLoRA, text: TrainingText, pause: Pause | None = None) -> dict[Place, Squares]:
-        """Return the row sums and column sums (float32) of G^2 for each matrix that the base LoRA changes. G
-        = sum_t x_t g_t^T [in, out] is the gradient of the answer's mean log-probability with respect to the
-        matrix; x_t is the matrix's input at token t, and g_t is the gradient with respect to its output."""
+        """Return the row sums and column sums (float32) of G^2 for each layer matrix that the base LoRA
+        changes. G = sum_t x_t g_t^T [in, out] is the gradient of the answer's mean log-probability with
+        respect to the matrix; x_t is the matrix's input at token t, and g_t is its output's gradient."""
         BLAS.adapt(self._load.cores())
         with mx.stream(self._device):
             stops = Stops()
