@@ -2,11 +2,11 @@
 
 from ruvmlx.models import find_model, list_local_models, load_model
 
-The package does not trust the files of a model: it checks every size in the files before it uses the size.
-The package imports no backend and no code that runs a model. Start with `load.py`, then read
-`config/model.py` (the description of a loaded model) and `config/families.py` (the differences between
-architectures). The packages inside this package are `files`, `config`, `text`, `weights` and `find`; the
-later packages of this list import the earlier packages.
+The package does not trust the files of a model: it checks the sizes in the files before it allocates memory
+for them. The package imports no backend; it imports mlx-lm only to ask whether mlx-lm knows a model type
+(config/other_models.py). Start with `load.py`, then read `config/model.py` (the description of a loaded
+model) and `config/families.py` (the differences between architectures). The packages inside this package are
+`files`, `config`, `text`, `weights` and `find`; the later packages of this list import the earlier packages.
 """
 
 from typing import Any

@@ -18,8 +18,9 @@ from .find.starter import STARTER_SAMPLING, STARTER_SYSTEM, starter_path
 def load_model(name: str | None = None, watch: Watch = QUIET) -> Model:
     """Find a model by its name (see find/resolve.py) and check its files, but not the values of the weights.
 
-    `Model.load_weights()` reads the weights and raises CorruptFile for NaN and infinity. watch: an object
-    that receives the facts about the model before a download, and the progress of the download.
+    A later read of a weight from `Model.load_weights()` raises CorruptFile for NaN and infinity in the
+    weight. watch: an object that receives the facts about the model before a download, and the progress of
+    the download.
     """
     found = find_model(name, watch)
     if found.path.is_dir():

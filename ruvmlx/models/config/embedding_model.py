@@ -17,7 +17,8 @@ LAST_TOKEN = 3  # the value of GGUF's pooling_type if the vector of a text is th
 
 def folder_embeds(path: Path, name: str, model_type: object) -> bool:
     """Return True if a folder is a supported embedding model. If the folder has no file
-    1_Pooling/config.json, the folder is an embedding model if its name contains "embedding"."""
+    1_Pooling/config.json, a folder of Qwen's families is an embedding model if the model's or the folder's
+    name contains "embedding"."""
     if model_type not in FAMILIES:
         return False
     pooling = read_object(path / "1_Pooling" / "config.json")

@@ -2,7 +2,8 @@
 decoder, and the fields of the model's files that describe these differences.
 
 To support a new family that differs from Llama only in the points that the fields of `Family` describe, add a
-row. tests/backends/test_families.py compares every row with mlx-lm's model.
+row. tests/backends/test_families.py compares every family with mlx-lm's model, and MPT, which mlx-lm does not
+have, with the tests' own model.
 """
 
 from collections.abc import Mapping
@@ -64,7 +65,8 @@ class Family:
 
     @property
     def eps(self) -> str:
-        """Return the name of the field of config.json that has the epsilon of the norms."""
+        """Return the name of the field with the epsilon of the norms, in config.json or, for MPT, in the
+        result of mpt.common_fields."""
         return "layer_norm_eps" if self.layer_norm else "rms_norm_eps"
 
 
@@ -119,7 +121,8 @@ ARCHITECTURES = tuple(dict.fromkeys(name for family in FAMILIES for name in fami
 
 
 def has_decoder(data: Mapping[str, Any]) -> bool:
-    """Return True if ruvmlx has its own decoder for the model with the config.json `data`."""
+    """Return True if ruvmlx has its own decoder for the model_type in the config.json `data`. The function
+    does not check the sizes and the format of the weights."""
     text = data.get("text_config")
     if isinstance(text, dict) and str(text.get("model_type")) in OTHERS:
         return False
@@ -135,7 +138,8 @@ def family_of(model_type: object, where: str) -> Family:
 
 
 def families_of(architecture: object, where: str) -> list[Family]:
-    """Return the families whose GGUF files have this architecture."""
+    """Return the families whose GGUF files have this architecture. Raises UnsupportedModel if there is
+    none."""
     # a damaged file can have an array as its architecture
     name = architecture if isinstance(architecture, str) else None
     found = [family for family in FAMILIES if name in family.architectures]

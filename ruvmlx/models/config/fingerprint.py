@@ -20,9 +20,9 @@ def fingerprint(config: ModelShape, layout: Mapping[str, tuple], samples: Iterab
     """Return 32 hex digits: a hash of the configuration, of every tensor's type and shape, and of bytes of
     some tensors.
 
-    samples: the raw bytes, uint8 [n], of the embedding, the head and other tensors, which differ between two
-        trainings. The function reads at most 64 pieces of each array, which takes about a millisecond. A hash
-        of a whole file would take seconds.
+    samples: the raw bytes, uint8 [n], of some tensors (for example the embedding), which differ between two
+        trainings. The function reads at most 16 KiB of each array, which takes about a millisecond. A hash of
+        a whole file would take seconds.
     """
     digest = hashlib.sha256(repr(sorted(_facts(config).items())).encode())
     digest.update(repr(sorted(layout.items())).encode())
@@ -32,9 +32,10 @@ def fingerprint(config: ModelShape, layout: Mapping[str, tuple], samples: Iterab
 
 
 def _facts(config: ModelShape) -> dict[str, Any]:
-    """Return the configuration in the form of the first version of ruvmlx, with added fields for the settings
-    that the first version did not have. With this form, a model that the first version could run has the same
-    fingerprint as in the first version, so old adapters still fit."""
+    """Return the fields of a ModelConfig in the form of the first version of ruvmlx, with added fields for
+    those settings that the first version did not have; return all fields of another shape unchanged. With
+    this form, a model that the first version could run has the same fingerprint as in the first version, so
+    old adapters still fit."""
     facts = asdict(config)
     if not isinstance(config, ModelConfig):
         return facts
@@ -74,8 +75,8 @@ def _since(config: ModelConfig) -> dict[str, Any]:
 
 
 def _sample(raw: np.ndarray) -> bytes:
-    """Return the bytes of SAMPLES pieces of `raw` at equal distances, or all bytes of `raw` if it is
-    small."""
+    """Return the bytes of SAMPLES pieces of `raw` at equal distances, or all bytes of `raw` if it has at most
+    SAMPLES * SAMPLE_BYTES bytes."""
     if raw.size <= SAMPLES * SAMPLE_BYTES:
         return raw.tobytes()
     starts = np.linspace(0, raw.size - SAMPLE_BYTES, SAMPLES).astype(np.int64)

@@ -69,8 +69,9 @@ def read_config(file: GGUFFile) -> ModelConfig:
 
 
 class Keys:
-    """The metadata keys of an architecture, with methods that return values of one type. The methods add the
-    prefix: the key "block_count" stands for "llama.block_count" if the architecture is "llama"."""
+    """The metadata keys of an architecture, with methods that read one key each; all methods but `get` check
+    the value's type. The methods add the prefix: the key "block_count" stands for "llama.block_count" if the
+    architecture is "llama"."""
 
     def __init__(self, file: GGUFFile, architecture: str):
         self.file, self.where, self.prefix = file, file.path.name, f"{architecture}."
@@ -97,8 +98,8 @@ class Keys:
         return float(str(np.float32(value)))
 
     def uniform(self, key: str, default: int | None = None) -> int:
-        """Return the integer value of the key. If the value is an array with one integer for each layer, all
-        equal, return this integer."""
+        """Return the integer value of the key. If the value is an array of equal integers (one for each
+        layer), return this integer. Raises UnsupportedModel if the integers differ."""
         value = self.get(key)
         if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.size:
             if (value != value[0]).any():
@@ -153,7 +154,8 @@ NO_ROPE_INTERVAL = 4  # files have no key for this interval; as in llama.cpp, ev
 
 def _family(families: list[Family], scale: QueryScale | None, window: int | None) -> Family:
     """Return the family of a file whose architecture several families have: the first family that scales
-    queries if `scale` is given and has a window in every layer if `window` is given."""
+    queries if and only if `scale` is given, and that has a window in every layer if `window` is given. If no
+    family fits, return the first family."""
     for family in families:
         if family.scales_queries == (scale is not None) and (
             window is None or family.window is Window.EVERY_LAYER
@@ -163,8 +165,9 @@ def _family(families: list[Family], scale: QueryScale | None, window: int | None
 
 
 def _window(keys: Keys, families: list[Family]) -> int | None:
-    """Return the sliding window if one of the families has a window in every layer (Mistral), else None,
-    because llama.cpp reads the key attention.sliding_window only for Mistral."""
+    """Return the value of the key attention.sliding_window if one of the families has a window in every layer
+    (Mistral, Ministral 3). Return None for other families and for a missing key, because llama.cpp runs the
+    other families without a window."""
     if not any(family.window is Window.EVERY_LAYER for family in families):
         return None
     return keys.integer("attention.sliding_window", 0) or None
@@ -232,8 +235,8 @@ def _refuse_factor(keys: Keys, key: str, kept: float) -> None:
 def _longrope(file: GGUFFile, keys: Keys, factor: float) -> LongRope:
     """Read the divisors of RoPE's frequencies from two tensors. llama.cpp uses the tensor ROPE_LONG if the
     context is longer than the original context. llama.cpp would also divide all frequencies by the value of
-    the key "rope.scaling.factor", but converters write no such key, so the function refuses other values than
-    1."""
+    the key "rope.scaling.factor", but converters write no such key, so the function accepts only a missing
+    key and the values 0 and 1."""
     if factor not in (0, 1):
         raise UnsupportedModel(
             f"{keys.where}: {keys.prefix}rope.scaling.factor is {factor:g} beside longrope; only 1 is run."
@@ -293,8 +296,8 @@ def _rope_dims(keys: Keys, family: Family, head_dim: int) -> int | None:
 
 
 def _check_widths(keys: Keys, config: ModelConfig) -> None:
-    """Raise UnsupportedModel if the file's keys say that RoPE rotates another number of dimensions than the
-    configuration, or that a head's values have another width than its keys."""
+    """Raise UnsupportedModel if the file's keys say, for a model with RoPE, that RoPE rotates another number
+    of dimensions than in the configuration, or that a head's values have another width than its keys."""
     wanted = {"rope.dimension_count": config.turned_dims, "attention.value_length": config.head_dim}
     if not config.turned_dims:
         del wanted["rope.dimension_count"]
@@ -306,8 +309,8 @@ def _check_widths(keys: Keys, config: ModelConfig) -> None:
 
 
 def _refuse_tensors(file: GGUFFile, family: Family) -> None:
-    """Raise UnsupportedModel if the file's tensors show a variant of the family that ruvmlx cannot run. A
-    GGUF file has no keys for these variants, so llama.cpp also recognises the variants by their tensors."""
+    """Raise UnsupportedModel if the file's tensors show a variant of the family that ruvmlx cannot run.
+    llama.cpp also recognises these variants of StableLM by their tensors and not by a key."""
     flags = {"qk_layernorm": "blk.0.attn_q_norm.weight" in file.tensors}
     flags["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in file.tensors
     refuse_flags(flags, family, file.path.name)

@@ -101,8 +101,8 @@ def config_from_json(data: dict[str, Any], has_head: bool, where: str) -> ModelC
 
 
 def _check_kind(data: dict[str, Any], family: Family, where: str) -> None:
-    """Raise UnsupportedModel if a field of config.json asks for a computation that ruvmlx does not do
-    (replies would be wrong), or for a foreign quantisation."""
+    """Raise UnsupportedModel if one of the fields that this function checks asks for a computation that
+    ruvmlx does not do (replies would be wrong), or names a quant_method other than fp8."""
     refuse_flags(data, family, where)
     if data.get("hidden_act", "silu") not in ("silu", "swish"):
         raise UnsupportedModel(f"{where}: hidden_act {str(data['hidden_act'])[:40]!r}; only 'silu' is run.")
@@ -199,7 +199,8 @@ def _sliding_layers(fields: Fields, family: Family, config: ModelConfig) -> froz
 
 def quantization(data: dict[str, Any], where: str) -> tuple[Affine | None, dict[str, Affine | None]]:
     """Return the default quantisation of all matrices, and {module: quantisation} for modules that differ
-    from the default. None means no quantisation."""
+    from the default. None means no quantisation in MLX's formats; for the quant_method fp8, which
+    small_floats.py reads, the result is (None, {})."""
     table = Fields(data, where).table("quantization") or Fields(data, where).table("quantization_config")
     if not table or table.get("quant_method") == "fp8":
         return None, {}

@@ -21,7 +21,8 @@ PARTIAL = "partial_rotary_factor"
 
 def rope_table(fields: Fields) -> Fields:
     """Return the parameters of RoPE: the objects `rope_parameters` and `rope_scaling` of config.json joined.
-    The result is empty if config.json has neither."""
+    The result is empty if config.json has neither. Raises UnsupportedModel if the two objects disagree on a
+    field, or if RoPE differs between layers."""
     new, old = fields.table("rope_parameters"), fields.table("rope_scaling")
     if any(isinstance(value, dict) for table in (new, old) for value in table.values()):
         raise UnsupportedModel(
@@ -50,8 +51,8 @@ def rope_theta(fields: Fields, rope: Fields, family: Family) -> float:
 
 
 def rope_dims(fields: Fields, rope: Fields, family: Family, head_dim: int) -> int | None:
-    """Return how many of the numbers in each head RoPE rotates: partial_rotary_factor * head_dim. Return None
-    if RoPE rotates all numbers of a head, and 0 for a family without RoPE."""
+    """Return how many of the numbers in each head RoPE rotates: partial_rotary_factor * head_dim, rounded
+    down. Return None if RoPE rotates all numbers of a head, and 0 for a family without RoPE."""
     if not family.partial_rope:
         return None if family.has_rope else 0
     factor = (rope if rope.has(PARTIAL) else fields).number(PARTIAL)
@@ -110,8 +111,8 @@ def _refuse(rope: Fields, key: str, accepted: tuple, why: str) -> None:
 
 def _original(fields: Fields, rope: Fields) -> int:
     """Return original_max_position_embeddings: the context length (tokens) for which the model was trained
-    before RoPE's scaling. config.json must have this field, because transformers and mlx-lm have different
-    defaults."""
+    before RoPE's scaling. The object with RoPE's parameters must have this field, because transformers and
+    mlx-lm have different defaults."""
     inside = _context(rope, ORIGINAL)
     if fields.has(ORIGINAL) and fields.integer(ORIGINAL) != inside:
         raise UnsupportedModel(
@@ -138,7 +139,8 @@ def _yarn(fields: Fields, rope: Fields) -> YarnRope:
 
 def _yarn_attention(rope: Fields, factor: float) -> float:
     """Return YaRN's factor of queries and keys, (0.1 m ln(factor) + 1) / (0.1 m_all ln(factor) + 1), where m
-    is mscale and m_all is mscale_all_dim; without these two fields, return 0.1 ln(factor) + 1."""
+    is mscale and m_all is mscale_all_dim; without these two fields, return 0.1 ln(factor) + 1. For a factor
+    of at most 1, the result is 1."""
     mscale, all_dims = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
     if not all_dims and (not rope.has("mscale") or mscale == 1):
         return yarn_scale(factor, 1.0)
@@ -176,8 +178,8 @@ def query_scale(fields: Fields, rope: Fields, family: Family) -> QueryScale | No
 
 
 def rope_to_json(config: ModelConfig) -> dict[str, Any]:
-    """Return the fields of a config.json that describe RoPE: `rope_theta`, and `rope_scaling` if RoPE is
-    scaled; for a model that scales queries, only `rope_parameters`."""
+    """Return the fields of a config.json that describe RoPE, without partial_rotary_factor: `rope_theta`, and
+    `rope_scaling` if RoPE is scaled; for a model that scales queries, only `rope_parameters`."""
     out: dict[str, Any] = {"rope_theta": config.rope_theta}
     table = _scaling_to_json(config.rope_scaling)
     # mlx-lm reads the RoPE of a Ministral 3 model only from the table `rope_parameters`

@@ -56,7 +56,7 @@ def parameter_count(config: ModelConfig) -> int:
 
 def check_config(config: ModelConfig, where: str) -> None:
     """Raise CorruptFile if a number of the configuration is impossible (for example a negative size), before
-    the program allocates memory of these sizes."""
+    the program allocates memory of these sizes. Raises UnsupportedModel as `_check_scaling` does."""
     sizes = (
         "hidden_size",
         "n_heads",
@@ -111,8 +111,9 @@ def _check_floats(config: ModelConfig, where: str) -> None:
 
 
 def _check_scaling(config: ModelConfig, where: str) -> None:
-    """Raise CorruptFile if a parameter of RoPE's scaling or of the query scale is not a positive number, or
-    if rope.py cannot compute with the parameters."""
+    """Raise CorruptFile if a parameter of RoPE's scaling or of the query scale is not between 0 and 1e9, or
+    if rope.py cannot compute with the parameters. Raise UnsupportedModel if RoPE is scaled and rotates only a
+    part of each head."""
     scaling, scale = config.rope_scaling, config.query_scale
     if scaling is not None and config.rope_dims is not None:
         raise UnsupportedModel(

@@ -19,7 +19,7 @@ _NAMES = {
     "vocab_size": "vocab_size",
     "max_position_embeddings": "max_seq_len",
 }
-# {field of config.json: the values that ruvmlx accepts}. A missing field is accepted.
+# {field of config.json: the values that ruvmlx accepts}. None in a row stands for a missing field.
 _MODEL = {"logit_scale": (None,), "embedding_fraction": (None, 1, 1.0), "no_bias": (None, True)}
 _ATTENTION = {
     "alibi": (True,),

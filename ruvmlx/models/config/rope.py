@@ -112,8 +112,8 @@ def llama3_divisors(scaling: Llama3Rope, head_dim: int, theta: float) -> np.ndar
 
 
 def llama3_from_divisors(divisors: np.ndarray, theta: float) -> Llama3Rope | None:
-    """Return Llama-3's parameters that give the stored divisors, or None if no parameters give these
-    divisors."""
+    """Return Llama-3's parameters that give the stored divisors within TOLERANCE. Return None if neither
+    Meta's usual parameters nor the parameters of `_fit` give these divisors."""
     f = np.asarray(divisors, np.float64)
     if not (np.isfinite(f).all() and f.min() > 0 and f.max() > 1):
         return None
@@ -126,7 +126,8 @@ def llama3_from_divisors(divisors: np.ndarray, theta: float) -> Llama3Rope | Non
 
 def _fit(f: np.ndarray, factor: float, theta: float) -> Llama3Rope | None:
     """Fit the line s_i = a x_i - b to the pairs with 0 < s_i < 1, and return Llama-3's parameters: low = 1,
-    high = 1 + 1/b, original context a / b. Return None if the fit is impossible."""
+    high = 1 + 1/b, original context a / b. Return None if fewer than two pairs are in this range, or if a or
+    b is not positive."""
     s = (1 / f - 1 / factor) / (1 - 1 / factor)
     blended = (s > 1e-4) & (s < 1 - 1e-4)
     if blended.sum() < 2:

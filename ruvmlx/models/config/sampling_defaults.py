@@ -59,9 +59,9 @@ ADVICE = (
 def sampling_defaults(
     values: Mapping[str, Any], model_type: str = "", names: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Return the sampling settings in `values` (from the model's files) that are plausible numbers. If
-    `values` has no plausible number, return the settings of the first matching row of ADVICE, or {} if no row
-    matches."""
+    """Return the sampling settings in `values` (from the model's files) that are plausible numbers, without
+    those in NOT_ADVISED. If `values` has no plausible number, return the settings of the first matching row
+    of ADVICE, or {} if no row matches."""
     found = {name: values.get(name) for name in SAMPLING if name not in NOT_ADVISED}
     usable = {
         name: value

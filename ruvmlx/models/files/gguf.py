@@ -9,8 +9,9 @@ A string is a length n (u64), then n bytes of UTF-8. All numbers are little-endi
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)
 
 Before it allocates memory, the reader compares every length with the number of bytes that are left in the
-file. Because of this comparison and the limits MAX_..., a hostile header can cost only little memory and
-time. For an inconsistent header, the reader raises `CorruptFile` with one line of text.
+file. Because of this comparison and the limits MAX_..., the memory and time that a hostile header can cost
+grow at most in proportion to the file's size. For an inconsistent header, the reader raises `CorruptFile`
+with one line of text; for a big-endian file or an unknown tensor type of ggml's, UnsupportedModel.
 
 The module cannot handle one case: if another program shortens the file while this process has the file
 mapped, the process ends (SIGBUS).
@@ -169,8 +170,8 @@ class _Cursor:
 
 
 def _read_preamble(cursor: _Cursor) -> tuple[int, int, int]:
-    """Return the number of tensors, the number of metadata keys, and the version. Raises CorruptFile if the
-    file is too short to have this number of tensors and keys."""
+    """Return the number of tensors, the number of metadata keys, and the version. Raises CorruptFile for a
+    wrong start of the file, and if the file is too short to have this number of tensors and keys."""
     magic = cursor.data[cursor.take(4, "the magic") : 4]
     if magic != b"GGUF":
         raise cursor.bad(f"it begins with {magic!r}, not b'GGUF'")

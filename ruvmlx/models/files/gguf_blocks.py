@@ -3,11 +3,11 @@ arrays.
 
 In the affine layout, a weight is w = scale * q + bias with an unsigned code q. The codes of consecutive
 weights are packed into uint32 words from the low bits upwards. The conversion is exact for GGUF types with
-groups (weights with the same scale) of 32 or more weights: the values of the codes stay, and only their
-places in memory change. MLX has no groups of 16 weights, as Q2_K, Q3_K and Q6_K have. The module joins two
-groups of 16 weights into one group of 32 and rounds the weights to 8 bits. The distance between two
-neighbouring 8-bit levels is then at most a quarter of the distance between neighbouring levels in the coarser
-of the two old groups.
+groups (weights with the same scale) of 32 or more weights: the codes of most types only change their places
+in memory, and the codes of IQ4_NL, IQ4_XS and MXFP4 become the integers for which they stand. MLX has no
+groups of 16 weights, as Q2_K, Q3_K and Q6_K have. The module joins two groups of 16 weights into one group of
+32 and rounds the weights to 8 bits. For Q3_K and Q6_K, the distance between two neighbouring 8-bit levels is
+then at most about a quarter of the distance between neighbouring levels in the coarser of the two old groups.
 """
 
 from collections.abc import Callable
@@ -157,10 +157,11 @@ def round_to_8_bits(w: np.ndarray, scales_for: Callable[[np.ndarray], np.ndarray
 
 def _scales_for(most: np.ndarray) -> np.ndarray:
     """Return, for the largest magnitude of the weights in each group, a scale with which 127 steps reach this
-    magnitude. The scales are in float16, or in float32 if a scale is too small or too large for float16."""
+    magnitude. All scales are in float16 if each scale that is not 0 is over 2^-18 and below 256, so that the
+    scale is precise and -128 times the scale fits into float16; else all are in float32."""
     scales = most / np.float32(127)
     used = scales[scales > 0]
-    # true if a scale is too small or too large for float16, or NaN (a comparison with NaN is false)
+    # also true if a scale is NaN, because a comparison with NaN is false
     if used.size and not (used.min() > 2.0**-18 and used.max() < 256):
         return scales
     short = scales.astype(np.float16)
@@ -221,8 +222,8 @@ _QUICK: dict[str, Callable[[np.ndarray], AffineArrays]] = {"Q4_0": _q4_0, "Q4_1"
 
 
 def check_blocks(raw: np.ndarray, kind: TensorType, name: str) -> None:
-    """Raise CorruptFile for NaN and infinity in the float16 scales of blocks. raw: uint8 [..., whole
-    blocks]."""
+    """Raise CorruptFile for NaN and infinity in the float16 numbers of blocks (`TensorType.halves`). The
+    function does not check scales of other types (Q8_K, MXFP4). raw: uint8 [..., whole blocks]."""
     blocks = raw.reshape(-1, kind.nbytes)
     for at in kind.halves:
         check_finite(halves(blocks, at), name)

@@ -9,9 +9,9 @@ Each group of consecutive weights has one scale (and one low, the number that is
 block's float16 scale and the integer scale of a group is exact in float32. The float32 weight has the same
 rounding as in llama.cpp. ggml-common.h of https://github.com/ggml-org/ggml defines the bit layouts.
 
-The docstring of each function gives the layout of a block: the fields in order, separated by | or commas. d
-and dmin are scales, m is a minimum, qs are the low bits of the codes, and qh or hmask are the high bits of
-the codes.
+The docstring of each type's function gives the layout of a block: the fields in order, separated by | or
+commas. d and dmin are scales, m is a minimum, qs are the low bits of the codes, and qh or hmask are the high
+bits of the codes.
 """
 
 from typing import NamedTuple

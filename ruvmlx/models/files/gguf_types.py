@@ -16,7 +16,7 @@ class TensorType:
     block: the number of weights in one block; 1 for a type that is not quantised
     nbytes: the number of bytes in one block
     codes: the function that extracts the codes from blocks of this type
-    bits: the number of bits of a code q
+    bits: the number of bits of a code q that `codes` returns
     group: the number of weights that share a scale
     zero: the code of the weight 0, for a type without lows
     halves: the byte positions of the float16 numbers in a block

@@ -33,8 +33,8 @@ def _string(text: str | bytes) -> bytes:
 
 
 def _value(value: Any) -> bytes:
-    """Return the bytes of a value and its type id. value: a str, bool, Typed, list[str], or an array of int32
-    or float32."""
+    """Return the bytes of a value's type id and then of the value. value: a str, bool, Typed, list[str], or
+    an array of int32 or float32."""
     if isinstance(value, Typed):
         return struct.pack("<I", value.kind) + struct.pack(
             {2: "<H", 4: "<I", 5: "<i", 6: "<f", 10: "<Q"}[value.kind], value.value

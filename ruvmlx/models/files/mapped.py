@@ -10,7 +10,8 @@ def release(array: np.ndarray) -> None:
     pages from the file again.
 
     The function frees the memory pages that lie wholly between the array's first byte and last byte. For an
-    array that is no view of a mapped file, the function does nothing.
+    array that is writable or is no view of a mapped file, and on a system without MADV_DONTNEED, the function
+    does nothing.
     """
     file = _mapping(array)
     if file is None or not hasattr(mmap, "MADV_DONTNEED"):

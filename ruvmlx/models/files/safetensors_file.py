@@ -31,8 +31,8 @@ from .error_text import one_line
 # the maximum number of bytes of a header; the safetensors library has the same limit
 MAX_HEADER = 100_000_000
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4}
-# {type that mlx-lm reads and ruvmlx does not: bytes of a number}. Neither ruvmlx nor mlx-lm reads F4, whose
-# numbers are smaller than a byte.
+# {type that mlx-lm reads: bytes of a number}. Of these types, ruvmlx's decoder reads only U8 and F8_E4M3
+# (FLOAT_BYTES). Neither ruvmlx nor mlx-lm reads F4, whose numbers are smaller than a byte.
 OTHER_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U16": 2, "I16": 2}
 OTHER_BYTES |= {"I32": 4, "F64": 8, "I64": 8, "U64": 8, "C64": 8}
 ALL_BYTES = ITEM_BYTES | OTHER_BYTES

@@ -73,7 +73,8 @@ class FloatMatrix:
         return len(self.codes), self.codes.shape[1] * (1 if self._bytes else 2)
 
     def dequantise(self, rows: slice = slice(None)) -> np.ndarray:
-        """Return the weights of these rows as float32 [rows, in], bit for bit as MLX dequantises them."""
+        """Return the weights of these rows as float32 [rows, in]; for MLX's formats, bit for bit as MLX
+        dequantises them."""
         levels, width = _e4m3() if self._bytes else _pairs(), self.shape[1]
         w = np.take(levels, self.codes[rows], axis=0, mode="clip").reshape(-1, width)
         scales, columns = self._scales(rows), self.block[1]
@@ -127,8 +128,9 @@ class FloatMatrix:
 
 
 def _scales_of_bfloat16(most: np.ndarray) -> np.ndarray:
-    """Return, for the largest magnitude of the weights in each group, a bfloat16 number that is at least
-    magnitude / 127, as the group's scale. bfloat16, because a GPU computes with these models in bfloat16."""
+    """Return, for the largest magnitude of the weights in each group, a float32 number that bfloat16 holds
+    exactly and that is at least magnitude / 127, as the group's scale. A GPU computes with these models in
+    bfloat16."""
     bits = (most / np.float32(127)).astype(np.float32).view(np.uint32)
     return (bits + np.uint32(0xFFFF) & np.uint32(0xFFFF0000)).view(np.float32)
 

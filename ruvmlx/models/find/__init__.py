@@ -2,6 +2,6 @@
 in the Hugging Face cache and on the Hugging Face Hub.
 
 The package uses the network only if a user names a repository, or a file of a repository, that is not in the
-cache. The package reads only the headers of weight files, not the weights. Start with `resolve.py`, then read
-`local.py` and `hub.py`.
+cache. To describe a model, the package reads only the headers of weight files; after a download it reads each
+whole file once to check its SHA-256. Start with `resolve.py`, then read `local.py` and `hub.py`.
 """

@@ -51,7 +51,8 @@ class Listing:
     ggufs: the GGUF files of the repository
     architecture: the architecture of the GGUF files, as the hub reports it
     has_safetensors: True if the repository has safetensors files and a config.json
-    patterns: name patterns of all files to download, including the small files
+    patterns: name patterns of all files to download: the weights and the small files; in the result of
+        `only`, the chosen GGUF files alone
     """
 
     name: str
@@ -117,8 +118,9 @@ def fetch_small(name: str) -> Path:
 
 
 def fetch_weights(listing: Listing, count: Count) -> Path:
-    """Download the missing weights and report their bytes to `count`, then download the small files. Return
-    the folder of the snapshot."""
+    """Download the missing weights and report their bytes to `count`. Then let huggingface-hub make the
+    snapshot, which downloads the small files if `listing.patterns` names them. Return the snapshot's
+    folder."""
     count.begin(f"Fetching {listing.name}", listing.total, listing.here)
     _check_disk(listing)
     (listing.repo / "blobs").mkdir(parents=True, exist_ok=True)

@@ -39,9 +39,9 @@ def fetch(name: str, watch: Watch = QUIET, wanted: str = "") -> Path:
     files. If the cache does not have the files, download them. A download that was interrupted before
     continues where it stopped.
 
-    wanted: the path of a GGUF file in the repository, or its type ("Q5_K_M"). If `wanted` is "" and the
-        repository has no safetensors files, the function chooses the GGUF file of the best type that fits
-        into this machine's memory.
+    wanted: the path of a GGUF file in the repository, or its type ("Q5_K_M"). If `wanted` is "", the function
+        prefers safetensors files. If there are none, it chooses the GGUF file of the best type that fits into
+        this machine's memory.
     watch: an object whose method `note_facts` (`note_choice` for a GGUF file) is called before the download,
         and which then receives the progress. If the watch raises an exception, the download stops, and its
         bytes stay in the cache.
@@ -81,7 +81,8 @@ def offline() -> bool:
 
 
 def hub_cache() -> Path:
-    """Return the folder of huggingface-hub's cache, from HF_HUB_CACHE and HF_HOME as in huggingface-hub."""
+    """Return the folder of huggingface-hub's cache, from HF_HUB_CACHE, HF_HOME and XDG_CACHE_HOME as in
+    huggingface-hub."""
     home = Path(
         os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     )
@@ -243,8 +244,8 @@ def _why(name: str, error: Exception) -> str:
 
 def cached_repositories() -> Iterator[tuple[str, Path]]:
     """Yield (owner/name, folder) for every complete safetensors model in the cache that ruvmlx or mlx-lm can
-    run. For each GGUF model, yield (owner/name, file), or (owner/name:Q5_K_M, file) if the repository has
-    several models."""
+    run. For each complete GGUF model, also of an unsupported architecture, yield (the name from
+    `variant_names`, for example owner/name:Q5_K_M, first file)."""
     for repo in sorted(path for path in _folders(hub_cache()) if path.name.startswith("models--")):
         name = repo.name.removeprefix("models--").replace("--", "/", 1)
         path = _snapshot(repo)

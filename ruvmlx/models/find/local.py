@@ -17,12 +17,13 @@ from .starter import starter_path
 
 
 def list_local_models() -> list[dict[str, Any]]:
-    """Return one row for each model on this machine: the starter model, then every supported model in the
-    Hugging Face cache, then the models of ollama and LM Studio.
+    """Return one row for each model on this machine: the starter model, then the models in the Hugging Face
+    cache (no safetensors models that neither ruvmlx nor mlx-lm can run), then the models of ollama and LM
+    Studio.
 
     Keys: name, path, format, bits (stored bits per parameter), parameters, bytes, problem. If ruvmlx cannot
-        read a model, `problem` has the reason, `bytes` has the size of its files, and bits and parameters are
-        None.
+        read a model, `problem` has the reason, `bytes` has the size of the folder's safetensors files or of
+        the file at `path`, and bits and parameters are None.
     """
     return [_row(*found) for found in _local_models()]
 

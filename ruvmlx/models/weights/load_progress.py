@@ -19,7 +19,7 @@ class AskingWeights(Mapping[str, np.ndarray]):
     an exception to stop the loading.
 
     looked: a function that the class calls with the tensor's name after each read of a tensor
-    pause: a function that the class calls again and again during long conversions
+    pause: a function that LazyWeights and FolderWeights call again and again during long conversions
     """
 
     def __init__(self, weights: Weights, looked: Callable[[str], None], pause: Callable[[], None]):

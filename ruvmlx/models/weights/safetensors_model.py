@@ -76,8 +76,8 @@ class Folder:
 
 
 def open_folder(path: Path, name: str) -> Folder | OtherFolder:
-    """Read the configuration and the file headers of a folder and check them against each other. Do not read
-    the tokenizer."""
+    """Read the configuration and the file headers of a folder. For a model that ruvmlx's own decoder runs,
+    check them against each other. Do not read the tokenizer."""
     whole = read_object(path / "config.json", missing_ok=False)
     if runs_elsewhere(whole):
         return open_other(whole, _read_all(path, ALL_BYTES), name)

@@ -2,8 +2,8 @@
 compute with this form.
 
 The mapping `Weights` gives every quantised matrix in MLX's affine layout. The conversion to the affine layout
-rounds the weights of some types (with groups of 16). `stored_matrix` therefore returns the original form, for
-backends that have kernels for this form.
+rounds the weights of some types (GGUF types with groups of 16 weights, nvfp4, mxfp8 and fp8). `stored_matrix`
+therefore returns the original form, for backends that have kernels for this form.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from ..files.small_floats import FloatMatrix
 
 @dataclass(frozen=True)
 class StoredMatrix:
-    """A matrix of GGUF blocks, checked for NaN and infinity. raw: uint8 [out, bytes of a row]; the rows have
-    the order of the rows in `Weights`."""
+    """A matrix of GGUF blocks, of which `check_blocks` has checked the float16 scales for NaN and infinity.
+    raw: uint8 [out, bytes of a row]; the rows have the order of the rows in `Weights`."""
 
     name: str
     type: TensorType
@@ -70,7 +70,8 @@ def stored_tensor(weights: Weights, module: str) -> GGUFTensor | None:
 
 
 def rounded_matrix(weights: Weights, module: str) -> StoredMatrix | FloatMatrix | None:
-    """Return the matrix in its stored form if its conversion to MLX's affine layout is not exact; else
-    None."""
+    """Return the matrix in its stored form if its groups or the values of its codes do not fit into MLX's
+    affine layout (`TensorType.affine` is False); else None. Except for Q8_K, the conversion of these matrices
+    rounds the weights."""
     tensor = stored_tensor(weights, module)
     return None if tensor is None or tensor.type.affine else stored_matrix(weights, module)
