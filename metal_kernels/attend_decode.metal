@@ -5,12 +5,12 @@
 //   one threadgroup takes; attend_merge joins the splits. Of each split, with x = q . k * log2(e) / sqrt(D):
 //     m = max_t x_t, l = sum_t 2^(x_t - m), o = sum_t 2^(x_t - m) v_t
 //   grid: (splits, n_heads / G, sequences) threadgroups of 4 simdgroups; a simdgroup takes every fourth half of a page
-//   G query heads share a KV head, so each number is read once for G heads.   Templates: D (64, 80, 128, 256), G (1 to 8; 4 for D = 256)
+//   G query heads share a KV head, so each number is read once for G heads.   Templates: D (64, 80, 128, 256), G (1 to 8; at most 4 for D = 256)
 //   The inner loops use no scales and biases. In place of that, the kernel applies a key's scale and bias to the key's score, because
 //   q . (s n + b) = s (q . n) + b sum(q). The kernel applies a value's scale and bias to the value's probability.
 //   The kernel attend_decode_alibi has this body and the word ALIBI, and one more argument:
 //   slopes: f32 [n_heads]; slope * (key's position - query's position) is added to a score (with_slope in pages.h)
-//   Threadgroup memory: 4 * max(2GD + 4*32*HEADS, 4GD) + 40 HEADS bytes, 16.4 KB at most.
+//   Threadgroup memory: 4 * max(2GD + 4*32*HEADS, 4GD) + 40 HEADS bytes, 16,704 bytes at most.
 //   The same in MLX operations: backends/mlx/kernels/decode.py::attend_ops
 KERNEL_START
 typedef Tile<D, G> T;

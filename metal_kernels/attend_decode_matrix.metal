@@ -24,7 +24,7 @@ const int begin = first_page_from(cost, n), end = min(first_page_from(cost + P[S
 const uint row = lane / 4, column = lane % 4;
 const float scale = as_f32(P[SCALE]);
 
-// Load the first page before all other work, because the load takes the longest time.
+// Load this simdgroup's first page, if it has 4 bits, before all other work, because the load takes the longest time.
 const int last = max(n_pages - 1, 0); // index of the last page; the loop reads the page ids one page ahead of the pages
 int id = pages[P[TABLE] + min(begin + (int)simd_at, last)], next_id = pages[P[TABLE] + min(begin + SIMDS + (int)simd_at, last)];
 HeldPage<D> held;

@@ -26,9 +26,9 @@ template <int D, int G> struct Matrix {
 // A word of A holds two numbers of a lane's key, and a word of B holds the same two numbers of the query. The pairs are
 // (0,4) (1,5) (2,6) (3,7) for 4-bit numbers, and (0,1) (2,3) ... for wider numbers, because these pairs take the fewest
 // operations to unpack.
-// 0x6400 is the half 1024, whose last bit has the value 1. The function writes a number into the low bits of this half
-// and then subtracts 1024. The function does not shift the higher of two neighbouring nibbles, so this nibble comes out
-// multiplied by 16.
+// 0x6400 is the half 1024, whose last bit has the value 1. The function `nibbles` writes a number into the low bits of
+// this half and then subtracts 1024. It does not shift the higher of two neighbouring nibbles, which makes the half
+// 1024 + 16 x; it multiplies this half by 1/16 and subtracts 64.
 FN uint nibbles(uint w, int i) {
     const uint u = i < 2 ? w : w >> 8;
     if (i % 2) return half2_fma((u & 0x00f000f0u) | 0x64006400u, 0x2c002c00u, 0xd400d400u); // x / 16 - 64
@@ -47,8 +47,8 @@ CONST_FN int form_at(bool wide, bool rotated) {
                 : has_form(true, false) + has_form(true, true) + (rotated && has_form(false, false));
 }
 
-// Return one of the two f16 parts of x: part 0 is the f16 number nearest to x, and part 1 is the f16 number nearest to
-// x - part 0.
+// Return a float that pack_halves rounds to one of the two f16 parts of x: part 0 is the f16 number nearest to x, and
+// part 1 is the f16 number nearest to x - part 0.
 FN float part_of(float x, int part) {
     const float high = half_to_f32(f32_to_half(x));
     return part ? x - high : x;

@@ -1,8 +1,8 @@
-// demote: quantise pages of the next higher tier to tier TO. If tier TO has rotated keys, the kernel also rotates the keys. README.md has the byte
-// layout.
+// demote: quantise pages of the next higher tier to tier TO. If the keys of only one of the two tiers are rotated, the kernel rotates the keys.
+// README.md has the byte layout.
 //   pool: the pool of the higher tier   ids: int32 [n], the ids of the pages in this pool   params: int32 [PARAMS], of which only KV_HEADS is read
 //   out: [n][n_kv_heads][bytes of a page]
-//   grid: (n, n_kv_heads, 1) threadgroups of 4 simdgroups; a simdgroup takes every fourth token
+//   grid: (n, n_kv_heads, 1) threadgroups of 4 simdgroups; a simdgroup takes every fourth row (the key or the value of a token)
 //   Templates: D, TO.   The same in MLX operations: backends/mlx/kernels/demote.py::demote_ops
 KERNEL_START
 constexpr int N = blocks_of(D), FROM = TO + 1, BITS = bits_of(TO);

@@ -1,5 +1,5 @@
 // These macros and functions define the words of the kernels' dialect in Metal. README.md explains each word.
-// dialect_cuda.h and dialect_sim.h define the same words.
+// dialect_cuda.h and dialect_sim.h define the same words, and the words for matrix units.
 #define FN inline
 #define CONST_FN inline constexpr
 // CONSTANT: use this word only outside functions: there Metal requires an address space, and inside functions Metal

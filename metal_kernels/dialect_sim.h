@@ -118,7 +118,7 @@ inline void pause() {
     if (!_setjmp(S.fiber[S.current].at)) _longjmp(S.scheduler, 1);
 }
 
-// Let the threads [first, first + n) continue if all wait at the same place; abort if one waits at another place.
+// Let the threads [first, first + n) continue if all wait at one place; fail if all wait, but at different places.
 inline void release(int first, int n, Wait kind) {
     Fiber &one = S.fiber[first];
     for (int i = first; i < first + n; i++) {

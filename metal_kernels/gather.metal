@@ -1,10 +1,10 @@
-// gather: copy keys and values as halves into one array for scaled_dot_product_attention: first the numbers of older pages, then of a prompt's new
-// tokens.
+// gather: copy keys and values as halves into one array for scaled_dot_product_attention: first those of older pages, then those of a
+// prompt's new tokens.
 //   The kernel rotates rotated keys back.
 //   params: int32 [PARAMS], see pages.h. FIRST: out leaves out the pages before the page of this token; N_NEW: the number of new tokens;
 //   HEAD, HEADS: the KV heads in out   pages: int32 page ids   cold, warm ..: the pool of each tier   fresh: the rows of the new tokens from `append`
 //   out: pairs of halves [2][HEADS][tokens][D / 2]: K, then V. tokens: the tokens of the pages, then the new tokens
-//   grid: (pages + ceil(N_NEW / 64), HEADS, 1) threadgroups of 4 simdgroups; a simdgroup takes every fourth row
+//   grid: (pages in out + ceil(N_NEW / 64), HEADS, 1) threadgroups of 4 simdgroups; a simdgroup takes every fourth row
 //   Template: D.   The same in MLX operations: backends/mlx/kernels/gather.py::gather_ops
 KERNEL_START
 constexpr int BLOCKS = blocks_of(D);

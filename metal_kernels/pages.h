@@ -40,14 +40,14 @@ CONST_FN bool has_keys(int bits, bool rotated) { return false TIERS(TIER_KEYS, 0
 // N_TIERS parameters are the numbers of pages in the tiers; tier 0 has the oldest pages.
 enum {
     N_TOKENS = N_TIERS, // the number of tokens in the sequence; only the last page can be partly filled, and only if it is hot
-    FIRST,              // FIRST: the index of the first token that the query sees
+    FIRST,              // FIRST: the index of the first token that the query sees; gather's output begins with this token's page
     TABLE,              // TABLE: the index in `pages` at which the page ids of the sequence begin
     SPLIT,              // SPLIT: decode kernels: the work of one threadgroup, as a sum of page costs (cost_before)
     KV_HEADS,           // KV_HEADS: the number of KV heads; the number of query heads is KV_HEADS * GROUP
     GROUP,
     SCALE,              // SCALE: the scale of the scores, stored as the bits of the float log2(e) / sqrt(D)
     N_NEW,              // N_NEW: prefill kernels: the number of tokens in the present chunk of the prompt
-    SPLITS,             // SPLITS: decode kernels: the number of threadgroups for one head
+    SPLITS,             // SPLITS: decode kernels: the number of splits of a head; each split is the work of one threadgroup
     HEAD,               // HEAD: kernel gather: the index of the first KV head
     HEADS,              // HEADS: kernel gather: the number of KV heads
     PARAMS = 16,
@@ -101,8 +101,8 @@ FN int first_page_from(int cost, THREAD const int *n) {
     return page;
 }
 
-// These functions convert an integer of 8 or 4 bits to a float. The functions write the integer into the low mantissa
-// bits of 2^23, then subtract. The result is exact.
+// These functions convert code i of a word to a float: a code of 8 bits, stored plus 128, or a code of 4 bits. The
+// functions write the integer into the low mantissa bits of 2^23, then subtract. The result is exact.
 FN float byte_to_f32(uint word, int i) { return as_f32(0x4b000000u | (word >> (8 * i) & 255u)) - 8388736.0f; }
 FN float nibble_to_f32(uint word, int i) { return as_f32(0x4b000000u | (word >> (4 * i) & 15u)) - 8388608.0f; }
 

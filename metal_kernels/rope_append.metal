@@ -1,5 +1,5 @@
-// rope_append: prepare the decode attention for one new token of each sequence. The kernel turns the token's queries by RoPE, and also multiplies
-// them
+// rope_append: prepare the decode attention for one new token of each sequence. The kernel turns the token's queries by RoPE, and also
+// multiplies them
 //   by the matrix that rotates keys. The kernel also copies the open page (the page that new tokens fill) and writes the token's turned key and its
 //   value as a new row.
 //   q: T [sequences][n_heads][D]   k, v: T [sequences][n_kv_heads][D]   turn: f32 [sequences][D], the same as for append

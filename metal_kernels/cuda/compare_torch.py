@@ -7,8 +7,9 @@ One layer runs at batch size 1, with each backend of scaled_dot_product_attentio
   repeated     K and V are repeated to all query heads, as in a model without grouped-query support
   grouped      enable_gqa=True; K and V are not repeated
   as a batch   the queries of the group are rows of one head, so K and V are read once
-Eight caches take turns, so that no cache is read from the L2 cache. A CUDA graph keeps the time of Python out
-of the measured time. GB/s count the bytes of K and V once, even if a backend reads them more often.
+Eight caches take turns; with the default sizes, no cache is then read from the L2 cache. A CUDA graph keeps
+the time of Python out of the measured time. GB/s count the bytes of K and V once, even if a backend reads
+them more often.
 """
 
 import argparse

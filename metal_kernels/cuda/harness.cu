@@ -4,9 +4,9 @@
 //   /tmp/h check        /tmp/h time [tokens] [n_kv_heads] [group: 1, 4 or 8]
 //
 // layer.h has the kernels and a KV cache; checks.h has the checks; times.h measures the times.
-// CUDA events measure the time of a CUDA graph that runs the kernel for 8 layers. Each layer has its own cache, and together the caches are larger
-// than the L2 cache, so the kernel reads them from memory. GB/s count the bytes of the pages that are read. The fraction compares this rate with the
-// rate of cudaMemcpyDeviceToDevice (bytes read + bytes written) on the same device.
+// CUDA events measure the time of a CUDA graph that runs a decode kernel for 8 layers. Each layer has its own cache. With the default sizes, the
+// caches together are larger than the L2 cache, so the kernel reads them from memory. GB/s count the bytes of the pages that are read. The fraction
+// compares this rate with the rate of cudaMemcpyDeviceToDevice (bytes read + bytes written) on the same device.
 #include "checks.h"
 #include "layer.h"
 #include "times.h"

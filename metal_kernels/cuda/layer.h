@@ -189,7 +189,7 @@ struct Sequence {
     }
 };
 
-// Return the number of bytes that attention reads for one KV head of the sequence.
+// Return the number of bytes that attention over all tokens of the sequence reads for one KV head.
 static double bytes_of(const Sequence &s, int D) {
     double n = 4.0 * D * s.hot_tokens;
     for (int tier = 0; tier < HOT; tier++) n += (double)s.lower[tier] * page_bytes(tier, D);

@@ -41,7 +41,8 @@ static double copy_bandwidth(size_t bytes) {
     return 2.0 * bytes / s;
 }
 
-// Only read the bytes, 64 bytes at a time in each thread. No kernel that reads these bytes can be faster than this kernel.
+// Only read the bytes, 64 bytes at a time in each thread. A kernel that reads these bytes can hardly be faster than
+// this kernel.
 __global__ void __launch_bounds__(256) only_read(const uint4 *p, size_t n, uint *out) {
     uint sum = 0;
     const size_t step = (size_t)gridDim.x * 256;
@@ -88,8 +89,8 @@ static double time_decode(const char *name, int matrix, bool overlap, Sequence s
 #define TIER_NAME(x, NAME, name, ...) #name,
 static const char *const TIER_NAMES[] = {TIERS(TIER_NAME, )};
 
-// Return a sequence of `tokens` tokens: 256 tokens in the hot tier, 1,792 tokens in each lower tier except the last, and all other tokens in the last
-// tier.
+// Return a sequence of `tokens` tokens: the newest 256 to 319 tokens in the hot tier, at most 1,792 tokens in each lower tier except the last, and all
+// other tokens in the last tier.
 static Sequence tiers_of(int tokens) {
     int left = std::max(0, tokens - 256 - tokens % 64) / 64;
     Sequence s = {{}, tokens - 64 * left, 0};

@@ -5,8 +5,8 @@
 /* The decoder runs a model with Llama's architecture or a variant of it. One call of rvm_decoder_forward computes one
  * token, or a chunk of a prompt (several tokens that follow each other). Any thread can call the decoder, but
  * rvm_decoder_forward, _step, _head, _replies and _set_lora return RVM_BUSY during another such call of the same
- * decoder. Only rvm_decoder_create and rvm_decoder_set_lora allocate memory. The results do not depend on the number of
- * threads.
+ * decoder. Only rvm_decoder_create and rvm_decoder_set_lora allocate memory; the first computing call of a process also
+ * starts the threads. The results do not depend on the number of threads.
  *
  * Example:
  *   rvm_decoder *d;
@@ -72,7 +72,7 @@ RVM_API void rvm_decoder_destroy(rvm_decoder *d);
 RVM_API const char *rvm_decoder_matmul_name(const rvm_decoder *d);
 RVM_API size_t rvm_decoder_bytes(const rvm_decoder *d); /* returns the number of bytes of the decoder's activations and scratch memory */
 
-/* Use n of the decoder's threads from the next call on. The decoder's other threads sleep. */
+/* Use n of the decoder's threads from the next call on. The decoder's other threads compute nothing. */
 RVM_API int rvm_decoder_use_threads(rvm_decoder *d, uint32_t n);
 
 /* Append n tokens (1 to max_tokens) to a sequence that has `offset` tokens. pages[i] holds the positions 64 i to 64 i +
@@ -127,8 +127,9 @@ RVM_API int rvm_decoder_replies(rvm_decoder *d, rvm_reply *replies, size_t n);
 RVM_API int rvm_decoder_set_lora(rvm_decoder *d, size_t layer, rvm_module module, const float *lora_a,
                                  const float *lora_b, size_t rank, float scale);
 
-/* rvm_decoder_profile writes how many seconds each part RVM_PART_* of the decoder took, in all calls of the decoder
- * since the last call of rvm_decoder_profile. The thread that calls the decoder measures these times. */
+/* rvm_decoder_profile writes how many seconds each part RVM_PART_* of the decoder took, in all calls of
+ * rvm_decoder_forward and rvm_decoder_step since the last call of rvm_decoder_profile. The thread that calls the
+ * decoder measures these times. */
 enum { RVM_PART_EMBED, RVM_PART_QKV, RVM_PART_ATTEND, RVM_PART_O, RVM_PART_GATE_UP, RVM_PART_DOWN, RVM_PART_HEAD, RVM_N_PARTS };
 RVM_API void rvm_decoder_profile(rvm_decoder *d, double seconds[RVM_N_PARTS]);
 

@@ -17,7 +17,7 @@ typedef struct {
 /* The settings by which a token is drawn (ruvmlx/sampling.py). top_p, min_p and top_k are filters, which see the
  * distribution p at temperature 1.
  *   temperature: > 0
- *   top_p: keep the fewest most likely ids whose p sum to top_p; 1 turns this filter off
+ *   top_p: keep the fewest most likely ids whose p sum to at least top_p; 1 turns this filter off
  *   min_p: keep ids with p >= min_p * max(p); 0 turns this filter off
  *   top_k: keep the k most likely ids; 0 turns this filter off
  *   u: a uniform random number, 0 <= u < 1 */

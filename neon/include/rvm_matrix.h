@@ -103,7 +103,7 @@ RVM_API size_t rvm_matrix_tiles(const rvm_matrix *w); /* ceil(rows / 16) */
    Return RVM_ACTS_FLOAT for float weights, and 0 if bits is neither 8 nor 16. */
 RVM_API rvm_acts_kind rvm_matrix_acts(const rvm_matrix *w, int bits);
 
-/* Look up an embedding: out[cols] = row `row` of W, dequantised as MLX does. */
+/* Look up an embedding: out[cols] = row `row` of W as floats; Q4 and Q8 are dequantised as MLX does. */
 RVM_API int rvm_matrix_row(const rvm_matrix *w, size_t row, float *out);
 
 /* Return the bytes for the activations of `tokens` tokens; 0 for invalid sizes. */

@@ -5,7 +5,7 @@
 /* A KV page holds the keys and values of RVM_PAGE_TOKENS consecutive tokens.
  *
  * A tier is a storage precision: hot, warm or cold. New tokens go into a hot page. When newer tokens follow, the
- * runtime converts the page to the next lower tier (hot, then warm, then cold). A page holds all layers and key-value
+ * runtime can convert the page to a lower tier (warm, later cold). A page holds all layers and key-value
  * heads, [layer][kv head]. Each pair of a layer and a key-value head has a head-page of rvm_head_page_bytes(tier,
  * head_dim) bytes. A hot head-page has IEEE half floats:
  *   keys   [head_dim][RVM_PAGE_TOKENS]      turned by rope; one row for each dimension

@@ -5,8 +5,8 @@
  * stores the products; vector instructions scale them and add them to the sums LAG blocks later, in the order of
  * quantised_tile. This way would not be faster for super-blocks. */
 
-/* FEW_LEAST, FEW_MOST: the minimum and maximum number of tokens in one tile register. With fewer than FEW_LEAST tokens,
-   kernels without tile registers are as fast or faster. */
+/* FEW_LEAST: the minimum number of tokens of a panel for these kernels; with fewer tokens, kernels without tile
+ * registers are as fast or faster. FEW_MOST: the maximum number of tokens in one tile register. */
 enum { FEW_LEAST = 6, FEW_MOST = 8 };
 
 /* Return the configuration of the tile registers for products, activations and weight codes of `rows` planes and 32

@@ -130,8 +130,8 @@ INLINE void add_products(const super_unit *u, const int32_t *c, size_t t, size_t
     }
 }
 
-/* Multiply all units. Compute all units. The tile registers compute the products of a unit while vector instructions
-   add the products of the unit before it. */
+/* Multiply all units. The tile registers compute the products of a unit while vector instructions add the products of
+   the unit before it. */
 INLINE void multiply_supers(const super_unit *units, size_t count, const size_t planes, const uint32_t kind) {
     _Alignas(64) int32_t c[2][1024];
     for (size_t i = 0; i < count; i++) {

@@ -11,9 +11,9 @@ _Static_assert((int)ROW_SUMS == (int)SUMS && PAGE % SUMS == 0, "sums_add adds wh
 /* Compute c[m][n] = a[m][k] @ b[k][n]  (or +=) for as many rows and vectors as fit into the registers.
  * b: floats, or halves (if half is 1), which the function converts to floats while it reads them. The callers pass
  * constants for m, vectors and half, so the compiler makes a version without branches.
- * soon: the data that the caller reads next, as large as b; this function prefetches it. The decoder last read these
- * keys and values for the previous token, so they are usually in memory and not in a cache. Without the prefetch,
- * reading them takes twice as long. */
+ * soon: the data that the caller reads next, as large as b; this function prefetches it if half is 1. The decoder last
+ * read these keys and values for the previous token, so they are usually in memory and not in a cache. Without the
+ * prefetch, reading them takes twice as long. */
 static inline __attribute__((always_inline)) void tile(const float *a, size_t lda, const void *b, size_t ldb,
                                                        const char *soon, size_t k, float *c, size_t ldc, int add,
                                                        const int m, const int vectors, const int half) {

@@ -1,4 +1,4 @@
-/* This header converts between floats, IEEE halves and their bits, for all source files. */
+/* This header converts floats to their bits and back, and IEEE halves to floats, for the other source files. */
 #ifndef RVM_BITS_H
 #define RVM_BITS_H
 

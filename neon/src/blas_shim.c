@@ -70,8 +70,8 @@ RVM_EXPORT int rvm_blas_get_threads(void)
     return get_threads ? get_threads() : 0;
 }
 
-/* Return the number of matrix products that MLX has computed through this library. A number above 0 proves that MLX
- * calls this library. */
+/* Return the number of matrix products computed through this library. If only MLX binds to this library, a number above
+ * 0 proves that MLX calls it. */
 RVM_EXPORT long rvm_blas_calls(void)
 {
     return atomic_load_explicit(&calls, memory_order_relaxed);

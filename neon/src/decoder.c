@@ -54,8 +54,8 @@ static void embed_phase(const stage *s) {
             embed(s, t);
 }
 
-/* Run one layer. Return 0 if no more phases are needed. The last layer computes keys and values of all tokens of the
- * chunk, but its other results only for the last `outputs` tokens. */
+/* Run one layer. Return 0 if no more phases are needed. The last layer computes queries, keys and values of all tokens
+ * of the chunk, but its later results only for the last `outputs` tokens. */
 static int layer_phases(stage *s) {
     linear_phase(s, ROLE_QKV);
     heads_phase(s);

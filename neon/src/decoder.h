@@ -16,7 +16,7 @@ enum {
     PART_PAGES = 2,   /* PART_PAGES: the number of pages in the shortest key range */
     QUERY_ROWS = 48,  /* QUERY_ROWS: the number of queries x heads in one block of attention */
     TOKEN_BLOCK = 16, /* TOKEN_BLOCK: the number of tokens that a thread takes at a time in a phase over tokens */
-    CHUNKS = 3,       /* CHUNKS: the number of pieces of work per thread in a matrix phase */
+    CHUNKS = 3,       /* CHUNKS: the number of pieces of work per thread in a matrix phase of one token (twice as many for more tokens) */
     MOST_GROUPED = 16 /* MOST_GROUPED: with more rows than this in a call, each row reads its pages separately */
 };
 
@@ -157,11 +157,13 @@ void heads_phase(const stage *s);
 void append_phase(const stage *s);
 void attend_phase(const stage *s);
 
-/* Return the number of key ranges (parts) into which the attention of the stage is split. */
+/* Return the number of key ranges (parts) into which the attention of the stage is split; 1 for rows, which split their
+ * own pages. */
 size_t parts_of(const stage *s);
 
 /* Return the attention of the stage's tokens [begin, end), in rows of q_width floats. If there are several key ranges,
- * merge their results into `made` and return `made`. If there is one range, return the address of its result. */
+ * merge their results into `made` and return `made`. If there is one range, return the address of its result; the
+ * ranges of grouped rows are merged there. */
 const float *merged(const stage *s, size_t begin, size_t end, float *made);
 
 /* Find the groups of neighbouring rows of a call that share pages. */

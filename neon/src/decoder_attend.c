@@ -31,7 +31,7 @@ size_t parts_of(const stage *s) {
 }
 
 /* Return the address of the partial attention of a head of the stage's token t, for the key range `part`. The results
-   for the later parts of this token and head follow in memory. */
+ * for the later parts of this token and head follow at equal distances in memory. */
 static float *partial_at(const stage *s, size_t part, size_t head, size_t t) {
     const rvm_decoder *d = s->c->d;
     return d->partial + ((part * d->config.n_kv_heads + head) * s->n + t) * d->group * RVM_PARTIAL(d->config.head_dim);

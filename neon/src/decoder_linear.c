@@ -2,9 +2,10 @@
    operations directly after the products.
  *
  * A matrix phase multiplies by the weights of one role (q/k/v, o, gate/up, down or head). Before the products, a thread
- * makes the input: the thread normalises the rows or merges the attention of the key ranges, and it quantises the
- * result. For one token it takes little time to make the input. So each thread makes its own copy of the input when the
- * thread takes its first piece of work, which saves a barrier. For more tokens, a separate phase makes the input. */
+ * makes the input: the thread normalises the rows, merges the attention of the key ranges, or takes the rows as they
+ * are (down), and it quantises the result if the weights are quantised. For one token it takes little time to make the
+ * input. So each thread makes its own copy of the input when the thread takes its first piece of work, which saves a
+ * barrier. For more tokens, a separate phase makes the input. */
 #include "decoder.h"
 
 #include <string.h>
@@ -143,8 +144,8 @@ static void do_add(const stage *s, const linear *l, const input *from, size_t be
 }
 
 /* Return 1 if all numbers of x are finite. The exponent of NaN and infinity is all ones, so adding 1 to the exponent
- * carries into the sign bit, and the code tests this bit. The code uses this trick because every machine has vector
- * instructions for `and`, `add` and `or`, but not for the unsigned maximum. */
+ * carries into the sign bit, and the code tests this bit. The code uses this trick because every supported instruction
+ * set has vector instructions for `and`, `add` and `or`, but not for the unsigned maximum. */
 static int all_finite(const float *x, size_t n) {
     uint32_t bad = 0;
     for (size_t i = 0; i < n; i++) {

@@ -185,7 +185,7 @@ static void from_block(const uint8_t *block, size_t lanes, rvm_tier tier, uint8_
 
 /* The description of the blocks of a page that store the codes of a panel. */
 typedef struct {
-    size_t count, at, apart; /* count: number of blocks; at: bytes before the first one; apart: bytes from one to the next */
+    size_t count, at, apart; /* count: number of blocks; at: bytes before the first block; apart: bytes from one block to the next */
     size_t step;             /* step: the number of the panel's codes from one block to the next */
 } blocks;
 

@@ -183,7 +183,7 @@ static int32_t draw_any(const distribution *d, const rvm_drawing *how, double *s
             if (w[i] > 0) last = (int32_t)(v + i);
             if (w[i] > 0 && inside > how->u * total) return last;
         }
-        if (here) break; /* by rounding, u can be larger than the block's sum; in this case draw the last id */
+        if (here) break; /* by rounding, u * total can exceed the sum at the block's end; in this case draw the block's last id */
     }
     return last;
 }

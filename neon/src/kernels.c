@@ -15,7 +15,7 @@
 static int bad_rank(size_t r) { return r == 0 || r > RVM_MAX_RANK; }
 
 /* Compute *out = sum_i x[i] * y[i]. The function adds the products of a block in float and adds the sums of blocks in
- * double, so that the rounding error does not grow with n. */
+ * double, so that the rounding error grows little with n. */
 static int k_dot(const float *x, const float *y, size_t n, double *out) {
     REQUIRE(x && y && n && out);
     *out = 0;

@@ -3,9 +3,8 @@
  *
  *   LANES   16 AVX-512   8 AVX2 with F16C   4 NEON   1 the scalar build
  *
- * A half is an IEEE binary16 number, kept as uint16_t. The scalar build converts halves with integer arithmetic, and
- * the tests compare the conversions of the hardware with these conversions.
- */
+ * A half is an IEEE binary16 number, kept as uint16_t. The scalar build converts halves with ordinary C code, and the
+ * tests compare the conversions of the hardware with these conversions. */
 #ifndef RVM_LANES_H
 #define RVM_LANES_H
 

@@ -18,9 +18,9 @@
  *     The size is the same as in GGUF, and all blocks start at multiples of 64 bytes.
  *   float tile: value[column][16]
  *
- * One instruction (vpdpbusd, sdot by lane) multiplies 16 rows x 4 bytes by 4 activations and adds to 16 dot products,
- * one for each row. So the kernels add no numbers across vector lanes, and they read all bytes of a tile once, in
- * order.
+ * One instruction (vpdpbusd with 512 bits) or four (sdot by lane, four rows each) multiply 16 rows x 4 bytes by 4
+ * activations and add to 16 dot products, one for each row. So these kernels add no numbers across vector lanes, and
+ * they read the codes of a tile in order.
  *
  * Activations are stored in panels of 16 tokens; the last panel has the n <= 16 remaining tokens. A plane is one int8
  * part of each activation.

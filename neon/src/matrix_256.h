@@ -1,5 +1,5 @@
 /* This header has the vectors of matrix_kernel.h for AVX2: two registers hold 16 rows. The file that includes this
-   header defines how bytes are multiplied (dot, OFFSET8). */
+ * header defines how bytes are multiplied (dots, OFFSET8). */
 #include "matrix_x86.h"
 
 #include <math.h>

@@ -1,7 +1,7 @@
 /* This file has the matrix kernels for AMX. In a panel of 16 tokens, one instruction multiplies one plane of 16 tokens
- * by 16 rows. In a panel of 6 to 15 tokens, one instruction multiplies the planes of up to 8 tokens by 16 rows
- * (amx_few.h). For fewer tokens and for float weights, the kernels of AVX-512 with VNNI run. Both kinds of kernel give
- * the same bits, because they add integers within a block, and add the blocks in the same order.
+ * by 16 rows. In a panel of 6 to 15 tokens, one instruction multiplies the planes of up to 8 tokens by 16 rows of
+ * weights without super-blocks (amx_few.h). In all other cases the kernels of AVX-512 with VNNI run. Both kinds of
+ * kernel give the same bits, because they add integers within a block, and add the blocks in the same order.
  *
  * The kernel unpacks weights once for up to PANELS panels. AMX instructions compute the products of a block of 32
  * columns in tile registers and store these products in memory; vector instructions add them to the sums LAG blocks

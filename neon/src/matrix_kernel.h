@@ -71,7 +71,7 @@ INLINE void prefetch_ahead(const uint8_t *p, uint32_t kind) {
     for (size_t i = 0; i < block_bytes(kind); i += 64) prefetch_close(p + CLOSE + i);
 }
 
-/* Return the start value with which a dot product gives (codes - zero point) . activations.  act: the token's scale d */
+/* Return the start value with which a dot product gives (codes - zero point) . activations.  act: address of scale d */
 INLINE i32x start_of(const uint8_t *act, size_t n, const size_t planes, uint32_t kind, int affine) {
     const int offset = kind == RVM_Q8 && !in_words(planes) ? OFFSET8 : 0;
     if (affine && offset) return i_all(-act_i32(act + 12 * n));
@@ -262,7 +262,7 @@ static float_panel *float_panel_for(uint32_t kind, int wide) {
     return wide ? panel_f32_wide : panel_f32;
 }
 
-/* Return a number of tiles whose weights, about 256 KiB, stay in the L2 cache while the kernel reads all panels. */
+/* Return a number of tiles whose weights, at most 256 KiB or one tile, stay in the L2 cache during all panels. */
 static size_t chunk_tiles(const rvm_matrix_spec *spec) {
     const size_t n = (size_t)(256 << 10) / tile_bytes(spec);
     return n ? n : 1;
@@ -308,7 +308,7 @@ static int matmul(const rvm_matrix *w, rvm_acts_kind kind, const void *acts, siz
     return RVM_OK;
 }
 
-/* Return the scale d of n activations (matrix_scalar.c), and set *inverse = 1 / d. If all |x| < 1e-30, both are 0. */
+/* Return the scale d of n activations (matrix_scalar.c), and set *inverse = 1 / d, or to 0 if d is 0 or NaN. */
 INLINE float scale_of(const float *x, size_t n, const size_t planes, float *inverse) {
     i32x largest = i_all(0);
     for (size_t k = 0; k < n; k += 16) largest = i_larger(largest, f_load((const uint8_t *)(x + k), RVM_F32));

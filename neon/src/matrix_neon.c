@@ -1,7 +1,7 @@
-/* This file has the matrix kernels for NEON of every 64-bit ARM. The instructions smull and smlal add products in 16
- * bits, four for each row. The sums fit into 16 bits: with weights of 4 bits, eight products are at most 8 * 15 * 127 =
- * 15240; with 5 bits, eight are at most 8 * 31 * 127 = 31496; with 6 bits, four are at most 4 * 63 * 127 = 32004; with
- * 8 bits, two are at most 2 * 128 * 127 = 32512. */
+/* This file has the matrix kernels for NEON of every 64-bit ARM. The instructions smull and smlal add products in four
+ * 16-bit sums for each row. The sums fit into 16 bits: with weights of 4 bits, eight products are at most 8 * 15 * 127
+ * = 15240; with 5 bits, eight are at most 8 * 31 * 127 = 31496; with 6 bits, four are at most 4 * 63 * 127 = 32004;
+ * with 8 bits, two are at most 2 * 128 * 127 = 32512. */
 #include "matrix_arm.h"
 
 enum { OFFSET8 = 128, MAX_T = 16, STEP = 1, FLOAT_T = 4, WIDE_T = 1 };

@@ -7,7 +7,7 @@
  * stored as `terms` int8 numbers: x = hi, or x = 254 hi + lo with |hi|, |lo| <= 127 (so no instruction saturates). The
  * kernels compute rows in chunks of n rows. With T = n * terms, the codes of a chunk are:
  *   step float [n], step * sum(x) float [n], -128 * sum(term) int32 [T], then for each 32 columns int8 [T][32]
- * A sum of up to 512 products stays below 2^24, so its conversion to a float is exact. */
+ * A sum of up to 512 products with one term stays below 2^24, so its conversion to a float is exact. */
 #include "page_terms.h"
 
 #ifndef ODD_TOKENS /* ODD_TOKENS: 1 if the function `dots` accepts three tokens */

@@ -10,7 +10,7 @@ uint8_t *rvm_page_make(size_t bytes) {
     void *page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED) return NULL;
 #ifdef MADV_HUGEPAGE
-    madvise(page, bytes, MADV_HUGEPAGE); /* huge pages of the system waste no memory here, because the decoder fills a KV page completely */
+    madvise(page, bytes, MADV_HUGEPAGE); /* huge pages of the system waste little memory, because the decoder writes all over a KV page */
 #endif
     return page;
 }

@@ -1,5 +1,6 @@
 /* This header computes attention over head-pages of codes directly from the formulas, one number at a time.
- * page_kernel.h must give the same bits. The codes of a row are: step, step * sum(x), then x int16 [columns]. */
+ * page_kernel.h must give the same bits. The codes of a row are: step, step * sum(x), then x [columns] as int16 (two
+ * terms) or int8 (one term). */
 #include "page_terms.h"
 
 /* Convert the row x [n] to integers that one or two int8 terms (`terms`) can hold. Return the scale of the integers. */

@@ -90,7 +90,7 @@ static void copy_page(rvm_tier tier, uint8_t *page, size_t head_dim, uint8_t *sh
 
 int rvm_page_canonical(rvm_tier tier, const uint8_t *page, size_t head_dim, uint8_t *out) {
     if (!page || !out || !rvm_head_page_bytes(tier, head_dim)) return RVM_BAD_ARGUMENT;
-    copy_page(tier, (uint8_t *)page, head_dim, out, 0); /* with to_page = 0, the function `copy` only reads the page */
+    copy_page(tier, (uint8_t *)page, head_dim, out, 0); /* with to_page = 0, the function `copy_page` only reads the page */
     return RVM_OK;
 }
 

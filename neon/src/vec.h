@@ -1,9 +1,9 @@
 /* This header has loops over float arrays that gcc and clang turn into vector code.
  *
- * The build compiles this file and kernels.c once for each instruction set. `omp simd` (which needs no OpenMP at run
- * time) lets the compiler compute a sum in several vector lanes. The scalar build ignores `omp simd`, and the tests
- * compare all other builds with the scalar build. The build does not use -ffast-math, because a logit of -inf must give
- * exp(-inf) = 0, and because the kernels must report NaN.
+ * The build compiles the files that include this header once for each instruction set. `omp simd` (which needs no
+ * OpenMP at run time) lets the compiler compute a sum in several vector lanes. The scalar build ignores `omp simd`, and
+ * the tests compare all other builds with the scalar build. The build does not use -ffast-math, because a logit of -inf
+ * must give exp(-inf) = 0, and because the kernels must report NaN.
  */
 #ifndef RVM_VEC_H
 #define RVM_VEC_H
@@ -23,9 +23,8 @@
  * cache. */
 enum { BLOCK = 1024 };
 
-/* Prefetch memory into the L2 cache during other computation. Compared with the processor's own prefetching, this
- * prefetch doubles the speed of reading a KV page that is in no cache. A prefetch into the L1 cache would make the
- * processor wait. */
+/* Prefetch memory into the L2 cache during other computation. kl_to_frozen prefetches the probabilities that it reads
+ * next in this way. A prefetch into the L1 cache would make the processor wait. */
 static inline void prefetch_l2(const void *memory, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)memory + i, 0, 2);
 }

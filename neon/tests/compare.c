@@ -1,8 +1,8 @@
-/* This test compares all outputs of every implementation with those of "scalar", for the same inputs. All
- * implementations compile some code from one source, which could be wrong in all of them, so the test also compares
- * micro_update and rope with their formulas. The test needs only rvm.h, so it also runs without Python: under qemu and
- * sanitizers. Each float array starts 4 bytes after an address that malloc returned, and ends where the allocated
- * memory ends. */
+/* This test compares the outputs of all kernels of rvm_kernels except `draw`, in every implementation, with those of
+ * "scalar", for the same inputs. All implementations compile some code from one source, which could be wrong in all of
+ * them, so the test also compares micro_update and rope with their formulas. The test needs only rvm.h, so it also runs
+ * without Python: under qemu and sanitizers. Each float array starts 4 bytes after an address that malloc returned, and
+ * ends where the allocated memory ends. */
 #include "rvm.h"
 
 #include <math.h>
@@ -17,7 +17,7 @@ typedef struct {
 enum { N_ARRAYS = 16, N_SCALARS = 8 };
 enum { H, Z, A, B, G_A, G_B, E_A, E_B, V_B, P0, U, LOGITS, HELD, MORE, THETA, PLACED };
 
-/* The inputs and outputs of one round of all kernels. */
+/* The inputs and outputs of one round of all kernels except `draw`. */
 typedef struct {
     sizes n;
     float *x[N_ARRAYS];

@@ -102,7 +102,7 @@ static rvm_matrix *super_matrix(const round_of *r) {
     return (rvm_matrix *)p;
 }
 
-/* Return the matrix W of this round of the test, packed in two calls if it has enough rows. */
+/* Return the matrix W of this round of the test. A quantised W is packed in two calls if it has enough rows. */
 static rvm_matrix *matrix(const round_of *r) {
     if (is_super(r->kind)) return super_matrix(r);
     const int quantised = r->kind == RVM_Q4 || r->kind == RVM_Q8;
@@ -300,8 +300,8 @@ static void extremes(const rvm_matmul *m) {
                 }
 }
 
-/* Check every 16-bit integer as an activation, beside an activation that makes the scale 1. Quantisation must not
-   change these integers. */
+/* Check every integer from -32385 to 32385 as an activation, beside an activation that makes the scale 1. Quantisation
+   must not change these integers. */
 static void every_integer(const rvm_matmul *m) {
     uint8_t w[32 * 32 / 2] = {0};
     float s[32], b[32], x[32], y[32];

@@ -34,7 +34,7 @@ static float *floats(size_t n) {
     return x;
 }
 
-/* Return a head-page of random bytes, with scales and biases that are halves of 2^-8 to 2^8. */
+/* Return a head-page of random bytes, with scales and biases that are halves with magnitudes from 2^-8 to 2^8. */
 static uint8_t *random_page(rvm_tier tier, size_t head_dim) {
     const size_t n = rvm_head_page_bytes(tier, head_dim), scales = 4 * TOKENS;
     uint8_t *page = aligned_alloc(64, n);

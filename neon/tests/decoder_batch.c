@@ -134,8 +134,8 @@ void test_forks_in_a_batch(void) {
     }
 }
 
-/* A test checks that draws and traces of several replies on the decoder's threads equal calls of the kernels for single
-   replies. One of the REPLIES calls is invalid. */
+/* test_replies checks that draws and traces of several replies on four threads equal calls for one reply on one thread.
+ * One of the REPLIES calls for traces is invalid. */
 enum { REPLIES = 7, RANK = 2 };
 
 typedef struct {

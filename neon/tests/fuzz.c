@@ -43,7 +43,7 @@ static void must(int holds) {
     if (!holds) abort();
 }
 
-/* Convert a page of random bytes to the shared order and back, then demote it to the lower tiers. */
+/* Convert a page of random bytes to the shared order and back, then demote other pages to any tier. */
 static void use_pages(input *in) {
     const rvm_tier tier = (rvm_tier)take_size(in), to = (rvm_tier)take_size(in);
     const size_t head_dim = take_size(in), n = take(in, 1) % 3;

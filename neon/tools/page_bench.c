@@ -2,7 +2,7 @@
  * tier.
  *
  *   cached   the same few pages again and again, which are in a cache
- *   memory   a sequence of PAGES pages of HEADS head-pages each, one head after the other, as a decoder reads it
+ *   memory   a sequence of PAGES pages of about 2 MiB each, one head after the other, as a decoder reads it
  *   SMALL=1 in the environment turns huge pages off
  * The times are medians of ROUNDS measurements of one thread's processor time. A measurement's number of rows is the
  * number of query heads in a group x the number of queries. */
@@ -39,7 +39,7 @@ static void *memory(size_t n) {
 
 static float uniform(void) { return (float)(rand() % 20001 - 10000) / 10000; }
 
-/* Make one head-page of random bytes in every tier. */
+/* Make one head-page of random numbers in every tier. */
 static void noise(uint8_t *tiers[RVM_HOT + 1], size_t head_dim) {
     const size_t n = rvm_head_page_bytes(RVM_HOT, head_dim) / 2;
     float *x = malloc(4 * n);

@@ -118,7 +118,8 @@ Tools = Sequence[Mapping[str, Any]]  # {"type": "function", "function": {"name",
 
 class Tokenizer(Protocol):
     """The methods that every tokenizer has. A user's text can become a special token (a token that controls
-    the model) only by `encode` with `special=True`."""
+    the model) only by `encode` with `special=True`; in `encode_chat` only the chat template's own text
+    does."""
 
     vocab_size: int
     bos_id: int | None

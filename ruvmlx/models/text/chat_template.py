@@ -1,10 +1,10 @@
 """This module renders chat templates in a sandbox. A chat template is Jinja code from a model's files.
 
-Text from a user cannot become a special token. In the text of every message, the module puts the mark U+FDD0
-(a noncharacter) after each character that begins a special token's string. The tokenizer searches the
-rendered text for the strings of special tokens. A special token that a user typed has a mark inside, so the
-search does not find it. After this search, the tokenizer removes the marks from the text. The text of the
-template itself has no marks, so its special tokens match.
+Text from a user cannot become a special token. In users' text (messages, tools, variables), the module puts
+the mark U+FDD0 (a noncharacter) after each character that begins a special token's string; typed_text.py has
+the exceptions. The tokenizer searches the rendered text for the strings of special tokens. A special token
+that a user typed has a mark inside, so the search does not find it. After this search, the tokenizer removes
+the marks from the text. The text of the template itself has no marks, so its special tokens match.
 
 If a model has no template, its vocabulary decides the form of the rendered chat: ChatML with <|im_start|> and
 <|im_end|>, Llama 3's form with <|start_header_id|> and <|eot_id|>, Mistral's form with [INST] and [/INST],
@@ -69,7 +69,7 @@ class ChatTemplate:
         values: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the conversation as the template writes it, with U+FDD0 marks in users' text. If the
-        template accepts no system message, the system text is put at the beginning of the first user turn.
+        template accepts no system message, the system text goes into a user turn (`fold_system`).
 
         values: more variables for the template; they do not replace the variables that this class sets
         """
@@ -136,8 +136,9 @@ class ChatTemplate:
 
     def _run_with_system(self, turns: list[dict[str, Any]], asked: Mapping[str, object]) -> str:
         """Run the template. Some templates refuse a system turn, and some ignore it without an error. If the
-        template refuses or ignores the system turn, put the system text into the first user turn and run the
-        template again."""
+        template refuses or ignores the system turn, put the system text into a user turn (`fold_system`) and
+        run the template again. If the new text does not have the system text either, return the first
+        text."""
         system = turns[0]["content"].strip()
         try:
             text = self._run(turns, asked)
@@ -218,8 +219,8 @@ def _fallback(specials: Sequence[str], gap: str) -> str:
 
 def pick(templates: str | list | Mapping | None) -> str | None:
     """Return the template from the value of the field chat_template, which is one template, or several
-    templates with names. With several templates, the result runs the template "default" for requests without
-    tools and "tool_use" for requests with tools."""
+    templates with names. With several templates, the result runs the template "default" (else the first) for
+    requests without tools, and "tool_use" (if there is one) for requests with tools."""
     if isinstance(templates, str) or templates is None:
         return templates
     if isinstance(templates, list):

@@ -78,8 +78,9 @@ class GGUFVocab:
 
     @cached_property
     def types(self) -> np.ndarray:
-        """Return the type of each token (NORMAL, CONTROL, ...). A special token gets the type CONTROL, even
-        if the file has another type for it."""
+        """Return the type of each token (NORMAL, CONTROL, ...). A token of END_TOKENS, and a USER_DEFINED
+        token that is special, get the type CONTROL. A thought tag with the type CONTROL gets the type
+        USER_DEFINED."""
         stored = self._per_token("tokenizer.ggml.token_type", "iu")
         types = np.full(len(self.tokens), NORMAL) if stored is None else stored.astype(np.int64)
         for i in np.flatnonzero(types == USER_DEFINED):

@@ -5,9 +5,10 @@ hours, and "a" * 10**10 takes gigabytes. A limit of time alone is not enough: on
 take hours, and Python can neither stop nor measure the call. Because one call can take hours, the size of
 every value has a limit. The expanded size of a value (a part is counted at each place where it occurs) is at
 most `Budget.longest`. All texts that one render makes have together at most TIMES * `Budget.longest`
-characters. The live values of a render (its texts and lists that exist at one time) take at most
-`Budget.most_held` bytes. The module refuses most operations whose result would be too large before they run.
-Templates can call only the filters in `FILTERS` and the methods in `METHODS`. Loops and calls check the time.
+characters. The texts of a render that exist at one time, and all its lists, take at most `Budget.most_held`
+bytes; some short texts do not count (SHORT). The module refuses most operations whose result would be too
+large before they run. Templates can call only the filters in `FILTERS` and, of the methods of Python's
+built-in types, those in `METHODS`. Loops and calls check the time.
 """
 
 import re
@@ -114,7 +115,7 @@ class Budget:
 
     def _sweep(self) -> None:
         """Stop counting the texts that no other object uses; raise SecurityError if the counted texts and
-        lists exceed the memory limit. The next sweep follows when they take twice as many bytes as now."""
+        lists exceed the memory limit. The next sweep follows at about twice as many bytes, or the limit."""
         used = [text for text in self._texts.values() if sys.getrefcount(text) > _UNUSED]
         self._texts = {id(text): text for text in used}
         self._text_bytes = sum(map(sys.getsizeof, used))

@@ -73,7 +73,8 @@ def _token_name(config: dict[str, Any], key: str) -> str:
 
 
 class JsonTokenizer(BaseTokenizer):
-    """The tokenizer of a tokenizer.json file: byte-level BPE, or BPE in the style of SentencePiece."""
+    """The tokenizer of a tokenizer.json file: byte-level BPE, or a vocabulary in the style of
+    SentencePiece."""
 
     def __init__(self, path: Path, config: dict[str, Any], template: str | None, eos_ids: Iterable[int]):
         full = _read(path)
@@ -103,8 +104,8 @@ class JsonTokenizer(BaseTokenizer):
         return ids if self._forbidden.isdisjoint(ids) else self._spelled_out(ids)
 
     def _spelled_out(self, ids: list[int]) -> list[int]:
-        """Replace each special token in `ids` by the ids of its characters, because text that a user typed
-        must not become a special token."""
+        """Replace each special token in `ids` (except the unk_token) by the ids of its characters, because
+        text that a user typed must not become a special token."""
         out: list[int] = []
         for i in ids:
             letters = self._special_text(i) if i in self._forbidden else None
