@@ -10,5 +10,5 @@ shows on the terminal what the app draws.
     attached.py    the app of one connection, in a separate thread
     driver.py      the Textual driver that uses the connection as a terminal
 
-The client imports neither Textual nor the libraries of models, so the client starts at once.
+The client imports neither Textual nor the libraries of models, so the client starts fast.
 """

@@ -1,5 +1,5 @@
 """This module runs the chat app of one attached terminal in a separate thread of the server, so that the
-app's drawing never delays an answer over HTTP."""
+app's drawing does not block the event loop that answers HTTP requests."""
 
 import asyncio
 import contextlib

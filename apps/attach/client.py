@@ -257,8 +257,9 @@ class Client:
 
 
 def is_here(url: str) -> bool:
-    """Return True if the URL has a loopback address, which means a server on this machine. The client sends
-    the stored API key of this machine only to a server with a loopback address."""
+    """Return True if the URL's host is localhost or ::1 or begins with "127.", which means a server on this
+    machine (a loopback address). The client sends the stored API key of this machine only to a server with a
+    loopback address."""
     name = _split(url).hostname
     return name in ("localhost", "::1") or name.startswith("127.")
 

@@ -19,7 +19,7 @@ from typing import Any
 PATH = "/chat"
 STOPPED = 1012  # the WebSocket close code that a server sends when it stops
 Size = tuple[int, int]  # the size of a terminal: (columns, rows)
-MOST_CELLS = 1000  # the maximum number of columns or rows; no screen has more
+MOST_CELLS = 1000  # the maximum number of columns or rows; screens have fewer
 
 # These environment variables describe the colours and the theme of the user's terminal.
 ENVIRONMENT = ("TERM", "COLORTERM", "TERM_PROGRAM", "COLORFGBG", "NO_COLOR", "TEXTUAL_THEME")

@@ -30,7 +30,7 @@ FLAT = 10.0  # MB; the limit for the growth of the app's memory after the first 
 ANSWERED = 60.0  # seconds; the chat must accept a message within this time
 TYPING = 0.08  # seconds; the mean time between two keys
 RATINGS_DUE = 16  # the number of ratings after which training is due
-ATTEMPTS = 3  # the maximum number of attempts for each key or Esc, because a reply can end before the key
+ATTEMPTS = 3  # the maximum number of replies for each wanted key or Esc, because a reply can end before it
 TOO_SHORT = "the model's replies are too short"
 STORY = "Write a long story about a ship and the sea."
 
@@ -109,7 +109,7 @@ class BenchChat:
         return self.events("phase")[-1]["at"]
 
     def ask(self, text: str) -> None:
-        """Send a message, and wait until the reply begins."""
+        """Send a message, and wait until the app's phase changes, because the reply begins."""
         before, deadline = len(self.events("phase")), time.monotonic() + ANSWERED
         self.terminal.send(f"{text}\r")
         while len(self.events("phase")) == before:
@@ -296,8 +296,8 @@ def _training(source: ChatterSettings, keys: int) -> list[Row]:
 
 
 def _memory(what: str, source: ChatterSettings, turns: int, log: Log) -> list[Row]:
-    """Measure how much the app's memory grows after the first fifth of the chat's turns, and return the row.
-    After a fifth of the turns, the app has made its one-time allocations."""
+    """Measure how much the app's memory without the KV cache grows after the first fifth of the chat's turns,
+    and return the row. After a fifth of the turns, the app has made its one-time allocations."""
     name = f"memory, {what}: growth"
     if not turns:
         return [left_out(name, "MB", "`bench chat` measures it", FLAT)]

@@ -1,9 +1,10 @@
 """This module runs the chat app on a terminal for the chat suite of `ruvmlx bench` (chat.py). The command is
 `python -m ruvmlx.apps.bench.chatter SETTINGS`.
 
-This app differs from the user's app in two ways. This app writes events to the file `events`, one JSON value
-on each line: the app's phases, the times of the tokens of paced replies, and the bytes of the KV cache. This
-app can start to learn after less than a second without input, and its training never ends.
+This app differs from the user's app. It samples greedily, and can send paced replies (replies that are
+written in advance) in place of the model's replies. It writes events to the file `events`, one JSON value on
+each line: the app's phases, the times of the tokens of paced replies, and the bytes of the KV cache. It can
+start to train after less than a second without input, and this training never ends.
 """
 
 import itertools

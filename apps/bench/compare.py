@@ -1,10 +1,10 @@
 """This module compares two reports of `ruvmlx bench`. The module finds the rows (measurements) that became
 faster or slower by more than chance explains.
 
-If a row has a reference (the machine's own speed in the same turns), the samples are divided by the
-reference, because a slow hour of the machine slows the row and its reference. A permutation test compares the
-medians of the logarithms of the samples. If there are few samples, the test tries all divisions of the
-samples into two groups; otherwise it tries random divisions. A row has changed if the difference is
+If a row has a reference (the machine's own speed in the same turns) in both reports, the samples are divided
+by the reference, because a slow hour of the machine slows the row and its reference. A permutation test
+compares the medians of the logarithms of the samples. If there are few samples, the test tries all divisions
+of the samples into two groups; otherwise it tries random divisions. A row has changed if the difference is
 significant (with Holm's correction over all rows) and larger than WORTH. A row without a reference has
 changed only if the difference is larger than ALONE.
 """
@@ -80,8 +80,9 @@ def verdicts(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, str, s
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Return the differences between the machines and between the settings of two reports. A difference of
-    the machine or the settings can be the cause of a changed row, instead of the code."""
+    """Return the differences between the machines and between the settings of two reports, and each report
+    whose machine slowed down during the run. A difference of the machine or the settings can be the cause of
+    a changed row, instead of the code."""
     found = []
     for part in ("machine", "settings"):
         a, b = old.get(part, {}), new.get(part, {})

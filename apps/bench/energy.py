@@ -1,8 +1,8 @@
 """This module measures the energy of a decoded token. The module reads the energy counters of the processor
 packages on Linux (RAPL), if the user has the permission to read them.
 
-macOS shows the power only to administrators (powermetrics). On macOS and in virtual machines, the report's
-row has no value, but the row's note says why.
+macOS shows the power only to administrators (powermetrics). On macOS and in most virtual machines, the
+report's row has no value, and the row's note says why.
 """
 
 import time

@@ -1,9 +1,9 @@
 """This module is the kernel suite of `ruvmlx bench`. The suite measures the C kernels in each implementation
-that this machine can run, except the scalar one, on one thread, called from Python.
+that this machine can run, except the scalar one, on one thread, called from Python. (A quick run: only the
+best one, and only kernels with a target.)
 
-Each row of the report also has the kernel's error relative to its twin (a slow implementation in NumPy), and
-its limit. The limit is the time in which one thread reads the bytes of a call, or in which it computes the
-products, whichever is longer. Decoder kernels have Mistral-7B's sizes, learning kernels the starter model's.
+Each row also has the kernel's error relative to its twin (a slow implementation, mostly in NumPy), and its
+limit: the longer of the times in which one thread reads a call's bytes and computes its products.
 """
 
 import copy
@@ -24,7 +24,7 @@ from ruvmlx.tiers import HOT, WARM
 from .machine import BLOCK, Limits, reading
 from .rows import Row, median_row
 
-HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 32, 8, 128, 4096
+HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 32, 8, 128, 4096  # Mistral-7B's sizes
 CONTEXT = 256  # the number of tokens to which a new token attends
 VOCAB, WIDTH, RANK = 49152, 576, 2  # the starter model's vocabulary and hidden size, and MicroLoRA's rank
 TOGETHER = 8  # the number of tokens in a batch
@@ -36,7 +36,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class BenchKernel:
-    """A kernel to measure. read(native(implementation)) and twin() return the same numbers.
+    """A kernel to measure. read(native(implementation)) and twin() must return nearly the same numbers.
 
     reset: a function that undoes the changes that `native` or `twin` made to arrays
     nbytes, streamed: the bytes that a call reads and writes; if `streamed`, they always come from main memory
@@ -323,8 +323,8 @@ def _learning(make) -> list[BenchKernel]:
 
 
 def _rating(make) -> list[BenchKernel]:
-    """Return the kernels of a rating's update of weights (ruvmlx/sona/instant.py). Their arrays have the same
-    sizes for all models."""
+    """Return the kernels of a rating's update of weights (ruvmlx/sona/instant.py). Most of their arrays have
+    the same sizes for all models."""
     tokens, along = 2048, 256
     n = tokens + along
     held, (g, f), precision = np.abs(make(3, RANK, n)), make(2, RANK, n), np.abs(make(n))

@@ -1,6 +1,6 @@
 """This module is the KV cache suite of `ruvmlx bench`. The suite compares a tiered KV cache (old pages with
-fewer bits) with an f16 cache, and with llama.cpp's caches, in bytes, peak memory, speed and quality. The
-suite also measures chats that are resumed from disk."""
+fewer bits) with an f16 cache in bytes, peak memory, speed and quality, and with llama.cpp's caches in speed.
+The suite also measures chats that are resumed from disk."""
 
 import statistics
 import tempfile
@@ -125,8 +125,9 @@ def _resuming(ours: OnStage, tokens: int, rounds: int) -> list[Row]:
 
 
 def _speeds(players: Mapping[str, OnStage], context: int, rounds: int) -> dict[str, list[float]]:
-    """Return {player: the tokens a second of each of its turns}. A turn decodes DECODED tokens after a
-    context of `context` tokens."""
+    """Return {player: the tokens a second of each of its turns}. A turn decodes DECODED tokens. The first
+    turn begins after a context of `context` tokens; the decoded tokens stay in the cache, so the context
+    grows."""
     for player in players.values():
         player.call("fill", prompt(context))
     everyone = dict(players)

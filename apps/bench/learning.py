@@ -1,5 +1,5 @@
-"""This module is the learning suite of `ruvmlx bench`. The suite measures the time of a rating, from the key
-to the write on disk, on real replies of the user's model. The suite also measures each part of the work at a
+"""This module is the learning suite of `ruvmlx bench`. The suite measures the time of a rating, from the call
+to the write on disk, on real replies of the user's model. The suite also measures parts of the work at a
 rating."""
 
 import statistics

@@ -28,8 +28,8 @@ def run(
 ) -> list[Row]:
     """Run the suite, and return its rows of the report.
 
-    large: True to measure also a random model of Mistral-7B's shape (4.1 GB of disk, 10 GB of memory), with
-        ruvmlx, and with llama.cpp if llama.cpp is in `wanted`
+    large: True to measure also a random model of Mistral-7B's shape (about 5 GB of disk; 10 GB of memory, or
+        14 GB with llama.cpp), with ruvmlx, and with llama.cpp if llama.cpp is in `wanted`
     wanted: the names of the other runtimes to measure
     """
     rows = _rows(

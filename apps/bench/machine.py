@@ -147,8 +147,8 @@ def fastest(parts: Sequence[np.ndarray], pool: ThreadPoolExecutor) -> Callable[[
 
 
 def filled_block(nbytes: int) -> np.ndarray:
-    """Return an array of nbytes / 4 ones (float32) in large memory pages. A model's weights use large memory
-    pages, too. The processor reads small memory pages more slowly."""
+    """Return an array of nbytes / 4 ones (float32), in large memory pages if the system supports them. A
+    model's weights use large memory pages, too. The processor reads small memory pages more slowly."""
     nbytes = nbytes // 8 * 8
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -203,5 +203,5 @@ class Thermometer:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment variables RUVMLX_*, which can change the results."""
+    """Return the environment variables RUVMLX_* except RUVMLX_HOME, because they can change the results."""
     return {k: v for k, v in sorted(os.environ.items()) if k.startswith("RUVMLX_") and k != "RUVMLX_HOME"}

@@ -93,8 +93,8 @@ def _first(known: int, fresh: int, turns: Turns) -> list[Row]:
 
 
 def _prefill(turns: Turns, ours: OnStage, limits: Limits) -> list[Row]:
-    """Return the rows of prefill. Their limit is the speed at which the machine computes one 8-bit product
-    for each weight and token."""
+    """Return the rows of prefill. The limit in ruvmlx's row is the speed at which the machine computes one
+    8-bit product for each weight and token."""
     limit = {"ours": limits.products / ours.facts["parameters"]}
     rates = {name: [PROMPT / s for s in seconds] for name, seconds in turns.items()}
     name, reference = f"prefill {PROMPT}", [1 / s for s in turns["products"]]
@@ -103,8 +103,9 @@ def _prefill(turns: Turns, ours: OnStage, limits: Limits) -> list[Row]:
 
 
 def _decode(ours: OnStage, memory: OnStage, peers: Peers, context: int, rounds: int) -> list[Row]:
-    """Measure decoding, and return its rows. The rows' limit is the speed at which the player `memory`, in
-    the same turns, would read the weights and the KV cache once for each token."""
+    """Measure decoding, and return its rows. The limit in ruvmlx's row is the speed at which the player
+    `memory`, in the same turns, would read the weights and the KV cache once for each token. Weights of less
+    than STREAMED bytes have no limit."""
     with peers.on_stage(context + 2 * DECODED, caches=context > PROMPT) as others:
         players = {"ours": ours, "memory": memory} | others
         for name, player in players.items():

@@ -251,7 +251,7 @@ class Products:
 
 
 class Verdicts:
-    """A player that checks each GPU kernel against its twin (a slow implementation of the same function). The
+    """A player that checks GPU kernels against their twins (slow implementations of the same functions). The
     player runs in a separate process, because a bad kernel can crash the process."""
 
     def __init__(self) -> None:

@@ -17,8 +17,8 @@ from typing import Any, Self
 from ruvmlx.errors import RuvmlxError
 
 SIZE = 100, 30  # the numbers of columns and rows of the terminal
-# Letters that are one cell wide and that no reply contains. So the echo of a key differs from all other
-# output.
+# Letters that are one cell wide and that an English reply does not contain. So the echo of a key differs from
+# other output.
 LETTERS = "".join(chr(c) for c in range(0x100, 0x180) if c not in (0x149, 0x17F))
 AT_ONCE = 30  # the maximum number of letters in the input line
 _SEQUENCE = re.compile(rb"\x1b(\[[0-?]*[ -/]*[@-~]|[\]P_^X][^\x07\x1b]*(\x07|\x1b\\)|[ -/]*[0-~])")
@@ -43,7 +43,7 @@ class PseudoTerminal:
         )
         os.close(inside)
         self.arrived: list[tuple[float, bytes]] = []
-        self._unread = b""  # the output since the last match of `wait_for`
+        self._unread = b""  # the output since the last match of `wait_for`, or since `watch` or `quiet`
 
     def send(self, text: str) -> float:
         """Send the text as keys to the program. Return the time.monotonic() at which it was sent."""
@@ -52,8 +52,8 @@ class PseudoTerminal:
         return at
 
     def wait_for(self, pattern: str, seconds: float = 120) -> float:
-        """Wait until the output since the last match contains this pattern (a regular expression). Return the
-        time.monotonic() at which the matching output arrived."""
+        """Wait until the output since the last match, or since `watch` or `quiet`, contains this pattern (a
+        regular expression). Return the time.monotonic() at which the matching output arrived."""
         wanted, deadline = re.compile(pattern.encode()), time.monotonic() + seconds
         while not (match := wanted.search(plain := _SEQUENCE.sub(b"", self._unread))):
             if time.monotonic() > deadline or not self._read(deadline):

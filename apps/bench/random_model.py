@@ -1,5 +1,5 @@
 """This module makes a model with random weights and a real model's shape, for benchmarks. The weights have no
-meaning, but the sizes of all matrices are those of the real model.
+meaning, but the layers' matrices of mistral-7b and llama-1b have the real model's sizes.
 
 python -m ruvmlx.apps.bench.random_model mistral-7b m.gguf              # writes 4.1 GB in some seconds
 python -m ruvmlx.apps.bench.random_model mistral-7b m.gguf Q4_K_M 6     # writes a model with only 6 layers

@@ -58,7 +58,8 @@ class ServingPlayer:
         self.facts = {"max_context": shape.max_context, "kernels": self._clocked.kernels}
 
     def in_parallel(self, prompts: list[list[int]], n: int, adapters: int = 1) -> dict[str, float]:
-        """Write a reply of n tokens to each prompt at the same time, with `adapters` different adapters.
+        """Write a reply to each prompt at the same time, with `adapters` different adapters, until one reply
+        has n tokens.
 
         Return {"rate": tokens per second of all replies after all prefills, from the median time of a step;
         "decode": the share of the time that the backend's decode steps take}.

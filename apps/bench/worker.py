@@ -6,7 +6,8 @@ command from each line of stdin, and writes a JSON answer to a line of stdout.
 result
 
 The answer to a failed command is {"error": its message, "public": the message without text that possibly
-quotes the user}. After a failed command, the player continues to run.
+quotes the user}. After a failed command, the player continues to run; if the player cannot be made, the
+process ends.
 """
 
 import contextlib

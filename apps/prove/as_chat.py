@@ -209,7 +209,8 @@ def mean_words(
 
 
 def request_of(runtime: Runtime, prompt: str, setup: ChatSetup, seed: int) -> GenerationRequest:
-    """Return a request for a reply to a prompt, with the chat's own sampling."""
+    """Return a request for a reply to a prompt, with the chat's own sampling, but with the setup's
+    temperature if it has one."""
     request = GenerationRequest(
         messages=[Message("user", prompt)],
         max_new_tokens=setup.max_tokens,
@@ -219,8 +220,9 @@ def request_of(runtime: Runtime, prompt: str, setup: ChatSetup, seed: int) -> Ge
 
 
 def table(results: Sequence[ChatResult]) -> str:
-    """Return a table as text with a line for each kind of rater and checkpoint. A line has the mean change of
-    the number of words, and the number of words for each seed."""
+    """Return a table as text with a line for each kind of rater and checkpoint. A line has the change of the
+    mean number of words, the mean number of words for each seed, and the KL and the perplexity of the worst
+    seed."""
     lines = ["rater  presses  words          change  per seed"]
     for rater, presses in dict.fromkeys((r.rater, r.presses) for r in results):
         of = [r for r in results if (r.rater, r.presses) == (rater, presses)]

@@ -27,7 +27,8 @@ class UserPoint:
     seeds.
 
     user: the user's number
-    win_rate: the share of pairs in which the new reply has more stars than the untouched model's reply
+    win_rate: the share of pairs in which the new reply has more stars than the untouched model's reply; a tie
+        is half a win
     win_ci: the 95% interval of the win-rate
     kl, ppl_change: the largest KL (nats per token) and change of perplexity of all seeds
     """
@@ -330,8 +331,9 @@ def _plain(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def picture(results: Results) -> str:
-    """Return an SVG plot of every user's win-rate with its interval. Each arm has a line from the user with
-    the lowest win-rate to the user with the highest."""
+    """Return an SVG plot of the win-rate and its interval of each user within reach, after the last rating,
+    for the first section of the report. Each arm has a line from the user with the lowest win-rate to the
+    user with the highest."""
     counted = within_reach(_sections(results)[0])
     last = _last(counted)
     series = {}

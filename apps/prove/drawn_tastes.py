@@ -2,8 +2,9 @@
 of a text: a user wants some of the properties and does not want others.
 
 The properties are not the measures that the taste model (sona/taste.py) uses, so that the taste model does
-not know a drawn taste in advance. No part of the program was tuned on tastes with the properties of HELD_OUT.
-The results of these tastes are read once, at the end.
+not know a drawn taste in advance; but some properties, such as "uneven sentences", are near to a measure. No
+part of the program was tuned on tastes with the properties of HELD_OUT. The results of these tastes are read
+once, at the end.
 """
 
 import re
@@ -54,8 +55,8 @@ def _per_word(text: str, pattern: str) -> float:
 
 
 def _echo(question: str, text: str) -> float:
-    """Return the share of a reply's words that are also in the question. Only words of four or more letters
-    are included."""
+    """Return about the share of a reply's words that are also in the question (the number of the reply's
+    words is increased by 5). Only words of four or more letters are included."""
     asked, said = (re.findall(r"\w{4,}", t.lower()) for t in (question, text))
     return sum(word in set(asked) for word in said) / (5 + len(said))
 

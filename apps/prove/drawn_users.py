@@ -4,7 +4,7 @@
 A taste gives weights, above or below zero, to two to five properties of a text (drawn_tastes.py). About one
 user in three has two tastes: one for questions with "I", "me" or "my" ("How do I ..."), and one for all other
 questions. The stars of a reply come from a comparison with the untouched model's replies to the same
-question. So each number of stars, 1 to 5, is about equally frequent.
+question. So each number of stars, 1 to 5, is about equally frequent among the untouched model's replies.
 """
 
 import re

@@ -37,7 +37,8 @@ _DEALS = 10_000  # the number of random choices of signs in the test of the leng
 class CheckRow:
     """A question with both replies: `before` without the adapter, `after` with the adapter.
 
-    is_own: True if the user asked this question in a chat, False for a fixed question
+    is_own: True for a question of the user (from a chat, a rated reply or the command line), False for a
+        fixed question
     words_before, words_after: the numbers of words of the replies
     stars_before, stars_after: the stars that the taste model predicts for the replies
     predicted: the reply with more predicted stars: "before", "after" or "same"; "" if the ratings do not show
@@ -216,7 +217,7 @@ def sign_test(one: int, other: int) -> float:
 
 
 def sentences(summary: CheckSummary) -> list[str]:
-    """Return the result of the check in two or three sentences."""
+    """Return the result of the check in two or three lines of text."""
     before, after, of = summary.words_before, summary.words_after, summary.questions
     words = f"{before:.0f} → {after:.0f} words"
     if summary.is_length_clear:

@@ -53,9 +53,9 @@ def replies_to(
     wants_more: Callable[[AnyReader], bool],
 ) -> Iterator[tuple[AnyReader, str, GenerationResponse]]:
     """Let the model write replies for all readers in one batch, save the replies, and yield (reader,
-    question, reply). When the caller asks for the next reply, the reader of the last one gets a new request,
-    so that a reader who got a short reply does not wait for the others. All readers must have the same base
-    LoRA.
+    question, reply). When the caller asks for the next reply, the reader of the last reply gets a new request
+    if `wants_more` returns True, so that a reader who got a short reply does not wait for the other readers.
+    All readers must have the same base LoRA.
 
     request_of: a function that returns a reader's next request
     wants_more: a function that returns True if a reader, who has used the last reply, reads another reply

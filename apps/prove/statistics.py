@@ -33,7 +33,7 @@ def mean_interval(values: np.ndarray, seed: int = 0) -> tuple[float, float]:
 
 def judged_wins(score: np.ndarray, stars: np.ndarray) -> float:
     """Return how often the reply with the highest predicted score has more stars than a random reply to the
-    same question. A tie is half a win.
+    same question (this reply included). A tie is half a win.
 
     score, stars: [questions, replies], the predicted scores and the stars that the user would give
     """

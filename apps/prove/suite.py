@@ -1,6 +1,6 @@
 """This module runs the suite of experiments of `ruvmlx prove`, and writes the report. In a trial, a simulated
-user rates replies. The suite has a trial for each simulated user, each arm (a way to learn) and each of a few
-seeds.
+user rates replies. The suite has a trial for each cell (a simulated user and an arm, which is a way to learn)
+and each of a few seeds.
 
 Each result is a line of JSON in a file. The suite does not repeat a trial whose result is in the file. So you
 can stop the suite and continue it, and several processes that run different simulated users can share the
@@ -216,8 +216,9 @@ def _row(name: str, of: list[dict[str, Any]], p: Point) -> str:
 
 
 def picture(path: Path) -> str:
-    """Return a plot of the win-rates over the number of ratings as SVG, with a curve for each simulated user.
-    The model learns only by the instant loop, which updates weights at each rating."""
+    """Return a plot of the win-rates over the number of ratings as SVG, with a curve for each simulated user
+    whose taste is within reach. The model learns only by the instant loop, which updates weights at each
+    rating."""
     by_cell = _by_cell(results(path))
     lines = {
         user: [
@@ -236,7 +237,7 @@ def _by_cell(found: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]
 
 
 def _out_of_reach(key: str, by_cell: dict[str, list[dict[str, Any]]]) -> bool:
-    """Return True if the cell's user has a taste, and if no seed's trial found a reply of the original model
-    that comes near this taste (`within_reach` in trial.py)."""
+    """Return True if the cell's user has a taste, and if no trial in the results found a reply of the
+    original model that comes near this taste (`within_reach` in trial.py)."""
     user = key.split(",")[0]
     return not any(r["reach"] for r in by_cell.get(f"{user}, instant", [])) and user in TASTES

@@ -1,8 +1,8 @@
 """This module has simulated users. A simulated user is a function that gives a reply 1 to 5 stars by one
 taste, from the reply's text. Only the user `context` also reads the prompt.
 
-A user with a taste gives 5 stars to a reply that is just as the user wants it, and 1 star to the opposite.
-Only the users `brevity` and `context` give fewer stars to a reply that was cut at the length limit.
+A user with a taste gives 5 stars to a reply that is just as the user wants it, and 1 or 2 stars to the
+opposite. Only the users `brevity` and `context` give fewer stars to a reply that was cut at the length limit.
 """
 
 import re

@@ -1,5 +1,5 @@
-"""This module collects facts about the machine, the versions of the software and the model. The facts
-identify nobody."""
+"""This module collects facts about the machine, the versions of the software and the model. The facts name no
+person, no host and no path."""
 
 import os
 import platform
@@ -80,8 +80,8 @@ def _sysctl() -> dict[str, str]:
 
 
 def commit(folder: Path) -> str | None:
-    """Return the commit of the git checkout in a folder; None if the folder is no git checkout. A "+" follows
-    the commit if files in the checkout were changed."""
+    """Return the commit of the git checkout in a folder; None if the folder is no git checkout, or if the
+    command git fails. A "+" follows the commit if files in the checkout were changed."""
     if not (folder / ".git").exists():
         return None
     try:

@@ -40,7 +40,7 @@ def of_the_starter(deadline: Deadline) -> list[dict[str, Any]]:
 
 def of_all(wanted: Sequence[Shapes], deadline: Deadline) -> list[dict[str, Any]]:
     """Check the kernels for each wanted shape, and return the verdicts: [{"head_dim", "dtype", "group",
-    "results" or "error"}]. A shape for which no time is left has the key "error"."""
+    "results" or "error"}]. A shape has the key "error" if its check failed, or if no time was left for it."""
     player = PlayerProcess("kernels")
     try:
         return [_shape_facts(shapes) | _results(player, shapes, deadline) for shapes in wanted]

@@ -1,5 +1,5 @@
-"""This module makes the parts of a report, each part in its share of the time. If a part fails, the report
-has a line with the error."""
+"""This module makes the parts of a report. Each measurement has a share of the time that is left. If a part
+fails, the report has a line with the error."""
 
 import time
 from collections.abc import Callable, Sequence

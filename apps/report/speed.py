@@ -3,8 +3,8 @@ The runtimes (ruvmlx with a backend and a kind of KV cache, and mlx-lm) take tur
 
 In a turn, one runtime writes one greedy reply, starting with an empty KV cache. The seconds until the first
 token are the prefill time, and the seconds for the tokens after the first token are the decode time. Each
-runtime runs in a separate process, so a kernel that crashes ends only the turn of this runtime, and not the
-report.
+runtime runs in a separate process, so a kernel that crashes ends only the measurement of this runtime, and
+not the report.
 """
 
 import statistics
@@ -29,7 +29,7 @@ from ..bench.stage import OnStage, PlayerError
 
 Log = Callable[[str], None]
 PROMPTS, DECODED = (512, 2048), 96  # the numbers of tokens of the prompts, and of each reply
-MIN_TOKENS = 128, 16  # the numbers of tokens of the smallest prompt and of its reply
+MIN_TOKENS = 128, 16  # `_fitting` halves the numbers of prompt and reply tokens down to about these numbers
 SHORT = 32, 8  # the numbers of tokens of the prompt and of the reply that give an estimate of the speed
 # The maximum number of rounds. Kernels compile in the first round, so the times of this round are used only
 # if it is the only round.
@@ -53,7 +53,8 @@ class Deadline:
 
 
 class _Timed(OnStage):
-    """A player (a runtime in a separate process) whose process is killed at the deadline."""
+    """A player (a runtime in a separate process). If the player still works at the deadline, its process is
+    killed."""
 
     def __init__(self, deadline: Deadline, kind: str, **settings: Any):
         self.deadline = deadline
@@ -72,8 +73,8 @@ class _Timed(OnStage):
 
 
 class PlayerProcess:
-    """A runtime in a separate process. The first call starts the process. After a crash, the next call starts
-    a new process."""
+    """A runtime in a separate process. The first call starts the process. After an error, the next call
+    starts a new process."""
 
     def __init__(self, kind: str, **settings: Any):
         self._kind, self._settings = kind, settings
@@ -188,9 +189,9 @@ def _prompts(model: Model) -> list[int]:
 
 
 def _fitting(beside: Beside, size: tuple[int, int], deadline: Deadline, log: Log) -> tuple[int, int]:
-    """Return the lengths (prompt tokens, reply tokens) for which three rounds fit into the time: `size`, or
-    `size` halved as often as necessary. If even MIN_TOKENS do not fit, leave out the slowest runtime and try
-    again."""
+    """Return the lengths (prompt tokens, reply tokens) for which, by the estimates, three rounds fit into the
+    time: `size`, or `size` halved as often as necessary. If even MIN_TOKENS do not fit, leave out the slowest
+    runtime and try again. If only one runtime is left, return SHORT."""
     now = size
     while 3 * sum(turn.seconds(*now) for turn in beside.turns) > deadline.seconds_left():
         if now[0] > MIN_TOKENS[0]:
@@ -236,7 +237,7 @@ def _summary(turns: Sequence[TimedRuntime], tokens: int) -> dict[str, Any]:
 
 def _rates(turn: TimedRuntime, tokens: int) -> dict[str, Any]:
     """Return a runtime's tokens per second of prefill and of decode: the median, the minimum and the maximum
-    over the rounds."""
+    over the rounds, without the first round if there are more."""
     prefill = [tokens / first for first, _ in turn.counted_rounds()]
     decode = [1 / each for _, each in turn.counted_rounds()]
     return {"rounds": len(prefill), "prefill": _spread_facts(prefill), "decode": _spread_facts(decode)}
