@@ -112,7 +112,7 @@ class NotFound(RuvmlxError):
 
 
 class Interrupted(RuvmlxError):
-    """The user stopped the operation."""
+    """The user, or the end of the program, stopped the operation."""
 
     exit_code = 130
 

@@ -157,7 +157,7 @@ class Runtime:
         return self.learning.learner
 
     def adapters(self) -> list[NamedRow]:
-        """Return the adapters of this model that have at least one trained version."""
+        """Return the adapters of this model that have at least one version."""
         return self.store.adapters.all(self.model.fingerprint)
 
     def rate(

@@ -197,9 +197,9 @@ def top_ids(logits: np.ndarray, k: int) -> np.ndarray:
 
 def largest_first(values: np.ndarray) -> np.ndarray:
     """Return np.argsort(-values, kind="stable") of float32 [n] without NaN. This function is five times
-    faster for n = 49,152, because NumPy sorts integers faster. The upper 32 bits of a sort key are the bits
-    of -value, changed so that the keys sort in the order of -value. The lower 32 bits of a sort key are the
-    index."""
+    faster than np.argsort for n = 49,152, because NumPy sorts integers faster. The upper 32 bits of a sort
+    key are the bits of -value, changed so that the keys sort in the order of -value. The lower 32 bits of a
+    sort key are the index."""
     bits = (0.0 - values).view(np.uint32)
     ordered = np.where(bits >> 31, ~bits, bits | 0x80000000)
     keys = ordered.astype(np.uint64) << 32 | np.arange(values.size, dtype=np.uint64)

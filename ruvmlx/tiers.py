@@ -1,9 +1,10 @@
 """This module lists the tiers of the KV cache. A tier is a precision for the keys and values of a KV page.
 
-The cache stores the keys and values of old tokens with fewer bits than the keys and values of new tokens. The
-table TIERS has one row for each tier, from the oldest tokens to the newest tokens; the row's index is the
-tier's number. The C library has the same rows in RVM_CODE_TIERS (neon/include/rvm_pages.h), and the GPU
-kernels have the same rows in TIERS (metal_kernels/pages.h). tests/kv/test_tiers.py compares the three tables.
+A tiered cache stores the keys and values of old tokens with fewer bits than the keys and values of new
+tokens. The table TIERS has one row for each tier, from the oldest tokens to the newest tokens; the row's
+index is the tier's number. The C library has the same rows, except the newest tier, in RVM_CODE_TIERS
+(neon/include/rvm_pages.h), and the GPU kernels have the same rows in TIERS (metal_kernels/pages.h).
+tests/kv/test_tiers.py compares the three tables.
 """
 
 from collections.abc import Sequence

@@ -43,8 +43,8 @@ class Reply:
 
     finish_reason: "stop", "length" (a limit or a loop) or "cancelled". prompt_tps, generation_tps: tokens
     per second. ttft_ms: milliseconds to the first token. examples: ids of the liked replies in the prompt.
-    adapter: name of the adapter that wrote the reply and learns from its rating; if None, the model wrote the
-    reply without an adapter, and the adapter in use learns.
+    adapter: name of the adapter that learns from the reply's rating (usually it wrote the reply); None: the
+        model wrote the reply without an adapter, and the adapter in use learns.
     """
 
     id: str
@@ -387,7 +387,7 @@ def _id_of(reply: Reply | str) -> str:
 
 
 def _writer_of(reply: Reply | str) -> str | None:
-    """Return the name of the adapter that wrote a reply, or None if no adapter is known."""
+    """Return the name of the adapter that learns from a reply, or None if no adapter is known."""
     return reply.adapter if isinstance(reply, Reply) else None
 
 

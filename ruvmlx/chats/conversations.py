@@ -76,7 +76,7 @@ class Conversations:
         self._store.chats.set_system(session_id, system or None)
 
     def asked_before(self) -> list[str]:
-        """Return the messages that the user wrote in all chats, the newest first. Each text occurs once."""
+        """Return the user's newest messages of all chats (up to 200), newest first, each text once."""
         return self._store.messages.user_texts()
 
     def turns(self, session_id: str) -> list[Turn]:
@@ -217,7 +217,7 @@ class Conversations:
             adapter_id, tools,
         )  # fmt: skip
         self._implicit.notice_next(turns, before)
-        if before and instead_of is None:  # a replaced question is no new choice of the reply before it
+        if before and instead_of is None:  # an edited question says nothing about the reply before it
             self._choices.learn_from_continuation(session_id, before[-1])
         last = before[-1].id if before else None
         request.question_id = self._store.messages.add_user(session_id, text, after=last)

@@ -171,8 +171,8 @@ class Learning:
         return learner is None or (learner.active.knows_model and learner.rating_index.is_measured)
 
     def measure_in_slices(self, name: str | None, watch: Watch = QUIET) -> Generator[None, None, None]:
-        """Measure the model, which the first rating of a model needs. The generator yields about every SLICE
-        seconds, so that the replies of other users go on (`Host.call_in_slices`). name: as in `using`.
+        """Make the measurements of the model that its first rating needs. The generator yields about every
+        SLICE seconds, so that the replies of other users go on (`Host.call_in_slices`). name: as in `using`.
         watch: an object that gets the progress."""
         while not self.is_measured_for(name):
             with contextlib.suppress(Stopped), self.using(name) as learner:
@@ -184,10 +184,10 @@ class Learning:
 
     def settle(self, cancel: threading.Event | None = None, watch: Watch | None = None) -> None:
         """Prepare the newest replies for a rating. The apps call this method while the user reads. watch:
-        gets the progress if the model must be measured; None: measure nothing. With `cancel`, the model then
-        writes replies that nobody sees. The learner compares rated replies with these unseen replies
-        (unshown.py), and uses the unseen replies to find out how to change the measured features of a reply
-        (measure_directions.py).
+        gets the progress if the model must be measured; None: measure nothing. With `cancel`, and if the user
+        has rated a reply, the model then writes replies that nobody sees. The learner compares rated replies
+        with these unseen replies (unshown.py), and uses the unseen replies to find out how to change the
+        measured features of a reply (measure_directions.py).
 
         The call takes seconds after many replies, or if ratings change more than the output head. The work
         checks `cancel` every few tens of milliseconds. The next call, or the rating, does the remaining work.

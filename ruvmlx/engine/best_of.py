@@ -6,8 +6,8 @@ request would get alone, apart from rounding errors of the batch.
 
 The judge scores all replies each time that the number of tokens of the running replies is one of CHECKPOINTS.
 The module drops each unfinished reply whose score is more than MARGIN stars below the best score. When all
-replies except one are so far below, the user sees the text of the best reply while it is written. The idea
-comes from Hoeffding races (Maron & Moore 1994).
+replies except one are more than MARGIN stars below the best score, the user sees the text of the best reply
+while it is written. The idea comes from Hoeffding races (Maron & Moore 1994).
 
 The score of a reply's start says little about the whole reply. If the worse half of the replies were dropped
 at 32 and at 64 tokens, most of the gain of best of n would be lost. With that rule, after 100 ratings, the

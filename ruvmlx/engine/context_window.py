@@ -99,7 +99,7 @@ class ContextWindow:
         asked = next((n for n in range(len(turns), 0, -1) if turns[n - 1].role == "user"), 0)
         read = turns[:asked]
         if sum(len(turn.content.encode()) + 16 for turn in read) < self.size // 2:
-            return []  # a token has at least one byte, so these turns fit
+            return []  # a token has at least one byte, so these turns fit, unless tool calls are very long
         messages, spoken = alternating(read), [t for t in _kept_turns(read) if t.role != "system"]
         gone = len(messages) - len(self.fitting(messages, max_new_tokens, summary))
         found, number = list[Turn](), 0
@@ -113,7 +113,7 @@ class ContextWindow:
 
 def alternating(turns: list[Turn]) -> list[Message]:
     """Return the turns as messages. Neighbouring turns of the same role without tool calls become one
-    message: for example, an empty reply is dropped, and the user's messages before and after the empty reply
+    message. For example, an empty reply is dropped, and the user's messages before and after the empty reply
     become one message. Tool calls without a result are left out."""
     messages: list[Message] = []
     last: Turn | None = None

@@ -23,7 +23,7 @@ from .types import Chunk, GenerationRequest, GenerationResponse
 
 class LLMInferenceEngine:
     """An engine runs requests on one backend. Call its methods only in the thread that created the engine.
-    They run one request at a time; batch.py runs several requests at a time."""
+    The methods run one request at a time; batch.py runs several requests at a time."""
 
     def __init__(
         self,

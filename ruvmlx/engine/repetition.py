@@ -58,7 +58,7 @@ class Repetition:
 def is_repeated_prose(tokens: Sequence[int], text: str) -> bool:
     """Return True if a reply that was cut at its limit repeats the same sentences with small changes.
     `Repetition` does not find this loop, because the changes make new grams. Rows of data repeat too, but
-    have fewer letters, so this function ignores them."""
+    have fewer letters, so this function usually ignores them."""
     if len(tokens) < PROSE_WINDOW or not text:
         return False
     grams = [tuple(tokens[max(0, end - GRAM) : end]) for end in range(1, len(tokens) + 1)]

@@ -1,6 +1,6 @@
 """This module runs one request: it reads the prompt (prefill), then decodes the reply token by token.
 
-A `Run` holds all state of its request, so the engine can switch between several runs (batch.py).
+A `Run` holds all state of its request, so the engine can switch between several runs (scheduler.py).
 """
 
 import time
@@ -65,7 +65,7 @@ class Run:
         recorder: Recorder | None = None,
         steps: bool = False,
     ):
-        """steps: True if the caller decodes the tokens and passes each step to `take` (batch.py)"""
+        """steps: True if the caller decodes the tokens and passes each step to `take` (scheduler.py)"""
         if request.max_new_tokens < 1:
             raise UsageError(f"max-tokens is {request.max_new_tokens}; it must be 1 or more.")
         check_sampling(request.sampling)
@@ -137,7 +137,7 @@ class Run:
         """Read the next piece of the prompt. Returns None if the whole prompt has been read, or if the run
         was cancelled.
 
-        most: about the maximum number of tokens of the piece, so that others wait briefly; None: no maximum
+        most: about the maximum number of tokens, so that other runs do not wait long; None: no maximum
         """
         if not self.unread:
             return None
@@ -336,7 +336,7 @@ class Run:
 
     def sync(self) -> None:
         """Close the source (a token stream then undoes steps after the last token), and end the session, so
-        that other requests can use the cache. A cancelled prefill leaves a part of the prompt in it."""
+        that other requests can use the cache, which a cancelled prefill has filled only in part."""
         self.source.close()
         self.engine.sessions.done(self.session)
 

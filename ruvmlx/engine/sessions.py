@@ -236,7 +236,7 @@ class SessionManager:
         return True
 
     def evictable(self) -> set[int]:
-        """Return the ids of the caches that can be freed for a running request."""
+        """Return the Python ids (`id`) of the caches that can be freed for a running request."""
         kept = {id(session.cache) for session in self._sessions.values() if session not in self._running}
         return kept | self._disk.early_caches()
 

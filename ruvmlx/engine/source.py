@@ -123,7 +123,7 @@ class StepSource:
         return other
 
     def take(self, step: Step) -> None:
-        """Accept the step of the newest token, which the caller has decoded (batch.py)."""
+        """Accept the step of the newest token, which the caller has decoded (scheduler.py)."""
         self._step, self._token = step, None
 
     def drawn_from(self) -> Iterator[Drawn]:
@@ -169,7 +169,7 @@ def source(
 ) -> StepSource | StreamSource:
     """Return the source for a reply of at most `limit` tokens.
 
-    steps: True if the caller decodes the tokens, in a batch with other replies (batch.py)
+    steps: True if the caller decodes the tokens, in a batch with other replies (scheduler.py)
     """
     steps = steps or needs_steps(sampling, rule)
     if steps or not isinstance(backend, Streaming) or not backend.streams:

@@ -126,7 +126,7 @@ class GenerationResponse:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     examples: tuple[str, ...] = ()  # the ids of the replies that were in the prompt as examples
     route: Any = None  # the way to generate the reply that the router chose; copied from the request
-    # the other replies that best of n wrote together with this one
+    # the other replies that best of n wrote together with this reply
     others: tuple["GenerationResponse", ...] = ()
     stopped_by: str | None = None  # the stop string that ended the reply
     # The maximum number of reply tokens: the requested number, or less if the context has less room.

@@ -206,7 +206,8 @@ class Host:
 
     def write(self, begin: BeginReply, cancel: threading.Event | None = None) -> AsyncIterator[list[Chunk]]:
         """Stream the reply of begin(runtime, cancel) while other replies run. Each item of the iterator is a
-        list of all chunks that came after the previous item, so a slow reader does not fall behind.
+        list of all chunks that came after the previous item, so a slow reader receives all waiting chunks at
+        once.
 
         cancel: an event that ends the reply. `stop` also ends the reply, even before the first chunk is read.
         """

@@ -118,9 +118,9 @@ class ModelHolder:
     """The holder of the runtime in use, which can switch to another model. Call the methods only in the
     runtime's thread.
 
-    If the machine has enough memory, both runtimes are open for a moment during a switch. With less memory,
-    the holder closes the old runtime when the plan shows that the new model will then fit and needs no
-    download. If the new model then fails to load, the holder opens the old model again. The chat is in the
+    If the machine has enough memory, the old runtime stays open until the new runtime is ready. With less
+    memory, the holder closes the old runtime when the plan shows that the new model will then fit and needs
+    no download. If the new model then fails to load, the holder opens the old model again. The chat is in the
     store, and the new model reads it again.
     """
 

@@ -6,7 +6,8 @@ shim (neon/src/blas_shim.c), into the global symbol scope before the first impor
 `cblas_sgemm` to the shim. The shim calls OpenBLAS from the PyPI package scipy-openblas32: 250-430 GFLOP/s on
 the same cores (512 x 512 x 512, float32; issue 2). macOS has the fast library Accelerate and needs no shim.
 
-Only `ruvmlx.platform.mx` calls `preload`; all other modules import MLX from `ruvmlx.platform.mx`.
+Only `ruvmlx.platform.mx` calls `preload`; the other modules import MLX from `ruvmlx.platform.mx` (only a
+benchmark of mlx-lm imports MLX itself).
 """
 
 import ctypes

@@ -237,7 +237,8 @@ def _end_with_parent(life: int) -> None:
     The kernel sends SIGIO when the socket `life` closes, and SIGIO ends this process, even inside a library's
     code. Data on the socket would also cause SIGIO, so the parent sends no data on it. If the parent has
     ended before this call, the kernel sends no SIGIO; `select` finds this case. On other systems, this
-    process ends when it waits for the next request, or at its limit of processor time."""
+    process ends when it next reads or writes on its connection to the parent, at the latest at its limit of
+    processor time."""
     if sys.platform != "linux":
         return
     fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())

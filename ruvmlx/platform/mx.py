@@ -1,8 +1,10 @@
-"""This module loads a fast BLAS and then imports MLX. All other modules import MLX from this module.
+"""This module loads a fast BLAS and then imports MLX. The other modules import MLX from this module (only a
+benchmark of mlx-lm imports MLX itself).
 
     from ruvmlx.platform.mx import mx, nn
 
-`BLAS` is the library for matrix products on the CPU. With RUVMLX_GPU=off, ruvmlx does not use the GPU.
+`BLAS` describes the library for matrix products on the CPU (blas.py). With RUVMLX_GPU=off, ruvmlx does not
+use the GPU.
 """
 
 import os

@@ -13,8 +13,8 @@ from .table import parse, setting_text, spec_of
 
 
 def remove(name: str) -> Path | None:
-    """Remove one value from the user's settings file, so that the setting's default applies. Return the path
-    of the file, or None if the file does not have the value."""
+    """Remove one value from the user's settings file, so that the file no longer sets it. Return the path of
+    the file, or None if the file does not have the value."""
     spec_of(name)
     path = user_file()
     if name not in read_file(path):

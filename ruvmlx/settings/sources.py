@@ -22,7 +22,7 @@ MAX_FILE_BYTES = 1 << 20  # the maximum size of a settings file
 
 
 def home() -> Path:
-    """Return the folder with all of the user's data."""
+    """Return the data folder, in which ruvmlx keeps the user's data."""
     moved = os.environ.get("RUVMLX_HOME")
     folder = Path(moved).expanduser() if moved else platformdirs.user_data_path("ruvmlx", appauthor=False)
     return folder.absolute()
@@ -34,7 +34,8 @@ def user_file() -> Path:
 
 
 def project_file() -> Path:
-    """Return the path of the project file, whose settings apply only in its own folder."""
+    """Return the path of the project file, whose settings apply only if the program runs in the file's
+    folder."""
     return Path("ruvmlx.toml")
 
 

@@ -232,7 +232,8 @@ def from_vector(vector: np.ndarray | None) -> bytes | None:
 
 
 def _make_private(path: Path) -> None:
-    """Create the file if it does not exist. Deny all other users access to the file and its log."""
+    """Create the file if it does not exist. Where the file system has access modes, deny other users access
+    to the file and its log."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.touch(mode=0o600)
     if not path.is_file():

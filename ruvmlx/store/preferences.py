@@ -132,8 +132,8 @@ class Preferences:
         return [ReplyWords(**row) for row in rows]
 
     def replies(self, fingerprint: str, name: str, limit: int) -> list[RatedReply]:
-        """Return both replies of each of the newest preferences in force, in the form of rated replies,
-        oldest first.
+        """Return, in the form of rated replies, the better and worse replies of the newest preferences in
+        force, at most `limit` replies, oldest first.
 
         A reply of several preferences appears once, with its newest preference. Replies without tokens and
         replies that teach nothing (`ReplyRow.teaches`) are left out. Replies with a rating in force are left

@@ -183,7 +183,7 @@ class Ratings:
 
     def replies(self, fingerprint: str, name: str, limit: int) -> list[RatedReply]:
         """Return the newest ratings in force that change the adapter and whose replies still have their
-        tokens, oldest first."""
+        tokens, at most `limit` ratings, oldest first."""
         rows = self._db.rows(
             "SELECT r.id AS reply_id, t.rating, t.version, r.prompt_ids, r.sampled_ids, r.thought, r.query,"
             " r.logprob"

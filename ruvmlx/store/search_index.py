@@ -35,8 +35,8 @@ class SearchIndex:
     def clean(self, seconds: float = math.inf) -> bool:
         """Remove deleted words, for about this many seconds. Returns True if no deleted word is left.
 
-        After each step the loop waits as long as the step took, because SQLite gives the lock to the first
-        process that asks, and waiting processes ask again only after a pause.
+        After each step the loop waits as long as the step took (at most _LONGEST_PAUSE), because SQLite gives
+        the lock to the first process that asks, and waiting processes ask again only after a pause.
         """
         end = time.monotonic() + seconds
         while not self.is_clean():
