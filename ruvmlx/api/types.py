@@ -16,7 +16,7 @@ class Rating:
     logprob_before, logprob_after: mean log-probability per token of the rated reply before and after the
         change, in nats.
     kl: KL divergence between the model with and without the adapter on a reference text, in nats per token;
-        the learner scales the weights down if kl would exceed `kl_cap`.
+        the learner scales an update down if kl would exceed `kl_cap`.
     adapter_version: the version of the adapter after the rating.
     seconds: the number of seconds that the rating took.
     """

@@ -48,9 +48,10 @@ class Rated:
 
 @dataclass(frozen=True)
 class LearningState:
-    """The state of the learning of one adapter. missing: the number of ratings until the background loop
-    trains again; None: this loop cannot train the model. recent: the newest ratings, the newest first. likes:
-    the preferences of the user that the ratings show, in words, the strongest first."""
+    """The state of the learning of one adapter. missing: the number of ratings or preferences until the slow
+    loop (background or style loop) runs again; None: the background loop cannot train the model. recent: the
+    newest ratings, the newest first. likes: the preferences of the user that the ratings show, in words, the
+    strongest first."""
 
     adapter: str
     status: LearnStatus
@@ -281,7 +282,7 @@ class Learning:
         return self._loops
 
     def is_due(self) -> bool:
-        """Return True if there are enough new ratings for `consolidate`."""
+        """Return True if there are enough new ratings for `consolidate`, or if the deep loop must run."""
         return self.learner is not None and self.loops.is_due()
 
     def consolidate(
@@ -290,8 +291,8 @@ class Learning:
         cancel: threading.Event | None = None,
         settings: "Training | None" = None,
     ) -> dict[str, Any]:
-        """Train a base LoRA on the ratings, and use the base LoRA if it passes the promotion test. If the
-        router is on, train it too. Returns a report.
+        """Run the slow loops: they make a base LoRA from the ratings, which is used if it passes the
+        promotion test. If the router is on, train it too. Returns a report.
 
         progress: a function of (training steps done, all training steps, loss). The work checks `cancel`
             every few tens of milliseconds. A stopped run continues at the next call, also in another process.
