@@ -90,7 +90,7 @@ class Terminals:
             raise UsageError(f"terminals that use this model, too: {others}; close them, then change it.")
         async with self.models.changing_first():
             await self.serving.host.switch(model, session, watch)
-            self.serving.alias = None  # the alias named only the first model
+            self.serving.alias = None  # the alias is a name of the model before the switch
 
     async def _serve(self, websocket: WebSocket, guest: Guest) -> None:
         await websocket.accept()

@@ -63,7 +63,7 @@ class Terminal:
         sequences = _ENTER
         if os.environ.get("TEXTUAL_DISABLE_KITTY_KEY") != "1":
             sequences += f"\x1b[>{_KITTY_KEYS}u"
-        # Apple's terminal does not know this question and would print its last letter, "p"
+        # Apple's terminal does not know the question about mode 2026 and would print its last letter, "p"
         if os.environ.get("TERM_PROGRAM") != "Apple_Terminal":
             sequences += "\x1b[?2026$p"
         self.write(sequences.encode())

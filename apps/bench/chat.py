@@ -26,11 +26,12 @@ from .rows import Row, at_most, left_out, median_row
 RATE = 300.0  # tokens a second of a paced reply: a reply that is written in advance and comes at an even pace
 KEY, STOP = 50.0, 200.0  # ms; the limits (targets) of the time from a key to its echo, and from Esc to idle
 FRAME = 1e3 / 30  # ms; the limit for the growth of the screen's lag from a reply's first quarter to its last
-FLAT = 10.0  # MB; the limit for the growth of the app's memory after the first fifth of a chat's turns
+# MB; the limit for the growth of the app's memory, without the KV cache, after a fifth of a chat's turns
+FLAT = 10.0
 ANSWERED = 60.0  # seconds; the chat must accept a message within this time
 TYPING = 0.08  # seconds; the mean time between two keys
 RATINGS_DUE = 16  # the number of ratings after which training is due
-ATTEMPTS = 3  # the maximum number of replies for each wanted key or Esc, because a reply can end before it
+ATTEMPTS = 3  # the maximum number of replies for each key or Esc, because a reply can end before the key
 TOO_SHORT = "the model's replies are too short"
 STORY = "Write a long story about a ship and the sea."
 

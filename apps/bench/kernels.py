@@ -1,9 +1,9 @@
 """This module is the kernel suite of `ruvmlx bench`. The suite measures the C kernels in each implementation
-that this machine can run, except the scalar one, on one thread, called from Python. (A quick run: only the
-best one, and only kernels with a target.)
+that this machine can run, except the scalar one, on one thread, called from Python. A quick run measures only
+the best implementation, and only kernels with a target.
 
-Each row also has the kernel's error relative to its twin (a slow implementation, mostly in NumPy), and its
-limit: the longer of the times in which one thread reads a call's bytes and computes its products.
+Each row also has the kernel's error relative to its twin (a slow implementation, mostly in NumPy), and the
+machine's limit, the longer of the times in which one thread reads a call's bytes or computes its products.
 """
 
 import copy
@@ -89,7 +89,7 @@ def _row(kernel: BenchKernel, impl: str, limit: float, first: bool) -> Row:
 
 
 def distance(kernel: BenchKernel, impl: str) -> float:
-    """Return the largest error of a call's numbers, divided by the twin's largest number."""
+    """Return the largest error of the numbers that a call computes, divided by the twin's largest number."""
     kernel.reset()
     found = kernel.read(kernel.native(impl)).astype(np.float64)
     kernel.reset()
@@ -137,7 +137,7 @@ def kernels() -> list[BenchKernel]:
 
 
 def _for_each(kernel: BenchKernel, names: Sequence[str]) -> BenchKernel:
-    """Return a copy of the kernel with these names of implementations."""
+    """Return a copy of the kernel, with `names` as the names of its implementations."""
     return BenchKernel(**{**vars(kernel), "implementations": tuple(names)})
 
 
@@ -334,7 +334,7 @@ def _rating(make) -> list[BenchKernel]:
         EvidenceSolverRef(precision, features),
     )
     rule = Rule(Push(1.0, 12.0, 0.0), Push(1.5, 12.0, 1.0), 0.05)
-    # (contexts, share of the prose): one group in answers, two in prose
+    # (number of contexts, share of the prose) of each group: one group is in answers, two are in prose
     groups = [(48, 0.0), (48, 0.1), (80, 0.9)]
     p, u = np.exp(make(176, tokens + 1)), make(176, RANK)
     p /= p.sum(axis=1, keepdims=True)

@@ -157,10 +157,10 @@ def _direction(runtime: Any) -> Row:
 
 
 def _bookkeeping() -> Row:
-    """Measure the time of the small updates at a rating, and return the row. They are the trend and the
-    retention of earlier ratings (sona/instant.py), the moving mean of the time per token, and the data of the
-    learning signal for the store (sona/signal.py). The times of the updates of the weights and of the index
-    of ratings are in other rows."""
+    """Measure the time of the small updates at a rating, and return the row. The small updates are the trend
+    and the retention of earlier ratings (sona/instant.py), the moving mean of the time per token, and the
+    data of the learning signal for the store (sona/signal.py). The times of the updates of the weights and of
+    the index of ratings are in other rows."""
     counts, pace = np.arange(len(signal.LABELS)), signal.Pace()
     given = signal.extract("reply", "up", counts, None, 1.1, 1, 200)
 

@@ -22,7 +22,7 @@ def _silence() -> Any:
 
 class LlamaCpp:
     """A player that runs llama.cpp through its C API. The player calls llama_decode without sampling and
-    without a Python loop over the vocabulary, so Python does not slow llama.cpp."""
+    without a Python loop over the vocabulary, so Python hardly slows llama.cpp."""
 
     def __init__(
         self,

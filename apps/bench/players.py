@@ -227,8 +227,8 @@ class MemoryReader:
 
 
 class Products:
-    """A player that shows the limit of the machine's arithmetic. Each call computes the same number of
-    products of small integers, on all threads."""
+    """A player that shows the limit of the machine's arithmetic. Each call of a method computes the same
+    number of products of small integers, on all threads."""
 
     ROUNDS = 50_000
 

@@ -2,9 +2,10 @@
 that were measured on this machine, and the memory bandwidths that Apple states. This module measures nothing.
 
 To decode a token, a runtime reads each weight and the KV cache once. Let s be the share of this machine's
-memory bandwidth that decoding used here. A chip with a memory bandwidth of B bytes a second is expected to
-decode s B / bytes tokens a second, and at most B / bytes, with the bytes of the weights alone. The
-computation supposes that the kernels reach the same share s on the chip, which nobody has measured.
+memory bandwidth that decoding used here. For weights of W bytes, a chip with a memory bandwidth of B bytes a
+second is expected to decode s B / W tokens a second, and at most B / W. These speeds leave out the bytes of
+the KV cache. The computation supposes that the kernels reach the same share s on the chip, which nobody has
+measured.
 """
 
 from collections.abc import Mapping, Sequence

@@ -46,7 +46,7 @@ class PseudoTerminal:
         self._unread = b""  # the output since the last match of `wait_for`, or since `watch` or `quiet`
 
     def send(self, text: str) -> float:
-        """Send the text as keys to the program. Return the time.monotonic() at which it was sent."""
+        """Send the text as keys to the program. Return the time.monotonic() at which the text was sent."""
         at = time.monotonic()
         os.write(self._fd, text.encode())
         return at

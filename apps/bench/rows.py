@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 FAULT = 1.05  # a value that beats the machine's limit by more than this factor is a wrong measurement
-WORTH, ALONE = 0.04, 0.15  # usual differences of two runs of the same code: of a ratio, of a time
+WORTH, ALONE = 0.04, 0.15  # usual relative differences of two runs of the same code: of ratios, of times
 _TIMES = ("us", "ms", "s", "tok/s")
 
 

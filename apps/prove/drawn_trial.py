@@ -3,10 +3,10 @@ replies. Then the model, which has learned from the ratings, answers unseen ques
 
 Several users share a batch (readers.py). At each checkpoint (a number of ratings), the model writes `best_of`
 replies to each unseen question with the user's weights. An arm is a way to learn or to pick replies. The
-first of these replies is the reply of the arm "instant", "full" or "style". The arm "+best-of-N" uses the
+first reply to a question is the reply of the arm "instant", "full" or "style". The arm "+best-of-N" uses the
 reply that the taste model picks of all N replies. The arm "original+best-of-N" uses the taste model's pick of
-N replies of the untouched model. Every reply is compared with the untouched model's reply for the same seed.
-While a user rates, the model writes only one reply to each question.
+N replies of the untouched model. The reply of each arm is compared with the untouched model's reply for the
+same seed. While a user rates, the model writes only one reply to each question.
 """
 
 import time
@@ -90,8 +90,8 @@ class FrozenReplies:
 
     unseen: REACH_BEST_OF replies to each unseen question; learned replies are compared with the first reply
     rated: SCALE_REPLIES replies to each question whose replies the users rate
-    unshown: the measures of unshown replies to these questions (sona/unshown.py), which users do not see. In
-        a chat, the model writes unshown replies in idle time.
+    unshown: the measures of unshown replies to the rated questions (sona/unshown.py), which users do not see.
+        In a chat, the model writes unshown replies in idle time.
     """
 
     unseen: Answers
@@ -142,7 +142,7 @@ class TrialSeconds:
     ratings: the seconds in which the model writes the rated replies and learns from the ratings
     training: the seconds of the slow loop (the background or the style loop)
     replies: the seconds in which the model writes one reply to every unseen question at every checkpoint
-    best_of: the seconds of the other replies to these questions, and of the taste model's choice
+    best_of: the seconds of the other replies to the unseen questions, and of the taste model's choice
     """
 
     ratings: float = 0.0

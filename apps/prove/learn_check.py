@@ -2,8 +2,8 @@
 which holds what the model has learned from ratings, and without the adapter.
 
 Both replies to a question are sampled with the same random seed, so they are equal if the adapter changes
-nothing. The summary reports a difference only if it is clear: chance alone would cause a difference of this
-size for fewer than one of twenty users.
+nothing. The summary calls a difference clear only if chance alone would cause a difference of this size for
+at most one of twenty users.
 """
 
 import math

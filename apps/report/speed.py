@@ -189,9 +189,9 @@ def _prompts(model: Model) -> list[int]:
 
 
 def _fitting(beside: Beside, size: tuple[int, int], deadline: Deadline, log: Log) -> tuple[int, int]:
-    """Return the lengths (prompt tokens, reply tokens) for which, by the estimates, three rounds fit into the
-    time: `size`, or `size` halved as often as necessary. If even MIN_TOKENS do not fit, leave out the slowest
-    runtime and try again. If only one runtime is left, return SHORT."""
+    """Return `size` (prompt tokens, reply tokens), halved as often as necessary, so that three rounds fit
+    into the time by the estimates. If even MIN_TOKENS do not fit, leave out the slowest runtime and try
+    again. If only one runtime is left, return SHORT."""
     now = size
     while 3 * sum(turn.seconds(*now) for turn in beside.turns) > deadline.seconds_left():
         if now[0] > MIN_TOKENS[0]:

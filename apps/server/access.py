@@ -1,5 +1,5 @@
-"""This module decides which clients can use the server. The gate (gate.py) applies these rules to the Host
-header, the Origin header and the API key of each request."""
+"""This module decides which clients can use the server. The gate (gate.py) applies the rules of this module
+to the Host header, the Origin header and the API key of each request."""
 
 import ipaddress
 import re

@@ -76,27 +76,27 @@ class ClientTool(Struct, forbid_unknown_fields=True):
 
 
 class CallsAuto(Struct, forbid_unknown_fields=True, tag_field="type", tag="auto"):
-    """With this choice, the model decides whether it calls a tool. disable_parallel_tool_use: if true, the
-    model makes at most one call."""
+    """If `tool_choice` has this type, the model decides whether it calls a tool. disable_parallel_tool_use:
+    if true, the model makes at most one call."""
 
     disable_parallel_tool_use: bool | None = None
 
 
 class CallsAny(Struct, forbid_unknown_fields=True, tag_field="type", tag="any"):
-    """With this choice, the model must call one of the tools."""
+    """If `tool_choice` has this type, the model must call one of the tools."""
 
     disable_parallel_tool_use: bool | None = None
 
 
 class CallsOne(Struct, forbid_unknown_fields=True, tag_field="type", tag="tool"):
-    """With this choice, the model must call the tool `name`."""
+    """If `tool_choice` has this type, the model must call the tool `name`."""
 
     name: str
     disable_parallel_tool_use: bool | None = None
 
 
 class CallsNone(Struct, forbid_unknown_fields=True, tag_field="type", tag="none"):
-    """With this choice, the model calls no tool."""
+    """If `tool_choice` has this type, the model calls no tool."""
 
 
 class AskedTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="user"):
@@ -119,24 +119,26 @@ class AnsweredTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="as
 
 
 class ThinkingOn(Struct, forbid_unknown_fields=True, tag_field="type", tag="enabled"):
-    """With this field, the model thinks before its answer, if the model can think. budget_tokens: must be
-    less than max_tokens, which limits the thought and the answer together. The server does not limit the
-    thought alone."""
+    """If the field `thinking` has this type, the model thinks before its answer, if it can think.
+    budget_tokens: must be less than max_tokens, which limits the thought and the answer together. The server
+    does not limit the thought alone."""
 
     budget_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class ThinkingAdaptive(Struct, forbid_unknown_fields=True, tag_field="type", tag="adaptive"):
-    """With this field, the model thinks before its answer if its chat template says so."""
+    """If the field `thinking` has this type, the chat template decides whether the model thinks before its
+    answer."""
 
 
 class ThinkingOff(Struct, forbid_unknown_fields=True, tag_field="type", tag="disabled"):
-    """With this field, the model answers without a thought, if its chat template offers this choice."""
+    """If the field `thinking` has this type, the model answers without a thought, if its chat template offers
+    this choice."""
 
 
 class SchemaOutput(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
-    """With this field, a reply without tool calls must be JSON that fits the schema. A keyword of the schema
-    that the server does not support is an error."""
+    """If `output_config.format` has this type, a reply without tool calls must be JSON that fits the schema.
+    A keyword of the schema that the server does not support is an error."""
 
     schema: JsonSchema
 
@@ -175,7 +177,8 @@ class MessagesBody(CountBody, forbid_unknown_fields=True, kw_only=True):
 
 
 def reply_body(body: MessagesBody) -> ReplyBody:
-    """Return the options for the reply as a ReplyBody, with the fields that all endpoints share."""
+    """Return the options for the reply as a ReplyBody, which has the fields that the endpoints for replies
+    share."""
     return ReplyBody(
         model=body.model,
         adapter=body.adapter,

@@ -41,7 +41,7 @@ from .sending import Receive, Send, Sender
 from .serving import Serving
 
 # To add an endpoint, add a row to the list ENDPOINTS of the module that answers the endpoint. The routes and
-# the OpenAPI document are made from these lists.
+# the OpenAPI document are made from the lists ENDPOINTS of all modules.
 ENDPOINTS: list[Endpoint] = [
     *chat.ENDPOINTS,
     *completions.ENDPOINTS,

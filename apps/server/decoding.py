@@ -28,7 +28,7 @@ class Decoded(NamedTuple, Generic[B]):
 
 def decode(data: bytes, kind: type[B]) -> Decoded[B]:
     """Decode a request body into its struct. Raise ApiError, 400, if the body is not JSON or does not fit the
-    struct. In the second case, the error has the name of the first wrong field.
+    struct. If the body does not fit the struct, the error has the name of the first wrong field.
 
     Most bodies have no ignored fields, so the function first tries to decode the whole body at once.
     """

@@ -56,8 +56,9 @@ async def embeddings(call: Call) -> Answer:
 
 
 async def embedder_name(call: Call) -> str:
-    """Return the model's name for the answer: the name in the request, but for `embedding` the name of the
-    model itself. Raise ApiError, 404, if the request names an adapter that does not exist."""
+    """Return the model's name for the answer: the name in the request, or, if the request names `embedding`,
+    the name of the model that computes the vectors. Raise ApiError, 404, if the request names an adapter that
+    does not exist."""
     name: str = call.body.model
     if name == EMBEDDING:
         return call.serving.model_name

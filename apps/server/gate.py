@@ -16,7 +16,8 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class Gate:
-    """An ASGI application around the router of the endpoints. Only allowed requests reach the router."""
+    """An ASGI application around the router of the endpoints. Only requests that pass the checks reach the
+    router."""
 
     def __init__(self, app: App, serving: Serving, access: Access, endpoints: Sequence[Endpoint]):
         self._app, self._serving, self._access = app, serving, access

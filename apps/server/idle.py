@@ -20,7 +20,7 @@ from .memory_look import look_between
 from .serving import Serving
 
 LOOK_EVERY = 0.1  # seconds between two checks whether a request runs
-IDLE_AFTER = 20.0  # seconds without a request, after which the server starts to train
+IDLE_AFTER = 20.0  # seconds without a request, after which the server starts to train or to measure
 # after work that failed or stays due, the wait IDLE_AFTER doubles at most this number of times, to at most
 # six hours
 LONGEST_WAIT = 10
@@ -119,7 +119,7 @@ class IdleWork:
     @contextlib.contextmanager
     def _name_work(self, work: str) -> Iterator[Callable[[str], None]]:
         """In the `with` block, let the status and the metrics show `work` as the idle work. The context
-        manager yields a function that changes this name."""
+        manager yields a function that changes the name of the idle work."""
 
         def begins(work: str) -> None:
             self.serving.idle_work = work

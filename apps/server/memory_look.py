@@ -11,8 +11,8 @@ from ruvmlx.runtime import Runtime
 class MemoryLook(NamedTuple):
     """The answer of an open model, or the sums of several models' answers. held: the memory use. waiting: the
     number of replies that cannot begin yet, because the maximum number of replies is in progress or memory is
-    full. adapter: the adapter version that the model (of several models, the first) uses, as NAME@VERSION;
-    None: no adapter."""
+    full. adapter: the adapter version that the model (of several models, the first) uses, as NAME@VERSION, or
+    None without an adapter."""
 
     held: MemoryUse
     purposes: list[Purpose]

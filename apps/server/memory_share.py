@@ -95,8 +95,8 @@ class MemoryShare:
 
     async def has_room(self, opened: Sequence[PooledModel], model: PooledModel) -> bool:
         """Return True if the model fits into the memory beside the open models. The function first limits the
-        KV caches of the open models, to leave memory for this model. Return False if the replies in progress
-        need too much of this memory."""
+        KV caches of the open models, to leave memory for this model. Return False if the model does not fit,
+        or if the replies in progress need more KV cache memory than the new limits leave."""
         if not self.limit:
             return True
         together = [*opened, model]

@@ -3,9 +3,9 @@ server opens the model when the request needs it.
 
 While the server runs, it closes only models that no request uses. (If the chat app switches to another model,
 the replies of the first model end.) If a request needs a closed model and the memory is full, the server
-closes models that no request uses. If requests use all open models, the new request waits until a model is
-unused, and later requests wait behind this request. The module memory_share.py decides which models fit into
-the memory together.
+closes models that no request uses. If the memory is full and requests use all open models, a request for a
+closed model waits until a model is unused, and later requests wait behind this request. The module
+memory_share.py decides which models fit into the memory together.
 """
 
 import asyncio

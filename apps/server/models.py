@@ -58,7 +58,8 @@ async def list_models(call: Call) -> Answer:
 
 
 async def show_model(call: Call) -> Answer:
-    """Return one of the names that a request can give as its field `model`."""
+    """Return the facts about the model name in the path. Raise ApiError, 404, if no request can give this
+    name."""
     name = call.names["id"]
     if name not in await call.models.names(call.salt):
         raise ApiError(404, "there is no such model; GET /v1/models lists them.", "id", "model_not_found")

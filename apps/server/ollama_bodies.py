@@ -19,7 +19,7 @@ from .prompts import ReplyForm, ToolUse, function_tool
 from .tool_bodies import FunctionName, JsonSchema, NamedSchema
 
 Name = Annotated[str, Meta(description="NAME, NAME:latest or NAME@ADAPTER, as GET /api/tags lists them.")]
-LAST_N = 64  # ollama's repeat_penalty applies to this number of tokens by default
+LAST_N = 64  # ollama's repeat_penalty applies to this number of last tokens by default
 NoImages = Annotated[list[str], Meta(max_length=0)]
 Format = Literal["", "json"] | JsonSchema
 
@@ -161,7 +161,8 @@ def plain_name(model: str) -> str:
 
 
 def reply_body(body: OllamaReplyBody) -> ReplyBody:
-    """Return the options for the reply as a ReplyBody, with the fields that all endpoints share."""
+    """Return the options for the reply as a ReplyBody, which has the fields that the endpoints for replies
+    share."""
     options = body.options or OllamaOptions()
     return ReplyBody(
         model=plain_name(body.model),
@@ -223,8 +224,8 @@ def tools_of(body: OllamaChatBody) -> ToolUse:
 def conversation(messages: Sequence[OllamaMessage], tag: str | None) -> list[Message]:
     """Return the conversation as a list of `Message`, which is the form that the engine reads. A tool call
     needs no id in ollama's form. A result without an id and a function name belongs to the first call that
-    has no result yet. Raise ApiError if there is no call for a result. tag: the tag that begins a thought;
-    None: the model does not think before its answer."""
+    has no result yet. Raise ApiError if there is no call for a result. tag: the tag that begins a thought, or
+    None if the model does not think before its answer."""
     found: list[Message] = []
     open_calls: list[tuple[str, str]] = []  # (id, function name) of each call without a result
     for at, message in enumerate(messages):

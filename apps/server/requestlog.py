@@ -12,8 +12,8 @@ from typing import TextIO
 
 @dataclass
 class RequestLog:
-    """The log of the server. as_json: True if each line is a JSON object. sink: the stream for the lines;
-    None: the log writes nothing."""
+    """The log of the server. as_json: True if each line is a JSON object. sink: the stream for the lines, or
+    None for no lines."""
 
     as_json: bool = False
     sink: TextIO | None = field(default_factory=lambda: sys.stderr)

@@ -113,7 +113,8 @@ class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def reply_body(body: ResponsesBody) -> ReplyBody:
-    """Return the options for the reply as a ReplyBody, with the fields that all endpoints share."""
+    """Return the options for the reply as a ReplyBody, which has the fields that the endpoints for replies
+    share."""
     refuse_true(body.background, "background")
     return ReplyBody(
         model=body.model,

@@ -82,7 +82,7 @@ async def requests_for(
             adapter_id=adapter,
             cache_salt=call.salt_for(body.user),
             tenant=call.salt,
-            # the other replies share the first reply's KV pages
+            # the other replies to the prompt use the KV pages of the first reply
             resumable=i == 0 and is_likely_to_go_on(prompt),
             # Once the first reply has begun, the other replies wait without a time limit, so that the work on
             # the first reply is not lost.
