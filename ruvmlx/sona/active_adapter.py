@@ -1,7 +1,7 @@
 """This module holds the adapter with which the model writes its replies. An adapter has a MicroLoRA (the LoRA
-of the output head, which ratings update), often a base LoRA (which the background loop trains), and sometimes
-a layer LoRA. `ActiveAdapter` also holds two KL probes: one of the model without an adapter, and one of the
-model with the base LoRA. A KL probe (kl_probe.py) measures how far an adapter is from the model without it.
+of the output head, which ratings update), often a base LoRA (which a slow loop makes), and sometimes a layer
+LoRA. `ActiveAdapter` also holds KL probes: one of the model without an adapter, and one under each base LoRA
+in memory. A KL probe (kl_probe.py) measures how far an adapter is from the model without any adapter.
 
 If an undo, a rollback or another process's rating has changed the adapter version in use, `catch_up` loads
 this version from the store. `install` gives the base and the layer LoRA to the backend, as one LoRA.
@@ -85,8 +85,8 @@ class ActiveAdapter:
 
     @property
     def knows_model(self) -> bool:
-        """True if the KL probe of the model without any adapter is known. While this KL probe is unknown, the
-        traces of replies (trace.py) come from a blank adapter, whose lora_a is zero."""
+        """True if the KL probe of the model without any adapter is known. While this KL probe is unknown,
+        adapter version 0 is blank: its lora_a is zero, also in the traces of its replies (trace.py)."""
         return self._probe is not None
 
     @property
@@ -227,7 +227,8 @@ class ActiveAdapter:
 
     def probe_base(self, lora: BaseLoRA, pause: Pause | None = None) -> ProbedBase:
         """Measure the KL probe under the base LoRA `lora`, and return `lora` and the probe. After the call,
-        `lora` is still the backend's LoRA. Call this function only in the with-block of `install_for`.
+        `lora` is still the backend's LoRA. Call this function only in a with-block that sets the backend's
+        LoRA back at its end, such as `install_for`.
 
         pause: a function that is called every few tokens; it can raise an exception to stop the measurement
         """

@@ -26,14 +26,14 @@ ATTEMPTS = 4  # the maximum number of times that a slow loop tries to commit, if
 
 @dataclass(frozen=True)
 class LearnStatus:
-    """The status of an adapter. A consolidation is a run of the background or style loop, which makes a new
-    base LoRA from the ratings.
+    """The status of an adapter. A consolidation is a run of the background or style loop, which tries to make
+    a new base LoRA from the ratings.
 
     ratings, preferences: the numbers of ratings and preferences in force
     updates: the number of ratings and preferences that changed the weights
     versions: the adapter versions that `rollback` accepts
     pending: the number of ratings and preferences that are newer than the newest base LoRA
-    consolidations: the number of consolidations that made a new base LoRA
+    consolidations: the number of new base LoRAs among the versions that led to the version in use
     last: the newest finished consolidation, promoted or refused
     undone: the kind of feedback that `undo` took back: "rating" or "preference"
     kl: the KL divergence of the adapter from the original model; kl_cap: the maximum KL that learning allows
@@ -81,7 +81,8 @@ class AdapterHistory:
         return BaseLoRA.from_bytes(self._store.bases.get(*self._key, id_))
 
     def base_report(self, id_: int) -> dict[str, Any]:
-        """Return the report of the consolidation (run of a slow loop) that made a base LoRA."""
+        """Return the report of the consolidation (run of the background or style loop) that made a base
+        LoRA."""
         return self._store.bases.report(*self._key, id_)
 
     def leads_to(self, version: int, head: int) -> bool:
@@ -98,7 +99,7 @@ class AdapterHistory:
         return self._store.ratings.steps_of_reply(*self._key, head, reply_id)
 
     def examples(self) -> list[tuple[str, str, str]]:
-        """Return (prompt, reply, rating) of every rating in force."""
+        """Return (prompt, reply, rating) of every rating in force whose chat was not deleted."""
         return self._store.ratings.texts(*self._key)
 
     def labels(self) -> list[tuple[str, str, int]]:
@@ -111,7 +112,8 @@ class AdapterHistory:
         return self._store.ratings.words(*self._key)
 
     def unrated_words(self, limit: int) -> list[ReplyWords]:
-        """Return the texts and features of the newest replies without a rating, for the taste model."""
+        """Return the texts and features of the newest replies by this adapter without a rating or a
+        preference, for the taste model."""
         return self._store.replies.unrated_replies(*self._key, limit)
 
     def commit(
@@ -165,12 +167,14 @@ class AdapterHistory:
             self._store.bases.add_attempt(*self._key, parent, None, report)
 
     def attempts(self) -> list[Attempt]:
-        """Return the finished consolidations (runs of a slow loop), promoted or refused, the oldest first."""
+        """Return the finished consolidations (runs of the background or style loop), promoted or refused, the
+        oldest first."""
         return self._store.bases.attempts(*self._key)
 
     def rated_replies(self, limit: int) -> list[RatedReply]:
-        """Return the newest `limit` replies with a rating or a preference. The background loop trains on most
-        of these replies, and tests its result on the other replies."""
+        """Return the newest replies, at most `limit`, with a rating or a preference that training can use.
+        The background loop trains on most of the returned replies, and tests its result on the remaining
+        ones."""
         found = self._store.ratings.replies(*self._key, limit) + self.pairs.replies(limit)
         return sorted(found, key=lambda row: row.version)[-limit:]
 
@@ -207,11 +211,11 @@ class AdapterHistory:
     # -- undo and rollback ---------------------------------------------------------------------------
 
     def undo(self) -> LearnStatus:
-        """Take back the last rating or preference. Afterwards, the adapter's weights are bit for bit the
-        weights before that feedback.
+        """Take back the last rating or preference in force. Afterwards, the adapter's weights are bit for bit
+        the weights before that feedback.
 
         If a slow loop trained a new base LoRA after that feedback, also take back this base. Raises NotFound
-        if there is no rating and no preference.
+        if there is no rating and no preference in force, or if the weights before it are no longer stored.
         """
         with self._store.transaction():
             rated = self._store.ratings.last_version(*self._key, self.version())

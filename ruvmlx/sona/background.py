@@ -1,19 +1,19 @@
-"""The background loop trains a base LoRA on all ratings together.
+"""The background loop trains a base LoRA on the ratings together.
 
-    loss = mean over replies of (-w mean log p - 0.1 [liked] mean log p)
+    loss = mean over replies of (-w mean log p - 0.1 [reward > 0] mean log p)
          + 0.5 mean over plain texts (texts without a rating) of KL(frozen || p)
          + the EWC penalty on changes to weights that earlier tasks depend on, if EWC is on (optional/ewc.py)
 
-w is the reply's DRO weight (objective.py) at its current log-ratio to the frozen model. w shrinks as training
-changes the reply's probability; this shrinkage is DRO's regulariser. The MicroLoRA (the small LoRA that each
-rating updates) is active during the training. At the end, the run moves the MicroLoRA's change into the base
-LoRA. The adapter uses the new base LoRA only if it passes the promotion test (promotion.py).
+w is the reply's DRO weight (objective.py) at its current log-ratio to the frozen model; [...] is 1 if true,
+else 0. w shrinks as training changes the reply's probability; this shrinkage is DRO's regulariser. The
+MicroLoRA (the small LoRA that ratings update) is active during the training. At the end, the run moves the
+MicroLoRA's change into the base LoRA, except a remainder (fold_micro). The adapter uses the new base LoRA
+only if promotion.py promotes it.
 
 A run consists of optimiser steps. A step computes the gradient of each of its texts in slices. A run can be
 stopped between two slices. A slice takes some tens of milliseconds on the starter model. If the same process
-resumes the run, the run continues after the last whole text and keeps the promotion test's measurements. If
-another process resumes the run, the run continues after the last saved step. tests/sona/pauses.py times the
-slices.
+resumes the run, the run continues after the last whole text (after a rating: after the last whole step). If
+another process resumes it, it continues after its last save. tests/sona/pauses.py times the slices.
 """
 
 import math
@@ -56,7 +56,7 @@ SAVE_EVERY = 4  # the number of optimiser steps from one save of a run to the ne
 @dataclass(frozen=True)
 class TrainingSettings:
     """The settings of one training run. steps: the number of optimiser steps. lr: the learning rate, which
-    rises over `warmup` steps and falls linearly to about a tenth.
+    rises over `warmup` steps and falls linearly towards a tenth.
 
     A measurement compared settings by the mean stars of the starter model's replies to 60 held-out questions,
     after forty ratings by a user who likes short replies. The mean was 2.7 stars with the instant loop alone
@@ -96,7 +96,7 @@ class Background:
         self._frozen: dict[TrainingText, np.ndarray] = {}  # the frozen model's hidden states of plain texts
         self._paused: Training | None = None
         self._anchors: Sequence[Any] = []
-        self._standing: dict[Place, Pair] = {}  # LoRA pairs of the matrices that the run does not train
+        self._standing: dict[Place, Pair] = {}  # pairs of the layers' matrices that the run does not train
         self._promotion: PromotionTest | None = None
         self._gradients = GradientAccumulator()  # the gradients of the current step, which can be stopped
         self._step_key: tuple[int, int] | None = None  # (training step, adapter version) of `_gradients`
@@ -121,8 +121,8 @@ class Background:
         self._sizes = GradientSizes()
 
     def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
-        """Train a base LoRA, test it, and promote or refuse it. Return a report. The report of a stopped run
-        says that the run was stopped."""
+        """Train a base LoRA, test it, and promote or refuse it. Return a report, which says if the run was
+        stopped or could not begin. Raises RuvmlxError if the loss is not finite."""
         learner, shape, pause = self._learner, self._model.shape, stop_when(cancel)
         if not self._model.is_own:
             return _report(False, missing_features(shape))
@@ -164,7 +164,7 @@ class Background:
     # -- the start of a run --------------------------------------------------------------------------
 
     def _resumable_run(self, pause: Pause = lambda: None) -> Training | None:
-        """Return the stopped run if it began from an ancestor of the version in use, with the same settings,
+        """Return the stopped run if it began from the version in use or an ancestor, with the same settings,
         base LoRA and EWC anchors; else None."""
         history, state = self._learner.history, self._learner.state
         if (training := self._paused) is None:
@@ -182,15 +182,14 @@ class Background:
         return None
 
     def _promotion_test(self, buffer: Buffer, pause: Pause) -> PromotionTest:
-        """Return the stopped promotion test if it uses the same ratings; else return a new test."""
+        """Return the stopped promotion test if it uses the same data; else return a new test."""
         if self._promotion is None or self._promotion.buffer != buffer:
             self._promotion = PromotionTest(self._learner, buffer, pause)
         self._promotion.pause = pause
         return self._promotion
 
     def _fresh(self, buffer: Buffer, pause: Pause = lambda: None) -> Training:
-        """Return a new run, which starts from the base LoRA in use. A matrix that this base LoRA does not
-        change starts with a change of zero."""
+        """Return a new run, which starts from the base LoRA in use; other matrices start unchanged."""
         state, places = self._learner.state, self._places(buffer, pause)
         facts = {
             "version": state.version,
@@ -298,7 +297,8 @@ class Background:
     def _accumulate(
         self, training: Training, buffer: Buffer, promotion: PromotionTest, pause: Callable[[], None]
     ) -> None:
-        """Add up the gradients of one step's texts. A stopped step resumes after its last finished text."""
+        """Add up the gradients of one step's texts. A stopped step resumes after its last whole text, or
+        begins again if the adapter version has changed."""
         assert self._trainer is not None
         base, trainer, key = training.base, self._trainer, (training.step, self._learner.version)
         standing = BaseLoRA({**self._standing, **base.pairs}, base.scale)  # untrained pairs stay active
@@ -328,7 +328,7 @@ class Background:
 
     def _candidate(self, training: Training, pause: Pause) -> Candidate:
         """Return a function of the share (0 to 1) of the trained change to keep. The function returns the
-        base LoRA with the MicroLoRA folded in, and a MicroLoRA with what the base LoRA could not take."""
+        base LoRA with the layer LoRA and the MicroLoRA folded in, and a MicroLoRA with the rest."""
         start = self._start(training.facts["version"], training.pairs, pause)
 
         def at(share: float) -> tuple[BaseLoRA, MicroLoRA]:
@@ -343,8 +343,8 @@ class Background:
 
     def _finish(self, training: Training, promotion: PromotionTest) -> dict[str, Any]:
         """Fold the MicroLoRA into the base LoRA, test the base, and promote or refuse it. If a rating is
-        committed during the test, try again with the new MicroLoRA. After ATTEMPTS attempts, stop this run;
-        the next call of `run` resumes it."""
+        committed before the promotion, try again with the new MicroLoRA. After ATTEMPTS attempts, stop this
+        run; the next call of `run` resumes it."""
         learner = self._learner
         for _ in range(ATTEMPTS):
             learner.sync()

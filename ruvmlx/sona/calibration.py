@@ -61,8 +61,9 @@ class Measured:
 
 class Measurement:
     """The measurement of one model's KL probe. The model reads about 2,700 tokens of text and writes replies
-    of 1,900 tokens in batches. Then the output head reads all hidden states, and the states of prose a second
-    time. The measurement can be stopped at any time and continued."""
+    of 1,900 tokens in batches (fewer if a large or slow model takes too long). Then the output head reads all
+    hidden states, and the states of prose a second time. The measurement can be stopped at any time and
+    continued."""
 
     def __init__(self, model: Measured):
         self._model, self._reading = model, Reading()
@@ -244,8 +245,8 @@ def prior(frequency: np.ndarray, cost: np.ndarray, ends: list[int]) -> tuple[np.
     precision is 1 / sigma^2; sigma is the standard deviation of the prior of a token's weight. Tokens that
     occur in nearly all replies mostly show a style; rare tokens mostly show a topic. Every complete reply has
     the end-of-reply token. So sigma is smaller for tokens that are rarer than the end-of-reply token. Sigma
-    is also smaller for tokens with a larger variance in plain text, because a change of these tokens' logits
-    adds more KL.
+    is also smaller for tokens with a larger `cost` (Surveyed) than the end-of-reply token, because a change
+    of these tokens' logits adds more KL.
     """
     tokens = np.sort(np.argsort(-frequency, kind="stable")[:ACTIVE])
     end = max(ends, key=lambda t: frequency[t])

@@ -1,5 +1,5 @@
-"""After a task (ratings about similar things), or a week after its last run, the deep loop stores an EWC
-anchor and tidies the reasoning bank.
+"""After a task (ratings about similar things), or a week after its last run, the deep loop tidies the
+reasoning bank and, if EWC is on, stores an EWC anchor.
 
 An anchor says how important each weight of the base LoRA is for the task's liked replies (optional/ewc.py).
 The deep loop measures this importance with one gradient per reply. If EWC is on, the background loop
@@ -45,10 +45,11 @@ Progress = Callable[[int, int], None]  # (replies measured so far, all replies t
 
 @dataclass(frozen=True)
 class Task:
-    """The liked replies of one task. A task is a series of ratings about similar things (task_boundary.py).
+    """The liked replies to measure, which were rated between the last anchor and the newest task boundary. A
+    task is a series of ratings about similar things (task_boundary.py).
 
     examples: liked replies, the oldest first
-    boundary: the adapter version whose rating began the next task; None if no task has begun since the last
+    boundary: the adapter version whose rating began the newest task; None if no task has begun since the last
         anchor
     """
 
@@ -151,8 +152,8 @@ class Deep:
     def run(
         self, progress: Progress | None = None, cancel: threading.Event | None = None, anchor: bool = True
     ) -> dict[str, Any]:
-        """Measure the importance of the weights for the task, store an anchor and tidy the reasoning bank.
-        Return a report. The report of a stopped run says that the run was stopped.
+        """Measure the importance of the weights for the task, store an anchor if that is possible, and tidy
+        the reasoning bank. Return a report, which says why there is no anchor or why the run was stopped.
 
         anchor: False to tidy the reasoning bank without an anchor
         """
@@ -183,7 +184,7 @@ class Deep:
 
     def _task(self, buffer: Buffer) -> Task:
         """Return the task to measure: the liked replies since the last anchor, up to the newest task
-        boundary."""
+        boundary, without held-out replies."""
         since = self._learner.anchors.last_version()
         boundary = max((v for v in self.task_starts() if v > since + 1), default=None)
         mine = [e for e in buffer.train if e.version > since and (boundary is None or e.version < boundary)]

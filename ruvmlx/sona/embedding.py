@@ -14,11 +14,11 @@ meaning (starter model). The paraphrase was the nearest question for 42% of the 
 mean (minus the mean of all questions), for 63% with position weights, and for 92% with position weights and
 whitening.
 
-`vectors` embeds any text. A chat model reads the whole text in windows of equal length, at most WINDOW
+`vectors` embeds any text. A chat model reads the whole text in windows of about equal length, at most WINDOW
 tokens, each window in its own context. The hidden states of a window are averaged in the same way as the
-hidden states of a question. The vector of the text is the mean of the windows' vectors, weighted by the
-windows' numbers of tokens. An embedding model reads the whole text in one context instead, and the vector is
-the hidden state of the last token (models/config/embedding_model.py).
+hidden states of a question. The vector of the text is the whitened mean of the windows' averages, weighted by
+the windows' numbers of tokens. An embedding model reads the whole text in one context instead, and the vector
+is the hidden state of the last token (models/config/embedding_model.py).
 """
 
 import io
@@ -47,7 +47,7 @@ MAX_TEXT_TOKENS = 8192  # the maximum number of tokens in a text to embed
 WINDOW = 512  # the maximum number of tokens of a text that are read in one context
 SLICE = 0.05  # seconds; after a slice of this length, the reader lets other work run
 MIN_SLICE_TOKENS = 32  # the minimum number of tokens that the model reads in one slice
-WHITENED = 32  # the number of leading directions; whitening scales each to the variance of direction 33
+WHITENED = 32  # the maximum number of leading directions; each gets the variance of the direction after them
 DIMENSIONS = 576  # the maximum size of a vector; larger states are projected to it (10,000 vectors: < 24 MB)
 
 
@@ -193,7 +193,8 @@ def vectors(
     store: Store, model: Model, backend: Backend, texts: Sequence[Sequence[int]]
 ) -> Generator[None, None, list[np.ndarray]]:
     """Return one unit vector [dimensions] per text, computed without any adapter. This generator yields about
-    every SLICE seconds, so that other work can run.
+    every SLICE seconds, so that other work can run; it does not yield while a new chat model's whitening is
+    measured.
 
     texts: the token ids of each text, from `text_ids`
     """
@@ -288,8 +289,8 @@ def whitening(states: np.ndarray) -> Whitening:
 
 
 def _largest_directions(states: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the `count` largest singular values of states [T, D], and their directions [D, count]. The
-    eigenvectors of the products of the rows give both in a fifth of the time of an SVD if T is below D."""
+    """Return the `count` largest singular values of states [T, D], and their directions [D, count]. If T is
+    at most D, the eigenvectors of the products of the rows give both in a fifth of the time of an SVD."""
     if len(states) > states.shape[1]:
         _, sigma, rows = np.linalg.svd(states, full_matrices=False)
         return sigma[:count], rows[:count].T

@@ -25,8 +25,8 @@ from .sampled_replies import BegunReply, SampledReply, sampled_replies
 
 MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
 TEMPERATURE = 0.7
-# So many more endless replies than the original model's are no fault, because chance alone changes the number
-# of endless replies among 24 replies by about this standard deviation.
+# It is no fault if the model with the adapter writes at most this number of endless replies more than the
+# original model, because chance alone changes the number among 24 replies by about this much.
 CHANCE = 2
 MIN_VARIETY = 0.92  # the minimum variety, as a share of the original model's variety
 _FOREIGN = 0.2  # a reply is foreign if more than this share of its letters is in other scripts
@@ -103,8 +103,8 @@ def sample(
 
 
 def is_loop(ids: Sequence[int]) -> bool:
-    """Return True if the reply ends in a loop, or if more than half of its groups of GRAM tokens repeat
-    earlier groups."""
+    """Return True if the reply ends in a loop, or if it has more than GRAM groups of GRAM tokens and more
+    than half of the groups repeat earlier groups."""
     grams = Counter(tuple(ids[i : i + GRAM]) for i in range(len(ids) - GRAM + 1))
     total = sum(grams.values())
     return Repetition(ids).is_loop or (total > GRAM and 1 - len(grams) / total > _REPEATED)

@@ -1,4 +1,4 @@
-"""The instant loop updates the LoRA of the output head (lora_a, lora_b) at once after each rating.
+"""The instant loop updates lora_b of the MicroLoRA (the LoRA of the output head) at once after each rating.
 
 A rating says that a reply was good or bad, but not why the user thinks so. Changes on which several ratings
 agree show the user's taste; all other changes show mostly the topics of the replies. So lora_b is computed
@@ -9,8 +9,9 @@ tokens change together:
     lora_b = gain * (held_back(theta_tokens + theta_features @ features^T) + taste)
     (theta: the coordinates; gain and held_back: scales that keep the KL small; @: the matrix product)
 
-`taste` is the part of lora_b that the taste model adds (taste_push.py). For reply i with weight w_i, gradient
-g_i of its log-probability (E_b of trace.py) and Fisher information f_i in these coordinates,
+`taste` is the part of lora_b that the taste model adds (taste_push.py). A part of lora_b from another source
+(`residual_block`) is added unchanged. For reply i with weight w_i, gradient g_i of its log-probability (E_b
+of trace.py) and Fisher information f_i in these coordinates,
     G = sum w_i g_i      S = sum (w_i g_i)^2      L = sum |w_i| f_i      (sums over the rated replies i)
 
     theta = step * G / (1 / sigma^2 + L) * G^2 / (G^2 + agree * S)      (for each coordinate)
@@ -22,32 +23,32 @@ There are many features, and each feature moves all movable tokens, so the noise
 All features of one row of lora_b are therefore multiplied by James and Stein's factor max(0, 1 - noise * sum
 S / sum G^2). lora_a keeps its calibrated values (calibration.py).
 
-A rating down must not punish the end of a long reply: the fault is that the reply did not end earlier. So in
-a rating down, the end token of a reply of T tokens has the weight end_credit(T), which is 1 for a short reply
-and near 0 for a long reply. The remaining gradient, -sum_t p_t(end) u_t (p_t(end): the probability of an end
-at position t; u_t: the state there times lora_a), is the gradient of the log-probability that the reply goes
-on for T tokens. A step against this gradient makes an end likelier at each position where the end had some
-probability. If earlier ratings have made the end of a long reply likelier, a rating up uses the same
-remaining gradient and so makes an end less likely again, because a user who likes half of all long replies
-does not ask for shorter replies.
+A bad rating (weight below 0) must not punish the end of a long reply: the fault is that the reply did not end
+earlier. So in a bad rating, the end token of a reply of T tokens has the weight end_credit(T), which is 1 for
+a short reply and near 0 for a long reply. If end_credit(T) is 0, the gradient that remains for the end token,
+-sum_t p_t(end) u_t (p_t(end): the probability of an end at position t; u_t: the state at t times lora_a), is
+the gradient of the log-probability that the reply goes on for T tokens. A step against this gradient makes an
+end likelier at each position where the end had some probability. If earlier ratings have made the end of a
+long reply likelier, a good rating uses this gradient, too, and so makes an end less likely again, because a
+user who likes half of all long replies does not ask for shorter replies.
 
 A preference between two replies to one question is one piece of evidence. The w_i g_i of a preference is the
 sum of both replies' terms. The weights of the two replies have opposite signs, so the parts that both replies
 share cancel.
 
-Each rating multiplies the evidence of all earlier ratings by 1 - FADE, because tastes change. The adapter
-also keeps a trend: a moving mean over about TREND_RATINGS ratings, -1 to 1. The trend is below 0 while the
-latest ratings punish replies that earlier ratings made more likely. While the trend is below 0, the older
-evidence fades faster, in proportion to the trend.
+Each update multiplies the evidence of all earlier ratings by at most 1 - FADE, because tastes change. The
+adapter also keeps a trend: a moving mean over about TREND_RATINGS ratings, -1 to 1. The trend is below 0
+while the latest ratings punish replies that earlier ratings made more likely. While the trend is below 0, the
+older evidence fades faster, in proportion to the trend.
 
 A change of where replies end hardly reduces the variety of replies, but a change of other tokens does. So
 held_back scales all tokens except the end-of-reply tokens down until these other tokens add a KL of at most
-about SAID_CAP. The scale of held_back is computed from the evidence and the frozen model alone, and is not
-stored with the evidence.
+about SAID_CAP. The scale of held_back is computed from the evidence, lora_a and the frozen model, and is not
+stored.
 
 The last step of an update limits its size. If the KL of answers to the reference text's questions exceeds
-KL_CAP, or if the log-perplexity of prose has risen by more than RISE_CAP, lora_b is scaled down. `gain` keeps
-the scale, and the search of the next rating starts from this gain.
+KL_CAP or the old KL plus PER_RATING, or if the log-perplexity of prose has risen by more than RISE_CAP,
+lora_b is scaled down. `gain` keeps the scale, and the search of the next rating starts from this gain.
 """
 
 import math
@@ -66,8 +67,8 @@ from .trace import ReplyStats, Trace
 
 # The maximum KL(learned || frozen) in answers to the questions of the reference text, nats per token
 KL_CAP = 0.1
-# The maximum KL of all tokens except end-of-reply tokens, nats per token. The rest of KL_CAP is for the taste
-# model's push (taste_push.py).
+# The KL, in nats per token, to which held_back limits the change of all tokens except end-of-reply tokens.
+# The rest of KL_CAP is for end-of-reply tokens and the taste model's push (taste_push.py).
 SAID_CAP = KL_CAP / 5
 RISE_CAP = math.log(1.014)  # the maximum rise of the negative log-likelihood of prose, nats/token
 PER_RATING = 0.05  # the maximum KL that one rating adds, nats per token
@@ -75,12 +76,12 @@ TOKEN = Push(step=1.0, agree=12.0, noise=0.0)  # agree: 12 ratings that agree gi
 FEATURE = Push(step=1.5, agree=12.0, noise=1.0)
 RULE = Rule(TOKEN, FEATURE, SAID_CAP)
 FADE = 0.005
-TURNED = 1.0  # the share of the older evidence that fades at a trend of -1
+TURNED = 1.0  # the share of the older evidence that fades at a trend of -1, besides the share FADE
 TREND_RATINGS = 8  # the number of ratings in the trend's moving mean
 MOVED = 0.15  # nats per token; ratings have clearly made a reply more likely if its log-ratio is this large
-SHORT = 100  # tokens; a rating down gives the end token its full weight in a reply of at most this length
+SHORT = 100  # tokens; a bad rating gives the end token its full weight in a reply of at most this length
 MAX_MAGNITUDE = 1e8  # the maximum size of a weight or gradient; a larger number is an error
-LOOKS = 6  # the number of KL measurements in the search for the gain; if all exceed a cap, the gain is 0
+LOOKS = 6  # the maximum number of KL measurements in the search for the gain; if all fail, the gain is 0
 BROKEN = "a weight or gradient is NaN, infinite or far too large"
 FAR = 3.0  # if a refused gain is this many times an accepted gain, a gain between the two is tried
 SLACK = 1.2  # the search ends at a gain within the caps if this many times the gain would exceed a cap
@@ -91,7 +92,7 @@ class ReplyPush:
     """One reply's part in an update of the weights.
 
     weight: the strength of the update; above 0, the reply becomes likelier
-    log_ratio: the reply's log-probability minus its log-probability in the frozen model, nats per token
+    log_ratio: the reply's log-ratio (Trace.log_ratio), nats per token
     """
 
     stats: ReplyStats
@@ -244,7 +245,7 @@ def prepare_stats(trace: Trace, probe: KLProbe) -> ReplyStats:
 
 
 def gradient_of(stats: ReplyStats, weight: float, evidence: np.ndarray, probe: KLProbe) -> np.ndarray:
-    """Return the gradient [r, A + k] that a rating of this weight adds to the evidence (r rows of lora_b, A
+    """Return the gradient [r, A + k] that, times `weight`, a rating adds to the evidence (r rows of lora_b, A
     movable tokens, k features)."""
     tokens = probe.tokens.size
     # `likelier` is True if earlier ratings have made the end of this reply likelier.
@@ -253,7 +254,7 @@ def gradient_of(stats: ReplyStats, weight: float, evidence: np.ndarray, probe: K
 
 
 def end_credit(tokens: int) -> float:
-    """Return the weight, 0 to 1, of the end token in a rating down. The weight is near 0 for a long reply.
+    """Return the weight, 0 to 1, of the end token in a bad rating. The weight is near 0 for a long reply.
     tokens: the length of the reply in tokens.
     """
     return min(1.0, (SHORT / tokens) ** 4)
@@ -261,9 +262,10 @@ def end_credit(tokens: int) -> float:
 
 def next_trend(trend: float, weight: float, log_ratio: float) -> float:
     """Return the adapter's trend (module docstring) after one more rating, in [-1, 1]. The trend is above 0
-    while ratings agree with earlier ratings, for example praise replies that these made more likely.
+    while ratings agree with earlier ratings, for example praise replies that the earlier ratings made more
+    likely.
 
-    log_ratio: the reply's log-probability minus its log-probability in the frozen model, nats per token
+    log_ratio: the reply's log-ratio (Trace.log_ratio), nats per token
     """
     agreed = _unit(weight) * _unit(log_ratio / MOVED)
     return trend + (agreed - trend) / TREND_RATINGS
@@ -316,7 +318,8 @@ def _add_taste(block: np.ndarray, taste: np.ndarray) -> np.ndarray:
 
 
 def without_update(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, probe: KLProbe) -> Update:
-    """Return the adapter without the effect of one past update, which changed `before` into `after`."""
+    """Return the adapter without the effect of one past update, which changed `before` into `after`. The
+    later fading of this update's evidence is not taken into account."""
     old = stored_evidence(adapter, probe)
     new = old - (stored_evidence(after, probe) - stored_evidence(before, probe))
     new[1:] = np.maximum(new[1:], 0)
@@ -329,7 +332,8 @@ def without_update(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, prob
 
 def cap_update(whole: UncappedUpdate, probe: KLProbe, limit: float = KL_CAP) -> Update:
     """Search, with at most LOOKS measurements, for a large gain at which the update is within both caps, of
-    KL and of perplexity. Return the update at this gain. The search starts at the gain before the update.
+    KL and of perplexity. Return the update at this gain, or at 0 if no gain is found. The search starts at
+    about the gain before the update.
 
     A gain scales only this update, so no gain lowers the KL of the base LoRA alone. If the base LoRA alone is
     at the limit, the gain is about 0.

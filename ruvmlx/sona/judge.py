@@ -14,7 +14,7 @@ from .user_taste import reply_features
 @dataclass(frozen=True)
 class CandidateReply:
     """One of the replies between which a judge chooses. The reply is complete or still in progress.
-    finish_reason: "" while the reply is in progress."""
+    finish_reason: why the reply ended; "" while the reply is in progress."""
 
     question: str
     text: str

@@ -93,14 +93,14 @@ class KLProbe:
     vocabulary.
 
     contexts: [M, D], the hidden states on which distances are measured
-    rows: [M], the indices of the contexts among all hidden states of the reference text
+    rows: [M], the indices of the contexts among the hidden states of the reference texts that were read
     counts, prose: the numbers that ContextGroups explains
     following: [M], the token that follows each context in its text
     directions: [D, r], the calibrated lora_a
     tokens, eos, precision, features: the fields of Coordinates (coordinates.py)
     drift: [r, A + 1], the gradient of the prose's mean negative log-likelihood by lora_b (`Drift`)
     head: the function from hidden states [T, D] to logits [T, V]
-    frozen: the frozen model's log-probabilities [m, V] in the `few` contexts
+    frozen: the frozen model's log-probabilities [m, V] in the `few` contexts; None without a base LoRA
     packed_ratio: [M, A + 1], log(p_base / p_frozen) of each movable token; the last column has the mean of
         this value over all other tokens, weighted by p_base
     rise: the rise of the prose's mean negative log-likelihood under the base (nats)
@@ -323,8 +323,8 @@ class KLProbe:
 
     @classmethod
     def from_bytes(cls, data: bytes, head, eos: np.ndarray) -> "KLProbe | None":
-        """Decode a stored probe. Return None if the data is damaged or comes from another reference text; the
-        caller then measures a new probe. eos: the ids of the tokens that end a reply."""
+        """Decode a stored probe. Return None if the data is damaged, has NaN or Inf, or comes from another
+        reference text; the caller then measures a new probe. eos: the ids of the tokens that end a reply."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 if str(f["text"]) != reference_text.digest():

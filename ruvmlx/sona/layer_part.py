@@ -18,8 +18,8 @@ from .kl_probe import KLProbe
 from .state import LearnerState
 from .trace import Trace
 
-# A KL guard is a function that runs between replies and keeps a layer LoRA within the KL cap
-# (optional/kl_guard.py).
+# A KL guard is a function that runs between replies. It measures the KL of a layer LoRA, and scales the layer
+# LoRA down if the KL exceeds its limit (optional/kl_guard.py).
 KLGuard = Callable[[ActiveAdapter, Pause | None], None]
 
 
@@ -46,12 +46,12 @@ class LayerPart(Protocol):
         trace: Trace,
         pause: Pause | None = None,
     ) -> bool:
-        """Add the layer gradient to the trace if the trace has no layer gradient. Return True if a gradient
-        was added."""
+        """Add the layer gradient, and the log-probability under the base LoRA alone, to the trace if a rating
+        needs them and the trace has none. Return True if a value was added."""
 
     def logprob_shift(self, trace: Trace, state: LearnerState) -> float:
-        """Return the change of the reply's mean log-probability (nats) since its trace was recorded. The
-        returned change is a first-order estimate."""
+        """Return the change of the reply's mean log-probability (nats) from the layer LoRA with which its
+        trace was recorded to the layer LoRA of `state`. The returned change is a first-order estimate."""
 
     def update(self, state: LearnerState, trace: Trace, weight: float, base: KLProbe) -> LayerLoRA | None:
         """Return the layer LoRA after a rating of this weight."""
@@ -59,7 +59,8 @@ class LayerPart(Protocol):
     def layers_without(
         self, state: LearnerState, before: LearnerState, after: LearnerState, base: KLProbe
     ) -> LayerLoRA | None:
-        """Return the layer LoRA without the effect of the rating that led from `before` to `after`."""
+        """Return the layer LoRA of `state` without the effect of the rating that led from `before` to
+        `after`, if this effect can still be computed."""
 
     def added_kl(self, layer_lora: LayerLoRA | None) -> float:
         """Return the estimated KL that this layer LoRA adds to the last measured KL (nats per token)."""

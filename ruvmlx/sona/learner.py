@@ -1,6 +1,6 @@
-"""This module holds the learner. The learner records traces of replies, applies ratings and takes ratings
-back. A trace is the gradient of a reply's log-probability, which is recorded while the model generates the
-reply.
+"""This module holds the learner. The learner keeps traces of replies, and changes the adapter's weights by
+ratings and preferences. A trace is the gradient of a reply's log-probability, usually recorded while the
+model generates the reply.
 
 The learner commits a change of weights to the store together with the rating that caused the change. The
 model uses the new weights only after the commit.
@@ -53,9 +53,10 @@ class Learner:
 
     active: the adapter in use
     layers: the optional part that lets ratings change layers below the output head
-    guard: the function that keeps the changes of layers below the output head within instant.KL_CAP
+    guard: the function that scales down the changes of layers below the output head in idle time, if their
+        KL exceeds its limit
     anchors: the optional part that penalises changes to weights that earlier tasks depend on
-    taste: the model of the user's taste, fitted to the ratings in force
+    taste: the model of the user's taste, fitted to the ratings and preferences in force
     learns: False if the learner records and indexes ratings, but never changes weights
     """
 
@@ -110,8 +111,8 @@ class Learner:
         return self.layers.targets
 
     def sync(self) -> None:
-        """If an undo or another process has changed the adapter version in use, load that version from the
-        store. Then install the version's base and layer LoRA in the backend."""
+        """If the store's adapter version in use is not the version in memory (for example after an undo),
+        load that version. Then install its base and layer LoRA in the backend."""
         self.active.catch_up()
         self.active.install()
 
@@ -130,13 +131,13 @@ class Learner:
         return Trace(self.micro, self.version)
 
     def settle(self, pause: Pause | None = None, watch: Watch | None = None) -> None:
-        """Compute and store the data of the newest replies that a rating needs (traces, statistics, embedded
-        questions), so that this or another process can rate these replies without a wait. The work takes
-        seconds after many replies, or if ratings change more matrices than the output head.
+        """Compute what a rating of the newest replies needs (traces, statistics, embedded questions), so that
+        the rating has less to compute. Store the traces and the embedded questions, also for other processes.
+        The work takes seconds after many replies, or if ratings change more matrices than the output head.
 
-        pause: a function that is called between the steps; it can raise an exception to stop the work
-        watch: an object that gets the progress if the model or its base LoRA must be measured; None to
-            measure nothing, and to skip the steps that need a measurement
+        pause: a function that is called during the longest steps; it can raise an exception to stop the work
+        watch: an object that gets the progress of a measurement of the model; None to measure no KL probe,
+            and to skip the steps that need an unknown KL probe
         """
         if watch is not None:
             self.active.measure(pause, watch)
@@ -151,14 +152,14 @@ class Learner:
     # -- ratings -------------------------------------------------------------------------------------
 
     def rate(self, reply_id: str, rating: str, note: str = "", watch: Watch = QUIET) -> RatingResult:
-        """Update the weights by a rating, and commit both to the store. First take back an earlier rating of
-        the same reply.
+        """Update the weights by a rating, and commit both to the store. The effect of an earlier rating of
+        the same reply is removed first, if `_undo_steps` can remove it.
 
         watch: an object that gets the progress of the model's measurement; a rating of a model that was never
             measured waits for this measurement
 
-        The weights and the store stay unchanged after UsageError (an unknown rating), AdapterMismatch
-        (another model's reply) or RuvmlxError (an update that is not finite).
+        The weights and the stored ratings stay unchanged after an error, such as UsageError (an unknown
+        rating), AdapterMismatch (another model's reply) or RuvmlxError (an update that is not finite).
         """
         started = time.perf_counter()
         rating = objective.check_rating(rating)
@@ -167,7 +168,7 @@ class Learner:
         return self._retry_commit(lambda: self._rate(reply, rating, note, started))
 
     def _retry_commit(self, attempt: Callable[[], T]) -> T:
-        """Call `attempt`, which computes and commits an update, and return the result. If another process
+        """Call `attempt`, which computes and commits an update, and return its result. If another process
         commits first, call `attempt` again. The last attempt holds the store's write lock from its start, so
         no other process can commit. Raises StoreBusy if the last attempt cannot get the lock."""
         for _ in range(_ATTEMPTS):
@@ -204,13 +205,13 @@ class Learner:
         )  # fmt: skip
 
     def give_reason(self, reply_id: str, reason: str) -> RatingResult:
-        """Store why a user rated a reply bad, as the beginning of the rating's note, and learn from the
-        reason. If the rating is the newest feedback, the rating with its reason replaces the old rating, so
-        one undo takes back both. If the rating is older, the learner gives the rating again, with its reason.
+        """Store why a user rated a reply bad, as the beginning of the rating's note, and give the rating
+        again with this note. If the rating is the newest feedback, it is undone first, so one undo then takes
+        back both the rating and its reason.
 
         reason: a key of `REASONS`
 
-        Raises UsageError unless the reply has a bad rating.
+        Raises UsageError for an unknown reason, or without a bad rating in force; also the errors of `rate`.
         """
         if reason not in REASONS:
             raise UsageError(f"a reason is {', '.join(REASONS)}; got {reason[:20]!r}.")
@@ -229,7 +230,8 @@ class Learner:
 
     def prefer(self, better_id: str, worse_id: str, kind: str, strength: float = 1.0) -> PreferenceResult:
         """Update the weights by a preference between two replies to one question, and commit both to the
-        store. First take back an earlier preference between these replies.
+        store. The effect of an earlier preference between these replies is removed first, if `_undo_steps`
+        can remove it.
 
         kind: "compare", "regenerated" or "edit"; strength: 1 for a clear choice, else less than 1
             (PreferenceRow)
@@ -285,8 +287,9 @@ class Learner:
         return reply
 
     def _undo_steps(self, steps: list[tuple[int, int]]) -> LearnerState:
-        """Return the weights in use without the effect of the updates in `steps`. An update stays if a
-        consolidation (a run of the background or style loop) has already trained on its rating.
+        """Return the weights in use without the effect of the updates in `steps`. The effect of an update
+        stays if the base LoRA was replaced after the update (a consolidation, a run of the background or
+        style loop, has then used its rating), or if the store no longer has the update's weights.
 
         steps: (adapter version before, adapter version after) of each update, the oldest first
         """
@@ -315,8 +318,9 @@ class Learner:
         return w * trace.importance if w < 0 else w
 
     def _apply(self, base: LearnerState, given: _Weighed, what: str) -> tuple[LearnerState, float]:
-        """Return the state after feedback on one or more replies (the same object if no weight changes), and
-        the duration of the update in microseconds. what: the kind of feedback, for the error message."""
+        """Return the state after feedback on one or more replies (`base` itself if all weights in `given` are
+        0), and the duration of the update in microseconds. what: the kind of feedback, for the error
+        message."""
         self.probe.prepare()
         pushes = [self._push(trace, weight) for trace, weight in given]
         started = time.perf_counter()
@@ -340,13 +344,13 @@ class Learner:
         return LearnerState(micro, base.base, _NEVER_STORED, kl, layers), apply_us
 
     def _taste_for(self, micro: MicroLoRA) -> np.ndarray | None:
-        """Return the part of the new weights that the taste model adds; None if this part stays unchanged."""
+        """Return the part of the new weights that the taste model adds; None to keep the adapter's part."""
         return self.taste_push.of(self.version, self.probe) if self._pushes_taste(micro) else None
 
     def _pushes_taste(self, micro: MicroLoRA) -> bool:
-        """Return True if the taste model changes this adapter's weights. The taste model changes no imported
-        adapter, because the first column of its lora_a does not necessarily distinguish replies from
-        prose."""
+        """Return True if the taste model changes this adapter's weights. The taste model changes only
+        adapters with the calibrated lora_a. Another lora_a's first column does not necessarily distinguish
+        replies from prose."""
         return self._learns and self.targets.head and self.probe.reads(micro)
 
     def _push(self, trace: Trace, weight: float) -> instant.ReplyPush:
@@ -362,7 +366,7 @@ class Learner:
     def _logprobs(self, trace: Trace, old: LearnerState, new: LearnerState) -> tuple[float, float]:
         """Return the reply's mean log-probability per token (nats) with the old and with the new weights.
 
-        The result is exact for changes of the output head. For changes of a layer LoRA, the result is a
+        The result is exact for changes of the MicroLoRA. For changes of a layer LoRA, the result is a
         first-order estimate from the layer gradient.
         """
         tokens = np.asarray(trace.tokens, np.int32)

@@ -46,15 +46,16 @@ class MeasureDirections:
     """The directions of M measures: the changes of logits that raise each measure.
 
     tokens: [A], the ids of the A tokens whose logits change, ascending
-    directions: [M, A] float32, the change of each token's logit that raises each measure by 1
+    directions: [M, A] float32, for each measure its regression coefficients: the changes of the tokens'
+        logits, up to a common factor, that raise the measure
     """
 
     tokens: np.ndarray
     directions: np.ndarray
 
     def logits(self, weights: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return the change [B] of the logits of B tokens. weights: [M], the amounts by which to raise the
-        measures. The change is 0 for a token that has no direction."""
+        """Return the change [B] of the logits of B tokens. weights: [M], the factor of each measure's
+        direction in the sum. The change is 0 for a token that has no direction."""
         at = np.searchsorted(self.tokens, tokens).clip(max=len(self.tokens) - 1)
         return np.where(self.tokens[at] == tokens, (weights @ self.directions)[at], 0)
 
@@ -165,8 +166,8 @@ class StoredDirections:
         return shipped_bytes("directions", self._fingerprint) is not None
 
     def of(self, tokens: np.ndarray) -> MeasureDirections | None:
-        """Return the directions for the movable tokens. Return None if the model has not yet answered
-        MIN_QUESTIONS questions."""
+        """Return the directions for the movable tokens. Return None if there are no finished directions and
+        the model has answered fewer than MIN_QUESTIONS questions."""
         if self._found is None:
             data = shipped_bytes("directions", self._fingerprint) or self._load(FINISHED)
             self._found = MeasureDirections.from_bytes(data)
@@ -178,7 +179,7 @@ class StoredDirections:
     def complete(self, model: Model, backend: Backend, probe: KLProbe, pause: Pause) -> None:
         """Let the model write the replies that the bank does not have yet, and store the directions. The work
         is done once for each model. The work takes minutes, so call this function in idle time. `pause` can
-        raise an exception to stop; the replies so far are then stored."""
+        raise an exception to stop; the replies to the finished questions are then stored."""
         self.of(probe.tokens)
         if self._complete:
             return

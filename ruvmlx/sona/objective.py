@@ -5,7 +5,9 @@ weight says how strongly a reply is made likelier (above 0) or less likely (belo
 
 r: the rating as a reward, -1 to 1
 V(x): the user's mean reward for replies to questions similar to the question x (reasoning_bank.py)
-rho: the reply's log-ratio: its log-probability minus its log-probability in the frozen model (nats per token)
+rho: the reply's log-ratio: its log-probability minus its log-probability in a fixed model (nats per token).
+    The fixed model is the model with only the base LoRA in the instant loop (Trace.log_ratio), and the frozen
+    model in the background loop.
 
 Because of the term tau * rho, the weight becomes 0 at a finite log-ratio. So learning makes no reply
 likelier, or less likely, without limit.
@@ -30,7 +32,7 @@ def check_rating(rating: str) -> str:
 
 def reward(rating: str, history: Sequence[str]) -> float:
     """Return the reward r of a rating, in [-1, 1]: 1 for up and -1 for down. The r of a star rating is its
-    mid-rank among the user's earlier star ratings, scaled to the range from -1 to 1.
+    mid-rank among the star ratings in `history`, scaled to the range from -1 to 1.
 
     The ranking starts with one imaginary rating of each number of stars. So the first rating of 5 stars has r
     = 1, and the first rating of 4 stars has r = 0.5. If a user always gives 5 stars, r of 5 stars is below 1.

@@ -30,7 +30,8 @@ class PairHistory:
         return any({one, other} == {row.better, row.worse} for row in self.in_force())
 
     def texts(self) -> list[tuple[str, str, str]]:
-        """Return (prompt, better reply, worse reply) of every preference in force, as texts."""
+        """Return (prompt, better reply, worse reply), as texts, of every preference in force whose chat was
+        not deleted."""
         return self._store.preferences.texts(*self._key)
 
     def words(self) -> list[ReplyWords]:
@@ -38,8 +39,8 @@ class PairHistory:
         return self._store.preferences.words(*self._key)
 
     def replies(self, limit: int) -> list[RatedReply]:
-        """Return the newest `limit` replies that are in preferences and have no rating. Each reply is
-        returned as a RatedReply."""
+        """Return the newest replies, at most `limit`, that are in preferences in force and have no rating,
+        each as a RatedReply. Replies that training cannot use are left out."""
         return self._store.preferences.replies(*self._key, limit)
 
     def steps(self, head: int, one: str, other: str) -> list[tuple[int, int]]:

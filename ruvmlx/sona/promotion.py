@@ -1,8 +1,8 @@
 """The promotion test decides whether a newly trained base LoRA replaces the base LoRA in use.
 
-A base LoRA is promoted only if held-out ratings (ratings that the training did not use) prefer the base LoRA,
-and if the base LoRA changes the model's predictions on the reference text no more than the limits allow. All
-measurements use the backend that will run the base LoRA.
+A trained base LoRA is promoted only if held-out ratings (ratings that the training did not use) prefer the
+base LoRA, and if the base LoRA changes the model's predictions on the reference text no more than the limits
+allow. All measurements use the backend that will run the base LoRA.
 """
 
 import math
@@ -24,7 +24,7 @@ from .trace import adapted_logits
 
 PPL_RISE = 0.02  # the allowed rise of perplexity on the reference text, compared with the original model
 ROUNDED = 1e-4  # the allowed rise of the held-out loss if the MicroLoRA is only merged into the base
-ROOM = 0.8  # the share of KL_CAP to which the test limits a new base LoRA; the rest is for ratings
+ROOM = 0.8  # the share of KL_CAP below which the test tries to keep a new base LoRA; ratings use the rest
 SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # the shares of the trained change of weights that the test tries
 
 # A candidate is a function of the share of the trained change to keep. The function returns (base LoRA,
@@ -100,8 +100,8 @@ class PromotionTest:
     """A test that measures adapters on held-out ratings and on the reference text. The base LoRA that was
     measured last stays in the backend.
 
-    If `pause` raises an exception, the next call reuses all finished measurements, unless the adapter version
-    in use has changed.
+    If `pause` raises an exception, the next call reuses the finished log-probabilities and the last KL probe,
+    unless the adapter version in use has changed.
     """
 
     def __init__(self, learner: Learner, buffer: Buffer, pause: Callable[[], None]):
@@ -124,7 +124,7 @@ class PromotionTest:
 
     def judge(self, candidate: Candidate, trained: bool = True) -> PromotionResult:
         """Find the largest of SHARES of the trained change of weights that is within the limits of KL and
-        perplexity, then test this share on held-out ratings.
+        perplexity (or else the smallest of SHARES), then test this share on held-out ratings.
 
         trained: False if the MicroLoRA was only merged into the base LoRA without training; the held-out
             ratings then need not prefer the result
@@ -159,8 +159,8 @@ class PromotionTest:
         """Measure smaller and smaller shares of the trained change until an adapter is within the limits.
         Return all measured adapters.
 
-        If the KL of the last adapter to the original model is still too large, scale its whole base LoRA
-        down.
+        If the KL of the last adapter to the original model is over ROOM * KL_CAP, scale its whole base LoRA
+        down, at most twice.
         """
         tries: list[TriedCandidate] = []
         for share in SHARES:

@@ -1,9 +1,10 @@
 """The rating index updates the reasoning bank if the ratings in the store change, and answers queries about
 the bank. The reasoning bank holds rated questions and finds similar questions (reasoning_bank.py).
 
-The bank has the ratings in force (the stored ratings that were not taken back), also after an undo, a
-rollback or another process's rating. Questions are embedded while the user reads a reply (`settle`). Before a
-reply, its question is embedded only if the prompt needs liked replies as examples.
+After `sync`, the bank has the ratings in force (the stored ratings that were not taken back) except those for
+wrong facts, also after an undo, a rollback or another process's rating. Questions are embedded while the user
+reads a reply (`settle`), or else at the rating. Before a reply, its question is embedded only if the prompt
+needs liked replies as examples.
 """
 
 import re
@@ -35,11 +36,11 @@ _UNKNOWN = -1  # a version that no adapter has; the next `sync` then compares th
 class MemoryStatus:
     """The status of the reasoning bank, the memory of rated questions.
 
-    entries: the number of rated replies in the bank
+    entries: the number of replies in the bank: rated replies and, if implicit feedback is on, other replies
     patterns: the number of kinds of question (clusters) that the bank has found
     poor: the number of patterns with mostly disliked replies
     hits: the number of times that a bank entry became an example in the prompt of a new question
-    signals: the number of stored learning signals (signal.py)
+    signals: the number of learning signals (signal.py) that are stored or will be stored soon
     dropped: the number of learning signals that the store deleted because it had too many
     """
 
@@ -121,21 +122,22 @@ class RatingIndex:
 
     @property
     def is_measured(self) -> bool:
-        """True if the model's whitening is known, so that a rating need not wait for its measurement."""
+        """True if the model's whitening is in memory, so that a rating need not wait for its measurement."""
         return "whitening" in vars(self)
 
     def measure(self, pause: Pause | None = None) -> None:
-        """Measure the model's whitening if the whitening is unknown. pause: a function that is called between
-        two questions and can raise an exception to stop; the next call continues."""
+        """Load the model's whitening from the store, or else measure it, unless it is in memory. pause: a
+        function that is called between two questions and can raise an exception to stop; the next call
+        continues."""
         if not self.is_measured:
             self.whitening = embedding.whitening_of(
                 self._store, self._model, self._backend, self._read, pause
             )
 
     def settle(self, pause: Pause | None = None) -> None:
-        """Embed the newest questions, sort the bank's new entries into cells, and store the learning signals.
-        The runtime calls this function while the user reads. pause: a function that is called between two
-        questions and can raise an exception to stop; the next call continues."""
+        """Embed the newest questions, sort the bank's new entries into cells if they are many, and store the
+        learning signals. The runtime calls this function while the user reads. pause: a function that is
+        called between two questions and can raise an exception to stop; the next call continues."""
         self.measure(pause)
         while self._new:
             if pause is not None:
@@ -149,7 +151,8 @@ class RatingIndex:
         self.flush()
 
     def query(self, reply: ReplyRow) -> np.ndarray | None:
-        """Return the unit vector of a reply's question. If the question was never embedded, embed it now."""
+        """Return the unit vector of a reply's question; None if the reply has no question. If the question
+        was never embedded, embed it now."""
         state = reply.query if reply.query is not None else self._store.replies.query(reply.id)
         if state is None and reply.prompt:
             state = self.state_of(reply.prompt)
@@ -160,7 +163,8 @@ class RatingIndex:
     # -- updating the bank from the store ------------------------------------------------------------
 
     def sync(self) -> None:
-        """Update the bank to the ratings in force, if the adapter version in use has changed."""
+        """Update the bank to the ratings in force, if the adapter version in use has changed or implicit
+        feedback was recorded."""
         version = self._history.version()
         if version == self._version:
             return
@@ -179,7 +183,7 @@ class RatingIndex:
 
     def _labels(self) -> dict[str, str]:
         """Return {reply id: label}. The label of a rated reply is its rating. If implicit feedback is on, the
-        label of an unrated reply is its strongest implicit feedback."""
+        label of another reply is its strongest implicit feedback."""
         mine = self._model.fingerprint
         signs = self._store.signals.all(mine, "implicit") if self._implicit else []
         # The sort is stable, so the newest of equally strong feedback on a reply stays last and becomes its
@@ -256,8 +260,8 @@ class RatingIndex:
     # -- queries ------------------------------------------------------------------------------------
 
     def weigh(self, reply: ReplyRow, rating: str) -> tuple[float, float]:
-        """Return (r, V(x)) of a new rating, computed from the other ratings in force. r is the reward of the
-        rating, and V(x) is the mean reward for similar questions (objective.py)."""
+        """Return (r, V(x)) of a new rating, computed from the bank's entries of all other replies. r is the
+        reward of the rating, and V(x) is the mean reward for similar questions (objective.py)."""
         self.sync()
         r = signal.reward_of(rating, self.bank.counts_without(reply.id))
         return r, self.bank.value(self.query(reply), without=reply.id)
@@ -307,7 +311,8 @@ class RatingIndex:
 
     def _example(self, reply_id: str) -> LikedExample | None:
         """Return a stored reply as an example. Return None if ruvmlx must not learn from the reply, if its
-        chat was deleted, or if the reply has no complete sentence."""
+        chat was deleted, if its text is empty, or if it did not end by itself and has no complete line or
+        sentence."""
         reply = self._store.replies.get(reply_id)
         text = reply.text if reply.finish_reason == "stop" else whole_sentences(reply.text)
         usable = reply.teaches and reply.prompt.strip() and text.strip()

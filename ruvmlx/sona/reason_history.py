@@ -21,5 +21,5 @@ class ReasonHistory:
 
     def rating_of(self, reply_id: str) -> tuple[str, str, int] | None:
         """Return (rating, note, adapter version that the rating made) of a reply's rating in force; None if
-        the reply has no rating."""
+        no rating of the reply is in force."""
         return self._store.ratings.of_reply(*self._key, reply_id)

@@ -6,8 +6,8 @@ entries into cells. Cells with nearly the same centre form one pattern. A lookup
 (the query) with the cells' centres, then with the entries of the nearest cells, up to SCAN entries. The
 vectors of a cell are contiguous rows, so one kernel call compares the query with a cell. The rows of new
 entries come after the rows of all cells. Every lookup compares the query with the new entries, until `tend`
-sorts them into cells. With at most SCAN entries, a lookup is exact. At its start, the program fills the bank
-from the store.
+sorts them into cells. With at most SCAN entries, a lookup is exact. `RatingIndex.sync` fills the bank from
+the store.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,8 @@ import numpy as np
 
 from .signal import INDEX, LABELS, WEIGHTS, rewards
 
-# The maximum number of entries in lookups. Entries of poor patterns are removed first, then the oldest
-# entries.
+# The maximum number of entries in lookups. If there are more, `tend` removes entries of poor patterns first,
+# then the oldest entries.
 CAPACITY = 10_000
 CELLS = 100  # the maximum number of cells
 SAMPLE = 4096  # the maximum number of entries from which k-means computes the cells
@@ -167,8 +167,8 @@ class ReasoningBank:
     # -- lookup --------------------------------------------------------------------------------------
 
     def lookup(self, query: np.ndarray, k: int = NEIGHBOURS, among: np.ndarray = _ANY) -> Neighbours:
-        """Return the k entries that are most similar to a query [dimensions]. The result is exact if the bank
-        has at most SCAN entries; else it is approximate.
+        """Return the k (or fewer) entries that are most similar to a query [dimensions]. The result is exact
+        if the bank has at most SCAN entries; else it is approximate.
 
         among: [len(LABELS) + 1], a mask of the labels to look for; its last item is for removed entries
         """
@@ -205,7 +205,7 @@ class ReasoningBank:
             V0 = sum_i w_i r_i / (sum_i w_i + PRIOR)
             V  = (sum_near a_i r_i + PRIOR V0) / (sum_near a_i + PRIOR),   a_i = w_i clip(s_i / ALIKE, 0, 1)^2
         For entry i, w is 1 for a rating and less for implicit feedback; r is the reward; s is the similarity
-        to the query. "near" is the NEIGHBOURS nearest entries. without: the id of an entry that is left out.
+        to the query. "near": the NEIGHBOURS nearest entries (no query: none). without: a left-out reply's id.
         """
         counts = self.counts_without(without)
         r = rewards(counts)
@@ -229,7 +229,7 @@ class ReasoningBank:
         return counts
 
     def liked_replies(self, query: np.ndarray, k: int = NEIGHBOURS, similar: float = SIMILAR) -> list[str]:
-        """Return the ids of liked replies to similar questions, the most similar first.
+        """Return the ids of at most k liked replies to similar questions, the most similar first.
 
         A reply is liked if its reward is at least 0.5. A reply with up, 4 or 5 stars is also liked if its
         reward is at least 0. Implicit feedback is not used.
@@ -266,9 +266,9 @@ class ReasoningBank:
         return (mean + 1) / 2
 
     def tend(self) -> bool:
-        """Sort new entries into cells if more than TAIL wait. Compute new cells if the bank has grown by a
-        quarter or shrunk by half since the last k-means. Return True if cells changed. Call this while no
-        user waits.
+        """Sort the entries into cells if more than TAIL new entries wait or many were removed. Compute new
+        cells first if the bank has grown by a quarter or shrunk by half since the last k-means. Return True
+        if entries were sorted. Call this in idle time.
         """
         live, n = len(self._at), len(self._ids)
         waiting = n - int(self._starts[-1]) > TAIL or n - live > max(TAIL, live // 4)

@@ -32,8 +32,8 @@ class _Reply:
 
 @dataclass
 class ReferenceReplies:
-    """A writer of the replies to the everyday questions. Decoding is greedy. The work can be stopped at any
-    time and continued.
+    """A writer of the replies to the everyday questions. Decoding is greedy. The work can be stopped between
+    two steps and continued.
 
     states: the hidden states that predict the tokens of the replies, [D] each (D: hidden size)
     done: the number of questions with a finished reply

@@ -90,7 +90,7 @@ class Reading:
 @dataclass
 class _BegunText:
     """A text that a model reads in parts. ids: the text's tokens. first: the index of the first token whose
-    hidden state counts. cache: the KV cache of the tokens that were read. states: the hidden states of the
+    prediction is needed. cache: the KV cache of the tokens that were read. states: the hidden states of the
     parts that were read."""
 
     ids: list[int]
@@ -153,7 +153,8 @@ def read(
 
 def encode_pair(tokenizer: Tokenizer, question: str, answer: str, limit: int) -> tuple[list[int], int]:
     """Return the tokens of a question with its answer, at most `limit` tokens, and the index of the answer's
-    first token. For prose, which has no question, this index is 1."""
+    first token. If the question alone is too long, this index is half of `limit`. For prose, which has no
+    question, this index is 1."""
     if not question:
         return tokenizer.encode(answer)[:limit], 1
     prompt = tokenizer.encode_chat([Message("user", question)])

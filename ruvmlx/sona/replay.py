@@ -21,9 +21,9 @@ from . import reference_text
 from .adapter_history import AdapterHistory
 from .rating_index import RatingIndex
 
-LIMIT = 10_000  # the maximum number of ratings; only the newest ratings are used
+LIMIT = 10_000  # the maximum number of replies with a rating or preference; only the newest are used
 HELD_OUT = 5  # about one of 5 rated replies is held out: it tests the result and is not used for training
-BATCH = (4, 2, 2)  # numbers of texts in one step: newly rated replies, older rated replies, plain texts
+BATCH = (4, 2, 2)  # texts in one step, at most: newly rated replies, older rated replies, plain texts
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class RatedExample:
     @property
     def held_out(self) -> bool:
         """True if a hash of the reply's id selects the reply for the test and not for the training. So each
-        run holds out the same replies."""
+        run holds out the same replies (`load` selects two replies if the hash selects fewer)."""
         return hashlib.sha256(self.reply_id.encode()).digest()[0] % HELD_OUT == 0
 
 

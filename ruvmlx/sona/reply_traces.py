@@ -43,15 +43,15 @@ class ReplyTraces:
                 self._stored.discard(self.held.popitem(last=False)[0])
 
     def settle(self) -> None:
-        """Compute the statistics of the newest replies that a rating needs, and store the traces, so that
-        this or another process can rate these replies without a wait."""
+        """Compute the statistics of the newest replies that a rating needs, as far as the KL probes are
+        known. Store the traces, so that another process need not compute them again."""
         for reply_id in self.held:
             self._settle(reply_id)
 
     def settle_layers(self, pause: Pause | None = None) -> None:
-        """Scale the layer LoRA down to the KL cap, then compute the layer gradients of the newest replies.
-        The layer gradient is the gradient by the weights of the layer LoRA. The work takes seconds. `pause`
-        can raise an exception to stop."""
+        """Scale the layer LoRA down if its KL exceeds its limit, then compute the layer gradients of the
+        newest replies. The layer gradient is the gradient by the weights of the layer LoRA. The work takes
+        seconds. `pause` can raise an exception to stop."""
         if not (self._learns and self._layers.needs_gradient(self._active.state)):
             return
         self._guard(self._active, pause)
@@ -116,7 +116,7 @@ class ReplyTraces:
             return state.layer_lora
 
     def _read(self, reply: ReplyRow, state: LearnerState) -> Trace | None:
-        """Return the stored trace of a reply. Return None if the store has no trace of the reply, or if
+        """Return the stored trace of a reply. Return None if the store has no sound trace of the reply, or if
         another adapter wrote the reply. All adapters share the traces of version 0, which has no learned
         weights."""
         data = self._store.traces.get(reply.id)
@@ -125,8 +125,8 @@ class ReplyTraces:
         return Trace.from_bytes(data, state.micro)
 
     def replay(self, reply: ReplyRow, state: LearnerState) -> Trace:
-        """Compute the trace of a reply again under `state`, with one prefill over the prompt and the
-        reply."""
+        """Compute the trace of a reply again under `state`, with one prefill over the prompt and the reply.
+        Raises NotFound if the reply has no tokens."""
         if not reply.rated_ids or not reply.prompt_ids:
             raise NotFound(f"reply {reply.id} is empty: it was stopped at once, or its chat was deleted.")
         backend = self._active.backend

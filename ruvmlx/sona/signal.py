@@ -2,16 +2,16 @@
 feedback.
     reward = quality * max(0, 2 - latency_ratio)
 
-`quality` is the quality of the reply, 0 to 1, as the rating states it. latency_ratio is 1 at the median speed
-of earlier replies and 2 at half of this speed. This reward includes speed, so only statistics (`learn status
---details`) and the router use this reward. The reward with speed does not train the adapter, because no
-change of weights makes a reply faster. The DRO weight (objective.py), which depends on the rating and not on
-the speed, trains the adapter.
+`quality` is the quality of the reply, 0 to 1, as the rating or the implicit feedback states it. latency_ratio
+is 1 at the median speed of earlier replies and 2 at half of this speed. This reward includes speed, so only
+statistics (`learn status --details`) and the router use this reward. The reward with speed does not train the
+adapter, because no change of weights makes a reply faster. The DRO weight (objective.py), which depends on
+the rating and not on the speed, trains the adapter.
 
 Implicit feedback is an action of the user that hints at a rating, for example to copy a reply or to ask for
 another reply. But the user can also do this for another reason. So implicit feedback is recorded only if the
-setting `implicit_feedback` is on. The weight of implicit feedback is a small part of the weight of a rating,
-and implicit feedback has no effect after the user rates the reply.
+setting `implicit_feedback` is on. The weight of implicit feedback is a small part of the weight of a rating.
+In the reasoning bank, the rating of a reply replaces the reply's implicit feedback.
 """
 
 from collections import deque
@@ -80,9 +80,9 @@ def extract(
     context_tokens: int = 0,
 ) -> LearningSignal:
     """Return the learning signal of a reply with this label (a rating, or implicit feedback). A star rating
-    is ranked among the user's other ratings.
+    is ranked among the star ratings in `counts`.
 
-    counts: [len(LABELS)], the number of times that the user has given each label so far
+    counts: [len(LABELS)], the number of entries with each label in the reasoning bank
     """
     quality = (reward_of(label, counts) + 1) / 2
     kind = "implicit" if label in IMPLICIT else "explicit"
@@ -96,8 +96,9 @@ def check_implicit(label: str) -> str:
 
 
 def reward_of(label: str, counts: Sequence[int] | np.ndarray) -> float:
-    """Return the reward r of one label, in [-1, 1]. The result is that of `objective.reward`, computed from
-    the counts of labels instead of the list of ratings."""
+    """Return the reward r of one label, in [-1, 1]. For implicit feedback, r is the reward in IMPLICIT. For a
+    rating, r is that of `objective.reward`, computed from the counts of labels instead of the list of
+    ratings."""
     if label in ("up", "down"):
         return 1.0 if label == "up" else -1.0
     if label in IMPLICIT:
@@ -129,7 +130,7 @@ class Pace:
 
     def ratio(self, latency_ms: float, tokens: int) -> float:
         """Record a reply's time per token. Return this time divided by the median of the earlier replies'
-        times per token."""
+        times per token. Return 1 for the first reply, and for a reply without tokens or time."""
         if tokens < 1 or not latency_ms > 0:
             return 1.0
         mine = latency_ms / tokens

@@ -53,10 +53,11 @@ def chats_like(
     limit: int = 10,
     progress: Callable[[int], None] = lambda _: None,
 ) -> LikeChats:
-    """Return at most `limit` chats that are most similar to a text. The similarity of a chat is the
-    similarity of the user's most similar message in the chat. Raises UsageError if the text is empty.
+    """Return at most `limit` chats that are most similar to a text, with a similarity of at least LEAST_LIKE.
+    The similarity of a chat is the similarity of the user's most similar message in the chat. Raises
+    UsageError if the text is empty.
 
-    progress: a function that gets the number of messages that the model has read
+    progress: a function that gets the number of different messages that the model has read so far
     """
     reader = _Reader(store, model, backend)
     wanted = reader.vector(text)

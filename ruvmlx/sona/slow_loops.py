@@ -47,7 +47,7 @@ class Loops:
         loop if it is due.
 
         settings: the settings of a training that the user asked for; None to run the loop `slow_loop` with
-        its default settings
+        the settings of the last call in this process, or else with its default settings
         """
         if self._slow_loop == STYLE and settings is None:
             return self.style().run(progress, cancel)
@@ -73,8 +73,8 @@ class Loops:
         return self.deep().run(progress, cancel, anchor)
 
     def is_due(self) -> bool:
-        """Return True if there is work for `consolidate`: enough new ratings, a stopped run, or a deep loop
-        that is due."""
+        """Return True if the model can be trained and there is work for `consolidate`: enough new ratings or
+        preferences, a stopped run in memory, or (not with the style loop) a deep loop that is due."""
         if not self._model.is_own:
             return False
         if self._background is not None and self._background.is_paused:

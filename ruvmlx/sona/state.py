@@ -1,5 +1,5 @@
-"""This module defines the state of a learner (learner.py): its weights, their adapter version, and the id of
-their base LoRA. The module also defines the result of a rating."""
+"""This module defines the state of a learner (learner.py): its weights, their adapter version, their KL, and
+the id of their base LoRA. The module also defines the results of a rating and of a preference."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from .kl_probe import KLProbe
 class RatingResult:
     """The effect of a rating on the adapter's weights.
 
-    applied: True if the rating changed weights
+    applied: True if the rating changed the adapter
     logprob_before, logprob_after: the rated reply's mean log-probability per token before and after the
         rating (nats)
     kl, kl_cap: the KL to the frozen model after the rating, and its maximum, nats per token
@@ -68,8 +68,8 @@ class LearnerState:
     """The weights of an adapter, their adapter version, and their KL to the frozen model (nats per token).
 
     micro: the MicroLoRA, which changes the output head
-    base: the id of the BaseLoRA (made by the slow loops) that is active with the MicroLoRA; 0 if there is
-        none
+    base: the id of the BaseLoRA (made by a slow loop, or imported) that is active with the MicroLoRA; 0 if
+        there is none
     layer_lora: the changes that ratings made to layers below the output head; None if ratings made no such
         changes
     """

@@ -47,8 +47,8 @@ MAX_RATINGS = 1000  # the maximum number of ratings in a fit; only the newest ra
 GAP = 2.0  # y of a preference: the better reply gets this many stars more than the worse reply
 COMPARES = 2.0  # the prior log-odds that a user compares a reply with other replies to its question
 ROOT_STEP = 0.5  # one more use of a word raises the root of its count by 1, 0.4, 0.3 ..: about 0.5
-# The minimum number of unrated replies with unshown replies. If fewer unrated replies have unshown replies, a
-# fit with unrated replies compares no replies.
+# The minimum number of unrated replies with unshown replies (or all unrated replies, if they are fewer). If
+# fewer unrated replies have unshown replies, a fit with unrated replies compares no replies.
 MIN_COMPARED = 8
 PAIR = 0.5  # the weight of a preference, in ratings; it is below 1, because two replies have twice the noise
 
@@ -195,7 +195,8 @@ class TasteModel:
     @property
     def ratings_before_turn(self) -> int:
         """The number of ratings before the newest turn of the taste; 0 if the taste never turned. A turn is a
-        rating at which the user's taste changed. The model does not use the ratings before the turn."""
+        rating at which the user's taste changed. The model's weights are not fitted to the ratings before the
+        turn, which only suggest columns."""
         return self.fitted.turned
 
     def token_weights(self) -> TokenWeights:
@@ -218,14 +219,14 @@ class TasteModel:
         )
 
     def preferences(self, rated: Sequence[tuple[str, str]] = ()) -> list[Liking]:
-        """Return what the user likes by clear evidence of the ratings, the strongest liking first. rated:
-        (question, reply) texts of rated replies, which give the names of words. Without these texts, only
-        likings about measures are returned."""
+        """Return what the user likes by clear evidence of the ratings (at most MOST_SAID likings), the
+        strongest liking first. rated: (question, reply) texts of rated replies, which give the names of
+        words. Without these texts, only likings about measures are returned."""
         return preferences(self.fitted, rated)
 
     def guess(self) -> str:
-        """Return in words what the user most probably likes, even if the evidence is not clear; "" if the
-        ratings point to nothing."""
+        """Return in words which measure of a reply the user most probably likes, even if the evidence is not
+        clear; "" if the ratings point to nothing."""
         return guess(self.fitted)
 
     def explain(self, rated: Sequence[tuple[str, str]] = ()) -> str:

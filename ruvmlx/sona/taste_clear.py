@@ -1,12 +1,14 @@
 """This module decides which likings of a user the ratings show clearly enough to tell the user. Each liking
-is about one column of the taste model (taste.py): a measure of the text, or a word.
+is about one column of the taste model (taste.py): a measure of the text, or a word, perhaps only in questions
+with a certain first word.
 
 The uncertainty that the taste model states is no good test of a liking. The stated uncertainty is small after
 ten ratings that fit the liking by chance, and the model divides one taste among all columns that vary
 together. So the module compares each column's correlation with the ratings with the correlations after the
-same ratings are shuffled. The threshold comes from the largest correlation of all columns in each shuffle, so
-that many columns do not give more findings by chance (Westfall & Young 1993). A clear column is then
-projected out of the ratings and of the other columns, so that one taste is found only once.
+same ratings are shuffled (a preference then gets a random sign). The threshold comes from the largest
+correlation of a family's columns in each shuffle, so that many columns do not give more findings by chance
+(Westfall & Young 1993). A clear column is then projected out of the ratings and of the other columns, so that
+one taste is found only once.
 """
 
 from dataclasses import dataclass

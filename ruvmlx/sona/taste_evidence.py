@@ -213,8 +213,9 @@ def coordinate_ascent(
 
 
 def hyperprior(variances: Variances, base: float, own: Sequence[float]) -> float:
-    """Return the log-density of the variances under their prior. The prior is log-normal around the values
-    `base`, USUAL_NOISE and `own`. A prior is necessary, because few ratings say little about variances.
+    """Return the log-density of the variances under their prior, up to a constant. The prior is log-normal
+    around the values `base`, USUAL_NOISE and `own`. A prior is necessary, because few ratings say little
+    about variances.
 
     base, own: the centres of the prior of `variances.base` and `variances.own`
     """

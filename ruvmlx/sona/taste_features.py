@@ -1,8 +1,8 @@
 """This module computes the features of a reply. The taste model (taste.py) knows only these features:
 measures of the reply's text, the reply's words, and the first word of its question.
 
-The features are computed from the question and the reply's text alone. So the module can also compute
-features of an edited or imported reply.
+The features are computed only from the question, the reply's text, and whether the reply ended by itself. So
+the module can also compute features of an edited or imported reply.
 """
 
 import itertools
@@ -72,14 +72,14 @@ def features_of(question: str, text: str, finished: bool) -> ReplyFeatures:
 
 
 def grams(text: str) -> list[str]:
-    """Return the words and punctuation marks of a text in lower case, and each pair of neighbouring words or
-    marks."""
+    """Return the words, numbers and punctuation marks of a text in lower case, and each pair of neighbours
+    among them."""
     tokens = _TOKEN.findall(text.lower().replace("\u2019", "'"))
     return tokens + [f"{a} {b}" for a, b in itertools.pairwise(tokens)]
 
 
 def opener_of(question: str) -> str:
-    """Return the question's first word, in lower case."""
+    """Return the question's first word, number or mark, in lower case; "" if there is none."""
     found = _TOKEN.search(question)
     return found.group().lower() if found else ""
 

@@ -118,8 +118,8 @@ class TasteFit:
 
     columns: the selected columns
     rows: the data of the fit
-    turned: the number of ratings before the newest turn of the taste, which are not in the fit; 0 if there
-        was no turn
+    turned: the number of ratings before the newest turn of the taste, which are not in `rows`; 0 if there was
+        no turn
     """
 
     columns: tuple[Column, ...]
@@ -245,7 +245,7 @@ def select_columns(
 
 
 def _robust(begun: Selection) -> Selection:
-    """Return the selection after a second fit, in which a rating that is far from its prediction (such as a
+    """Return the selection after two more fits, in which a rating that is far from its prediction (such as a
     wrong key press) has less weight. The weight is that of Student's t: (DEGREES + 1) / (DEGREES + error^2 /
     s), where error is the rating minus its prediction and s is the noise variance."""
     weight, found = begun.rows.weight, begun
@@ -331,8 +331,9 @@ def turn(ratings: Rows, x: np.ndarray, variances: Variances) -> int:
 
 
 def _sharper(variances: Variances) -> list[Variances]:
-    """Return variances to try for two tastes: with less noise, and with larger weights. A mixture of two
-    tastes looks like noise, so each taste alone has less noise and larger weights than the mixture."""
+    """Return variances to try for two tastes: the given noise or less noise, each with the given prior
+    variances of the weights or four times these variances. A mixture of two tastes looks like noise, so each
+    taste alone has less noise and larger weights than the mixture."""
     less = {max(variances.least, variances.noise / part) for part in (1, 4)}
     return [
         replace(variances, base=variances.base * up, noise=noise, own=tuple(a * up for a in variances.own))

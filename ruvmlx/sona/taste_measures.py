@@ -45,7 +45,7 @@ class ReplyText:
 
     @cached_property
     def sentence_lengths(self) -> list[int]:
-        """The number of words of each sentence; [0] for a text without words."""
+        """The number of words of each sentence that has words; [0] for a text without words."""
         counts = (len(_WORD.findall(sentence)) for sentence in _SENTENCE.split(self.text))
         return [count for count in counts if count] or [0]
 

@@ -10,8 +10,9 @@ the probabilities of one token before and after, and 1 / beta is LOGIT).
 
 If a taste is about words, the push learns the taste from fewer ratings than the gradients of the rated
 replies do. The reason is that many tokens share a measure, and that about 30 ratings are enough to know the
-weight of a measure. Lists, paragraphs, lengths and other measures of structure depend on the place of a
-token. Only gradients learn the measures of structure (instant.py, measure_directions.py).
+weight of a measure. Lists, paragraphs and other measures of structure depend on the place of a token. For
+these measures, the weights come from gradients: of rated replies (instant.py) and of unrated replies
+(measure_directions.py).
 """
 
 from dataclasses import dataclass
@@ -30,12 +31,12 @@ from .user_taste import UserTaste
 
 LOGIT = 8.0  # the rise of a token's logit for each star that one more use of the token earns
 ALONG = 24.0  # the rise of logits along a measure's direction (measure_directions.py) for each star
-# The maximum rise, and the maximum fall, of a token's logit by the push.
+# The maximum rise, and the maximum fall, of a token's logit by the push, except of end-of-reply tokens.
 MAX_RAISE_LOGITS, MAX_LOWER_LOGITS = 2.0, 6.0
 END_LOGIT = 8.0  # logits of the end-of-reply tokens for each star that a reply of half the length earns
 MOST_END = 5.0  # the maximum number of logits by which the push raises or lowers an end-of-reply token
-# The maximum KL of the push, nats per token. End-of-reply tokens use this KL first; all other tokens get the
-# rest, but at least a quarter of PUSH_KL.
+# The KL to which the push of tokens is limited, nats per token. End-of-reply tokens use this KL first, up to
+# MOST_END; all other tokens get the rest, but at least a quarter of PUSH_KL.
 PUSH_KL = 0.08
 FIRST, FIRST_END = 8, 4  # minimum number of ratings for a push: of ordinary tokens, of end-of-reply tokens
 DOUBTED = 0.5  # an effect below this number of standard deviations gives no push
@@ -130,8 +131,8 @@ def _word(text: str) -> int:
 
 class TastePush:
     """The push of one user's taste. A rating uses the push that was computed from earlier ratings. The push
-    is computed while the user reads, because a fit of the taste model at the rating would delay the
-    rating."""
+    is computed while the user reads, if there is time, because a fit of the taste model at the rating would
+    delay the rating."""
 
     def __init__(self, tokenizer: Tokenizer, taste: UserTaste, directions: StoredDirections):
         self._tokenizer, self._taste, self._directions = tokenizer, taste, directions
@@ -141,9 +142,9 @@ class TastePush:
         self._versions: list[int] = []
 
     def prepare(self, version: int, probe: KLProbe) -> None:
-        """Compute the push for an adapter version, unless the push is known. The computation takes
-        milliseconds. The first computation with a tokenizer takes 0.3 s, because it measures the effects of
-        all movable tokens."""
+        """Compute the push for an adapter version, unless it was computed for this version before. The
+        computation takes milliseconds. The first computation with a tokenizer takes 0.3 s, because it
+        measures the effects of all movable tokens."""
         if version not in self._versions[:1]:
             self._push, self._versions = self._compute_push(probe), [version]
 

@@ -32,9 +32,9 @@ class Liking:
 
 
 def preferences(fit: TasteFit, rated: Sequence[tuple[str, str]]) -> list[Liking]:
-    """Return the likings that the ratings show clearly, the strongest first. rated: (question, reply) texts
-    of rated replies. The names of words come from these texts, because the taste model keeps only hashes of
-    words."""
+    """Return the likings (at most MOST_SAID) that the ratings show clearly, the strongest first. rated:
+    (question, reply) texts of rated replies. The names of words come from these texts, because the taste
+    model keeps only hashes of words."""
     names, found = _names(fit, rated), []
     for clear in clear_columns(fit.rows, fit.scale, MOST_SAID):
         stars, sure = _effect(fit, clear.column)
@@ -45,8 +45,8 @@ def preferences(fit: TasteFit, rated: Sequence[tuple[str, str]]) -> list[Liking]
 
 
 def guess(fit: TasteFit) -> str:
-    """Return in words what the user most probably likes, even if the evidence is not clear; "" if no effect
-    is POINTS standard deviations from zero."""
+    """Return in words which measure the user most probably likes, even if the evidence is not clear; "" if no
+    measure's effect is POINTS standard deviations from zero."""
     effects = [(k, *_effect(fit, Column(measure=k))) for k in range(M)]
     k, stars, sure = max(effects, key=lambda one: abs(one[2]))
     words = MEASURES[k].more if stars > 0 else MEASURES[k].less
@@ -70,7 +70,7 @@ def _effect(fit: TasteFit, column: Column) -> tuple[float, float]:
         counted[1 + M + at] = same and other.opener in (None, column.opener)
     stars = float(counted @ fit.posterior.mean)
     spread = float(np.sqrt(counted @ fit.posterior.covariance @ counted))
-    return stars, stars / max(spread, 1e-9)  # both numbers are 0 for a word that the model did not select
+    return stars, stars / max(spread, 1e-9)  # both numbers are 0 if the fit has no such column
 
 
 def _column_in_words(column: Column, sign: float, names: dict[int, str]) -> str:

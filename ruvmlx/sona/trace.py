@@ -6,8 +6,8 @@ s b^T u and delta = onehot(y) - softmax(z). Then the gradient of the reply's log
 is the sum over the reply's tokens of
     E_b = s u delta^T   [r, V]  (by b)        E_a = s h (b delta)^T   [D, r]  (by a)
 
-A rating multiplies this gradient by one number, so a rating needs no second pass of the model over the reply
-(instant.py).
+A rating multiplies this gradient by one number, so a rating of a reply with a trace needs no second pass of
+the model over the reply (instant.py).
 """
 
 import io
@@ -25,10 +25,10 @@ from ..lora import MicroLoRA
 @dataclass(frozen=True)
 class ReplyStats:
     """The statistics of a reply under an adapter, with rank r, A movable tokens and k features
-    (coordinates.py). The statistics are computed before the user rates the reply.
+    (coordinates.py). The statistics are usually computed before the user rates the reply.
 
     gradient, information: [r, A + k], the gradient of the reply's log-probability and the Fisher information
-        in the coordinates of instant.py, for a rating of weight 1
+        in the coordinates of coordinates.py, for a rating of weight 1
     praise: [r, A + k], the part of the gradient that a rating down leaves out: 1 - end_credit (instant.py)
         times the end token's gradient
     beside: [r, A + 1], the part of lora_b, at a gain of 1, that comes neither from ratings nor from the taste
@@ -51,8 +51,8 @@ class LayerGradient:
     layers below the output head.
 
     frame: the checksum of the LayerLoRA's lora_a
-    values: [n], the gradient, summed over the tokens of the reply
-    tokens: the number of tokens of the reply
+    values: [n], the gradient, summed over the reply's tokens (of a very long reply, over a part of them)
+    tokens: the number of the reply's tokens in this sum
     """
 
     frame: int
@@ -75,7 +75,7 @@ class Trace:
     grad_b: np.ndarray = field(init=False)
     tokens: list[int] = field(default_factory=list)
     logprob: float = 0.0  # the sum of log p(y) over the tokens y, with the adapter
-    frozen_logprob: float = 0.0  # the sum of log p(y) over the tokens y, without the adapter
+    frozen_logprob: float = 0.0  # the sum of log p(y) over the tokens y, without the MicroLoRA
     # The value of `logprob` when the reply was generated; None if this trace was recorded at that time.
     drawn_logprob: float | None = None
     stats: ReplyStats | None = None
@@ -140,8 +140,9 @@ class Trace:
 
     @property
     def log_ratio(self) -> float:
-        """The log-ratio rho of the reply: the mean over tokens y of log p(y) - log p_frozen(y), in nats. p
-        includes the layer LoRA."""
+        """The log-ratio rho of the reply: the mean over tokens y of log p(y) - log p_base(y), in nats. p
+        includes the MicroLoRA and the layer LoRA; p_base is the model with only the base LoRA, if there is
+        one."""
         frozen = self.frozen_logprob if self.base_logprob is None else self.base_logprob
         return (self.logprob - frozen) / len(self.tokens) + self.moved
 

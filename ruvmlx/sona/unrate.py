@@ -11,12 +11,12 @@ from .learner import Learner
 
 
 def take_back(store: Store, learner: Learner, reply_id: str) -> LearnStatus:
-    """Go back to the adapter version before the reply's rating, and give the later ratings and preferences
-    again, in one transaction. If the rating is the newest feedback, the weights are then bit for bit the
-    weights before the rating, as after an undo.
+    """Go back to the adapter version before the reply's first rating, and give the later ratings of other
+    replies and the later preferences again, in one transaction. If the rating is the newest feedback, the
+    weights are then bit for bit the weights before the rating, as after an undo.
 
     Raises NotFound if the reply has no rating, or if the store no longer has the version before the rating.
-    Raises UsageError if the base LoRA in use was trained after the rating.
+    Raises UsageError if a new base LoRA came into use after the rating.
     """
     history, active = learner.history, learner.active
     learner.rateable(reply_id)

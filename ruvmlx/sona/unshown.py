@@ -39,7 +39,8 @@ class UnshownReplies:
         self._store, self._fingerprint = store, fingerprint
 
     def load(self) -> dict[str, np.ndarray]:
-        """Return {id of a rated reply: measures [REPLIES, M] of unshown replies to its question}."""
+        """Return {id of a rated reply: measures [REPLIES, M] of unshown replies to its question}; {} if the
+        stored data is missing or damaged."""
         data = self._store.checkpoints.measurement(self._fingerprint, _NAME)
         try:
             with np.load(io.BytesIO(data or b""), allow_pickle=False) as f:
@@ -50,9 +51,10 @@ class UnshownReplies:
 
     def complete(self, model: Model, backend: Backend, rated: Sequence[str], pause: Pause) -> int:
         """Let the model write unshown replies for the rated replies that have none, and store their measures.
-        Return the number of rated replies for which unshown replies were written now. A small model needs
-        about a second for each rated reply, so call this function in idle time. Only the backend's thread can
-        call this function.
+        Prompts that were deleted, or that are longer than MAX_PROMPT_TOKENS, are left out. Return the number
+        of rated replies for which unshown replies were written now. A small model needs about a second for
+        each rated reply, so call this function in idle time. Only the backend's thread can call this
+        function.
 
         rated: the ids of the rated replies
         pause: a function that can raise an exception to stop; the finished part is stored

@@ -1,6 +1,6 @@
-"""This module fits one adapter's taste model (taste.py) to the store's ratings, again after each change of
-the ratings. The taste model is fitted to the ratings in force (the ratings that were not taken back), also
-after an undo."""
+"""This module fits one adapter's taste model (taste.py) to the store's ratings, again when a caller needs the
+model after a change of the ratings. The taste model is fitted to the ratings in force (the ratings that were
+not taken back), also after an undo."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,8 @@ class TasteStatus:
     """The status of the taste model.
 
     ratings: the number of ratings and preferences to which the taste model was fitted
-    turned: the number of the oldest ratings that the model no longer uses, because the taste changed
+    turned: the number of the oldest ratings and preferences to which the model's weights are no longer
+        fitted, because the taste changed
     preferences: the likings that the ratings show clearly, the strongest first
     """
 
@@ -47,7 +48,8 @@ class TasteStatus:
 
 class UserTaste:
     """The taste model of one adapter. The taste model is fitted when a caller asks for the model, not when a
-    rating is given. The fitted model is kept until the adapter version in use changes."""
+    rating is given. The fitted model is kept until the adapter version in use changes, or until new unshown
+    replies are measured."""
 
     def __init__(self, history: AdapterHistory):
         self._history = history
@@ -106,7 +108,8 @@ class UserTaste:
         return self._fitted
 
     def _texts(self) -> list[tuple[str, str]]:
-        """Return (question, reply) texts of every rating and preference in force."""
+        """Return (question, reply) texts of every rating and preference in force whose chat was not
+        deleted."""
         rated = [(asked, said) for asked, said, _ in self._history.examples()]
         return rated + [(asked, said) for asked, *both in self._history.pairs.texts() for said in both]
 
@@ -114,9 +117,9 @@ class UserTaste:
         return TasteModel.fit(*self.evidence())
 
     def evidence(self) -> tuple[list[Given], Sequence[RatedFeatures]]:
-        """Return the ratings and preferences in force, the oldest first, and unrated replies. The function
-        returns unrated replies only if nearly all ratings are up or nearly all are down, because only then
-        are unrated replies evidence."""
+        """Return the ratings and preferences in force (also the preferences that reasons state), the oldest
+        first, and unrated replies. The function returns unrated replies only if nearly all ratings are up or
+        nearly all are down, because only then are unrated replies evidence."""
         given: list[tuple[int, Given]] = [(version, one) for _, version, one in self._rated_features()]
         given += self._preferred_features() + self._reasons()
         evidence = [one for _, one in sorted(given, key=lambda pair: pair[0])]
@@ -160,7 +163,7 @@ class UserTaste:
 
     def _reasons(self) -> list[tuple[int, Given]]:
         """Return (adapter version that the rating made, preference that its reason states) for each rating in
-        force with a reason."""
+        force with the reason "long", "short" or "tone"."""
         stated = [
             (version, asked_for(features, reason))
             for reply_id, reason, version in self._history.reasons.in_force()

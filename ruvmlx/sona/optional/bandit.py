@@ -6,10 +6,10 @@ standard deviation sigma. P is the precision matrix of the regression's weights,
 A rating updates P and c:
     P <- P + phi phi^T / sigma^2        c <- c + phi r / sigma^2        mean = P^-1 c
 
-For each arm, a reward is drawn from the posterior, and the arm with the largest reward is chosen. Each update
-of P is exact and of rank one. P is stored instead of its inverse, so that rounding errors do not grow. To
-take back a rating, the router fits the arm again to the other ratings. The arm's regression is then bit for
-bit the same as if the user had never given the rating.
+For each arm, an expected reward is drawn from the posterior, and the arm with the largest drawn reward is
+chosen. Each update of P is exact and of rank one. P is stored instead of its inverse, so that rounding errors
+do not grow. To take back a rating, the router fits the arm again to the other ratings. The arm's regression
+is then bit for bit the same as if the user had never given the rating.
 """
 
 from dataclasses import dataclass
@@ -73,8 +73,8 @@ class Regression:
         return self.total / self.count if self.count else None
 
     def expects(self, phi: np.ndarray) -> tuple[float, float]:
-        """Return the posterior mean and standard deviation of the reward. phi: [d], the features of the
-        conversation."""
+        """Return the posterior mean and standard deviation of the expected reward (without the noise). phi:
+        [d], the features of the conversation."""
         solved = np.linalg.solve(self.precision, np.stack([self.moment, phi], axis=1))
         return float(phi @ solved[:, 0]), float(np.sqrt(max(0.0, float(phi @ solved[:, 1]))))
 

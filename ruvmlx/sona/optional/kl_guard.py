@@ -23,7 +23,7 @@ SLACK = 1.05  # the layer LoRA is scaled down if its KL exceeds its limit times 
 
 def enforce_kl_cap(layers: LayerAdapter, active: ActiveAdapter, pause: Pause | None = None) -> None:
     """Measure the KL under the layer LoRA in use if it has changed since the last measurement. Scale the
-    layer LoRA down until its KL is within its limit.
+    layer LoRA down until its KL is within its limit times SLACK.
 
     Each smaller layer LoRA is stored as a new adapter version that belongs to no rating. `pause` can raise an
     exception to stop.

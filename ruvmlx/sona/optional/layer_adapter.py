@@ -118,8 +118,8 @@ class LayerAdapter:
         return added
 
     def logprob_shift(self, trace: Trace, state: LearnerState) -> float:
-        """Return the change of the reply's mean log-probability (nats) since its trace was recorded. The
-        returned change is a first-order estimate."""
+        """Return the change of the reply's mean log-probability (nats) from the layer LoRA with which its
+        trace was recorded to the layer LoRA of `state`. The returned change is a first-order estimate."""
         if trace.layer_gradient is None:
             return 0.0
         layers = self.extend_layers(state) if self.targets.places else state.layer_lora
@@ -159,7 +159,8 @@ class LayerAdapter:
     def layers_without(
         self, state: LearnerState, before: LearnerState, after: LearnerState, base: KLProbe
     ) -> LayerLoRA | None:
-        """Return the layer LoRA without the effect of the rating that led from `before` to `after`."""
+        """Return the layer LoRA of `state` without the effect of the rating that led from `before` to
+        `after`, if this effect can still be computed."""
         layers, old, new = state.layer_lora, before.layer_lora, after.layer_lora
         if layers is None or new is None:
             return layers
@@ -175,7 +176,7 @@ class LayerAdapter:
 
     def note(self, layer_lora: LayerLoRA, base: KLProbe, under: KLProbe) -> tuple[LayerLoRA, float]:
         """Keep a newly measured KL probe in memory. Return the layer LoRA with its measured curvature, and
-        its KL as a multiple of its limit.
+        its KL (or its rise of prose's negative log-likelihood, as a KL) as a multiple of its limit.
 
         base: the KL probe under the base LoRA alone
         under: the KL probe under the base LoRA and the layer LoRA

@@ -2,8 +2,9 @@
 also calibrates a LayerLoRA: it measures lora_a and the Fisher information. A LayerLoRA is the part of the
 adapter that changes layers below the output head.
 
-Each reply's gradient is computed while the user reads the reply. The calibration runs once per model. The
-gradients and the calibration need the training graph (training/trainer.py), which is built at the first use.
+Each reply's gradient is computed while the user reads the reply, or else at the rating. The calibration runs
+once per model and set of matrices. The gradients and the calibration need the training graph
+(training/trainer.py), which is built at the first use.
 """
 
 import io
@@ -91,7 +92,7 @@ class LayerGradients:
 
     def fresh(self, places: Sequence[Place], pause: Pause | None = None) -> LayerLoRA:
         """Return a calibrated layer LoRA for the matrices at these places (module, layer), with lora_b = 0.
-        The calibration is measured once per model, then stored."""
+        The calibration is measured once per model and set of matrices, then stored."""
         name = zlib.crc32(json.dumps(places).encode())
         key = f"{self._model.fingerprint}/body-{name:08x}"
         stored = self._store.model_data.reference_text(key)

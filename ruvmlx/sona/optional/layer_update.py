@@ -95,7 +95,8 @@ def update(
 def without_rating(
     layer_lora: LayerLoRA, before: LayerLoRA | None, after: LayerLoRA, targets: Targets, limit: LayerLimit
 ) -> LayerLoRA:
-    """Return the layer LoRA without the effect of one past rating, which changed `before` into `after`."""
+    """Return the layer LoRA without the effect of one past rating, which changed `before` into `after`. If
+    their lora_a differ, the effect stays."""
     if layer_lora.frame != after.frame or (before and before.frame != after.frame):
         return layer_lora  # the LoRAs have different lora_a, so the effect of the rating stays
     evidence = layer_lora.evidence - (after.evidence - (before.evidence if before else 0))

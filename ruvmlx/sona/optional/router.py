@@ -82,9 +82,9 @@ class Route:
 class ArmStatus:
     """The status of one arm.
 
-    chosen, rated: the number of replies that this arm generated, and the number of these replies with a
-        rating
-    mean_reward: the mean reward of the rated replies; None if no reply has a rating
+    chosen: the number of stored choices of this arm
+    rated: the number of replies with this arm among the newest WINDOW rated replies
+    mean_reward: the mean reward of the `rated` replies; None if there are none
     best: the probability that this is the best arm, averaged over the newest conversations
     """
 
@@ -190,7 +190,8 @@ class Router:
     def choose(
         self, turns: np.ndarray, seed: int | None = None, arms: tuple[str, ...] | None = None
     ) -> Route:
-        """Choose an arm for a conversation. The same seed, conversation and ratings give the same choice.
+        """Choose an arm for a conversation. The same seed (not None), conversation, ratings and cell give the
+        same choice.
 
         turns: [T, INPUTS], the conversation's turns from `turns_of`
         arms: the arms from which to choose; None for all offered arms
@@ -261,8 +262,9 @@ class Router:
 
 
 def _reward(reply_id: str, rating: str, counts: np.ndarray, latency_ratio: float) -> float:
-    """Return the reward of a rating: its rank among the user's other ratings, scaled by the speed of the
-    reply. counts: the number of ratings with each label of `signal.LABELS`, including this rating."""
+    """Return the reward of a rating: its quality (for stars, from its rank among the other ratings), scaled
+    by the speed of the reply. counts: the number of ratings with each label of `signal.LABELS`, including
+    this rating."""
     others = counts.copy()
     others[signal.INDEX[rating]] -= 1
     return signal.extract(reply_id, rating, others, latency_ratio=latency_ratio).reward

@@ -17,8 +17,9 @@ The rows of G are the gradients g_i. C subtracts the mean over the replies to on
 direction must distinguish styles and not topics. The direction of a weighted sum of measures is the weighted
 sum of their directions.
 
-The probability of prose (texts that are no replies) must not change. So each direction is projected: d -= W
-P^T (P W P^T)^-1 P d. The rows of P are the gradients of the log-probabilities of prose texts.
+To first order, the probability of the bank's prose (texts that are no replies) must not change. So each
+direction is projected: d -= W P^T (P W P^T)^-1 P d. The rows of P are the gradients of the log-probabilities
+of prose texts.
 """
 
 import io
@@ -153,8 +154,8 @@ def inverse_information(gradients: np.ndarray, rows: int) -> np.ndarray:
 
 
 def directions(bank: BankGradients, rows: int, ridge: float = RIDGE) -> np.ndarray:
-    """Return the direction of each measure: [M, P]. The probability of prose does not change along a
-    direction. rows: the number of rows of lora_b in all layers together."""
+    """Return the direction of each measure: [M, P]. To first order, the probability of the bank's prose does
+    not change along a direction. rows: the number of rows of lora_b in all layers together."""
     weight = inverse_information(bank.gradients, rows)
     measures = centre_by_question(bank.measures.astype(np.float64), bank.question)
     return without_prose(ridge_directions(bank, weight, measures, ridge), bank.prose, weight)
@@ -197,8 +198,8 @@ def ridge_directions(
 
 
 def without_prose(directions: np.ndarray, prose: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Project the directions [M, P], so that a change along a direction keeps the log-probability of each
-    prose text. Return the projected directions."""
+    """Project the directions [M, P], so that a small change along a direction keeps the log-probability of
+    each of the `prose` texts. Return the projected directions."""
     if not len(prose):
         return directions
     changes = (prose * weight) @ prose.T

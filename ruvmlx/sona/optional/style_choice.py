@@ -26,7 +26,7 @@ class StyleChoice:
 
     coefficients: [M], the coefficients of the M directions; only their ratios have a meaning
     confidence: from 0 (it is not clear that the user has a taste) to 1 (the taste is certain). The change of
-        weights is proportional to the confidence.
+        weights is about proportional to the confidence.
     """
 
     coefficients: np.ndarray
@@ -43,7 +43,8 @@ class StyleChoice:
 
 def agreement(given: Sequence[Given], background: Sequence[RatedFeatures]) -> float:
     """Return the covariance (squared stars) of ratings and their predictions. The covariance is above 0 if
-    the taste model can predict ratings to which it was not fitted.
+    the taste model can predict ratings to which it was not fitted. With unrated replies, their mean
+    prediction replaces the mean prediction of the ratings.
 
     given: the ratings and preferences
     background: unrated replies, if nearly all ratings are up or nearly all ratings are down; else empty

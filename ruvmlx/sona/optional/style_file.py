@@ -27,7 +27,7 @@ class StyleFiles:
         self._folder = home() / _FOLDER if folder is None else folder
 
     def basis(self) -> StyleBasis | None:
-        """Return the model's style basis; None if it is neither in the package nor in the folder."""
+        """Return the model's style basis; None if neither the package nor the folder has a sound one."""
         data = shipped_bytes("style_bases", self._fingerprint) or self._read(self._basis)
         return StyleBasis.from_bytes(data) if data else None
 

@@ -3,14 +3,15 @@ directions d_k of the style basis (style_basis.py).
     base = s sum_k beta_k d_k
 
 The coefficients beta_k follow (style_choice.py) from the ratings in force (the ratings that were not taken
-back). So the loop trains nothing, and an undo restores the earlier coefficients. The scale s is as large as
-the confidence in the taste allows, within three limits. The limits of s are for the KL to the original model,
-for the perplexity of prose, and for faults in replies to questions that no user rated (faults.py). The
-running backend measures the KL, the perplexity and the faults. The MicroLoRA (the LoRA that the instant loop
-updates at each rating) stays active. The MicroLoRA is scaled to the part of the KL cap that the base LoRA
-does not use.
+back). So the loop trains nothing, and an undo restores the earlier coefficients. The scale s is about as
+large as the confidence in the taste allows, within three limits. The limits of s are for the KL to the
+original model, for the perplexity of prose, and for faults in replies to questions that no user rated
+(faults.py). The running backend measures the KL, the perplexity and the faults. The MicroLoRA (the LoRA that
+the instant loop updates at each rating) stays active. The MicroLoRA is scaled to the part of the KL cap that
+the base LoRA does not use.
 
-If the background loop (background.py) has trained a base LoRA before, the style is added to this base LoRA.
+If the adapter has another base LoRA (from the background loop, or imported), the style is added to this base
+LoRA.
 """
 
 import math
@@ -44,8 +45,8 @@ from .style_file import StyleFiles
 KL = ROOM * KL_CAP
 RISE = ROOM * RISE_CAP  # the maximum rise of the mean negative log-likelihood of prose, nats/token
 TRIES = 4  # the maximum number of measurements in the search for s
-MIN_SHRINK = 0.05  # the factor of s after a measurement whose KL or perplexity is not finite
-CLOSE_ENOUGH = 0.8  # the search ends if s is at least this share of the largest s that the limits allow
+MIN_SHRINK = 0.05  # the smallest factor of s after a measurement over a limit (or one that is not finite)
+CLOSE_ENOUGH = 0.8  # the search ends if s is this share of the estimated largest s within the limits
 STEPS = (1.0, 0.7, 0.5)  # shares of s; if replies have more faults, the loop tries the next smaller share
 CURVATURE = 1.0  # the initial estimate of (measured KL) / (KL that the basis predicts)
 SAVE_EVERY = 60.0  # seconds from one save of the bank to the next
@@ -92,8 +93,8 @@ class StyleLoop:
         self._untouched: list[SampledReply] | None = None
 
     def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
-        """Compute a base LoRA from the ratings in force, test it, and use it if it is within the limits.
-        Return a report."""
+        """Compute a base LoRA from the ratings in force, test it, and use it if it is within the limits. If
+        the ratings show no style, remove the style in use. Return a report."""
         learner, started = self._learner, time.perf_counter()
         if not self._model.is_own:
             return _report(False, missing_features(self._model.shape))

@@ -1,6 +1,6 @@
-"""This package contains data that a learner needs about a model and that take minutes to compute: KL probes,
-directions of measures and style bases. The package now has these data of the starter model only, so that its
-users need not wait.
+"""This package contains data that a learner needs about a model and that take seconds to minutes to compute:
+KL probes, directions of measures and style bases. The package now has these data of the starter model only,
+so that its users need not wait.
 
 Each kind of data has a folder, and the folder has a file for each model. The scripts `write_probe`,
 `write_directions` and `style_study` of tests/research write the files.
