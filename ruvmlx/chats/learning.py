@@ -166,8 +166,8 @@ class Learning:
         return contextlib.nullcontext() if learner is self.learner else preserve_lora(self._backend)
 
     def is_measured_for(self, name: str | None) -> bool:
-        """Return True if a rating by the learner of this adapter need not wait until the model is measured.
-        name: as in `using`."""
+        """Return True if a rating by the learner of this adapter need not wait until the model is measured,
+        or if no adapter is in use. name: as in `using`."""
         learner = self.of(name) if name else self.learner
         return learner is None or (learner.active.knows_model and learner.rating_index.is_measured)
 

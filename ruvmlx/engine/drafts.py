@@ -60,8 +60,7 @@ class DraftedSteps:
         """length: the rule for the number of drafted tokens, which all replies share. lookup: finds the
         newest tokens among the chat's earlier tokens. rule: the constraint of the reply; None: no constraint.
         model: the draft model, which guesses if the lookup gives no draft whose check saves time. prompt: the
-            tokens before the
-        reply."""
+        tokens before the reply."""
         self._backend, self._length, self._lookup, self._rule = backend, length, lookup, rule
         self._model, self._tokens = model, list(prompt) if model else []
         self._acceptance = Acceptance()
