@@ -10,7 +10,7 @@
 // sums over the lanes, and sum i ends in lane i. Afterwards lane row * LANES + step * HEADS + head holds the scores of
 // its head: for each of the BLOCKS blocks of tokens, the score of one token.
 
-CONSTANT int PART = PAGE / 2; // number of tokens in half a page
+CONSTANT int PART = PAGE / 2; // PART: the number of tokens in half a page
 
 template <int D, int G> struct Tile {
     enum {

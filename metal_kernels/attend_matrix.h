@@ -16,10 +16,10 @@ template <int D, int G> struct Matrix {
     enum {
         PACKED = G <= 4,
         PARTS = PACKED ? 1 : 2,
-        DK = D / 4,              // the number of elements of a key that one lane holds
-        DV = D / 8,              // the number of elements of a value that one lane holds
-        TILES = PACKED ? 2 : 4,  // the number of tiles of 16 tokens whose probabilities one lane computes
-        COLUMN = 72,             // distance of two columns of probabilities in halves: 64, and 8 more that prevent bank conflicts
+        DK = D / 4,              // DK: the number of elements of a key that one lane holds
+        DV = D / 8,              // DV: the number of elements of a value that one lane holds
+        TILES = PACKED ? 2 : 4,  // TILES: the number of tiles of 16 tokens whose probabilities one lane computes
+        COLUMN = 72,             // COLUMN: the distance of two columns of probabilities in halves: 64, and 8 more that prevent bank conflicts
     };
 };
 
@@ -96,7 +96,7 @@ FN void matrix_scores(GLOBAL_IN(uchar) page, LOCAL(uint) q, THREAD float (*c)[4]
 // the same part of the next page. So the loads of the next page run during the arithmetic of the present page.
 template <int D> struct HeldPage {
     uint k[8][D / 32], v[16][D / 64];
-    uint4 tail; // 16 bytes of scales and biases; store_tail copies them to threadgroup memory
+    uint4 tail; // tail: 16 bytes of scales and biases; store_tail copies them to threadgroup memory
 };
 template <int D> FN void hold_k(GLOBAL_IN(uchar) page, THREAD HeldPage<D> &w, uint lane) {
     UNROLL for (int i = 0; i < 8; i++)

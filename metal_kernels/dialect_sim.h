@@ -43,21 +43,21 @@ struct Fiber {
     jmp_buf at;
     bool started;
     Wait wait;
-    int site;            // the number of the source line with the barrier or shuffle in which the thread waits
-    unsigned collectives; // number of barriers and shuffles that this thread has passed; a lane that left one out has another number
+    int site;            // site: the number of the source line with the barrier or shuffle in which the thread waits
+    unsigned collectives; // collectives: the number of barriers and shuffles that this thread has passed; a lane that left one out has another number
     uint posted, got;
-    int from;            // -1: the thread waits at a barrier; -2: at a matrix product; else the lane whose value its shuffle reads
+    int from;            // from: -1: the thread waits at a barrier; -2: at a matrix product; else the lane whose value its shuffle reads
     uint words[6];
     float *product;
-    unsigned simd_epoch, group_epoch; // the number of barriers that this thread has passed
-    size_t accesses;                  // the number of accesses of this thread to device memory
+    unsigned simd_epoch, group_epoch; // simd_epoch, group_epoch: the number of barriers of each kind that this thread has passed
+    size_t accesses;                  // accesses: the number of accesses of this thread to device memory
 };
 
 struct State {
     Fiber fiber[MAX_THREADS];
     char *stacks;
     int threads, current;
-    unsigned serial; // the number of the threadgroup that runs now
+    unsigned serial; // serial: the number of the threadgroup that runs now
     uint3 group;
     size_t local_bytes, most_local_bytes, most_accesses;
     uint64_t random;
@@ -199,7 +199,7 @@ template <typename T> struct Global {
 struct Touch { // for the last thread that wrote (read) a word: 1 + the number of barriers that it had passed; 0: none
     unsigned write_group, write_simd, read_group, read_simd;
     int writer;
-    int reader, reader_simd; // the number of the thread (and of its simdgroup) that read last; -1: several
+    int reader, reader_simd; // reader, reader_simd: the number of the thread (and of its simdgroup) that read last; -1: several
 };
 
 template <typename T> struct Store {

@@ -39,7 +39,7 @@ CONST_FN bool has_keys(int bits, bool rotated) { return false TIERS(TIER_KEYS, 0
 // The parameters of a sequence for the attention kernels are int32 numbers: params [sequences][PARAMS]. The first
 // N_TIERS parameters are the numbers of pages in the tiers; tier 0 has the oldest pages.
 enum {
-    N_TOKENS = N_TIERS, // the number of tokens in the sequence; only the last page can be partly filled, and only if it is hot
+    N_TOKENS = N_TIERS, // N_TOKENS: the number of tokens in the sequence; only the last page can be partly filled, and only if it is hot
     FIRST,              // FIRST: the index of the first token that the query sees; gather's output begins with this token's page
     TABLE,              // TABLE: the index in `pages` at which the page ids of the sequence begin
     SPLIT,              // SPLIT: decode kernels: the work of one threadgroup, as a sum of page costs (cost_before)

@@ -54,7 +54,7 @@ attend_decode_matrix(const float *q, const float *q_rotated, const int *params, 
 #include "../attend_decode_matrix.metal"
 }
 
-// These two kernels have the same bodies with the word ALIBI.
+// attend_decode_alibi and attend_decode_matrix_alibi have the bodies of the two kernels above with the word ALIBI.
 #define ALIBI
 template <int D, int G>
 __global__ void __launch_bounds__(128)
@@ -182,7 +182,7 @@ struct Sequence {
         while (tier < HOT && page >= lower[tier]) page -= lower[tier++];
         return tier;
     }
-    int cost(int page) const { // the same sum as in the function cost_before of pages.h
+    int cost(int page) const { // cost: the same sum as in the function cost_before of pages.h
         int sum = 0;
         for (int i = 0; i < page; i++) sum += cost_of(tier(i));
         return sum;
@@ -207,8 +207,8 @@ static Sequence of_each_tier(int pages) {
 // One layer of a KV cache: the pools of pages of all tiers, the page table and the queries.
 struct Layer {
     int D, G, n_kv, splits;
-    bool overlap = true; // true: launch attend_merge while the attention kernel still runs
-    int matrix = 0; // 2 or 3: run attend_decode_matrix with this number of blocks on a multiprocessor; 0: run attend_decode
+    bool overlap = true; // overlap: true: launch attend_merge while the attention kernel still runs
+    int matrix = 0; // matrix: 2 or 3: run attend_decode_matrix with this number of blocks on a multiprocessor; 0: run attend_decode
     std::vector<Sequence> sequences;
     std::vector<int> params, pages;
     std::vector<uchar> pool[N_TIERS], open; // open: a copy of the last hot page of each sequence

@@ -1,15 +1,15 @@
 /* librvm is the library with the C kernels of ruvmlx.
  *
- * Arrays are float32 and row-major. A kernel (a function in one of the tables rvm_kernels, rvm_layers and rvm_matmul)
- * allocates no memory and starts no thread. Arrays of floats need no alignment, and their sizes need no padding. Two
- * arrays of one call must not overlap, unless the function's comment permits it.
+ * Arrays are float32 if no other type is named, and row-major. A kernel (a function in one of the tables rvm_kernels,
+ * rvm_layers and rvm_matmul) allocates no memory and starts no thread. Arrays of floats need no alignment, and their
+ * sizes need no padding. Two arrays of one call must not overlap, unless the function's comment permits it.
  *
  * A kernel (except `peak`) returns RVM_OK or an error code. RVM_BAD_ARGUMENT means an argument outside its range, for
  * example a null pointer, a size of 0, a rank over RVM_MAX_RANK or a token id out of range. RVM_NOT_FINITE means that
  * an input or a result is NaN or infinite; the kernels of rvm_layers and rvm_matmul, and a kernel whose comment says
- * "passes NaN on", do not return this error. After either error, the weights that micro_update changes and the sums of
- * trace_accumulate are unchanged; the contents of other outputs are undefined. A logit of -inf is no error, because it
- * means probability 0.
+ * "passes NaN on", do not return this error. After one of these two errors, the weights that micro_update changes and
+ * the sums of trace_accumulate are unchanged; the contents of other outputs are undefined. A logit of -inf is no error,
+ * because it means probability 0.
  *
  * Example:
  *   const rvm_kernels *k = rvm_impl(NULL);          // the fastest implementation that this machine can run

@@ -5,8 +5,8 @@
 /* The decoder runs a model with Llama's architecture or a variant of it. One call of rvm_decoder_forward computes one
  * token, or a chunk of a prompt (several tokens that follow each other). Any thread can call the decoder, but
  * rvm_decoder_forward, _step, _head, _replies and _set_lora return RVM_BUSY during another such call of the same
- * decoder. Only rvm_decoder_create and rvm_decoder_set_lora allocate memory; the first computing call of a process also
- * starts the threads. The results do not depend on the number of threads.
+ * decoder. Only rvm_decoder_create and rvm_decoder_set_lora allocate memory; the first call that computes also starts
+ * the threads. The results do not depend on the number of threads.
  *
  * Example:
  *   rvm_decoder *d;
@@ -49,8 +49,8 @@ typedef struct {
 typedef struct {
     const rvm_matrix *matrix[RVM_N_PROJ];   /* matrix: the linear layers. If no layer has a gate matrix, the MLP is down(gelu(up(x))) */
     const float *bias[RVM_N_PROJ];          /* bias: the biases of the linear layers, [out] each, or NULL */
-    const float *input_norm, *post_norm;    /* [hidden_size], weights of the norms before attention and before the MLP */
-    const float *input_norm_bias, *post_norm_bias; /* biases of input_norm and post_norm if they are LayerNorms, [hidden_size]; or NULL */
+    const float *input_norm, *post_norm;    /* input_norm, post_norm: [hidden_size], weights of the norms before attention and before the MLP */
+    const float *input_norm_bias, *post_norm_bias; /* input_norm_bias, post_norm_bias: [hidden_size], biases of these norms if they are LayerNorms; or NULL */
     const float *q_norm, *k_norm;           /* q_norm, k_norm: [head_dim], weights of each head's RMS norms before rope; or both NULL */
     uint32_t no_rope;                       /* no_rope: not 0: rope does not turn the queries and keys of this layer */
 } rvm_decoder_layer;
@@ -70,7 +70,7 @@ RVM_API void rvm_decoder_destroy(rvm_decoder *d);
 
 /* Return the name of the implementation of the matrix kernels that the decoder uses. */
 RVM_API const char *rvm_decoder_matmul_name(const rvm_decoder *d);
-RVM_API size_t rvm_decoder_bytes(const rvm_decoder *d); /* returns the number of bytes of the decoder's activations and scratch memory */
+RVM_API size_t rvm_decoder_bytes(const rvm_decoder *d); /* rvm_decoder_bytes returns the number of bytes of the decoder's activations and scratch memory */
 
 /* Use n of the decoder's threads from the next call on. The decoder's other threads compute nothing. */
 RVM_API int rvm_decoder_use_threads(rvm_decoder *d, uint32_t n);

@@ -19,7 +19,7 @@ typedef struct {
 /* The arguments of attention: queries of consecutive tokens, over one key-value head, for all `group` query heads that
  * share this head. */
 typedef struct {
-    const rvm_page *pages;    /* [end_page]; the pages before first_page are not read */
+    const rvm_page *pages;    /* pages: [end_page]; the pages before first_page are not read */
     const rvm_row *rows;      /* rows: not NULL: query t is the next token of sequence rows[t]. Every row has the offset
                                * `position`, and `pages` is rows[0].pages. A page that all rows share is read once. */
     size_t head;              /* head: the index of the head-page in each page: layer * n_kv_heads + key-value head */
@@ -28,7 +28,7 @@ typedef struct {
     const float *q; /* q: the queries before rope: token t, head g begins at q + t * q_stride + g * head_dim */
     size_t q_stride;
     const float *turn; /* turn: [queries][head_dim]: the cosines, then the sines, of the rope angles of each query */
-    size_t queries, position; /* position: the position of the first query; a query sees its own and all earlier tokens */
+    size_t queries, position; /* position: the position of the first query; a query sees its own token and the earlier tokens (see window) */
     const float *slopes;      /* slopes: [group], ALiBi adds slope * (key's position - query's position) to a score; NULL: no slopes */
     size_t window;            /* window: the maximum number of tokens that a query sees, its own included; 0: no maximum */
     size_t first_page, end_page;

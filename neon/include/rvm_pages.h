@@ -20,7 +20,8 @@ enum { RVM_PAGE_TOKENS = 64, RVM_MAX_HEAD_DIM = 512 };
  * (metal_kernels/README.md).
  *   rotated  1 if keys are rotated before they become codes; the queries for these keys are rotated, too
  *   terms    the number of int8 numbers that stand for one number of a query or one softmax weight. With one term the
- *            error is 0.6% of the largest number: the same as with codes of 8 bits, far less than with codes of 4 bits (10%).
+ *            error is about 0.6% of the numbers' standard deviation: the same as with codes of 8 bits, far less than
+ *            with codes of 4 bits (10%).
  * ruvmlx/tiers.py and metal_kernels/pages.h have the same rows; tests/kv/test_tiers.py compares them.
  *
  *       name  bits  rotated  terms */

@@ -3,7 +3,7 @@
  * A plane is one int8 part of each activation of a token. The planes of up to 8 tokens, in their order in a panel, are
  * the rows of one register. One instruction computes the products of these planes with a block of weights. The kernel
  * stores the products; vector instructions scale them and add them to the sums LAG blocks later, in the order of
- * quantised_tile. This way would not be faster for super-blocks. */
+ * quantised_tile. For super-blocks, this method would not be faster. */
 
 /* FEW_LEAST: the minimum number of tokens of a panel for these kernels; with fewer tokens, kernels without tile
  * registers are as fast or faster. FEW_MOST: the maximum number of tokens in one tile register. */

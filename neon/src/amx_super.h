@@ -112,7 +112,7 @@ INLINE void add_products(const super_unit *u, const int32_t *c, size_t t, size_t
     if (kind != RVM_Q6_K) {
         UNROLL for (size_t b = 0; b < 8; b++) {
             lows[b] = _mm512_load_ps(u->w->lows[b]);
-            __asm__("" : "+v"(lows[b])); /* without this line the compiler loads them for each token, and loads limit the speed here */
+            __asm__("" : "+v"(lows[b])); /* without this line the compiler loads `lows` for each token, and loads limit the speed here */
         }
     }
     UNROLL for (; t < end; t++) {

@@ -88,10 +88,10 @@ typedef struct {
     size_t rows, stride;
     float *q;      /* q: [rows][head_dim], the queries after rope, times log2(e) / sqrt(head_dim) */
     float *scores; /* scores: [rows][PAGE], the scores of one page */
-    float *sum;    /* sum: [rows][stride], the output O of the online softmax; the sum of a row's last 16 is added to every dimension */
+    float *sum;    /* sum: [rows][stride], the output O of the online softmax; the sum of a row's last 16 numbers is added to every dimension */
     float *most;   /* most: [rows], the maximum score m so far */
     float *total;  /* total: [rows][SUMS], the sum l of the softmax weights, in SUMS parts */
-    float *keys, *values; /* keys, values: those of a hot page as floats, for more than 2 * ROWS rows */
+    float *keys, *values; /* keys, values: the keys and values of a hot page as floats, if there are more than 2 * ROWS rows */
     float *rotated;       /* rotated: [rows][head_dim], the rotated queries, before they become codes */
     uint8_t *codes[RVM_HOT]; /* codes: the queries as codes, for the pages of each tier with codes */
     uint8_t *own[RVM_HOT];   /* own: the codes of the queries of one sequence */
@@ -209,7 +209,7 @@ static void flash_hot(const flash *f, const rvm_attention *a, size_t page) {
     const uint16_t *keys = (const uint16_t *)head_page(a, page), *values = keys + PAGE * hd;
     const size_t last = position_of(a, a->queries - 1);
     if (last < start) return;
-    const size_t skip = a->position < start ? (start - a->position) * a->group : 0; /* rows of queries older than the page */
+    const size_t skip = a->position < start ? (start - a->position) * a->group : 0; /* skip: the number of rows of queries older than the page */
     const size_t tokens = min_size(PAGE, last - start + 1);
     const int half = rows <= 2 * ROWS;
     const void *k = keys, *v = values, *next = later_page(a, page, 1);

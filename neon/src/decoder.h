@@ -95,7 +95,7 @@ typedef struct {
     const rvm_row *rows; /* rows: NULL: the call is for one sequence, given by pages, position and tokens */
     /* Neighbouring rows whose first pages are the same memory form a group. The rows of a group read a shared page
        once. */
-    size_t groups, group_chunks; /* groups: their number; 0: none; group_chunks: the number of pieces of work in their attention */
+    size_t groups, group_chunks; /* groups: the number of groups; 0: no groups; group_chunks: the number of pieces of work in their attention */
     uint8_t group_end[MOST_GROUPED];
     const rvm_page *pages;
     size_t position; /* position: the position of the first token of the chunk */
@@ -121,8 +121,8 @@ static inline void fail(call *c, int status) {
     atomic_compare_exchange_strong(&c->d->status, &ok, status);
 }
 
-/* Return 1 if the call has an error or the caller has cancelled it. From then on the threads take pieces of work
- * without doing the work, so that all threads leave the call soon. */
+/* Return 1 if the call has an error or the caller has cancelled it. After an error or a cancellation, the threads take
+ * pieces of work without doing the work, so that all threads leave the call soon. */
 static inline int stopped(call *c) {
     if (c->cancel && __atomic_load_n(c->cancel, __ATOMIC_RELAXED)) fail(c, RVM_CANCELLED);
     return atomic_load_explicit(&c->d->status, memory_order_relaxed) != RVM_OK;

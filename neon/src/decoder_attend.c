@@ -66,8 +66,8 @@ static const float *turn_of(const stage *s, size_t t) {
     return (still ? d->still : d->turn) + t * d->config.head_dim;
 }
 
-/* Return 1 if rope turns only a part of each head. If so, heads_phase turns this part, because the attention kernels
-   turn only whole heads. */
+/* Return 1 if rope turns only a part of each head. If rope turns only a part, heads_phase turns this part, because the
+   attention kernels turn only whole heads. */
 static int turns_part(const stage *s) {
     const rvm_decoder_config *c = &s->c->d->config;
     return c->rope_dims && c->rope_dims < c->head_dim && !s->c->d->layers[s->layer].no_rope;

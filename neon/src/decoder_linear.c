@@ -1,5 +1,5 @@
-/* This file has the matrix phases of the decoder. They compute the inputs of linear layers, the products, and the
-   operations directly after the products.
+/* This file has the matrix phases of the decoder. These phases compute the inputs of linear layers, the products, and
+   the operations directly after the products.
  *
  * A matrix phase multiplies by the weights of one role (q/k/v, o, gate/up, down or head). Before the products, a thread
  * makes the input: the thread normalises the rows, merges the attention of the key ranges, or takes the rows as they

@@ -52,7 +52,7 @@ INLINE void use(const tile_config *c) {
 }
 
 /* Return this thread's configuration of the tile registers, so that the kernel can restore it with `use` later. Other
-   code in the process relies on its configuration: llama.cpp sets its own only once. */
+ * code in the process relies on its own configuration; llama.cpp, for example, sets it only once. */
 INLINE tile_config current(void) {
     tile_config c;
     _tile_storeconfig(&c);
@@ -98,7 +98,7 @@ INLINE void store_part(size_t part, int32_t *to, const size_t planes) {
 /* Up to 256 unpacked columns of a tile. */
 typedef struct {
     _Alignas(64) weights block[8];
-    float scale[8][TILE], bias[8][TILE]; /* scale, bias: of each block of 32 columns */
+    float scale[8][TILE], bias[8][TILE]; /* scale, bias: the scales and biases of each block of 32 columns */
 } unpacked;
 
 /* Unpack n blocks of 32 columns from column k on, which is the first column of a group. */
@@ -161,7 +161,7 @@ typedef struct {
     const rvm_matrix_spec *spec;
     rvm_acts_kind acts;
     const uint8_t *first; /* the first panel */
-    size_t panels, begin, end; /* panels: their number; the slice has the columns [begin, end) */
+    size_t panels, begin, end; /* panels: the number of panels; the slice has the columns [begin, end) */
     float *y;
     size_t y_stride;
 } slice;

@@ -24,7 +24,7 @@ enum { LINE = 64 };
 
 INLINE void prefetch_line(const uint8_t *p) { __builtin_prefetch(p); }
 
-INLINE void prefetch_close(const uint8_t *p) { (void)p; } /* empty, because prefetch_line already prefetches into the L1 cache */
+INLINE void prefetch_close(const uint8_t *p) { (void)p; } /* prefetch_close is empty, because prefetch_line already prefetches into the L1 cache */
 
 INLINE void prefetch_block(const uint8_t *p, uint32_t kind) {
     for (size_t i = 0; i < block_bytes(kind); i += LINE) __builtin_prefetch(p + i);

@@ -6,9 +6,9 @@
 
 enum { OFFSET8 = 128, MAX_T = 4, STEP = 4, FLOAT_T = 4, WIDE_T = 1 };
 
-/* Return both halves of a sum, and hide from the compiler how they were computed. If gcc saw how they were computed,
- * gcc would add the products as a tree, which needs more registers than AVX2 has: this code takes 1.3 times as long
- * (matmul_bench, 8 tokens on a Zen 3). */
+/* Return both halves of a sum, and hide from the compiler how they were computed. If gcc saw how the halves were
+ * computed, gcc would add the products as a tree, which needs more registers than AVX2 has: with such a tree the kernel
+ * takes 1.3 times as long (matmul_bench, 8 tokens on a Zen 3). */
 INLINE i32x in_order(__m256i a, __m256i b) {
     __asm__("" : "+x"(a), "+x"(b));
     return (i32x){a, b};

@@ -1,5 +1,5 @@
-/* This file has the matrix kernels for AVX-512 without VNNI. They work like the kernels of matrix_avx2.c, with 512 bits
-   at a time. */
+/* This file has the matrix kernels for AVX-512 without VNNI. These kernels work like the kernels of matrix_avx2.c, with
+   512 bits at a time. */
 #include "matrix_512.h"
 
 enum { OFFSET8 = 128, MAX_T = 16, STEP = 1, FLOAT_T = 16, WIDE_T = 4 };

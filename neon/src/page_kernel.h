@@ -94,8 +94,8 @@ INLINE void prefetch_near(const uint8_t *p, const rvm_tier tier) {
     for (size_t i = 0; i < page_block(tier); i += 64) __builtin_prefetch(p + i);
 }
 
-/* Return 1 if the kernel multiplies codes as the page stores them, which is the code plus 128. If so, the sums acc
- * start from -128 * sum(x). */
+/* Return 1 if the kernel multiplies codes as the page stores them, which is the code plus 128. If the result is 1, the
+ * sums acc start from -128 * sum(x). */
 INLINE int is_offset(const rvm_tier tier) {
     return page_zero(tier) && (OFFSET8 == 0 || as_words(tier));
 }

@@ -45,7 +45,7 @@ int rvm_distance(const rvm_kernels *k, const rvm_text *t, const float *lora_b, f
 }
 
 typedef struct {
-    size_t tokens, features, theta, along, ends; /* tokens, features: their numbers; theta, along, ends: bytes of these scratch arrays */
+    size_t tokens, features, theta, along, ends; /* tokens, features: the numbers of tokens and features; theta, along, ends: bytes of these scratch arrays */
 } plan;
 
 static size_t up(size_t bytes) { return (bytes + RVM_ALIGNMENT - 1) / RVM_ALIGNMENT * RVM_ALIGNMENT; }

@@ -86,7 +86,7 @@ static void run(const rvm_kernels *k, world *w) {
 }
 
 static int differ(double got, double want) {
-    if (got == want) return 0; /* equal; true also for two equal infinities */
+    if (got == want) return 0; /* the two numbers are equal, or equal infinities */
     return !(fabs(got - want) <= 2e-5 + 2e-4 * fabs(want));
 }
 

@@ -174,8 +174,8 @@ static void compare(const rvm_matmul *m, const round_of *r) {
                  n = (r->tokens - 1) * (r->rows + 3) + r->rows;
     void *acts[2] = {aligned(bytes), aligned(bytes)};
     float *got = product(m, r, w, x, acts[0]), *want = product(rvm_matmul_impl("scalar"), r, w, x, acts[1]);
-    /* Activations of kind RVM_ACTS_16 have one of two forms (matrix.h), so their bytes can differ. For them only the
-       products show that the integers are equal. */
+    /* Activations of kind RVM_ACTS_16 have one of two forms (matrix.h), so their bytes can differ. For activations of
+     * this kind, only the products show that the integers are equal. */
     CHECK(r->odd_values || r->acts == RVM_ACTS_16 || memcmp(acts[0], acts[1], bytes) == 0);
     int bad = 0;
     for (size_t i = 0; i < n; i++) bad += !same(got[i], want[i]);
@@ -235,7 +235,7 @@ static void all_kinds(const rvm_matmul *m) {
     for (rvm_kind kind = RVM_F16; kind <= RVM_F32; kind++) all_sizes(m, kind, RVM_F32, 32, 0, RVM_ACTS_FLOAT);
 }
 
-enum { MANY = 19 }; /* tokens: a panel of 16 and three more */
+enum { MANY = 19 }; /* MANY: the number of tokens: a panel of 16 and three more */
 
 /* Check the sums of 16 and 32 bits for overflow: all weights are 0 or at their maximum, and all activations are x. */
 static void extreme(const rvm_matmul *m, rvm_kind kind, int high, int affine, rvm_acts_kind acts_kind, float x) {

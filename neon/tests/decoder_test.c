@@ -50,7 +50,7 @@ static void test_implementations(void) {
         model *m = make_model(s, n_shapes, shapes[s]);
         float *want = walk_alone(m, "scalar", 1);
         const double again = distance(want + (STEPS - 20) * V, want + STEPS * V, 20 * V);
-        /* Products with quantised matrices round the activations to 8 bits. If two activations differ in their last
+        /* Products with quantised matrices round the activations to integers. If two activations differ in their last
          * bit, the rounded activations can differ by one step. */
         const int rounds = shapes[s].kind == RVM_Q4 || shapes[s].kind == RVM_Q8;
         const double most = shapes[s].hot ? 1e-3 : rounds ? 3e-4 : 1e-4;

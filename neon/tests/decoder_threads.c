@@ -1,4 +1,4 @@
-/* This file tests cancelled calls, forked processes, demotion beside a call, and more threads than cores. */
+/* This file tests cancelled calls, forked processes, demotion beside a call, and different numbers of threads. */
 #define _GNU_SOURCE
 #include "decoder_walk.h"
 
@@ -122,7 +122,8 @@ void test_demotion_beside_a_call(void) {
     destroy(m);
 }
 
-/* Run many short jobs on more threads than cores. The number of threads changes, and the threads sleep in pauses. */
+/* Run many short jobs on 1 to 16 threads, which can be more threads than cores. The number of threads changes, and the
+ * threads sleep in pauses. */
 void test_threads(void) {
     model *m = make((shape){RVM_F32, 4, 2, 32, 0, 0, 0});
     const struct timespec pause = {0, 2000000};
@@ -139,7 +140,7 @@ void test_threads(void) {
         }
         sequence_end(&c);
         rvm_decoder_destroy(d);
-        rvm_decoder_destroy(decoder(m, NULL, threads)); /* d: a decoder that never ran a call */
+        rvm_decoder_destroy(decoder(m, NULL, threads)); /* it must be possible to destroy a decoder that never ran a call */
     }
     free(got), free(want);
     destroy(m);

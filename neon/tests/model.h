@@ -41,14 +41,15 @@ float *floats(size_t n, float spread, float middle);
 /* Make a random model of this shape with Llama's architecture. */
 model *make(shape s);
 
-/* Make a model whose queries and keys have norms. One of its layers has no rope, and its queries are scaled by their
-   positions. */
+/* Make a model whose queries and keys have norms. One layer of the model has no rope, and the model scales queries by
+ * their positions. */
 model *make_family(shape s);
 
 /* Make a model whose LayerNorms have biases. Rope turns a part of each head. */
 model *make_layer_norms(shape s);
 
-/* Make a model as make_layer_norms does, but without rope: ALiBi's slopes change the scores. Its MLP has no gate. */
+/* Make a model as make_layer_norms does, but without rope: ALiBi's slopes change the scores. The MLP of the model has
+ * no gate. */
 model *make_alibi(shape s);
 
 void destroy(model *m);

@@ -3,13 +3,13 @@
  *
  *   decoder_bench [shape] [threads] [context] [impl] [tiered]
  *
- * shape: starter (135M), 1b or 7b, with 4-bit weights in groups of 32. tiered: tokens older than the newest 256 have 8
- * bits in the KV cache, and tokens older than the newest 2,048 have 4 bits.
+ * shape: starter (135M), 1b or 7b, with 4-bit weights in groups of 32. tiered: pages of tokens older than the newest
+ * 256 have 8 bits in the KV cache, and pages of tokens older than the newest 2,048 have 4 bits.
  *
  * The program prints medians of the tokens per second: of a prefill of 256 tokens, and of decoding after `context`
- * tokens. The program also prints the milliseconds of each part of a decoded token, the ratio of a token's time to the
- * time of one read of the weights, and the tokens per second of several sequences of `context` tokens that are decoded
- * together. */
+ * tokens. The program also prints the mean milliseconds of each part of a decoded token, the rate at which a decoded
+ * token reads the weights beside the rate of one thread that only reads memory, and the tokens per second of several
+ * sequences of `context` tokens that are decoded together. */
 #define _GNU_SOURCE
 #include "../tests/sequence.h"
 

@@ -2,8 +2,8 @@
  * the matrix kernels reach.
  *
  * Rates use each thread's own processor time, so that other programs on a shared machine do not change them. The
- * program measures the machine's limits (reads and arithmetic) in the same rounds as the kernels, and prints medians of
- * ROUNDS rounds.
+ * program measures plain reads in the same rounds as the kernels, and the arithmetic limits once at its start. The
+ * program prints medians of ROUNDS rounds.
  *   GEMV  up to FEW tokens; each round goes through matrices with WORKING_SET bytes of weights; GB/s of packed
  *         weights, and the fraction of the rate of a plain read of the same number of bytes
  *   GEMM  GMAC/s, and the fraction of the rate of vpdpbusd (quantised) or fma (float) on registers

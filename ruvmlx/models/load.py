@@ -63,7 +63,7 @@ _SAMPLED_GGUF = ("token_embd.weight", "output.weight", "output_norm.weight", "bl
 
 def _gguf_sampling(metadata: Mapping[str, Any], model_type: str, path: Path) -> dict[str, float]:
     """Return a GGUF model's recommended sampling settings: from general.sampling.temp and similar keys, which
-    newer files have, else from ADVICE."""
+    newer files have, else from the table ADVICE of sampling_defaults.py."""
     values = {name: metadata.get(f"general.sampling.{name}") for name in SAMPLING}
     values |= {"temperature": metadata.get("general.sampling.temp")}
     names = [path.name, *(str(metadata.get(f"general.{key}", "")) for key in ("name", "basename"))]

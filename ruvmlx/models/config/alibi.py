@@ -4,9 +4,9 @@ between the query at position i and the key at position j. (Press et al. 2022, s
     score(i, j) = q_i . k_j / sqrt(d) + slope_h (j - i)        j <= i
 
 Each query head h has its own slope. If the number of heads n is a power of two, the slopes are 2^(-m k / n)
-for k = 1 to n; m is `bias_max` (8 in the paper). If n is no power of two, let p be the next lower power of
-two. The first p slopes are the slopes of a model with p heads. The other n - p slopes are 2^(-m k / 2p) for k
-= 1, 3, 5 and so on (as in the paper's code).
+for k = 1 to n; m is `bias_max` (8 in the paper). If n is no power of two, the first p slopes are the slopes
+of a model with p heads, where p is the largest power of two below n. The other n - p slopes are 2^(-m k / 2p)
+for k = 1, 3, 5 and so on (as in the paper's code).
 """
 
 import numpy as np

@@ -25,7 +25,7 @@ class Window(Enum):
 
     NO_LAYER = 0
     EVERY_LAYER = 1
-    FROM_MAX_WINDOW_LAYERS = 2  # layers with index max_window_layers or more, if `use_sliding_window` is true
+    FROM_MAX_WINDOW_LAYERS = 2  # layers from index max_window_layers on, if `use_sliding_window` is true
     WITHOUT_ROPE = 3  # the layers without RoPE, if `use_sliding_window` is true
 
 
@@ -138,8 +138,8 @@ def family_of(model_type: object, where: str) -> Family:
 
 
 def families_of(architecture: object, where: str) -> list[Family]:
-    """Return the families whose GGUF files have this architecture. Raises UnsupportedModel if there is
-    none."""
+    """Return the families whose GGUF files have this architecture. Raises UnsupportedModel if no family has
+    this architecture."""
     # a damaged file can have an array as its architecture
     name = architecture if isinstance(architecture, str) else None
     found = [family for family in FAMILIES if name in family.architectures]

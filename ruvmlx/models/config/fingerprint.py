@@ -33,9 +33,9 @@ def fingerprint(config: ModelShape, layout: Mapping[str, tuple], samples: Iterab
 
 def _facts(config: ModelShape) -> dict[str, Any]:
     """Return the fields of a ModelConfig in the form of the first version of ruvmlx, with added fields for
-    those settings that the first version did not have; return all fields of another shape unchanged. With
-    this form, a model that the first version could run has the same fingerprint as in the first version, so
-    old adapters still fit."""
+    those settings that the first version did not have; return all fields of another class than ModelConfig
+    unchanged. Because of this form, a model that the first version could run has the same fingerprint as in
+    the first version, so old adapters still fit."""
     facts = asdict(config)
     if not isinstance(config, ModelConfig):
         return facts

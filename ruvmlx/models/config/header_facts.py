@@ -14,7 +14,8 @@ class Facts:
 
     bytes: the number of bytes of the tensors in the model's files
     to_fetch: the number of bytes that the program must still download
-    types: {tensor type: number of weights} for a GGUF file
+    types: {tensor type: number of weights} for a GGUF file or a folder with small floats; {} for other
+        folders
     embeds: True if the model is trained to embed texts
     """
 
@@ -30,8 +31,8 @@ class Facts:
 
     @property
     def bits(self) -> float:
-        """Return the number of stored bits per parameter. The scales and biases of quantised weights are
-        included."""
+        """Return the number of stored bits per parameter. These bits include the scales and biases of
+        quantised weights."""
         return 8 * self.bytes / self.parameters
 
     @classmethod

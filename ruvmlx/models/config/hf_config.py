@@ -35,7 +35,8 @@ def text_config(data: dict[str, Any], where: str) -> dict[str, Any]:
         return data
     inner = {"model_type": "mistral"} | Fields(data, where).table("text_config")
     if inner["model_type"] not in families:
-        # This call raises an error for an unknown model_type, with the reason if families.py has one.
+        # This call raises an error for an unknown model_type, with the reason from families.OTHERS if there
+        # is one.
         family_of(inner["model_type"], f"{where}, text_config")
         raise UnsupportedModel(f"{where}: text_config holds a {str(inner['model_type'])[:40]!r} model.")
     shared = {key: data[key] for key in _SHARED if data.get(key) is not None}

@@ -21,8 +21,8 @@ PARTIAL = "partial_rotary_factor"
 
 def rope_table(fields: Fields) -> Fields:
     """Return the parameters of RoPE: the objects `rope_parameters` and `rope_scaling` of config.json joined.
-    The result is empty if config.json has neither. Raises UnsupportedModel if the two objects disagree on a
-    field, or if RoPE differs between layers."""
+    The result is empty if config.json has neither object. Raises UnsupportedModel if the two objects disagree
+    on a field, or if RoPE differs between layers."""
     new, old = fields.table("rope_parameters"), fields.table("rope_scaling")
     if any(isinstance(value, dict) for table in (new, old) for value in table.values()):
         raise UnsupportedModel(

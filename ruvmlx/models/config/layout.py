@@ -56,7 +56,8 @@ def parameter_count(config: ModelConfig) -> int:
 
 def check_config(config: ModelConfig, where: str) -> None:
     """Raise CorruptFile if a number of the configuration is impossible (for example a negative size), before
-    the program allocates memory of these sizes. Raises UnsupportedModel as `_check_scaling` does."""
+    the program allocates memory of these sizes. Raises UnsupportedModel if RoPE is scaled and rotates only a
+    part of each head."""
     sizes = (
         "hidden_size",
         "n_heads",

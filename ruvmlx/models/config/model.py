@@ -228,6 +228,6 @@ class Model:
 
     @property
     def bits(self) -> float:
-        """Return the number of stored bits per parameter. The scales and biases of quantised weights are
-        included."""
+        """Return the number of stored bits per parameter. These bits include the scales and biases of
+        quantised weights."""
         return 8 * self.bytes / self.parameters

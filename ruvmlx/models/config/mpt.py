@@ -19,7 +19,8 @@ _NAMES = {
     "vocab_size": "vocab_size",
     "max_position_embeddings": "max_seq_len",
 }
-# {field of config.json: the values that ruvmlx accepts}. None in a row stands for a missing field.
+# {field of config.json: the values that ruvmlx accepts}. None among the values means that the field can be
+# missing.
 _MODEL = {"logit_scale": (None,), "embedding_fraction": (None, 1, 1.0), "no_bias": (None, True)}
 _ATTENTION = {
     "alibi": (True,),

@@ -9,8 +9,8 @@ from typing import Any
 from ...settings import SAMPLING
 
 MAX_VALUE = 1e9  # a larger number in a model's file is not plausible
-# The sampling options that ruvmlx does not take from a model's files. The makers mean a repetition penalty
-# that also applies to the prompt's tokens, but ruvmlx's penalty applies only to the reply's tokens. A
+# The sampling options that ruvmlx does not take from a model's files. The makers' values are for a repetition
+# penalty that also applies to the prompt's tokens, but ruvmlx's penalty applies only to the reply's tokens. A
 # repetition penalty also makes the draw of a token slower.
 NOT_ADVISED = ("repetition_penalty",)
 

@@ -170,8 +170,8 @@ class _Cursor:
 
 
 def _read_preamble(cursor: _Cursor) -> tuple[int, int, int]:
-    """Return the number of tensors, the number of metadata keys, and the version. Raises CorruptFile for a
-    wrong start of the file, and if the file is too short to have this number of tensors and keys."""
+    """Return the number of tensors, the number of metadata keys, and the version. Raises CorruptFile for an
+    unknown magic or version, and if the file is too short to have this number of tensors and keys."""
     magic = cursor.data[cursor.take(4, "the magic") : 4]
     if magic != b"GGUF":
         raise cursor.bad(f"it begins with {magic!r}, not b'GGUF'")

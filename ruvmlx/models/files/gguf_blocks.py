@@ -161,7 +161,7 @@ def _scales_for(most: np.ndarray) -> np.ndarray:
     scale is precise and -128 times the scale fits into float16; else all are in float32."""
     scales = most / np.float32(127)
     used = scales[scales > 0]
-    # also true if a scale is NaN, because a comparison with NaN is false
+    # the condition is also true for an infinite scale; `used` has no NaN, which check_finite refuses later
     if used.size and not (used.min() > 2.0**-18 and used.max() < 256):
         return scales
     short = scales.astype(np.float16)

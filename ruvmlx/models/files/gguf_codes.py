@@ -80,8 +80,8 @@ def q5_0(blocks: np.ndarray) -> Codes:
 
 
 def q5_1(blocks: np.ndarray) -> Codes:
-    """Read Q5_1 blocks. A block is: f16 scale d, f16 minimum m | qh[4], the fifth bits | qs[16], the low 4
-    bits."""
+    """Read Q5_1 blocks. A block is: f16 scale d, f16 minimum m | qh[4], the fifth bits of q | qs[16], the low
+    4 bits."""
     q = _two_halves(blocks[:, 8:]) | _bits(blocks[:, 4:8]) << 4
     return Codes(q, _scale(blocks, 0), -_scale(blocks, 2))
 
@@ -133,8 +133,8 @@ def q3_k(blocks: np.ndarray) -> Codes:
 
 
 def q3_k_scales(blocks: np.ndarray) -> np.ndarray:
-    """Return the scales of Q3_K blocks: int8 [n, 16]. The four low bits are in the bytes 96 to 103, and the
-    two high bits are in the bytes 104 to 107. The stored value is the scale plus 32."""
+    """Return the scales of Q3_K blocks: int8 [n, 16]. The four low bits of the scales are in the bytes 96 to
+    103, and their two high bits are in the bytes 104 to 107. The stored value is the scale plus 32."""
     low = _two_halves(blocks[:, 96:104])
     high = _fields(blocks[:, 104:108], 2).reshape(-1, 16)
     return (low | high << 4).astype(np.int8) - np.int8(32)
@@ -142,7 +142,8 @@ def q3_k_scales(blocks: np.ndarray) -> np.ndarray:
 
 def q4_k(blocks: np.ndarray) -> Codes:
     """Read Q4_K blocks. A block is: f16 d, f16 dmin | scales[12], 6-bit scales and lows | qs[128], the 4-bit
-    codes. Of 64 codes, the first 32 are in the low halves of 32 bytes."""
+    codes. Of each 64 codes, the first 32 are in the low halves of 32 bytes, and the last 32 are in the high
+    halves."""
     q = _two_halves(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 256)
     s, m = _six_bits(blocks[:, 4:16])
     return Codes(q, _scale(blocks, 0) * s, _scale(blocks, 2) * m)

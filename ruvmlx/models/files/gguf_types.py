@@ -20,7 +20,7 @@ class TensorType:
     group: the number of weights that share a scale
     zero: the code of the weight 0, for a type without lows
     halves: the byte positions of the float16 numbers in a block
-    wide: True if float16 cannot hold the scales exactly, so that they are float32
+    wide: True if float16 cannot hold the scales exactly, so that the scales are float32
     uneven: True if the values of the codes have unequal distances (floats)
     mode: MLX's name for the type if MLX computes with this type directly; else ""
     """

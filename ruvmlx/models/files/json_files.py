@@ -22,7 +22,7 @@ def read_object(path: Path, missing_ok: bool = True, limit: int = MAX_BYTES) -> 
             return {}
         raise CorruptFile(f"{path.name} is missing from {path.parent}. Fetch the model again.") from None
     except OSError as error:
-        # True if the file is too large, or if it is a pipe or a device
+        # odd: True if the file is too large, or if it is a pipe or a device
         odd = error.errno in (errno.EFBIG, errno.EINVAL)
         kind = CorruptFile if odd else RuvmlxError
         raise kind(f"{path.name} cannot be read: {error.strerror}.") from None

@@ -8,8 +8,8 @@ format)
 ruvmlx does not use the safetensors library (0.8, for NumPy), because the library copies every tensor: a file
 of 338 MiB took 0.6 s and 338 MiB of memory. In this module, tensors are views of the mapped file. With this
 module, to open a file of 338 MiB takes 0.5 ms, and the system can free the memory of the tensors that are not
-in use. The library also accepts a name that occurs twice, and the texts of its errors often name neither the
-file nor the tensor.
+in use. The safetensors library also accepts a name that occurs twice, and the texts of its errors often name
+neither the file nor the tensor.
 """
 
 import json

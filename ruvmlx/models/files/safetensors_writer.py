@@ -50,9 +50,10 @@ def write_stream(
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces `path` at the end, as `platform.files.replacing` does, but raise
-    StoreError if the file cannot be written. The file gets permissions with which only the user can read it,
-    because weights that were trained on ratings contain information about the person who gave the ratings."""
+    """Open a temporary file that replaces `path` at the end of the `with` block, as
+    `platform.files.replacing` does, but raise StoreError if the file cannot be written. The file gets
+    permissions with which only the user can read it, because weights that were trained on ratings contain
+    information about the person who gave the ratings."""
     try:
         with files.replacing(path) as file:
             yield file

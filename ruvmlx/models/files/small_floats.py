@@ -129,8 +129,8 @@ class FloatMatrix:
 
 def _scales_of_bfloat16(most: np.ndarray) -> np.ndarray:
     """Return, for the largest magnitude of the weights in each group, a float32 number that bfloat16 holds
-    exactly and that is at least magnitude / 127, as the group's scale. A GPU computes with these models in
-    bfloat16."""
+    exactly and that is at least magnitude / 127, as the group's scale. The scale has this form because a GPU
+    computes with models of small floats in bfloat16."""
     bits = (most / np.float32(127)).astype(np.float32).view(np.uint32)
     return (bits + np.uint32(0xFFFF) & np.uint32(0xFFFF0000)).view(np.float32)
 

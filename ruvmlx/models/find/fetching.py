@@ -23,8 +23,8 @@ from ...errors import CorruptFile, RuvmlxError, StoreBusy
 from ...progress import Count
 from ...text import size as size_text
 
-# Name patterns of the weight files that are downloaded (or GGUF files in their place). With SMALL, the
-# program downloads weights, configuration and tokenizer, but no code and no pickles.
+# Name patterns of the weight files that are downloaded (or GGUF files in their place). With WEIGHTS and
+# SMALL, the program downloads weights, configuration and tokenizer, but no code and no pickles.
 WEIGHTS = ["model*.safetensors", "weights*.safetensors"]
 SMALL = ["*.json", "tokenizer.model", "*.jinja"]
 TIMEOUT_S = 10

@@ -40,8 +40,9 @@ def fetch(name: str, watch: Watch = QUIET, wanted: str = "") -> Path:
     continues where it stopped.
 
     wanted: the path of a GGUF file in the repository, or its type ("Q5_K_M"). If `wanted` is "", the function
-        prefers safetensors files. If there are none, it chooses the GGUF file of the best type that fits into
-        this machine's memory.
+        takes a safetensors folder in the cache, else a GGUF file in the cache, else the repository's
+        safetensors files, else the repository's GGUF file of the best type that fits into this machine's
+        memory.
     watch: an object whose method `note_facts` (`note_choice` for a GGUF file) is called before the download,
         and which then receives the progress. If the watch raises an exception, the download stops, and its
         bytes stay in the cache.
@@ -97,7 +98,8 @@ def cached_files(name: str, wanted: str = "") -> Path | None:
 
 def _cached_gguf(name: str, wanted: str) -> Path | None:
     """Return the GGUF file `wanted` in the cache. If `wanted` is "", return the file of the best type that
-    fits into this machine's memory, else the smallest file. Return None if the cache has no such GGUF file.
+    fits into this machine's memory, else the smallest file. Return None if the cache has no complete GGUF
+    model that matches.
 
     Raises ModelNotFound if several files have the wanted type.
     """

@@ -18,7 +18,7 @@ from .starter import starter_path
 
 def list_local_models() -> list[dict[str, Any]]:
     """Return one row for each model on this machine: the starter model, then the models in the Hugging Face
-    cache (no safetensors models that neither ruvmlx nor mlx-lm can run), then the models of ollama and LM
+    cache (but no safetensors model that neither ruvmlx nor mlx-lm can run), then the models of ollama and LM
     Studio.
 
     Keys: name, path, format, bits (stored bits per parameter), parameters, bytes, problem. If ruvmlx cannot

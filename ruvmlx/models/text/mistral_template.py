@@ -30,9 +30,9 @@ class Efforts:
     default: str
 
     def expression(self) -> str:
-        """Return a Jinja expression whose value is the effort. If the template's variable enable_thinking is
-        true, the value is the highest supported effort; if false, the lowest; if not defined, the default
-        effort."""
+        """Return a Jinja expression whose value is the reasoning effort. If the template's variable
+        enable_thinking is true, the value is the highest supported effort; if false, the lowest; if not
+        defined, the default effort."""
         most, least = (json.dumps(pick(self.values, key=EFFORTS.index)) for pick in (max, min))
         asked = f"{most} if enable_thinking else {least}"
         return f"({asked}) if enable_thinking is defined else {json.dumps(self.default)}"

@@ -115,7 +115,7 @@ class Budget:
 
     def _sweep(self) -> None:
         """Stop counting the texts that no other object uses; raise SecurityError if the counted texts and
-        lists exceed the memory limit. The next sweep follows at about twice as many bytes, or the limit."""
+        lists exceed the memory limit. The next sweep comes at about twice as many bytes or at the limit."""
         used = [text for text in self._texts.values() if sys.getrefcount(text) > _UNUSED]
         self._texts = {id(text): text for text in used}
         self._text_bytes = sum(map(sys.getsizeof, used))
@@ -284,7 +284,7 @@ def _check_format(form: Any, given: Any) -> None:
     if any(len(run) > 3 for run in digits) or "*" in text or _NESTED.search(text.replace("{{", "")):
         raise SecurityError("a format with a width above 999")
     escaping = _ESCAPING.search(text) or not all(isinstance(x, str | int | float) for x in given)
-    fields = text.count("{") + text.count("%")  # assume that each field gets all values
+    fields = text.count("{") + text.count("%")  # the check assumes that each field gets all values
     budget.check_size(fields * ((10 if escaping else 1) * budget.spread(given)[0] + 1000) + len(text))
 
 
@@ -388,7 +388,7 @@ def bounded_filter(name: str, plain: Callable) -> Callable:
     """
     skip = 1 if hasattr(plain, "jinja_pass_arg") else 0
 
-    @wraps(plain)  # copies the attribute that makes Jinja pass the context
+    @wraps(plain)  # `wraps` copies the attribute that makes Jinja pass the context
     def call_filter(*args: Any, **kwargs: Any) -> Any:
         check_clock()
         args = args[:skip] + as_lists(args[skip:])

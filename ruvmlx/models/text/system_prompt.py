@@ -35,7 +35,7 @@ def system_prompt(model: Model, given: str | None = None) -> SystemPrompt:
 
 def with_system(model: Model, messages: Sequence[Message]) -> list[Message]:
     """Return the conversation with the model's `default_system` as its first message. If the conversation has
-    a system message, or the model has no `default_system`, return it unchanged."""
+    a system message, or the model has no `default_system`, return the conversation unchanged."""
     own = any(message.role == "system" for message in messages)
     if own or model.default_system is None:
         return list(messages)

@@ -37,7 +37,7 @@ def split(text: str) -> Thought:
 
 def tag_of(template: str | None) -> str | None:
     """Return the tag that begins a thought in the model's replies: the tag that the chat template contains,
-    or whose closing tag it contains. Return None if the template contains none."""
+    or whose closing tag it contains. Return None if the template contains no such tag."""
     return next(
         (tag for tag, end in TAGS.items() if tag in (template or "") or end in (template or "")), None
     )

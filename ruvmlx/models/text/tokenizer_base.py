@@ -199,7 +199,7 @@ class BaseTokenizer(ABC):
     @staticmethod
     def _encode_bounded(encode: Callable[[str], Sequence[int]], run: str, most: int | None) -> list[int]:
         """Return the ids of a run of text. If the run has more than `most` tokens, the method can encode only
-        the run's beginning, but returns more than `most` ids; to encode less text takes less time."""
+        the run's beginning, but returns more than `most` ids, because the beginning takes less time."""
         if most is not None and len(run) > (enough := LETTERS * (most + BRIEF)):
             begun = encode(run[:enough])
             if len(begun) > most:

@@ -1,9 +1,9 @@
 """This module runs the tokenizer of a folder in a separate process.
 
 With a bad file, the libraries for tokenizer.json and tokenizer.model can panic, abort, search a regular
-expression for hours or take all memory. To survive this, ruvmlx lets a child process with limits of time and
-memory open the files and encode each text (`platform/bounded_process.py`). The parent process stores the
-special tokens, and the bytes of those tokens for which it has asked the child.
+expression for hours or take all memory. To survive a bad file, ruvmlx lets a child process with limits of
+time and memory open the files and encode each text (`platform/bounded_process.py`). The parent process stores
+the special tokens, and the bytes of those tokens for which it has asked the child.
 
 At its start the child encodes test texts on which bad tokenizer files run too long. If the child fails at a
 test text, the program refuses to load the model.

@@ -36,8 +36,8 @@ class SentencePieceTokenizer(BaseTokenizer):
         self._added = {i: text for text, i in (added or {}).items()}
 
     def _encode_run(self, text: str, first: bool) -> list[int]:
-        """Return the ids of a run of text. If the vocabulary puts a space before a text, it puts a space also
-        before a run after a special token, as in llama.cpp."""
+        """Return the ids of a run of text. If the vocabulary puts a space before a text, the tokenizer puts a
+        space also before a run after a special token, as llama.cpp does."""
         return self._sp.encode(text)
 
     def _piece_bytes(self, token_id: int) -> bytes:
@@ -77,7 +77,7 @@ def load_processor(proto: bytes, where: str) -> Any:
 
 def model_proto(vocab: GGUFVocab, add_prefix: bool, squeeze: bool) -> bytes:
     """Return the bytes of a ModelProto of sentencepiece. add_prefix: True if the tokenizer puts a space
-    before a text. squeeze: True if it removes extra spaces."""
+    before a text. squeeze: True if the tokenizer removes extra spaces."""
     types = vocab.types.tolist()
     _check_types(vocab, types)
     pieces = zip(vocab.tokens, vocab.scores.tolist(), types, strict=True)

@@ -15,7 +15,7 @@ Models write tool calls in these forms (dialects):
 
 A mark is a text such as [TOOL_CALLS] that begins or ends tool calls. Small models often leave the marks out,
 so with the dialects LLAMA and HERMES, a JSON object of a call at the beginning of a reply is a tool call
-without marks, if it names a tool of the request. A JSON object without marks may stand in a code fence of
+without marks, if it names a tool of the request. A JSON object without marks can stand in a code fence of
 Markdown (```json).
 
 Some marks are special tokens. If a request has tools, the engine writes marks that are special tokens into

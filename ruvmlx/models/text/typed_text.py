@@ -59,7 +59,8 @@ class Guard:
         near = text[:_NEAR]
         if any(self._ends_one(near[:k]) for k in range(1, min(self._longest, len(near) + 1))):
             return True
-        # if the first _NEAR characters of a text are inside a special token, the text can be its middle
+        # if the first _NEAR characters of a text are inside a special token, the text can be a middle part of
+        # this token
         if len(text) > _NEAR and near in self._inside:
             return True
         return 0 < len(text) < self._longest and text in self._inside

@@ -37,7 +37,7 @@ def open_gguf(path: Path) -> tuple[GGUFFile, ModelConfig]:
 
 def check_tensors(file: GGUFFile, config: ModelConfig) -> None:
     """Raise CorruptFile if a tensor of the decoder is missing or has a wrong shape, and UnsupportedModel if
-    the file has a tensor that is not a part of the decoder."""
+    the file has a tensor that is not a part of the decoder (precomputed RoPE tables are allowed)."""
     expected: dict[str, tuple] = {gguf_name(f"{m}.weight"): shape for m, shape in matrices(config)}
     expected |= {gguf_name(name): shape for name, shape in vectors(config)}
     check_shapes({name: t.shape for name, t in file.tensors.items()}, expected, file.path.name)

@@ -34,7 +34,7 @@ _GENERATION = "generation_config.json"
 
 def config_of(model: Model) -> dict[str, Any]:
     """Return the config.json of a model, without the fields about the storage format of the weights. Raises
-    UnsupportedModel for an MPT."""
+    UnsupportedModel for an MPT model."""
     if model.shape.model_type == "mpt":
         raise UnsupportedModel(
             f"{model.name}: an MPT cannot be written: its q, k and v are one matrix for other tools."

@@ -77,7 +77,7 @@ class Folder:
 
 def open_folder(path: Path, name: str) -> Folder | OtherFolder:
     """Read the configuration and the file headers of a folder. For a model that ruvmlx's own decoder runs,
-    check them against each other. Do not read the tokenizer."""
+    check that the configuration and the headers agree. Do not read the tokenizer."""
     whole = read_object(path / "config.json", missing_ok=False)
     if runs_elsewhere(whole):
         return open_other(whole, _read_all(path, ALL_BYTES), name)
@@ -182,8 +182,8 @@ def _text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _with_head(tensors: dict[str, Tensor], data: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and config.json of an embedding model, which can be saved without an output head, as
-    those of a model whose output head is tied to the embedding."""
+    """Return the tensors of an embedding model under the names of a model with an output head, and its
+    config.json. If the files have no lm_head.weight, the output head is tied to the embedding."""
     if "embed_tokens.weight" in tensors:
         tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
     return tensors, data if "lm_head.weight" in tensors else data | {"tie_word_embeddings": True}
