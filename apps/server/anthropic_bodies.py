@@ -107,7 +107,7 @@ class AskedTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="user"
 
 class InstructedTurn(Struct, forbid_unknown_fields=True, tag_field="role", tag="system"):
     """Instructions between two messages. If the chat template allows system text only at the beginning, the
-    server puts the instructions into a message of the user or of the model."""
+    server adds the instructions to a neighbouring message, or makes them a message of the user."""
 
     content: str | Annotated[list[TextBlock], Meta(min_length=1)]
 

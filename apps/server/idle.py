@@ -1,5 +1,6 @@
 """This module does the server's idle work, which is work for which no client waits, while no request runs.
-The module first prepares replies for their ratings: it computes the data that a rating of the reply needs.
+The module first prepares replies for their ratings: it computes the data that a rating of the reply needs,
+and after a first rating it writes replies that nobody sees, which the learner compares with rated replies.
 After the preparation, the module trains the adapter on the ratings if a training is due, or else measures the
 KV cache if a measurement is due."""
 

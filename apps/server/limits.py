@@ -12,10 +12,10 @@ class ServerLimits:
     stall_seconds: the time after which a client that does not read its stream is disconnected. replies: the
     maximum number of replies in progress or waiting. connections, terminals: the maximum number of open
     connections, and of connections with a chat app. message: the maximum number of bytes of a terminal's
-    message. keep_alive: seconds without an event after which a stream gets a comment. memory_seconds: the
-    time for which a request can wait for KV cache memory. memory_waits: the maximum number of requests that
-    wait for this memory. bodies: the maximum number of bytes of all bodies whose requests are not answered
-    yet.
+    message. keep_alive: seconds without an event after which the server sends a sign of life
+    (`Waiting.keep_alive`) in a stream. memory_seconds: the time for which a request can wait for KV cache
+    memory. memory_waits: the maximum number of requests that wait for this memory. bodies: the maximum number
+    of bytes of all bodies whose requests are not answered yet.
     """
 
     body: int = 4 << 20

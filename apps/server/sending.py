@@ -19,7 +19,7 @@ IGNORED = "x-ruvmlx-ignored"
 
 
 class ClientGone(Exception):
-    """The exception for a client that has left, so that nobody reads the answer."""
+    """The exception for a client that has left or does not read its answer."""
 
 
 class Sender:
