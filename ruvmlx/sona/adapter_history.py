@@ -20,7 +20,7 @@ from .unshown import UnshownReplies
 
 MINIMUM = 10  # the minimum number of ratings and preferences for a run of the background loop
 DUE = 16  # the number of new ratings after which the background loop starts
-STYLE_MINIMUM, STYLE_DUE = 8, 4  # the same two numbers for the style loop: the minimum, and the new ratings
+STYLE_MINIMUM, STYLE_DUE = 8, 4  # as MINIMUM and DUE, for the style loop: numbers of all ratings, and of new ratings
 ATTEMPTS = 4  # the maximum number of times that a slow loop tries to commit, if ratings arrive meanwhile
 
 
@@ -174,7 +174,7 @@ class AdapterHistory:
     def rated_replies(self, limit: int) -> list[RatedReply]:
         """Return the newest replies, at most `limit`, with a rating or a preference that training can use.
         The background loop trains on most of the returned replies, and tests its result on the remaining
-        ones."""
+        replies."""
         found = self._store.ratings.replies(*self._key, limit) + self.pairs.replies(limit)
         return sorted(found, key=lambda row: row.version)[-limit:]
 
@@ -185,13 +185,14 @@ class AdapterHistory:
         return found[-1] if found else 0
 
     def is_due(self) -> bool:
-        """Return True if the background loop can train this model and waits for no more ratings (`missing`
-        returns 0)."""
+        """Return True if the background loop can train this model and needs no further ratings or preferences
+        (`missing` returns 0)."""
         return self.trains and self.missing() == 0
 
     def missing(self, minimum: int = MINIMUM, due: int = DUE) -> int:
-        """Return how many more ratings or preferences a slow loop waits for. A slow loop needs `minimum`
-        ratings in all, and `due` ratings since its last run (one rating if the store has a stopped run)."""
+        """Return how many more ratings or preferences the background or style loop waits for. A loop needs
+        `minimum` ratings or preferences in all, and `due` since its last run (one if the store has a stopped
+        run)."""
         given, attempts = [version for version, _ in self.pairs.evidence_weights()], self.attempts()
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
         new = sum(version > seen for version in given)
@@ -214,8 +215,9 @@ class AdapterHistory:
         """Take back the last rating or preference in force. Afterwards, the adapter's weights are bit for bit
         the weights before that feedback.
 
-        If a slow loop trained a new base LoRA after that feedback, also take back this base. Raises NotFound
-        if there is no rating and no preference in force, or if the weights before it are no longer stored.
+        If a slow loop made a new base LoRA after that feedback, also take back this base LoRA. Raises
+        NotFound if there is no rating and no preference in force, or if the weights before it are no longer
+        stored.
         """
         with self._store.transaction():
             rated = self._store.ratings.last_version(*self._key, self.version())

@@ -4,16 +4,16 @@
          + 0.5 mean over plain texts (texts without a rating) of KL(frozen || p)
          + the EWC penalty on changes to weights that earlier tasks depend on, if EWC is on (optional/ewc.py)
 
-w is the reply's DRO weight (objective.py) at its current log-ratio to the frozen model; [...] is 1 if true,
-else 0. w shrinks as training changes the reply's probability; this shrinkage is DRO's regulariser. The
-MicroLoRA (the small LoRA that ratings update) is active during the training. At the end, the run moves the
-MicroLoRA's change into the base LoRA, except a remainder (fold_micro). The adapter uses the new base LoRA
-only if promotion.py promotes it.
+w is the reply's DRO weight (objective.py) at its current log-ratio to the frozen model. [reward > 0] is 1 for
+a reward above 0, else 0. w shrinks as training changes the reply's probability; this shrinkage is DRO's
+regulariser. The MicroLoRA (the small LoRA that ratings update) is active during the training. At the end, the
+run moves the MicroLoRA's change into the base LoRA, except a remainder (fold_micro). The adapter uses the new
+base LoRA only if promotion.py promotes it.
 
 A run consists of optimiser steps. A step computes the gradient of each of its texts in slices. A run can be
 stopped between two slices. A slice takes some tens of milliseconds on the starter model. If the same process
-resumes the run, the run continues after the last whole text (after a rating: after the last whole step). If
-another process resumes it, it continues after its last save. tests/sona/pauses.py times the slices.
+resumes the run, the run continues after the last whole text (after a rating: the last whole step). If another
+process resumes the run, the run continues after the last saved step. tests/sona/pauses.py times the slices.
 """
 
 import math
@@ -56,7 +56,7 @@ SAVE_EVERY = 4  # the number of optimiser steps from one save of a run to the ne
 @dataclass(frozen=True)
 class TrainingSettings:
     """The settings of one training run. steps: the number of optimiser steps. lr: the learning rate, which
-    rises over `warmup` steps and falls linearly towards a tenth.
+    rises over `warmup` steps and falls linearly towards a tenth of `lr`.
 
     A measurement compared settings by the mean stars of the starter model's replies to 60 held-out questions,
     after forty ratings by a user who likes short replies. The mean was 2.7 stars with the instant loop alone
@@ -189,7 +189,7 @@ class Background:
         return self._promotion
 
     def _fresh(self, buffer: Buffer, pause: Pause = lambda: None) -> Training:
-        """Return a new run, which starts from the base LoRA in use; other matrices start unchanged."""
+        """Return a new run from the base LoRA in use. Matrices that this LoRA lacks start unchanged."""
         state, places = self._learner.state, self._places(buffer, pause)
         facts = {
             "version": state.version,
@@ -328,7 +328,7 @@ class Background:
 
     def _candidate(self, training: Training, pause: Pause) -> Candidate:
         """Return a function of the share (0 to 1) of the trained change to keep. The function returns the
-        base LoRA with the layer LoRA and the MicroLoRA folded in, and a MicroLoRA with the rest."""
+        base LoRA with the layer LoRA and the MicroLoRA folded in, and a MicroLoRA with the remainder."""
         start = self._start(training.facts["version"], training.pairs, pause)
 
         def at(share: float) -> tuple[BaseLoRA, MicroLoRA]:

@@ -38,7 +38,7 @@ _ROWS = 64  # the number of hidden states in one call of the output head
 # After HURRY or PATIENCE seconds of reading, the model starts no further text, if it has read
 # MIN_TEXTS_OF_KIND texts of answers and of prose. Then the model writes replies for at most as many seconds.
 # The number of seconds is HURRY if a rating waits, else PATIENCE for a model with SMALL or more parameters. A
-# model with fewer parameters reads all texts and writes all replies, unless a rating waits.
+# model with fewer than SMALL parameters reads all texts and writes all replies, unless a rating waits.
 SMALL, PATIENCE, HURRY, MIN_TEXTS_OF_KIND = 1_000_000_000, 20.0, 10.0, 2
 WHAT = "Getting to know the model, once"
 

@@ -1,8 +1,9 @@
 """This module computes embeddings: it turns a text into a vector, so that similar texts can be found. The
 module has two methods.
 
-`read_question` embeds a user's question, so that similar rated questions can be found. The store keeps these
-vectors and compares them with new vectors, so the method of `read_question` must not change.
+`read_question` embeds a user's question, so that similar rated questions can be found. The store keeps the
+results of `read_question`, with which new questions are compared, so the method of `read_question` must not
+change.
 
 The model reads the user's message alone, without the chat template and the conversation. So the same question
 has the same vector in every chat. The vector is a mean of the message's final hidden states. Later states
@@ -47,7 +48,7 @@ MAX_TEXT_TOKENS = 8192  # the maximum number of tokens in a text to embed
 WINDOW = 512  # the maximum number of tokens of a text that are read in one context
 SLICE = 0.05  # seconds; after a slice of this length, the reader lets other work run
 MIN_SLICE_TOKENS = 32  # the minimum number of tokens that the model reads in one slice
-WHITENED = 32  # the maximum number of leading directions; each gets the variance of the direction after them
+WHITENED = 32  # at most this number of leading directions get the variance of the next direction
 DIMENSIONS = 576  # the maximum size of a vector; larger states are projected to it (10,000 vectors: < 24 MB)
 
 

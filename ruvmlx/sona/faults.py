@@ -29,7 +29,7 @@ TEMPERATURE = 0.7
 # original model, because chance alone changes the number among 24 replies by about this much.
 CHANCE = 2
 MIN_VARIETY = 0.92  # the minimum variety, as a share of the original model's variety
-_FOREIGN = 0.2  # a reply is foreign if more than this share of its letters is in other scripts
+_FOREIGN = 0.2  # a reply is foreign if more than this share of its letters is in new scripts (`is_foreign`)
 _REPEATED = 0.5  # a reply loops if more than this share of its groups of GRAM tokens are repetitions
 
 

@@ -18,7 +18,7 @@ from .kl_probe import KLProbe
 from .state import LearnerState
 from .trace import Trace
 
-# A KL guard is a function that runs between replies. It measures the KL of a layer LoRA, and scales the layer
+# A KL guard is a function that runs between replies: it measures the KL of a layer LoRA, and scales the layer
 # LoRA down if the KL exceeds its limit (optional/kl_guard.py).
 KLGuard = Callable[[ActiveAdapter, Pause | None], None]
 

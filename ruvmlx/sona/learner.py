@@ -206,8 +206,8 @@ class Learner:
 
     def give_reason(self, reply_id: str, reason: str) -> RatingResult:
         """Store why a user rated a reply bad, as the beginning of the rating's note, and give the rating
-        again with this note. If the rating is the newest feedback, it is undone first, so one undo then takes
-        back both the rating and its reason.
+        again with this note. If the old rating is the newest feedback, the old rating is undone first, so one
+        undo later takes back both the rating and its reason.
 
         reason: a key of `REASONS`
 

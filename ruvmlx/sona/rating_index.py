@@ -204,7 +204,7 @@ class RatingIndex:
 
     def tidy(self, pause: Callable[[], None]) -> tuple[Tidied, dict[str, str]]:
         """Merge and prune the bank's patterns. Return the result, and {reply id: label} of all pruned
-        entries.
+        entries, also of earlier calls.
 
         The caller must store these labels. If these labels are not stored, the next start of the program puts
         the entries into the bank again.
@@ -267,12 +267,13 @@ class RatingIndex:
         return r, self.bank.value(self.query(reply), without=reply.id)
 
     def standing(self, reply_id: str, rating: str) -> tuple[float, float]:
-        """Return (r, V(x)) of a rating in force, as `weigh` does, computed from the other ratings."""
+        """Return (r, V(x)) of a rating in force, as `weigh` does, computed from the entries of all other
+        replies."""
         r = self.reward(reply_id, rating)
         return r, self.bank.value(self.bank.vector(reply_id), without=reply_id)
 
     def reward(self, reply_id: str, rating: str) -> float:
-        """Return the reward r of a rating in force, computed from the other ratings."""
+        """Return the reward r of a rating in force, computed from the entries of all other replies."""
         self.sync()
         return signal.reward_of(rating, self.bank.counts_without(reply_id))
 

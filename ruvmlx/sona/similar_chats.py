@@ -1,8 +1,8 @@
 """This module finds chats with questions that have a similar meaning to a text, even if the words differ.
 
-The module compares vectors of questions (embedding.py), as the rating index does. The store has the vectors
-of questions that this model has answered. Messages of imported chats or of chats with another model have no
-stored vector, so the model reads these messages during the search.
+The module compares vectors of questions (embedding.py), as the rating index does. The store has the pooled
+hidden states of the questions that this model has answered and embedded. The model reads all other messages,
+for example of imported chats, during the search.
 """
 
 from collections.abc import Callable

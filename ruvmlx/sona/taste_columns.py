@@ -1,5 +1,5 @@
 """This module makes the columns of the taste model's regression (taste.py). The module also makes the
-candidate columns; the taste model selects the candidates that explain the ratings."""
+candidate columns; the taste model selects the candidates that explain the ratings best."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
