@@ -22,7 +22,7 @@ from ..pausing import Pause
 from . import reference_text
 from .coordinates import Coordinates, pack_columns
 
-_ELEMENTS = 1 << 20  # number of (context, token) pairs in the `few` contexts; the KL kernel reads these in 0.25 ms
+_ELEMENTS = 1 << 20  # (context, token) pairs in the `few` contexts; the KL kernel reads these in 0.25 ms
 ROWS = 32  # the number of contexts in one call of the output head
 _STORED = (
     "contexts", "rows", "counts", "prose", "following", "directions", "tokens", "precision", "features",

@@ -4,9 +4,9 @@ the logit of each token rises or falls in replies. This change of the logits is 
 The taste model (taste.py) predicts stars from measures of a reply. Some measures change by about the same
 amount wherever a token is added to the text. For example, the token " you" raises the measure "more 'you'".
 So each token has an effect in stars: the taste model's weights times the change of the measures. In replies,
-the token's logit rises by LOGIT times this effect. For a limit on the KL to the frozen model, the
-distribution log p' = log p + stars / beta earns the most stars (Ziegler et al. 2019, eq. 3; here p and p' are
-the probabilities of one token before and after, and 1 / beta is LOGIT).
+the token's logit rises by LOGIT times this effect, within limits. For a limit on the KL to the frozen model,
+the distribution log p' = log p + stars / beta earns the most stars (Ziegler et al. 2019, eq. 3; here p and p'
+are the probabilities of one token before and after, and 1 / beta is LOGIT).
 
 If a taste is about words, the push learns the taste from fewer ratings than the gradients of the rated
 replies do. The reason is that many tokens share a measure, and that about 30 ratings are enough to know the

@@ -1,5 +1,5 @@
 """This module tests how well the taste model (taste.py) predicts the ratings of its user. The module compares
-each rating with the prediction of a model that was fitted to the earlier ratings."""
+each rating with the prediction of a model that was fitted only to earlier ratings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ class PredictedRating:
     given: the number of stars of the rating
     predicted, sd: the mean and the standard deviation of the predicted stars; the taste model was fitted only
         to earlier ratings
-    usual: the mean of all earlier ratings in stars, for comparison with `predicted`
+    usual: the mean of all earlier ratings in stars (NEUTRAL for the first rating), for comparison with
+        `predicted`
     """
 
     reply_id: str
@@ -62,9 +63,9 @@ class TasteRecord:
 
 
 def predicted_before(rated: Sequence[tuple[str, RatedFeatures]]) -> TasteRecord:
-    """Predict each rating from the earlier ratings, and return the ratings with their predictions. The taste
-    model that predicts a rating is never fitted to that rating. Replies without a rating are left out,
-    because the store does not know when the user saw them.
+    """Predict each rating from earlier ratings, and return the ratings with their predictions. The taste
+    model that predicts a rating is never fitted to that rating, and can lack the newest earlier ratings
+    (GROWTH). Replies without a rating are left out, because the store does not know when the user saw them.
 
     rated: (reply id, rating with the features of the reply), the oldest first, each reply once
     """

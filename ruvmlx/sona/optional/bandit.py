@@ -80,13 +80,13 @@ class Regression:
 
 
 def draws(beliefs: list[tuple[float, float]], rng: np.random.Generator, n: int = DRAWS) -> np.ndarray:
-    """Draw a reward for each arm, n times. Return the index of the arm with the largest reward in each draw:
-    [n].
+    """Draw an expected reward for each arm, n times. Return the index of the arm with the largest drawn
+    reward in each draw: [n].
 
-    beliefs: (mean, standard deviation) of the reward per arm. The regressions' weights have normal
-        distributions, so the rewards have normal distributions, too. The arms are independent. So drawn
-        rewards have the same distribution as rewards from drawn weights; the slow reference in the tests
-        draws weights.
+    beliefs: (mean, standard deviation) of the expected reward of each arm. The regressions' weights have
+        normal distributions, so the rewards have normal distributions, too. The arms are independent. So
+        drawn rewards have the same distribution as rewards from drawn weights; the slow reference in the
+        tests draws weights.
     """
     mean, sd = np.array(beliefs).T
     return np.argmax(mean + sd * rng.standard_normal((n, len(beliefs))), axis=1)

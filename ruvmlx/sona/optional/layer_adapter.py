@@ -176,7 +176,7 @@ class LayerAdapter:
 
     def note(self, layer_lora: LayerLoRA, base: KLProbe, under: KLProbe) -> tuple[LayerLoRA, float]:
         """Keep a newly measured KL probe in memory. Return the layer LoRA with its measured curvature, and
-        its KL (or its rise of prose's negative log-likelihood, as a KL) as a multiple of its limit.
+        its KL by this curvature (`recalibrate`) divided by its KL limit.
 
         base: the KL probe under the base LoRA alone
         under: the KL probe under the base LoRA and the layer LoRA

@@ -156,8 +156,9 @@ class LayerGradients:
 
 
 def answer_direction(answers: np.ndarray, prose: np.ndarray) -> np.ndarray:
-    """Return lora_a [in] of a matrix, so that x . lora_a is on average 1 for inputs x in answers and 0 for
-    inputs x in prose. answers, prose: [in], the mean inputs of the matrix."""
+    """Return lora_a [in] of a matrix, so that x . lora_a is on average 1 for inputs x in answers and, unless
+    both means are nearly parallel, 0 for inputs x in prose. answers, prose: [in], the mean inputs of the
+    matrix."""
     answers, prose = answers.astype(np.float64), prose.astype(np.float64)
     apart = answers - prose * (answers @ prose) / max(prose @ prose, 1e-12)
     # this matrix's inputs in answers hardly differ from its inputs in prose
