@@ -40,7 +40,7 @@ typedef enum {
     RVM_F16 = 2,
     RVM_BF16 = 3,
     RVM_F32 = 4,
-    RVM_Q4_K = 5, /* RVM_Q4_K, RVM_Q5_K, RVM_Q6_K: GGUF's super-blocks of 256 columns, packed into as many bytes as in GGUF */
+    RVM_Q4_K = 5, /* RVM_Q4_K, RVM_Q5_K, RVM_Q6_K: GGUF's super-blocks of 256 columns, packed, apart from padding, into as many bytes as in GGUF */
     RVM_Q5_K = 6,
     RVM_Q6_K = 7
 } rvm_kind;

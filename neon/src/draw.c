@@ -1,6 +1,6 @@
 /* This file draws a token: it has the kernel `draw` of rvm_kernels (formulas in rvm_kernels.h). ruvmlx/sampling.py
- * computes the same result, with sums in the same order. The build compiles this file once for each instruction set,
- * with -DRVM_IMPL=<name>. */
+ * makes the same draw with NumPy; the two can differ only by rounding. The build compiles this file once for each
+ * instruction set, with -DRVM_IMPL=<name>. */
 #include "draw.h"
 
 #include "rvm.h"

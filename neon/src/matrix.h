@@ -15,7 +15,7 @@
  *     for each 32 columns, byte[j][r][i] of Q4 with the low nibbles, then
  *       Q5_K  byte[r][i], bit j < 8: the fifth bit of column 4j + i
  *       Q6_K  byte[h][r][i], h < 2, bits 2j and 2j + 1, j < 4: the fifth and sixth of column 16h + 4j + i
- *     The size is the same as in GGUF, and all blocks start at multiples of 64 bytes.
+ *     Apart from padding, the size is the same as in GGUF. All blocks start at multiples of 64 bytes.
  *   float tile: value[column][16]
  *
  * One instruction (vpdpbusd with 512 bits) or four (sdot by lane, four rows each) multiply 16 rows x 4 bytes by 4

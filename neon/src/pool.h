@@ -40,9 +40,10 @@ void pool_limit(pool *p, uint32_t n);
 enum { POOL_CONTEXT = 256 };
 
 /* Run `job` on the calling thread, and on each thread of the pool that wakes before the job ends. Return when all
- * chunks of the job are done. A pool runs one job at a time. Each thread has its own copy of the `size` <= POOL_CONTEXT
- * bytes of ctx, because a thread that has slept can still go through finished phases after pool_run has returned. So
- * outside a chunk, the function `job` must read only its copy of ctx, and data that never changes. */
+ * chunks of the job are done. A pool runs one job at a time. Each thread except the caller's has its own copy of the
+ * `size` <= POOL_CONTEXT bytes of ctx, because a thread that has slept can still go through finished phases after
+ * pool_run has returned. So outside a chunk, the function `job` must read only its copy of ctx, and data that never
+ * changes. */
 void pool_run(pool *p, void (*job)(pool_worker *w, void *ctx), void *ctx, size_t size);
 
 /* Report the thread's previous chunk as done. Then store the index of the phase's next chunk in *i and return 1. If no

@@ -91,9 +91,9 @@ static void extend(sequence *c, size_t seed, size_t n) {
     CHECK(sequence_forward(c, tokens, n, 0, NULL, NULL, NULL) == RVM_OK, "%zu tokens", n);
 }
 
-/* Check a batch of forks, and of forks of a fork, which begin inside a page. The batch has pages of every tier that
- * all, some or no sequences share. The results of a row of the batch must have the same bits as the results of its
- * sequence alone. */
+/* Check a batch of forks, and of forks of a fork, which begin inside a page. The batches of the different shapes have
+ * pages of every tier, which all, some or no sequences share. The results of a row of the batch must have the same bits
+ * as the results of its sequence alone. */
 static void compare_forks(const model *m, const char *impl, uint32_t threads) {
     static const size_t parent[MANY] = {0, 0, 0, 2, 2};
     rvm_decoder *d = decoder(m, impl, threads);
