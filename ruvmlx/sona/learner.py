@@ -153,7 +153,8 @@ class Learner:
 
     def rate(self, reply_id: str, rating: str, note: str = "", watch: Watch = QUIET) -> RatingResult:
         """Update the weights by a rating, and commit both to the store. The effect of an earlier rating of
-        the same reply is removed first, if `_undo_steps` can remove it.
+        the same reply is removed first, if `_undo_steps` can remove it. A bad rating for wrong facts
+        (ratings.FACTS) has the weight 0.
 
         watch: an object that gets the progress of the model's measurement; a rating of a model that was never
             measured waits for this measurement

@@ -69,7 +69,8 @@ class LearnerState:
 
     micro: the MicroLoRA, which changes the output head
     base: the id of the BaseLoRA (made by a slow loop, or imported) that is active with the MicroLoRA; 0 if
-        there is none
+        there is no BaseLoRA
+    version: the adapter version; -1 while the weights are not stored
     layer_lora: the changes that ratings made to layers below the output head; None if ratings made no such
         changes
     """

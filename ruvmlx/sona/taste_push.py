@@ -149,8 +149,8 @@ class TastePush:
             self._push, self._versions = self._compute_push(probe), [version]
 
     def of(self, version: int, probe: KLProbe) -> np.ndarray:
-        """Return the push for an adapter version: the numbers [A] that a rating adds to the first row of
-        lora_b, for the A movable tokens."""
+        """Return the push for an adapter version: the taste model's part [A] of the first row of lora_b, for
+        the A movable tokens. At a rating, this part replaces the earlier push."""
         if version not in self._versions:
             self.prepare(version, probe)
         return self._push

@@ -65,8 +65,9 @@ class LayerGradients:
         reply: ReplyRow,
         pause: Pause | None = None,
     ) -> LayerGradient:
-        """Return the gradient of a reply's log-probability by the layer LoRA. The base LoRA, the layer LoRA
-        and the MicroLoRA are active. The computation takes about 10 ms per token."""
+        """Return the gradient of a reply's log-probability by lora_b of the layer LoRA. The base LoRA, the
+        layer LoRA and the MicroLoRA are active. A very long reply is cut (TrainingText.cut). The computation
+        takes about 10 ms per token."""
         from ...training.slices import TrainingText
 
         trainer, text = self._graph(pause), TrainingText.cut(reply.context_ids, reply.rated_ids)
