@@ -177,8 +177,8 @@ class Runtime:
             return take_back(self.store, learner, reply_id)
 
     def undo(self) -> LearnStatus:
-        """Remove the newest rating or preference: the adapter gets exactly its earlier weights again. Raises
-        NotFound if there is no rating and no preference."""
+        """Remove the newest rating or preference of the adapter in use: the adapter gets exactly its earlier
+        weights again. Raises NotFound if there is no rating and no preference."""
         return self.learning.require_learner().history.undo()
 
     def rollback(self, version: int) -> LearnStatus:

@@ -29,7 +29,7 @@ from .stored_replies import ReplyArchive, StoredReplies, WitnessedSink
 
 class ReplyWriter:
     """A reply writer writes replies with the adapter in use, or with the adapter that a request names. If the
-    settings ask for examples, the prompt has liked replies as examples, if there are any.
+    settings ask for examples, the prompt shows liked replies to similar questions, if the store has any.
 
     archive: the archive that records replies and failed requests
     """

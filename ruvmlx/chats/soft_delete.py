@@ -41,8 +41,9 @@ def delete_older(store: Store) -> list[str]:
     """Erase the chats that were hidden more than DAYS ago. Return one line for each chat that cannot be
     erased.
 
-    This function runs at every start and end, so a chat that cannot be erased must not stop the program. The
-    command `doctor` shows the returned lines. Raises StoreBusy if another process has locked the store.
+    This function runs when a runtime starts or ends, so a chat that cannot be erased must not stop the
+    program. The command `doctor` shows the returned lines. Raises StoreBusy if another process has locked the
+    store.
     """
     failed, old = [], store.chats.soft_deleted_before(time.time() - _SECONDS)
     for session_id in old:

@@ -141,8 +141,8 @@ class Admission:
         self, name: Hashable, growth: Growth, policy: TierPolicy, levels: Iterable[int]
     ) -> Iterable[Grant]:
         """Yield the grants of memory to try, in order. Level by level, from the highest precision of the KV
-        cache to the lowest, the first grant reads the prompt in the largest chunks; each next grant halves
-        the chunks."""
+        cache to the lowest, the first grant reads the prompt in the largest chunks; each next grant of the
+        level halves the chunks, down to PAGE tokens."""
         chunks = [growth.chunk]
         while chunks[-1] > PAGE:
             chunks.append(max(PAGE, chunks[-1] // 2))

@@ -10,9 +10,9 @@ process with limits of time and memory compiles each constraint first, for a voc
 vocabulary. The second compilation takes about as long as the first one. The program's other threads continue
 during both compilations.
 
-If llguidance cannot apply a part of a constraint, the module refuses the whole constraint. For example, a
-keyword of JSON Schema that llguidance does not know raises UsageError, unless the kind of the constraint is
-"loose json".
+If llguidance cannot apply a part of a constraint, the module refuses the whole constraint, except that the
+kind "loose json" ignores the keywords of JSON Schema that llguidance does not know. With the kind "json",
+such a keyword raises UsageError.
 """
 
 import hashlib

@@ -279,8 +279,8 @@ class Scheduler:
         return max(PART, tokens + -tokens % PART)
 
     def _measure(self, tokens: int, seconds: float, most: int) -> None:
-        """Update the pace: a slower piece sets the pace to its own tokens per second, a faster piece to the
-        mean of old and own pace. A piece below `most` / 2 tokens has no effect (fixed costs)."""
+        """Update the pace: to the tokens per second of a slower piece, or to the mean of the old pace and the
+        pace of a faster piece. Ignore pieces below `most` / 2 tokens, because fixed costs dominate them."""
         if 2 * tokens >= most and seconds > 0:
             pace = tokens / seconds
             self._pace = min(pace, (self._pace + pace) / 2) if self._pace else pace

@@ -230,8 +230,8 @@ def _in_form(
 
 
 def _with_short_ids(message: Message) -> Message:
-    """Return the message with tool call ids of nine characters (letters and digits), because Mistral's chat
-    templates refuse all other ids."""
+    """Return the message with tool call ids of nine characters (letters and digits), because some of
+    Mistral's chat templates refuse other ids."""
     calls = tuple({**call, "id": _short_id(str(call.get("id", "")))} for call in message.tool_calls)
     call_id = _short_id(message.tool_call_id) if message.role == "tool" else message.tool_call_id
     return replace(message, tool_calls=calls, tool_call_id=call_id)

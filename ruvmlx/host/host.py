@@ -3,9 +3,9 @@ module.
 
 MLX binds its streams to threads, and a reply takes seconds. So all calls of the runtime, also `open` and
 `close`, run in the host's thread, one at a time, in the order of their arrival; only the calls of
-`call_between` go before other calls, and only `encode` uses other threads. A call for a user ends idle work
-(work of `run_idle`, which runs while no user needs the model). The coroutines never block the caller's event
-loop. The callers can have different event loops.
+`call_between` go before other calls, and only `encode` and `encode_request` use other threads. A call for a
+user ends idle work (work of `run_idle`, which runs while no user needs the model). The coroutines never block
+the caller's event loop. The callers can have different event loops.
 
 `write` and `submit` stream any number of replies at the same time (serving.py). Other calls run between two
 steps of the replies.

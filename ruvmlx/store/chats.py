@@ -202,8 +202,8 @@ class Chats:
         self._set(session_id, "folder", " ".join(folder.split())[:TITLE])
 
     def set_summary(self, session_id: str, summary: str | None, to: int | None) -> None:
-        """Store a summary. The model reads the summary instead of the messages up to the message `to`. None:
-        the model reads the messages again."""
+        """Store a summary. The model reads the summary instead of the messages up to the message `to`. If
+        `summary` is None, the model reads the messages again."""
         with self._db.transaction():
             self._set(session_id, "summary", summary)
             self._set(session_id, "summarized_to", to)

@@ -27,7 +27,7 @@ class ReplyRow:
     adapter: str | None
     adapter_version: int
     prompt_ids: list[int]
-    sampled_ids: list[int]  # every sampled token, with the token that ends the reply
+    sampled_ids: list[int]  # every sampled token, with the end token if there is one
     prompt: str  # the user's message that the reply answers
     text: str
     finish_reason: str
