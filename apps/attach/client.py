@@ -2,6 +2,7 @@
 app that runs in the server."""
 
 import contextlib
+import ipaddress
 import json
 import os
 import select
@@ -257,11 +258,14 @@ class Client:
 
 
 def is_here(url: str) -> bool:
-    """Return True if the URL's host is localhost or ::1 or begins with "127.", which means a server on this
-    machine (a loopback address). The client sends the stored API key of this machine only to a server with a
-    loopback address."""
+    """Return True if the URL's host is localhost or a loopback address, which means a server on this machine.
+    The client sends the stored API key of this machine only to such a server. The name 127.example.com is a
+    host elsewhere."""
     name = _split(url).hostname
-    return name in ("localhost", "::1") or name.startswith("127.")
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
 
 
 def attach(url: str, key: str | None, **chat: Any) -> int:

@@ -3,6 +3,7 @@ model), the state of the open chat, and the widgets."""
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -108,16 +109,26 @@ class ChatContext:
             await self.show_error(error)
             return None
 
-    async def measure_model(self, watch: Watch) -> None:
-        """Measure the model if a rating needs the measurement. Replies in progress go on in the meantime.
-        watch: an object that gets the progress."""
-        if await self.attempt(lambda runtime: runtime.learning.is_measured_for(None)) is False:
-            try:
-                await self.host.call_in_slices(
-                    lambda runtime: runtime.learning.measure_in_slices(None, watch)
-                )
-            except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
-                await self.show_error(error)
+    async def attempt_measured(self, work: Callable[[Runtime], T], watch: Watch) -> T | None:
+        """Do the same as `attempt`, for a rating. If a measurement of the model is missing, measure the model
+        first; replies in progress go on in the meantime. watch: an object that gets the progress."""
+        needs_measurement = threading.Event()
+
+        def attempt(runtime: Runtime) -> T | None:
+            if runtime.learning.is_measured_for(None):
+                return work(runtime)
+            needs_measurement.set()
+            return None
+
+        done = await self.attempt(attempt)
+        if not needs_measurement.is_set():
+            return done
+        try:
+            await self.host.call_in_slices(lambda runtime: runtime.learning.measure_in_slices(None, watch))
+        except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
+            await self.show_error(error)
+            return None
+        return await self.attempt(work)
 
     async def show_error(self, error: Exception) -> None:
         """Show an error on one line. The error NotFound appears in the status line, and other errors appear

@@ -20,9 +20,11 @@ from .stream import wait_until_drawn
 from .view_model import Standing
 from .welcome import Welcome
 
-# the number of messages that are shown at first; each message takes 5 to 10 ms to show
-MAX_SHOWN_MESSAGES = 16
+# The transcript of an opened chat has as many messages as fill SCREENS screens, but at most
+# MAX_SHOWN_MESSAGES, because each message takes 10 to 20 ms to show.
+MAX_SHOWN_MESSAGES, SCREENS = 16, 1.3
 EARLIER = 10  # the number of earlier messages that are loaded when the user scrolls to the top
+FRAME_ROWS, FRAME_COLUMNS = 2, 6  # rows and columns around the text of a message
 MAX_COLUMNS = 1 << 16  # a number of columns that no terminal has
 
 ChatMessage = UserMessage | ReplyMessage | ToolMessage
@@ -75,13 +77,18 @@ class Transcript(VerticalScroll, can_focus=False):
         self.anchor()
 
     async def restart(self, turns: list[Turn], model: str, at: int | None = None) -> None:
-        """Remove all widgets. Then show at most MAX_SHOWN_MESSAGES of the messages `turns`: the last
-        messages, or the messages around the message `at`. model: the name of the model. at: the id of a
-        message; None: show the last messages."""
+        """Remove all widgets. Then show some of the messages `turns`: the last messages, or the messages from
+        a few before the message `at`. The shown messages fill about SCREENS screens, but are at most
+        MAX_SHOWN_MESSAGES. model: the name of the model. at: the id of a message; None: show the last
+        messages."""
         spoken = [turn for turn in turns if is_shown(turn)]
         places = [n for n, turn in enumerate(spoken) if turn.id == at and at is not None]
-        end = min(len(spoken), places[0] + MAX_SHOWN_MESSAGES // 2) if places else len(spoken)
-        begin = max(0, end - MAX_SHOWN_MESSAGES)
+        rows, columns = SCREENS * self.app.size.height, max(1, self.app.size.width - FRAME_COLUMNS)
+        first = places[0] if places else len(spoken)
+        after, filled = _count_to_fill(spoken[first:], rows, columns)
+        before, _ = _count_to_fill(spoken[:first][::-1], max(rows / 4, rows - filled), columns)
+        end = first + after
+        begin = max(first - before, end - MAX_SHOWN_MESSAGES)
         self._earlier, self._later, self._found = spoken[:begin], spoken[end:], at if places else None
         with self.app.batch_update():
             await self.remove_children()
@@ -201,13 +208,14 @@ class Transcript(VerticalScroll, can_focus=False):
         await wait_until_drawn(self)
         await self.stop_animation("scroll_y", complete=False)  # the animation's target position will move
         self._earlier, turns = self._earlier[:-EARLIER], self._earlier[-EARLIER:]
-        first = self.children[0]
+        first, has_room = self.children[0], self.max_scroll_y <= 0
         self._held = ScrollHold(first, first.virtual_region.y, self.scroll_y)
         try:
             with self.app.batch_update():
                 await self.mount_all(map(_widget, turns), before=first)
                 self._mark_left_out()
-            await self._held.moved.wait()
+            if not has_room:  # on a screen that is not full, messages above `first` need not move it
+                await self._held.moved.wait()
             await wait_until_drawn(self)
         finally:
             self._held = None
@@ -225,7 +233,19 @@ class Transcript(VerticalScroll, can_focus=False):
             if moved:
                 self._put_scroll(self._held.scroll_y + moved)
         windowed.tell(arranged, self._window(arranged, size.height))
+        is_short = self.children and arranged.total_region.height <= size.height
+        if self._earlier and is_short and not self._loading.locked():
+            self.call_after_refresh(self._fill_screen)
         return arranged
+
+    def _fill_screen(self) -> None:
+        """Load earlier messages if the shown messages do not fill the screen, because the user cannot scroll
+        up then."""
+        self.run_worker(self._load_until_full())
+
+    async def _load_until_full(self) -> None:
+        while self._earlier and self.max_scroll_y <= 0:
+            await self.load_earlier()
 
     def _window(self, arranged: DockArrangeResult, height: int) -> Region:
         """Return the region of the conversation that must be placed: the part on the screen, one screen above
@@ -288,6 +308,18 @@ class Transcript(VerticalScroll, can_focus=False):
         replies = self.replies
         place = replies.index(of) + step if of in replies else len(replies) - 1
         return replies[max(0, min(place, len(replies) - 1))]
+
+
+def _count_to_fill(turns: list[Turn], rows: float, columns: int) -> tuple[int, float]:
+    """Return (how many of the turns, from the first one on, fill this number of rows; the rows that they
+    fill). The number of turns is at most MAX_SHOWN_MESSAGES. Each line of a text is counted as plain text,
+    because Markdown takes about as many rows."""
+    filled = 0
+    for count, turn in enumerate(turns[:MAX_SHOWN_MESSAGES]):
+        if filled >= rows:
+            return count, filled
+        filled += FRAME_ROWS + sum(1 + len(line) // columns for line in turn.content.splitlines())
+    return min(len(turns), MAX_SHOWN_MESSAGES), filled
 
 
 def _widget(turn: Turn) -> ChatMessage:

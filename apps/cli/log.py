@@ -69,7 +69,17 @@ def _store() -> "Store":
 def _filter(kinds: tuple[str, ...], since: datetime | None, until: datetime | None) -> "LogFilter":
     from ruvmlx.store.audit_log import LogFilter
 
-    return LogFilter(kinds, *(int(day.timestamp()) * _NS if day else None for day in (since, until)))
+    return LogFilter(kinds, *(int(_seconds(day)) * _NS if day else None for day in (since, until)))
+
+
+def _seconds(day: datetime) -> float:
+    """Return the seconds from 1970 to this time. Raises UsageError if the time is too far from today."""
+    try:
+        return day.timestamp()
+    except (OverflowError, OSError, ValueError):
+        raise UsageError(
+            f"--since, --until: {day.date()} is out of range; give a date from 1970 on."
+        ) from None
 
 
 def _facts(row: "WitnessRow") -> dict[str, Any]:

@@ -72,20 +72,25 @@ async def rate(call: Call) -> Answer:
     learn = _rate if body.rating is not None else _prefer
     async with call.models.using_writer(body.id) as serving:
         host = serving.host
-        if not await host.call_between(lambda runtime: _is_measured(runtime, body.id, call.salt)):
-            await host.call_in_slices(lambda runtime: _measure(runtime, body.id, call.salt))
-        answer = await host.call_between(lambda runtime: learn(runtime, body, call.salt))
+        answer = await host.call_between(
+            lambda runtime: (
+                learn(runtime, body, call.salt) if _is_measured(runtime, body, call.salt) else None
+            )
+        )
+        if answer is None:
+            await host.call_in_slices(lambda runtime: _measure(runtime, body, call.salt))
+            answer = await host.call_between(lambda runtime: learn(runtime, body, call.salt))
     call.serving.metrics.add("ruvmlx_ratings_total", kind="rating" if body.rating else "preference")
     return answer
 
 
-def _is_measured(runtime: Runtime, id: str, tenant: str) -> bool:
-    return runtime.learning.is_measured_for(_teachable_reply(runtime, id, tenant).adapter)
+def _is_measured(runtime: Runtime, body: RatingBody, tenant: str) -> bool:
+    return runtime.learning.is_measured_for(_teachable_reply(runtime, body.id, tenant).adapter)
 
 
-def _measure(runtime: Runtime, id: str, tenant: str) -> Generator[None, None, None]:
+def _measure(runtime: Runtime, body: RatingBody, tenant: str) -> Generator[None, None, None]:
     """Measure the model in slices, so that the replies of other clients go on."""
-    return runtime.learning.measure_in_slices(_teachable_reply(runtime, id, tenant).adapter)
+    return runtime.learning.measure_in_slices(_teachable_reply(runtime, body.id, tenant).adapter)
 
 
 def _rate(runtime: Runtime, body: RatingBody, tenant: str) -> RatingAnswer | PreferenceAnswer:

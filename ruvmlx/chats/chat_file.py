@@ -235,9 +235,10 @@ def _no_number(name: str) -> None:
 
 
 def _moment(value: Any) -> float:
-    """Return a time in seconds since 1970. Return 0 for values that are no floating-point numbers (also for
-    whole numbers), and for times after the year 9999."""
-    return value if isinstance(value, float) and abs(value) < MAX_TIMESTAMP else 0.0
+    """Return a time in seconds since 1970. Return 0 for values that are no numbers, and for times after the
+    year 9999."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) < MAX_TIMESTAMP else 0.0
 
 
 def _number(value: Any) -> int | None:

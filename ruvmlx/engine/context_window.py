@@ -1,7 +1,7 @@
 """This module builds a prompt's messages from a chat. The oldest messages are left out if the context would
 overflow."""
 
-import functools
+import hashlib
 import itertools
 import json
 from collections.abc import Iterator
@@ -11,6 +11,8 @@ from typing import Any
 from ..models.config.model import Message, Model
 from ..models.text.tool_calls import ParsedCall
 from .types import GenerationRequest
+
+MAX_COUNTS = 1 << 16  # the maximum number of texts whose number of tokens is kept; a text takes 150 bytes
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,18 @@ class ContextWindow:
 
     def __init__(self, model: Model):
         self.size = model.context
-        encode = model.tokenizer.encode
-        self._tokens = functools.lru_cache(4096)(lambda text: len(encode(text, add_bos=False)))
+        self._tokenizer = model.tokenizer
+        self._counts: dict[bytes, int] = {}  # hash of a text -> number of tokens
+
+    def _tokens(self, text: str) -> int:
+        """Return the number of tokens of a text. The numbers of the last MAX_COUNTS texts are kept by the
+        texts' hashes, because each reply needs the size of every message of its chat."""
+        key = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        if key not in self._counts:
+            while len(self._counts) >= MAX_COUNTS:
+                self._counts.pop(next(iter(self._counts)))
+            self._counts[key] = len(self._tokenizer.encode(text, add_bos=False))
+        return self._counts[key]
 
     def message_size(self, message: Message) -> int:
         """Return the number of tokens of one message's text and tool calls, with 16 added for the chat
@@ -98,7 +110,8 @@ class ContextWindow:
         user message."""
         asked = next((n for n in range(len(turns), 0, -1) if turns[n - 1].role == "user"), 0)
         read = turns[:asked]
-        if sum(len(turn.content.encode()) + 16 for turn in read) < self.size // 2:
+        is_plain = not summary and not any(turn.calls for turn in read)
+        if is_plain and sum(len(turn.content.encode()) + 16 for turn in read) < self.size // 2:
             return []  # a token has at least one byte, so these turns fit, unless tool calls are very long
         messages, spoken = alternating(read), [t for t in _kept_turns(read) if t.role != "system"]
         gone = len(messages) - len(self.fitting(messages, max_new_tokens, summary))

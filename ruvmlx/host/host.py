@@ -64,7 +64,7 @@ class Host:
         self._closing = threading.Lock()
         self._closed: Future[None] | None = None
         self._reply_cancel: threading.Event | None = None  # the event that ends the newest `write`
-        self._idle_cancel: threading.Event | None = None  # the event that ends the newest `run_idle`
+        self._idle_cancels: set[threading.Event] = set()  # the events that end the calls of `run_idle`
         self._settle_cancel: threading.Event | None = None  # the event that ends the newest `settle`
         self._opening: StoppableWatch | None = None  # the watch of the newest `open` or `switch`
         self.used_at = time.monotonic()  # the time of the newest call for a user to a host in this thread
@@ -149,14 +149,18 @@ class Host:
     async def run_idle(self, work: Callable[[Runtime, threading.Event], T]) -> T:
         """Run work(runtime, cancel) while no user needs the model. Each later call for a user sets `cancel`,
         which ends the work. If replies are in progress, `cancel` is set before the work begins."""
-        cancel = self._idle_cancel = threading.Event()
+        cancel = threading.Event()
+        self._idle_cancels.add(cancel)
 
         def idle() -> T:
             if self._is_thread_busy:
                 cancel.set()
             return work(self.holder.opened_runtime, cancel)
 
-        return await self._run(idle)
+        try:
+            return await self._run(idle)
+        finally:
+            self._idle_cancels.discard(cancel)
 
     @property
     def is_writing(self) -> bool:
@@ -174,8 +178,8 @@ class Host:
         now = time.monotonic()
         for host in list(self._hosts):
             host.used_at = now
-            if host._idle_cancel is not None:
-                host._idle_cancel.set()
+            for cancel in list(host._idle_cancels):
+                cancel.set()
 
     async def settle(self, watch: Watch = QUIET) -> bool:
         """Prepare the newest replies for their ratings. Return True if the preparation was not cancelled.

@@ -135,6 +135,10 @@ class MicroLoRA:
         return adapter
 
     def _check(self, hidden_size: int, vocab_size: int) -> None:
+        if (self.lora_a.ndim, self.lora_b.ndim) != (2, 2):
+            raise CorruptFile(
+                "the stored adapter has matrices of a wrong shape; `ruvmlx learn undo` goes back one version."
+            )
         (d, r), (r2, v) = self.lora_a.shape, self.lora_b.shape
         if (d, v) != (hidden_size, vocab_size) or r != r2:
             raise AdapterMismatch(

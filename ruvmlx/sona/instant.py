@@ -276,9 +276,9 @@ def _unit(x: float) -> float:
 
 
 def retention_factor(trend: float) -> float:
-    """Return the factor by which a rating multiplies the older evidence. trend: the trend after this
-    rating."""
-    return 1 - FADE - TURNED * max(0.0, -trend)
+    """Return the factor, at least 0, by which a rating multiplies the older evidence. trend: the trend after
+    this rating."""
+    return max(0.0, 1 - FADE - TURNED * max(0.0, -trend))
 
 
 def stored_evidence(adapter: MicroLoRA, probe: KLProbe) -> np.ndarray:

@@ -190,6 +190,13 @@ class Database:
         triggers."""
         return self._connection.total_changes
 
+    def write_mark(self) -> tuple[int, int] | None:
+        """Return two numbers that differ from an earlier result if any process has written into the database
+        since. Return None if that cannot be known now: in a transaction, or while the database is locked."""
+        if self.in_transaction or (commits := self._commits_of_others(-1)) < 0:
+            return None
+        return commits, self.changes
+
     def open_blob(self, table: str, column: str, rowid: int) -> sqlite3.Blob:
         """Open one value of a table as a file, so that a long value can be written in pieces."""
         return self._connection.blobopen(table, column, rowid)

@@ -62,12 +62,21 @@ class Messages:
 
     def __init__(self, db: Database, index: SearchIndex):
         self._db, self._index = db, index
+        # the arguments, the mark and the result of the last call of `branch`
+        self._last_branch: tuple[tuple[str, tuple[int, int]], list[MessageRow]] | None = None
 
     def branch(self, session_id: str) -> list[MessageRow]:
-        """Return the current branch, from its first message to its last."""
-        rows = {row.id: row for row in self.all(session_id)}
-        tree = _tree(rows.values())
-        return [_with_branch_number(rows[id_], tree) for id_ in tree.path(self.head(session_id))]
+        """Return the current branch, from its first message to its last. The last result is kept until any
+        process writes into the database, because the apps read a long chat again and again."""
+        mark = self._db.write_mark()
+        if mark is None or self._last_branch is None or self._last_branch[0] != (session_id, mark):
+            rows = {row.id: row for row in self.all(session_id)}
+            tree = _tree(rows.values())
+            found = [_with_branch_number(rows[id_], tree) for id_ in tree.path(self.head(session_id))]
+            if mark is None:
+                return found
+            self._last_branch = (session_id, mark), found
+        return list(self._last_branch[1])
 
     def all(self, session_id: str) -> list[MessageRow]:
         """Return the messages of every branch, oldest first. The fields `branch` and `branches` of these

@@ -16,6 +16,7 @@ MAX_SHOWN_MESSAGES, EARLIER = 60, 20  # more than the app's: the numbers below a
 def more_messages(monkeypatch):
     monkeypatch.setattr(transcript, "MAX_SHOWN_MESSAGES", MAX_SHOWN_MESSAGES)
     monkeypatch.setattr(transcript, "EARLIER", EARLIER)
+    monkeypatch.setattr(transcript, "SCREENS", 1000)
 
 
 def long_chat(exchanges):
@@ -42,6 +43,26 @@ async def test_a_long_chat_opens_at_its_newest_turns():
         assert shown_count(app) == MAX_SHOWN_MESSAGES
         assert (await ask(app, pilot)).text == "New."
         assert shown_count(app) == MAX_SHOWN_MESSAGES + 2
+
+
+@pytest.mark.parametrize("size", [SMALL, WIDE, (100, 120)], ids=["80x24", "160x50", "100x120"])
+async def test_an_opened_chat_has_about_as_many_turns_as_fill_the_screen(monkeypatch, size):
+    """Each message costs time. The rest is there when the user scrolls up, which must be possible."""
+    monkeypatch.setattr(transcript, "SCREENS", 1.3)
+    async with chatting(long_chat(200), size, session="continue") as (app, pilot):
+        await until(pilot, lambda: "answer 199" in screen_text(app) and app.chat.transcript.max_scroll_y > 0)
+        assert size[1] / 8 < shown_count(app) < size[1] / 2
+
+
+async def test_a_screen_that_is_not_full_gets_earlier_turns(monkeypatch):
+    """Texts that are shorter on the screen than they look, and a terminal that becomes taller."""
+    monkeypatch.setattr(transcript, "SCREENS", 0.2)
+    monkeypatch.setattr(transcript, "EARLIER", 8)
+    async with chatting(long_chat(200), session="continue") as (app, pilot):
+        await until(pilot, lambda: app.chat.transcript.max_scroll_y > 0)
+        before = shown_count(app)
+        await pilot.resize_terminal(80, 90)
+        await until(pilot, lambda: shown_count(app) > before and app.chat.transcript.max_scroll_y > 0)
 
 
 @pytest.mark.parametrize("size", [SMALL, WIDE], ids=["80x24", "160x50"])

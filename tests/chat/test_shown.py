@@ -239,7 +239,7 @@ class PlainSession:
         if state == "compared, first chosen":
             said = said.partition("Reply 1.")[2].partition("Reply 2.")[0]
         _, label, last = said.rpartition("Assistant: ")
-        next_line = r"\n(?:\([A-Za-z0-9]{2}|Learned|Which|New chat|This is|Title)"
+        next_line = r"\n(?:\([A-Za-z0-9][A-Za-z0-9 ]|Learned|Which|New chat|This is|Title)"
         return re.split(next_line, last)[0].strip() if label else ""
 
 

@@ -95,6 +95,11 @@ def test_a_time_that_no_calendar_shows_is_left_out(store, created):
     assert store.messages.all(chat)[0].created == pytest.approx(time.time(), abs=60)
 
 
+def test_a_time_in_whole_seconds_is_kept(store):
+    chat = import_once(store, b'[{"role": "user", "content": "a", "created": 1700000000}]', "f").session_id
+    assert store.messages.all(chat)[0].created == 1_700_000_000
+
+
 def test_an_import_that_stops_leaves_no_chat(store, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt

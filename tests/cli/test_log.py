@@ -88,6 +88,12 @@ def test_rows_are_filtered_by_kind_and_date(run, filled, flags, numbers):
     assert code == 0 and [json.loads(line)["n"] for line in out.splitlines()] == numbers
 
 
+def test_a_date_that_no_clock_shows_is_one_line(run, filled):
+    for verb in ("show", "export"):
+        code, out, err = run("log", verb, "--since", "0001-01-01")
+        assert code == 2 and "out of range" in out + err and "internal error" not in out + err
+
+
 def test_a_kind_that_is_not_there_names_those_that_are(run, filled, home, monkeypatch):
     assert "failure, setting, use" in run("log", "show", "--kind", "wrong")[1]
     monkeypatch.setenv("RUVMLX_HOME", str(home / "empty"))

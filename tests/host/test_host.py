@@ -247,6 +247,15 @@ async def test_any_call_ends_idle_work(host):
     assert await idle
 
 
+async def test_a_call_ends_every_idle_work(host):
+    """Of two in the queue the first one, which runs, was no longer ended by a call."""
+    host, _ = host
+    idle = [asyncio.ensure_future(host.run_idle(lambda runtime, cancel: cancel.wait(20))) for _ in range(2)]
+    await asyncio.sleep(0.05)
+    assert await host.call(lambda runtime: runtime.chats.last_chat()) is None
+    assert await asyncio.gather(*idle) == [True, True]
+
+
 async def test_an_error_goes_to_the_caller(host):
     host, _ = host
 

@@ -8,7 +8,7 @@ from ruvmlx.kernels.rating import EvidenceSolverRef, Rule
 from ruvmlx.lora import MicroLoRA
 from ruvmlx.lora.micro_lora import row_steps
 from ruvmlx.sona import instant
-from ruvmlx.sona.calibration import directions, features, measure, states_to_measure
+from ruvmlx.sona.calibration import HeadRows, directions, features, measure, states_to_measure
 from ruvmlx.sona.kl_probe import log_softmax_rows
 from ruvmlx.sona.reference_text import read
 from ruvmlx.sona.trace import Trace
@@ -214,6 +214,15 @@ def test_ratings_are_forgotten_when_the_taste_turns():
     assert np.prod(left[40:]) < 0.3
 
 
+def test_a_long_turn_of_taste_forgets_all_and_no_more():
+    """After fifty contrary ratings the factor was below 0: old evidence came back with the other sign."""
+    trend = 0.0
+    for _ in range(100):
+        trend = instant.next_trend(trend, -1.0, instant.MOVED)
+        assert 0 <= instant.retention_factor(trend) <= 1
+    assert instant.retention_factor(-1.0) == 0
+
+
 def test_wrong_ratings_now_and_then_are_no_change_of_taste():
     rng, trend, left = np.random.default_rng(5), 0.2, []
     for liked, wrong in zip(rng.random(200) < 0.4, rng.random(200) < 0.2, strict=True):
@@ -415,9 +424,8 @@ def test_features_are_white_and_keep_what_is_alike_together():
     rng = np.random.default_rng(2)
     rows = rng.normal(size=(3, 5)).astype(np.float32).repeat(10, axis=0)
     frequency = rng.random(30)
-    tokens = np.arange(2, 32)
     head = lambda h: h @ np.pad(rows, ((2, 4), (0, 0))).T  # noqa: E731
-    found = features(head, 5, tokens, frequency)
+    found = features(HeadRows(5, np.arange(2, 32)).run(head, lambda: None), frequency)
     assert found.shape == (30, 2)
     p = frequency / frequency.sum()
     np.testing.assert_allclose((found * p[:, None]).T @ found, np.eye(2), atol=1e-3)

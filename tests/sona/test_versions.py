@@ -1,10 +1,13 @@
 """Versions of an adapter: each rating makes one, undo and rollback go back to them bit for bit."""
 
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ruvmlx.errors import CorruptFile, NotFound
+from ruvmlx.lora import MicroLoRA
 from ruvmlx.sona import objective
 from ruvmlx.store import weights as weights_module
 from ruvmlx.store.audit import disagreement
@@ -78,6 +81,14 @@ def test_every_version_can_be_gone_back_to(open_tiny, monkeypatch):
         assert disagreement(runtime.store) == "version 4 of adapter 'default' is not what was written"
         with pytest.raises(CorruptFile, match="damaged"):
             runtime.rollback(4)
+
+
+def test_matrices_of_a_wrong_shape_are_a_damaged_adapter(tiny):
+    config = tiny.shape
+    blank = MicroLoRA.fresh(np.zeros((config.hidden_size, 2), np.float32), config.vocab_size)
+    flat = replace(blank, lora_b=blank.lora_b.ravel()).to_bytes()
+    with pytest.raises(CorruptFile, match="wrong shape"):
+        MicroLoRA.from_bytes(flat, config.hidden_size, config.vocab_size)
 
 
 def test_back_to_a_date(open_tiny):

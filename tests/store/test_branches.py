@@ -48,6 +48,30 @@ def test_nothing_is_lost_when_a_reply_is_written_again(store):
     assert store.messages.next_sibling(chat, asked, 1) == a  # the question stands for the reply that is shown
 
 
+def test_a_branch_that_was_read_before_is_the_branch_of_now(store, home):
+    """The last result is kept; a write of this or another process, or a taken-back one, makes it anew."""
+    chat, other = store.chats.new("m"), store.chats.new("m")
+    exchange(store, chat, "What is the sea?", "Blue.")
+    kept = store.messages._db.rows
+    reads = []
+    store.messages._db.rows = lambda *sql: reads.append(sql) or kept(*sql)
+    branch_texts(store, chat)
+    before = len(reads)
+    branch_texts(store, chat).clear()  # the caller's list is its own
+    assert branch_texts(store, chat) == ["What is the sea?", "Blue."] and len(reads) == before
+    assert branch_texts(store, other) == []
+    with closing(Store(home / "ruvmlx.db")) as second:
+        second.messages.add_user(chat, "And the sky?")
+    assert branch_texts(store, chat) == ["What is the sea?", "Blue.", "And the sky?"]
+    with pytest.raises(ZeroDivisionError), store.transaction():
+        store.messages.add_user(chat, "And the sun?")
+        assert branch_texts(store, chat)[-1] == "And the sun?"
+        raise ZeroDivisionError
+    assert branch_texts(store, chat)[-1] == "And the sky?"
+    store.messages.add_user(chat, "And the moon?")
+    assert branch_texts(store, chat)[-1] == "And the moon?"
+
+
 def test_a_question_in_other_words_is_an_alternative_with_all_that_followed(store):
     chat = store.chats.new("m")
     exchange(store, chat, "first", "answer")

@@ -55,8 +55,9 @@ class RateActions:
             chat.status.flash("There is no reply to rate yet")
             return
         reply_id, session, reply.progress = reply.reply_id, chat.state.session, "rating"
-        await chat.measure_model(watch)
-        done = await chat.attempt(lambda runtime: (learn(runtime, reply_id), Standing.of(runtime, session)))
+        done = await chat.attempt_measured(
+            lambda runtime: (learn(runtime, reply_id), Standing.of(runtime, session)), watch
+        )
         reply.progress = ""
         if done:
             chat.state.lesson = done[0]
