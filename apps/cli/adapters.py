@@ -129,8 +129,8 @@ def list_adapters(as_json: bool) -> None:
         print_json(rows)
         return
     if not rows:
-        say("No adapter has learned anything yet. An adapter keeps what the model learned from your ratings.")
-        hint("To make one, rate a reply in `ruvmlx chat`.")
+        say("No adapter has learned anything yet. An adapter keeps what the model learns from your ratings.")
+        hint("Rate a reply in `ruvmlx chat`: the adapter in use, at first `default`, learns from it.")
         return
     columns = [
         TableColumn(""),

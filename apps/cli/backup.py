@@ -30,7 +30,8 @@ def backup(file: Path, replace: bool, as_json: bool) -> None:
         print_json(facts)
     else:
         say(f"{_contents_text(facts)} are in {file} ({size(facts.bytes)}).")
-        say("Settings, models and API keys are not in it. The copy was read again and has no fault.")
+        say("The log is in it, too. Settings, models and the server's API keys are not.")
+        say("The copy was read again and has no fault.")
         hint(f"`ruvmlx restore {file}` uses it, here or on another computer.")
 
 

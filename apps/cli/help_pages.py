@@ -309,7 +309,7 @@ PAGES = {
         ("pull owner/name:Q5_K_M", "one of several GGUF files"),
     ),
     "show": _page(
-        "Show one model's size and shape, and whether it fits",
+        "Show one model's size and format, and whether it fits",
         ("show starter", "the model that comes with ruvmlx"),
         ("show owner/name --memory", "open it, and show what takes memory"),
     ),

@@ -128,8 +128,9 @@ def propose_models(as_json: bool) -> None:
     table(columns, map(_offer_row, (*here, *offers)))
     hint("MEMORY includes a chat of 8,192 tokens. A token is a word or a part of one.")
     if offers:
-        hint("Of the models to fetch, the best one stands first. A smaller one writes faster.")
-        hint(f"`ruvmlx pull {offers[0].name}` fetches the best one.")
+        hint("Of the models to fetch, the one that should write the best replies stands first.")
+        hint("A smaller one writes faster.")
+        hint(f"`ruvmlx pull {offers[0].name}` fetches the first one.")
 
 
 def _offer_row(offer: "ModelOffer") -> tuple[str, ...]:

@@ -76,3 +76,4 @@ def show_deleted_rows(rows: Sequence[dict[str, Any]], ends: dict[str, float]) ->
     say("Deleted chats that you can still bring back:")
     table(DELETED, [(r["id"], time_left(ends[r["id"]]), f"{r['turns']:,}", title_in_lists(r)) for r in rows])
     hint("`ruvmlx sessions restore ID` brings one back, in the time left.")
+    hint("Here, `last` is the chat that was deleted last.")

@@ -97,17 +97,17 @@ def context(prompt: str, reply: str, finished: bool) -> int:
 
 
 def always_1(prompt: str, reply: str, finished: bool) -> int:
-    """Tests harm: gives 1 star to every reply."""
+    """Gives 1 star to every reply, to test whether senseless ratings harm the model."""
     return 1
 
 
 def always_5(prompt: str, reply: str, finished: bool) -> int:
-    """Tests harm: gives 5 stars to every reply."""
+    """Gives 5 stars to every reply, to test whether senseless ratings harm the model."""
     return 5
 
 
 def random(prompt: str, reply: str, finished: bool) -> int:
-    """Tests harm: gives arbitrary stars."""
+    """Gives arbitrary stars, to test whether senseless ratings harm the model."""
     return 1 + zlib.crc32(reply.encode()) % 5
 
 

@@ -82,13 +82,12 @@ GROUPS = {
             "consolidate`"
         ),
         "slow_loop": (
-            "how the model learns more from all your ratings while you do not type: training changes the "
-            "parts that base_targets names; style mixes changes of style that come with the model, if it "
-            "has some"
+            "how the model goes on learning from your ratings while you do not type: training trains the "
+            "parts that base_targets names; style uses ready-made changes of style, which some models have"
         ),
         "learn_targets": (
             "which parts of the model a rating changes at once: head is the layer that chooses the next "
-            "token; also attention, ffn, all, or single parts"
+            "token; also attention, ffn (the layers between), all, or names of matrices"
         ),
         "base_targets": (
             "which parts of the model the slow training changes (it reads all your ratings together); the "
@@ -110,14 +109,14 @@ GROUPS = {
         ),
         "kv_limit": (
             "how far a tiered cache may change what the model says: 0 is no change, 0.004 a very small "
-            "one (a mean KL; `ruvmlx learn kv` shows what was measured)"
+            "one (`ruvmlx learn kv` shows what was measured)"
         ),
         "kv_budget": (
             "the most memory for the KV caches of all chats, as in 500MB or 2GB; to stay within it, "
             "older tokens lose bits sooner"
         ),
         "kv_disk": (
-            "the most disk space for the KV caches of your newest chats, which then go on at once after"
+            "the most disk space for the KV caches of your newest chats, which go on without a wait after"
             " a start; 0: none"
         ),
         "kv_measure": (
@@ -140,8 +139,7 @@ GROUPS = {
         ),
         "motion": "off: nothing in the chat blinks, slides or fades",
         "keys": (
-            "other keys for the chat's actions, as in again=ctrl+t,chats=f3; a wrong name lists the "
-            "right ones"
+            "other keys for the chat's actions, as in again=ctrl+t,chats=f3; F1 in the chat lists the actions"
         ),
     },
 }
