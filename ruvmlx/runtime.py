@@ -104,8 +104,9 @@ class Runtime:
         Raises RuvmlxError.
 
         watch: an object that receives the memory plan and the progress; it can raise an error to stop the
-            loading. If the memory is too small, the method raises NotEnoughMemory before it downloads or
-            reads weights.
+            loading. If the memory is too small, the method raises NotEnoughMemory before it reads the
+            model's weights. Before the download of a GGUF file, it compares only the file's size with the
+            limit. It checks a draft model after it has read the model's weights.
         """
         settings = settings or Settings()
         choice = describe(settings.backend, settings.threads)

@@ -1,6 +1,6 @@
 """This module is the serving suite of `ruvmlx bench`. The suite measures requests in parallel (with ruvmlx
-and with llama.cpp), requests with different adapters, and the delay of a reply when a long prompt arrives. In
-a turn, each player (players.py) is measured once."""
+and with llama.cpp), requests with different adapters, and the delay of a reply when a long prompt arrives.
+When ruvmlx is compared with llama.cpp, each of the two players (players.py) is measured once in a turn."""
 
 from collections.abc import Callable
 

@@ -70,8 +70,8 @@ def setting(name: str) -> str:
 def theme_name(wanted: str = "auto", environment: Mapping[str, str] = os.environ) -> str:
     """Return the name of the theme to use: the theme `wanted` of the setting, or the variable TEXTUAL_THEME
     if the setting is "auto". If neither the setting nor the variable names a theme, return the light theme if
-    COLORFGBG says that the terminal's background is light. If none of the three names a theme or says that
-    the background is light, return the dark theme."""
+    COLORFGBG says that the terminal's background is light. In all other
+    cases, return the dark theme."""
     if chosen := environment.get("TEXTUAL_THEME") if wanted == "auto" else wanted:
         return f"ruvmlx-{chosen}" if f"ruvmlx-{chosen}" in {made.name for made in ALL} else chosen
     background = environment.get("COLORFGBG", "").rpartition(";")[2]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ruvmlx.errors import UsageError
+from ruvmlx.platform.files import flush_to_disk
 from ruvmlx.text import one_line
 
 from .prompt_lines import PromptLine
@@ -58,7 +59,7 @@ def result_file(path: Path) -> Iterator[BinaryIO]:
         except OSError as e:
             raise UsageError(f"cannot write {name}: {e.strerror}.") from e
         yield file
-        os.fsync(file.fileno())
+        flush_to_disk(file.fileno())
 
 
 def write_line(file: BinaryIO, facts: Mapping[str, Any]) -> None:

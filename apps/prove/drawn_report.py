@@ -215,8 +215,8 @@ def _section_key(result: dict[str, Any]) -> str:
 
 
 def _command(result: dict[str, Any], results: Results) -> str:
-    """Return the command line that makes this result and the other results of its section with its way to
-    learn."""
+    """Return the command line that makes this result and the other results of its section with the same
+    `learn`, if the options that the line does not name (such as --best-of) had their default values."""
     of = [r for r in results if _section_key(r) == _section_key(result) and r["learn"] == result["learn"]]
     setting = result["setting"]
     flags = ["--held-out"] if result["family"] == "held-out" else []

@@ -19,8 +19,9 @@ from .serving import NO_ADAPTER, RecentRequest
 
 
 class MemoryPurpose(Struct):
-    """The bytes of memory for one purpose. planned: the number of bytes in the memory plan with which the
-    model was opened. limit: the maximum number of bytes; 0: no limit."""
+    """The bytes of memory for one purpose. planned: the bytes in the memory plan, for weights and KV caches;
+    for other purposes an estimate, a budget or the bytes in use. limit: the maximum number of bytes; 0: no
+    limit, or not known."""
 
     name: str
     planned: int

@@ -97,7 +97,7 @@ class ResponseFailure(Struct):
 
 class WhyIncomplete(Struct):
     """The reason why a response is incomplete. reason: the response reached the maximum number of its tokens
-    (max_output_tokens, the server's own maximum, or the end of the context)."""
+    (max_output_tokens, the server's own maximum, or the end of the context), or it only repeated itself."""
 
     reason: Literal["max_output_tokens"]
 

@@ -319,7 +319,7 @@ INLINE float scale_of(const float *x, size_t n, const size_t planes, float *inve
     return top >= 0x7f800000 ? NAN : none ? 0 : most / act_most(planes);
 }
 
-/* Store 16 activations as integers, one byte in each plane. Return the integers. *high: the parts in the first plane. */
+/* Store 16 activations as integers, one byte in each plane. Return the integers. *high: the first plane. */
 INLINE i32x integers(const float *x, float inverse, const size_t planes, size_t apart, uint8_t *q, i32x *high) {
     const f32x v = f_mul(f_load((const uint8_t *)x, RVM_F32), f_all(inverse));
     const i32x whole = i_round(v);

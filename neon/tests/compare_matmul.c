@@ -301,7 +301,7 @@ static void extremes(const rvm_matmul *m) {
 }
 
 /* Check every integer from -32385 to 32385 as an activation, beside an activation that makes the scale 1. Quantisation
-   must not change these integers. */
+   must not change the activation. */
 static void every_integer(const rvm_matmul *m) {
     uint8_t w[32 * 32 / 2] = {0};
     float s[32], b[32], x[32], y[32];

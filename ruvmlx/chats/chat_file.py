@@ -10,7 +10,6 @@ JSON: {"format": "ruvmlx-chat", "id", "title", "system", "model", "created", "up
 """
 
 import json
-import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ from typing import Any, BinaryIO
 
 from ..errors import CorruptFile, UsageError
 from ..models.text.tool_calls import ParsedCall
-from ..platform.files import file_beside, open_ordinary, publish
+from ..platform.files import file_beside, flush_to_disk, open_ordinary, publish
 from ..store import MessageRow, Store
 from ..text import one_line, sanitize, size
 from .tool_turns import calls_of_json, calls_to_json
@@ -281,7 +280,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
             with open(fresh, "wb") as file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
+                flush_to_disk(file.fileno())
             publish(fresh, path)
     except FileExistsError as e:
         raise UsageError(f"{name} exists already; give another name.") from e

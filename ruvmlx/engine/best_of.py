@@ -136,7 +136,8 @@ class BestOf:
         self._chosen = bool(behind.sum() == len(behind) - 1)
 
     def _choose(self) -> np.ndarray:
-        """Make the best reply the leader. Returns the stars [n] of all replies; a dropped reply has -inf."""
+        """Make the reply with the most stars the leader, whose text the user sees. Returns the stars [n] of
+        all replies; a dropped reply has -inf."""
         assert self._score is not None
         dropped = [run.finish_reason == "cancelled" and run not in self._interrupted for run in self.runs]
         stars = np.where(dropped, -np.inf, self._score(self.runs))

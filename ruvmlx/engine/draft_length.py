@@ -64,8 +64,9 @@ class Acceptance:
 
     @property
     def mean(self) -> float:
-        """Return the share of right tokens among all counted guesses, whatever their signs. A sign is a
-        number that shows how sure a guess is."""
+        """Return the estimated share of right tokens among all guesses, whatever their signs. A sign is a
+        number that shows how sure a guess is. The estimate includes PRIOR_TOKENS assumed guesses for each
+        group of signs, and newer guesses weigh more."""
         return sum(self._right) / sum(self._all)
 
     def share(self, sign: float) -> float:

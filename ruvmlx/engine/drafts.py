@@ -3,11 +3,11 @@
 `DraftedSteps` guesses the next tokens (a draft): from the constraint, from the chat's earlier text, or with a
 draft model. The backend computes the decode steps after all guessed tokens in one call. If the reply
 continues with a guessed token, the engine uses the decode step that was computed after this token. The engine
-drops the steps after wrong guesses. The decode steps of a check are bit-identical to decode steps that are
-computed one at a time, and the sampler draws each token as it does without a draft. Because of this, drafts
-change neither greedy nor sampled replies, and neither penalties, constraints nor traces. (Leviathan et al.
-2023, "Fast Inference from Transformers via Speculative Decoding", make drafts with a small model.)
-"""
+drops the steps that were computed from a wrong guess on. The decode steps of a check are bit-identical to
+decode steps that are computed one at a time, and the sampler draws each token as it does without a draft.
+Because of this, drafts change neither greedy nor sampled replies, and neither penalties, constraints nor
+traces. (Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", make drafts with
+a small model.)"""
 
 from collections import deque
 from collections.abc import Sequence

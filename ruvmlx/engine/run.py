@@ -225,8 +225,8 @@ class Run:
         return self.is_over or self.request.cancel.is_set()
 
     def take(self, step: Step) -> None:
-        """Accept the decode step of the last token. The caller ran the decode step, possibly in a batch with
-        other runs."""
+        """Give the decode step of the last token to this run, which draws its next token from the step. The
+        caller ran the decode step, possibly in a batch with other runs."""
         self._feed()
         self.shared = True
         cast(StepSource, self.source).take(step)

@@ -157,8 +157,8 @@ def _check_tool(i: int, tool: Any) -> dict[str, Any]:
         )
     if parameters is not None and not isinstance(parameters, Mapping):
         raise UsageError(f"tools[{i}] has parameters that are no JSON schema; they must be an object.")
-    # The fields are in this order because models were trained with this order. All other fields come after
-    # these fields.
+    # In a tool's function, name, description and parameters come first, because models were trained with this
+    # order. The function's other fields follow.
     filled = {
         "name": name,
         "description": function.get("description") or "",

@@ -273,8 +273,8 @@ class PagedCache:
             self.first += 1
 
     def _policy_ends(self, offset: int) -> list[int]:
-        """Return the `self.ends` that the pool's policy asks for at this offset. No value is smaller than the
-        present one."""
+        """Return the page indexes for `self.ends` (one for each tier below hot) that the pool's policy asks
+        for at this offset. No index is smaller than the present one."""
         wanted, full = self.pool.policy(self.policy).counts(offset), self.offset // PAGE
         return [max(end, min(n, full)) for end, n in zip(self.ends, wanted, strict=True)]
 

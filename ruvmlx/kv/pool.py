@@ -27,7 +27,7 @@ class Page:
     lower: the page in the next lower tier that replaces this page; None before the demotion of this page
         starts
     wait: while a demotion makes this page, a function that waits for the end of the demotion; else None.
-        Until the end of the demotion, the page's number is -1.
+        Until the end of the demotion, the number of this new page is -1.
     """
 
     __slots__ = ("lower", "number", "tier", "users", "wait")

@@ -28,7 +28,7 @@ class Merged:
     float32 rounding. All factors are float32 and contiguous, and no scale must be applied to them.
 
     kept: the factors [in, r], [r, out] of the change of the given rank
-    tail: the factors [in, t], [t, out] of the remainder; t can be 0
+    tail: the factors [in, t], [t, out] of the next t directions of the sum, at most `tail_rank`; t can be 0
     lost: the Frobenius norm of the error
     """
 

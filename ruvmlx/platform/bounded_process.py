@@ -67,8 +67,9 @@ class BoundedProcess:
 
         seconds: the limit of processor time. memory: the limit in bytes of the memory that the child
             allocates after its start, for all requests together; on macOS, the limit of all physical memory
-            of the child. Raises ProcessEnded, or the RuvmlxError that the child raised. If the system ended a
-            child that has answered before, a new child gets the request.
+            of the child. Raises ProcessEnded, or the RuvmlxError that the child raised. If a
+            child that has answered before dies, not by a limit of time or `stop`, a new child gets the
+            request once.
         """
         with self._lock:
             self._is_stopped = False

@@ -3,6 +3,7 @@ file."""
 
 import ctypes
 import errno
+import fcntl
 import glob
 import os
 import shutil
@@ -92,7 +93,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with open(fresh, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            flush_to_disk(file.fileno())
         os.replace(fresh, path)
         sync_folder(path.parent)
 
@@ -115,9 +116,19 @@ def sync_folder(folder: Path) -> None:
     """Write a folder's renames to the disk, so that the new names survive a power failure. Raises OSError."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        flush_to_disk(handle)
     finally:
         os.close(handle)
+
+
+def flush_to_disk(handle: int) -> None:
+    """Write an open file or folder to the disk. On macOS, fsync leaves the data in the drive's own cache, so the
+    function calls F_FULLFSYNC first, which some file systems refuse. Raises OSError."""
+    if (full := getattr(fcntl, "F_FULLFSYNC", None)) is not None:
+        with suppress(OSError):
+            fcntl.fcntl(handle, full)
+            return
+    os.fsync(handle)
 
 
 # -- abandoned files ---------------------------------------------------------------------------------

@@ -37,9 +37,9 @@ sum of both replies' terms. The weights of the two replies have opposite signs, 
 share cancel.
 
 Each update multiplies the evidence of all earlier ratings by at most 1 - FADE, because tastes change. The
-adapter also keeps a trend: a moving mean over about TREND_RATINGS ratings, -1 to 1. The trend is below 0
-while the latest ratings punish replies that earlier ratings made more likely. While the trend is below 0, the
-older evidence fades faster, in proportion to the trend.
+adapter also keeps a trend, -1 to 1: a moving mean over about TREND_RATINGS ratings of how much each rating
+agrees with earlier ones. The trend is below 0 while the latest ratings punish replies that earlier ratings
+made more likely. While the trend is below 0, the older evidence fades faster, in proportion to the trend.
 
 A change of where replies end hardly reduces the variety of replies, but a change of other tokens does. So
 held_back scales all tokens except the end-of-reply tokens down until these other tokens add a KL of at most

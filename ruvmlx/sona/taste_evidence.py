@@ -188,7 +188,7 @@ def log_evidences(
     size = len(prior)
     diagonals = both.reshape(-1, (size + 1) ** 2)[:, :: size + 2]  # `diagonals` is a view
     diagonals[:, :size] += 1 / prior
-    diagonals[:, size] += 1e-9  # this term keeps the last corner positive if there are no ratings
+    diagonals[:, size] += 1e-9  # this term keeps the last pivot positive if there are no ratings
     roots = np.linalg.cholesky(both).diagonal(axis1=-2, axis2=-1)
     log_det = 2 * np.log(roots[..., :-1]).sum(axis=-1) + np.log(prior).sum()
     return -0.5 * (count * math.log(2 * math.pi * noise) + log_det + roots[..., -1] ** 2)

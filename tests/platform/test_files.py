@@ -1,9 +1,11 @@
 """Reading files that may be anything."""
 
+import os
 import tracemalloc
 
 import pytest
 
+from ruvmlx.platform import files
 from ruvmlx.platform.files import read_ordinary
 
 
@@ -27,3 +29,22 @@ def test_the_limit(tmp_path, size):
     else:
         with pytest.raises(OSError, match="more than 1000 bytes"):
             read_ordinary(file, 1000)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_on_macos_the_drives_own_cache_is_written_too(tmp_path, monkeypatch, refused):
+    """fsync of macOS leaves the data in the drive; F_FULLFSYNC does not, and some file systems refuse it."""
+    full, plain, fsync = [], [], os.fsync
+
+    def control(handle, command):
+        full.append(command)
+        if refused:
+            raise OSError("not supported")
+
+    monkeypatch.setattr(files.fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(files.fcntl, "fcntl", control)
+    monkeypatch.setattr(files.os, "fsync", lambda handle: plain.append(fsync(handle)))
+    with files.replacing(tmp_path / "a") as file:
+        file.write(b"words")
+    assert (tmp_path / "a").read_bytes() == b"words"
+    assert full == [51, 51] and len(plain) == (2 if refused else 0)  # the file, and the folder with its name

@@ -105,9 +105,9 @@ class RateActions:
 
     @property
     def is_too_early(self) -> bool:
-        """True if no rating is possible now. While the model writes a reply and no reply is selected, a
-        rating would go to the reply before the growing reply. While a model opens, the model cannot learn
-        from a rating."""
+        """True if a rating must wait. While the model writes a reply and no reply is selected, a rating would
+        go to the reply before the growing reply. While a model opens, the model cannot learn from a
+        rating."""
         phase = self._chat.phase
         return phase == "opening" or (phase == "replying" and not self._chat.selected_reply())
 

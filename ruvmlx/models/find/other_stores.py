@@ -34,7 +34,8 @@ class StoredModel:
     name: the short name
     full_name: the name with all its parts: for ollama registry, namespace, model and tag
     path: a folder or a GGUF file; if there is a `problem`, the manifest
-    problem: the error, found in the manifest, for which ruvmlx cannot open the model, or None
+    problem: the error for which ruvmlx cannot open the model (the manifest is unusable, or the file that the
+        manifest names is missing), or None
     """
 
     name: str
