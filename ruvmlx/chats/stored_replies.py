@@ -82,8 +82,8 @@ class ReplyArchive:
         reply = self.row(run, learner, trace, response, **values)
         teaching = reply_features(reply.prompt, reply.text, reply.finish_reason).to_bytes()
         text, calls = split_calls(self._model.tokenizer, run.request, reply.text) if session_id else ("", [])
-        # The words of a tool's result must not change the weights, so in a saved chat a reply that calls a tool
-        # or reads a tool's result is stored without features.
+        # The words of a tool's result must not change the weights, so in a saved chat a reply that calls a
+        # tool or reads a tool's result is stored without features.
         features = b"" if response.repeats or run.request.asked or calls else teaching
         kv = self._tiers.observation(response.session_id, response)
         routed = route.row(reply.id, reply.fingerprint, reply.adapter) if route else None

@@ -122,8 +122,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def flush_to_disk(handle: int) -> None:
-    """Write an open file or folder to the disk. On macOS, fsync leaves the data in the drive's own cache, so the
-    function calls F_FULLFSYNC first, which some file systems refuse. Raises OSError."""
+    """Write an open file or folder to the disk. On macOS, fsync leaves the data in the drive's own cache, so
+    the function calls F_FULLFSYNC first, which some file systems refuse. Raises OSError."""
     if (full := getattr(fcntl, "F_FULLFSYNC", None)) is not None:
         with suppress(OSError):
             fcntl.fcntl(handle, full)

@@ -237,8 +237,8 @@ class Deep:
                 progress(done, total)
 
     def _finish(self, measuring: FisherRun, task: Task, why: str, pause: Pause) -> dict[str, Any]:
-        """Tidy the reasoning bank. Store the anchor (if the run made one), the labels of the entries that were
-        pruned from lookups, and the report in one transaction. Return the report."""
+        """Tidy the reasoning bank. Store the anchor (if the run made one), the labels of the entries that
+        were pruned from lookups, and the report in one transaction. Return the report."""
         learner = self._learner
         if not why and not measuring.fisher.finite:
             why = "the measured importance is not finite"
