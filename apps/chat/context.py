@@ -114,13 +114,13 @@ class ChatContext:
         first; replies in progress go on in the meantime. watch: an object that gets the progress."""
         needs_measurement = threading.Event()
 
-        def attempt(runtime: Runtime) -> T | None:
+        def work_if_measured(runtime: Runtime) -> T | None:
             if runtime.learning.is_measured_for(None):
                 return work(runtime)
             needs_measurement.set()
             return None
 
-        done = await self.attempt(attempt)
+        done = await self.attempt(work_if_measured)
         if not needs_measurement.is_set():
             return done
         try:

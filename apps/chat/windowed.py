@@ -1,5 +1,5 @@
-"""This module makes the layout of long conversations fast. The module places only the widgets in the window:
-the part of the conversation that is on the screen, one screen above it, and one screen below it.
+"""This module makes the layout of long conversations fast. It places only the widgets in the window. The
+window is the part of the conversation that is on the screen, one screen above it, and one screen below it.
 
 When one widget in a scrolling container grows, Textual places every widget of the container again, also the
 widgets outside the screen. To place the widgets again takes 25 us for each widget, and a long reply has

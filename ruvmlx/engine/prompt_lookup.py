@@ -42,8 +42,8 @@ class PromptLookup:
         self._source = self._source + 1 if is_followed else -1
 
     def draft(self, n: int) -> Draft | None:
-        """Return a draft of n tokens. Return None if the newest GRAM tokens did not occur before, or if n is
-        0."""
+        """Return a draft: a guess of the next n tokens. Return None if the newest GRAM tokens did not occur
+        before, or if n is 0."""
         tokens, end = self._tokens, len(self._tokens)
         self._index()
         if self._source < 0:

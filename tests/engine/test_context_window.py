@@ -11,7 +11,7 @@ from ruvmlx.models.text.tool_calls import ParsedCall
 
 
 @pytest.fixture
-def encoded(tiny, monkeypatch):
+def encoded_texts(tiny, monkeypatch):
     """The texts that the tokenizer encodes."""
     seen, encode = [], tiny.tokenizer.encode
     monkeypatch.setattr(
@@ -23,17 +23,17 @@ def encoded(tiny, monkeypatch):
     return seen
 
 
-def test_a_long_chat_is_encoded_once(tiny, encoded):
+def test_a_long_chat_is_encoded_once(tiny, encoded_texts):
     """Each reply needs all sizes. A chat of 7,000 messages was encoded again for each reply: 1.4 s."""
     window = ContextWindow(tiny)
     messages = [Message("user", f"message {n}") for n in range(7000)]
     first = window.fitting(messages, 8)
-    assert len(encoded) == 7000 + 1  # and the empty text of the tool calls
+    assert len(encoded_texts) == 7000 + 1  # and the empty text of the tool calls
     assert window.fitting([*messages, Message("user", "new")], 8)[0] in (first[0], messages[-1])
-    assert encoded[-1] == "new" and len(encoded) == 7000 + 2
+    assert encoded_texts[-1] == "new" and len(encoded_texts) == 7000 + 2
 
 
-def test_the_kept_numbers_are_bounded(tiny, encoded, monkeypatch):
+def test_the_kept_numbers_are_bounded(tiny, encoded_texts, monkeypatch):
     monkeypatch.setattr(context_window, "MAX_COUNTS", 5)
     window = ContextWindow(tiny)
     sizes = [window.message_size(Message("user", "a" * n)) for n in range(1, 30)]
