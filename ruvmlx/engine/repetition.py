@@ -19,8 +19,8 @@ WINDOW = 128
 # makes GRAM grams new
 SHARE = 0.92
 # These three constants are for a reply that reached its token limit. At least PROSE_SHARE of the reply's last
-# PROSE_WINDOW tokens must be the last token of a gram (a run of tokens) that occurred earlier. At least PROSE_LETTERS of the
-# reply's characters must be letters or spaces.
+# PROSE_WINDOW tokens must be the last token of a gram (a run of tokens) that occurred earlier.
+# At least PROSE_LETTERS of the reply's characters must be letters or spaces.
 PROSE_WINDOW, PROSE_SHARE, PROSE_LETTERS = 192, 0.75, 0.9
 
 
