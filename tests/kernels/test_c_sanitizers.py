@@ -14,7 +14,8 @@ from .c_programs import (
     implementations,
 )
 
-ONE = ["gcc", pytest.param("clang", marks=pytest.mark.full("neon"))]
+HERE = "tests/kernels/test_c_sanitizers.py"
+ONE = [pytest.param(name, marks=pytest.mark.full("neon", HERE)) for name in ("gcc", "clang")]
 
 
 @pytest.mark.parametrize("name", ONE)
@@ -32,8 +33,8 @@ def test_no_access_outside_an_array_and_no_undefined_behaviour(name, program, fe
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param(ADDRESS, id="address"),
-        pytest.param(THREAD, id="thread", marks=pytest.mark.full("neon")),
+        pytest.param(ADDRESS, id="address", marks=pytest.mark.full("neon", HERE)),
+        pytest.param(THREAD, id="thread", marks=pytest.mark.full("neon", HERE)),
     ],
 )
 def test_decoder_under_sanitizers(flags, few):
