@@ -6,7 +6,7 @@ threads. Other threads can set the `cancel` event of a request, and can encode t
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +19,7 @@ from .chats.choices import Choices, EditedReply
 from .chats.conversations import Conversations
 from .chats.learning import Learning, LearningState
 from .chats.reply_writer import ReplyWriter
-from .engine import LLMInferenceEngine
+from .engine import Chunk, LLMInferenceEngine
 from .engine.context_window import Turn
 from .engine.draft_model import DraftModel
 from .errors import StoreBusy
@@ -28,7 +28,7 @@ from .kv_tuning.tier_review import TierReview
 from .memory import memory_plan
 from .memory.draft_plan import open_draft_model
 from .memory.load_plan import Plan, Planning
-from .models.config.model import Model
+from .models.config.model import Message, Model
 from .platform.cpu import total_memory
 from .platform.memory import MemoryUse, peak, resident
 from .progress import QUIET, Watch
@@ -67,6 +67,8 @@ class Runtime:
     tiers: the object that measures and chooses the policy for the precision of KV pages.
     planned: the memory that the plan reserves for each purpose.
     """
+
+    is_auto = False  # True if a selector chooses a model for each question (auto_runtime.py)
 
     def __init__(
         self,
@@ -108,7 +110,7 @@ class Runtime:
             model's weights. Before the download of a GGUF file, it compares only the file's size with the
             limit. It checks a draft model after it has read the model's weights.
         """
-        settings = settings or Settings()
+        settings = _with_one_model(settings or Settings())
         choice = describe(settings.backend, settings.threads)
         store = Store(config.store_file())
         try:
@@ -145,6 +147,17 @@ class Runtime:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def reply_chunks(
+        self,
+        messages: Sequence[Message],
+        write: "Callable[[Runtime], Iterator[Chunk]]",
+        session: str | None = None,
+        seed: int | None = None,
+    ) -> Iterator[Chunk]:
+        """Yield the chunks of write(this runtime). `AutoRuntime` first chooses the model that answers these
+        messages. seed: the same seed gives the same choice."""
+        return write(self)
 
     # -- learning ------------------------------------------------------------------------------------
 
@@ -209,3 +222,12 @@ class Runtime:
             budget=total_memory(),
             kv_budget=pool.budget if pool is not None else 0,
         )
+
+
+def _with_one_model(settings: Settings) -> Settings:
+    """Return the settings with one model in place of `auto`."""
+    if settings.model != config.AUTO:
+        return settings
+    from .memory.candidates import single_model
+
+    return single_model(settings)

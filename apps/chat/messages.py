@@ -131,6 +131,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
     rating: var[str | None] = var(None)
     progress: var[str] = var("")
     ending: var[str] = var("")
+    chosen: var[str] = var("")  # the line that says which model writes the reply and why, with --model auto
     effect: var[str] = var("")
     asks_why: var[bool] = var(False)  # True after a bad rating without a reason, to show the question "Why?"
     branch: var[tuple[int, int]] = var((1, 1))  # number of this reply; number of replies to the question
@@ -249,7 +250,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         if not self.children:
             return  # the widget is not composed yet; on_mount calls this method again
         rating = self.effect or (describe.rating_mark(self.rating) if self.rating else "")
-        where = " · ".join(filter(None, (describe.branch(*self.branch), self.ending)))
+        where = " · ".join(filter(None, (self.chosen, describe.branch(*self.branch), self.ending)))
         why = describe.ASK_WHY if self.asks_why and not self.progress else ""
         lines = [line for line in (where, self.progress or rating, why) if line]
         note = self.query_children(".note").first(Static)
@@ -267,6 +268,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
 
     watch_unfolded = _show_thought
     watch_rating = watch_progress = watch_ending = watch_effect = watch_branch = watch_asks_why = _show_note
+    watch_chosen = _show_note
 
     def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
         """Open a clicked link if the link is a web address. A link of another kind could open a file or a

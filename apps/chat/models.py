@@ -14,7 +14,7 @@ from ruvmlx.models.find.hub import offline
 from ruvmlx.models.find.local import list_local_models
 from ruvmlx.progress import Progress, parameters
 from ruvmlx.runtime import Runtime
-from ruvmlx.settings import settings_file
+from ruvmlx.settings import AUTO, settings_file
 from ruvmlx.text import did_you_mean, one_line, size
 
 from .arguments import parse_number
@@ -56,12 +56,15 @@ def _words(model: Model) -> str:
     return ", ".join(_facts(model.format, model.bits, model.parameters, model.bytes, " parameters"))
 
 
-def models(in_use: Model, proposes: bool = False) -> list[PickerEntry]:
+def models(in_use: Model, proposes: bool = False, auto: bool | None = None) -> list[PickerEntry]:
     """Return entries for the models that `ruvmlx ls` lists, and for the model in use if it is in another
     folder. The function reads the headers of files, so do not call it in the app's thread. proposes: True if
-    the list also has models that ruvmlx proposes to download, unless the program is offline."""
+    the list also has models that ruvmlx proposes to download, unless the program is offline. auto: True if a
+    selector chooses the model, False if not; None: the list has no entry "auto"."""
     rows = list_local_models()
-    entries = [_entry(row, row["path"] == str(in_use.path)) for row in rows]
+    entries = [_entry(row, not auto and row["path"] == str(in_use.path)) for row in rows]
+    if auto or (auto is not None and sum(not entry.problem for entry in entries) > 1):
+        entries.append(PickerEntry(AUTO, "chooses one for each question", bool(auto)))
     if proposes and not offline():
         entries += [_offer_entry(offer) for offer in proposals.proposals()]
     if any(entry.in_use for entry in entries):
@@ -85,7 +88,7 @@ def remember(name: str) -> None:
     error, so that the chat continues."""
     path = Path(name).expanduser()
     with contextlib.suppress(RuvmlxError):
-        settings_file.save("model", str(path.resolve()) if path.exists() else name)
+        settings_file.save("model", str(path.resolve()) if name != AUTO and path.exists() else name)
 
 
 def _entry(row: dict[str, Any], in_use: bool) -> PickerEntry:
@@ -107,7 +110,7 @@ def find_model(argument: str, in_use: Model, files: UserFiles = HERE, listed: Se
     numbers mean the present list of models.
     """
     if not argument.isdigit():
-        return files.model(argument)
+        return argument if argument == AUTO else files.model(argument)
     names = listed or [entry.name for entry in models(in_use)]
     number = parse_number(argument, len(names), "models")
     assert number is not None
@@ -155,6 +158,8 @@ def adapter_lines(runtime: Runtime) -> list[str]:
 
 def switch_text(runtime: Runtime) -> str:
     """Return the message that tells the user which model the chat uses after a switch."""
+    if runtime.is_auto:
+        return "Model: auto. A line says which model writes each reply, and why."
     model = runtime.model
     label = runtime.learning.label
     learns = f"adapter {label}" if label else "no adapter"

@@ -207,6 +207,8 @@ class PlainChat:
         safe, answer, begun, end = Sanitizer(), AnswerFilter(), False, ""
         try:
             for chunk in reply:
+                if chunk.note:
+                    self._streams.note(chunk.note)
                 was_thinking = answer.is_thinking
                 text = answer.feed(safe.feed(chunk.text))
                 if answer.is_thinking and not was_thinking:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from textual.widget import Widget
 
 from ruvmlx.engine.types import Chunk, GenerationResponse
-from ruvmlx.text import Sanitizer
+from ruvmlx.text import Sanitizer, sanitize
 
 from .messages import ReplyMessage
 from .status import Meter, StatusLine
@@ -33,6 +33,8 @@ async def show_reply(
         started, busy = time.perf_counter(), time.thread_time()
         reply.begun = True
         for chunk in chunks:
+            if chunk.note:
+                reply.chosen = sanitize(chunk.note)
             status.meter = status.meter.after(chunk, asked_at)
         await _show(reply, chunks[-1], safe.feed("".join(chunk.text for chunk in chunks)))
         response = chunks[-1].response

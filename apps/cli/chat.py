@@ -57,7 +57,7 @@ def chat(
     **flags: Any,
 ) -> None:
     """Chat, and rate the replies: each rating changes the weights that write the next one."""
-    settings = resolve(flags)
+    settings = resolve(flags, selects=True)
     if server is not None:
         _refuse_flags(context)
         sys.exit(_attach(server, api_key, settings, session or ("continue" if continue_ else "new"), find))

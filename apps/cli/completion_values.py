@@ -48,7 +48,7 @@ def complete_models(_: click.Context, __: click.Parameter, incomplete: str) -> l
     names."""
     if incomplete.startswith((".", "/", "~")):
         return [CompletionItem(incomplete, type="file")]
-    return _beginning(["starter", *cached_names()], incomplete)
+    return _beginning(["starter", settings.AUTO, *cached_names()], incomplete)
 
 
 def complete_fetched(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -3,6 +3,7 @@
 import os
 import stat
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from .verb import Verb
 if TYPE_CHECKING:
     from ruvmlx.engine.types import Chunk, GenerationResponse
     from ruvmlx.models.config.model import Message
+    from ruvmlx.runtime import Runtime
 
 MAX_STDIN_BYTES = 8 << 20  # the maximum number of bytes of standard input; usual contexts hold less text
 
@@ -69,7 +71,7 @@ def generate(
         raise UsageError("--out goes with --prompts; one reply goes to standard output.")
     if sys.stdout is None and out is None:
         raise RuvmlxError("standard output is closed; give a file or a pipe that can take the reply.")
-    settings = resolve(flags)
+    settings = resolve(flags, selects=prompts is None)
     if prompts is not None:
         from .many_prompts import answer_file
 
@@ -81,17 +83,23 @@ def generate(
     with open_runtime(settings) as runtime:
         if runtime.backend.caveat:
             log(f"note: {runtime.backend.caveat}")
-        request = GenerationRequest(
-            prompt=text if raw else None,
-            messages=None if raw else _messages(text, settings.system),
-            max_new_tokens=settings.max_tokens,
-            sampling=runtime.writer.sampling(seed=seed),
-            stop=flags["stop"],
-            ignore_eos=flags["ignore_eos"],
-            logprobs=flags["logprobs"],
-        )
-        with ctrl_c_sets(request.cancel):
-            response = _print_reply(runtime.writer.generate(request), quiet=as_json)
+        asked, cancel = _messages(text, settings.system), threading.Event()
+
+        def write(chosen: "Runtime") -> "Iterator[Chunk]":
+            request = GenerationRequest(
+                prompt=text if raw else None,
+                messages=None if raw else asked,
+                max_new_tokens=settings.max_tokens,
+                sampling=chosen.writer.sampling(seed=seed),
+                stop=flags["stop"],
+                ignore_eos=flags["ignore_eos"],
+                logprobs=flags["logprobs"],
+                cancel=cancel,
+            )
+            return chosen.writer.generate(request)
+
+        with ctrl_c_sets(cancel):
+            response = _print_reply(runtime.reply_chunks(asked, write, seed=seed), quiet=as_json)
         if response.repeats:
             from ruvmlx.engine.repetition import REPEATS
 
@@ -139,6 +147,8 @@ def _print_reply(chunks: "Iterator[Chunk]", quiet: bool) -> "GenerationResponse"
 
     sanitizer, answer, several = Sanitizer(), AnswerFilter(), False
     for chunk in chunks:
+        if chunk.note and not quiet:
+            log(chunk.note)
         if chunk.replies > 1 and not (several or quiet):
             log(f"writing {chunk.replies} replies ...")
         several = several or chunk.replies > 1
@@ -185,6 +195,8 @@ def _report(runtime: Any, response: "GenerationResponse") -> dict[str, Any]:
     }
     if response.route is not None:
         report["router"] = {"arm": response.route.arm, "probability": response.route.probability}
+    if response.choice is not None:
+        report["selector"] = response.choice.facts
     if response.logprobs:
         report["logprobs"] = [
             {"token_id": t.token_id, "logprob": t.logprob, "top": t.top} for t in response.logprobs

@@ -16,11 +16,12 @@ from ..learning_words import detail_rows, status_facts, status_lines
 from .interrupt import ctrl_c_sets
 from .kv_words import kv_facts, show_kv
 from .learn_check import check
+from .learn_router import router_arms, router_of, show_router
 from .number_types import Number, WholeNumber
 from .options import BUILT_IN, DATES, load_model, model_options, open_runtime, resolve, unknown_adapter
 from .output import json_option, log, print_json, show, show_whole
-from .text_output import TableColumn, count, hint, say, table
 from .text_output import facts as table_of_facts
+from .text_output import say
 from .verb import VerbGroup
 
 
@@ -30,12 +31,7 @@ def learn() -> None:
 
 
 learn.add_command(check)
-
-ROUTER_WORDS = {
-    "on": "It learns from your ratings and from the time that replies take.",
-    "off": "Every reply uses what was learned; `ruvmlx config set router on` lets it choose.",
-}
-ARM_WORDS = {"adapter": "what was learned", "plain": "the original model"}  # words for the router's choices
+learn.add_command(router_arms)
 
 
 def _history(flags: dict[str, Any]):
@@ -77,7 +73,7 @@ def _show_facts(facts: dict[str, Any], as_json: bool) -> None:
     for line in status_lines(facts):
         say(line)
     if "router" in facts:
-        _show_router(facts["router"])
+        show_router(facts["router"])
 
 
 @learn.command()
@@ -96,7 +92,7 @@ def status(details: bool, as_json: bool, **flags: Any) -> None:
     facts |= {"adapter": history.name, "others": other_adapters(history)}
     facts["signals"] = [asdict(group) for group in signal_groups(history)]
     if resolve(flags).router:
-        facts["router"] = _router(flags).status().facts
+        facts["router"] = router_of(flags).status().facts
     _show_facts(facts, as_json)
     if details and not as_json:
         table_of_facts(detail_rows(facts))
@@ -277,71 +273,6 @@ def kv_policy(measure: bool, as_json: bool, **flags: Any) -> None:
         show_kv(facts)
     if cancel.is_set():
         raise KeyboardInterrupt
-
-
-@learn.command("router")
-@click.option(
-    "--train", is_flag=True, help="First train the network that reads conversations; Ctrl-C stops it."
-)
-@model_options
-@json_option
-def router_arms(train: bool, as_json: bool, **flags: Any) -> None:
-    """Show the router's choices: how often each was made, and its mean reward from ratings and latency.
-
-    Switch it on with --router on, or `ruvmlx config set router on`.
-    """
-    router, report, cancel = _router(flags), {}, threading.Event()
-    if train:
-        with ctrl_c_sets(cancel):
-            report = router.train(cancel)
-    facts: dict[str, Any] = {"router": config.setting_text(resolve(flags).router), **router.status().facts}
-    if report:
-        facts["training"] = report
-    if as_json:
-        print_json(facts)
-    else:
-        say("The router chooses for each reply whether what was learned is used.")
-        say(f"The router is {facts['router']}. {ROUTER_WORDS[facts['router']]}")
-        _show_router(facts)
-        hint("A reward is a rating from 0 to 1, lower for a slow reply. The chances follow from the rewards.")
-    if cancel.is_set():
-        raise KeyboardInterrupt
-
-
-def _router(flags: dict[str, Any]):
-    """Return the router of the chosen model's adapter, without loading weights."""
-    from ruvmlx.sona.adapter_history import AdapterHistory
-    from ruvmlx.sona.optional.router import Router
-    from ruvmlx.store import Store
-
-    settings = resolve(flags)
-    name = settings.adapter_name
-    if name is None:
-        raise UsageError("--adapter none leaves the router nothing to choose; name an adapter.")
-    store, fingerprint = Store(config.store_file()), load_model(settings.model).fingerprint
-    return Router(store, AdapterHistory(store, fingerprint, name), fingerprint, settings.examples > 0)
-
-
-def _show_router(facts: dict[str, Any]) -> None:
-    rows = []
-    for arm in facts["arms"]:
-        mean = "-" if arm["mean_reward"] is None else f"{arm['mean_reward']:.3f}"
-        rows.append(
-            (_arm_words(arm["arm"]), str(arm["chosen"]), str(arm["rated"]), mean, f"{arm['best']:.0%}")
-        )
-    names = ("CHOSEN", "RATED", "MEAN REWARD", "CHANCE TO BE BEST")
-    table([TableColumn("REPLIES WITH"), *(TableColumn(name, right=True) for name in names)], rows)
-    if facts["training"]:
-        trained = facts["training"]
-        say(
-            f"The network that reads conversations: {trained['reason']} "
-            f"({count(trained['ratings'], 'rated choice')})."
-        )
-
-
-def _arm_words(arm: str) -> str:
-    learned, _, examples = arm.partition("+")
-    return ARM_WORDS[learned] + (" and liked replies as examples" if examples else "")
 
 
 def _tier_history(flags: dict[str, Any]):

@@ -29,7 +29,7 @@ BUILT_IN = ("default", "none")  # names of adapters that the user does not have 
 _LONG = 1_000_000  # the help of a flag does not show a bound from here on
 VERY_SIMILAR = 0.85  # the least similarity of a mistyped name to "none"
 SERVER = "http://127.0.0.1:8642"  # the default address of `ruvmlx serve`
-MODEL_SETTINGS = ("model", "backend", "threads", "max_context", "kv", "adapter", "router")
+MODEL_SETTINGS = ("model", "auto_models", "backend", "threads", "max_context", "kv", "adapter", "router")
 GUESSES = ("speculate", "draft_model")
 REPLY_SETTINGS = ("max_tokens", "best_of", *config.SAMPLING, "system", "thinking", "examples", *GUESSES)
 
@@ -72,15 +72,25 @@ model_options = setting_options(*MODEL_SETTINGS)
 sampling_options = setting_options(*REPLY_SETTINGS)
 
 
-def resolve(flags: dict[str, Any]) -> Settings:
+def resolve(flags: dict[str, Any], selects: bool = False) -> Settings:
     """Return the settings that apply. Flags take priority, then environment variables, settings files and
-    defaults. A settings file in the working folder can come from another person, so stderr names the settings
-    that this file changes."""
+    defaults. selects: True if the verb can choose a model for each question; False: with the model `auto`,
+    the largest of its models takes its place. A settings file in the working folder can come from another
+    person, so stderr names the settings that this file changes."""
     found = config.resolve({name: value for name, value in flags.items() if name in config.SPECS})
     file = str(config.project_file())
     if here := [name for name, one in found.items() if one.origin == file]:
         log(f"note: {file} in this folder sets {', '.join(here)}.")
-    return Settings(**{name: one.value for name, one in found.items()})
+    settings = Settings(**{name: one.value for name, one in found.items()})
+    return settings if selects or settings.model != config.AUTO else _with_one_model(settings)
+
+
+def _with_one_model(settings: Settings) -> Settings:
+    from ruvmlx.memory.candidates import single_model
+
+    settings = single_model(settings)
+    log(f"note: this command uses one model: {settings.model}, the largest of auto.")
+    return settings
 
 
 def load_model(name: str | None) -> "Model":
@@ -129,9 +139,14 @@ def open_runtime(settings: Settings, watch: Watch | None = None) -> "Runtime":
 
         with watching() as shown:
             return open_runtime(settings, shown)
-    from ruvmlx.runtime import Runtime
+    if settings.model == config.AUTO:
+        from ruvmlx.auto_runtime import open_auto
 
-    runtime = Runtime.open(settings, watch=watch)
+        runtime = open_auto(settings, watch)
+    else:
+        from ruvmlx.runtime import Runtime
+
+        runtime = Runtime.open(settings, watch=watch)
     _note_mistyped_adapter(runtime, settings.adapter_name)
     return runtime
 

@@ -15,6 +15,7 @@ from ..sampling import check_sampling
 from ..sona.state import PreferenceResult
 from ..store import Store
 from . import tool_turns
+from .branch_turns import end_of_question, place_of
 from .choices import Choices, EditedReply
 from .implicit_feedback import ImplicitFeedback
 from .learning import Learning
@@ -209,7 +210,7 @@ class Conversations:
         if not text.strip():
             raise UsageError("the message is empty; give some text.")
         turns = self.turns(session_id)
-        before = turns if instead_of is None else turns[: self._place(turns, instead_of, "user")]
+        before = turns if instead_of is None else turns[: place_of(turns, instead_of, "user")]
         asked = [*before, Turn("user", text)]
         # This call raises an error, for example for a message that is too long, before the message is saved.
         request = self._request(
@@ -242,11 +243,7 @@ class Conversations:
             setting `best_of`. tools: the tools that the reply can call.
         """
         turns = self.turns(session_id)
-        end = len(turns) if message is None else self._place(turns, message) + 1
-        while end and turns[end - 1].role != "user":
-            end -= 1
-        if not end:
-            raise NotFound("there is no question yet to answer again.")
+        end = end_of_question(turns, message)
         request = self._request(
             session_id, turns[:end], sampling, max_new_tokens, cancel, untouched, best_of, adapter_id, tools
         )
@@ -303,7 +300,7 @@ class Conversations:
         if another model wrote it.
         """
         turns = self.turns(session_id)
-        at = len(turns) - 1 if message is None else self._place(turns, message)
+        at = len(turns) - 1 if message is None else place_of(turns, message)
         turn = turns[at] if turns else None
         if turn is None or turn.reply_id is None:
             raise NotFound("there is no reply to continue.")
@@ -391,10 +388,3 @@ class Conversations:
             adapter_id=adapter_id,
         )
         return self._writer.prepare_request(request, routed=True)
-
-    @staticmethod
-    def _place(turns: list[Turn], message: int, role: str | None = None) -> int:
-        for place, turn in enumerate(turns):
-            if turn.id == message and role in (None, turn.role):
-                return place
-        raise NotFound(f"message {message} is not in the conversation shown.")

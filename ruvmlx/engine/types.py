@@ -126,6 +126,8 @@ class GenerationResponse:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     examples: tuple[str, ...] = ()  # the ids of the replies that were in the prompt as examples
     route: Any = None  # the way to generate the reply that the router chose; copied from the request
+    # the choice of the model that wrote the reply (sona/optional/selector.py); None: the user chose the model
+    choice: Any = None
     # the other replies that best of n wrote together with this reply
     others: tuple["GenerationResponse", ...] = ()
     stopped_by: str | None = None  # the stop string that ended the reply
@@ -150,7 +152,11 @@ class GenerationResponse:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a reply. `text` is complete UTF-8 and can be empty. Only the last chunk has a `response`."""
+    """A piece of a reply. `text` is complete UTF-8 and can be empty. Only the last chunk has a `response`.
+
+    note: a line for the user about the model that writes the reply; only chunks before the first text have
+    one.
+    """
 
     text: str
     generated: int = 0  # tokens generated so far
@@ -160,3 +166,4 @@ class Chunk:
     replies: int = 1  # the number of replies that are being written at the same time
     # The logprobs of the tokens since the last chunk, if the request asks for them.
     logprobs: tuple[TokenLogprob, ...] = ()
+    note: str = ""

@@ -20,6 +20,7 @@ from .sources import (
     variable,
 )
 from .table import (
+    AUTO,
     BASE_TARGETS,
     SAMPLING,
     SPECS,
@@ -31,6 +32,7 @@ from .table import (
 )
 
 __all__ = [
+    "AUTO",
     "BASE_TARGETS",
     "GROUPS",
     "MAX_FILE_BYTES",

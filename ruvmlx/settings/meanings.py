@@ -12,7 +12,11 @@ GROUPS = {
     "The model, and what computes it": {
         "model": (
             "which model writes: a folder, a .gguf file, owner/name of huggingface.co, or the small "
-            "starter model"
+            "starter model; auto: ruvmlx chooses one for each question, and learns from your ratings which"
+        ),
+        "auto_models": (
+            "the models from which auto chooses, as in starter,owner/name; by default the starter and at "
+            "most two larger models on this machine, if the memory has room for all of them"
         ),
         "backend": (
             "what computes: native (C code on the CPU), mlx (Apple's library, on the GPU), reference "

@@ -21,6 +21,7 @@ TARGETS = re.compile(rf"{_TARGET}(,{_TARGET})*", re.ASCII)
 BASE_TARGETS = "attention,ffn"
 TARGETS_EXPECTED = "head, attention, ffn, all, top:8, or modules as in q_proj,v_proj:20-29"
 
+AUTO = "auto"  # the value of the setting `model` that lets ruvmlx choose a model for each question
 _OWN = "the model's own"
 _MOST_COUNT = 2**31 - 1  # the largest count that the C library and the server's requests can hold
 _MOST_MIB = 1 << 30  # 1 PiB, more than any machine has
@@ -41,6 +42,7 @@ class Settings:
         flag="--model -m",
         unset="starter",
     )
+    auto_models: str | None = _setting(str, None, unset="what fits")
     backend: str = _setting(str, "auto", choices=("auto", "mlx", "native", "reference"), public=True)
     threads: int | None = _setting(
         int,

@@ -18,7 +18,7 @@ from .preferences import PreferenceLabel, PreferenceRow
 from .ratings import RatedReply, RatingRow
 from .replies import ReplyRow, ReplyWords
 from .responses import ResponseRow
-from .routes import RatedRoute, RouteRow
+from .routes import ModelChoiceRow, RatedModelChoice, RatedRoute, RouteRow
 from .search import ChatHit
 from .signals import SignalGroup, SignalRow
 from .store import Store
@@ -34,9 +34,11 @@ __all__ = [
     "KVMeasured",
     "KVObservation",
     "MessageRow",
+    "ModelChoiceRow",
     "NamedRow",
     "PreferenceLabel",
     "PreferenceRow",
+    "RatedModelChoice",
     "RatedReply",
     "RatedRoute",
     "RatingRow",

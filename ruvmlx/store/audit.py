@@ -25,10 +25,10 @@ Key = tuple[Any, ...]
 
 
 def disagreement(store: Store) -> str:
-    """Return a text about the first version, base, rating, preference, head, KV policy, route or router that
-    differs from the log. A missing row is a difference, except a KV policy, a route or a router. Return "" if
-    there is no difference. The function does not report missing weights as a difference, except those of a
-    version in use."""
+    """Return a text about the first version, base, rating, preference, head, KV policy, route, choice of a
+    model or router that differs from the log. A missing row is a difference, except a KV policy, a route, a
+    choice of a model or a router. Return "" if there is no difference. The function does not report missing
+    weights as a difference, except those of a version in use."""
     with store.snapshot():
         try:
             logged = _Logged.read(store.witness.rows())
@@ -51,6 +51,7 @@ class _Logged:
     heads: dict[Key, int] = field(default_factory=dict)
     policies: dict[Key, Key] = field(default_factory=dict)
     routes: dict[str, Key] = field(default_factory=dict)
+    models: dict[str, Key] = field(default_factory=dict)
     routers: dict[Key, str | None] = field(default_factory=dict)
 
     @classmethod
@@ -83,6 +84,8 @@ class _Logged:
                 self.policies[body["model"], body["backend"]] = tuple(lengths)
             case "route":
                 self.routes[body["reply"]] = body["arm"], body["probability"]
+            case "model":
+                self.models[body["reply"]] = body["model"], body["probability"]
             case "router":
                 self.routers[_adapter(body)] = body["state"]
             case "remove":
@@ -221,6 +224,9 @@ def _routes(store: Store, logged: _Logged) -> str:
     for reply_id, arm, probability in store.db.rows("SELECT reply_id, arm, probability FROM routes"):
         if logged.routes.get(reply_id) != (arm, probability):
             return f"the route of reply {reply_id} is not what was written"
+    for reply_id, arm, probability in store.db.rows("SELECT reply_id, arm, probability FROM model_choices"):
+        if logged.models.get(reply_id) != (arm, probability):
+            return f"the choice of the model for reply {reply_id} is not what was written"
     for fingerprint, name, state in store.db.rows("SELECT fingerprint, name, state FROM router_cells"):
         found = digest(state) if state is not None else None
         if logged.routers.get((fingerprint, name), "none") != found:

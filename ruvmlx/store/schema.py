@@ -7,7 +7,7 @@ import sqlite3
 
 from ..errors import StoreError
 
-VERSION = 15
+VERSION = 16
 
 # Token ids are little-endian int32. Vectors and matrices are little-endian float32.
 _V1 = """
@@ -218,6 +218,13 @@ ALTER TABLE adapters  -- the version from which state is the difference; 0: stat
   ADD COLUMN source INTEGER NOT NULL DEFAULT 0;
 CREATE INDEX adapters_by_source ON adapters(fingerprint, name, source) WHERE source > 0;
 """
+_V16 = """
+CREATE TABLE model_choices (  -- the model that the selector chose; turns: as in routes, of the model reader
+  reply_id TEXT PRIMARY KEY REFERENCES replies(id) ON DELETE CASCADE, reader TEXT NOT NULL, arm TEXT NOT NULL,
+  probability REAL NOT NULL, ms REAL NOT NULL, inputs INTEGER NOT NULL, turns BLOB NOT NULL
+);
+CREATE INDEX model_choices_by_reader ON model_choices(reader);
+"""
 _STEPS = (
     _V1,
     _V2,
@@ -234,6 +241,7 @@ _STEPS = (
     _V13,
     _V14,
     _V15,
+    _V16,
 )  # each migration step brings the store's file from one format version to the next
 
 

@@ -25,7 +25,7 @@ from .preferences import Preferences
 from .ratings import Ratings
 from .replies import Replies
 from .responses import Responses
-from .routes import Routes
+from .routes import ModelChoices, Routes
 from .search import Search
 from .search_index import SearchIndex
 from .signals import Signals
@@ -50,6 +50,7 @@ class Store:
         self.messages = Messages(db, self.search_index)
         self.kv = KVRecords(db, self.witness)
         self.routes = Routes(db, self.witness)
+        self.model_choices = ModelChoices(db, self.witness)
         self.traces = Traces(db)
         self.replies = Replies(db, self.witness, self.messages, self.kv, self.routes, self.traces)
         self.responses = Responses(db)

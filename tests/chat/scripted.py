@@ -22,6 +22,8 @@ class ScriptedRuntime:
     With `gate` set, every piece after the first `free` waits until a test releases one.
     """
 
+    is_auto = False
+
     def __init__(self, *replies, gate=False, free=2, max_context=8192):
         self.model = SimpleNamespace(
             name="SmolLM2-135M-Instruct",

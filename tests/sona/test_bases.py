@@ -216,7 +216,7 @@ def test_the_router_uses_the_base_or_the_model_as_it_was(open_tiny, monkeypatch)
         runtime.rate(reply(runtime, seed=1), "up")
     for arm in (1, 0):
         monkeypatch.setattr(
-            "ruvmlx.sona.optional.bandit.choose", lambda beliefs, rng, arm=arm: (arm, np.array([0.5, 0.5]))
+            "ruvmlx.sona.optional.bandit.choose", lambda *_, arm=arm: (arm, np.array([0.5, 0.5]))
         )
         with open_tiny(router=True) as runtime:
             base = promote(runtime, size=0.1) if arm else runtime.learner.base

@@ -35,7 +35,7 @@ def router_state(router) -> bytes:
 def force_arm(monkeypatch, arm):
     """Make every choice this arm."""
     monkeypatch.setattr(
-        router_module.bandit, "choose", lambda beliefs, rng: (arm, np.full(len(beliefs), 1 / len(beliefs)))
+        router_module.bandit, "choose", lambda beliefs, *_: (arm, np.full(len(beliefs), 1 / len(beliefs)))
     )
 
 

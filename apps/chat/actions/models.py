@@ -12,6 +12,7 @@ from ruvmlx.memory.load_plan import Plan
 from ruvmlx.models.config.model import Model
 from ruvmlx.models.find.resolve import REPO, STORES
 from ruvmlx.progress import Progress, Watch
+from ruvmlx.settings import AUTO
 
 from .. import models
 from ..context import ChatContext, call_soon
@@ -88,10 +89,10 @@ class ModelActions:
         self._chat.start(partial(self._choose, words))
 
     async def _choose(self, words: str) -> None:
-        in_use = await self._model_in_use()
+        in_use, auto = await self._chat.host.call_between(lambda runtime: (runtime.model, runtime.is_auto))
         files = self._chat.options.files
         guest = isinstance(self._chat.host, Guest)
-        listed = partial(models.models, in_use, proposes=not guest)
+        listed = partial(models.models, in_use, proposes=not guest, auto=None if guest else auto)
         screen = PickerScreen("Models", listed, partial(_new_model, files), words)
         chosen = await self._chat.ask(screen)
         if chosen is None or self._chat.phase != "idle":
@@ -99,7 +100,7 @@ class ModelActions:
         if await asyncio.to_thread(models.is_proposal, chosen):
             self.fetch.fetch(chosen)
         else:
-            await self._switch(files.model(chosen))
+            await self._switch(chosen if chosen == AUTO else files.model(chosen))
 
     async def _model_in_use(self) -> Model:
         return await self._chat.host.call_between(lambda runtime: runtime.model)

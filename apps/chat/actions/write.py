@@ -4,12 +4,14 @@ message, another reply to the same message, and the rest of a cut reply."""
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import RuvmlxError, error_line
 from ruvmlx.host.serving import BeginReply
 from ruvmlx.runtime import Runtime, Turn
+from ruvmlx.text import one_line
 
 from ..commands import message_text
 from ..context import ChatContext, StatusWatch
@@ -132,6 +134,8 @@ class WriteActions:
             while response := await show_reply(reply, arriving, chat.status):
                 chat.state.response = response
                 await reply.finish(response.text, response.ending)
+                if response.choice is not None:
+                    await self._show_writer()
                 await self._place_turns(session, response.request_id, reply, message)
                 if response.calls and not response.text:
                     await reply.remove()
@@ -147,6 +151,13 @@ class WriteActions:
             if chat.phase == "replying":
                 chat.phase = "idle"
             chat.app.refresh_bindings()
+
+    async def _show_writer(self) -> None:
+        """Show the name of the model that the selector chose in the border of the input."""
+        chat = self._chat
+        name, context = await chat.host.call(lambda runtime: (runtime.model.name, runtime.model.context))
+        chat.model = chat.prompt.heading = one_line(name)
+        chat.status.meter = replace(chat.status.meter, max_context=context)
 
     def _after_the_shown_end(self, begin: BeginReply) -> BeginReply:
         """Return a function that begins a reply after the last message on the screen, even if another

@@ -16,7 +16,7 @@ def use_model(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def list_models(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    listed = models.models(runtime.model)
+    listed = models.models(runtime.model, auto=runtime.is_auto)
     state.listed_models = [entry.name for entry in listed]
     return Outcome("\n".join(models.model_lines(listed)))
 

@@ -40,10 +40,10 @@ class Regression:
     total: float = 0.0
 
     @classmethod
-    def prior(cls, dimensions: int, mean: float) -> "Regression":
+    def prior(cls, dimensions: int, mean: float, weight_sd: float = WEIGHT_SD) -> "Regression":
         """Return the prior of an arm with the features [1, state of the conversation]. The expected reward of
-        the prior is `mean` for every state."""
-        diagonal = np.full(dimensions, WEIGHT_SD**-2)
+        the prior is `mean` for every state. weight_sd: the standard deviation of each feature's weight."""
+        diagonal = np.full(dimensions, weight_sd**-2)
         diagonal[0] = BIAS_SD**-2
         moment = np.zeros(dimensions)
         moment[0] = mean * diagonal[0]
@@ -92,8 +92,17 @@ def draws(beliefs: list[tuple[float, float]], rng: np.random.Generator, n: int =
     return np.argmax(mean + sd * rng.standard_normal((n, len(beliefs))), axis=1)
 
 
-def choose(beliefs: list[tuple[float, float]], rng: np.random.Generator) -> tuple[int, np.ndarray]:
-    """Return the arm that is best in the first draw. Also return, for each arm, the share of draws in which
-    the arm is best; this share estimates the probability that the arm is the best arm."""
+def choose(
+    beliefs: list[tuple[float, float]], rng: np.random.Generator, explore: float = 1.0
+) -> tuple[int, np.ndarray]:
+    """Return the arm that is best in one draw. Also return, for each arm, the share of draws in which the arm
+    is best; this share estimates the probability that the arm is the best arm.
+
+    explore: a factor of the standard deviations of the one draw; below 1, an arm that seems worse is tried
+        less often than with the probability that it is the best arm
+    """
     best = draws(beliefs, rng)
-    return int(best[0]), np.bincount(best, minlength=len(beliefs)) / len(best)
+    shares = np.bincount(best, minlength=len(beliefs)) / len(best)
+    if explore == 1.0:
+        return int(best[0]), shares
+    return int(draws([(mean, explore * sd) for mean, sd in beliefs], rng, 1)[0]), shares

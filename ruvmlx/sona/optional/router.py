@@ -17,6 +17,7 @@ arm, keeps changing. The precision of the KV cache is not an arm, because measur
 
 import threading
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -39,7 +40,7 @@ TOPIC = 32  # the size of a question's vector after its projection
 INPUTS = TOPIC + 2  # the size of the cell's input for one turn
 MINIMUM = 64  # the minimum number of rated choices for a training; about a quarter is held out
 _LENGTH = 4.0  # the norm of a question's vector: the gates' inputs then have a standard deviation near 0.7
-_REPORT_CONVERSATIONS = 64  # the number of newest conversations over which the status averages
+REPORT_CONVERSATIONS = 64  # the number of newest conversations over which the status averages
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,73 +141,87 @@ def _projection(width: int) -> np.ndarray:
     return (2 * signs.astype(np.float32) - 1) / np.float32(np.sqrt(TOPIC))
 
 
-class Router:
-    """The router of one adapter on one model. The router needs only the store and not the model's weights."""
+class ArmChooser(ABC):
+    """A bandit over a few arms. The store has its choices, their ratings and its trained cell. A subclass
+    says which arms there are, and reads the ratings."""
 
-    def __init__(self, store: Store, history: AdapterHistory, fingerprint: str, examples: bool = False):
-        """examples: True if the user allows examples in the prompt."""
-        self._store, self._history, self._mine = store, history, (fingerprint, history.name)
-        self.offered = offered_arms(examples)
+    explore = 1.0  # how freely the chooser tries arms that seem worse (bandit.choose)
+
+    def __init__(
+        self, store: Store, cell: tuple[str, str], arms: tuple[str, ...], inputs: int, direct: bool = False
+    ):
+        """cell: the key of the trained cell in the store. inputs: the number of inputs for one turn. direct:
+        True if the arms' features also have the newest turn as it is."""
+        self._store, self._cell, self.arms, self._inputs = store, cell, arms, inputs
         self._known: Any = None  # the versions of the store's data from which the arms were fitted
-        self._lora = RouterLoRA.fresh(INPUTS, len(ARMS))
-        self._arms = self._priors()
+        self._fresh = RouterLoRA.fresh(inputs, len(arms), direct=direct)
+        self._lora, self._arms = self._fresh, self._priors()
 
+    @abstractmethod
     def _priors(self) -> list[Regression]:
-        means = [bandit.DEFAULT_MEAN if arm == self.offered[0] else bandit.OTHER_MEAN for arm in ARMS]
-        return [Regression.prior(1 + fastgrnn.HIDDEN, mean) for mean in means]
+        """Return each arm's regression before any rating."""
+
+    @abstractmethod
+    def _mark(self) -> object:
+        """Return a value that changes when the ratings in force change."""
+
+    @abstractmethod
+    def _rated_choices(self) -> list[RatedRoute]:
+        """Return the choices for the newest WINDOW rated replies, the oldest rating first."""
+
+    @abstractmethod
+    def _labels(self, rows: list[RatedRoute]) -> list[str]:
+        """Return the ratings with which the star ratings of `rows` are compared, including those of
+        `rows`."""
 
     def sync(self) -> None:
         """Fit the arms' regressions to the ratings in force, if the ratings or the cell in the store have
         changed. The fit takes milliseconds."""
-        state, _ = self._store.routes.cell(*self._mine)
-        known = (self._history.version(), self._store.routes.rated_mark(*self._mine), state)
+        state, _ = self._store.routes.cell(*self._cell)
+        known = (self._mark(), state)
         if known == self._known:
             return
-        lora = RouterLoRA.from_bytes(state, INPUTS, len(ARMS)) if state is not None else None
-        self._lora = lora or RouterLoRA.fresh(INPUTS, len(ARMS))
-        self._arms = fit(self._lora, self._evidence(self._rated_choices()), self._priors())
+        fresh, count = self._fresh, len(self.arms)
+        lora = RouterLoRA.from_bytes(state, self._inputs, count, fresh.direct) if state is not None else None
+        self._lora = lora or fresh
+        self._arms = fit(self._lora, self._evidence(self._sound_choices()), self._priors())
         self._known = known
 
-    def _rated_choices(self) -> list[RatedRoute]:
-        """Return the choices of arms for the newest WINDOW rated replies. A choice that an older version of
-        ruvmlx stored in another format is left out."""
+    def _sound_choices(self) -> list[RatedRoute]:
+        """Return the rated choices without those that an older version of ruvmlx stored in another format."""
         return [
             row
-            for row in self._store.routes.rated_routes(*self._mine, WINDOW)
-            if row.arm in ARMS and row.turns.shape[1] == INPUTS and np.isfinite(row.turns).all()
+            for row in self._rated_choices()
+            if row.arm in self.arms and row.turns.shape[1] == self._inputs and np.isfinite(row.turns).all()
         ]
 
     def _evidence(self, rows: list[RatedRoute]) -> Evidence:
         """Return the choices with their rewards. The reward of a rating depends on all ratings in force."""
-        labels = [signal.INDEX[rating] for _, rating, _ in self._store.ratings.labels(*self._mine)]
-        counts = np.bincount(labels, minlength=len(signal.LABELS))
+        labels = [signal.INDEX[rating] for rating in self._labels(rows)]
+        counts = np.bincount(np.array(labels, np.intp), minlength=len(signal.LABELS))
         rewards = [_reward(row.reply_id, row.rating, counts, row.latency_ratio) for row in rows]
-        x, mask = fastgrnn.pad_conversations([row.turns for row in rows], INPUTS)
-        arms = np.array([ARMS.index(row.arm) for row in rows], np.intp)
+        x, mask = fastgrnn.pad_conversations([row.turns for row in rows], self._inputs)
+        arms = np.array([self.arms.index(row.arm) for row in rows], np.intp)
         return Evidence(x, mask, arms, np.array(rewards))
 
     # -- choosing ----------------------------------------------------------------------------------------
 
-    def choose(
-        self, turns: np.ndarray, seed: int | None = None, arms: tuple[str, ...] | None = None
-    ) -> Route:
-        """Choose an arm for a conversation. The same seed (not None), conversation, ratings and cell give the
-        same choice.
-
-        turns: [T, INPUTS], the conversation's turns from `turns_of`
-        arms: the arms from which to choose; None for all offered arms
-        """
+    def draw(
+        self, turns: np.ndarray, arms: tuple[str, ...], seed: int | None = None
+    ) -> tuple[str, dict[str, float]]:
+        """Draw one of these arms for a conversation [T, inputs]. Return the arm and, for each arm, the
+        probability that it is the best arm. The same seed (not None), conversation, ratings and cell give the
+        same arm."""
         self.sync()
-        arms = arms or self.offered
         entropy = None if seed is None else [seed, zlib.crc32(turns.tobytes())]
-        index, best = bandit.choose(self._beliefs(turns, arms), np.random.default_rng(entropy))
-        shares = dict(zip(arms, best.tolist(), strict=True))
-        return Route(arms[index], shares[arms[index]], turns, shares)
+        index, best = bandit.choose(self.beliefs(turns, arms), np.random.default_rng(entropy), self.explore)
+        return arms[index], dict(zip(arms, best.tolist(), strict=True))
 
-    def _beliefs(self, turns: np.ndarray, arms: tuple[str, ...]) -> list[tuple[float, float]]:
-        h = self._lora.states([turns], INPUTS)
-        numbers = [ARMS.index(arm) for arm in arms]
-        return [self._arms[k].expects(self._lora.phi(h, k)[0]) for k in numbers]
+    def beliefs(self, turns: np.ndarray, arms: tuple[str, ...]) -> list[tuple[float, float]]:
+        """Return (mean, standard deviation) of each arm's expected reward for a conversation."""
+        numbers = [self.arms.index(arm) for arm in arms]
+        features = self._lora.features(turns, numbers)
+        return [self._arms[k].expects(phi) for k, phi in zip(numbers, features, strict=True)]
 
     # -- training ----------------------------------------------------------------------------------------
 
@@ -219,14 +234,14 @@ class Router:
         standard error of the difference.
         """
         self.sync()
-        rows, priors = self._rated_choices(), self._priors()
+        rows, priors = self._sound_choices(), self._priors()
         evidence = self._evidence(rows)
         if len(evidence) < MINIMUM:
             why = f"{len(evidence)} rated choices; training needs {MINIMUM}"
             return {"trained": False, "ratings": len(evidence), "reason": why}
         judging = np.array([zlib.crc32(row.reply_id.encode()) % 4 == 3 for row in rows])
         known, unseen = evidence.where(~judging), evidence.where(judging)
-        new = train(RouterLoRA.fresh(INPUTS, len(ARMS)), known, priors, cancel=cancel)
+        new = train(self._fresh, known, priors, cancel=cancel)
         if new is None:
             return {"trained": False, "ratings": len(evidence), "reason": "stopped"}
         before, after = (errors(lora, known, unseen, priors) for lora in (self._lora, new))
@@ -240,24 +255,66 @@ class Router:
             "error_after": float(after.mean()),
             "reason": "predicts held-out ratings better" if better else "no better on held-out ratings",
         }
-        state, _ = self._store.routes.cell(*self._mine)
-        self._store.routes.put_cell(*self._mine, new.to_bytes() if better else state, report)
+        state, _ = self._store.routes.cell(*self._cell)
+        self._store.routes.put_cell(*self._cell, new.to_bytes() if better else state, report)
         return report
 
     # -- status ------------------------------------------------------------------------------------------
 
-    def status(self) -> RouterStatus:
+    def statuses(
+        self, offered: tuple[str, ...], chosen: dict[str, int], recent: list[np.ndarray]
+    ) -> list[ArmStatus]:
+        """Return the status of each arm that is offered or was chosen. chosen: the number of stored choices
+        of each arm. recent: the turns of the newest conversations."""
         self.sync()
-        chosen = self._store.routes.counts(*self._mine)
-        recent = [turns for _, turns in self._store.routes.newest(*self._mine, _REPORT_CONVERSATIONS)]
-        rng, empty = np.random.default_rng(0), np.zeros((0, INPUTS))
-        shares = [bandit.choose(self._beliefs(t, self.offered), rng)[1] for t in recent or [empty]]
-        best = dict(zip(self.offered, np.mean(shares, axis=0).tolist(), strict=True))
-        arms = [
+        rng, empty = np.random.default_rng(0), np.zeros((0, self._inputs))
+        shares = [bandit.choose(self.beliefs(t, offered), rng)[1] for t in recent or [empty]]
+        best = dict(zip(offered, np.mean(shares, axis=0).tolist(), strict=True))
+        return [
             ArmStatus(arm, chosen.get(arm, 0), known.count, known.mean_reward, best.get(arm, 0.0))
-            for arm, known in zip(ARMS, self._arms, strict=True)
+            for arm, known in zip(self.arms, self._arms, strict=True)
             if arm in best or chosen.get(arm)
         ]
+
+
+class Router(ArmChooser):
+    """The router of one adapter on one model. The router needs only the store and not the model's weights."""
+
+    def __init__(self, store: Store, history: AdapterHistory, fingerprint: str, examples: bool = False):
+        """examples: True if the user allows examples in the prompt."""
+        self._history, self._mine = history, (fingerprint, history.name)
+        self.offered = offered_arms(examples)
+        super().__init__(store, self._mine, ARMS, INPUTS)
+
+    def _priors(self) -> list[Regression]:
+        means = [bandit.DEFAULT_MEAN if arm == self.offered[0] else bandit.OTHER_MEAN for arm in ARMS]
+        return [Regression.prior(1 + fastgrnn.HIDDEN, mean) for mean in means]
+
+    def _mark(self) -> object:
+        return self._history.version(), self._store.routes.rated_mark(*self._mine)
+
+    def _rated_choices(self) -> list[RatedRoute]:
+        return self._store.routes.rated_routes(*self._mine, WINDOW)
+
+    def _labels(self, rows: list[RatedRoute]) -> list[str]:
+        return [rating for _, rating, _ in self._store.ratings.labels(*self._mine)]
+
+    def choose(
+        self, turns: np.ndarray, seed: int | None = None, arms: tuple[str, ...] | None = None
+    ) -> Route:
+        """Choose an arm for a conversation. The same seed (not None), conversation, ratings and cell give the
+        same choice.
+
+        turns: [T, INPUTS], the conversation's turns from `turns_of`
+        arms: the arms from which to choose; None for all offered arms
+        """
+        arm, shares = self.draw(turns, arms or self.offered, seed)
+        return Route(arm, shares[arm], turns, shares)
+
+    def status(self) -> RouterStatus:
+        chosen = self._store.routes.counts(*self._mine)
+        recent = [turns for _, turns in self._store.routes.newest(*self._mine, REPORT_CONVERSATIONS)]
+        arms = self.statuses(self.offered, chosen, recent)
         return RouterStatus(arms, self.offered[0], self._store.routes.cell(*self._mine)[1])
 
 

@@ -5,10 +5,11 @@ cell.
     G = A_g B_g                        changes the gate (rank 2)
     phi_k = [1, h + h A_k B_k]         are the features of arm k, computed from the state h (rank 4)
 
-An arm is a way to generate a reply (router.py). All factors B start at zero, so a new router uses the
-untrained cell. The loss is the error of the arms' regressions of rewards r_i on the features phi_k
-(bandit.py). The regressions' weights v are at the optimum; v0 and P0 are the mean and the precision of the
-prior of v:
+An arm is a way to generate a reply (router.py), or a model that can write it (selector.py). The selector's
+features are [1, h + h A_k B_k, x]: they also have the newest turn x as it is. All factors B start at zero, so
+a new router uses the untrained cell. The loss is the error of the arms' regressions of rewards r_i on the
+features phi_k (bandit.py). The regressions' weights v are at the optimum; v0 and P0 are the mean and the
+precision of the prior of v:
     loss = min_v  sum_i (r_i - v_k . phi_k(i))^2 / 2 sigma^2 + (v - v0)^T P0 (v - v0) / 2
 
 The right side of this formula is divided by the number of ratings. At the optimum, the loss has the same
@@ -74,29 +75,33 @@ class RouterLoRA:
     state: (A_s [H, 8], B_s [8, H]), the update of U
     gate: (A_g [I + H, 2], B_g [2, H]), whose product is G
     heads: for each arm k, (A_k [H, 4], B_k [4, H])
+    direct: True if the arms' features also have the newest turn as it is
     """
 
     state: Pair
     gate: Pair
     heads: tuple[Pair, ...]
+    direct: bool = False
 
     @classmethod
-    def fresh(cls, inputs: int, arms: int, hidden: int = fastgrnn.HIDDEN, seed: int = 1) -> "RouterLoRA":
+    def fresh(
+        cls, inputs: int, arms: int, hidden: int = fastgrnn.HIDDEN, seed: int = 1, direct: bool = False
+    ) -> "RouterLoRA":
         rng = np.random.Generator(np.random.PCG64(seed))
 
         def pair(rows: int, rank: int) -> Pair:
             return rng.standard_normal((rows, rank)) / np.sqrt(rows), np.zeros((rank, hidden))
 
         heads = tuple(pair(hidden, HEAD_RANK) for _ in range(arms))
-        return cls(pair(hidden, STATE_RANK), pair(inputs + hidden, GATE_RANK), heads)
+        return cls(pair(hidden, STATE_RANK), pair(inputs + hidden, GATE_RANK), heads, direct)
 
     @property
     def pairs(self) -> list[Pair]:
         return [self.state, self.gate, *self.heads]
 
     @classmethod
-    def of(cls, pairs: list[Pair]) -> "RouterLoRA":
-        return cls(pairs[0], pairs[1], tuple(pairs[2:]))
+    def of(cls, pairs: list[Pair], direct: bool = False) -> "RouterLoRA":
+        return cls(pairs[0], pairs[1], tuple(pairs[2:]), direct)
 
     def cell(self) -> FastGRNNCell:
         """Return the fixed FastGRNN cell with the trained updates of U and G added."""
@@ -108,14 +113,20 @@ class RouterLoRA:
             base, u=base.u + self.state[0] @ self.state[1], gate_w=gate[:inputs], gate_u=gate[inputs:]
         )
 
-    def phi(self, h: np.ndarray, arm: int) -> np.ndarray:
-        """Return an arm's features for N states of the cell: [N, H] -> [N, 1 + H]."""
+    def phi(self, h: np.ndarray, arm: int, x: np.ndarray | None = None) -> np.ndarray:
+        """Return an arm's features [N, 1 + H], or [N, 1 + H + I] if `direct` is True, for N states h [N, H]
+        of the cell after the conversations x [N, T, I]."""
         a, b = self.heads[arm]
-        return np.concatenate([np.ones((len(h), 1)), h + (h @ a) @ b], axis=1)
+        parts = [np.ones((len(h), 1)), h + (h @ a) @ b]
+        if self.direct and x is not None:
+            parts.append(x[:, -1] if x.shape[1] else np.zeros((len(x), x.shape[2])))
+        return np.concatenate(parts, axis=1)
 
-    def states(self, turns: list[np.ndarray], inputs: int) -> np.ndarray:
-        """Return the states [N, H] of the cell after N conversations [T_n, I]."""
-        return fastgrnn.forward(self.cell(), *fastgrnn.pad_conversations(turns, inputs))[0]
+    def features(self, turns: np.ndarray, arms: list[int]) -> list[np.ndarray]:
+        """Return the features of several arms for one conversation: [T, I] -> one vector for each arm."""
+        x, mask = fastgrnn.pad_conversations([turns], turns.shape[1])
+        h = fastgrnn.forward(self.cell(), x, mask)[0]
+        return [self.phi(h, arm, x)[0] for arm in arms]
 
     def to_bytes(self) -> bytes:
         out = io.BytesIO()
@@ -126,10 +137,10 @@ class RouterLoRA:
         return out.getvalue()
 
     @classmethod
-    def from_bytes(cls, data: bytes, inputs: int, arms: int) -> "RouterLoRA | None":
+    def from_bytes(cls, data: bytes, inputs: int, arms: int, direct: bool = False) -> "RouterLoRA | None":
         """Decode stored weights. Return None if the data is damaged or has another shape; the router then
         uses the untrained cell until the next training."""
-        wanted = cls.fresh(inputs, arms)
+        wanted = cls.fresh(inputs, arms, direct=direct)
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
                 pairs = [(f[f"{i}a"], f[f"{i}b"]) for i in range(2 + arms)]
@@ -138,7 +149,7 @@ class RouterLoRA:
         arrays = [m for pair in pairs for m in pair]
         shapes = [m.shape for pair in wanted.pairs for m in pair]
         sound = [m.shape for m in arrays] == shapes and all(np.isfinite(m).all() for m in arrays)
-        return cls.of(pairs) if sound else None
+        return cls.of(pairs, direct) if sound else None
 
 
 def fit(lora: RouterLoRA, evidence: Evidence, priors: list[Regression]) -> list[Regression]:
@@ -146,7 +157,7 @@ def fit(lora: RouterLoRA, evidence: Evidence, priors: list[Regression]) -> list[
     order of the evidence. priors: each arm's regression before any reward."""
     arms = [replace(p, precision=p.precision.copy(), moment=p.moment.copy()) for p in priors]
     h, _ = fastgrnn.forward(lora.cell(), evidence.x, evidence.mask)
-    features = [lora.phi(h, arm) for arm in range(len(arms))]
+    features = [lora.phi(h, arm, evidence.x) for arm in range(len(arms))]
     for i, (arm, reward) in enumerate(zip(evidence.arm, evidence.reward, strict=True)):
         arms[arm].observe(features[arm][i], float(reward))
     return arms
@@ -162,12 +173,14 @@ def loss(
     at_h, total, heads, weights = np.zeros_like(h), 0.0, [], []
     for arm, (prior, (a, b)) in enumerate(zip(priors, lora.heads, strict=True)):
         rows = evidence.arm == arm
-        phi, r = lora.phi(h[rows], arm), evidence.reward[rows]
+        phi, r = lora.phi(h[rows], arm, evidence.x[rows]), evidence.reward[rows]
         precision = prior.precision + phi.T @ phi / NOISE**2
         v = np.linalg.solve(precision, prior.moment + phi.T @ r / NOISE**2)
         error, far = phi @ v - r, v - prior.mean
         total += float(error @ error / (2 * NOISE**2) + far @ prior.precision @ far / 2)
-        g = np.outer(error, v[1:]) / (NOISE**2 * n)  # the gradient by the arm's features h + h A B
+        g = np.outer(error, v[1 : 1 + h.shape[1]]) / (
+            NOISE**2 * n
+        )  # the gradient by the arm's features h + h A B
         at_h[rows] = g + (g @ b.T) @ a.T
         heads.append((h[rows].T @ (g @ b.T), (h[rows] @ a).T @ g))
         weights.append(v)
@@ -194,7 +207,7 @@ def train(
     for t in range(1, steps + 1):
         if cancel is not None and cancel.is_set():
             return None
-        _, grads, _ = loss(_pair_arrays(arrays), evidence, priors)
+        _, grads, _ = loss(_pair_arrays(arrays, lora.direct), evidence, priors)
         for w, m, v, g in zip(arrays, mean, square, [m for p in grads.pairs for m in p], strict=True):
             m += (1 - BETA1) * (g - m)
             v += (1 - BETA2) * (g * g - v)
@@ -202,11 +215,11 @@ def train(
             w -= RATE * (scaled + DECAY * w)
         if progress is not None:
             progress(t, steps)
-    return _pair_arrays(arrays)
+    return _pair_arrays(arrays, lora.direct)
 
 
-def _pair_arrays(arrays: list[np.ndarray]) -> RouterLoRA:
-    return RouterLoRA.of(list(zip(arrays[::2], arrays[1::2], strict=True)))
+def _pair_arrays(arrays: list[np.ndarray], direct: bool) -> RouterLoRA:
+    return RouterLoRA.of(list(zip(arrays[::2], arrays[1::2], strict=True)), direct)
 
 
 def errors(lora: RouterLoRA, known: Evidence, unseen: Evidence, priors: list[Regression]) -> np.ndarray:
@@ -214,5 +227,5 @@ def errors(lora: RouterLoRA, known: Evidence, unseen: Evidence, priors: list[Reg
     unseen rewards."""
     arms = fit(lora, known, priors)
     h, _ = fastgrnn.forward(lora.cell(), unseen.x, unseen.mask)
-    expected = np.stack([lora.phi(h, k) @ arm.mean for k, arm in enumerate(arms)])
+    expected = np.stack([lora.phi(h, k, unseen.x) @ arm.mean for k, arm in enumerate(arms)])
     return (expected[unseen.arm, np.arange(len(unseen))] - unseen.reward) ** 2
