@@ -37,9 +37,9 @@ WHY_KEYS = {
 }
 
 
-class UserMessage(Vertical):
+class UserMessage(Static):
     def __init__(self, text: str, message_id: int | None = None) -> None:
-        super().__init__()
+        super().__init__(mentions.as_shown(sanitize(text)), markup=False)
         self.text = sanitize(text)
         self.message_id = message_id
         # this title is visible only if the CSS gives the message a top border
@@ -47,9 +47,6 @@ class UserMessage(Vertical):
 
     def place(self, turn: Turn) -> None:
         self.message_id = turn.id
-
-    def compose(self) -> ComposeResult:
-        yield Static(mentions.as_shown(self.text), markup=False, classes="text")
 
 
 class Notice(Static):
@@ -172,9 +169,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         return bool(self.ending)
 
     def compose(self) -> ComposeResult:
-        yield Static(markup=False, classes="thought")
         yield ReplyMarkdown(self.answer)
-        yield Static(markup=False, classes="note")
 
     @property
     def answer(self) -> str:
@@ -240,23 +235,30 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
     def _show_thought(self) -> None:
         """Show one line about the reply's thought, or the whole thought. If the reply has no thought, hide
         the widget."""
-        if not self.children:
-            return  # the widget is not composed yet; on_mount calls this method again
-        line = self.query_children(".thought").first(Static)
-        line.display = bool(words := describe.thought_text(split(self.text), self.finished, self.unfolded))
-        line.update(Content(words))
+        words = describe.thought_text(split(self.text), self.finished, self.unfolded)
+        self._show_line("thought", Content(words))
 
     def _show_note(self) -> None:
-        if not self.children:
-            return  # the widget is not composed yet; on_mount calls this method again
         rating = self.effect or (describe.rating_mark(self.rating) if self.rating else "")
         where = " · ".join(filter(None, (self.chosen, describe.branch(*self.branch), self.ending)))
         why = describe.ASK_WHY if self.asks_why and not self.progress else ""
         lines = [line for line in (where, self.progress or rating, why) if line]
-        note = self.query_children(".note").first(Static)
-        note.update(self._colour_mark("\n".join(lines)))
-        note.display = bool(lines)
-        note.set_class(bool(self.progress), "progress")
+        if note := self._show_line("note", self._colour_mark("\n".join(lines))):
+            note.set_class(bool(self.progress), "progress")
+
+    def _show_line(self, name: str, words: Content) -> Static | None:
+        """Show `words` in the widget above ("thought") or below ("note") the reply's text, or hide the widget
+        if there are no words. Make the widget with the first words, because most replies have neither, and
+        each widget takes time when a chat opens. Return None if there is no widget."""
+        line = next((child for child in self.query_children(Static) if child.has_class(name)), None)
+        if line is None:
+            if not (words and self.children):  # without children it is not composed; on_mount calls again
+                return None
+            line = Static(markup=False, classes=name)
+            self.mount(line, before=0 if name == "thought" else None)
+        line.display = bool(words)
+        line.update(words)
+        return line
 
     def _colour_mark(self, text: str) -> Content:
         """Return `text`, which says what a rating changed, with the rating's mark in the colour of the

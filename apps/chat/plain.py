@@ -36,6 +36,7 @@ from .options import ChatOptions, start_place
 from .plain_calls import PlainCalls
 from .plain_streams import PlainStreams
 from .state import ChatState, Outcome, system_prompt_of
+from .steps.branch import return_to, turns_with
 from .steps.tools import answer_results
 from .steps.write import message_lines, place, say
 
@@ -55,6 +56,7 @@ class PlainChat:
         self._options, self._state = options, ChatState(options)
         self._calls = PlainCalls(self._holder, self._state, self._streams, self._interrupts)
         self._left = self._has_read = False
+        self._end: int | None = None  # the id of the last message that this terminal knows; None: no message
 
     @property
     def _runtime(self) -> Runtime:
@@ -89,6 +91,7 @@ class PlainChat:
         self._warn()
         self._retell(turns, message)
         self._state.open_chat(session, system_prompt_of(turns) or self._state.system)
+        self._note_end()
 
     def _warn(self) -> None:
         if caveat := self._runtime.backend.caveat:
@@ -103,11 +106,26 @@ class PlainChat:
 
     def _handle(self, line: str) -> None:
         line = sanitize(line).strip()
-        command = parse(line) if line else None
-        if command:
-            self._obey(command)
-        elif line:
-            self._send(message_text(line))
+        if not line:
+            return
+        if self._end is not None:
+            return_to(self._runtime, self._state.session, self._end)
+        try:
+            if command := parse(line):
+                self._obey(command)
+            else:
+                self._send(message_text(line))
+        finally:
+            self._note_end()
+
+    def _note_end(self) -> None:
+        """Keep the id of the last message of the branch in use, which this terminal has just printed. Another
+        terminal can add messages to the same chat before the next line."""
+        self._end = None
+        if self._left or self._holder.runtime is None:
+            return
+        if turns := self._runtime.chats.turns(self._state.session):
+            self._end = turns[-1].id
 
     def _send(self, text: str) -> None:
         if has_mention(text):
@@ -175,6 +193,8 @@ class PlainChat:
             with self._interrupts.setting(cancel):
                 self._stream(begin(self._runtime, cancel))
             response = self._state.response
+            if response:
+                turns_with(self._runtime, self._state.session, response.request_id)
             if not (response and response.calls and self._calls.run(response)):
                 break
             begin = answer_results(self._state)

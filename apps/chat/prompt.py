@@ -185,6 +185,20 @@ class Prompt(TextArea):
 
     # Methods that the app calls for keys
 
+    def action_delete_to_start_of_line(self) -> None:
+        """Delete the text of the line before the cursor. A line ends at a newline. TextArea would delete only
+        the row on the screen. At the start of a line, delete the newline before it."""
+        row, column = self.cursor_location
+        if column == 0:
+            super().action_delete_to_start_of_line()
+        else:
+            self._delete_via_keyboard((row, 0), (row, column))
+
+    def action_delete_to_end_of_line(self) -> None:
+        """Delete the text of the line after the cursor, to the next newline."""
+        row, column = self.cursor_location
+        self._delete_via_keyboard((row, column), (row, len(self.document.get_line(row))))
+
     def action_newline(self) -> None:
         self.insert("\n")
 

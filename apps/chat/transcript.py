@@ -14,7 +14,7 @@ from textual.widget import Widget
 from ruvmlx.runtime import Turn
 
 from . import windowed
-from .messages import ReplyMessage, ToolMessage, UserMessage
+from .messages import Notice, ReplyMessage, ToolMessage, UserMessage
 from .steps.write import is_shown
 from .stream import wait_until_drawn
 from .view_model import Standing
@@ -75,6 +75,15 @@ class Transcript(VerticalScroll, can_focus=False):
         await self.query_children(Welcome).remove()
         await self.mount_all(widgets)
         self.anchor()
+        if isinstance(widgets[0], Notice):
+            self.call_after_refresh(self._show_beginning, widgets[0])
+
+    def _show_beginning(self, notice: Notice) -> None:
+        """Scroll to the first line of a notice that is higher than the screen. The user reads a long notice,
+        such as the help, from its beginning."""
+        if notice.is_attached and notice.outer_size.height > self.size.height:
+            self.anchor(False)
+            self.scroll_to_widget(notice, top=True, animate=False, force=True)
 
     async def restart(self, turns: list[Turn], model: str, at: int | None = None) -> None:
         """Remove all widgets. Then show some of the messages `turns`: the last messages, or the messages from

@@ -123,7 +123,7 @@ def list_adapters(as_json: bool) -> None:
     """List the adapters of all models; * marks the one in use."""
     from ruvmlx.store import Store
 
-    store = Store(config.store_file())
+    store = Store(config.store_file(), reading=True)
     rows = [_facts(store, row) for row in store.adapters.all()]
     if as_json:
         print_json(rows)

@@ -1,6 +1,7 @@
 """The command `ruvmlx chat` opens a chat with a model in this process, or with the model of a running
 server."""
 
+import os
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -114,6 +115,11 @@ def _attach(url: str, key: str | None, settings: "Settings", session: str, find:
 
     if not (sys.stdin and sys.stdin.isatty() and sys.stdout and sys.stdout.isatty()):
         raise UsageError("chat --server needs a terminal; a script asks the server over HTTP.")
+    if os.environ.get("TERM") == "dumb":
+        raise UsageError(
+            "chat --server draws a screen, and this terminal cannot (TERM=dumb). "
+            "`ruvmlx chat` without --server runs line by line."
+        )
     if key is None and is_here(url):
         key = next(iter(saved_keys()), None)
     return attach(

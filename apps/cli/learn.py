@@ -34,9 +34,10 @@ learn.add_command(check)
 learn.add_command(router_arms)
 
 
-def _history(flags: dict[str, Any]):
+def _history(flags: dict[str, Any], reading: bool = False):
     """Return the AdapterHistory (versions and ratings) of the adapter that the flags choose, without loading
-    the model's weights."""
+    the model's weights. reading: True if the command changes nothing, so that a read-only folder is no
+    error."""
     from ruvmlx.sona.adapter_history import AdapterHistory
     from ruvmlx.store import Store
 
@@ -44,7 +45,7 @@ def _history(flags: dict[str, Any]):
     name = settings.adapter_name
     if name is None:
         raise UsageError("--adapter none has learned nothing; name an adapter.")
-    model, store = load_model(settings.model), Store(config.store_file())
+    model, store = load_model(settings.model), Store(config.store_file(), reading)
     known = [row.name for row in store.adapters.all(model.fingerprint)]
     if flags.get("adapter") and name not in (*known, *BUILT_IN):
         raise UsageError(f"{unknown_adapter(name, known)} `ruvmlx adapters ls` lists them.")
@@ -84,7 +85,7 @@ def status(details: bool, as_json: bool, **flags: Any) -> None:
     """Show ratings, version, and how far the model is from the original one."""
     from ruvmlx.sona.adapter_history import other_adapters, signal_groups
 
-    history = _history(flags)
+    history = _history(flags, reading=True)
     facts = status_facts(history.status()) | {
         "targets": resolve(flags).learn_targets,
         "taste": _taste(history),
@@ -215,7 +216,7 @@ def export(format_: str, **flags: Any) -> None:
     """Print your rated replies as JSON lines, for training elsewhere."""
     from ruvmlx.sona.export_examples import rows
 
-    found = list(rows(_history(flags), format_))
+    found = list(rows(_history(flags, reading=True), format_))
     for row in found:
         print_json(row)
     if not found:
@@ -233,7 +234,7 @@ def taste_chart(svg: str | None, as_json: bool, **flags: Any) -> None:
 
     from . import taste_chart as chart
 
-    record = UserTaste(_history(flags)).record()
+    record = UserTaste(_history(flags, reading=True)).record()
     if svg:
         with replacing(Path(svg)) as file:
             file.write(chart.svg(record).encode())
@@ -284,7 +285,7 @@ def _tier_history(flags: dict[str, Any]):
     settings = resolve(flags)
     asked = asked_policy(settings.kv, settings.kv_tiers)
     model, backend = load_model(settings.model), describe(settings.backend).name
-    return TierHistory(Store(config.store_file()), model.fingerprint, backend, asked)
+    return TierHistory(Store(config.store_file(), reading=True), model.fingerprint, backend, asked)
 
 
 VERBS = [learn]

@@ -147,13 +147,14 @@ def open_runtime(settings: Settings, watch: Watch | None = None) -> "Runtime":
         from ruvmlx.runtime import Runtime
 
         runtime = Runtime.open(settings, watch=watch)
-    _note_mistyped_adapter(runtime, settings.adapter_name)
+    _note_empty_adapter(runtime, settings.adapter_name)
     return runtime
 
 
-def _note_mistyped_adapter(runtime: "Runtime", name: str | None) -> None:
-    """Print a note if the adapter `name` has learned nothing, but an adapter with a similar name has learned
-    something."""
+def _note_empty_adapter(runtime: "Runtime", name: str | None) -> None:
+    """Print a note if the user named an adapter that has learned nothing. If an adapter with a similar name
+    has learned something, the note proposes that name."""
     known = [row.name for row in runtime.adapters()]
-    if name and name not in (*known, *BUILT_IN) and (meant := did_you_mean(name, known)):
+    if name and name not in (*known, *BUILT_IN):
+        meant = did_you_mean(name, known)
         log(f"note: adapter {name!r} has learned nothing: replies are the original model's.{meant}")

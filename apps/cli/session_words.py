@@ -51,9 +51,9 @@ def author(role: str) -> str:
 
 def found_words(hit: Any, wanted: str) -> str:
     """Return the author of the message that the search found, and the text around the words. If the search
-    found the chat's title or system prompt, return "in the title"."""
+    found the chat's title or system prompt, say so."""
     if hit.message_id is None:
-        return "in the title"
+        return "in the title" if hit.role == "title" else "in the system prompt"
     return f"{author(hit.role)}: {excerpt(hit.content, wanted.split())}"
 
 

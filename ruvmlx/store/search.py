@@ -11,7 +11,7 @@ _INDEXED = 3  # characters: the minimum length of an indexed word, because the i
 @dataclass(frozen=True)
 class ChatHit:
     """A message that contains all words of a search. message_id: None: the words are in the chat's title or
-    in its system prompt."""
+    in its system prompt. role: then "title" if the title has all words, else "system"."""
 
     session: SessionRow
     message_id: int | None
@@ -35,9 +35,9 @@ class Search:
         """Return the chats whose title or system prompt contains every word, then the messages of every
         branch that contain every word; both newest first.
 
-        A word can be a part of a longer word, in upper or lower case (in titles, system prompts and for words
-        of one or two characters, this is true only of the letters A to Z). The index finds words of three or
-        more characters. The search compares a shorter word with every message.
+        A word can be a part of a longer word, in upper or lower case (for words of one or two characters in
+        messages, this is true only of the letters A to Z). The index finds words of three or more characters.
+        The search compares a shorter word with every message.
         """
         terms = words.split()
         if not terms:
@@ -66,13 +66,14 @@ class Search:
 
     def _in_titles(self, terms: list[str]) -> list[ChatHit]:
         """Return the chats whose title or system prompt contains every term."""
-        rows = self._db.rows(
-            "SELECT id FROM sessions s WHERE deleted IS NULL"
-            + " AND title || ' ' || coalesce(system, '') LIKE ? ESCAPE '\\'" * len(terms),
-            *map(_like, terms),
-        )
-        ids = {row["id"] for row in rows}
-        return [ChatHit(s, None, "title", s.title) for s in self._chats.all() if s.id in ids]
+        wanted, found = [term.casefold() for term in terms], []
+        for chat in self._chats.all():
+            title = chat.title.casefold()
+            both = f"{title} {(chat.system or '').casefold()}"
+            if all(term in both for term in wanted):
+                role = "title" if all(term in title for term in wanted) else "system"
+                found.append(ChatHit(chat, None, role, chat.title))
+        return found
 
 
 def _like(term: str) -> str:

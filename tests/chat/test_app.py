@@ -224,7 +224,7 @@ async def test_system_status_help_and_new_do_what_they_say():
         await send("/system Be brief.", "System prompt: Be brief.")
         assert runtime.chats.turns(app.chat.state.session)[0].content == "Be brief."
         await send("/status", "8,192 tokens")
-        await send("/help", "leave; the chat is saved")
+        await send("/help", "rate the reply; short:")
         await send("/nope", "no command /nope")
         first = app.chat.state.session
         app.chat.prompt.text = "/new"

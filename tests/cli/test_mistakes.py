@@ -57,12 +57,16 @@ def test_none_which_turns_learning_off_is_proposed_only_for_a_very_similar_name(
 
 
 def test_a_mistyped_adapter_is_told(run, learned, tiny_folder):
-    """The reply comes from the original model; a new name that is like no other is not a mistake."""
+    """The reply comes from the original model. Only a name that is like another one brings a proposal."""
     asked = ("generate", "hi", "--max-tokens", "2", "--temp", "0", *tiny(tiny_folder))
     code, out, err = run(*asked, "--adapter", "wrok")
     assert code == 0 and out and err.startswith("note: adapter 'wrok' has learned nothing")
     assert "Did you mean 'work'?" in err
-    for name in ("work", "default", "none", "zebra"):
+    code, _, err = run(*asked, "--adapter", "zebra")
+    assert (
+        code == 0 and err == "note: adapter 'zebra' has learned nothing: replies are the original model's.\n"
+    )
+    for name in ("work", "default", "none"):
         assert run(*asked, "--adapter", name)[2] == ""
 
 
@@ -144,3 +148,12 @@ def test_a_rollback_says_whether_the_version_changed(run, learned, tiny_folder):
     again = ("learn", "rollback", "2", *tiny(tiny_folder))
     assert "was at version 2 then, as it is now" in run(*again)[1]
     assert "went back to what it was then" in run("learn", "rollback", "1", *tiny(tiny_folder))[1]
+
+
+@pytest.mark.parametrize("words", ["learn status", "learn export", "learn chart", "learn kv", "adapters ls"])
+def test_a_command_that_only_reads_works_on_a_disk_that_takes_nothing(words, run, learned, tiny_folder):
+    """The store cannot make its shared memory, as on a read-only disk."""
+    flags = tiny(tiny_folder) if words.startswith("learn") else ()
+    (settings.store_file().parent / "ruvmlx.db-shm").mkdir()
+    code, out, err = run(*words.split(), *flags)
+    assert code == 0 and out, err

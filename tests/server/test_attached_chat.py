@@ -36,8 +36,8 @@ def attach(home):
     """attach(url, *flags, key=..., wait=...) -> a terminal with a client."""
     started = []
 
-    def begin(url, *flags, key=CHAT_KEY, wait=True, cwd=None):
-        argv = [sys.executable, "-m", "ruvmlx", "chat", "--server", url, *flags]
+    def begin(url, *flags, key=CHAT_KEY, wait=True, cwd=None, term="xterm-256color"):
+        argv = ["env", f"TERM={term}", sys.executable, "-m", "ruvmlx", "chat", "--server", url, *flags]
         environment = {"RUVMLX_HOME": str(home), "SSH_TTY": "/dev/pts/9"} | (
             {"RUVMLX_API_KEY": key} if key else {}
         )
@@ -360,6 +360,12 @@ def test_another_program_on_the_port(attach):
 def test_flags_that_the_server_decides(flags, named):
     done = CliRunner().invoke(chat, ["--server", *flags])
     assert isinstance(done.exception, UsageError) and named in str(done.exception)
+
+
+def test_a_terminal_that_cannot_draw_a_screen(attach):
+    terminal = attach("http://127.0.0.1:1", wait=False, term="dumb")
+    terminal.expect(r"this terminal cannot \(TERM=dumb\)")
+    assert terminal.wait() == 2
 
 
 def test_a_key_without_a_server():

@@ -203,6 +203,14 @@ def test_search_finds_what_a_plain_look_finds(store):
         assert [hit.content for hit in store.search.find(" ".join(words))] == expected
 
 
+def test_search_of_titles_ignores_case_in_every_script(store):
+    chat = store.chats.new("m")
+    exchange(store, chat, "q", "heron")
+    store.chats.set_title(chat, "Über Äpfel und Öl")
+    for words in ("ÜBER", "äpfel öl", "über und"):
+        assert [hit.session.id for hit in store.search.find(words)] == [chat]
+
+
 def test_search_finds_titles_branches_and_nothing_put_away(store):
     chat, other = store.chats.new("m", "sees pelicans"), store.chats.new("m")
     exchange(store, chat, "q", "heron", "stork")
@@ -210,7 +218,7 @@ def test_search_finds_titles_branches_and_nothing_put_away(store):
     store.chats.set_title(chat, "  My   birds ")
     store.chats.soft_delete(other)
     assert [(h.role, h.content) for h in store.search.find("birds")] == [("title", "My birds")]
-    assert [h.message_id for h in store.search.find("pelican")] == [None]
+    assert [(h.message_id, h.role) for h in store.search.find("pelican")] == [(None, "system")]
     assert [h.session.id for h in store.search.find("heron")] == [chat]
     store.chats.restore(other)
     assert {h.session.id for h in store.search.find("heron")} == {chat, other}

@@ -17,6 +17,7 @@ from ..commands import message_text
 from ..context import ChatContext, StatusWatch
 from ..mentions import has_mention, with_files, without_files
 from ..messages import Notice, ReplyMessage, UserMessage
+from ..status import Meter
 from ..steps.branch import return_to, turns_with
 from ..steps.tools import answer_results, named_question
 from ..steps.write import say, write_again, write_more
@@ -299,6 +300,8 @@ class WriteActions:
         done = await chat.attempt(flip)
         if done:
             had_focus = chat.selected_reply() is not None
+            # the figures are those of the reply on the other branch
+            chat.status.meter = Meter(max_context=chat.status.meter.max_context)
             await chat.transcript.show(done[1], chat.model)
             shown = next((r for r in chat.transcript.replies if r.message_id == done[0]), None)
             self._tell_place(done[1], done[0])

@@ -1,0 +1,55 @@
+"""Texts that are longer than a row or higher than the screen: a message in the input, a notice."""
+
+import pytest
+from ruvmlx.apps.chat.messages import Notice
+
+from .helpers import ask, chatting, screen_text, until
+from .scripted import ScriptedRuntime
+from .test_branches import chatting as branching  # noqa: F401
+
+SECOND = "second " + "a" * 143  # this line takes two rows of the screen
+
+
+@pytest.mark.parametrize(
+    ("key", "column", "left"),
+    [
+        ("ctrl+u", 100, f"first line\n{SECOND[100:]}"),
+        ("ctrl+u", 0, f"first line{SECOND}"),
+        ("ctrl+k", 20, f"first line\n{SECOND[:20]}"),
+    ],
+)
+async def test_a_key_deletes_to_the_end_of_the_line_and_not_of_the_row(key, column, left):
+    async with chatting(ScriptedRuntime()) as (app, pilot):
+        prompt = app.chat.prompt
+        prompt.text = f"first line\n{SECOND}"
+        prompt.move_cursor((1, column))
+        await pilot.press(key)
+        assert prompt.text == left
+
+
+async def test_the_help_opens_at_its_beginning():
+    """The help is higher than the screen. The next reply scrolls to the end again."""
+    async with chatting(ScriptedRuntime(["Hello."], ["Again."])) as (app, pilot):
+        await ask(app, pilot)
+        await pilot.press("f1")
+        await until(pilot, lambda: list(app.chat.transcript.query(Notice)))
+        notice = app.chat.transcript.query(Notice).last()
+        first = str(notice.content).splitlines()[0][:30]
+        await until(pilot, lambda: first in screen_text(app))
+        assert notice.size.height > app.chat.transcript.size.height
+        await pilot.pause(0.2)
+        assert first in screen_text(app)
+        await ask(app, pilot)
+        assert "Again." in screen_text(app)
+
+
+async def test_the_figures_below_the_input_are_not_those_of_another_branch(branching):  # noqa: F811
+    async with branching() as (app, pilot):
+        await ask(app, pilot, "Name a river.")
+        await pilot.press("ctrl+g")
+        await until(pilot, lambda: app.phase == "idle" and app.chat.transcript.replies[-1].branch == (2, 2))
+        assert "tokens/s" in screen_text(app)
+        app.chat.prompt.text = "/prev"
+        await pilot.press("enter")
+        await until(pilot, lambda: app.chat.transcript.replies[-1].branch == (1, 2))
+        await until(pilot, lambda: "first word" not in screen_text(app))
