@@ -144,8 +144,13 @@ def test_all_workflows_use_one_version_of_each_action():
     """And none of those that ran on Node 20, which the hosts have retired."""
     used = {action for file in FILES for action in re.findall(r"uses: (.*)", file.read_text())}
     assert len(used) == len({action.split("@")[0] for action in used})
-    newer = {"actions/checkout": 5, "actions/upload-artifact": 6, "astral-sh/setup-uv": 7}
+    newer = {
+        "actions/checkout": 5, "actions/download-artifact": 7, "actions/upload-artifact": 6,
+        "astral-sh/setup-uv": 7,
+    }  # fmt: skip
+    without_node = {"pypa/gh-action-pypi-publish"}
     versions = {action.split("@")[0]: int(re.findall(r"# v(\d+)", action)[0]) for action in used}
+    assert {*versions} == {*newer, *without_node}  # a new action needs its row
     assert all(versions[name] >= least for name, least in newer.items())
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+
 from ruvmlx.errors import UsageError
 
 PART = 4  # a reply can take at most 1 / PART of the context
@@ -75,7 +77,7 @@ def _claude(served: Served) -> ClientFile:
         "ANTHROPIC_BASE_URL": served.url,
         "ANTHROPIC_API_KEY": served.key,
         "ANTHROPIC_MODEL": served.model,
-        **{f"ANTHROPIC_DEFAULT_{kind}_MODEL": served.model for kind in ("HAIKU", "SONNET", "OPUS")},
+        **{f"ANTHROPIC_DEFAULT_{kind}_MODEL": served.model for kind in ("HAIKU", "SONNET", "OPUS", "FABLE")},
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(served.reply),
         "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(window),
         "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": str(max(1, min(95, share))),
@@ -152,7 +154,9 @@ def _llm(served: Served) -> ClientFile:
   supports_schema: true
   supports_tools: true
 """
-    path = _home("LLM_USER_PATH", ".config/io.datasette.llm") / "extra-openai-models.yaml"
+    # llm takes its folder from click, too: it differs on macOS, and XDG_CONFIG_HOME moves it on Linux.
+    folder = os.environ.get("LLM_USER_PATH") or click.get_app_dir("io.datasette.llm")
+    path = Path(folder) / "extra-openai-models.yaml"
 
     def add_model(before: str) -> str:
         if "model_id: ruvmlx" in before:

@@ -20,6 +20,14 @@ GAP_TOKENS = (
 FILE_TOKENS = ("<|file_sep|>", "<file_sep>")
 
 
+def gap_tokens(tokenizer: Tokenizer) -> list[int] | None:
+    """Return the ids of the three infilling tokens of a row of GAP_TOKENS, or None if the model has no such
+    tokens."""
+    special = tokenizer.special_tokens
+    known = (names for names in GAP_TOKENS if all(name in special for name in names))
+    return next(([special[name] for name in names] for names in known), None)
+
+
 async def gap_prompt(call: Call, before: str, after: str) -> list[int]:
     """Return the token ids of an infilling prompt (see `gap_ids`) for the model that the request names."""
     letters = len(before) + len(after)
@@ -34,12 +42,11 @@ def gap_ids(model: Model, before: str, after: str, files: Sequence[str] = ()) ->
     which the model reads first.
     """
     tokenizer, most = model.tokenizer, model.context
-    special = tokenizer.special_tokens
-    gap = next((names for names in GAP_TOKENS if all(name in special for name in names)), None)
+    gap = gap_tokens(tokenizer)
     if gap is None:
         message = f"model: {model.name} has no tokens for a gap in a text (FIM); ask a code model."
         raise ApiError(400, message, "model", "no_fim_tokens")
-    prefix, suffix, middle = (special[name] for name in gap)
+    prefix, suffix, middle = gap
     first, last = (tokenizer.encode(text, add_bos=False, most=most) for text in (before, after))
     return [*tokenizer.encode(""), *_file_ids(tokenizer, files, most), prefix, *first, suffix, *last, middle]
 

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from ruvmlx import __version__
+from ruvmlx.models.config.model import Model
 from ruvmlx.models.load import load_model
 from ruvmlx.models.text.thinking import tag_of
 
@@ -16,6 +17,7 @@ from .bodies import EmbeddingBody
 from .embeddings import Embeddings, embeddings
 from .endpoint import Answer, Call, Endpoint
 from .errors import ApiError
+from .gaps import gap_tokens
 from .memory_looks import look_at_model
 from .memory_share import PooledModel
 from .model_pool import EMBEDDING
@@ -157,10 +159,18 @@ async def show(call: Call) -> Answer:
         f"{family}.vocab_size": shape.vocab_size,
     }
     template = model.tokenizer.chat_template or ""
-    able = ["completion", "tools", *(["thinking"] if tag_of(template) else []), "embedding"]
-    able = ["embedding"] if model.embeds else able
     about = ModelFacts.of(model, model.context)
-    return OllamaFacts(template, _since(call), _details(about), info, able)
+    return OllamaFacts(template, _since(call), _details(about), info, _capabilities(model))
+
+
+def _capabilities(model: Model) -> list[str]:
+    """Return ollama's words for the kinds of requests that the model can answer."""
+    if model.embeds:
+        return ["embedding"]
+    tokenizer = model.tokenizer
+    thinks, fills_gaps = tag_of(tokenizer.chat_template), gap_tokens(tokenizer)
+    more = [word for word, is_able in (("insert", fills_gaps), ("thinking", thinks)) if is_able]
+    return ["completion", "tools", *more, "embedding"]
 
 
 async def version(call: Call) -> Answer:

@@ -79,10 +79,10 @@ def test_codex_reads_its_file(house):
 
 
 def test_llm_reads_its_file(house, monkeypatch):
-    """llm itself lists the model."""
+    """llm itself lists the model, also where XDG_CONFIG_HOME moves its folder."""
     pytest.importorskip("llm", reason="the dependency group `clients` is not installed")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(house / "moved"))
     made = client_of("llm", SERVED)
-    monkeypatch.setenv("LLM_USER_PATH", str(made.path.parent))
     monkeypatch.setenv("LLM_LOAD_PLUGINS", "")  # the starter's package is one, and needs what is not here
     write_over(made.path, made.merged_text(), made.path.parent / "x.json")
     command = [sys.executable, "-m", "llm", "models", "list"]
@@ -90,6 +90,13 @@ def test_llm_reads_its_file(house, monkeypatch):
     assert "ruvmlx" in listed.stdout
     with pytest.raises(UsageError, match="already"):
         made.merged_text()
+
+
+def test_the_folder_of_llm_on_a_mac(house, monkeypatch):
+    """There llm reads another folder than on Linux."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    folder = house / "Library/Application Support/io.datasette.llm"
+    assert client_of("llm", SERVED).path == folder / "extra-openai-models.yaml"
 
 
 def invoke(*words):
@@ -102,6 +109,8 @@ def test_the_command_asks_the_server(house, home, shared_url):
     printed = invoke("claude", "--server", url)
     assert printed.exit_code == 0, printed.output
     variables = json.loads(printed.stdout)["env"]
+    kinds = ("HAIKU", "SONNET", "OPUS", "FABLE")
+    assert {variables[f"ANTHROPIC_DEFAULT_{kind}_MODEL"] for kind in kinds} == {model}
     assert variables["ANTHROPIC_MODEL"] == model and variables["ANTHROPIC_BASE_URL"] == url
     assert int(variables["CLAUDE_CODE_MAX_OUTPUT_TOKENS"]) == 512 // 4
     assert invoke("codex", "--server", url, "--write").exit_code == 0

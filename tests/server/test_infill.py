@@ -45,6 +45,12 @@ def coder(tmp_path_factory):
     running.stop()
 
 
+def test_ollamas_clients_see_that_the_model_fills_gaps(coder, shared):
+    """Their editors offer it only for such a model."""
+    able = [r.ask("POST", "/api/show", {"model": r.model}).json["capabilities"] for r in (coder, shared)]
+    assert "insert" in able[0] and "insert" not in able[1]
+
+
 def infill(running, **fields):
     return running.ask("POST", "/infill", {**GAP, **fields})
 

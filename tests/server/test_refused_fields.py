@@ -33,7 +33,7 @@ WRONG = [
     ("messages", [{"role": "user"}], "messages[0].content"),
     ("messages", [{"content": "x"}], "messages[0].role"),
     ("messages", [{"role": "tool", "content": "x", "tool_call_id": "1"}], "messages[0].tool_call_id"),
-    ("messages", [{"role": "user", "content": "x", "name": "Bob"}], "messages[0].name"),
+    ("messages", [{"role": "user", "content": "x", "name": 5}], "messages[0].name"),
     ("messages", [{"role": "user", "content": None}], "messages[0].content"),
     ("messages", [{"role": "user", "content": []}], "messages[0].content"),
     ("messages", [{"role": "user", "content": [IMAGE]}], "messages[0].content[0].type"),
