@@ -87,8 +87,8 @@ class Host:
         await self._run(switch)
 
     async def release(self) -> None:
-        """Close the runtime and free its memory. A later `open` opens the same model, with the adapter of the
-        first `open`."""
+        """Close the runtime and free its memory. A later `open` opens the same model, with the adapter
+        that was in use."""
         self.interrupt()
 
         def release() -> None:

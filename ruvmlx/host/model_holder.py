@@ -126,6 +126,7 @@ class ModelHolder:
 
     def __init__(self, opener: Opener, runtime: Runtime | None = None) -> None:
         self.opener, self.runtime, self.model = opener, runtime, opener.model
+        self._adapter = opener.adapter  # the name of the adapter with which the runtime opens
         self.plan: Plan | None = None  # the memory plan of the runtime in use; None: there is no plan
         self.leaving = False  # True if the program closes; the holder then opens no runtime again
 
@@ -144,9 +145,9 @@ class ModelHolder:
         return self.runtime
 
     def open(self, watch: Watch = QUIET) -> None:
-        """Open the first runtime."""
+        """Open the first runtime, or after `release` a runtime of the same model and adapter."""
         plan_watch = _PlanWatch(watch)
-        self.runtime = self.opener.open(self.model, self.opener.adapter, plan_watch)
+        self.runtime = self.opener.open(self.model, self._adapter, plan_watch)
         self.plan = plan_watch.plan
 
     def switch(self, model: str, session: str, watch: Watch = QUIET) -> None:
@@ -156,8 +157,7 @@ class ModelHolder:
         old runtime to free memory and cannot open it again, `runtime` is None, and the error of this attempt
         is raised. `runtime` is also None if the program closes meanwhile.
         """
-        label = self.opened_runtime.learning.label
-        adapter = label.rpartition("@")[0] if label else None
+        adapter = _adapter_of(self.opened_runtime)
         held = self.plan.need.total if self.plan else 0
         plan_watch = _PlanWatch(watch, lambda plan: self._make_room(plan, held))
         try:
@@ -190,6 +190,8 @@ class ModelHolder:
 
     def release(self) -> None:
         """Close the runtime in use and free all its memory."""
+        if self.runtime is not None:
+            self._adapter = _adapter_of(self.runtime)
         try:
             self.close()
         finally:
@@ -201,3 +203,9 @@ class ModelHolder:
         runtime, self.runtime = self.runtime, None
         if runtime is not None:
             runtime.close()
+
+
+def _adapter_of(runtime: Runtime) -> str | None:
+    """Return the name of the adapter that the runtime uses; None: the original model."""
+    label = runtime.learning.label
+    return label.rpartition("@")[0] if label else None

@@ -104,7 +104,8 @@ class CacheFolder:
                         return False
                     page_file.write(self.path / piece.path, piece.file, piece.parts(), until)
             self._touch([piece.path for piece in pieces])
-            return True
+            with self._lock:
+                return owner not in self._removed
         return False
 
     def _begin(self, owner: str, pieces: list[Piece], anew: bool) -> list[Piece]:

@@ -1,9 +1,11 @@
 """Limits on a GPU's memory are set for a model's life, and restored."""
 
 import gc
+from types import SimpleNamespace
 
 import pytest
 
+from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.backends.mlx.gpu_memory import LEAST_SPARE, GPUMemory
 
 
@@ -84,3 +86,9 @@ def test_a_limit_that_cannot_be_set_is_one_line(metal, nbytes, why):
     del holder
     gc.collect()
     assert metal.limits == {"wired": 0, "cache": 1 << 40}
+
+
+def test_a_backend_without_kernels_still_says_what_it_said_of_its_memory():
+    backend = SimpleNamespace(caveat="The memory is not wired.", kernels="metal", pool=object())
+    MLXBackend._do_without_kernels(backend, "A kernel differs.")
+    assert backend.caveat == "The memory is not wired. A kernel differs." and backend.pool is None

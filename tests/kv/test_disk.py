@@ -170,6 +170,19 @@ def test_pages_belong_to_all_who_use_them(saved_backend, folder):
     assert list(folder.path.iterdir()) == []
 
 
+def test_nothing_is_saved_early_for_a_chat_that_was_removed(saved_backend, folder):
+    """Another thread than the engine's saves pages early."""
+    tokens = tokens_of(448, seed=5)
+    cache = saved_backend.new_cache(SMALL)
+    saved_backend.prefill(tokens, cache)
+    folder.remove("chat")
+    names, until = names_of(tokens), time.monotonic() + 60
+    assert not folder.save("chat", names, tokens, cache, until, stop=lambda: False)
+    assert chats_with_pages(folder) == set()
+    assert folder.save("chat", names, tokens, cache, until)
+    assert chats_with_pages(folder) == {"chat"}
+
+
 def test_what_belongs_to_no_chat_is_tidied_away(saved_backend, folder):
     for name, age in (("dead.123.new", 2 * STALE), ("writing.124.new", 0)):
         (folder.path / name).write_bytes(b"half")

@@ -94,8 +94,9 @@ class MLXBackend(MLXRunner):
     def _do_without_kernels(self, caveat: str) -> None:
         """Use KV caches without pages from now on, whatever the tier policy is. (Tiered caches with plain MLX
         operations in place of the kernels would be slow on a GPU.) caveat: the reason, one line for the user,
-        in place of the backend's earlier caveat."""
-        self.pool, self.caveat, self.kernels = None, caveat, f"{self.kernels}, plain KV cache"
+        which follows the backend's earlier caveat."""
+        self.caveat = " ".join(filter(None, (self.caveat, caveat)))
+        self.pool, self.kernels = None, f"{self.kernels}, plain KV cache"
 
     def warm_up(self) -> None:
         """Compile the GPU code that a reply needs: run a first token through the graph, then run the kernels.
