@@ -7,7 +7,6 @@ threads. Other threads can set the `cancel` event of a request, and can encode t
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from .chats.reply_writer import ReplyWriter
 from .engine import Chunk, LLMInferenceEngine
 from .engine.context_window import Turn
 from .engine.draft_model import DraftModel
+from .engine.scheduler import Scheduler
 from .errors import StoreBusy
 from .kv.disk import CacheFolder
 from .kv_tuning.tier_review import TierReview
@@ -29,6 +29,7 @@ from .memory import memory_plan
 from .memory.draft_plan import open_draft_model
 from .memory.load_plan import Plan, Planning
 from .models.config.model import Message, Model
+from .optimizer.optimizer import RealtimeOptimizer
 from .platform.cpu import total_memory
 from .platform.memory import MemoryUse, peak, resident
 from .progress import QUIET, Watch
@@ -40,9 +41,6 @@ from .sona.rating_index import MemoryStatus
 from .sona.state import PreferenceResult, RatingResult
 from .sona.unrate import take_back
 from .store import NamedRow, Store
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = [
     "EditedReply",
@@ -64,6 +62,7 @@ class Runtime:
     writer: the object that writes replies, in chats and outside of chats.
     choices: the user's preferences between two replies.
     learning: the adapters and their training.
+    optimizer: the object that watches the speed and the quality of the replies.
     tiers: the object that measures and chooses the policy for the precision of KV pages.
     planned: the memory that the plan reserves for each purpose.
     """
@@ -92,7 +91,8 @@ class Runtime:
         self.planned = memory_plan.Planned.of(self.engine, plan)
         self.tiers = TierReview(store, self.engine, settings)
         self.learning = Learning(store, model, backend, settings, learn)
-        self.writer = ReplyWriter(store, self.engine, settings, self.learning, self.tiers)
+        self.optimizer = RealtimeOptimizer(store, self.engine, settings, self.tiers, Scheduler(self.engine))
+        self.writer = ReplyWriter(store, self.engine, settings, self.learning, self.tiers, self.optimizer)
         self.choices = Choices(store, model, self.learning)
         self.chats = Conversations(
             store, self.writer, self.learning, self.choices, settings.implicit_feedback
@@ -130,6 +130,7 @@ class Runtime:
         is locked), write KV caches to disk."""
         try:
             self.learning.close()
+            self.optimizer.close()
             with contextlib.suppress(StoreBusy):
                 soft_delete.delete_older(self.store)
             self.engine.sessions.keep_all()

@@ -58,6 +58,7 @@ SUBJECTS = {
     "memory": ("ruvmlx/memory", "ruvmlx/platform"),
     "metal": ("metal_kernels", "ruvmlx/backends/mlx"),
     "models": ("ruvmlx/models", "ruvmlx/platform"),
+    "optimizer": ("ruvmlx/optimizer", "ruvmlx/kv_tuning", "ruvmlx/kv/pool.py", "ruvmlx/engine"),
     "prove": ("apps/prove",),
     "research": ("apps/bench", "apps/prove", "tests/research"),
     "server": ("apps/server", "apps/attach"),

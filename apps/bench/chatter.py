@@ -83,7 +83,9 @@ class PacedReplies:
 
     def __init__(self, runtime: Runtime, rate: float, tell: Tell):
         self._prepared = runtime.writer.prepare_request
-        self._archive = ReplyArchive(runtime.store, runtime.model, runtime.tiers)
+        self._archive = ReplyArchive(
+            runtime.store, runtime.model, runtime.tiers, runtime.optimizer, lambda: 1
+        )
         self._rate, self._tell = rate, tell
         self._given = 0
 
@@ -118,6 +120,7 @@ class PacedRun:
     request: GenerationRequest
     drawn: tuple[int, ...] = ()
     recorder: None = None
+    shared: bool = False
 
 
 def open_runtime(settings: ChatterSettings, tell: Tell) -> Runtime:

@@ -14,6 +14,7 @@ from ruvmlx.runtime import LearnStatus, PreferenceResult, RatingResult, Runtime
 from ruvmlx.text import backend_words, one_line, size
 from ruvmlx.tiers import TIERS
 
+from ..optimizer_words import tuning_line
 from .view_model import learn_status
 
 # Names for the tiers of the KV cache, from the oldest tokens to the newest. A tier is a part of the cache
@@ -189,7 +190,16 @@ def reply_details(response: GenerationResponse, context: int) -> list[str]:
         f"last reply   {response.generation_tokens:,} tokens, {response.generation_tps:.0f} a second, "
         f"first word after {seconds(response.ttft_ms)}{guesses}",
         f"context      {response.cache_tokens:,} of {context:,} tokens ({ages}), {size(kv.bytes)}",
+        *quality_lines(response),
     ]
+
+
+def quality_lines(response: GenerationResponse) -> list[str]:
+    """Return a line with the estimated quality of a reply and its parts; [] if there is no estimate."""
+    if response.quality is None:
+        return []
+    parts = ", ".join(f"{name} {part:.0%}" for name, part in response.quality_parts.items())
+    return [f"quality      {response.quality:.0%} by estimate ({parts})"]
 
 
 def seconds(ms: float) -> str:
@@ -214,6 +224,7 @@ def details_of(result: RatingResult | PreferenceResult) -> list[str]:
 
 
 MEASURING = "measuring the KV cache in the background"
+TRYING = "trying in the background what makes replies faster"
 
 
 def learning(done: int = 0, total: int = 0, left: float | None = None) -> str:
@@ -247,6 +258,11 @@ def kv_lesson(report: Mapping[str, Any]) -> str:
     """Return a line about the result of a measurement of the KV cache's tiers (parts with one precision
     each), or "" if the measurement did not change the precisions."""
     return f"new chats use other cache precisions: {one_line(report['reason'])}" if report["changed"] else ""
+
+
+def tuning_lesson(report: Mapping[str, Any]) -> str:
+    """Return a line about a trial of the optimizer, or "" if the trial changed nothing."""
+    return f"replies are faster: {tuning_line(dict(report))}" if report["outcome"] == "kept" else ""
 
 
 def undone(status: LearnStatus) -> str:

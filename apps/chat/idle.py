@@ -47,8 +47,8 @@ def learn(
     runtime: Runtime, cancel: threading.Event, show: Callable[[str], None], courtesy: Courtesy
 ) -> Lesson:
     """Do the idle work. First, erase deleted chats from the search index. Then train the adapter, if a
-    training is due. If no training is due, measure the KV cache, if a measurement is due. The work stops when
-    the event `cancel` is set. Call this function in the runtime's thread.
+    training is due. If no training is due, measure the KV cache, or try what makes slow replies faster, if
+    either is due. The work stops when the event `cancel` is set. Call this function in the runtime's thread.
 
     show: a function that shows a line about the work. courtesy: the object that decides whether the machine
     is free for the work.
@@ -56,7 +56,8 @@ def learn(
     while not soft_delete.clean_index(runtime.store, CLEANING) and not cancel.is_set():
         pass
     is_due = runtime.learning.is_due()
-    if cancel.is_set() or not (is_due or runtime.tiers.due_when_idle()):
+    is_measuring_due = runtime.tiers.due_when_idle()
+    if cancel.is_set() or not (is_due or is_measuring_due or runtime.optimizer.due_when_idle()):
         return Lesson()
     if reason := courtesy.reason_to_wait():
         return Lesson(describe.waiting(reason), waits=True)
@@ -66,6 +67,11 @@ def learn(
         report = runtime.learning.consolidate(watch.step, cancel)
         stopped = cancel.is_set() and not report["promoted"]
         return Lesson() if stopped else Lesson(describe.lesson(report), runtime.learning.is_due())
+    if not is_measuring_due:
+        show(describe.TRYING)
+        tuned = runtime.optimizer.work(cancel)
+        stuck = tuned["outcome"] == "none" and not cancel.is_set()
+        return Lesson(describe.tuning_lesson(tuned), stuck)
     show(describe.MEASURING)
     report = runtime.tiers.review(cancel)
     stuck = not report["measured"] and not cancel.is_set()

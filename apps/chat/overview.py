@@ -7,12 +7,14 @@ from typing import Self
 
 from ruvmlx.errors import NotFound
 from ruvmlx.kv.cache import KVStats
+from ruvmlx.optimizer.optimizer import RealtimeOptimizer
 from ruvmlx.platform import memory
 from ruvmlx.platform.memory import MemoryUse
 from ruvmlx.platform.sensors import SensorReading
 from ruvmlx.runtime import LearningState, Runtime
 from ruvmlx.text import one_line, size
 
+from ..optimizer_words import KNOBS
 from . import describe
 from .describe import AGES, bar, share
 
@@ -29,6 +31,7 @@ class Overview:
     learning: LearningState | None
     held: MemoryUse
     reading: SensorReading = field(default_factory=SensorReading)
+    speed: "Rows" = field(default_factory=list)  # the rows of `speed_rows`
 
     @classmethod
     def of(cls, runtime: Runtime) -> Self:
@@ -36,7 +39,7 @@ class Overview:
             learning = runtime.learning.state()
         except NotFound:
             learning = None
-        return cls(learning, runtime.memory_use())
+        return cls(learning, runtime.memory_use(), speed=speed_rows(runtime.optimizer))
 
     def later(self, reading: SensorReading) -> "Overview":
         """Return a copy of the overview with the sensors' figures `reading` and new figures of the memory
@@ -104,6 +107,21 @@ def memory_rows(held: MemoryUse) -> Rows:
     ]
 
 
+def speed_rows(optimizer: RealtimeOptimizer) -> Rows:
+    """Return rows with the speed and the estimated quality of the newest replies, what the optimizer has put
+    in force, and its newest action."""
+    figures, action = optimizer.monitor.facts, optimizer.log.newest
+    rows: Rows = []
+    if figures["tokens_per_second"] is not None:
+        rows.append(("speed", f"{figures['tokens_per_second']:.0f} tokens a second"))
+    if figures["quality"] is not None:
+        rows.append(("quality", f"{figures['quality']:.0%} by estimate"))
+    rows += [("tuned", f"{KNOBS[knob]}: {value}") for knob, value in optimizer.in_force.items()]
+    if action is not None:
+        rows.append(("action", f"{KNOBS[action.knob]}: {action.outcome}"))
+    return rows
+
+
 def sensor_rows(reading: SensorReading) -> Rows:
     """Return rows with the machine's heat and power, as far as the platform reports them."""
     rows: Rows = []
@@ -121,7 +139,7 @@ def sections(view: Overview, kv: KVStats | None) -> Sections:
     shown: Sections = [("Learning", learning_rows(learning) if learning else [("none", "")])]
     if learning and learning.recent:
         shown.append(("Recent ratings", recent_rows(learning)))
-    machine = [*cache_rows(kv), *memory_rows(view.held), *sensor_rows(view.reading)]
+    machine = [*view.speed, *cache_rows(kv), *memory_rows(view.held), *sensor_rows(view.reading)]
     return [*shown, ("Machine", machine)]
 
 

@@ -180,6 +180,8 @@ def _report(runtime: Any, response: "GenerationResponse") -> dict[str, Any]:
         "ttft_ms": round(response.ttft_ms, 2),
         "finish_reason": response.finish_reason,
         "repeats": response.repeats,
+        "quality": response.quality,
+        "quality_parts": dict(response.quality_parts),
         "model": runtime.model.name,
         "backend": runtime.backend.name,
         "kernels": runtime.backend.kernels,

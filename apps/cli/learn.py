@@ -13,6 +13,7 @@ from ruvmlx import settings as config
 from ruvmlx.errors import UsageError
 
 from ..learning_words import detail_rows, status_facts, status_lines
+from ..optimizer_words import optimizer_rows, tuning_line
 from .interrupt import ctrl_c_sets
 from .kv_words import kv_facts, show_kv
 from .learn_check import check
@@ -50,6 +51,17 @@ def _history(flags: dict[str, Any], reading: bool = False):
     if flags.get("adapter") and name not in (*known, *BUILT_IN):
         raise UsageError(f"{unknown_adapter(name, known)} `ruvmlx adapters ls` lists them.")
     return AdapterHistory(store, model.fingerprint, name, model.is_own)
+
+
+def _optimizer(flags: dict[str, Any], history: Any) -> dict[str, Any]:
+    """Return the facts about the optimizer: speed, quality, conditions and actions."""
+    from ruvmlx.backends.select import describe
+    from ruvmlx.optimizer.status import optimizer_facts
+    from ruvmlx.store import Store
+
+    settings = resolve(flags)
+    backend = describe(settings.backend).name
+    return optimizer_facts(Store(config.store_file(), reading=True), history, backend, settings.optimizer)
 
 
 def _taste(history: Any) -> dict[str, Any]:
@@ -94,9 +106,11 @@ def status(details: bool, as_json: bool, **flags: Any) -> None:
     facts["signals"] = [asdict(group) for group in signal_groups(history)]
     if resolve(flags).router:
         facts["router"] = router_of(flags).status().facts
+    if details or as_json:
+        facts["optimizer"] = _optimizer(flags, history)
     _show_facts(facts, as_json)
     if details and not as_json:
-        table_of_facts(detail_rows(facts))
+        table_of_facts([*detail_rows(facts), *optimizer_rows(facts["optimizer"])])
 
 
 @learn.command()
@@ -164,9 +178,10 @@ def consolidate(steps: int | None, ewc: float | None, deep: bool, as_json: bool,
         report = _deepen(runtime, cancel) if deep else _consolidate(runtime, given, cancel)
         status = runtime.status()
         kv = runtime.tiers.review(cancel)
+        tuned = _try_what_is_due(runtime, cancel)
     facts = status_facts(status) | report
     if as_json:
-        print_json(facts | {"kv": kv})
+        print_json(facts | {"kv": kv, "tuned": tuned})
     else:
         if deep:
             show(("Anchored: " if report["anchored"] else "Nothing anchored: ") + report["reason"])
@@ -174,8 +189,20 @@ def consolidate(steps: int | None, ewc: float | None, deep: bool, as_json: bool,
             say(line)
         if kv["changed"]:
             show(f"KV cache: {kv['reason']} (see `ruvmlx learn kv`)")
+        for one in tuned:
+            show(f"Speed: {tuning_line(one)}")
     if cancel.is_set():
         raise KeyboardInterrupt
+
+
+def _try_what_is_due(runtime: Any, cancel: threading.Event) -> list[dict[str, Any]]:
+    """Try what can make replies faster, if replies are slow. Return a report for each trial."""
+    reports: list[dict[str, Any]] = []
+    while not cancel.is_set() and runtime.optimizer.due_knob() is not None:
+        reports.append(runtime.optimizer.work(cancel))
+        if reports[-1]["outcome"] == "none":
+            break
+    return reports
 
 
 def _consolidate(runtime: Any, given: dict[str, Any], cancel: threading.Event) -> dict[str, Any]:

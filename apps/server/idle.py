@@ -30,15 +30,16 @@ LONGEST_WAIT = 10
 def learn(
     runtime: Runtime, cancel: threading.Event, begins: Callable[[str], None], courtesy: Courtesy
 ) -> tuple[dict[str, Any], bool]:
-    """Train the adapter if a training is due, or else measure the KV cache if a measurement is due, until the
-    event `cancel` is set. If `courtesy` says that the machine is not free, do nothing. Only the runtime's
-    thread can call this function. begins: a function that is called with the name of the work.
+    """Train the adapter if a training is due, or else measure the KV cache, or else try what makes slow
+    replies faster, if a measurement or a trial is due, until the event `cancel` is set. If `courtesy` says
+    that the machine is not free, do nothing. Only the runtime's thread can call this function. begins: a
+    function that is called with the name of the work.
 
     Return facts for the log, which are empty if the function did no work. Also return True if the work ran to
     its end but is still due, and False in all other cases.
     """
-    is_due = runtime.learning.is_due()
-    if not (is_due or runtime.tiers.due_when_idle()) or courtesy.reason_to_wait():
+    is_due, is_measuring_due = runtime.learning.is_due(), runtime.tiers.due_when_idle()
+    if not (is_due or is_measuring_due or runtime.optimizer.due_when_idle()) or courtesy.reason_to_wait():
         return {}, False
     if is_due:
         begins("training")
@@ -51,6 +52,10 @@ def learn(
         ended = not cancel.is_set()
         return {"promoted": report["promoted"]}, ended and runtime.learning.is_due()
     begins("measuring")
+    if not is_measuring_due:
+        tuned = runtime.optimizer.work(cancel)
+        facts = {"tuned": tuned["knob"] or "", "outcome": tuned["outcome"]}
+        return facts, tuned["outcome"] == "none" and not cancel.is_set()
     report = runtime.tiers.review(cancel)
     return {"measured": report["measured"]}, not (report["measured"] or cancel.is_set())
 

@@ -1,11 +1,23 @@
 """This module asks one open model for its memory use, its number of waiting replies and its adapter."""
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ruvmlx.host.host import Host
 from ruvmlx.memory.memory_plan import Purpose
 from ruvmlx.platform.memory import MemoryUse
 from ruvmlx.runtime import Runtime
+
+
+class TuningLook(NamedTuple):
+    """What the optimizer of an open model knows, or the sums of several models. tokens_per_second: the median
+    speed of the newest undisturbed replies; 0: not known. kv_level: the level by which memory pressure lowers
+    the bits of KV caches. actions: {(knob, outcome): number of actions since the model was opened}."""
+
+    tokens_per_second: float = 0.0
+    kv_level: int = 0
+    actions: Mapping[tuple[str, str], int] = {}
 
 
 class MemoryLook(NamedTuple):
@@ -18,6 +30,7 @@ class MemoryLook(NamedTuple):
     purposes: list[Purpose]
     waiting: int
     adapter: str | None
+    tuning: TuningLook = TuningLook()
 
 
 async def look_between(host: Host) -> MemoryLook:
@@ -29,4 +42,20 @@ async def look_between(host: Host) -> MemoryLook:
 def look_at_runtime(runtime: Runtime) -> MemoryLook:
     """Return the memory use of a runtime. Only the runtime's thread can call this function."""
     waiting = runtime.writer.scheduler.counts[1]
-    return MemoryLook(runtime.memory_use(), runtime.memory_purposes(), waiting, runtime.learning.label)
+    held, purposes = runtime.memory_use(), runtime.memory_purposes()
+    return MemoryLook(held, purposes, waiting, runtime.learning.label, _look_at_tuning(runtime))
+
+
+def _look_at_tuning(runtime: Runtime) -> TuningLook:
+    optimizer, pool = runtime.optimizer, getattr(runtime.backend, "pool", None)
+    speed, level = optimizer.monitor.speed() or 0.0, pool.level if pool is not None else 0
+    return TuningLook(speed, level, dict(optimizer.log.counts))
+
+
+def sum_tuning(looks: Sequence[TuningLook]) -> TuningLook:
+    """Return the speed of the first model, the highest level, and the sums of the actions."""
+    actions: Counter[tuple[str, str]] = Counter()
+    for look in looks:
+        actions.update(look.actions)
+    speed = looks[0].tokens_per_second if looks else 0.0
+    return TuningLook(speed, max((look.kv_level for look in looks), default=0), actions)

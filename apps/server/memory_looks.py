@@ -5,7 +5,7 @@ from ruvmlx.memory.memory_plan import sum_purposes
 from ruvmlx.platform.cpu import total_memory
 from ruvmlx.platform.memory import MemoryUse, peak, resident
 
-from .memory_look import MemoryLook, look_at_runtime
+from .memory_look import MemoryLook, look_at_runtime, sum_tuning
 from .model_pool import ModelPool, PooledModel
 
 
@@ -27,7 +27,8 @@ async def look_at(models: ModelPool) -> MemoryLook:
     held = MemoryUse(**sums, resident=resident(), peak=peak(), budget=total_memory())
     adapter = looks[0].adapter if looks else None
     purposes = sum_purposes([look.purposes for look in looks], held.resident)
-    return MemoryLook(held, purposes, sum(look.waiting for look in looks), adapter)
+    tuning = sum_tuning([look.tuning for look in looks])
+    return MemoryLook(held, purposes, sum(look.waiting for look in looks), adapter, tuning)
 
 
 async def look_at_model(models: ModelPool, model: PooledModel) -> MemoryLook | None:

@@ -23,9 +23,15 @@ COUNTERS = {
 }
 
 
-HISTOGRAMS = {"ruvmlx_first_token_seconds": "Time from a request to its first token, waits included."}
-# upper bounds of the bins of the histograms, in seconds
-BOUNDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+HISTOGRAMS = {
+    "ruvmlx_first_token_seconds": "Time from a request to its first token, waits included.",
+    "ruvmlx_reply_quality": "Estimated quality of the replies, 0 to 1.",
+}
+# upper bounds of the bins of the histograms: seconds, and a quality from 0 to 1
+BOUNDS = {
+    "ruvmlx_first_token_seconds": (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0),
+    "ruvmlx_reply_quality": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+}
 
 
 @dataclass
@@ -43,13 +49,13 @@ class Metrics:
         assert name in COUNTERS, name
         self.counts[name, tuple(sorted(labels.items()))] += amount  # type: ignore[assignment]
 
-    def observe(self, name: str, seconds: float) -> None:
-        """Add a time in seconds to the histogram `name`."""
+    def observe(self, name: str, value: float) -> None:
+        """Add a value to the histogram `name`: a time in seconds, or a quality."""
         assert name in HISTOGRAMS, name
-        row = self.observed.setdefault(name, [0.0] * (len(BOUNDS) + 2))
-        row[0] += seconds
-        for i, bound in enumerate((*BOUNDS, float("inf")), 1):
-            row[i] += seconds <= bound
+        row = self.observed.setdefault(name, _empty_histogram(name))
+        row[0] += value
+        for i, bound in enumerate((*BOUNDS[name], float("inf")), 1):
+            row[i] += value <= bound
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
         """Return all counters, histograms and gauges as text. gauges: name -> (meaning, value)."""
@@ -58,7 +64,7 @@ class Metrics:
             found = sorted((labels, value) for (of, labels), value in self.counts.items() if of == name)
             lines += _family(name, "counter", meaning, found or [((), 0)])
         for name, meaning in HISTOGRAMS.items():
-            lines += _histogram(name, meaning, self.observed.get(name, [0.0] * (len(BOUNDS) + 2)))
+            lines += _histogram(name, meaning, self.observed.get(name, _empty_histogram(name)))
         for name, (meaning, value) in gauges.items():
             lines += _family(name, "gauge", meaning, [((), value)])
         return "\n".join(lines) + "\n"
@@ -78,10 +84,15 @@ def _family(name: str, kind: str, meaning: str, values: Iterable[tuple[Labels, f
     return lines
 
 
+def _empty_histogram(name: str) -> list[float]:
+    """Return a row of `Metrics.observed` without values."""
+    return [0.0] * (len(BOUNDS[name]) + 2)
+
+
 def _histogram(name: str, meaning: str, row: list[float]) -> list[str]:
     total, *counts = row
     lines = [f"# HELP {name} {meaning}", f"# TYPE {name} histogram"]
-    for bound, count in zip([*map(_number, BOUNDS), "+Inf"], counts, strict=True):
+    for bound, count in zip([*map(_number, BOUNDS[name]), "+Inf"], counts, strict=True):
         lines.append(f'{name}_bucket{{le="{bound}"}} {_number(count)}')
     return [*lines, f"{name}_sum {_number(total)}", f"{name}_count {_number(counts[-1])}"]
 

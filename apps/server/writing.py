@@ -235,4 +235,6 @@ def _count(call: Call, response: GenerationResponse) -> None:
         call.serving.metrics.add(f"ruvmlx_{name}_tokens_total", tokens)
     call.serving.metrics.add("ruvmlx_drafted_tokens_total", response.drafted)
     call.serving.metrics.add("ruvmlx_accepted_tokens_total", response.accepted)
+    if response.quality is not None:
+        call.serving.metrics.observe("ruvmlx_reply_quality", response.quality)
     call.facts["tokens_per_second"] = round(response.generation_tps, 1)

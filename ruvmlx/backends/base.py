@@ -175,6 +175,17 @@ class Together(Protocol):
 
 
 @runtime_checkable
+class Threaded(Protocol):
+    """A backend whose number of threads can be limited. The number changes the speed, and no bit of a
+    result. threads: the number of threads that the backend has."""
+
+    threads: int
+
+    def limit_threads(self, most: int) -> None:
+        """Use at most `most` threads from the next call on."""
+
+
+@runtime_checkable
 class Drafting(Protocol):
     """A backend that checks drafted (guessed) tokens. The backend reads the weights once to compute the steps
     of all drafted tokens."""

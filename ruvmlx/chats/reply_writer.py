@@ -13,9 +13,10 @@ from ..engine.batch import generate_many
 from ..engine.best_of import BestOf, Score, requests_for
 from ..engine.context_window import ContextWindow, question_of
 from ..engine.run import Run
-from ..engine.scheduler import Scheduler, Sink
+from ..engine.scheduler import Sink, replies_in_progress
 from ..kv_tuning.tier_review import TierReview
 from ..models.text.thinking import ThoughtCounter, opened_by
+from ..optimizer.optimizer import RealtimeOptimizer
 from ..sampling import check_sampling
 from ..settings import Settings
 from ..sona.answer_trace import AnswerTrace
@@ -41,13 +42,16 @@ class ReplyWriter:
         settings: Settings,
         learning: Learning,
         tiers: TierReview,
+        optimizer: RealtimeOptimizer,
     ):
         """Raise UsageError if the sampling settings are invalid."""
         self.engine, self.window = engine, ContextWindow(engine.model)
-        self.scheduler = Scheduler(engine)
+        self.scheduler = optimizer.scheduler
         self._store, self._model, self._settings = store, engine.model, settings
         self._learning, self._tiers = learning, tiers
-        self.archive = ReplyArchive(store, engine.model, tiers)
+        self.archive = ReplyArchive(
+            store, engine.model, tiers, optimizer, lambda: replies_in_progress(self.scheduler)
+        )
         check_sampling(self.sampling())
 
     @property

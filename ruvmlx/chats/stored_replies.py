@@ -3,7 +3,7 @@ A request that ends without a reply becomes a row of the witness log (a log of e
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,8 @@ from ..errors import PromptTooLong, StoreBusy, StoreError
 from ..kv_tuning.tier_review import TierReview
 from ..lora.base_lora import BaseLoRA
 from ..models.config.model import Model
+from ..optimizer.monitor import LoadWatch
+from ..optimizer.optimizer import RealtimeOptimizer
 from ..sona.learner import Learner
 from ..sona.signal import Pace
 from ..sona.trace import Trace
@@ -33,8 +35,17 @@ Traced = Mapping[str, Trace | None]  # reply id -> trace of the reply
 class ReplyArchive:
     """An archive writes the replies of one runtime into the store."""
 
-    def __init__(self, store: Store, model: Model, tiers: TierReview):
+    def __init__(
+        self,
+        store: Store,
+        model: Model,
+        tiers: TierReview,
+        optimizer: RealtimeOptimizer,
+        in_progress: Callable[[], int],
+    ):
+        """in_progress: a function that returns the number of replies that are being written"""
         self.store, self._model, self._tiers = store, model, tiers
+        self.optimizer, self._in_progress = optimizer, in_progress
         self.pace = Pace()
         self.last_reply_id: str | None = None
 
@@ -76,8 +87,10 @@ class ReplyArchive:
         trace: Trace | None,
         response: GenerationResponse,
         session_id: str | None,
+        others: float = 0.0,
         **values: Any,
     ) -> ReplyRow:
+        """Store a complete reply. others: the number of cores that other programs kept busy meanwhile"""
         route = run.request.route
         reply = self.row(run, learner, trace, response, **values)
         teaching = reply_features(reply.prompt, reply.text, reply.finish_reason).to_bytes()
@@ -85,7 +98,8 @@ class ReplyArchive:
         # The words of a tool's result must not change the weights, so in a saved chat a reply that calls a
         # tool or reads a tool's result is stored without features.
         features = b"" if response.repeats or run.request.asked or calls else teaching
-        kv = self._tiers.observation(response.session_id, response)
+        replies = max(self._in_progress(), 1 + run.shared)
+        kv = replace(self._tiers.observation(response.session_id, response), replies=replies, others=others)
         routed = route.row(reply.id, reply.fingerprint, reply.adapter) if route else None
         self.store.replies.add(
             replace(reply, features=features),
@@ -99,6 +113,7 @@ class ReplyArchive:
         self.last_reply_id = reply.id
         if learner is not None and trace is not None:
             learner.traces.keep(reply.id, trace)
+        self.optimizer.observe(kv, response)
         return reply
 
     def note_failure(self, request: GenerationRequest, error: BaseException) -> None:
@@ -157,6 +172,7 @@ class StoredReplies:
         self._archive, self._replies, self._learner = archive, replies, learner
         self._traces, self._session_id = traces, session_id
         self._saved_at = time.monotonic()
+        self._load = LoadWatch.begin()
         self.start, self.join = replies.start, replies.join
 
     @property
@@ -188,7 +204,10 @@ class StoredReplies:
         """Commit all replies of the job; the replies must be complete or stopped."""
         chunk = self._replies.end()
         assert chunk.response is not None
-        chunk = replace(chunk, response=self._with_adapter(chunk.response))
+        response = self._archive.optimizer.with_quality(
+            question_of(self._replies.leader.request), chunk.response, self._learner
+        )
+        chunk = replace(chunk, response=self._with_adapter(response))
         assert chunk.response is not None
         # The commit lets the learner install its LoRA. `preserve_lora` gives the backend its earlier LoRA
         # again.
@@ -228,4 +247,6 @@ class StoredReplies:
 
     def _commit(self, run: Run, response: GenerationResponse, **values: Any) -> ReplyRow:
         trace = self._traces[run.request.request_id]
-        return self._archive.commit(run, self._learner, trace, response, self._session_id, **values)
+        return self._archive.commit(
+            run, self._learner, trace, response, self._session_id, self._load.others(), **values
+        )

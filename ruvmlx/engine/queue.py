@@ -100,6 +100,17 @@ def reader_of(ticket: Ticket, going: Sequence[Ticket]) -> Ticket:
     return next(same, ticket)
 
 
+def cache_ids(tickets: Sequence[Ticket]) -> set[int]:
+    """Return the Python ids (`id`) of the KV caches that the requests of `tickets` use."""
+    jobs = [ticket.job for ticket in tickets if ticket.job]
+    return {id(run.session.cache) for job in jobs for run in job.runs}
+
+
+def has_decoding(tickets: Sequence[Ticket]) -> bool:
+    """Return True if at least one request of `tickets` has read its prompt and writes its reply."""
+    return any(ticket.decoding for ticket in tickets)
+
+
 class Arrivals:
     """A sink that keeps the chunks of one or several requests until `drain` returns the chunks."""
 

@@ -51,6 +51,11 @@ class Repetition:
         self._grams[gram] += 1
 
     @property
+    def share(self) -> float:
+        """Return the share of the newest tokens, at most WINDOW, that end a repeated gram."""
+        return self._count / len(self._repeated) if self._repeated else 0.0
+
+    @property
     def is_loop(self) -> bool:
         return self._count >= SHARE * WINDOW
 

@@ -28,7 +28,7 @@ from ..errors import RuvmlxError
 from ..lora.base_lora import BaseLoRA
 from .admission import Admission, Grant
 from .best_of import BestOf
-from .queue import Arrivals, Job, Sink, Ticket, reader_of
+from .queue import Arrivals, Job, Sink, Ticket, cache_ids, has_decoding, reader_of
 from .reading_order import ReadingOrder
 from .recorder import Recorder
 from .run import EngineParts, Run
@@ -51,7 +51,7 @@ class Scheduler:
         delay: seconds: about the longest delay of a running reply's next token by a piece of a prompt; None:
             read whole prompts, because no user waits for single tokens
         """
-        self.engine, self._width, self._delay = engine, width, delay
+        self.engine, self.width, self._delay = engine, width, delay
         self._waiting: list[Ticket] = []  # in order of arrival
         self._active: list[Ticket] = []
         self.admission = Admission(engine)
@@ -213,7 +213,7 @@ class Scheduler:
 
     def _has_place(self, request: GenerationRequest) -> bool:
         """Return True if fewer than `width` requests of this request's priority or a higher one run."""
-        return sum(t.request.priority >= request.priority for t in self._active) < self._width
+        return sum(t.request.priority >= request.priority for t in self._active) < self.width
 
     def _next_group(self) -> list[Ticket]:
         """Install the base LoRA whose turn is next, and return the requests that use it."""
@@ -358,21 +358,15 @@ def fits_into(scheduler: Scheduler, nbytes: int) -> bool:
     return scheduler.admission.total(scheduler._grants()) + pinned <= nbytes
 
 
-def cache_ids(tickets: Sequence[Ticket]) -> set[int]:
-    """Return the Python ids (`id`) of the KV caches that the requests of `tickets` use."""
-    jobs = [ticket.job for ticket in tickets if ticket.job]
-    return {id(run.session.cache) for job in jobs for run in job.runs}
+def replies_in_progress(scheduler: Scheduler) -> int:
+    """Return the number of replies of the requests that run."""
+    return sum(ticket.replies for ticket in scheduler._active)
 
 
 def unread_tokens(engine: EngineParts, request: GenerationRequest) -> int:
     """Return the approximate number of tokens of the request's prompt that are in no KV cache in memory."""
     prompt = engine.prompt_ids(request)
     return len(prompt) - engine.sessions.known_tokens(request.session_id, prompt, request.cache_salt)
-
-
-def has_decoding(tickets: Sequence[Ticket]) -> bool:
-    """Return True if at least one request of `tickets` has read its prompt and writes its reply."""
-    return any(ticket.decoding for ticket in tickets)
 
 
 def draw_all(engine: EngineParts, running: Sequence[Run]) -> list[tuple[Run, Exception]]:

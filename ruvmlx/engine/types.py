@@ -142,6 +142,9 @@ class GenerationResponse:
     adapter_version: int = 0
     # the tool calls; set only in a chat, where `text` does not contain them
     calls: tuple[ParsedCall, ...] = ()
+    # the estimated quality of the reply, 0 to 1, and its parts (optimizer/quality.py); None: no estimate
+    quality: float | None = None
+    quality_parts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ending(self) -> str:

@@ -11,6 +11,8 @@ EVERYTHING = 1 << 40  # a number of tokens that is larger than any context
 # first.
 _LEVELS = tuple(zip(*(tier.lengths for tier in reversed(TIERS[1:])), strict=True))
 MAX_LEVEL = len(_LEVELS) - 1
+# the lowest level at which all tokens behind the hot tier have the fewest bits (4)
+FOUR_BIT_LEVEL = next(level for level, ages in enumerate(_LEVELS) if len(set(ages)) == 1)
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,17 @@
 share pages, so the pool counts the sequences that use a page, and frees the page when the last of these
 sequences releases the page."""
 
+import contextlib
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from ..platform.pressure import memory_pressure
 from ..tiers import HOT, TIERS
-from .policy import MAX_LEVEL, TierPolicy, tighten
+from .policy import FOUR_BIT_LEVEL, MAX_LEVEL, TierPolicy, tighten
 from .storage import Storage
 
 # memory pressure (0 to 1): above HIGH the pool tightens the policies (pages lose precision earlier); below
@@ -36,6 +38,21 @@ class Page:
         self.number, self.tier, self.users = number, tier, 1
         self.lower: Page | None = None
         self.wait: Callable[[], None] | None = None
+
+
+KEPT_CHANGES = 64  # the number of newest changes of the level that a pool keeps
+
+
+@dataclass(frozen=True)
+class LevelChange:
+    """A change of a pool's level of tightening. pressure: the memory pressure then, 0 to 1. nbytes: the bytes
+    of all pages then. why: the reason, in words."""
+
+    before: int
+    after: int
+    pressure: float
+    nbytes: int
+    why: str
 
 
 # a function that waits for a demotion and returns the pages of the next lower tier
@@ -77,6 +94,8 @@ class PagePool:
         self.sizes = tuple(map(storage.page_bytes, range(len(TIERS))))
         self.caches: weakref.WeakSet[PageHolder] = weakref.WeakSet()
         self._abandoned: deque[tuple[Sequence[Page | None], Sequence[Lower]]] = deque()
+        # the newest changes of the level; the optimizer takes them out and records them in the log
+        self.level_changes: deque[LevelChange] = deque(maxlen=KEPT_CHANGES)
         self._thread = 0  # the id of the thread that makes pages; only this thread runs `release_abandoned`
 
     @property
@@ -196,21 +215,44 @@ class PagePool:
         return page
 
     def adapt(self, pages: int) -> bool:
-        """Raise or lower the level of tightening by one (or raise it to `least`) if memory needs it, before
-        `pages` more hot pages are made. If memory is short, first free caches that no running request uses.
-        Returns True if the level rose."""
+        """Raise or lower the level of tightening if memory needs it, before `pages` more hot pages are made.
+        Memory pressure above HIGH raises the level to FOUR_BIT_LEVEL at once; all other changes are by one,
+        or to `least`. If memory is short, first free caches that no running request uses. Returns True if the
+        level rose."""
         before = self.level
         pressure, need = self.pressure(), pages * self.sizes[HOT]
         if pressure > HIGH:
             self.reclaim()
         self._make_room(HOT, pages)
-        if self.level < self.least:
-            self.level = self.least
-        elif self.level < MAX_LEVEL and (pressure > HIGH or self._exceeds(self.nbytes + need)):
-            self.level += 1
-        elif self.level > self.least and pressure < LOW and self._fits_at(self.level - 1, need):
-            self.level -= 1
+        self.level, why = self._next_level(pressure, need)
+        if self.level != before:
+            self.level_changes.append(LevelChange(before, self.level, pressure, self.nbytes, why))
         return self.level > before
+
+    @contextlib.contextmanager
+    def same_level(self) -> Iterator[None]:
+        """In the `with` block, a measurement makes caches. After the block, the level is that from before the
+        block, because the memory of these caches is free again."""
+        level, known = self.level, len(self.level_changes)
+        try:
+            yield
+        finally:
+            self.level = level
+            while len(self.level_changes) > known:
+                self.level_changes.pop()
+
+    def _next_level(self, pressure: float, need: int) -> tuple[int, str]:
+        """Return the level that memory needs now, and the reason. need: the bytes of the next pages."""
+        level = self.level
+        if level < self.least:
+            return self.least, "the running replies must fit into the budget"
+        if level < MAX_LEVEL and pressure > HIGH:
+            return max(level + 1, FOUR_BIT_LEVEL), f"memory pressure is above {HIGH}"
+        if level < MAX_LEVEL and self._exceeds(self.nbytes + need):
+            return level + 1, "the budget is full"
+        if level > self.least and pressure < LOW and self._fits_at(level - 1, need):
+            return level - 1, f"memory pressure is below {LOW}, and the budget has room"
+        return level, ""
 
     def _make_room(self, tier: int, n: int) -> None:
         """Free caches that no running request uses, until n more pages of a tier fit into the budget or no

@@ -288,6 +288,8 @@ class KVLoop:
             1e6 / tps if tps > 0 else 0.0,
             self._pool.pressure() if self._pool else 0.0,
             self._pool.level if self._pool else 0,
+            response.ttft_ms,
+            response.generation_tokens,
         )
 
     def _size(self, tokens: int, tier: int) -> int:
@@ -338,7 +340,6 @@ class KVLoop:
         would then replace the policy by a policy that needs less memory."""
         pool = self._pool
         assert pool is not None
-        level = pool.level
 
         def check_memory() -> None:
             pause()
@@ -348,13 +349,9 @@ class KVLoop:
         need = sum(p.bytes(len(reading.tokens) + PAGE, pool.sizes) for p in (F16, policy))
         if pool.pressure() > LOW or (pool.budget and pool.nbytes + need + PAGE > pool.budget):
             raise NoRoom("memory has no room for two more caches; nothing is measured")
-        try:
+        with pool.same_level():
             check_memory()
             return reading.cost(policy, check_memory)
-        finally:
-            # restore the pool's level of memory pressure, because the memory of the measurement's caches is
-            # free again
-            pool.level = level
 
     def _choose(self, pool: PagePool) -> dict[str, Any]:
         """Choose a policy from all stored measurements, and return a report. Store the choice if each

@@ -44,6 +44,12 @@ class TierReview:
         """Return True if there is a reply that `review` can measure."""
         return self._loop.is_due()
 
+    def can_choose(self) -> bool:
+        """Return True if `review` can lead to the first choice of a policy: the user chose none, there are
+        too few measurements, and there is a reply to measure."""
+        is_free = self._history.asked is None and self._sessions.policy is not None
+        return is_free and not self._history.is_enough() and self.is_due()
+
     def due_when_idle(self) -> bool:
         """Return True if the program should call `review` in idle time: the setting `kv_measure` is on, there
         are too few measurements for a choice, and there is a reply to measure. When there are enough

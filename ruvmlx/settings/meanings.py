@@ -55,6 +55,11 @@ GROUPS = {
             "come from earlier words of the chat, or from draft_model; auto: as many as save time on this "
             "machine"
         ),
+        "optimizer": (
+            "on: if replies come at under 50 tokens a second, ruvmlx measures, while you do not type, what "
+            "makes them faster (guessed tokens, cores, replies at once), and keeps what does; watch: it only "
+            "measures; off: neither"
+        ),
         "draft_model": (
             "a small model of the same family, which guesses tokens that the model checks: the same reply, "
             "sooner; none: no second model guesses"

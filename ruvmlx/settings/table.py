@@ -179,6 +179,7 @@ class Settings:
         expected="auto, off, or 1 to 7",
         public=True,
     )
+    optimizer: str = _setting(str, "on", choices=("on", "off", "watch"), witnessed=True, public=True)
     draft_model: str | None = _setting(str, None, unset="none")
     system: str | None = _setting(str, None, nothing="none", unset="none")
     thinking: str = _setting(

@@ -88,6 +88,12 @@ class UserTaste:
         return self._current()[1]
 
     @property
+    def fitted_model(self) -> TasteModel | None:
+        """The model, if it is fitted to the ratings in force; None while a fit is needed."""
+        is_current = self._fitted is not None and self._fitted[0] == self._history.version()
+        return self._fitted[1] if self._fitted is not None and is_current else None
+
+    @property
     def status(self) -> TasteStatus:
         return self._current()[2]
 

@@ -12,7 +12,7 @@ from .anchors import AnchorRow
 from .bases import Attempt
 from .chats import SessionRow
 from .deep_runs import DeepRun
-from .kv import KVChoiceRow, KVMeasured, KVObservation
+from .kv import KVChoiceRow, KVMeasured, KVObservation, SpeedRow
 from .messages import MessageRow
 from .preferences import PreferenceLabel, PreferenceRow
 from .ratings import RatedReply, RatingRow
@@ -22,6 +22,7 @@ from .routes import ModelChoiceRow, RatedModelChoice, RatedRoute, RouteRow
 from .search import ChatHit
 from .signals import SignalGroup, SignalRow
 from .store import Store
+from .tunings import OptimizerAction, Tuning
 from .versions import HeadMoved, VersionRow
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "MessageRow",
     "ModelChoiceRow",
     "NamedRow",
+    "OptimizerAction",
     "PreferenceLabel",
     "PreferenceRow",
     "RatedModelChoice",
@@ -49,6 +51,8 @@ __all__ = [
     "SessionRow",
     "SignalGroup",
     "SignalRow",
+    "SpeedRow",
     "Store",
+    "Tuning",
     "VersionRow",
 ]

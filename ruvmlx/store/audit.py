@@ -53,6 +53,7 @@ class _Logged:
     routes: dict[str, Key] = field(default_factory=dict)
     models: dict[str, Key] = field(default_factory=dict)
     routers: dict[Key, str | None] = field(default_factory=dict)
+    tunings: dict[Key, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, rows: Iterable[WitnessRow]) -> "_Logged":
@@ -88,6 +89,8 @@ class _Logged:
                 self.models[body["reply"]] = body["model"], body["probability"]
             case "router":
                 self.routers[_adapter(body)] = body["state"]
+            case "optimizer" if "value" in body:
+                self.tunings[body["model"], body["backend"], body["knob"]] = body["value"]
             case "remove":
                 self._remove(_adapter(body))
         if kind in _MOVES:
@@ -218,6 +221,17 @@ def _policies(store: Store, logged: _Logged) -> str:
     return ""
 
 
+def _tunings(store: Store, logged: _Logged) -> str:
+    """Return "" if every value that the optimizer keeps in force is as the log says; else the first
+    difference."""
+    for fingerprint, backend, knob, value in store.db.rows(
+        "SELECT fingerprint, backend, knob, value FROM tunings"
+    ):
+        if logged.tunings.get((fingerprint, backend, knob)) != value:
+            return f"the tuning {knob!r} of the {backend} backend is not what was written"
+    return ""
+
+
 def _routes(store: Store, logged: _Logged) -> str:
     """Return "" if the router's choices and its trained cells (small networks) are as the log says; else the
     first difference."""
@@ -235,5 +249,5 @@ def _routes(store: Store, logged: _Logged) -> str:
 
 
 _CHECKS: tuple[Callable[[Store, _Logged], str], ...] = (
-    _versions, _bases, _ratings, _preferences, _heads, _policies, _routes,
+    _versions, _bases, _ratings, _preferences, _heads, _policies, _tunings, _routes,
 )  # fmt: skip

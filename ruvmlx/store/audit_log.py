@@ -77,15 +77,16 @@ class Witness:
     def __init__(self, db: Database):
         self._db = db
 
-    def record(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Append a row. Call inside the transaction of the event that the row records. Raises ValueError for
-        NaN and infinity."""
+    def record(self, kind: str, body: Mapping[str, Any]) -> int:
+        """Append a row and return its number. Call inside the transaction of the event that the row records.
+        Raises ValueError for NaN and infinity."""
         if not self._db.in_transaction:
             raise RuntimeError("a witness row belongs into the transaction of what it records")
         last, previous = self._last()
         seq, at, text = last + 1, time.time_ns(), canonical(body)
         digest_ = _hash(seq, at, kind, text, previous)
         self._db.insert("witness", seq=seq, time=at, kind=kind, body=text, previous=previous, hash=digest_)
+        return seq
 
     def note(self, kind: str, body: Mapping[str, Any]) -> None:
         """Commit a row about an event outside the store, for example the change of a setting."""

@@ -31,6 +31,31 @@ class KVObservation:
     us_per_token: float  # microseconds of decoding for one token; 0: no token was decoded
     pressure: float  # the pressure on the machine's memory, 0 to 1
     level: int  # the level of memory pressure; a higher level lowers the precision of the requested policy
+    ttft_ms: float = 0.0  # milliseconds from the request to the first token; 0: not known
+    written: int = 0  # the number of tokens that the model wrote
+    replies: int = 1  # the number of replies in progress when this reply ended, with this reply
+    others: float = 0.0  # the number of cores that other programs kept busy during the reply
+
+
+@dataclass(frozen=True)
+class SpeedRow:
+    """The speed of one reply, the load of the machine meanwhile, and the reply's estimated quality.
+
+    us_per_token, ttft_ms, written, replies, others, pressure: as in KVObservation
+    kv_bytes: the bytes of the reply's KV cache
+    quality: 0 to 1; None: not known
+    created: seconds since 1970
+    """
+
+    us_per_token: float
+    ttft_ms: float
+    written: int
+    replies: int
+    others: float
+    pressure: float
+    kv_bytes: int
+    quality: float | None
+    created: float
 
 
 @dataclass(frozen=True)
@@ -91,6 +116,21 @@ class KVRecords:
             limit,
         )
         return [_read(KVObservation, dict(row)) for row in rows]
+
+    def speeds(self, fingerprint: str, backend: str, limit: int) -> list[SpeedRow]:
+        """Return the speeds of the newest replies of one model on one backend, at most `limit`, oldest
+        first."""
+        nbytes = " + ".join(f"o.{name}" for name in _BY_TIER["tier_bytes"])
+        rows = self._db.rows(
+            "SELECT o.us_per_token, o.ttft_ms, o.written, o.replies, o.others, o.pressure,"
+            f" {nbytes} AS kv_bytes, r.quality, o.created FROM kv_observations o"
+            " JOIN replies r ON r.id = o.reply_id WHERE o.fingerprint = ? AND o.backend = ?"
+            " ORDER BY o.id DESC LIMIT ?",
+            fingerprint,
+            backend,
+            limit,
+        )
+        return [SpeedRow(**row) for row in reversed(rows)]
 
     # -- measurements --------------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
 """This module stores generated replies."""
 
+import json
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,8 @@ class ReplyRow:
     # the id of the reply that the user edited to make this reply; None: the model wrote this reply
     edited: str | None = None
     tenant: str = ""  # a digest of the API key of the request; "": there was no key
+    quality: float | None = None  # the estimated quality, 0 to 1 (optimizer/quality.py); None: not known
+    quality_parts: Mapping[str, float] = field(default_factory=dict)  # {part: 0 to 1}
 
     @property
     def context_ids(self) -> list[int]:
@@ -189,6 +192,18 @@ class Replies:
         row = self._db.row("SELECT prompt_ids, sampled_ids FROM replies WHERE id = ?", reply_id)
         return _blob_to_ids(row["prompt_ids"]) + _blob_to_ids(row["sampled_ids"]) if row else []
 
+    def newest_tokens(self, fingerprint: str, least: int, limit: int) -> list[tuple[list[int], list[int]]]:
+        """Return (prompt tokens, reply tokens) of a model's newest replies, at most `limit`, newest first.
+        least: the minimum number of tokens of a reply."""
+        rows = self._db.rows(
+            "SELECT prompt_ids, sampled_ids FROM replies WHERE fingerprint = ? AND length(sampled_ids) >= ?"
+            " ORDER BY seq DESC LIMIT ?",
+            fingerprint,
+            4 * least,
+            limit,
+        )
+        return [(_blob_to_ids(row["prompt_ids"]), _blob_to_ids(row["sampled_ids"])) for row in rows]
+
     def examples_used(self, fingerprint: str) -> list[str]:
         """Return the ids of the replies that a model's prompts showed as examples, one entry for each use."""
         rows = self._db.rows(
@@ -317,6 +332,7 @@ def _to_columns(reply: ReplyRow) -> dict[str, Any]:
         "sampled_ids": _ids_to_blob(reply.sampled_ids),
         "query": from_vector(reply.query),
         "examples": " ".join(reply.examples),
+        "quality_parts": json.dumps(dict(reply.quality_parts)),
     }
 
 
@@ -327,6 +343,7 @@ def _from_columns(row: Any) -> ReplyRow:
         sampled_ids=_blob_to_ids(row.sampled_ids),
         query=to_vector(row.query),
         examples=tuple(row.examples.split()),
+        quality_parts=json.loads(row.quality_parts),
     )
 
 

@@ -7,7 +7,7 @@ import sqlite3
 
 from ..errors import StoreError
 
-VERSION = 16
+VERSION = 17
 
 # Token ids are little-endian int32. Vectors and matrices are little-endian float32.
 _V1 = """
@@ -225,6 +225,24 @@ CREATE TABLE model_choices (  -- the model that the selector chose; turns: as in
 );
 CREATE INDEX model_choices_by_reader ON model_choices(reader);
 """
+_V17 = """
+ALTER TABLE replies  -- estimated, 0 to 1, see optimizer/quality.py; NULL: not known
+  ADD COLUMN quality REAL;
+ALTER TABLE replies  -- {name: 0 to 1} as JSON
+  ADD COLUMN quality_parts TEXT NOT NULL DEFAULT '{}';
+ALTER TABLE kv_observations  -- ms from the request to the first token; 0: not known
+  ADD COLUMN ttft_ms REAL NOT NULL DEFAULT 0;
+ALTER TABLE kv_observations  -- tokens that the model wrote
+  ADD COLUMN written INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE kv_observations  -- replies in progress when this one ended, this one included
+  ADD COLUMN replies INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE kv_observations  -- cores that other programs kept busy meanwhile
+  ADD COLUMN others REAL NOT NULL DEFAULT 0;
+CREATE TABLE tunings (  -- what the optimizer tried, and what it keeps in force; see tunings.py
+  fingerprint TEXT NOT NULL, backend TEXT NOT NULL, knob TEXT NOT NULL, value TEXT NOT NULL,
+  report TEXT NOT NULL, created REAL NOT NULL, PRIMARY KEY (fingerprint, backend, knob)
+);
+"""
 _STEPS = (
     _V1,
     _V2,
@@ -242,6 +260,7 @@ _STEPS = (
     _V14,
     _V15,
     _V16,
+    _V17,
 )  # each migration step brings the store's file from one format version to the next
 
 

@@ -30,6 +30,7 @@ from .search import Search
 from .search_index import SearchIndex
 from .signals import Signals
 from .traces import Traces
+from .tunings import Tunings
 from .versions import Versions
 
 
@@ -68,6 +69,7 @@ class Store:
         self.checkpoints = Checkpoints(db)
         self.deep_runs = DeepRuns(db, self.witness, self.checkpoints)
         self.model_data = ModelData(db)
+        self.tunings = Tunings(db, self.witness)
 
     def close(self) -> None:
         self.db.close()

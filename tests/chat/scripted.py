@@ -11,6 +11,7 @@ from ruvmlx.chats.summaries import ChatSummary
 from ruvmlx.engine.types import Chunk, GenerationResponse, Sampling
 from ruvmlx.errors import NotFound
 from ruvmlx.kv.cache import KVStats
+from ruvmlx.optimizer.monitor import PerformanceMonitor
 from ruvmlx.platform.memory import MemoryUse
 from ruvmlx.runtime import LearnStatus, RatingResult, Turn
 from ruvmlx.store import NamedRow
@@ -49,6 +50,7 @@ class ScriptedRuntime:
         self.closed = False
         self.threads: set[int] = set()
         self.noticed: list[tuple[str, str]] = []  # (reply, what the user did with it)
+        self.monitor, self.in_force, self.log = PerformanceMonitor(), {}, SimpleNamespace(newest=None)
         self._ids = itertools.count(1)
         self._messages = itertools.count(1)
 
@@ -57,7 +59,7 @@ class ScriptedRuntime:
         """The runtime's parts: this object plays all of them."""
         return self
 
-    chats = summaries = choices = learning = tiers = writer = scheduler = parts
+    chats = summaries = choices = learning = tiers = optimizer = writer = scheduler = parts
 
     def _note_call(self):
         self.threads.add(threading.get_ident())

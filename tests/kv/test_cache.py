@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from ruvmlx.kv.cache import SLACK, PagedCache
-from ruvmlx.kv.policy import F16, TIERED, TierPolicy, tighten
+from ruvmlx.kv.policy import F16, FOUR_BIT_LEVEL, TIERED, TierPolicy, tighten
 from ruvmlx.kv.pool import PagePool
 from ruvmlx.tiers import COLD, HOT, PAGE, WARM
 from tests.oracles.plain_storage import PlainStorage
@@ -233,13 +233,16 @@ def test_forks_share_demoted_pages():
 
 
 def test_pressure_tightens_and_lets_go():
-    """Warm shrinks before hot; when memory returns, new pages live longer again. f16 is left alone."""
+    """Old tokens go to 4 bits at once, before hot shrinks; when memory returns, new pages live longer again.
+    f16 is left alone."""
     level = [0.95]
     pool = new_pool(pressure=lambda: level[0])
     cache = Walker(PagedCache(pool, TIERED))
     cache.append(list(range(1500)))
+    tokens = cache.cache.stats().tokens
+    assert tokens[COLD] > 1000 and tokens[WARM] == 0 and tokens[HOT] >= 256
     cache.append(list(range(1500, 1600)))
-    assert cache.cache.stats().tokens[COLD] > 0 and cache.cache.stats().tokens[HOT] >= 256
+    assert pool.level == FOUR_BIT_LEVEL + 1
     level[0] = 0.1
     for token in range(1000):
         cache.append([token])

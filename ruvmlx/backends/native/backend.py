@@ -51,7 +51,7 @@ class NativeBackend:
     def __init__(self, model: Model, threads: int | None = None, chunk: int = CHUNK, impl: str | None = None):
         self.config = model.config
         self.chunk = chunk
-        n = threads or cpu.physical_cores()
+        n = self.threads = threads or cpu.physical_cores()
         weights = packed_weights(model.load_weights(), model.config, n)
         self.decoder = Decoder(decoder_shape(model.config), weights, threads=n, max_tokens=chunk, impl=impl)
         self.scratch = self.decoder.nbytes
@@ -60,6 +60,7 @@ class NativeBackend:
         # the approximate multiply-adds for one token: one for each parameter
         self._work = float(model.parameters)
         self._load = None if threads else cpu.OtherLoad()
+        self._most_threads = n
         self.kernels = describe_kernels(n, self.decoder.matmul_name)
         self.lora: BaseLoRA | None = None
 
@@ -72,6 +73,11 @@ class NativeBackend:
         for place, (a, b) in now.items():
             self.decoder.set_lora(*place, a, b, base.scale if base else 1.0)
         self.lora = base
+
+    def limit_threads(self, most: int) -> None:
+        """Use at most `most` threads, as Threaded.limit_threads describes."""
+        self._most_threads = max(1, min(most, self.threads))
+        self.decoder.use_threads(self._most_threads)
 
     def new_cache(self, policy: TierPolicy | None = None) -> PagedCache:
         return PagedCache(self.pool, policy or F16, self.config.sliding_window or 0)
@@ -227,7 +233,7 @@ class NativeBackend:
     ) -> Any:
         if self._load:
             free = len(cpu.usable_cpus()) - self._load.cores()
-            self.decoder.use_threads(max(1, min(self.decoder.threads, round(free))))
+            self.decoder.use_threads(max(1, min(self._most_threads, round(free))))
         short = self._work * tokens < SHORT_CALL
         try:
             return call(None) if short else _interruptible(call, waiting)

@@ -1,0 +1,49 @@
+"""This module describes the optimizer: the speed and the quality of the newest replies, what is in force, the
+conditions of all actions that change the runtime by themselves, and the newest actions.
+
+The functions need the store, but not the model's weights, so a command that loads no model can call them.
+"""
+
+from typing import Any
+
+from ..kv.pool import HIGH
+from ..sona.adapter_history import DUE, AdapterHistory
+from ..sona.optional.router import MINIMUM as ROUTER_MINIMUM
+from ..store import Store
+from .monitor import WINDOW, PerformanceMonitor
+from .optimizer import TOKENS_PER_SECOND
+
+ACTIONS_SHOWN = 8  # the number of newest actions that the facts contain
+
+
+def optimizer_facts(store: Store, history: AdapterHistory, backend: str, mode: str) -> dict[str, Any]:
+    """Return the facts about the optimizer of one model on one backend, for JSON. mode: the value of the
+    setting `optimizer`."""
+    mine = (history.fingerprint, backend)
+    monitor = PerformanceMonitor(store.kv.speeds(*mine, WINDOW))
+    return {
+        "optimizer": mode,
+        "backend": backend,
+        "figures": monitor.facts,
+        "in_force": {name: one.value for name, one in store.tunings.all(*mine).items() if one.value},
+        "triggers": triggers(store, history, monitor),
+        "actions": [
+            {"n": row.seq, "time": row.time / 1e9, **row.body}
+            for row in store.tunings.newest(mine[0], ACTIONS_SHOWN)
+        ],
+    }
+
+
+def triggers(store: Store, history: AdapterHistory, monitor: PerformanceMonitor) -> list[dict[str, Any]]:
+    """Return the conditions under which the runtime changes something by itself: what it does, the number
+    that decides, the number now, and the number from which (or, for `tune`, below which) it acts."""
+    newest = monitor.newest()
+    return [
+        {"action": "merge", "counts": "ratings since the last training", "at": DUE,
+         "now": max(0, DUE - history.missing())},
+        {"action": "router", "counts": "rated choices of the router", "at": ROUTER_MINIMUM,
+         "now": store.routes.rated_mark(history.fingerprint, history.name)[0]},
+        {"action": "rebalance", "counts": "memory pressure", "at": HIGH,
+         "now": newest.pressure if newest else 0.0},
+        {"action": "tune", "counts": "tokens per second", "at": TOKENS_PER_SECOND, "now": monitor.speed()},
+    ]  # fmt: skip
