@@ -17,6 +17,9 @@ KNOBS = {
     "batch": "replies at a time",
     "kv_level": "bits of the KV cache",
     "kv_tiers": "bits of new KV caches",
+    "kv_choice": "bits of new KV caches",
+    "consolidation": "version, by the slow training,",
+    "router": "router",
 }
 _TRIGGERS = {
     "merge": "the slow training",
@@ -72,7 +75,7 @@ def action_line(action: dict[str, Any]) -> str:
     measured = f" ({before:.1f} to {after:.1f} tokens a second)" if before and after else ""
     undone = f", takes back row {action['undoes']}" if action["undoes"] else ""
     knob = KNOBS.get(action["knob"], action["knob"])
-    change = f"{knob} {action['before']} to {action['after']}"
+    change = f"{knob} {action['before']} to {action['after']}" if action["after"] else knob
     return f"{change}, {action['outcome']}{measured}{undone}: {action['why']}"
 
 

@@ -10,6 +10,8 @@ from ..kv.pool import HIGH
 from ..sona.adapter_history import DUE, AdapterHistory
 from ..sona.optional.router import MINIMUM as ROUTER_MINIMUM
 from ..store import Store
+from ..store.audit_log import WitnessRow
+from ..tiers import LENGTHS
 from .monitor import WINDOW, PerformanceMonitor
 from .optimizer import TOKENS_PER_SECOND
 
@@ -27,11 +29,29 @@ def optimizer_facts(store: Store, history: AdapterHistory, backend: str, mode: s
         "figures": monitor.facts,
         "in_force": {name: one.value for name, one in store.tunings.all(*mine).items() if one.value},
         "triggers": triggers(store, history, monitor),
-        "actions": [
-            {"n": row.seq, "time": row.time / 1e9, **row.body}
-            for row in store.tunings.newest(mine[0], ACTIONS_SHOWN)
-        ],
+        "actions": [_action(row) for row in store.tunings.newest(history.fingerprint, ACTIONS_SHOWN)],
     }
+
+
+def _action(row: WitnessRow) -> dict[str, Any]:
+    """Return a row of the log as an action: the fields of OptimizerAction, with the row's number and time.
+    For a row of another part of the runtime, the field `knob` is the row's kind."""
+    body, kept = row.body, "kept"
+    found: dict[str, Any] = {"measured_before": None, "measured_after": None, "undoes": None, "facts": {}}
+    match row.kind:
+        case "kv_choice":
+            lengths = [body[name] for name in LENGTHS if name in body]
+            found |= {"before": str(body["before"]), "after": str(lengths), "why": body["reason"]}
+        case "consolidation":
+            kept = "kept" if body["version"] is not None else "put back"
+            found |= {"before": str(body["parent"]), "after": str(body["version"] or body["parent"])}
+            found["why"] = "enough new ratings, or a command"
+        case "router":
+            kept = "kept" if body["state"] else "put back"
+            found |= {"before": "", "after": "", "why": str(body.get("reason", ""))}
+        case _:
+            found = body
+    return {"n": row.seq, "time": row.time / 1e9, "knob": row.kind, "outcome": kept, **found}
 
 
 def triggers(store: Store, history: AdapterHistory, monitor: PerformanceMonitor) -> list[dict[str, Any]]:

@@ -10,6 +10,8 @@ from .audit_log import LogFilter, Witness, WitnessRow
 from .database import Database, columns
 
 ACTION = "optimizer"  # the kind of the log's rows about actions of the optimizer
+# the kinds of the log's rows about what the runtime changes by itself
+OWN_CHANGES = (ACTION, "kv_choice", "consolidation", "router")
 _LOOK_BACK = 200  # the number of the newest actions, of all models, that `newest` reads
 
 
@@ -87,8 +89,9 @@ class Tunings:
             return self._witness.record(ACTION, _body(fingerprint, backend, action))
 
     def newest(self, fingerprint: str, limit: int) -> list[WitnessRow]:
-        """Return the log's newest rows about actions for one model, at most `limit`, oldest first."""
-        rows = self._witness.newest(LogFilter((ACTION,)), _LOOK_BACK)
+        """Return the log's newest rows about what the runtime changed by itself for one model, at most
+        `limit`, oldest first: actions of the optimizer, choices of KV tiers, and trainings."""
+        rows = self._witness.newest(LogFilter(OWN_CHANGES), _LOOK_BACK)
         return [row for row in rows if row.body.get("model") == fingerprint][-limit:]
 
     def newest_row(self, fingerprint: str, backend: str, knob: str, outcome: str) -> int | None:
