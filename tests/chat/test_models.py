@@ -96,7 +96,7 @@ async def test_another_model_continues_the_chat(chatting, size):
         await ask(app, pilot, "Hello there")
         first, session = app.chat.transcript.replies[0].text, app.chat.state.session
         await pilot.press("f3")
-        await until(pilot, lambda: listed_names(app) is not None and len(listed_names(app)) == 4)
+        await until(pilot, lambda: listed_names(app) is not None and len(listed_names(app)) == 5)
         await until(pilot, lambda: "● first/one" in screen_text(app))
         assert "safetensors · 16.0 bits · 164 k · 328 kB" in screen_text(app)
         await pilot.press(*"sctw")
@@ -140,7 +140,7 @@ async def test_a_reply_of_another_model_cannot_be_rated(chatting):
         (NO_PLACE, "no place for this role"),
         (CUT, "sound safetensors file"),
         ("nobody/there", "HF_HUB_OFFLINE is set"),
-        ("9", "numbered from 1 to 4"),
+        ("9", "numbered from 1 to 5"),
     ],
 )
 async def test_a_model_that_fails_to_open_leaves_the_chat_unchanged(chatting, name, why):
@@ -195,7 +195,7 @@ async def test_broken_models_cannot_be_selected_and_new_names_can_be_fetched(cha
     """What is broken cannot be chosen; a new name can be fetched."""
     async with chatting() as (app, pilot):
         await send(app, pilot, "/models")
-        await until(pilot, lambda: listed_names(app) and len(listed_names(app)) == 4)
+        await until(pilot, lambda: listed_names(app) and len(listed_names(app)) == 5)
         for _ in range(4):
             await pilot.press("down")
         at = app.screen._shown[app.screen.options.highlighted]
@@ -310,7 +310,7 @@ def test_plain_mode_lists_and_switches_models(cache, capsys):
     assert (
         errors.count("ruvmlx: ") == 3 and "wrote that reply" in errors and "no place for this role" in errors
     )
-    assert "numbered from 1 to 4" in errors and code == 1
+    assert "numbered from 1 to 5" in errors and code == 1
 
 
 def test_a_model_outside_the_cache_is_listed_as_in_use(cache, tiny):
