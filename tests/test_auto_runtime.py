@@ -29,6 +29,7 @@ def settings(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(hub))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("ruvmlx.models.find.local.starter_path", lambda: None)
+    monkeypatch.setattr(selector_module, "UNSURE_LOGPROB", None)  # a random model is always unsure
     for name, shape in ((SMALL, {"hidden_size": 32}), (LARGE, {"seed": 1, "hidden_size": 64})):
         repo = hub / f"models--{name.replace('/', '--')}"
         (repo / "refs").mkdir(parents=True)

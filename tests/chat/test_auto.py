@@ -44,6 +44,7 @@ def alternate(monkeypatch):
         return self.arms[(count - 1) % 2], dict.fromkeys(self.arms, 0.5)
 
     monkeypatch.setattr(ModelSelector, "draw", draw)
+    monkeypatch.setattr("ruvmlx.sona.optional.selector.UNSURE_LOGPROB", None)  # random models are unsure
     monkeypatch.setattr(ModelSelector, "has_ratings", True)
 
 

@@ -99,7 +99,7 @@ def report(small: Sequence[Answer], large: Sequence[Answer]) -> list[str]:
     lines.append("threshold  handed on  small right there  large right there  right in all")
     for share in (0.1, 0.2, 0.3, 0.4, 0.5, 0.7):
         threshold = float(np.quantile(signal, share))
-        on = signal < threshold
+        on = signal <= threshold
         right = np.where(on, theirs, mine).mean()
         lines.append(
             f"{threshold:9.2f}  {on.mean():9.0%}  {mine[on].mean():17.0%}  {theirs[on].mean():17.0%}"

@@ -1,4 +1,4 @@
-"""The model selector: its prior, its rewards, exact undo, and less regret than one model for all questions."""
+"""The model selector: its prior, its rewards, exact undo, and less regret than one model for everything."""
 
 import numpy as np
 import pytest
@@ -87,7 +87,7 @@ def test_of_two_models_rated_alike_the_faster_one_wins(store):
     for n in range(60):
         model = (SMALL, LARGE)[n % 2]
         choice = selector_module.ModelChoice(model, 0.5, "", question(), {})
-        add(store, selector, choice, "up" if n % 6 else "down", ms=10.0 if model is SMALL else 160.0)
+        add(store, selector, choice, "up" if n // 2 % 3 else "down", ms=10.0 if model is SMALL else 160.0)
     assert selector.status().arms[0].best > 0.7
     reason = selector.choose(question()).why
     assert "sure" in reason
@@ -141,7 +141,7 @@ def test_only_an_unsure_small_model_hands_on(store, monkeypatch):
 # -- the studies -------------------------------------------------------------------------------------------
 
 
-def studied(store, users=3, ratings=120) -> tuple[float, float]:
+def studied(store, users=4, ratings=150) -> tuple[float, float]:
     """(the selector's regret, that of the better fixed model), averaged over a few users."""
     turns = selector_study.question_turns()
     found = [selector_study.simulate(seed, turns, store, ratings) for seed in range(50, 50 + users)]
@@ -156,7 +156,7 @@ def test_the_selector_loses_less_than_one_model_for_all_questions(store):
 @pytest.mark.full("ruvmlx/sona/optional")
 @pytest.mark.parametrize("mistake", ["topic", "arm", "prior"])
 def test_the_study_finds_planted_mistakes(store, monkeypatch, mistake):
-    """Without the topics, with ratings of the wrong model, or with arms that learn nothing, it is no better."""
+    """Without the topics, with ratings of the wrong model, or with arms that learn nothing, it is not."""
     if mistake == "topic":
         blind = [np.zeros_like(turns) for turns in selector_study.question_turns()]
         monkeypatch.setattr(selector_study, "question_turns", lambda: blind)
