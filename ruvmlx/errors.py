@@ -52,6 +52,10 @@ class PromptTooLong(UsageError):
         self.tokens, self.limit = tokens, limit
 
 
+class TextTooLong(UsageError):
+    """A text to embed has more tokens than the model reads for one vector."""
+
+
 class CacheTooLarge(RuvmlxError):
     """The KV cache of one request is larger than the whole memory budget.
 

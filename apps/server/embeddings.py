@@ -1,17 +1,19 @@
 """This module answers POST /v1/embeddings."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
 from msgspec import Struct
 
+from ruvmlx.errors import TextTooLong, UsageError
 from ruvmlx.runtime import Runtime
 from ruvmlx.sona import embedding
 
 from .bodies import EmbeddingBody
 from .endpoint import Answer, Call, Endpoint
+from .errors import ApiError
 from .model_pool import EMBEDDING
 
 
@@ -47,7 +49,10 @@ async def embeddings(call: Call) -> Answer:
     computes the vectors, replies in progress continue."""
     body: EmbeddingBody = call.body
     name = await embedder_name(call)
-    texts = [body.input] if isinstance(body.input, str) else body.input
+    if isinstance(body.input, str):
+        texts = {"input": body.input}
+    else:
+        texts = {f"input[{i}]": text for i, text in enumerate(body.input)}
     vectors, tokens = await vectors_of(call, texts)
     written = (_encode_vector(vector, body.encoding_format) for vector in vectors)
     rows = [EmbeddingRow("embedding", i, vector) for i, vector in enumerate(written)]
@@ -66,10 +71,11 @@ async def embedder_name(call: Call) -> str:
     return name
 
 
-async def vectors_of(call: Call, texts: Sequence[str]) -> tuple[list[np.ndarray], int]:
+async def vectors_of(call: Call, texts: Mapping[str, str]) -> tuple[list[np.ndarray], int]:
     """Return one unit vector [dimensions] for each text, and the number of tokens of all texts. While the
-    model computes the vectors, replies in progress continue."""
-    host, letters = call.serving.host, sum(map(len, texts))
+    model computes the vectors, replies in progress continue. texts: each text by the name of its field, for
+    errors. Raise ApiError, 400, if a text is empty or too long."""
+    host, letters = call.serving.host, sum(map(len, texts.values()))
     ids = await host.encode(lambda runtime: _encode_texts(runtime, texts), letters)
     vectors = await host.call_in_slices(
         lambda runtime: embedding.vectors(runtime.store, runtime.model, runtime.backend, ids)
@@ -79,8 +85,16 @@ async def vectors_of(call: Call, texts: Sequence[str]) -> tuple[list[np.ndarray]
     return vectors, tokens
 
 
-def _encode_texts(runtime: Runtime, texts: Sequence[str]) -> list[list[int]]:
-    return [embedding.text_ids(runtime.model, text) for text in texts]
+def _encode_texts(runtime: Runtime, texts: Mapping[str, str]) -> list[list[int]]:
+    return [_encode_text(runtime, field, text) for field, text in texts.items()]
+
+
+def _encode_text(runtime: Runtime, field: str, text: str) -> list[int]:
+    try:
+        return embedding.text_ids(runtime.model, text)
+    except UsageError as error:
+        code = "context_length_exceeded" if isinstance(error, TextTooLong) else "invalid_value"
+        raise ApiError(400, f"{field}: {error}", field, code) from None
 
 
 def _encode_vector(vector: np.ndarray, encoding: str | None) -> list[float] | str:

@@ -194,7 +194,14 @@ async def embed_one(call: Call) -> Answer:
     """Turn one text into a vector (embedding). Older clients use this endpoint."""
     body: OllamaEmbeddingsBody = call.body
     asked = OllamaEmbedBody(body.model, body.prompt, body.keep_alive)
-    found: OllamaVectors = await embed(replace(call, body=asked))
+    try:
+        found: OllamaVectors = await embed(replace(call, body=asked))
+    except ApiError as error:
+        if error.param == "input":  # this endpoint's own field has another name
+            raise ApiError(
+                error.status, f"prompt{str(error)[len('input') :]}", "prompt", error.code
+            ) from None
+        raise
     return OllamaVector(found.embeddings[0])
 
 

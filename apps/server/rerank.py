@@ -34,7 +34,8 @@ async def rerank(call: Call) -> Answer:
     body: RerankBody = call.body
     name = await embedder_name(call)
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
-    vectors, tokens = await vectors_of(call, [body.query, *texts])
+    named = {f"documents[{i}]": text for i, text in enumerate(texts)}
+    vectors, tokens = await vectors_of(call, {"query": body.query, **named})
     likeness = np.stack(vectors[1:]) @ vectors[0]
     best = np.argsort(-likeness, kind="stable")[: body.top_n]
     results = [

@@ -35,7 +35,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..backends.base import Backend, original_model
-from ..errors import RuvmlxError, UsageError
+from ..errors import RuvmlxError, TextTooLong, UsageError
 from ..models.config.embedding_model import END
 from ..models.config.model import Model, Tokenizer
 from ..pausing import Pause
@@ -171,15 +171,15 @@ def whitening_of(
 
 
 def text_ids(model: Model, text: str) -> list[int]:
-    """Return the token ids of a text to embed. Raises UsageError if the text is empty, if it is longer than
-    MAX_TEXT_TOKENS, or if it is longer than the context of an embedding model."""
+    """Return the token ids of a text to embed. Raises UsageError if the text is empty. Raises TextTooLong if
+    it is longer than MAX_TEXT_TOKENS or than the context of an embedding model."""
     end = [id for token, id in model.tokenizer.special_tokens.items() if model.embeds and token == END]
     most = min(MAX_TEXT_TOKENS, model.context - len(end)) if model.embeds else MAX_TEXT_TOKENS
     ids = model.tokenizer.encode(text, add_bos=False, most=most)
     if not ids:
         raise UsageError("a text to embed is empty; give some words.")
     if len(ids) > most:
-        raise UsageError(f"a text to embed has more than {most} tokens; give it in parts.")
+        raise TextTooLong(f"a text to embed has more than {most} tokens; give it in parts.")
     return ids + end
 
 

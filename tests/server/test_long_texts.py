@@ -136,6 +136,28 @@ def test_a_text_longer_than_the_limit_is_refused(shared):
     assert len(embedding.text_ids(shared.serving.runtime.model, "a" * 8192)) == 8192
 
 
+LONG = "a" * 8193
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/embeddings", {"input": LONG}, "input"),
+        ("/v1/embeddings", {"input": ["a", LONG]}, "input[1]"),
+        ("/v1/rerank", {"query": LONG, "documents": ["a"]}, "query"),
+        ("/v1/rerank", {"query": "a", "documents": ["a", {"text": LONG}]}, "documents[1]"),
+        ("/api/embed", {"input": ["a", LONG]}, "input[1]"),
+        ("/api/embeddings", {"prompt": LONG}, "prompt"),
+    ],
+)
+def test_the_text_that_is_too_long_is_named(shared, path, body, field):
+    """So that a program that indexes many texts knows which of them to cut."""
+    error = shared.ask("POST", path, {"model": shared.model, **body}).json
+    error = error if path.startswith("/api") else error["error"]
+    assert (error["param"], error["code"]) == (field, "context_length_exceeded")
+    assert error["error" if path.startswith("/api") else "message"].startswith(f"{field}: a text")
+
+
 def test_a_chat_is_answered_while_texts_are_embedded(running, monkeypatch):
     """Between two slices a chat's steps have their turn."""
     monkeypatch.setattr(embedding, "SLICE", 0.0)
