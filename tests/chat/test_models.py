@@ -140,7 +140,7 @@ async def test_a_reply_of_another_model_cannot_be_rated(chatting):
         (NO_PLACE, "no place for this role"),
         (CUT, "sound safetensors file"),
         ("nobody/there", "HF_HUB_OFFLINE is set"),
-        ("9", "numbered from 1 to 5"),
+        ("9", "numbered from 1 to 4"),
     ],
 )
 async def test_a_model_that_fails_to_open_leaves_the_chat_unchanged(chatting, name, why):
