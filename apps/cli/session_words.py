@@ -53,7 +53,9 @@ def found_words(hit: Any, wanted: str) -> str:
     """Return the author of the message that the search found, and the text around the words. If the search
     found the chat's title or system prompt, say so."""
     if hit.message_id is None:
-        return "in the title" if hit.role == "title" else "in the system prompt"
+        title = hit.content.casefold()
+        is_title = all(word in title for word in wanted.casefold().split())
+        return "in the title" if is_title else "in the system prompt"
     return f"{author(hit.role)}: {excerpt(hit.content, wanted.split())}"
 
 

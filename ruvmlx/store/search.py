@@ -11,7 +11,7 @@ _INDEXED = 3  # characters: the minimum length of an indexed word, because the i
 @dataclass(frozen=True)
 class ChatHit:
     """A message that contains all words of a search. message_id: None: the words are in the chat's title or
-    in its system prompt. role: then "title" if the title has all words, else "system"."""
+    in its system prompt. role: then "title"; content: then the title."""
 
     session: SessionRow
     message_id: int | None
@@ -68,11 +68,9 @@ class Search:
         """Return the chats whose title or system prompt contains every term."""
         wanted, found = [term.casefold() for term in terms], []
         for chat in self._chats.all():
-            title = chat.title.casefold()
-            both = f"{title} {(chat.system or '').casefold()}"
+            both = f"{chat.title} {chat.system or ''}".casefold()
             if all(term in both for term in wanted):
-                role = "title" if all(term in title for term in wanted) else "system"
-                found.append(ChatHit(chat, None, role, chat.title))
+                found.append(ChatHit(chat, None, "title", chat.title))
         return found
 
 
