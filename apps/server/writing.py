@@ -117,13 +117,20 @@ async def reply_parts(
     call: Call, requests: Requests, raw: bool = False, new_calls: NewCalls = None
 ) -> AsyncGenerator[ReplyPart, None]:
     """Yield the parts of all replies as they arrive. If the caller stops the iteration, all replies end.
-    Raise ApiError, 429, if the server already has its maximum number of replies.
+    Raise ApiError, 429, if the server already has its maximum number of replies, or 400 if the request alone
+    asks for more replies than that.
 
     raw: True if the thought stays in the text of the answer; the thought also stays there if the client has
     begun the reply. new_calls: a function that makes the parser of tool calls, or None.
     """
     serving, arrived = call.serving, asyncio.Queue[ReplyPart | Exception]()
-    over = serving.waiting + len(requests) - serving.limits.replies
+    most = serving.limits.replies
+    if len(requests) > most:
+        message = (
+            f"n: this request asks for {len(requests)} replies; the server writes at most {most} at once."
+        )
+        raise ApiError(400, f"{message} Send fewer prompts or a smaller n.", "n")
+    over = serving.waiting + len(requests) - most
     if over > 0:
         seconds = serving.times.until_free(over / max(1, serving.waiting))
         raise busy(f"{serving.waiting} replies are being written; try again.", seconds)

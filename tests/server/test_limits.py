@@ -95,6 +95,18 @@ def test_a_slow_reader_is_let_go(serve, drawn_requests):
     connection.close()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_more_replies_than_the_server_ever_writes(serve, stream):
+    """To try again would not help."""
+    running = serve(limits=ServerLimits(replies=2))
+    refused = running.chat(max_tokens=2, n=3, stream=stream)
+    assert refused.status == 400 and refused.error["param"] == "n"
+    assert "asks for 3 replies" in refused.error["message"] and "at most 2" in refused.error["message"]
+    prompts = {"model": "tiny-llama", "prompt": ["a", "b", "c"], "max_tokens": 2}
+    assert running.ask("POST", "/v1/completions", prompts).status == 400
+    assert running.chat(max_tokens=2, n=2).status == 200
+
+
 def test_large_bodies(serve):
     running = serve()
     body = running.body(messages=[{"role": "user", "content": "x" * 10_000_000}])
