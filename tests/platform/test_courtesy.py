@@ -98,7 +98,8 @@ def runtime(is_due=True):
     tiers = SimpleNamespace(due_when_idle=lambda: False)
     learning = SimpleNamespace(is_due=lambda: is_due and not steps, consolidate=consolidate)
     store = SimpleNamespace(search_index=SimpleNamespace(is_clean=lambda: True))
-    return SimpleNamespace(learning=learning, tiers=tiers, store=store, steps=steps)
+    optimizer = SimpleNamespace(due_when_idle=lambda: False)
+    return SimpleNamespace(learning=learning, tiers=tiers, optimizer=optimizer, store=store, steps=steps)
 
 
 def test_the_chat_says_why_it_waits_and_how_long_it_takes():
