@@ -1,5 +1,5 @@
-"""This module describes the optimizer of a runtime in words: the speed and the quality of the newest replies,
-what is in force, when the runtime changes something by itself, and the newest actions."""
+"""This module describes the optimizer of a runtime in words. The words name the speed and the quality of the
+newest replies, the values in force, the conditions of each automatic change, and the newest actions."""
 
 import time
 from typing import Any
@@ -37,7 +37,7 @@ def optimizer_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("replies", figures_line(facts["figures"])),
         ("optimizer", f"{mode}: {MODES[mode]}{_in_force(facts['in_force'])}"),
         *(("acts", trigger_line(trigger)) for trigger in facts["triggers"]),
-        *(("action", f"{_when(action['time'])}: {action_line(action)}") for action in facts["actions"]),
+        *(("action", f"{_local_time(action['time'])}: {action_line(action)}") for action in facts["actions"]),
     ]
 
 
@@ -79,7 +79,7 @@ def action_line(action: dict[str, Any]) -> str:
     return f"{change}, {action['outcome']}{measured}{undone}: {action['why']}"
 
 
-def _when(seconds: float) -> str:
+def _local_time(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 

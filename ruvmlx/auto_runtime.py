@@ -148,7 +148,8 @@ class AutoRuntime(Runtime):
         return tuple(model.fingerprint for model in fits)
 
     def _use(self, choice: ModelChoice) -> Iterator[Chunk]:
-        """Take the chosen model. If it cannot be opened, note the reason and keep the model in use."""
+        """Make the chosen model the model in use. If the chosen model cannot be opened, yield a note with the
+        reason, and keep the present model."""
         chosen = choice.model
         if chosen.fingerprint not in self._open:
             yield Chunk("", note=f"Opening {chosen.name} ...")

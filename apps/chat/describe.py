@@ -261,7 +261,7 @@ def kv_lesson(report: Mapping[str, Any]) -> str:
 
 
 def tuning_lesson(report: Mapping[str, Any]) -> str:
-    """Return a line about a trial of the optimizer, or "" if the trial changed nothing."""
+    """Return a line about a trial of the optimizer. Return "" if the trial changed nothing."""
     return f"replies are faster: {tuning_line(dict(report))}" if report["outcome"] == "kept" else ""
 
 

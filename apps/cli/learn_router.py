@@ -69,7 +69,7 @@ def _show(facts: dict[str, Any]) -> None:
 
 
 def router_of(flags: dict[str, Any]) -> "Router":
-    """Return the router of the chosen model's adapter, without loading weights."""
+    """Return the router of the adapter that the flags choose. The function does not load weights."""
     from ruvmlx.sona.adapter_history import AdapterHistory
     from ruvmlx.sona.optional.router import Router
     from ruvmlx.store import Store

@@ -131,7 +131,7 @@ UNUSED: dict[type, dict[str, Unused]] = {
     ChatBody: {
         **_OPENAI_HINTS,
         "stream_options.include_obfuscation": _OBFUSCATION,
-        # LangChain, AutoGen and others send it with messages, and OpenAI's own examples with a tool's result.
+        # LangChain and AutoGen send a name with messages. OpenAI's examples send it with a tool's result.
         "messages[].name": Unused(str, "Roles and ids say who speaks."),
         "metadata": Unused(dict[str, str], _NOT_KEPT),
         "modalities": Unused(Annotated[list[Literal["text"]], Meta(min_length=1)], "Answers are text."),

@@ -17,7 +17,8 @@ _ASKS = (
 )
 _UNITS = {"word": "word", "sentence": "sentence", "paragraph": "paragraph", "line": "line"}
 _NUMBER = rf"(?P<number>\d{{1,4}}|{'|'.join(_NUMBERS)}%s)"
-# A unit of text can follow each word that asks: "in two sentences". Other nouns are items: "name two rivers".
+# This pattern finds a length in units of text, as in "in two sentences". The next pattern finds a number of
+# items, as in "name two rivers".
 _OF_TEXT = re.compile(
     rf"\b(?:(?P<most>{_UPPER_LIMIT})|(?P<least>{_LOWER_LIMIT})|{_ASKS})\s+(?:a\s+(?=\S+-))?"
     rf"{_NUMBER % '|a'}[\s-]+"
@@ -33,7 +34,7 @@ _OF_ITEMS = re.compile(
 _ITEM = re.compile(r"^\s*(?:[-*+•]|\(?\d{1,3}[.)])\s+\S", re.MULTILINE)
 _SENTENCE_END = re.compile(r"[.!?]+[\"')\]]*(?=\s|$)")
 _SEPARATOR = re.compile(r",\s+(?:and|or)\s|,|;|\s+(?:and|or)\s+")
-# A number of words is a rough wish: a reply with at least this share of the words has the length.
+# A user counts words roughly. A reply that has at least this share of the words has the asked length.
 WORD_TOLERANCE = 0.85
 
 

@@ -35,8 +35,9 @@ class PerformanceMonitor:
         self._rows.append(row)
 
     def speed(self, since: float = 0.0) -> float | None:
-        """Return the median speed of the newest JUDGED undisturbed replies, in tokens per second; None if
-        there are fewer. since: earlier replies are left out (seconds since 1970)."""
+        """Return the median speed, in tokens per second, of the newest JUDGED replies that no other work
+        disturbed. Return None if there are fewer such replies. since: a time in seconds since 1970; earlier
+        replies do not count."""
         return _median_speed([row for row in self._rows if row.created >= since and is_undisturbed(row)])
 
     def shared_speed(self, since: float = 0.0) -> float | None:

@@ -70,7 +70,7 @@ class RealtimeOptimizer:
         self._use_kept()
 
     def _use_kept(self) -> None:
-        """Put the values in force that earlier trials on this machine kept."""
+        """Set each knob to the value that the earlier trials on this machine chose."""
         for knob in self.knobs if self.mode == ON else ():
             if not knob.reason_against():
                 knob.apply(self.value(knob))

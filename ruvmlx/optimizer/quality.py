@@ -50,7 +50,8 @@ class ReplyQuality:
 
 @dataclass(frozen=True)
 class PredictedStars:
-    """The stars that the taste model predicts for a reply, and their standard deviation."""
+    """The taste model's prediction of the stars for a reply. mean: the expected stars; deviation: their
+    standard deviation."""
 
     mean: float
     deviation: float

@@ -141,7 +141,7 @@ def test_only_an_unsure_small_model_hands_on(store, monkeypatch):
 # -- the studies -------------------------------------------------------------------------------------------
 
 
-def studied(store, users=4, ratings=150) -> tuple[float, float]:
+def mean_regrets(store, users=4, ratings=150) -> tuple[float, float]:
     """(the selector's regret, that of the better fixed model), averaged over a few users."""
     turns = selector_study.question_turns()
     found = [selector_study.simulate(seed, turns, store, ratings) for seed in range(50, 50 + users)]
@@ -149,7 +149,7 @@ def studied(store, users=4, ratings=150) -> tuple[float, float]:
 
 
 def test_the_selector_loses_less_than_one_model_for_all_questions(store):
-    mine, fixed = studied(store)
+    mine, fixed = mean_regrets(store)
     assert mine < 0.85 * fixed
 
 
@@ -162,15 +162,15 @@ def test_the_study_finds_planted_mistakes(store, monkeypatch, mistake):
         monkeypatch.setattr(selector_study, "question_turns", lambda: blind)
     elif mistake == "arm":
         monkeypatch.setattr(
-            selector_module, "with_latency", lambda rows: with_latency([swapped(row) for row in rows])
+            selector_module, "with_latency", lambda rows: with_latency([swap_models(row) for row in rows])
         )
     else:
         monkeypatch.setattr(selector_module.Regression, "observe", lambda self, phi, reward: None)
-    mine, fixed = studied(store)
+    mine, fixed = mean_regrets(store)
     assert mine > 0.85 * fixed
 
 
-def swapped(row):
+def swap_models(row):
     arm = {"model0": "model1", "model1": "model0"}[row.arm]
     return RatedModelChoice(row.reply_id, arm, row.turns, row.rating, row.ms)
 
