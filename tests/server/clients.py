@@ -176,7 +176,7 @@ RUDE = {
     "10 MB in chunks": 413,
     "half a header": 408,
     "half a body": 408,
-    "too many replies": 429,
+    "too many replies": 400,
     "no such field": 400,
     "no such path": 404,
     "a long header": 431,
