@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 Pause = Callable[[], None]
 T = TypeVar("T")
@@ -19,6 +19,46 @@ _LOOK_EVERY = 0.02  # seconds between two calls of `pause` in `ThreadedWork.wait
 class Stopped(Exception):
     """Another thread asked the work to stop, or the time for the work is over. The caller can resume the work
     later."""
+
+
+class MemoryRanOut(Stopped):
+    """The memory has no room for the work. The message says how many bytes the work needs and how many are
+    left. The caller can resume the work when other work has freed memory."""
+
+
+class Room(Protocol):
+    """The memory that long work can take. next_try: the time.monotonic() at which work that found no room
+    should begin again."""
+
+    next_try: float
+
+    @property
+    def bytes_left(self) -> int:
+        """Return the bytes that the work can still take; 0: not known."""
+
+    def check(self) -> None:
+        """Raise MemoryRanOut if the memory has no room for the work. Call this method before the work
+        begins."""
+
+    def guard(self, work_pause: Pause) -> Pause:
+        """Return a function that calls `work_pause`, and that raises MemoryRanOut if the memory runs out."""
+
+
+class EndlessRoom:
+    """A room without a limit, for work whose memory nobody counts."""
+
+    next_try, bytes_left = 0.0, 0
+
+    def check(self) -> None:
+        return
+
+    def guard(self, work_pause: Pause) -> Pause:
+        return work_pause
+
+
+def stop_reason(stop: Stopped, otherwise: str) -> str:
+    """Return the reason of a stop for a report: the message of MemoryRanOut, or `otherwise`."""
+    return str(stop) if isinstance(stop, MemoryRanOut) else otherwise
 
 
 def stop_when(cancel: threading.Event | None) -> Pause:

@@ -27,6 +27,7 @@ from .kv.disk import CacheFolder
 from .kv_tuning.tier_review import TierReview
 from .memory import memory_plan
 from .memory.draft_plan import open_draft_model
+from .memory.learning_room import LearningRoom
 from .memory.load_plan import Plan, Planning
 from .models.config.model import Message, Model
 from .optimizer.optimizer import RealtimeOptimizer
@@ -90,7 +91,8 @@ class Runtime:
         )
         self.planned = memory_plan.Planned.of(self.engine, plan)
         self.tiers = TierReview(store, self.engine, settings)
-        self.learning = Learning(store, model, backend, settings, learn)
+        room = LearningRoom(model, backend, settings.memory_bytes)
+        self.learning = Learning(store, model, backend, settings, learn, room)
         self.optimizer = RealtimeOptimizer(store, self.engine, settings, self.tiers, Scheduler(self.engine))
         self.writer = ReplyWriter(store, self.engine, settings, self.learning, self.tiers, self.optimizer)
         self.choices = Choices(store, model, self.learning)
@@ -114,7 +116,9 @@ class Runtime:
         choice = describe(settings.backend, settings.threads)
         store = Store(config.store_file())
         try:
-            planning = Planning(watch, choice, settings.model, settings.backend, settings.max_context)
+            planning = Planning(
+                watch, choice, settings.model, settings.backend, settings.max_context, settings.memory_bytes
+            )
             loaded = planning.load(settings.model)
             budget = (settings.kv_budget or 0) << 20
             weights = planning.watched_model(loaded)

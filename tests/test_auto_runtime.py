@@ -86,7 +86,7 @@ def test_with_one_model_a_line_says_so_and_the_model_answers(settings, monkeypat
     asked = replace(settings, auto_models=f"{LARGE}, {SMALL}")
     real = candidates.MachineMemory.now
     monkeypatch.setattr(
-        candidates.MachineMemory, "now", lambda b: replace(real(b), limit=PROGRAM + large.own_bytes)
+        candidates.MachineMemory, "now", lambda b, _: replace(real(b), limit=PROGRAM + large.own_bytes)
     )
     found = find_candidates(asked)
     assert [c.name for c in found.models] == [LARGE] and list(found.left_out) == [SMALL]

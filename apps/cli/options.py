@@ -125,7 +125,10 @@ def load_and_open(settings: Settings, context: int | None = None) -> "tuple[Mode
 
     choice = describe(settings.backend, settings.threads)
     with watching() as watch:
-        planning = Planning(watch, choice, settings.model, settings.backend, context or settings.max_context)
+        planning = Planning(
+            watch, choice, settings.model, settings.backend, context or settings.max_context,
+            settings.memory_bytes,
+        )  # fmt: skip
         model = planning.load(settings.model)
         weights = planning.watched_model(model)
         return model, open_backend(settings.backend, weights, settings.threads, watch=planning)

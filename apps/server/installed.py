@@ -38,10 +38,10 @@ class InstalledModels:
 
     def share(self) -> MemoryShare:
         """Return the memory limit of all open models together. The limit is the user's setting
-        `server_memory`, or else the memory that one model can use (a share of the free memory; on Metal, of
-        all memory)."""
+        `server_memory`, or else `memory_limit`, or else the memory that one model can use (a share of the
+        free memory; on Metal, of all memory)."""
         settings = self._settings
-        fixed = (settings.server_memory or 0) << 20
+        fixed = (settings.server_memory or settings.memory_limit or 0) << 20
         limit = fixed or MachineMemory.now(self._choice).limit
         return MemoryShare(limit, bool(fixed), (settings.kv_budget or 0) << 20)
 

@@ -15,7 +15,7 @@ from ..errors import NotFound, UsageError
 from ..lora.residency import Residency
 from ..lora.targets import parse
 from ..models.config.model import Model
-from ..pausing import Pause, Stopped, stop_after, stop_when
+from ..pausing import EndlessRoom, Pause, Room, Stopped, stop_after, stop_when
 from ..progress import QUIET, Watch
 from ..settings import Settings
 from ..sona.adapter_history import LearnStatus
@@ -76,9 +76,13 @@ class Learning:
     """The adapters of one model, and the objects that train them. learner: the learner of the adapter in use;
     None: no adapter is in use."""
 
-    def __init__(self, store: Store, model: Model, backend: Backend, settings: Settings, learn: bool):
+    def __init__(
+        self, store: Store, model: Model, backend: Backend, settings: Settings, learn: bool,
+        room: Room | None = None,
+    ):  # fmt: skip
         """learn: False: store ratings (as examples for prompts and for later training), but never change
-        weights."""
+        weights. room: the memory that training can take; None: no limit."""
+        self.room = room or EndlessRoom()
         self._store, self._model, self._backend, self._settings = store, model, backend, settings
         self._learns = learn
         self._summed_up: set[str] = set()  # names of the adapters whose `first_summary` was shown
@@ -93,7 +97,9 @@ class Learning:
 
     def _load(self, name: str) -> Learner:
         implicit, targets = self._settings.implicit_feedback, self._settings.learn_targets
-        return open_learner(self._store, self._model, self._backend, name, self._learns, implicit, targets)
+        learner = open_learner(self._store, self._model, self._backend, name, self._learns, implicit, targets)
+        learner.room = self.room
+        return learner
 
     @property
     def label(self) -> str | None:

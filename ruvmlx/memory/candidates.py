@@ -67,7 +67,7 @@ def find_candidates(settings: Settings, watch: Watch = QUIET) -> AutoModels:
     The function reads the headers of the models' files. It downloads only a model that auto_models names.
     """
     backend = describe(settings.backend, settings.threads)
-    limit = MachineMemory.now(backend).limit
+    limit = MachineMemory.now(backend, settings.memory_bytes).limit
     if settings.auto_models:
         return _models_by_name(settings, backend, limit, watch)
     found = [_candidate(facts, facts.name, backend, settings) for facts in _readable()]

@@ -41,7 +41,9 @@ def open_draft_model(
             "tokens. Choose --backend native, or leave the draft model out."
         )
     choice = describe(settings.backend, settings.threads)
-    planning = Planning(_ProgressOnly(watch), choice, settings.draft_model, settings.backend)
+    planning = Planning(
+        _ProgressOnly(watch), choice, settings.draft_model, settings.backend, limit=settings.memory_bytes
+    )
     small = planning.load(settings.draft_model)
     check_vocabulary(large, small)
     if planning.plan is not None and plan is not None:

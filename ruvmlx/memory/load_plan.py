@@ -50,7 +50,7 @@ class Need:
         work = PROGRAM + PER_WORD * facts.shape.vocab_size
         tokens = min(facts.shape.max_context, context or CONTEXT)
         return cls(
-            _weight_bytes(facts, backend), token_bytes(facts.shape) * cached_tokens(facts.shape, tokens), work
+            weight_bytes(facts, backend), token_bytes(facts.shape) * cached_tokens(facts.shape, tokens), work
         )
 
 
@@ -85,8 +85,13 @@ class Fit:
     longest_context: int
 
     @classmethod
-    def of(cls, facts: Facts, backend: Choice) -> "Fit":
-        need, shape, limit = Need.of(facts, backend), facts.shape, MachineMemory.now(backend).limit
+    def of(cls, facts: Facts, backend: Choice, memory: "MachineMemory | None" = None) -> "Fit":
+        """memory: the memory of this machine; None: the memory now."""
+        need, shape, limit = (
+            Need.of(facts, backend),
+            facts.shape,
+            (memory or MachineMemory.now(backend)).limit,
+        )
         fit = cls(need.weights, need.work, token_bytes(shape), limit, shape.max_context)
         return (
             fit
@@ -117,7 +122,7 @@ class Fit:
         return f"fits: {parts} A chat can have {self.longest_context:,} tokens: that is the limit of {whose}."
 
 
-def _weight_bytes(facts: Facts, backend: Choice) -> int:
+def weight_bytes(facts: Facts, backend: Choice) -> int:
     """Return the number of bytes that the weights take in memory. The native backend and GPUs keep the
     weights quantised. The reference backend expands the weights to float32. MLX on a CPU does so if they then
     take at most a quarter of the memory."""
@@ -132,16 +137,29 @@ def _weight_bytes(facts: Facts, backend: Choice) -> int:
 @dataclass(frozen=True)
 class MachineMemory:
     """The machine's memory in bytes. available: the number of bytes that this process can still allocate.
-    limit: the maximum number of bytes for one model."""
+    limit: the maximum number of bytes for one model. chosen: the setting memory_limit; 0: not set."""
 
     total: int
     available: int
     limit: int
+    chosen: int = 0
 
     @classmethod
-    def now(cls, backend: Choice) -> "MachineMemory":
+    def now(cls, backend: Choice, chosen: int = 0) -> "MachineMemory":
         total, available = cpu.total_memory(), cpu.available_memory()
-        return cls(total, available, cpu.memory_limit(backend.device == "metal"))
+        limit = cpu.memory_limit(backend.device == "metal")
+        return cls(total, available, min(limit, chosen) if chosen else limit, chosen)
+
+    def room(self, held: int) -> int:
+        """Return the bytes for one model. held: the number of bytes that the program will free before the
+        model needs them; below 0: bytes that another model will take."""
+        return min(self.limit + held, self.chosen) if self.chosen else self.limit + held
+
+    def words(self) -> str:
+        """Return words that say why there is no more room."""
+        if self.limit == self.chosen:
+            return f"memory_limit is {size(self.chosen)}"
+        return f"{size(self.available)} of {size(self.total)} are free"
 
 
 @dataclass(frozen=True)
@@ -157,8 +175,11 @@ class Plan:
     data: Path
 
     @classmethod
-    def of(cls, facts: Facts, backend: Choice, chosen: str | None, context: int | None = None) -> "Plan":
-        need, memory = Need.of(facts, backend, context), MachineMemory.now(backend)
+    def of(
+        cls, facts: Facts, backend: Choice, chosen: str | None, context: int | None = None, limit: int = 0
+    ) -> "Plan":
+        """limit: the setting memory_limit in bytes; 0: not set."""
+        need, memory = Need.of(facts, backend, context), MachineMemory.now(backend, limit)
         return cls(facts, backend, need, memory, chosen, settings.home())
 
     @property
@@ -169,16 +190,16 @@ class Plan:
         """Raise NotEnoughMemory if the model does not fit. held: the number of bytes that the program will
         free before the model needs them; below 0: bytes that another model will take."""
         memory = (
-            self.memory if self.fits else MachineMemory.now(self.backend)
+            self.memory if self.fits else MachineMemory.now(self.backend, self.memory.chosen)
         )  # measure again, because the watch can have freed memory
-        if self.need.total <= memory.limit + held:
+        if self.need.total <= memory.room(held):
             return
-        shorter = Fit.of(self.facts, self.backend).longest_context // 256 * 256
+        shorter = Fit.of(self.facts, self.backend, memory).longest_context // 256 * 256
         instead = f"With --max-context {shorter} it fits. " if shorter else ""
         raise NotEnoughMemory(
             f"{self.facts.name} needs about {size(self.need.total)} of memory; there is room for "
-            f"{size(max(0, memory.limit))} ({size(memory.available)} of "
-            f"{size(memory.total)} are free). {instead}{_what_fits(memory.limit, self.backend)}"
+            f"{size(max(0, memory.limit))} ({memory.words()}). {instead}"
+            f"{_what_fits(memory, self.backend)}"
         )
 
     def rows(self) -> list[tuple[str, str]]:
@@ -212,17 +233,18 @@ class Planning(Watch):
         chosen: str | None,
         name: str = "auto",
         context: int | None = None,
+        limit: int = 0,
     ):
         """chosen: the requested model. name: the requested backend. context: the number of tokens in the KV
-        cache."""
+        cache. limit: the setting memory_limit in bytes; 0: not set."""
         self._watch, self._backend, self._chosen, self._name = watch, backend, chosen, name
-        self._context = context
+        self._context, self._limit = context, limit
         self.plan: Plan | None = None  # the newest plan
 
     def note_facts(self, facts: Facts) -> None:
         self._watch.note_facts(facts)
         backend = for_model(self._backend, self._name, facts.shape)
-        plan = self.plan = Plan.of(facts, backend, self._chosen, self._context)
+        plan = self.plan = Plan.of(facts, backend, self._chosen, self._context, self._limit)
         self._watch.note_plan(plan)
         # a download takes long enough to free the `held` bytes meanwhile
         plan.check(self._watch.held if facts.to_fetch else 0)
@@ -231,11 +253,12 @@ class Planning(Watch):
         """Before a download, raise NotEnoughMemory if the chosen file alone exceeds the memory limit plus the
         bytes that the watch will free."""
         self._watch.note_choice(choice)
-        limit = MachineMemory.now(self._backend).limit + self._watch.held
+        memory = MachineMemory.now(self._backend, self._limit)
+        limit = memory.room(self._watch.held)
         if choice.bytes > limit:
             raise NotEnoughMemory(
                 f"{choice.chosen.files[0]} of {choice.name} has {size(choice.bytes)}; there is room for "
-                f"{size(limit)}. {_what_fits(limit, self._backend)}"
+                f"{size(limit)}. {_what_fits(replace(memory, limit=limit), self._backend)}"
             )
 
     def progress(self, progress: Progress) -> None:
@@ -255,14 +278,15 @@ class Planning(Watch):
         return replace(model, load_weights=lambda: watched_weights(model, self))
 
 
-def _what_fits(limit: int, backend: Choice) -> str:
-    """Return a sentence that names at most three models on this machine, the largest that need at most
-    `limit` bytes, or that says that none fits."""
+def _what_fits(memory: MachineMemory, backend: Choice) -> str:
+    """Return a sentence that names at most three models on this machine, the largest that fit into the
+    memory, or that says that none fits."""
     from ..models.find.local import readable_models
 
     known = [(f.name, Need.of(f, backend).total) for f in readable_models() if not f.embeds]
-    fitting = sorted((total, name) for name, total in known if total <= limit)
+    fitting = sorted((total, name) for name, total in known if total <= memory.limit)
+    instead = "raise memory_limit" if memory.limit == memory.chosen else "close other programs"
     if not fitting:
-        return "No model on this machine fits; close other programs."
+        return f"No model on this machine fits; {instead}."
     names = ", ".join(f"{name} ({size(total)})" for total, name in reversed(fitting[-3:]))
-    return f"These fit: {names}. Or close other programs."
+    return f"These fit: {names}. Or {instead}."

@@ -6,6 +6,7 @@ The program makes the plan when it opens a model. The command `show --memory`, t
 caches.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -125,15 +126,18 @@ def purposes(
     adapters = learning.residency.budget
     traces = sum(learner.traces.nbytes for learner in learning.residency.loaded_adapters())
     draft = _draft_bytes(engine)
-    rest = max(0, held.rest - traces - draft)
+    graph = _training_graph_bytes(engine.backend)
+    rest = max(0, held.rest - traces - draft - graph)
     in_memory = [
         Purpose("weights", planned.weights, held.model - scratch + draft, planned.limit),
-        Purpose("scratch", planned.scratch, scratch, 0),
+        Purpose("scratch", planned.scratch, scratch, planned.scratch),
         Purpose("kv", planned.kv, held.kv, held.kv_budget or engine.sessions.limit),
         Purpose("adapters_hot", tiers["hot"], tiers["hot"], adapters),
         Purpose("adapters_warm", max(0, adapters - tiers["hot"]), tiers["warm"], adapters),
         Purpose("adapters_cold", 0, tiers["cold"], 0),
-        Purpose("learning", planned.learning, traces, 0),
+        Purpose(
+            "learning", planned.learning, traces + graph, traces + graph + max(0, learning.room.bytes_left)
+        ),
         Purpose("program", PROGRAM, rest, 0),
     ]
     stored = folder.contents()[1] if folder else 0
@@ -188,6 +192,13 @@ def table(rows: Sequence[Purpose]) -> list[tuple[str, str, str, str]]:
         (WORDS[row.name], size(row.planned), size(row.used), size(row.limit) if row.limit else "-")
         for row in rows
     ]
+
+
+def _training_graph_bytes(backend: Backend) -> int:
+    """Return the bytes of the graph that computes gradients, which MLX holds; 0 while there is no training,
+    or if the graph is the backend's own."""
+    mlx = sys.modules.get("mlx.core")
+    return 0 if mlx is None or backend.name == "mlx" else mlx.get_active_memory()
 
 
 def _draft_bytes(engine: LLMInferenceEngine) -> int:

@@ -27,6 +27,10 @@ GROUPS = {
             "how much the model may read and write in one chat, in tokens (a token is a word or a part of"
             " one); the model's own limit by default"
         ),
+        "memory_limit": (
+            "the most memory for a model with its KV caches, its adapters and its learning, as in 2GB; by "
+            "default what is free"
+        ),
     },
     "How a reply is written. A token is a word or a part of one.": {
         "max_tokens": "the longest reply, in tokens; 100 tokens are about 75 English words",

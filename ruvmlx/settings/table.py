@@ -59,6 +59,14 @@ class Settings:
         most=_MOST_COUNT,
         unset="the model's own",
     )
+    memory_limit: int | None = _setting(
+        int,
+        None,
+        is_size=True,
+        least=1,
+        most=_MOST_MIB,
+        unset="what is free",
+    )
     kv: str | None = _setting(
         str,
         None,
@@ -252,6 +260,11 @@ class Settings:
     def adapter_name(self) -> str | None:
         """Return the adapter's name, or None if the setting `adapter` is "none"."""
         return None if self.adapter == "none" else self.adapter
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return the setting `memory_limit` in bytes; 0: not set."""
+        return (self.memory_limit or 0) << 20
 
     @property
     def sampling(self) -> dict[str, Any]:

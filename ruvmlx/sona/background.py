@@ -34,7 +34,7 @@ from ..lora.layer_lora import base_part, combine_loras, fold_layers, pack_adapte
 from ..lora.merge import HEAD, fold_micro
 from ..lora.targets import parse
 from ..models.config.model import Model, missing_features
-from ..pausing import Pause, Stopped, stop_when
+from ..pausing import MemoryRanOut, Pause, Stopped, stop_reason, stop_when
 from ..settings import BASE_TARGETS
 from ..store import HeadMoved
 from ..training.accumulator import GradientAccumulator
@@ -123,7 +123,8 @@ class Background:
     def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
         """Train a base LoRA, test it, and promote or refuse it. Return a report, which says if the run was
         stopped or could not begin. Raises RuvmlxError if the loss is not finite."""
-        learner, shape, pause = self._learner, self._model.shape, stop_when(cancel)
+        learner, shape = self._learner, self._model.shape
+        pause = learner.room.guard(stop_when(cancel))
         if not self._model.is_own:
             return _report(False, missing_features(shape))
         learner.sync()
@@ -149,12 +150,14 @@ class Background:
             promotion = self._promotion_test(buffer, pause)
             self._train(training, buffer, promotion, progress, pause)
             report = self._finish(training, promotion)
-        except Stopped:
+        except Stopped as stop:
             if training is None:
-                return _report(False, "stopped before it began")
+                return _report(False, stop_reason(stop, "stopped before it began"))
             self._paused = training  # `close` saves the run, because a save here would take too long
+            if isinstance(stop, MemoryRanOut):
+                self.close()
             done = f"stopped after {training.step} of {self.settings.steps} steps; the next run continues it"
-            return _report(False, done)
+            return _report(False, stop_reason(stop, done))
         finally:
             learner.active.install()
         self._free()
@@ -191,13 +194,8 @@ class Background:
     def _fresh(self, buffer: Buffer, pause: Pause = lambda: None) -> Training:
         """Return a new run from the base LoRA in use. Matrices that this LoRA lacks start unchanged."""
         state, places = self._learner.state, self._places(buffer, pause)
-        facts = {
-            "version": state.version,
-            "base": state.base,
-            "settings": asdict(self.settings),
-            "frozen": {},
-        }
-        facts["anchors"] = self._anchor_ids()
+        facts = {"version": state.version, "base": state.base, "settings": asdict(self.settings)}
+        facts |= {"frozen": {}, "anchors": self._anchor_ids()}
         return Training(self._start(state.version, places, pause), SCALE, facts=facts)
 
     def _places(self, buffer: Buffer, pause: Pause) -> list[Place]:
@@ -281,6 +279,7 @@ class Background:
     def _opened_trainer(self, pause: Pause) -> Trainer:
         """Return the trainer with the base LoRA and the MicroLoRA in use. Make a trainer if there is none."""
         if self._trainer is None:
+            self._learner.room.check()
             self._trainer = Trainer(self._model, backend=self._learner.backend, pause=pause)
         self._trainer.set_head(self._learner.base, self._learner.micro)
         pause()

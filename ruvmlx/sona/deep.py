@@ -25,7 +25,7 @@ from ..errors import CorruptFile
 from ..lora.base_lora import BaseLoRA
 from ..lora.merge import HEAD
 from ..models.config.model import Model
-from ..pausing import Pause, Stopped, stop_when
+from ..pausing import MemoryRanOut, Pause, Stopped, stop_reason, stop_when
 from ..training.trainer import Trainer
 from . import replay
 from .adapter_history import MINIMUM
@@ -158,7 +158,7 @@ class Deep:
         anchor: False to tidy the reasoning bank without an anchor
         """
         learner, started = self._learner, time.perf_counter()
-        pause = stop_when(cancel)
+        pause = learner.room.guard(stop_when(cancel))
         learner.sync()
         try:
             pause()
@@ -174,10 +174,12 @@ class Deep:
             if not why and base is not None:
                 self._measure(measuring, task, base, progress, pause)
             report = self._finish(measuring, task, why, pause)
-        except Stopped:
+        except Stopped as stop:
             self._paused = measuring  # `close` saves the run, because a save here would take too long
+            if isinstance(stop, MemoryRanOut):
+                self.close()
             done = f"stopped after {measuring.fisher.examples} of {len(task.examples)} replies"
-            return _report(False, done + "; the next run continues it")
+            return _report(False, stop_reason(stop, done + "; the next run continues it"))
         self._paused = None
         self._free()
         return report | {"seconds": time.perf_counter() - started}
@@ -223,6 +225,7 @@ class Deep:
             return
         pause()
         if self._trainer is None:
+            self._learner.room.check()
             self._trainer = Trainer(self._model, backend=self._learner.backend, pause=pause)
         self._trainer.set_head(self._learner.base, self._learner.micro)
         pause()

@@ -22,7 +22,7 @@ from ..lora.base_lora import BaseLoRA
 from ..lora.layer_lora import LayerLoRA, pack_adapter
 from ..lora.targets import Targets
 from ..models.config.model import Model
-from ..pausing import Pause
+from ..pausing import EndlessRoom, Pause, Room
 from ..progress import QUIET, Watch
 from ..ratings import BAD, REASONS, reason_of, with_reason
 from ..store import HeadMoved, PreferenceRow, ReplyRow, Store
@@ -58,7 +58,10 @@ class Learner:
     anchors: the optional part that penalises changes to weights that earlier tasks depend on
     taste: the model of the user's taste, fitted to the ratings and preferences in force
     learns: False if the learner records and indexes ratings, but never changes weights
+    room: the memory that the slow loops of this learner can take
     """
+
+    room: Room = EndlessRoom()
 
     def __init__(
         self, store: Store, model: Model, active: ActiveAdapter, rating_index: RatingIndex,

@@ -6,6 +6,7 @@ the background loop is closed, so that its training graph (the graph that comput
 """
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -74,8 +75,9 @@ class Loops:
 
     def is_due(self) -> bool:
         """Return True if the model can be trained and there is work for `consolidate`: enough new ratings or
-        preferences, a stopped run in memory, or (not with the style loop) a deep loop that is due."""
-        if not self._model.is_own:
+        preferences, a stopped run in memory, or (not with the style loop) a deep loop that is due. After a
+        run that found too little memory, return False for a while."""
+        if not self._model.is_own or time.monotonic() < self._learner.room.next_try:
             return False
         if self._background is not None and self._background.is_paused:
             return True

@@ -29,9 +29,11 @@ def test_the_parts_are_those_of_the_process(open_tiny):
         say(runtime, runtime.chats.new_chat(), "hello")
         rows = {row.name: row for row in runtime.memory_purposes()}
         held = runtime.memory_use()
-        assert list(rows) == NAMES and before["kv"].used == before["learning"].used == 0
+        assert list(rows) == NAMES and before["kv"].used == 0
         assert rows["weights"].used + rows["scratch"].used == held.model > 0
-        assert rows["kv"].used == held.kv > 0 and rows["learning"].used > 0
+        assert rows["kv"].used == held.kv > 0
+        # MLX can hold arrays of other tests, so only the difference counts
+        assert rows["learning"].used > before["learning"].used
         adapters = [rows[f"adapters_{tier}"].used for tier in ("hot", "warm", "cold")]
         assert sum(adapters) == held.adapters == adapters[0] > 0
         assert rows["kv_disk"].limit == 3 << 20

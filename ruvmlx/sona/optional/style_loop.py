@@ -26,7 +26,7 @@ import numpy as np
 from ...lora.base_lora import BaseLoRA, Pair, Place
 from ...lora.layer_lora import pack_adapter
 from ...models.config.model import Model, missing_features
-from ...pausing import Pause, Stopped, stop_when
+from ...pausing import Pause, Stopped, stop_reason, stop_when
 from ...store import HeadMoved
 from .. import faults, instant
 from ..adapter_history import ATTEMPTS, STYLE_MINIMUM
@@ -99,9 +99,9 @@ class StyleLoop:
         if not self._model.is_own:
             return _report(False, missing_features(self._model.shape))
         try:
-            report = self._run(progress or (lambda *_: None), stop_when(cancel))
-        except Stopped:
-            return _report(False, "stopped; the next run continues it")
+            report = self._run(progress or (lambda *_: None), learner.room.guard(stop_when(cancel)))
+        except Stopped as stop:
+            return _report(False, stop_reason(stop, "stopped; the next run continues it"))
         finally:
             learner.active.install()
         return report | {"seconds": time.perf_counter() - started}
@@ -144,6 +144,7 @@ class StyleLoop:
                 saved = time.monotonic()
 
         self._learner.release()
+        self._learner.room.check()
         try:
             return self._builder(bank).run(show, pause)
         finally:
