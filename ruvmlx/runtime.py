@@ -93,6 +93,7 @@ class Runtime:
         self.tiers = TierReview(store, self.engine, settings)
         room = LearningRoom(model, backend, settings.memory_bytes)
         self.learning = Learning(store, model, backend, settings, learn, room)
+        self.learning.residency.budget = self.planned.adapters
         self.optimizer = RealtimeOptimizer(store, self.engine, settings, self.tiers, Scheduler(self.engine))
         self.writer = ReplyWriter(store, self.engine, settings, self.learning, self.tiers, self.optimizer)
         self.choices = Choices(store, model, self.learning)

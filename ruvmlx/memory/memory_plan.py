@@ -64,13 +64,18 @@ class Planned:
         return cls(weights, scratch, kv, PER_WORD * shape.vocab_size, limit)
 
     @property
+    def adapters(self) -> int:
+        """Return the bytes for loaded adapters: an eighth of the memory limit, and at most BUDGET."""
+        return min(BUDGET, self.limit // 8) if self.limit else BUDGET
+
+    @property
     def kv_room(self) -> int:
         """Return the bytes that the memory limit leaves for KV caches, or 0 if the limit is not known. The
         result is never less than the smaller of two numbers: the planned bytes of the KV cache, and a quarter
         of the limit."""
         if not self.limit:
             return 0
-        rest = self.limit - self.weights - self.scratch - self.learning - PROGRAM - BUDGET
+        rest = self.limit - self.weights - self.scratch - self.learning - PROGRAM - self.adapters
         return max(rest, min(self.kv, self.limit // 4))
 
 

@@ -131,7 +131,8 @@ def test_everything_fits_into_the_limit_that_the_user_sets(home, starter_file):
     limit = resident() + (600 << 20)
     with Runtime.open(Settings(memory_limit=limit >> 20, kv_disk=None)) as runtime:
         rows = {row.name: row for row in runtime.memory_purposes()}
-        assert rows["total"].limit <= limit
+        assert rows["total"].planned <= rows["total"].limit <= limit
+        assert rows["adapters_hot"].limit == rows["total"].limit // 8
         fixed = rows["weights"].planned + rows["scratch"].planned + rows["learning"].planned
         assert rows["kv"].limit + fixed <= limit
         assert 0 < rows["learning"].limit <= limit and rows["scratch"].limit == rows["scratch"].planned
