@@ -7,6 +7,7 @@ threads. Other threads can set the `cancel` event of a request, and can encode t
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -121,6 +122,8 @@ class Runtime:
                 watch, choice, settings.model, settings.backend, settings.max_context, settings.memory_bytes
             )
             loaded = planning.load(settings.model)
+            if not loaded.shape.writes:  # an encoder has no output head, and no tokens to guess
+                settings = replace(settings, adapter="none", draft_model=None)
             budget = (settings.kv_budget or 0) << 20
             weights = planning.watched_model(loaded)
             backend = open_backend(settings.backend, weights, settings.threads, budget, planning)

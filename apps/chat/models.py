@@ -57,11 +57,12 @@ def _words(model: Model) -> str:
 
 
 def models(in_use: Model, proposes: bool = False, auto: bool | None = None) -> list[PickerEntry]:
-    """Return entries for the models that `ruvmlx ls` lists, and for the model in use if it is in another
-    folder. The function reads the headers of files, so do not call it in the app's thread. proposes: True if
-    the list also has models that ruvmlx proposes to download, unless the program is offline. auto: True if a
-    selector chooses the model, False if not; None: the list has no entry "auto"."""
-    rows = list_local_models()
+    """Return entries for the models that `ruvmlx ls` lists, without models that are trained to embed texts,
+    and for the model in use if it is in another folder. The function reads the headers of files, so do not
+    call it in the app's thread. proposes: True if the list also has models that ruvmlx proposes to download,
+    unless the program is offline. auto: True if a selector chooses the model, False if not; None: the list
+    has no entry "auto"."""
+    rows = [row for row in list_local_models() if not row["embeds"] or row["path"] == str(in_use.path)]
     entries = [_entry(row, not auto and row["path"] == str(in_use.path)) for row in rows]
     if auto or (auto is not None and sum(not entry.problem for entry in entries) > 1):
         entries.append(PickerEntry(AUTO, "chooses one for each question", bool(auto)))

@@ -70,12 +70,17 @@ def chat(
 def _chat(settings: "Settings", plain: bool, continue_: bool, session: str | None, find: str | None) -> int:
     """Run a chat with a model that this process opens."""
     from ruvmlx.host.model_holder import Opener
+    from ruvmlx.models.config.model import writes_nothing
 
     from ..chat import run_chat
     from ..progress import is_first_run
 
     def opens(model: str | None, adapter: str | None, watch: Watch) -> Any:
-        return open_runtime(replace(settings, model=model, adapter=adapter or "none"), watch)
+        runtime = open_runtime(replace(settings, model=model, adapter=adapter or "none"), watch)
+        if not runtime.model.shape.writes:
+            runtime.close()
+            raise UsageError(writes_nothing(runtime.model.name))
+        return runtime
 
     return run_chat(
         Opener(opens, settings.model, settings.adapter_name, is_first_run()),

@@ -61,20 +61,26 @@ def pull(name: str, as_json: bool) -> None:
     if as_json:
         print_json(facts | {"fit": _fit_facts(fit)})
     else:
-        _show_model(facts, fit)
+        _show_model(facts, fit, whole="chat" if model.shape.writes else "text")
         say(f"Fetched {one_line(name)}." if watch.fetches else f"{one_line(name)} was here already.")
-        hint(f"`ruvmlx chat --model {shlex.quote(name)}` uses it.")
+        use = (
+            f"embed --model {shlex.quote(name)} TEXT" if model.embeds else f"chat --model {shlex.quote(name)}"
+        )
+        hint(f"`ruvmlx {use}` uses it.")
 
 
-def _show_model(facts: dict[str, Any], fit: "Fit", more: Iterable[tuple[str, str]] = ()) -> None:
+def _show_model(
+    facts: dict[str, Any], fit: "Fit", more: Iterable[tuple[str, str]] = (), whole: str = "chat"
+) -> None:
     """Print the facts of a model for people, as rounded numbers with units. fit: how the model fits into
-    memory. more: other rows (name, value), which come after the size."""
+    memory. more: other rows (name, value), which come after the size. whole: what the model reads, "chat" or
+    "text"."""
     of = f"{parameters(facts['parameters'])} parameters of {facts['bits']:.1f} bits on average"
     table_of_facts([
         ("model", facts["name"]),
         ("size", f"{size(facts['bytes'])}: {of}"),
         *more,
-        ("memory", fit.words()),
+        ("memory", fit.words(whole)),
         ("format", facts["format"]),
         ("files", short_path(facts["path"])),
     ])  # fmt: skip
@@ -102,6 +108,8 @@ def list_models(as_json: bool) -> None:
         [(row["name"], size(row["bytes"]), _fit_word(row, fits), short_path(row["path"])) for row in rows],
     )
     hint("CONTEXT is the longest chat. The model limits it, or this machine's memory if that is less.")
+    if any(row["embeds"] for row in rows):
+        hint("A model that embeds makes vectors of texts (`ruvmlx embed`); CONTEXT is its longest text.")
     hint("A token is a word or a part of one. `ruvmlx show NAME` has the whole path.")
     hint("`ruvmlx chat --model NAME` uses one; `ruvmlx models` suggests others.")
 
@@ -158,7 +166,8 @@ def fit_words(name: str | None) -> str:
     verb `show --memory` opens the model and measures its memory."""
     from ruvmlx.models.load import load_model
 
-    return _fit(load_model(name)).words()
+    model = load_model(name)
+    return _fit(model).words("chat" if model.shape.writes else "text")
 
 
 def _fits_by_name() -> "dict[str, Fit]":
@@ -173,7 +182,9 @@ def _fit_word(row: dict[str, Any], fits: "dict[str, Fit]") -> str:
         return "cannot run"
     if fit is None:
         return ""
-    return f"{fit.longest_context:,} tokens" if fit.fits else "too large"
+    if not fit.fits:
+        return "too large"
+    return f"{'embeds, ' if row['embeds'] else ''}{fit.longest_context:,} tokens"
 
 
 def _fit_facts(fit: "Fit | None") -> dict[str, Any] | None:
@@ -205,7 +216,8 @@ def show_model(name: str, memory: bool, details: bool, as_json: bool) -> None:
         print_json(facts | {"fit": _fit_facts(fit), "matrix_types": [vars(kind) for kind in types]})
         return
     more = [*_shape_rows(model.shape), *((kind.type, str(kind)) for kind in types)] if details else []
-    _show_model(facts, fit, [*note.items(), *more])
+    whole = "chat" if model.shape.writes else "text"
+    _show_model(facts, fit, [*note.items(), *more], whole)
     if not details:
         hint(f"`ruvmlx show {name} --details` also shows its layers and the types of its numbers.")
 

@@ -366,6 +366,13 @@ def _spellings(name: str) -> list[str]:
     )
 
 
+async def embedders(pool: ModelPool) -> set[str]:
+    """Return the names of the models that are trained to embed texts."""
+    installed = {name for name, facts in (await pool.installed_models()).items() if facts.embeds}
+    known = (model.serving for model in pool._models if model.serving.about.embeds)
+    return installed.union(*(serving.own_names for serving in known))
+
+
 def _embedder_name(models: Sequence[PooledModel], installed: Mapping[str, Facts]) -> str:
     """Return the name of a model that is trained to embed texts. If no model is trained to embed texts,
     return the name of the server's first model."""

@@ -1,6 +1,7 @@
 """This module answers GET /v1/models in OpenAI's form. If the request has the header `anthropic-version`, the
 answer has Anthropic's form."""
 
+from collections.abc import Container
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -8,15 +9,18 @@ from msgspec import Struct
 
 from .endpoint import Answer, Call, Endpoint
 from .errors import ApiError
+from .model_pool import embedders
 
 
 class ModelCard(Struct):
-    """A name that a request can give as its field `model`."""
+    """A name that a request can give as its field `model`. embeds: true if the model is trained to make
+    vectors of texts."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    embeds: bool
 
 
 class ModelList(Struct):
@@ -54,7 +58,8 @@ async def list_models(call: Call) -> Answer:
     if call.is_anthropic:
         cards = [await _anthropic_card(call, name) for name in names]
         return AnthropicModelList(cards, names[0], names[-1])
-    return ModelList("list", [_card(call, name) for name in names])
+    known = await embedders(call.models)
+    return ModelList("list", [_card(call, name, known) for name in names])
 
 
 async def show_model(call: Call) -> Answer:
@@ -63,11 +68,15 @@ async def show_model(call: Call) -> Answer:
     name = call.names["id"]
     if name not in await call.models.names(call.salt):
         raise ApiError(404, "there is no such model; GET /v1/models lists them.", "id", "model_not_found")
-    return await _anthropic_card(call, name) if call.is_anthropic else _card(call, name)
+    if call.is_anthropic:
+        return await _anthropic_card(call, name)
+    return _card(call, name, await embedders(call.models))
 
 
-def _card(call: Call, name: str) -> ModelCard:
-    return ModelCard(name, "model", call.serving.started, "ruvmlx")
+def _card(call: Call, name: str, known: Container[str]) -> ModelCard:
+    """Return the card of a model. known: the names of the models that are trained to embed texts."""
+    embeds = name in known or name.rpartition("@")[0] in known
+    return ModelCard(name, "model", call.serving.started, "ruvmlx", embeds)
 
 
 async def _anthropic_card(call: Call, name: str) -> AnthropicModel:

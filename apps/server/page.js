@@ -101,7 +101,8 @@ async function refresh() {
 }
 
 async function begin() {
-  const names = (await (await ask("GET", "/v1/models")).json()).data.map((card) => card.id);
+  const cards = (await (await ask("GET", "/v1/models")).json()).data.filter((card) => !card.embeds);
+  const names = cards.map((card) => card.id);
   at("names").replaceChildren(...names.map((name) => make("option", "", name)));
   await showChats();
   at("login").hidden = true;

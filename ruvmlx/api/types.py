@@ -78,6 +78,7 @@ class ModelInfo:
     bytes: the number of bytes on the disk.
     problem: the reason why ruvmlx cannot read the model, or ""; if there is a problem, bits and parameters
         are None.
+    embeds: True if the model is trained to make vectors of texts.
     """
 
     name: str
@@ -87,6 +88,7 @@ class ModelInfo:
     parameters: int | None
     bytes: int
     problem: str
+    embeds: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ the backend made and, optionally, an adapter of the output head. A backend retur
 NumPy arrays that the caller can keep and change.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -162,6 +162,15 @@ class Backend(Protocol):
 
     def embed(self, tokens: Sequence[int]) -> np.ndarray:
         """Return one vector for the text `tokens`: the mean of its tokens' hidden states, [D] float32."""
+
+
+@runtime_checkable
+class Embedding(Protocol):
+    """A backend that computes vectors of texts and writes no text: an encoder."""
+
+    def text_vectors(self, texts: Sequence[Sequence[int]]) -> Generator[None, None, list[np.ndarray]]:
+        """Return one vector of length 1 [D] float32 per text, in the order of `texts` (token ids). The
+        generator yields every few milliseconds, so that other work can run."""
 
 
 @runtime_checkable

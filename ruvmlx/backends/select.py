@@ -33,7 +33,7 @@ class Choice:
     why: one sentence for people with the reason for the choice of this backend
     """
 
-    name: str  # "mlx" | "native" | "reference"
+    name: str  # "mlx" | "native" | "reference" | "encoder"
     device: str  # "metal" | "cuda" | "cpu"
     kernels: str  # "metal", "cuda", "native avx512vnni, 2 threads", "cpu+openblas 0.3.34", "numpy"
     why: str
@@ -116,8 +116,8 @@ def parse_tiers(text: str) -> TierPolicy:
 
 def cache_policy(kv: str | None, backend: Backend, tiers: str | None = None) -> TierPolicy | None:
     """Return the KV cache policy that the settings name (see `asked_policy`). If the settings name no policy,
-    return TIERED, or None for the reference backend. Return None if an MLX backend has no KV pages."""
-    if backend.name == "mlx" and getattr(backend, "pool", None) is None:
+    return TIERED, or None for the reference backend. Return None if a backend has no KV pages."""
+    if backend.name in ("mlx", "encoder") and getattr(backend, "pool", None) is None:
         return None  # this backend has only caches without pages; mostly its `caveat` gives the reason
     default = None if backend.name == "reference" else TIERED
     return asked_policy(kv, tiers) or default
@@ -125,9 +125,11 @@ def cache_policy(kv: str | None, backend: Backend, tiers: str | None = None) -> 
 
 def for_model(choice: Choice, name: str, shape: ModelShape) -> Choice:
     """Return `choice`, or the MLX backend if the model needs mlx-lm's code. Raises UsageError if the user
-    named another backend for this model."""
+    named another backend for this model. Every encoder has the same backend, whichever the user named."""
     if isinstance(shape, ModelConfig):
         return choice
+    if not shape.writes:
+        return Choice("encoder", "cpu", "numpy", "encoders run in NumPy, on the CPU")
     if name in ("native", "reference"):
         raise UsageError(f"--backend {name}: {missing_features(shape)}. Leave --backend out, or choose mlx.")
     found = _describe_mlx()
@@ -165,6 +167,10 @@ def _open(name: str, model: Model, threads: int | None, watch: Watch) -> Backend
         from .reference import ReferenceBackend
 
         return ReferenceBackend(model)
+    if choice.name == "encoder":
+        from .encoder.backend import EncoderBackend
+
+        return EncoderBackend(model, threads)
     if choice.name == "native":
         from .native.backend import NativeBackend
 

@@ -9,7 +9,7 @@ from ..engine import Chunk, GenerationRequest, Sampling
 from ..engine.context_window import Turn, alternating
 from ..engine.types import INTERACTIVE, Begun
 from ..errors import NotFound, UsageError
-from ..models.config.model import Message
+from ..models.config.model import Message, writes_nothing
 from ..models.text.system_prompt import system_prompt, with_system
 from ..sampling import check_sampling
 from ..sona.state import PreferenceResult
@@ -150,7 +150,10 @@ class Conversations:
         return system_prompt(self._model).text
 
     def check_chat(self, session_id: str) -> None:
-        """Raise UsageError or UnsupportedModel if the model's chat template does not accept the chat."""
+        """Raise UsageError or UnsupportedModel if the model's chat template does not accept the chat, or if
+        the model writes no text."""
+        if not self._model.shape.writes:
+            raise UsageError(writes_nothing(self._model.name))
         messages, _ = self._read(session_id, [*self.turns(session_id), Turn("user", "?")], 1)
         self._model.tokenizer.encode_chat(messages)
 

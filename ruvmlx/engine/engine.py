@@ -11,7 +11,7 @@ from ..backends.base import Backend, HeadAdapter
 from ..errors import PromptTooLong, UsageError
 from ..kv.disk import CacheFolder
 from ..kv.policy import TierPolicy
-from ..models.config.model import Model
+from ..models.config.model import Model, writes_nothing
 from ..models.text.system_prompt import with_system
 from .draft_length import draft_length
 from .draft_model import DraftModel
@@ -49,7 +49,9 @@ class LLMInferenceEngine:
 
     def prompt_ids(self, request: GenerationRequest) -> list[int]:
         """Return the token ids of the prompt. Raises UsageError if the prompt is empty, does not fit the
-        context, or has a token id that the model does not have."""
+        context, or has a token id that the model does not have, and if the model writes no text."""
+        if not self.model.shape.writes:
+            raise UsageError(writes_nothing(self.model.name))
         tokenizer, limit = self.model.tokenizer, self.model.context
         if request.input_ids is not None:  # the caller has encoded the prompt already
             ids = self._checked_ids(request.input_ids)

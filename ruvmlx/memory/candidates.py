@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from ..backends.select import Choice, describe, for_model
 from ..errors import ModelNotFound, UsageError
 from ..models.config.header_facts import Facts
+from ..models.config.model import writes_nothing
 from ..models.find.local import local_paths, readable_models, survey
 from ..models.find.resolve import find_model
 from ..models.find.starter import STARTER_NAMES
@@ -107,7 +108,10 @@ def _models_by_name(settings: Settings, backend: Choice, limit: int, watch: Watc
 def _facts(name: str, watch: Watch) -> Facts:
     path = None if name in STARTER_NAMES else local_paths().get(name)
     found = find_model(name, watch)
-    return survey(found.name, path or found.path)
+    facts = survey(found.name, path or found.path)
+    if not facts.shape.writes:
+        raise UsageError(f"auto_models: {writes_nothing(name)}")
+    return facts
 
 
 def _by_size(found: Iterable[AutoModel]) -> list[AutoModel]:

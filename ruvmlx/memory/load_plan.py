@@ -24,6 +24,7 @@ CONTEXT = 4096  # the number of tokens of the KV cache that the estimate include
 # A measurement gave 268 MB for the starter model, with 49,152 tokens in its vocabulary, at its first opening
 # (native backend, x86-64).
 PROGRAM, PER_WORD = 170 << 20, 2048
+STATES = 8  # an encoder holds at most this number of states of each token: input, queries, keys, values...
 
 
 class NotEnoughMemory(RuvmlxError):
@@ -47,18 +48,21 @@ class Need:
     def of(cls, facts: Facts, backend: Choice, context: int | None = None) -> "Need":
         """Return the bytes that a model needs. context: the number of tokens in the KV cache; None: CONTEXT.
         If the model's own maximum context is smaller, that number of tokens is used."""
-        work = PROGRAM + PER_WORD * facts.shape.vocab_size
-        tokens = min(facts.shape.max_context, context or CONTEXT)
-        return cls(
-            weight_bytes(facts, backend), token_bytes(facts.shape) * cached_tokens(facts.shape, tokens), work
-        )
+        shape, tokens = facts.shape, min(facts.shape.max_context, context or CONTEXT)
+        each = token_bytes(shape) * cached_tokens(shape, tokens)
+        if not shape.writes:  # an encoder keeps nothing of a text, and learns nothing
+            return cls(weight_bytes(facts, backend), 0, PROGRAM + each)
+        return cls(weight_bytes(facts, backend), each, PROGRAM + PER_WORD * shape.vocab_size)
 
 
 def token_bytes(shape: ModelShape) -> int:
     """Return the bytes of one token's keys and values in 16 bits. For a model that only mlx-lm can run, the
     function uses the width of the hidden states as the width of the keys. For all but a few architectures,
-    the result is then an upper bound."""
+    the result is then an upper bound. For an encoder, the bytes are those of a token's states while a text is
+    read."""
     width = shape.hidden_size
+    if not shape.writes:
+        return 4 * STATES * width
     if isinstance(shape, ModelConfig):
         width = shape.n_kv_heads * shape.head_dim
     return 2 * shape.n_layers * width * 2
@@ -108,25 +112,30 @@ class Fit:
         """Return the number of tokens for which this machine's memory has room."""
         return max(0, self.limit - self.weights - self.work) // self.kv_per_token
 
-    def words(self) -> str:
+    def words(self, whole: str = "chat") -> str:
         """Return one line for the user: whether the model fits, the bytes for each purpose, and the longest
-        context."""
+        context. whole: what the model reads, "chat" or "text"."""
         parts = (
             f"{size(self.weights)} for the weights, {size(self.work)} for the program and learning, "
-            f"{size(self.kv_per_token * 1000)} for each 1,000 tokens of a chat. "
+            f"{size(self.kv_per_token * 1000)} for each 1,000 tokens of a {whole}. "
             f"This machine can give one model {size(self.limit)}."
         )
         if not self.fits:
             return f"does not fit: {parts}"
         whose = "this machine's memory" if self.longest_context == self.room else "the model"
-        return f"fits: {parts} A chat can have {self.longest_context:,} tokens: that is the limit of {whose}."
+        return (
+            f"fits: {parts} A {whole} can have {self.longest_context:,} tokens: that is the limit of {whose}."
+        )
 
 
 def weight_bytes(facts: Facts, backend: Choice) -> int:
     """Return the number of bytes that the weights take in memory. The native backend and GPUs keep the
     weights quantised. The reference backend expands the weights to float32. MLX on a CPU does so if they then
-    take at most a quarter of the memory."""
+    take at most a quarter of the memory. An encoder expands all weights but the vectors of the words."""
     whole = 4 * facts.parameters
+    if not facts.shape.writes:
+        words = facts.shape.vocab_size * facts.shape.hidden_size
+        return whole - 4 * words + words * facts.bytes // facts.parameters
     if backend.name == "reference":
         return whole
     if backend.name == "mlx" and backend.device == "cpu" and whole <= cpu.total_memory() / 4:

@@ -61,6 +61,8 @@ class Planned:
         if plan is not None:
             weights, kv, limit = plan.need.weights, plan.need.cache, plan.memory.limit
         weights += _draft_bytes(engine)
+        if not shape.writes:
+            return cls(weights, token_bytes(shape) * engine.model.context, 0, 0, limit)
         return cls(weights, scratch, kv, PER_WORD * shape.vocab_size, limit)
 
     @property

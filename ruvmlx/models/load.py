@@ -3,7 +3,7 @@ weights are read later, through `Model.load_weights`."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..progress import QUIET, Watch
 from ..settings import SAMPLING
@@ -13,6 +13,9 @@ from .config.model import Model
 from .config.sampling_defaults import sampling_defaults
 from .find.resolve import find_model
 from .find.starter import STARTER_SAMPLING, STARTER_SYSTEM, starter_path
+
+if TYPE_CHECKING:
+    from .files.gguf import GGUFFile
 
 
 def load_model(name: str | None = None, watch: Watch = QUIET) -> Model:
@@ -32,12 +35,16 @@ def load_model(name: str | None = None, watch: Watch = QUIET) -> Model:
 
 
 def load_gguf(path: Path, name: str | None = None) -> Model:
+    from .config.encoder import is_gguf_encoder
     from .config.fingerprint import fingerprint
-    from .files.gguf_split import whole_name
+    from .files.gguf_split import read_whole, whole_name
     from .text.gguf_tokenizer import gguf_tokenizer
-    from .weights.gguf_model import open_gguf, weights_loader
+    from .weights.gguf_model import check_gguf, weights_loader
 
-    file, config = open_gguf(path)
+    file = read_whole(path)
+    if is_gguf_encoder(file.metadata):
+        return _load_encoder(file, name or whole_name(path))
+    file, config = check_gguf(file)
     tokenizer = gguf_tokenizer(file)
     check_vocab(tokenizer.vocab_size, config.vocab_size, path.name)
     layout = {t.name: (t.type.name, t.shape) for t in file.tensors.values()}
@@ -55,6 +62,28 @@ def load_gguf(path: Path, name: str | None = None) -> Model:
         default_sampling=_gguf_sampling(file.metadata, config.model_type, path),
         types=file.types,
         embeds=gguf_embeds(file.metadata, config.model_type),
+    )
+
+
+def _load_encoder(file: "GGUFFile", name: str) -> Model:
+    from .config.fingerprint import fingerprint
+    from .text.gguf_tokenizer import gguf_tokenizer
+    from .weights.encoder_files import open_encoder_gguf
+
+    found, tokenizer = open_encoder_gguf(file), gguf_tokenizer(file)
+    check_vocab(tokenizer.vocab_size, found.shape.vocab_size, file.path.name)
+    return Model(
+        name=name,
+        path=file.path,
+        format="gguf",
+        shape=found.shape,
+        tokenizer=tokenizer,
+        load_weights=found.load_weights,
+        fingerprint=fingerprint(found.shape, found.layout, found.samples()),
+        parameters=found.parameters,
+        bytes=found.bytes,
+        types=found.types,
+        embeds=True,
     )
 
 

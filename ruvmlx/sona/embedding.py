@@ -19,7 +19,8 @@ whitening.
 tokens, each window in its own context. The hidden states of a window are averaged in the same way as the
 hidden states of a question. The vector of the text is the whitened mean of the windows' averages, weighted by
 the windows' numbers of tokens. An embedding model reads the whole text in one context instead, and the vector
-is the hidden state of the last token (models/config/embedding_model.py).
+is the hidden state of the last token (models/config/embedding_model.py). An encoder, a model of BERT's kind,
+pools the states as its files say (models/config/encoder.py).
 """
 
 import io
@@ -31,16 +32,19 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from itertools import pairwise
+from typing import TypeVar, cast
 
 import numpy as np
 
-from ..backends.base import Backend, original_model
+from ..backends.base import Backend, Embedding, original_model
 from ..errors import RuvmlxError, TextTooLong, UsageError
 from ..models.config.embedding_model import END
+from ..models.config.encoder import EncoderConfig
 from ..models.config.model import Model, Tokenizer
 from ..pausing import Pause
 from ..store import Store
 
+T = TypeVar("T")
 # The maximum number of tokens that the model reads of a message. Of a longer message, the model reads the
 # first 64 and the last 64 tokens.
 MAX_TOKENS = 128
@@ -173,18 +177,35 @@ def whitening_of(
 def text_ids(model: Model, text: str) -> list[int]:
     """Return the token ids of a text to embed. Raises UsageError if the text is empty. Raises TextTooLong if
     it is longer than MAX_TEXT_TOKENS or than the context of an embedding model."""
-    end = [id for token, id in model.tokenizer.special_tokens.items() if model.embeds and token == END]
-    most = min(MAX_TEXT_TOKENS, model.context - len(end)) if model.embeds else MAX_TEXT_TOKENS
+    begin, end = _frame(model)
+    room = model.context - len(begin) - len(end)
+    most = min(MAX_TEXT_TOKENS, room) if model.embeds else MAX_TEXT_TOKENS
     ids = model.tokenizer.encode(text, add_bos=False, most=most)
     if not ids:
         raise UsageError("a text to embed is empty; give some words.")
     if len(ids) > most:
         raise TextTooLong(f"a text to embed has more than {most} tokens; give it in parts.")
-    return ids + end
+    return begin + ids + end
+
+
+def _frame(model: Model) -> tuple[list[int], list[int]]:
+    """Return the special tokens that an embedding model reads before and behind a text."""
+    tokenizer = model.tokenizer
+    if isinstance(model.shape, EncoderConfig):
+        first, last = ([id] if id is not None else [] for id in (tokenizer.bos_id, tokenizer.eos_id))
+        return first, last
+    return [], [id for token, id in tokenizer.special_tokens.items() if model.embeds and token == END]
 
 
 def method_of(model: Model) -> str:
     """Return words for the method by which this model embeds texts."""
+    if isinstance(model.shape, EncoderConfig):
+        named = {
+            "mean": "mean of the states",
+            "cls": "first token's state",
+            "lasttoken": "last token's state",
+        }
+        return f"{named[model.shape.pooling]}, by {model.name}, an encoder"
     if model.embeds:
         return f"last token's state, by {model.name}, which is trained for it"
     return f"mean of the states, whitened, by {model.name}, which is a chat model"
@@ -199,6 +220,8 @@ def vectors(
 
     texts: the token ids of each text, from `text_ids`
     """
+    if isinstance(backend, Embedding):
+        return (yield from slices(backend.text_vectors(texts)))
     reader, found = TextReader(backend, model.tokenizer.bos_id), []
     whitened = None if model.embeds else whitening_of(store, model, backend)
     for ids in texts:
@@ -208,6 +231,19 @@ def vectors(
         else:
             found.append(whitened((yield from reader.mean_pool_windows(ids))))
     return found
+
+
+def slices(steps: Generator[None, None, T]) -> Generator[None, None, T]:
+    """Run a generator that yields every few milliseconds. Yield only when SLICE seconds have passed."""
+    begun = time.perf_counter()
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast(T, end.value)
+        if time.perf_counter() - begun >= SLICE:
+            yield
+            begun = time.perf_counter()
 
 
 class TextReader:

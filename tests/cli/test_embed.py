@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ruvmlx
+from tests.models.encoder_models import EncoderShape, make_encoder
 
 from .test_adapters import tiny_cli  # noqa: F401 - a fixture
 
@@ -109,3 +110,27 @@ def test_search_like_prints_chats_and_how_like_they_are(tiny_cli, tmp_path):
     for wrong in (["--like", "x", "egg"], []):
         code, _, err = tiny_cli("sessions", "search", *wrong)
         assert code == 2 and "give words" in err
+
+
+def test_an_encoder_embeds_and_is_listed_so(tiny_cli, tmp_path, monkeypatch):
+    """`embed`, `ls`, `show` and the API know it; `chat` and `generate` refuse it in one line."""
+    folder = make_encoder(tmp_path / "store" / "tests" / "encoder", EncoderShape(), "mean")
+    monkeypatch.setenv("LMSTUDIO_MODELS", str(tmp_path / "store"))
+    name = "lmstudio:tests/encoder"
+    code, out, err = tiny_cli("embed", *TEXTS, "--model", name, "--json")
+    assert code == 0 and (out["dimensions"], out["model"]) == (40, name), err
+    assert np.allclose(out["embeddings"], ruvmlx.embed(TEXTS, folder), atol=1e-6)
+    rows = {row["name"]: row for row in tiny_cli("ls", "--json")[1]}
+    assert rows[name]["embeds"] and rows[name]["fit"]["longest_context"] == 37
+    assert "embeds, 37 tokens" in tiny_cli("ls")[1]
+    assert "A text can have 37 tokens" in tiny_cli("show", name)[1]
+    assert tiny_cli("show", name, "--json")[1]["config"]["pooling"] == "mean"
+    code, out, err = tiny_cli("generate", "hi", "--model", name)
+    assert code == 2 and "embeds texts and writes none" in err and len(err.strip().splitlines()) == 1
+
+
+def test_a_chat_with_an_encoder_does_not_begin(tiny_cli, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        tiny_cli("chat", "--plain", "--model", str(make_encoder(tmp_path / "m", EncoderShape())))
+    err = capsys.readouterr().err.strip()
+    assert ended.value.code == 2 and err.splitlines() == [err] and "m embeds texts and writes none" in err

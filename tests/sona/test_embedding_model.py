@@ -6,16 +6,19 @@ import numpy as np
 import pytest
 
 from ruvmlx.backends.reference import ReferenceBackend
+from ruvmlx.engine import GenerationRequest
 from ruvmlx.errors import UsageError
 from ruvmlx.models.find.local import survey
 from ruvmlx.models.load import load_model
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 from ruvmlx.sona import embedding
+from tests.models.encoder_models import EncoderShape, encoder_weights, make_encoder
 from tests.models.gguf_writer import u32, write_gguf
 from tests.models.make_gguf import gguf_metadata, gguf_tensors
 from tests.models.make_models import make_safetensors_model, safetensors_bytes
 from tests.models.shapes import Shape, random_weights
+from tests.oracles.encoder import vector_ref
 
 SHAPE = {"family": "qwen3", "max_context": 900}
 
@@ -123,3 +126,57 @@ def test_what_the_tokenizer_puts_behind_a_text_is_there_once(tmp_path):
     file.write_text(json.dumps(data))
     ids = embedding.text_ids(load_model(str(folder)), "hello")
     assert ids.count(0) == 1 and ids[-1] == 0
+
+
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta", "nomic_bert"])
+def test_a_runtime_holds_an_encoder(tmp_path, open_model, family):
+    """It has no adapter, learns nothing, and refuses to write; its memory is planned."""
+    shape = EncoderShape(family)
+    with open_model(make_encoder(tmp_path / "m", shape, "mean")) as runtime:
+        texts = ["the sea and the wind", "hello"]
+        ids = [embedding.text_ids(runtime.model, text) for text in texts]
+        wanted = [vector_ref(shape, encoder_weights(shape), each, "mean") for each in ids]
+        np.testing.assert_allclose(runtime.embed(texts), wanted, atol=3e-5)
+        assert embedding.method_of(runtime.model) == "mean of the states, by m, an encoder"
+        assert runtime.learner is None and runtime.adapters() == [] and not runtime.learning.is_due()
+        planned = {row.name: row.planned for row in runtime.memory_purposes()}
+        assert planned["kv"] == planned["learning"] == 0 < planned["scratch"]
+        assert planned["weights"] == runtime.backend.nbytes
+        with pytest.raises(UsageError, match="m embeds texts and writes none"):
+            list(runtime.writer.generate(GenerationRequest(prompt="hello", max_new_tokens=1)))
+        with pytest.raises(UsageError, match="m embeds texts and writes none"):
+            runtime.chats.check_chat(runtime.chats.new_chat(None))
+
+
+def test_a_setting_for_an_adapter_changes_nothing_of_an_encoder(tmp_path, monkeypatch):
+    monkeypatch.setenv("RUVMLX_HOME", str(tmp_path / "home"))
+    settings = Settings(model=str(make_encoder(tmp_path / "m", EncoderShape())), adapter="mine")
+    with Runtime.open(settings) as runtime:
+        assert runtime.learner is None and len(runtime.embed(["sea"])[0]) == 40
+
+
+def test_the_longest_text_of_an_encoder_has_room_for_its_two_tokens(tmp_path, open_model):
+    with open_model(make_encoder(tmp_path / "m", EncoderShape())) as runtime:
+        assert len(runtime.embed(["sea " * 35])) == 1
+        with pytest.raises(UsageError, match="more than 35 tokens"):
+            runtime.embed(["sea " * 36])
+        with pytest.raises(UsageError, match="empty"):
+            runtime.embed([" "])
+
+
+def test_a_slice_is_about_as_long_as_asked(monkeypatch):
+    """What yields often yields to other work only when a slice of time has passed."""
+    now = iter(np.arange(0, 10, 0.02))
+    monkeypatch.setattr(embedding.time, "perf_counter", lambda: next(now))
+
+    def steps():
+        for _ in range(30):
+            yield
+        return "done"
+
+    pauses, work = 0, embedding.slices(steps())
+    with pytest.raises(StopIteration, match="done"):
+        while True:
+            next(work)
+            pauses += 1
+    assert pauses == 10

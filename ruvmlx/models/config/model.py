@@ -4,7 +4,7 @@ Tokenizer."""
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ...errors import UnsupportedModel
 from .rope_scaling import RopeScaling
@@ -27,6 +27,8 @@ class QueryScale:
 class ModelShape:
     """The sizes that every model has. To train an adapter of a model's output head on ratings, ruvmlx needs
     no other sizes of the model than the fields of this class."""
+
+    writes: ClassVar[bool] = True  # False: the model is an encoder, which embeds texts and writes none
 
     model_type: str
     hidden_size: int
@@ -80,12 +82,19 @@ class OtherShape(ModelShape):
 
 def missing_features(shape: ModelShape) -> str:
     """Return a text that tells the user which of ruvmlx's features a model that only mlx-lm runs does not
-    have."""
+    have, or that an encoder writes no text."""
+    if not shape.writes:
+        return f"{shape.model_type} models embed texts and write none"
     weights = f" with {shape.weights} weights" if isinstance(shape, OtherShape) and shape.weights else ""
     return (
         f"{shape.model_type} models{weights} run on mlx-lm's own code: chat and ratings work; KV tiers, "
         "training in the background and changes of other layers than the output head do not"
     )
+
+
+def writes_nothing(name: str) -> str:
+    """Return the sentence that tells the user that the encoder `name` cannot answer."""
+    return f"{name} embeds texts and writes none: choose another model, or make vectors with `ruvmlx embed`."
 
 
 # The weights of a model: {name: array}. The names are mlx-lm's ("model.layers.0.self_attn.q_proj.weight",
@@ -123,6 +132,7 @@ class Tokenizer(Protocol):
 
     vocab_size: int
     bos_id: int | None
+    eos_id: int | None  # the id of the token that ends a text
     eos_ids: frozenset[int]  # the ids of the tokens that end a reply
     special_tokens: Mapping[str, int]
     chat_template: str | None

@@ -17,6 +17,7 @@ import numpy as np
 from ...errors import CorruptFile, UnsupportedModel
 from ..files.safetensors_file import Tensor
 from ..files.small_floats import is_fp8
+from .encoder import is_encoder
 from .families import has_decoder
 from .model import ModelShape, OtherShape, Weights
 
@@ -51,6 +52,11 @@ class OtherFolder:
         return {}
 
     @property
+    def layout(self) -> dict[str, tuple]:
+        """Return {name of a tensor: (type, shape)}."""
+        return {t.name: (t.dtype, t.shape) for t in self.tensors.values()}
+
+    @property
     def is_wrapped(self) -> bool:
         """Return True if the folder is a model for text and images, whose language model is described in
         `text_config`."""
@@ -83,7 +89,7 @@ def mlx_lm_runs(model_type: Any) -> bool:
 
 def runs(data: Mapping[str, Any]) -> bool:
     """Return True if ruvmlx or mlx-lm can run the model with the config.json `data`."""
-    return has_decoder(data) or runs_elsewhere(data)
+    return has_decoder(data) or is_encoder(data) or runs_elsewhere(data)
 
 
 def runs_elsewhere(data: Mapping[str, Any]) -> bool:

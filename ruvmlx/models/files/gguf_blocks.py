@@ -38,7 +38,7 @@ def unpack(
     """
     kind = tensor.type
     if kind.block == 1:
-        parts = {"weight": _plain(raw, tensor)}
+        parts = {"weight": plain_array(raw, tensor)}
         check_finite(parts["weight"], tensor.name)
         return parts
     blocks = raw.reshape(-1, kind.nbytes)
@@ -168,7 +168,7 @@ def _scales_for(most: np.ndarray) -> np.ndarray:
     return np.where(short < scales, np.nextafter(short, np.float16(np.inf)), short)
 
 
-def _plain(raw: np.ndarray, tensor: GGUFTensor) -> np.ndarray:
+def plain_array(raw: np.ndarray, tensor: GGUFTensor) -> np.ndarray:
     """Return a tensor that is not quantised as a view of the file."""
     if tensor.type.name == "BF16":
         import ml_dtypes

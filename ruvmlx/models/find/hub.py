@@ -4,6 +4,7 @@ machine, then on the hub."""
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from ...errors import ModelNotFound, RuvmlxError
 from ...platform import cpu
 from ...platform.files import read_ordinary
 from ...progress import QUIET, Watch, Worker
+from ..config.encoder import GGUF_ENCODERS, folder_encoder, is_encoder
 from ..config.families import families_of
 from ..config.header_facts import Facts
 from ..config.hf_config import config_from_json
@@ -201,7 +203,7 @@ def _download_gguf(listing: "Listing", wanted: str, watch: Watch, worker: Worker
 
     name, found = listing.name, variants({weight.file: weight.size for weight in listing.ggufs})
     # `families_of` raises UnsupportedModel for an unsupported architecture before gigabytes are downloaded
-    if listing.architecture:
+    if listing.architecture and listing.architecture not in GGUF_ENCODERS:
         families_of(listing.architecture, name)
     choice = named_variant(name, found, wanted) if wanted else choose_variant(name, found, _memory_limit())
     watch.note_choice(choice)
@@ -213,6 +215,10 @@ def _facts(name: str, folder: Path, size: int, to_fetch: int) -> Facts:
     """Return the facts about a model from its config.json alone. The function raises UnsupportedModel for a
     model that ruvmlx cannot run, before gigabytes of weights are downloaded."""
     data = read_object(folder / "config.json")
+    if is_encoder(data):
+        encoder = folder_encoder(folder, data, name)
+        facts = Facts(name, folder, "safetensors", encoder, encoder.parameters, size, to_fetch)
+        return replace(facts, embeds=True)
     if runs_elsewhere(data):
         shape = shape_from_json(data, name)
         return Facts(name, folder, "safetensors", shape, _about(size, data), size, to_fetch)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...errors import RuvmlxError
 from ..config.embedding_model import gguf_embeds
+from ..config.encoder import is_gguf_encoder
 from ..config.header_facts import Facts
 from ..config.layout import parameter_count
 from .hub import cached_repositories
@@ -21,9 +22,10 @@ def list_local_models() -> list[dict[str, Any]]:
     cache (but no safetensors model that neither ruvmlx nor mlx-lm can run), then the models of ollama and LM
     Studio.
 
-    Keys: name, path, format, bits (stored bits per parameter), parameters, bytes, problem. If ruvmlx cannot
-        read a model, `problem` has the reason, `bytes` has the size of the folder's safetensors files or of
-        the file at `path`, and bits and parameters are None.
+    Keys: name, path, format, bits (stored bits per parameter), parameters, bytes, embeds (True if the model
+        is trained to embed texts), problem. If ruvmlx cannot read a model, `problem` has the reason, `bytes`
+        has the size of the folder's safetensors files or of the file at `path`, bits and parameters are None,
+        and embeds is False.
     """
     return [_row(*found) for found in _local_models()]
 
@@ -54,15 +56,15 @@ def _local_models() -> Iterator[tuple[str, Path, RuvmlxError | None]]:
 
 def _row(name: str, path: Path, problem: RuvmlxError | None) -> dict[str, Any]:
     form = "safetensors" if path.is_dir() else "gguf"
-    row = {"name": name, "path": str(path), "format": form, "bits": None, "parameters": None}
+    row: dict[str, Any] = {"name": name, "path": str(path), "format": form, "bits": None, "parameters": None}
     try:
         if problem:
             raise problem
         facts = survey(name, path)
     except RuvmlxError as error:
-        return row | {"bytes": _file_bytes(path), "problem": str(error)}
+        return row | {"bytes": _file_bytes(path), "problem": str(error), "embeds": False}
     numbers = {"bits": round(facts.bits, 2), "parameters": facts.parameters, "bytes": facts.bytes}
-    return row | numbers | {"problem": ""}
+    return row | numbers | {"problem": "", "embeds": facts.embeds}
 
 
 def survey(name: str, path: Path) -> Facts:
@@ -73,9 +75,17 @@ def survey(name: str, path: Path) -> Facts:
         folder = open_folder(path, path.name)
         facts = Facts(name, path, "safetensors", folder.shape, folder.parameters, folder.bytes)
         return replace(facts, types=folder.types, embeds=folder.embeds)
-    from ..weights.gguf_model import open_gguf
+    from ..files.gguf_split import read_whole
+    from ..weights.gguf_model import check_gguf
 
-    file, config = open_gguf(path)
+    file = read_whole(path)
+    if is_gguf_encoder(file.metadata):
+        from ..weights.encoder_files import open_encoder_gguf
+
+        found = open_encoder_gguf(file)
+        facts = Facts(name, path, "gguf", found.shape, found.parameters, found.bytes, types=found.types)
+        return replace(facts, embeds=True)
+    file, config = check_gguf(file)
     facts = Facts(name, path, "gguf", config, parameter_count(config), file.tensor_bytes, types=file.types)
     return replace(facts, embeds=gguf_embeds(file.metadata, config.model_type))
 

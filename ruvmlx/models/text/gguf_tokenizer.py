@@ -1,5 +1,5 @@
-"""This module makes the tokenizer of a GGUF file: byte-level BPE or SentencePiece, as the file's key
-tokenizer.ggml.model says."""
+"""This module makes the tokenizer of a GGUF file: byte-level BPE, SentencePiece, WordPiece or Unigram, as the
+file's key tokenizer.ggml.model says."""
 
 from ...errors import UnsupportedModel
 from ..files.gguf import GGUFFile
@@ -19,7 +19,11 @@ def gguf_tokenizer(file: GGUFFile) -> BaseTokenizer:
         from .tokenizer_spm import gguf_sentencepiece
 
         return gguf_sentencepiece(vocab)
+    if kind in ("bert", "t5"):
+        from .tokenizer_encoder import GGUFEncoderTokenizer
+
+        return GGUFEncoderTokenizer(vocab)
     raise UnsupportedModel(
-        f"{vocab.where}: tokenizer {kind[:40]!r}; "
-        "'gpt2' (byte-level BPE) and 'llama' (SentencePiece) are known."
+        f"{vocab.where}: tokenizer {kind[:40]!r}; 'gpt2' (byte-level BPE), 'llama' (SentencePiece), "
+        "'bert' (WordPiece) and 't5' (Unigram) are known."
     )

@@ -73,8 +73,8 @@ def _token_name(config: dict[str, Any], key: str) -> str:
 
 
 class JsonTokenizer(BaseTokenizer):
-    """The tokenizer of a tokenizer.json file: byte-level BPE, or a vocabulary in the style of
-    SentencePiece."""
+    """The tokenizer of a tokenizer.json file: byte-level BPE, a vocabulary in the style of SentencePiece, or
+    WordPiece."""
 
     def __init__(self, path: Path, config: dict[str, Any], template: str | None, eos_ids: Iterable[int]):
         full = _read(path)
@@ -87,14 +87,14 @@ class JsonTokenizer(BaseTokenizer):
             special_tokens=special,
             bos_id=bos,
             adds_bos=_adds_bos(full, config, bos),
-            eos_id=special.get(_token_name(config, "eos_token")),
+            eos_id=special.get(_token_name(config, "eos_token"), _template_end(full, special)),
             more_eos_ids=eos_ids,
             chat_template=template,
-            strips_leading_space=self._steps.prefixes_space,
+            strips_leading_space=self._steps.prefixes_space or self._steps.word_pieces,
         )
         self._plain_added = {i: t.content for i, t in added.items() if t.content not in special}
         plain = [t for t in added.values() if t.content not in special]
-        self._forbidden = frozenset(special.values()) - {special.get(getattr(full.model, "unk_token", None))}
+        self._forbidden = frozenset(special.values()) - {_unknown_id(full.model, special)}
         self._first = self._steps.tokenizer(full, plain, first=True)
         self._later = self._steps.tokenizer(full, plain, first=False)
 
@@ -116,7 +116,9 @@ class JsonTokenizer(BaseTokenizer):
         if token_id in self._plain_added:
             return self._plain_added[token_id].encode()
         piece = self._full.id_to_token(token_id) or ""
-        return piece_to_bytes(piece) if self._steps.byte_level else _metaspace_bytes(piece)
+        if self._steps.word_pieces:
+            return word_text(piece)
+        return piece_to_bytes(piece) if self._steps.byte_level else piece_text(piece)
 
 
 def _read(path: Path) -> Any:
@@ -135,6 +137,20 @@ def _template_bos(full: Any, special: dict[str, int]) -> int | None:
     return ids[0] if ids and ids[0] in special.values() else None
 
 
+def _template_end(full: Any, special: dict[str, int]) -> int | None:
+    """Return the id of the special token that the file's post-processor puts behind a text if it also puts
+    one before it, or None."""
+    ids = full.encode("", add_special_tokens=True).ids
+    return ids[-1] if len(ids) > 1 and ids[-1] in special.values() else None
+
+
+def _unknown_id(model: Any, special: dict[str, int]) -> int | None:
+    """Return the id of the token for unknown text, or None if the model has none."""
+    if type(model).__name__ == "Unigram":
+        return json.loads(model.__getstate__()).get("unk_id")
+    return special.get(getattr(model, "unk_token", None) or "")
+
+
 def _adds_bos(full: Any, config: dict[str, Any], bos: int | None) -> bool:
     said = config.get("add_bos_token")
     if isinstance(said, bool):
@@ -142,7 +158,13 @@ def _adds_bos(full: Any, config: dict[str, Any], bos: int | None) -> bool:
     return bos is not None and full.encode("a", add_special_tokens=True).ids[:1] == [bos]
 
 
-def _metaspace_bytes(piece: str) -> bytes:
+def word_text(piece: str) -> bytes:
+    """Return the bytes of a WordPiece token: "##ing" gives b"ing", and "paris", which begins a word, gives
+    b" paris"."""
+    return (piece.removeprefix("##") if piece.startswith("##") else f" {piece}").encode()
+
+
+def piece_text(piece: str) -> bytes:
     """Return the bytes of a SentencePiece token: "▁Paris" gives b" Paris", "<0x0A>" gives b"\\n"."""
     if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
         try:
@@ -163,10 +185,11 @@ class _Steps:
             part.get("type"): part for state in (self._pre, _state(full.decoder)) for part in _flat(state)
         }
         self.byte_level = "ByteLevel" in parts
+        self.word_pieces = type(full.model).__name__ == "WordPiece"
         metaspace = "Metaspace" in parts or "Replace" in parts or "ByteFallback" in parts
-        if not self.byte_level and not metaspace:
+        if not (self.byte_level or metaspace or self.word_pieces):
             raise UnsupportedModel(
-                f"{where}: neither byte-level nor SentencePiece-like; no other kind is known."
+                f"{where}: neither byte-level nor SentencePiece-like nor WordPiece; no other kind is known."
             )
         self.prefixes_space = self._prefixes_space()
 

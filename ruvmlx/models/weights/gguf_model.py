@@ -27,7 +27,12 @@ from .stored import StoredMatrix
 def open_gguf(path: Path) -> tuple[GGUFFile, ModelConfig]:
     """Open a file, or all part files of a split model. Check the header, the configuration and the tensor
     shapes."""
-    file = read_whole(path)
+    return check_gguf(read_whole(path))
+
+
+def check_gguf(file: GGUFFile) -> tuple[GGUFFile, ModelConfig]:
+    """Check the configuration and the tensor shapes of a file whose header was read. Return the file, with
+    its tensors under the usual names, and the configuration."""
     config = read_config(file)
     if config.model_type == "mpt":
         file = replace(file, tensors=split_qkv(file.tensors, config))

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...errors import CorruptFile, UnsupportedModel
 from ..config.embedding_model import folder_embeds
+from ..config.encoder import is_encoder
 from ..config.families import family_of
 from ..config.fingerprint import fingerprint
 from ..config.hf_config import Affine, config_from_json, quantization, text_config, text_name
@@ -20,6 +21,7 @@ from ..config.sampling_defaults import sampling_defaults
 from ..files.json_files import read_object
 from ..files.safetensors_file import ALL_BYTES, FLOAT_BYTES, ITEM_BYTES, Tensor, read_safetensors
 from ..files.small_floats import FloatFormat, fp8_format, has_small_floats, is_fp8, mlx_format
+from .encoder_files import EncoderFiles, open_encoder_folder
 from .folder_weights import DTYPES, FolderWeights, StoragePlan
 from .mpt_tensors import common_names
 from .own_layouts import refuse_own_layout
@@ -63,6 +65,11 @@ class Folder:
         return dict(sizes)
 
     @property
+    def layout(self) -> dict[str, tuple]:
+        """Return {name of a tensor: (type, shape)}."""
+        return {t.name: (t.dtype, t.shape) for t in self.tensors.values()}
+
+    @property
     def parameters(self) -> int:
         return parameter_count(self.shape)
 
@@ -75,10 +82,12 @@ class Folder:
         return (self.tensors[n].raw() for n in SAMPLED if n in self.tensors)
 
 
-def open_folder(path: Path, name: str) -> Folder | OtherFolder:
+def open_folder(path: Path, name: str) -> Folder | OtherFolder | EncoderFiles:
     """Read the configuration and the file headers of a folder. For a model that ruvmlx's own decoder runs,
     check that the configuration and the headers agree. Do not read the tokenizer."""
     whole = read_object(path / "config.json", missing_ok=False)
+    if is_encoder(whole):
+        return open_encoder_folder(path, whole, _read_all(path, ALL_BYTES), name)
     if runs_elsewhere(whole):
         return open_other(whole, _read_all(path, ALL_BYTES), name)
     data = text_config(whole, name)
@@ -102,7 +111,6 @@ def load_folder(path: Path, name: str) -> Model:
     generation = read_object(path / "generation_config.json")
     tokenizer = ProcessTokenizer(path, [folder.data.get("eos_token_id"), generation.get("eos_token_id")])
     check_vocab(tokenizer.vocab_size, folder.shape.vocab_size, name)
-    layout = {t.name: (t.dtype, t.shape) for t in folder.tensors.values()}
     return Model(
         name=name,
         path=path,
@@ -110,7 +118,7 @@ def load_folder(path: Path, name: str) -> Model:
         shape=folder.shape,
         tokenizer=tokenizer,
         load_weights=folder.load_weights,
-        fingerprint=fingerprint(folder.shape, layout, folder.samples()),
+        fingerprint=fingerprint(folder.shape, folder.layout, folder.samples()),
         parameters=folder.parameters,
         bytes=folder.bytes,
         default_sampling=sampling_defaults(generation, folder.shape.model_type, [name, path.name]),

@@ -31,8 +31,9 @@ class StoredMatrix:
     def shape(self) -> tuple[int, int]:
         return len(self.raw), self.raw.shape[1] // self.type.nbytes * self.type.block
 
-    def dequantise(self, rows: slice = slice(None)) -> np.ndarray:
-        """Return the weights as float32 [rows, in], with the same bits as in llama.cpp."""
+    def dequantise(self, rows: slice | np.ndarray = slice(None)) -> np.ndarray:
+        """Return the weights as float32 [rows, in], with the same bits as in llama.cpp. rows: a range of
+        rows, or their indexes."""
         return dequantise_blocks(self.raw[rows], self.type, self.name)
 
     def eight_bits(self) -> AffineArrays:

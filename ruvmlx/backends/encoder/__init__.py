@@ -1,0 +1,1 @@
+"""The encoder backend computes vectors of texts with models of BERT's kind."""
