@@ -3,6 +3,7 @@ earlier messages when the user scrolls to the top."""
 
 import asyncio
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from textual.containers import VerticalScroll
@@ -62,6 +63,7 @@ class Transcript(VerticalScroll, can_focus=False):
         # messages after the shown messages, if a search has shown an earlier part of the chat
         self._later: list[Turn] = []
         self._found: int | None = None  # the id of the message that a search found
+        self._ratings: Mapping[str, str | None] = {}  # newer ratings of the replies that have no widgets yet
         self._left_out: frozenset[int] = frozenset()  # ids of messages that the model no longer reads
         self._loading = asyncio.Lock()
         self._held: ScrollHold | None = None
@@ -99,6 +101,7 @@ class Transcript(VerticalScroll, can_focus=False):
         end = first + after
         begin = max(first - before, end - MAX_SHOWN_MESSAGES)
         self._earlier, self._later, self._found = spoken[:begin], spoken[end:], at if places else None
+        self._ratings = {}
         with self.app.batch_update():
             await self.remove_children()
             await self.mount_all(map(_widget, spoken[begin:end]) if spoken else [Welcome(model)])
@@ -210,7 +213,7 @@ class Transcript(VerticalScroll, can_focus=False):
         places."""
         async with self._loading:
             self._later, turns = self._later[EARLIER:], self._later[:EARLIER]
-            await self.mount_all(map(_widget, turns))
+            await self.mount_all(map(self._rated_widget, turns))
             self._mark_left_out()
 
     async def _load(self) -> None:
@@ -221,7 +224,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self._held = ScrollHold(first, first.virtual_region.y, self.scroll_y)
         try:
             with self.app.batch_update():
-                await self.mount_all(map(_widget, turns), before=first)
+                await self.mount_all(map(self._rated_widget, turns), before=first)
                 self._mark_left_out()
             if not has_room:  # on a screen that is not full, messages above `first` need not move it
                 await self._held.moved.wait()
@@ -271,14 +274,17 @@ class Transcript(VerticalScroll, can_focus=False):
     def show_standing(self, standing: Standing) -> None:
         """Show the rating of every shown reply that `standing` has. Also keep the rating of each reply whose
         widget is not loaded."""
-        ratings = standing.ratings
+        ratings = self._ratings = standing.ratings
         for reply in self.replies:
             if reply.reply_id in ratings:
                 reply.restore_rating(ratings[reply.reply_id], standing.version)
-        self._earlier = [replace(t, rating=ratings.get(t.reply_id or "")) for t in self._earlier]
-        self._later = [replace(t, rating=ratings.get(t.reply_id or "")) for t in self._later]
         self._left_out = standing.left_out
         self._mark_left_out()
+
+    def _rated_widget(self, turn: Turn) -> ChatMessage:
+        """Return the widget of a message, with the newest rating that `show_standing` has received."""
+        rating = self._ratings.get(turn.reply_id or "", turn.rating)
+        return _widget(replace(turn, rating=rating))
 
     def _mark_left_out(self) -> None:
         """Dim the messages that the model no longer reads, and draw a line above the first message that the
