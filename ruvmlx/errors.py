@@ -97,6 +97,10 @@ class GPUFailed(RuvmlxError):
         self.why = why
 
 
+class SideFailed(RuvmlxError):
+    """One side of the hybrid backend has failed. The other side can do the work if the caller asks again."""
+
+
 class AdapterMismatch(RuvmlxError):
     """The adapter, or the reply from which it must learn, belongs to another model."""
 

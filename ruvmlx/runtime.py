@@ -18,6 +18,7 @@ from .chats import soft_delete
 from .chats.choices import Choices, EditedReply
 from .chats.conversations import Conversations
 from .chats.learning import Learning, LearningState
+from .chats.lost_sides import note_sides
 from .chats.reply_writer import ReplyWriter
 from .engine import Chunk, LLMInferenceEngine
 from .engine.context_window import Turn
@@ -137,6 +138,7 @@ class Runtime:
         """Save unfinished learning, erase chats that the user deleted more than a day ago (unless the store
         is locked), write KV caches to disk."""
         try:
+            note_sides(self.store, self.backend, self.model.fingerprint)
             self.learning.close()
             self.optimizer.close()
             with contextlib.suppress(StoreBusy):

@@ -188,5 +188,6 @@ def backend_in_words(backend: str, kernels: str) -> str:
 _COMPUTES = {
     "native": "C code on the CPU",
     "mlx": "Apple's library MLX",
+    "hybrid": "two sides that share the work",
     "reference": "NumPy, slow, to compare with",
 }

@@ -183,6 +183,19 @@ def _witness() -> str:
     )
 
 
+def _sides() -> str:
+    """Open both sides of the hybrid backend, and return which side does which work at which cost."""
+    from ruvmlx.backends.hybrid.placement import plan_words
+    from ruvmlx.backends.select import open_backend
+    from ruvmlx.models.load import load_model
+
+    chosen = settings.load()
+    backend: Any = open_backend("hybrid", load_model(chosen.model), chosen.threads)
+    if failures := backend.take_failures():
+        raise RuvmlxError("; ".join(failure.line for failure in failures))
+    return plan_words(backend.placement)
+
+
 _CHECKS: dict[str, Callable[[], str]] = {
     "installation": _python,
     "native library": _library,
@@ -228,7 +241,8 @@ def doctor(file: Path | None, seconds: int, export_metal: Path | None, as_json: 
         return
     if file:
         _writable(file)
-    checks = [_run_check(name, check) for name, check in _CHECKS.items()]
+    wanted = _CHECKS | ({"sides": _sides} if settings.load().backend == "hybrid" else {})
+    checks = [_run_check(name, check) for name, check in wanted.items()]
     if file:
         _report(checks, file, seconds, as_json)
     elif as_json:

@@ -85,6 +85,12 @@ RVM_API int rvm_decoder_use_threads(rvm_decoder *d, uint32_t n);
 RVM_API int rvm_decoder_forward(rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens,
                                 size_t n, size_t outputs, float *hidden, float *logits, const int *cancel);
 
+/* Append n tokens to the sequence of a decoder that has only the first layers of a model. raw: [n, hidden_size],
+ * receives the output of the last of these layers, without the final norm. The other arguments are those of
+ * rvm_decoder_forward. */
+RVM_API int rvm_decoder_layers(rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens, size_t n,
+                               float *raw, const int *cancel);
+
 /* Append one token to each of n different sequences (1 to max_tokens). Row i of hidden [n, hidden_size] and of logits
  * [n, vocab_size] belongs to sequence i. The call reads the weights once for all n sequences. With quantised weights,
  * the bits of a row of the results do not depend on the other sequences. A call that fails does not change the first

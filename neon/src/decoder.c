@@ -19,6 +19,7 @@
 #include "decoder.h"
 
 #include <math.h>
+#include <string.h>
 #include <time.h>
 
 static double now(void) {
@@ -105,6 +106,7 @@ static int run_forward(rvm_decoder *d, call *c) {
     begin(d);
     for (size_t t = 0; c->n <= TOKEN_BLOCK && t < c->n; t++) embed(&(stage){c, NULL, 0, 0, c->n}, t);
     const int rc = run(d, c, forward);
+    if (rc == RVM_OK && c->raw) memcpy(c->raw, d->x, c->n * d->config.hidden_size * sizeof *d->x);
     atomic_flag_clear(&d->busy);
     return rc;
 }
@@ -118,13 +120,25 @@ static int pages_fit(const rvm_decoder *d, const rvm_page *pages, size_t offset,
     return 1;
 }
 
+static int tokens_fit(const rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens, size_t n) {
+    if (!d || !pages || !tokens || n == 0 || n > d->config.max_tokens) return 0;
+    for (size_t t = 0; t < n; t++)
+        if (!is_known(d, tokens[t])) return 0;
+    return pages_fit(d, pages, offset, n);
+}
+
+int rvm_decoder_layers(rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens, size_t n,
+                       float *raw, const int *cancel) {
+    if (!raw || !tokens_fit(d, pages, offset, tokens, n)) return RVM_BAD_ARGUMENT;
+    call c = {.d = d, .pages = pages, .position = offset, .tokens = tokens, .window = d->config.sliding_window,
+              .n = n, .outputs = n, .raw = raw, .cancel = cancel};
+    return run_forward(d, &c);
+}
+
 int rvm_decoder_forward(rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens, size_t n,
                         size_t outputs, float *hidden, float *logits, const int *cancel) {
-    if (!d || !pages || !tokens || n == 0 || n > d->config.max_tokens || outputs > n) return RVM_BAD_ARGUMENT;
+    if (outputs > n || !tokens_fit(d, pages, offset, tokens, n)) return RVM_BAD_ARGUMENT;
     if (outputs == 0 && (hidden || logits)) return RVM_BAD_ARGUMENT;
-    for (size_t t = 0; t < n; t++)
-        if (!is_known(d, tokens[t])) return RVM_BAD_ARGUMENT;
-    if (!pages_fit(d, pages, offset, n)) return RVM_BAD_ARGUMENT;
     call c = {.d = d, .pages = pages, .position = offset, .tokens = tokens, .window = d->config.sliding_window,
               .n = n, .outputs = outputs, .hidden = hidden, .logits = logits, .cancel = cancel, .with_head_lora = 1};
     return run_forward(d, &c);

@@ -103,6 +103,7 @@ typedef struct {
     size_t window;
     size_t n, outputs; /* n: the number of tokens in the chunk; outputs: the last `outputs` tokens have outputs */
     float *hidden, *logits;
+    float *raw; /* raw: [n, hidden_size], receives the output of the last layer before the final norm; or NULL */
     const int *cancel;
     int with_head_lora;
 } call;

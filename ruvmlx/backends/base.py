@@ -7,8 +7,9 @@ NumPy arrays that the caller can keep and change.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from ..kernels.replies import ReplyWork
 from ..kv.cache import Dump, KVStats
 from ..kv.policy import TierPolicy
 from ..lora.base_lora import BaseLoRA
+from ..pausing import Pause
 
 if TYPE_CHECKING:
     from ..sampling import Sampling
@@ -24,6 +26,11 @@ if TYPE_CHECKING:
 # The maximum number of tokens between two calls of `pause`. With a base LoRA and one thread, the starter
 # model computes PAUSED tokens in 35 ms.
 PAUSED = 32
+# The kinds of work that a backend with two sides can place on either side. QUESTIONS: questions and other
+# texts that are embedded. KL: measurements of the KL probe. SAMPLES: replies that no user sees.
+REPLIES, QUESTIONS, KL, SAMPLES = "replies", "questions", "kl", "samples"
+
+T = TypeVar("T")
 
 
 class Step(NamedTuple):
@@ -96,7 +103,7 @@ class KVCache(Protocol):
 
 
 class Backend(Protocol):
-    name: str  # "mlx" | "native" | "reference"
+    name: str  # "mlx" | "native" | "hybrid" | "reference"
     kernels: str  # the name of the compute library, for people: "metal", "cpu+openblas", ...
     # a line for the user if the open model has a limit (no GPU, no kernels of ruvmlx, missing features, a
     # small kv_budget); else ""
@@ -260,6 +267,44 @@ class Streaming(Protocol):
     ) -> TokenStream:
         """Return a stream for a reply of at most `limit` tokens. The reply continues the tokens in the cache
         and the tokens that `prefill` will add."""
+
+
+class SideFailure(NamedTuple):
+    """The failure of one side of a backend with two sides. why: the error's class and text."""
+
+    side: str
+    why: str
+
+    @property
+    def line(self) -> str:
+        """Return a line for the user."""
+        return f"{self.side} failed ({self.why}). The other side goes on alone until the next start."
+
+
+@runtime_checkable
+class TwoSided(Protocol):
+    """A backend that shares the work on one model between two backends (its sides)."""
+
+    def worker(self, kind: str) -> Backend:
+        """Return a backend for one kind of work, for example KL. Any thread can call this backend."""
+
+    def start_beside(self, kind: str, work: Callable[[Backend, Pause], T]) -> Future[T] | None:
+        """Run work(backend, pause) in another thread while the caller's thread writes replies. Return None if
+        this kind of work would delay the replies; the caller then does the work later."""
+
+    def is_lost(self, cache: KVCache) -> bool:
+        """Return True if the side that made this cache has failed."""
+
+    def take_failures(self) -> list[SideFailure]:
+        """Return the failures that no earlier call has returned."""
+
+    def finish(self) -> dict[str, Any]:
+        """Stop the work in the other thread. Return facts about the work of both sides, for the log."""
+
+
+def worker(backend: Backend, kind: str) -> Backend:
+    """Return the backend that does this kind of work: `backend` itself, unless it has two sides."""
+    return backend.worker(kind) if isinstance(backend, TwoSided) else backend
 
 
 def adapted_logits(

@@ -8,7 +8,7 @@ reason for the choice.
 import gc
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ..errors import GPUFailed, UsageError
 from ..kernels.library import LibraryError
@@ -18,12 +18,13 @@ from ..platform import cpu
 from ..progress import QUIET, Watch
 from ..tiers import EXAMPLE, LENGTHS, PAGE, fill_lengths
 from .base import Backend
+from .weight_bytes import first_layers
 
 if TYPE_CHECKING:
     from .mlx.any_backend import AnyBackend
     from .mlx.backend import MLXBackend
 
-NAMES = ("auto", "mlx", "native", "reference")
+NAMES = ("auto", "mlx", "native", "hybrid", "reference")
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Choice:
     why: one sentence for people with the reason for the choice of this backend
     """
 
-    name: str  # "mlx" | "native" | "reference" | "encoder"
+    name: str  # "mlx" | "native" | "hybrid" | "reference" | "encoder"
     device: str  # "metal" | "cuda" | "cpu"
     kernels: str  # "metal", "cuda", "native avx512vnni, 2 threads", "cpu+openblas 0.3.34", "numpy"
     why: str
@@ -48,7 +49,15 @@ def describe(name: str = "auto", threads: int | None = None) -> Choice:
         return Choice("reference", "cpu", "numpy", "asked for: the slow NumPy oracle")
     if name == "native":
         return _describe_native("asked for", threads)
+    if name == "hybrid":
+        return _describe_hybrid(threads)
     return _describe_mlx("asked for: ") if name == "mlx" else _describe_auto(threads)
+
+
+def _describe_hybrid(threads: int | None) -> Choice:
+    one, two = _describe_mlx(), _describe_native("", threads)
+    why = "asked for: MLX and the C decoder share the work, as measured at the opening"
+    return Choice("hybrid", one.device, f"{one.kernels} + {two.kernels}", why)
 
 
 def _describe_auto(threads: int | None) -> Choice:
@@ -117,7 +126,7 @@ def parse_tiers(text: str) -> TierPolicy:
 def cache_policy(kv: str | None, backend: Backend, tiers: str | None = None) -> TierPolicy | None:
     """Return the KV cache policy that the settings name (see `asked_policy`). If the settings name no policy,
     return TIERED, or None for the reference backend. Return None if a backend has no KV pages."""
-    if backend.name in ("mlx", "encoder") and getattr(backend, "pool", None) is None:
+    if backend.name in ("mlx", "hybrid", "encoder") and getattr(backend, "pool", None) is None:
         return None  # this backend has only caches without pages; mostly its `caveat` gives the reason
     default = None if backend.name == "reference" else TIERED
     return asked_policy(kv, tiers) or default
@@ -130,7 +139,7 @@ def for_model(choice: Choice, name: str, shape: ModelShape) -> Choice:
         return choice
     if not shape.writes:
         return Choice("encoder", "cpu", "numpy", "encoders run in NumPy, on the CPU")
-    if name in ("native", "reference"):
+    if name in ("native", "hybrid", "reference"):
         raise UsageError(f"--backend {name}: {missing_features(shape)}. Leave --backend out, or choose mlx.")
     found = _describe_mlx()
     return replace(found, why=f"mlx-lm's own code for {shape.model_type}; {found.why}")
@@ -175,9 +184,29 @@ def _open(name: str, model: Model, threads: int | None, watch: Watch) -> Backend
         from .native.backend import NativeBackend
 
         return NativeBackend(model, threads)
+    if choice.name == "hybrid":
+        return _open_hybrid(model, choice.device, threads, watch)
     if choice.device != "cpu":
         return _open_on_gpu(name, model, choice.device, threads, watch)
     return _mlx_on_cpu(model, threads, watch)
+
+
+def _open_hybrid(model: Model, device: str, threads: int | None, watch: Watch) -> Backend:
+    """Open a model on both sides, or a part of its layers on each side if two copies do not fit."""
+    from .hybrid.backend import join_sides
+    from .hybrid.halves import halves
+    from .hybrid.split import SplitBackend
+    from .native.backend import NativeBackend
+
+    on_gpu = device != "cpu"
+    facts = model.types, model.bytes, model.parameters
+    first = first_layers(*facts, device, model.config.n_layers)
+    below, above = halves(model, first) if first else (model, model)
+    mlx = _on_gpu(above, device, threads, watch) if on_gpu else _mlx_on_cpu(above, threads, watch)
+    native = NativeBackend(below, threads)
+    if first:
+        return SplitBackend(native, cast("MLXBackend", mlx))
+    return join_sides(mlx, native, are_apart=on_gpu)
 
 
 def _mlx_on_cpu(model: Model, threads: int | None, watch: Watch) -> "MLXBackend | AnyBackend":

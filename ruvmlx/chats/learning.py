@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import settings as config
-from ..backends.base import Backend, preserve_lora
+from ..backends.base import SAMPLES, Backend, preserve_lora, worker
 from ..engine.types import GenerationRequest
-from ..errors import NotFound, UsageError
+from ..errors import NotFound, SideFailed, UsageError
 from ..lora.residency import Residency
 from ..lora.targets import parse
 from ..models.config.model import Model
@@ -201,7 +201,7 @@ class Learning:
         """
         if self.learner is None:
             return
-        with contextlib.suppress(Stopped):
+        with contextlib.suppress(Stopped, SideFailed):
             self.learner.settle(stop_when(cancel), watch)
             if cancel is not None:
                 self._write_unshown(self.learner, stop_when(cancel))
@@ -212,9 +212,10 @@ class Learning:
         """Write the replies that nobody sees, compare the rated replies with them, and measure with them how
         the features of a reply can be changed. Do nothing while the user has rated no reply."""
         if learner.history.labels():
-            learner.taste.compare(self._model, self._backend, pause)
+            backend = worker(self._backend, SAMPLES)
+            learner.taste.compare(self._model, backend, pause)
             if self._learns and learner.active.is_measured:
-                learner.directions.complete(self._model, self._backend, learner.probe, pause)
+                learner.directions.complete(self._model, backend, learner.probe, pause)
 
     def notice(self, reply_id: str, what: str) -> bool:
         """Record that the user "copied", "regenerated", "edited" ... a reply (sona/signal.py).

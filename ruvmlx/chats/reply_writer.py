@@ -99,6 +99,9 @@ class ReplyWriter:
         """Return the job of a request whose turn has come. The job uses the adapter's weights at the time of
         this call."""
         learner = self._learning.of(request.adapter_id)
+        if learner is not None:
+            learner.rating_index.read_ahead(question_of(request))
+            learner.active.measure_ahead()
         untouched = request.untouched or (request.route is not None and not request.route.adapter)
         requests = requests_for(request, count)
         with self._learning.in_its_place(learner):

@@ -25,6 +25,7 @@ from ..sona.signal import Pace
 from ..sona.trace import Trace
 from ..sona.user_taste import reply_features
 from ..store import ReplyRow, Store
+from .lost_sides import note_lost_sides
 from .tool_turns import calls_to_json, split_calls
 
 SAVE_EVERY = 1.0  # seconds: if the process is killed, a chat's reply loses the text of about this time
@@ -207,7 +208,8 @@ class StoredReplies:
         response = self._archive.optimizer.with_quality(
             question_of(self._replies.leader.request), chunk.response, self._learner
         )
-        chunk = replace(chunk, response=self._with_adapter(response))
+        note = note_lost_sides(self._archive.store, self._archive.optimizer.scheduler.engine)
+        chunk = replace(chunk, response=self._with_adapter(response), note=note)
         assert chunk.response is not None
         # The commit lets the learner install its LoRA. `preserve_lora` gives the backend its earlier LoRA
         # again.

@@ -17,7 +17,7 @@ from ..kv.cache import PagedCache
 from ..models.config.model import Model
 from ..models.text.thinking import opened_by
 from ..models.text.tool_calls import shown_marks
-from ..sampling import check_sampling, log_softmax, top_ids
+from ..sampling import check_sampling
 from ..tiers import PAGE
 from .constraint import Matcher, matcher_for
 from .detokenize import StopStrings, StreamDecoder
@@ -26,8 +26,9 @@ from .recorder import Recorder, WorkRecorder
 from .repetition import Repetition, is_repeated_prose
 from .session import Session
 from .sessions import SessionManager
+from .side_change import RunCancelled, on_living_side
 from .source import Source, StepSource, needs_steps, source
-from .types import Chunk, GenerationRequest, GenerationResponse, TokenLogprob
+from .types import Chunk, GenerationRequest, GenerationResponse, TokenLogprob, token_logprob
 
 # The engine reads a prompt in pieces: first FIRST_PIECE tokens, then about as many as take PIECE_SECONDS, but
 # at least LEAST_PIECE and at most a chunk. The chat can show progress between two pieces.
@@ -44,10 +45,6 @@ class EngineParts(DraftParts, Protocol):
     sessions: SessionManager
 
     def prompt_ids(self, request: GenerationRequest) -> list[int]: ...
-
-
-class _Cancelled(Exception):
-    """The run raises this error to end the prefill of a cancelled request."""
 
 
 class Run:
@@ -145,10 +142,12 @@ class Run:
         at = self.cached + self._read
         piece = self.prompt[at : at + size]
         try:
-            self._raise_if_cancelled()
+            self.raise_if_cancelled()
             self.session.tokens.extend(piece)
-            self.source.prefill(piece, progress=lambda done: self._raise_if_cancelled())
-        except _Cancelled:
+            on_living_side(
+                [self], lambda: self.source.prefill(piece, progress=lambda done: self.raise_if_cancelled())
+            )
+        except RunCancelled:
             self.finish_reason = "cancelled"
             return None
         self._read += len(piece)
@@ -186,7 +185,11 @@ class Run:
         if self.is_over:
             return None
         self._feed()  # The backend must read the last token before the next token is drawn.
-        token = self.source.read()
+        try:
+            token = on_living_side([self], lambda: self.source.read())
+        except RunCancelled:
+            self.finish_reason = "cancelled"
+            return None
         if not self.drawn:
             self.first_token = time.perf_counter()
         self.drawn.append(token)
@@ -244,9 +247,10 @@ class Run:
         else:
             other, possible = steps, bool(self.drawn or self.unread)
         if other and possible and not self.is_over:
-            self._switch(steps)
+            self.switch(steps)
 
-    def _switch(self, steps: bool) -> None:
+    def switch(self, steps: bool) -> None:
+        """Let another source draw the next tokens. steps: as in `use_steps`."""
         self.record()
         self.source.close()
         if self.drawn:
@@ -321,7 +325,7 @@ class Run:
         for hidden, logits in self.source.drawn_from():
             token = self.drawn[self.recorded]
             if self.request.logprobs and self.recorded < len(self.ids):
-                self.logprobs.append(_token_logprob(logits, token, self.request.logprobs))
+                self.logprobs.append(token_logprob(logits, token, self.request.logprobs))
             self.recorded += 1
             yield hidden, logits, token
 
@@ -343,9 +347,9 @@ class Run:
     def forget_cache(self) -> None:
         self.engine.sessions.forget(self.session)
 
-    def _raise_if_cancelled(self) -> None:
+    def raise_if_cancelled(self) -> None:
         if self.request.cancel.is_set():
-            raise _Cancelled
+            raise RunCancelled
 
     def _response(self, now: float) -> GenerationResponse:
         prefilled_at = self._prefilled_at or self.source.prefilled_at
@@ -392,9 +396,3 @@ def sync_at_exit(runs: Sequence[Run]) -> Iterator[None]:
     finally:
         for run in runs:
             run.sync()
-
-
-def _token_logprob(logits: np.ndarray, token: int, k: int) -> TokenLogprob:
-    logprobs = log_softmax(logits)
-    top = [(int(i), float(logprobs[i])) for i in top_ids(logprobs, k)]
-    return TokenLogprob(token, float(logprobs[token]), top)

@@ -32,6 +32,7 @@ from .queue import Arrivals, Job, Sink, Ticket, cache_ids, has_decoding, reader_
 from .reading_order import ReadingOrder
 from .recorder import Recorder
 from .run import EngineParts, Run
+from .side_change import on_living_side
 from .types import Chunk, GenerationRequest
 
 PLACES = 64  # a request can start while fewer than PLACES requests of its or a higher priority run
@@ -388,7 +389,10 @@ def draw_all(engine: EngineParts, running: Sequence[Run]) -> list[tuple[Run, Exc
 
 def decode_one(engine: EngineParts, running: Sequence[Run]) -> None:
     """Decode the last token of every run in one step of the backend."""
-    caches, own = [run.session.cache for run in running], [run.adapter for run in running]
-    steps = engine.backend.decode_batch([run.ids[-1] for run in running], caches, own)
+    tokens, own = [run.ids[-1] for run in running], [run.adapter for run in running]
+    steps = on_living_side(
+        running,
+        lambda: engine.backend.decode_batch(tokens, [run.session.cache for run in running], own),
+    )
     for run, step in zip(running, steps, strict=True):
         run.take(step)

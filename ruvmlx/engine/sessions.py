@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from weakref import WeakSet
 
-from ..backends.base import Backend
+from ..backends.base import Backend, TwoSided
 from ..kv.cache import held_bytes
 from ..kv.chain import extend
 from ..kv.disk import MAX_EXIT_SECONDS, MAX_WRITE_SECONDS, CacheFolder
@@ -117,6 +117,16 @@ class SessionManager:
         other = session.fork()
         self._running.add(other)
         return other
+
+    def move(self, session: Session, salt: str) -> None:
+        """Give the session of a running request an empty cache on the side of the backend that still works;
+        the caller fills it with the session's tokens. Drop the kept sessions of the failed side."""
+        is_lost = self._backend.is_lost if isinstance(self._backend, TwoSided) else lambda cache: False
+        for name, kept in list(self._sessions.items()):
+            if kept not in self._running and is_lost(kept.cache):
+                del self._sessions[name]
+        new = self._with(session.policy, self.keys.root(session.policy, salt))
+        session.cache, session.base, session.chain = new.cache, new.base, new.chain
 
     def done(self, session: Session) -> None:
         """End the run of this session and keep its cache, unless the cache is empty or lacks some of its

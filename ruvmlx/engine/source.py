@@ -76,6 +76,16 @@ class StepSource:
         self._token = token
 
     @property
+    def has_step(self) -> bool:
+        """Return True if the next token is drawn from a step that was computed already."""
+        return self._token is None and self._step is not None
+
+    def move(self, cache: KVCache) -> None:
+        """Go on with another cache of the same tokens, on another side of the backend. The source drops steps
+        that were computed ahead, and guesses no more tokens."""
+        self._cache, self._drafts = cache, None
+
+    @property
     def waits(self) -> bool:
         """Return True if the newest token must be decoded before the next token is drawn."""
         return self._token is not None and not (self._drafts and self._drafts.is_ahead)

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ..kv.cache import KVStats
 from ..models.config.model import Message, Tools
 from ..models.text.tool_calls import ParsedCall
-from ..sampling import Sampling
+from ..sampling import Sampling, log_softmax, top_ids
 from .grammar import Constraint
 
 INTERACTIVE = 1  # the priority of a request from a chat, where a person waits for the reply
@@ -105,6 +107,13 @@ class TokenLogprob:
     top: list[tuple[int, float]]
 
 
+def token_logprob(logits: np.ndarray, token: int, k: int) -> TokenLogprob:
+    """Return the log-probability of a token, and of the k likeliest tokens, from logits [V]."""
+    logprobs = log_softmax(logits)
+    top = [(int(i), float(logprobs[i])) for i in top_ids(logprobs, k)]
+    return TokenLogprob(token, float(logprobs[token]), top)
+
+
 @dataclass(frozen=True)
 class GenerationResponse:
     request_id: str
@@ -157,8 +166,8 @@ class GenerationResponse:
 class Chunk:
     """A piece of a reply. `text` is complete UTF-8 and can be empty. Only the last chunk has a `response`.
 
-    note: a line for the user about the model that writes the reply; only chunks before the first text have
-    one.
+    note: a line for the user about the model that writes the reply, before the first text, or about a part of
+    the machine that failed, in the last chunk.
     """
 
     text: str

@@ -102,6 +102,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rvm_decoder_bytes": (_N, [_P]),
     "rvm_decoder_use_threads": (_I, [_P, _U]),
     "rvm_decoder_forward": (_I, [_P, _P, _N, _P, _N, _N, _P, _P, _P]),
+    "rvm_decoder_layers": (_I, [_P, _P, _N, _P, _N, _P, _P]),
     "rvm_decoder_step": (_I, [_P, _P, _N, _P, _P, _P]),
     "rvm_decoder_page_bytes": (_N, [_P, _I]),
     "rvm_decoder_demote": (_I, [_P, _P, _P]),
@@ -253,6 +254,18 @@ class Decoder:
         )
         _done("forward", rc)
         return hidden, logits
+
+    def layers(
+        self, tokens: Sequence[int], table: NativePageTable, offset: int, cancel: C.c_int | None = None
+    ) -> Array:
+        """Append T tokens, as `forward` does. Return the output of the last layer [T, D] without the final
+        norm, for a decoder that has only the first layers of a model."""
+        n = len(tokens)
+        raw: Array = np.empty((n, self.shape.hidden_size), np.float32)
+        pages, flag = table.pointer(offset + n), None if cancel is None else C.addressof(cancel)
+        ids = (C.c_int32 * n)(*tokens)
+        _done("layers", _lib().rvm_decoder_layers(self.handle, pages, offset, ids, n, _inout(raw), flag))
+        return raw
 
     def step(
         self,

@@ -40,13 +40,13 @@ def open_draft_model(
             f"draft_model is {settings.draft_model}, but the {backend.name} backend cannot check guessed "
             "tokens. Choose --backend native, or leave the draft model out."
         )
-    choice = describe(settings.backend, settings.threads)
-    planning = Planning(
-        _ProgressOnly(watch), choice, settings.draft_model, settings.backend, limit=settings.memory_bytes
-    )
+    # with two sides, the draft model guesses on the CPU's cores
+    name = "native" if settings.backend == "hybrid" else settings.backend
+    choice = describe(name, settings.threads)
+    planning = Planning(_ProgressOnly(watch), choice, settings.draft_model, name, limit=settings.memory_bytes)
     small = planning.load(settings.draft_model)
     check_vocabulary(large, small)
     if planning.plan is not None and plan is not None:
         planning.plan.check(-plan.need.total)
-    opened = open_backend(settings.backend, planning.watched_model(small), settings.threads, 0, planning)
+    opened = open_backend(name, planning.watched_model(small), settings.threads, 0, planning)
     return DraftModel(opened, small.context, large.shape.vocab_size)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import settings
-from ..backends.matrix_types import bytes_in_memory
 from ..backends.select import Choice, for_model
+from ..backends.weight_bytes import bytes_of_weights, hybrid_limit
 from ..errors import RuvmlxError
 from ..kv.cache import SLACK
 from ..models.config.header_facts import Facts
@@ -129,18 +129,12 @@ class Fit:
 
 
 def weight_bytes(facts: Facts, backend: Choice) -> int:
-    """Return the number of bytes that the weights take in memory. The native backend and GPUs keep the
-    weights quantised. The reference backend expands the weights to float32. MLX on a CPU does so if they then
-    take at most a quarter of the memory. An encoder expands all weights but the vectors of the words."""
-    whole = 4 * facts.parameters
+    """Return the number of bytes that the weights take in memory. An encoder expands all weights but the
+    vectors of the words."""
     if not facts.shape.writes:
         words = facts.shape.vocab_size * facts.shape.hidden_size
-        return whole - 4 * words + words * facts.bytes // facts.parameters
-    if backend.name == "reference":
-        return whole
-    if backend.name == "mlx" and backend.device == "cpu" and whole <= cpu.total_memory() / 4:
-        return whole
-    return bytes_in_memory(facts.types, backend.name) if facts.types else facts.bytes
+        return 4 * (facts.parameters - words) + words * facts.bytes // facts.parameters
+    return bytes_of_weights(facts.types, facts.bytes, facts.parameters, backend.name, backend.device)
 
 
 @dataclass(frozen=True)
@@ -155,8 +149,9 @@ class MachineMemory:
 
     @classmethod
     def now(cls, backend: Choice, chosen: int = 0) -> "MachineMemory":
-        total, available = cpu.total_memory(), cpu.available_memory()
-        limit = cpu.memory_limit(backend.device == "metal")
+        total, available, device = cpu.total_memory(), cpu.available_memory(), backend.device
+        one = cpu.memory_limit(device == "metal")
+        limit = hybrid_limit(device) if backend.name == "hybrid" else one
         return cls(total, available, min(limit, chosen) if chosen else limit, chosen)
 
     def room(self, held: int) -> int:

@@ -19,8 +19,8 @@ GROUPS = {
             "most two larger models on this machine, if the memory has room for all of them"
         ),
         "backend": (
-            "what computes: native (C code on the CPU), mlx (Apple's library, on the GPU), reference "
-            "(slow, to compare with), or auto, which chooses"
+            "what computes: native (C code on the CPU), mlx (Apple's library, on the GPU), hybrid (both "
+            "share the work), reference (slow, to compare with), or auto, which chooses one of the first two"
         ),
         "threads": "how many cores of the CPU compute; all physical cores by default",
         "max_context": (

@@ -43,7 +43,9 @@ class Settings:
         unset="starter",
     )
     auto_models: str | None = _setting(str, None, unset="what fits")
-    backend: str = _setting(str, "auto", choices=("auto", "mlx", "native", "reference"), public=True)
+    backend: str = _setting(
+        str, "auto", choices=("auto", "mlx", "native", "hybrid", "reference"), public=True
+    )
     threads: int | None = _setting(
         int,
         None,

@@ -14,18 +14,21 @@ first reply, or else at the first rating.
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from threading import Event
 from typing import Protocol
 
 import numpy as np
 
-from ..backends.base import Backend, original_model, preserve_lora
+from ..backends.base import KL, Backend, TwoSided, original_model, preserve_lora, worker
+from ..errors import SideFailed
 from ..lora import MicroLoRA
 from ..lora.base_lora import BaseLoRA
 from ..lora.layer_lora import LayerLoRA, unpack_layers
 from ..lora.micro_lora import RANK
 from ..models.config.model import Model
-from ..pausing import Pause
+from ..pausing import Pause, stop_when
 from ..progress import QUIET, Watch
 from ..store import Store
 from .adapter_history import AdapterHistory
@@ -35,6 +38,7 @@ from .kl_probe import KLProbe
 from .shipped import shipped_bytes
 from .state import LearnerState, ProbedBase
 
+LOOK_EVERY = 0.02  # seconds between two calls of `pause` while the other side measures
 _BASES_IN_MEMORY = 3  # the maximum number of base LoRAs that stay in memory
 
 
@@ -73,7 +77,10 @@ class ActiveAdapter:
     ):
         self._store, self._model, self._layers = store, model, layers
         self.backend, self.history = backend, history
-        self._measurement = Measurement(Measured.of(model, backend, RANK))
+        self._measurement = self._new_measurement()
+        # the part of the measurement that the backend's other side does while a reply is written
+        self._ahead: Future[KLProbe] | None = None
+        self._hurry = Event()  # ends `_ahead`, because a rating waits
         self._probe = self._stored_probe()
         self._bases: OrderedDict[int, BaseLoRA] = OrderedDict()
         self._probed: dict[int, ProbedBase] = {}  # {id of a base LoRA: this LoRA and its KL probe}
@@ -108,13 +115,47 @@ class ActiveAdapter:
             self._probe = self._stored_probe()  # another process can have stored the probe
         if self._probe is None:
             with original_model(self.backend):
-                self._probe = self._measurement.run(pause, watch, is_hurried)
+                self._probe = self._measure_model(pause, watch, is_hurried)
             self._store.model_data.put_reference_text(self._model.fingerprint, self._probe.to_bytes())
         if self.state.version == 0 and is_blank(self.state.micro):
             self.state = self.load(0)
         if self.base is not None and self.state.base not in self._probed:
             with preserve_lora(self.backend):
                 self._probed[self.state.base] = self.probe_base(self.base, pause)
+
+    def measure_ahead(self) -> None:
+        """Begin the measurement of the model on the backend's other side, if it has one, while a reply is
+        written. The next `measure` completes it."""
+        if self._probe is None and self._ahead is None and isinstance(self.backend, TwoSided):
+            self._hurry.clear()
+            self._ahead = self.backend.start_beside(KL, self._measure_beside)
+
+    def _measure_beside(self, backend: Backend, pause: Pause) -> KLProbe:
+        hurry = stop_when(self._hurry)
+
+        def pause_or_hurry() -> None:
+            pause()
+            hurry()
+
+        return self._measurement.run(pause_or_hurry)
+
+    def _measure_model(self, pause: Pause | None, watch: Watch, is_hurried: bool) -> KLProbe:
+        """Complete the measurement of the model. If a side of the backend fails, begin again on the other."""
+        if self._ahead is not None:
+            if is_hurried:
+                self._hurry.set()
+            while not wait([self._ahead], LOOK_EVERY).done:
+                if pause is not None:
+                    pause()
+            self._ahead = None
+        try:
+            return self._measurement.run(pause, watch, is_hurried)
+        except SideFailed:
+            self._measurement = self._new_measurement()
+            return self._measurement.run(pause, watch, is_hurried)
+
+    def _new_measurement(self) -> Measurement:
+        return Measurement(Measured.of(self._model, worker(self.backend, KL), RANK))
 
     @property
     def frozen_probe(self) -> KLProbe:

@@ -36,8 +36,8 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from ..backends.base import Backend, Embedding, original_model
-from ..errors import RuvmlxError, TextTooLong, UsageError
+from ..backends.base import QUESTIONS, Backend, Embedding, original_model, worker
+from ..errors import RuvmlxError, SideFailed, TextTooLong, UsageError
 from ..models.config.embedding_model import END
 from ..models.config.encoder import EncoderConfig
 from ..models.config.model import Model, Tokenizer
@@ -168,6 +168,7 @@ def whitening_of(
     stored = store.model_data.whitening(model.fingerprint)
     known = Whitening.from_bytes(stored, model.shape.hidden_size) if stored else None
     if known is None:
+        backend = worker(backend, QUESTIONS)
         with original_model(backend):
             known = whitening((read or ReadQuestions()).read(backend, model.tokenizer, pause))
         store.model_data.put_whitening(model.fingerprint, known.to_bytes())
@@ -222,7 +223,7 @@ def vectors(
     """
     if isinstance(backend, Embedding):
         return (yield from slices(backend.text_vectors(texts)))
-    reader, found = TextReader(backend, model.tokenizer.bos_id), []
+    reader, found = TextReader(worker(backend, QUESTIONS), model.tokenizer.bos_id), []
     whitened = None if model.embeds else whitening_of(store, model, backend)
     for ids in texts:
         if whitened is None:
@@ -266,7 +267,14 @@ class TextReader:
         return total / np.float32(len(ids))
 
     def states(self, ids: Sequence[int]) -> Generator[None, None, np.ndarray]:
-        """Let the model read tokens in one context, and return their hidden states [T, D]."""
+        """Let the model read tokens in one context, and return their hidden states [T, D]. If a side of the
+        backend fails, the other side reads them."""
+        try:
+            return (yield from self._states(ids))
+        except SideFailed:
+            return (yield from self._states(ids))
+
+    def _states(self, ids: Sequence[int]) -> Generator[None, None, np.ndarray]:
         window, states = [*self._bos, *ids], []
         cache, done = self._backend.new_cache(), 0
         while done < len(window):

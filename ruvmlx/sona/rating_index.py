@@ -10,12 +10,13 @@ needs liked replies as examples.
 import re
 from collections import deque
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from ..backends.base import Backend, original_model
+from ..backends.base import QUESTIONS, Backend, TwoSided, original_model, worker
 from ..models.config.model import Message, Model
 from ..pausing import Pause
 from ..store import ReplyRow, Store
@@ -79,6 +80,8 @@ class RatingIndex:
         self._version: int | None = None  # the adapter version whose ratings the bank has
         # The pooled hidden state of each question that this process has embedded recently.
         self._questions: dict[str, np.ndarray] = {}
+        # The questions that the backend's other side embeds while a reply is written.
+        self._ahead: dict[str, Future[np.ndarray | None]] = {}
         # The replies whose questions `settle` has not embedded yet.
         self._new: deque[ReplyRow] = deque(maxlen=MAX_PENDING_REPLIES)
         self._pending: list[LearningSignal] = []
@@ -99,22 +102,43 @@ class RatingIndex:
     def state_of(self, text: str) -> np.ndarray | None:
         """Return a question's pooled state [D] (the mean of its hidden states), from the cache or by one
         prefill; None if the text is empty."""
+        job = self._ahead.pop(text, None)
+        if job is not None and not job.cancel() and job.exception() is None:
+            self._keep(text, job.result())
         if (
             text not in self._questions
         ):  # embed without the base LoRA, because vectors must stay comparable if the base LoRA changes
-            with original_model(self._backend):
-                state = embedding.read_question(self._backend, self._model.tokenizer, text)
-            if state is None:
-                return None
+            backend = worker(self._backend, QUESTIONS)
+            with original_model(backend):
+                self._keep(text, embedding.read_question(backend, self._model.tokenizer, text))
+        return self._questions.get(text)
+
+    def _keep(self, text: str, state: np.ndarray | None) -> None:
+        if state is not None:
             while len(self._questions) >= 8:
                 self._questions.pop(next(iter(self._questions)))
             self._questions[text] = state
-        return self._questions[text]
 
     def known_state(self, text: str) -> np.ndarray | None:
         """Return a question's pooled state [D] from the cache; None if the cache does not have the
         question."""
-        return self._questions.get(text)
+        job = self._ahead.get(text)
+        return self.state_of(text) if job is not None and job.done() else self._questions.get(text)
+
+    def read_ahead(self, text: str) -> None:
+        """Embed the question of a reply that begins, on the backend's other side, if it has one. The next
+        `state_of` takes the result."""
+        known = text in self._questions or text in self._ahead
+        if known or not text or not isinstance(self._backend, TwoSided):
+            return
+        tokenizer = self._model.tokenizer
+        job = self._backend.start_beside(
+            QUESTIONS, lambda backend, pause: embedding.read_question(backend, tokenizer, text)
+        )
+        if job is not None:
+            while len(self._ahead) >= 8:
+                self._ahead.pop(next(iter(self._ahead))).cancel()
+            self._ahead[text] = job
 
     def queue_reply(self, reply: ReplyRow) -> None:
         """Queue a stored reply for `settle`, which embeds the reply's question."""

@@ -150,7 +150,7 @@ def test_what_it_cannot_have_is_refused_by_name(opened):
         backend.set_lora(BaseLoRA({("q_proj", 0): (np.zeros((64, 1)), np.zeros((1, 64)))}))
     with pytest.raises(UnsupportedModel, match="mixtral"):
         _ = model.config
-    for name in ("native", "reference"):
+    for name in ("native", "hybrid", "reference"):
         with pytest.raises(UsageError, match="mixtral"):
             open_backend(name, model)
     assert for_model(describe(), "auto", model.shape).name == "mlx"

@@ -168,6 +168,20 @@ class MLXBackend(MLXRunner):
         cache or an object in place of the cache."""
         return self._forward(self._graph, tokens, layers)
 
+    def last_layers(
+        self, given: np.ndarray, cache: KVCache, outputs: int, head: bool = True
+    ) -> list[np.ndarray]:
+        """Append T tokens, given as the input of the first layer [T, D], to the cache, for a backend that has
+        only the last layers of a model. Return [logits, hidden states] of the last `outputs` tokens; without
+        `head`, [hidden states]."""
+        self.adapt_threads()
+        with mx.stream(self.device), self.running([cache], len(given)) as held:
+            x = mx.array(given).astype(self.compute_dtype())[None]
+            last = self._forward(self._graph, x, held.layers, x)[0, len(given) - outputs :]
+            found = [] if not outputs else self._all(last) if head else self._hidden_alone(last)
+            mx.eval(*found, *held.arrays(), *([] if found else [last]))
+        return [np.array(a, copy=False) for a in found]
+
     def running(self, caches: Sequence[KVCache], n: int) -> AbstractContextManager[Any]:
         """Return a context manager for a step that appends n tokens to each cache. If there are several
         caches, all must be paged or all must be plain, and n must be 1."""
@@ -186,10 +200,10 @@ class MLXBackend(MLXRunner):
         return self._graph.model.norm.weight.dtype
 
 
-def _forward(model: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
+def _forward(model: nn.Module, tokens: mx.array, caches: Sequence, given: mx.array | None = None) -> mx.array:
     """Return hidden states [B, L, D] after the final norm of tokens [B, L], by a call of the whole graph (not
-    of the CPU layers' `forward`)."""
-    return model.model(tokens, caches)
+    of the CPU layers' `forward`). given: the input of the first layer; None: the tokens are embedded."""
+    return model.model(tokens, caches, given)
 
 
 def _require_graph(found: KernelVerdict) -> KernelVerdict:

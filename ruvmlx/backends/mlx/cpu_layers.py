@@ -35,13 +35,14 @@ def install(graph: nn.Module, config: ModelConfig) -> None:
         mx.eval(layer.parameters())
 
 
-def forward(graph: nn.Module, tokens: mx.array, caches: Sequence) -> mx.array:
-    """Return hidden states [B, L, D] after the final norm of tokens [B, L]; B or L is 1.
+def forward(graph: nn.Module, tokens: mx.array, caches: Sequence, given: mx.array | None = None) -> mx.array:
+    """Return hidden states [B, L, D] after the final norm of tokens [B, L]; B or L is 1. given: the input of
+    the first layer [B, L, D]; None: the tokens are embedded.
 
     After every HAND_OVER layers, MLX starts to compute the layers whose graph is built, while Python builds
     the graph of the next layers. This overlap makes a decode step of the starter model a tenth faster.
     """
-    h = graph.model.embed_tokens(tokens)
+    h = graph.model.embed_tokens(tokens) if given is None else given
     for i, (layer, cache) in enumerate(zip(graph.model.layers, caches, strict=True), 1):
         h = layer(h, None, cache)
         if i % HAND_OVER == 0:

@@ -182,6 +182,20 @@ class NativeBackend:
                 pause()
         return np.concatenate(states)
 
+    def first_layers(
+        self, tokens: Sequence[int], cache: KVCache, waiting: Callable[[], None] | None = None
+    ) -> np.ndarray:
+        """Append at most `chunk` tokens [T] to the cache. Return the output of the last layer [T, D], without
+        the final norm, for a backend that has only the first layers of a model."""
+        check_tokens(tokens, self.config.vocab_size)
+        held = cast(PagedCache, cache)
+        with room_for([held], len(tokens)):
+            return self._call(
+                lambda cancel: self.decoder.layers(tokens, held.table, held.offset, cancel),
+                len(tokens),
+                waiting,
+            )
+
     def together(self, some: Sequence[ReplyWork]) -> None:
         """Run the kernel calls of several replies in parallel, as Together.together describes."""
         if some:
