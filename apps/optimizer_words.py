@@ -64,9 +64,11 @@ def _in_force(values: dict[str, str]) -> str:
 
 def trigger_line(trigger: dict[str, Any]) -> str:
     """Return a line about a condition under which the runtime changes something by itself."""
-    now = "not known" if trigger["now"] is None else f"{trigger['now']:.3g}"
-    limit = "below" if trigger["action"] == "tune" else "from"
-    return f"{_TRIGGERS[trigger['action']]}, {limit} {trigger['at']:g} {trigger['counts']}; now {now}"
+    form = ".0%" if trigger["action"] == "rebalance" else ".3g"
+    now = "not known" if trigger["now"] is None else f"{trigger['now']:{form}}"
+    limit = "below" if trigger["action"] == "tune" else "at"
+    what = _TRIGGERS[trigger["action"]]
+    return f"{what}: {limit} {trigger['at']:{form}} {trigger['counts']} (now {now})"
 
 
 def action_line(action: dict[str, Any]) -> str:

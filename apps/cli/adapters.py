@@ -262,7 +262,7 @@ def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None
     settings = resolve(flags)
     # read the folder before the model's weights, so that a bad folder causes an early error
     change = load(folder, load_model(settings.model).shape)
-    with open_runtime(replace(settings, adapter=name)) as runtime:
+    with open_runtime(replace(settings, adapter=name), creates_adapter=True) as runtime:
         adopted = import_adapter(runtime.store, runtime.learning.require_learner(), change, name)
     if adopted.kl > KL_CAP:
         far = f"KL {adopted.kl:.2f}, allowed {KL_CAP} nats per token"

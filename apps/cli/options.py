@@ -2,6 +2,7 @@
 model that the flags describe."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -134,24 +135,26 @@ def load_and_open(settings: Settings, context: int | None = None) -> "tuple[Mode
         return model, open_backend(settings.backend, weights, settings.threads, watch=planning)
 
 
-def open_runtime(settings: Settings, watch: Watch | None = None) -> "Runtime":
+def open_runtime(settings: Settings, watch: Watch | None = None, creates_adapter: bool = False) -> "Runtime":
     """Open the runtime, which takes seconds. watch: shows the progress; if `watch` is None, the terminal
-    shows it."""
-    if watch is None:
-        from ..progress import watching
+    shows it. creates_adapter: True if the verb creates the adapter that the settings name."""
+    from ..progress import watching
 
-        with watching() as shown:
-            return open_runtime(settings, shown)
+    with watching() if watch is None else nullcontext(watch) as shown:
+        runtime = _open_runtime(settings, shown)
+    if not creates_adapter:
+        _note_empty_adapter(runtime, settings.adapter_name)
+    return runtime
+
+
+def _open_runtime(settings: Settings, watch: Watch) -> "Runtime":
     if settings.model == config.AUTO:
         from ruvmlx.auto_runtime import open_auto
 
-        runtime = open_auto(settings, watch)
-    else:
-        from ruvmlx.runtime import Runtime
+        return open_auto(settings, watch)
+    from ruvmlx.runtime import Runtime
 
-        runtime = Runtime.open(settings, watch=watch)
-    _note_empty_adapter(runtime, settings.adapter_name)
-    return runtime
+    return Runtime.open(settings, watch=watch)
 
 
 def _note_empty_adapter(runtime: "Runtime", name: str | None) -> None:

@@ -2,14 +2,18 @@
 
 import json
 import threading
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 from ruvmlx.apps.chat.models import find_adapter
+from ruvmlx.apps.cli import options
 from ruvmlx.apps.cli.options import unknown_adapter
 
 from ruvmlx import settings
 from ruvmlx.errors import UsageError
+from ruvmlx.progress import QUIET
+from ruvmlx.settings import Settings
 
 from .test_adapters import tiny_cli  # noqa: F401 - a fixture
 from .verbs import one_line
@@ -68,6 +72,25 @@ def test_a_mistyped_adapter_is_told(run, learned, tiny_folder):
     )
     for name in ("work", "default", "none"):
         assert run(*asked, "--adapter", name)[2] == ""
+    run("adapters", "export", "out", "--adapter", "work", *tiny(tiny_folder))
+    code, out, err = run("adapters", "import", "out", "imported", *tiny(tiny_folder))
+    assert (code, err) == (0, "") and "`ruvmlx adapters use imported`" in out
+
+
+def test_the_note_comes_after_the_line_of_progress(monkeypatch, learned, tiny_folder):
+    """The terminal erases the line of progress first."""
+    said = []
+
+    @contextmanager
+    def watching():
+        yield QUIET
+        said.append("erased")
+
+    monkeypatch.setattr("ruvmlx.apps.progress.watching", watching)
+    monkeypatch.setattr(options, "log", said.append)
+    settings = Settings(model=str(tiny_folder), backend="reference", adapter="zebra")
+    options.open_runtime(settings).close()
+    assert said[0] == "erased" and said[1].startswith("note: adapter 'zebra'")
 
 
 def test_status_says_where_the_ratings_are(run, learned, tiny_folder):
