@@ -65,6 +65,7 @@ class EncoderShape:
     context: int = 37
     types: int = 2
     seed: int = 0
+    spare: int = 3
 
     @property
     def nomic(self) -> bool:
@@ -81,8 +82,8 @@ class EncoderShape:
 
     @property
     def vocab(self) -> int:
-        """More rows than tokens, as nomic-bert pads its table."""
-        return len(tokens_of(self.unigram)) + 3
+        """More rows than tokens by `spare`, as nomic-bert pads its table."""
+        return len(tokens_of(self.unigram)) + self.spare
 
 
 def encoder_weights(shape: EncoderShape) -> dict[str, np.ndarray]:

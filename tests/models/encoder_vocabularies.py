@@ -79,9 +79,10 @@ def gguf_vocab(unigram: bool) -> dict[str, Any]:
         "tokenizer.ggml.padding_token_id": u32(tokens.index("<pad>" if unigram else "[PAD]")),
         "tokenizer.ggml.seperator_token_id": u32(tokens.index("</s>" if unigram else "[SEP]")),
         "tokenizer.ggml.cls_token_id": u32(tokens.index("<s>" if unigram else "[CLS]")),
+        "tokenizer.ggml.bos_token_id": u32(tokens.index("<s>" if unigram else "[CLS]")),
     }
     if unigram:
-        keys |= {"tokenizer.ggml.bos_token_id": u32(0), "tokenizer.ggml.eos_token_id": u32(2)}
+        keys |= {"tokenizer.ggml.eos_token_id": u32(2)}
         keys |= {"tokenizer.ggml.add_space_prefix": True, "tokenizer.ggml.remove_extra_whitespaces": True}
         keys |= {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}
     return keys
