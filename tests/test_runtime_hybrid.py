@@ -81,7 +81,7 @@ def test_the_question_is_read_while_the_reply_is_written(open_on, native, mlx, m
         vector = runtime.learner.rating_index.query(reply)
         assert vector is not None and runtime.rate("last", "up").applied
     with open_on(hybrid, "a") as runtime:
-        [facts] = rows(runtime, "sides")
+        [facts] = rows(runtime, "hybrid")
         assert runtime.store.witness.check().broken is None
     assert facts["placement"]["questions"] == "mlx" and facts["placement"]["replies"] == "native"
     assert facts["overlap_s"] >= 0 and facts["failed"] == []
@@ -111,7 +111,8 @@ def test_a_rating_ends_the_measurement_beside(open_on, native, mlx):
     with open_on(join(native, mlx), "a", measured=False) as runtime:
         say(runtime, runtime.chats.new_chat(), "what is a river", n=6)
         assert runtime.rate("last", "up").applied
-        assert runtime.learner.active.is_measured and runtime.learner.active._ahead is None
+        active = runtime.learner.active
+        assert active.is_measured and active._ahead is None and active._hurry.is_set()
 
 
 @pytest.mark.parametrize("name", ["native", "mlx"])
@@ -126,10 +127,10 @@ def test_a_side_that_fails_within_a_reply(open_on, native, mlx, name):
         *_, last = runtime.chats.say(chat, "hello " * 9, max_new_tokens=30, sampling=GREEDY, cancel=Event())
         assert last.response.token_ids == alone.token_ids
         assert last.note.startswith(f"{name} failed (RuntimeError: the device is gone)")
-        assert [row["side"] for row in rows(runtime, "side_failed")] == [name]
+        assert [row["side"] for row in rows(runtime, "side_failure")] == [name]
         assert runtime.rate("last", "up").applied
         again = say(runtime, chat, "and again", n=10)
-        assert again.generation_tokens and len(rows(runtime, "side_failed")) == 1
+        assert again.generation_tokens and len(rows(runtime, "side_failure")) == 1
 
 
 def test_a_failure_beside_a_reply_costs_nothing(open_on, native, mlx):
@@ -141,7 +142,7 @@ def test_a_failure_beside_a_reply_costs_nothing(open_on, native, mlx):
         assert runtime.rate("last", "up").applied
         assert runtime.store.replies.query(runtime.store.replies.get("last").id) is not None
         say(runtime, runtime.chats.new_chat(), "and now", n=5)
-        assert [row["side"] for row in rows(runtime, "side_failed")] == ["mlx"]
+        assert [row["side"] for row in rows(runtime, "side_failure")] == ["mlx"]
 
 
 def test_unseen_replies_are_written_by_the_other_side(open_on, native, mlx):

@@ -134,7 +134,8 @@ def _memory() -> str:
     from .models import fit_words
 
     try:
-        return fit_words(settings.load().model)
+        chosen = settings.load()
+        return fit_words(chosen.model, chosen.backend)
     except RuvmlxError:  # the check of the model reports this error
         return "not known without the model"
 

@@ -161,13 +161,13 @@ def _fit(model: "Model | Facts", backend: str = "auto") -> "Fit":
     return Fit.of(facts, for_model(describe(backend), backend, facts.shape))
 
 
-def fit_words(name: str | None) -> str:
+def fit_words(name: str | None, backend: str = "auto") -> str:
     """Return one line that says how a model fits into this machine's memory. The line is an estimate; the
-    verb `show --memory` opens the model and measures its memory."""
+    verb `show --memory` opens the model and measures its memory. backend: as in `_fit`."""
     from ruvmlx.models.load import load_model
 
     model = load_model(name)
-    return _fit(model).words("chat" if model.shape.writes else "text")
+    return _fit(model, backend).words("chat" if model.shape.writes else "text")
 
 
 def _fits_by_name() -> "dict[str, Fit]":

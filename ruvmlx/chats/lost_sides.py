@@ -16,7 +16,7 @@ def note_lost_sides(store: Store, engine: EngineParts) -> str:
     for failure in failures:
         facts = {"model": engine.model.fingerprint, "side": failure.side, "why": failure.why}
         with contextlib.suppress(StoreError):
-            store.witness.note("side_failed", facts)
+            store.witness.note("side_failure", facts)
     return " ".join(failure.line for failure in failures)
 
 
@@ -25,4 +25,4 @@ def note_sides(store: Store, backend: Backend, fingerprint: str) -> None:
     if isinstance(backend, TwoSided):
         facts = backend.finish()
         with contextlib.suppress(StoreError):
-            store.witness.note("sides", {"model": fingerprint, **facts})
+            store.witness.note("hybrid", {"model": fingerprint, **facts})

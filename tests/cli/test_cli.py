@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -213,6 +214,19 @@ def test_doctor_says_what_is_sound_and_what_is_broken(run, tiny_folder, monkeypa
     code, out, _ = run("doctor", "--json")
     broken = {c["name"] for c in json.loads(out)["checks"] if not c["ok"]}
     assert code == 1 and broken == {"store", "deleted chats", "witness log", "model", "adapter"}
+
+
+def test_doctor_shows_which_side_does_which_work(run, tiny_folder, monkeypatch):
+    """Only with the backend hybrid; the memory is that of both copies."""
+    monkeypatch.setenv("RUVMLX_MODEL", str(tiny_folder))
+    one = {c["name"]: c["detail"] for c in json.loads(run("doctor", "--json")[1])["checks"]}
+    monkeypatch.setenv("RUVMLX_BACKEND", "hybrid")
+    two = {c["name"]: c["detail"] for c in json.loads(run("doctor", "--json")[1])["checks"]}
+    assert two.keys() - one.keys() == {"sides"} and one["memory"] != two["memory"]
+    for kind in ("replies", "questions", "kl", "samples"):
+        assert re.search(
+            rf"{kind} on (native|mlx) \((native|mlx) [\d.]+, (native|mlx) [\d.]+ ms", two["sides"]
+        )
 
 
 def test_config_show_says_where_a_value_comes_from(run, monkeypatch):

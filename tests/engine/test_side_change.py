@@ -147,3 +147,20 @@ def test_a_reply_that_both_sides_refuse_fails_once(tiny, native, mlx):
     with pytest.raises(RuntimeError, match="the device is gone"):
         ask(engine_on(tiny, hybrid))
     assert [failure.side for failure in hybrid.take_failures()] == ["native"]
+
+
+def test_other_sequences_and_limits_follow(tiny, native, mlx):
+    """Kept sequences of the failed side are dropped. The budget of KV pages goes to the other side's pool."""
+    broken = Failing(native)
+    hybrid = join(broken, mlx)
+    hybrid.pool.budget = 123 << 20
+    engine = engine_on(tiny, hybrid)
+    for name in ("a", "b"):
+        ask(engine, session_id=name)
+    vars(broken)["left"] = 4
+    ask(engine, session_id="c")
+    kept = [engine.sessions.get(name) for name in ("a", "b", "c")]
+    assert kept[:2] == [None, None] and not hybrid.is_lost(kept[2].cache)
+    assert hybrid.pool is mlx.pool and mlx.pool.budget == 123 << 20
+    assert mlx.pool.reclaim == engine.sessions._reclaim
+    mlx.pool.budget = native.pool.budget = 0
