@@ -70,8 +70,9 @@ def test_a_chat_with_ratings_is_that_of_the_main_side(open_on, native, mlx, name
 
 
 def test_the_question_is_read_while_the_reply_is_written(open_on, native, mlx, monkeypatch):
-    """The reply's row has the question's vector, although nothing settled; the log has the overlap."""
-    hybrid = join(native, mlx)
+    """The question is read once, and a rating finds its vector; the log has the overlap."""
+    other = Failing(mlx)
+    hybrid = join(native, other)
     with open_on(hybrid, "a") as runtime:
         say(runtime, runtime.chats.new_chat(), "what is a river", n=40)
         for job in list(hybrid._jobs):
@@ -80,6 +81,7 @@ def test_the_question_is_read_while_the_reply_is_written(open_on, native, mlx, m
         reply = runtime.store.replies.get("last")
         vector = runtime.learner.rating_index.query(reply)
         assert vector is not None and runtime.rate("last", "up").applied
+        assert other.seen == ["hidden_states"]
     with open_on(hybrid, "a") as runtime:
         [facts] = rows(runtime, "hybrid")
         assert runtime.store.witness.check().broken is None

@@ -6,6 +6,7 @@ import pytest
 from ruvmlx.backends import select, weight_bytes
 from ruvmlx.backends.hybrid.halves import halves
 from ruvmlx.backends.hybrid.split import SplitBackend
+from ruvmlx.backends.hybrid.split_cache import SplitCache
 from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import LLMInferenceEngine
@@ -140,3 +141,23 @@ def test_tokens_outside_the_vocabulary_are_refused(model):
     for call in (split.prefill, split.verify, lambda ids, cache: split.hidden_states(ids, cache=cache)):
         with pytest.raises(UsageError):
             call([10**6], split.new_cache())
+
+
+class Part:
+    """A cache of `offset` tokens that can be cut only at multiples of `grain`."""
+
+    def __init__(self, offset, grain):
+        self.offset, self.grain = offset, grain
+
+    def trim(self, n):
+        self.offset = (self.offset - n) // self.grain * self.grain
+        return True
+
+
+@pytest.mark.parametrize("grains", [(64, 1), (1, 64), (64, 48), (1, 1)])
+def test_both_parts_keep_the_same_tokens(grains):
+    """A part with pages of 8 bits removes more tokens than it must."""
+    cache = SplitCache(*(Part(200, grain) for grain in grains))
+    assert cache.trim(10) and cache.first.offset == cache.last.offset == cache.offset
+    assert cache.offset == {(64, 48): 0, (1, 1): 190}.get(grains, 128)
+    assert not cache.trim(201) and not cache.trim(-1)
