@@ -14,6 +14,7 @@ DIFFERENCE = (
     (0.8, "differ clearly"),
     (float("inf"), "differ strongly"),
 )
+HOW_TO_RATE = "Rate a reply in `ruvmlx chat`, or with `ruvmlx rate last up`."
 STILL_THE_ORIGINAL = "replies are the original model's."
 
 
@@ -58,7 +59,7 @@ def detail_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         (
             "feedback",
             f"{_feedback_count(facts['ratings'], facts.get('preferences', 0))}, "
-            f"{facts['updates']} changed it",
+            f"{facts['updates']} changed the adapter",
         ),
         (
             "distance",
@@ -79,8 +80,8 @@ def _signal_line(group: dict[str, Any]) -> str:
     """Return a line about a group of learning signals: the quality of the replies (0 to 1), and the reward
     that combines the quality with the speed."""
     return (
-        f"{group['count']:,} in chats of {group['context']} tokens: {group['quality']:.0%} good by your "
-        f"ratings, {group['reward']:.0%} if their speed counts, too; they took "
+        f"{group['count']:,} in chats of {group['context']} tokens: your ratings give {group['quality']:.0%} "
+        f"of the best on average, {group['reward']:.0%} if speed counts, too; a reply took "
         f"{group['latency_ratio']:.2f} times the usual time"
     )
 
@@ -171,7 +172,9 @@ def _difference(kl: float, cap: float) -> str:
 def _way_back(facts: dict[str, Any]) -> str:
     if not facts["adapter_version"]:
         kept = [v for v in facts["versions"] if v]
-        return f"`ruvmlx learn rollback {max(kept)}` brings version {max(kept)} back." if kept else ""
+        if kept:
+            return f"`ruvmlx learn rollback {max(kept)}` brings the newest version, {max(kept)}, back."
+        return HOW_TO_RATE
     return (
         f"{_version(facts['adapter_version'])} "
         f"`ruvmlx learn undo` takes the last {_kinds(facts, 'or')} back; "
@@ -190,12 +193,18 @@ def _version(number: int) -> str:
 def _training(facts: dict[str, Any]) -> str:
     """Return sentences about background training: the number of trainings whose result was put into use, the
     result of the newest training, and the number of ratings that wait for training."""
+    from ruvmlx.sona.adapter_history import MINIMUM
+
     done, waiting = facts["consolidations"], facts["pending"]
     said = f"Trained in the background {_times(done)}." if done else ""
     if facts.get("promoted") is not None:
-        outcome = "The newest training is in use" if facts["promoted"] else "The newest training was not used"
+        outcome = (
+            "The newest training is in use" if facts["promoted"] else "The newest training changed nothing"
+        )
         said = f"{said} {outcome}: {facts['reason']}."
-    if waiting:
+    if waiting and facts["ratings"] + facts.get("preferences", 0) < MINIMUM:
+        said = f"{said} A training needs {MINIMUM} rated replies."
+    elif waiting:
         verb = "is" if waiting == 1 else "are"
         what = f"{waiting} {_kinds(facts, 'and', 's')}" if facts.get("preferences") else _ratings(waiting)
         said = f"{said} {what} {verb} not in a training yet: `ruvmlx learn consolidate` trains now."

@@ -36,7 +36,7 @@ def optimizer_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("replies", figures_line(facts["figures"])),
         ("optimizer", f"{mode}: {MODES[mode]}{_in_force(facts['in_force'])}"),
-        *(("acts", trigger_line(trigger)) for trigger in facts["triggers"]),
+        *(("by itself", trigger_line(trigger)) for trigger in facts["triggers"]),
         *(("action", f"{_local_time(action['time'])}: {action_line(action)}") for action in facts["actions"]),
     ]
 
@@ -48,11 +48,11 @@ def figures_line(figures: dict[str, Any]) -> str:
     speed, wait, quality = (figures[name] for name in ("tokens_per_second", "ttft_ms", "quality"))
     parts = [
         f"the newest {figures['replies']}",
-        f"{speed:.0f} tokens a second" if speed else "too few undisturbed ones to say how fast",
+        f"{speed:.0f} tokens a second" if speed else "speed not known yet",
         f"first word after {wait / 1000:.2f} s" if wait else "",
         f"caches up to {size(figures['kv_bytes'])}",
         f"memory pressure up to {figures['pressure']:.0%}",
-        f"quality {quality:.0%} by estimate" if quality is not None else "",
+        f"estimated quality {quality:.0%}" if quality is not None else "",
     ]
     return ", ".join(filter(None, parts))
 

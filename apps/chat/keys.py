@@ -1,4 +1,4 @@
-"""This module reads the user's own keys from the setting `keys`, for example again=ctrl+t,chats=f3.
+"""This module reads the user's own keys from the setting `keys`, for example again=f10,chats=f3.
 
 A key that the user has chosen for a binding applies to every screen that has this binding. A binding that
 several screens share (close, quit, list_up ...) has one name.

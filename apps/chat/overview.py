@@ -56,7 +56,7 @@ def learning_rows(state: LearningState) -> Rows:
     status, memory = state.status, state.memory
     pairs = f" + {status.preferences} pairs" if status.preferences else ""
     return [
-        ("version", f"{status.adapter_version} of {one_line(state.adapter)}"),
+        ("adapter", f"{one_line(state.adapter)}, version {status.adapter_version}"),
         ("ratings", f"{status.ratings}{pairs}, {status.updates} used"),
         ("limit", f"{share(status.kl, status.kl_cap):.0%} used"),
         ("topics", f"{memory.patterns}, seen {memory.hits} times"),

@@ -141,7 +141,7 @@ def list_adapters(as_json: bool) -> None:
         TableColumn("MODEL", cut=True),
     ]
     table(columns, [_row(row) for row in rows])
-    hint("* is in use. `ruvmlx adapters use NAME` switches. VERSION counts the ratings that were learned.")
+    hint("* is in use. `ruvmlx adapters use NAME` switches. VERSION goes up with each change.")
     hint("RANK is how many independent changes a layer may have; more of them take more memory.")
 
 
@@ -325,7 +325,8 @@ def fuse(folder: Path, dtype: str | None, dequantize: bool, as_json: bool, **fla
     if as_json:
         print_json(facts)
     else:
-        say(f"Wrote {folder}: the model with what {opened.name} learned, {size(nbytes)}.")
+        say(f"Wrote {folder}: the model with what the adapter {opened.name!r} learned, {size(nbytes)}.")
+        hint(f"`ruvmlx chat --model {folder}` chats with it.")
 
 
 VERBS = [adapters]

@@ -7,6 +7,7 @@ import click
 
 from ruvmlx import settings as config
 from ruvmlx.errors import UsageError
+from ruvmlx.text import sanitize
 
 from .client_files import ClientFile, Served, client_of, names
 from .output import json_option, log, print_json, show
@@ -44,11 +45,10 @@ def _tell(made: ClientFile, written: bool, as_json: bool) -> None:
     if as_json:
         print_json({"path": made.path, "text": made.text, "written": written})
         return
-    log(
-        f"# {'Written to' if written else 'For the file'} {made.path}:"
-        if made.path
-        else "# Environment variables:"
-    )
+    where = "Written to" if written else "For the file"
+    heading = f"{where} {made.path}:" if made.path else "Environment variables:"
+    # One line, so that the user can paste the heading with the text into the file.
+    click.echo(f"# {sanitize(heading)}", err=True)
     click.echo(made.text.rstrip("\n"))
     log(f"# {made.use}")
 

@@ -35,9 +35,8 @@ def _library() -> str:
     found = registry() | dict.fromkeys(layers.KERNELS, implementations()[0])
     found["matmul"] = decoder.matmul_implementations()[0]
     used = Counter(found.values()).most_common()
-    return (
-        f"{count(len(found), 'part')} in C, for this CPU: {', '.join(f'{n} with {impl}' for impl, n in used)}"
-    )
+    kinds = ", ".join(f"{n} with {impl}" for impl, n in used)
+    return f"{count(len(found), 'function')} in C, for this CPU: {kinds}"
 
 
 def _backend() -> str:
@@ -179,7 +178,7 @@ def _witness() -> str:
     if wrong := disagreement(store):
         raise RuvmlxError(f"the store and its witness log disagree: {wrong}")
     return (
-        f"{count(chain.rows, 'row')}, unbroken: no rating was changed afterwards; the last row's hash begins "
+        f"{count(chain.rows, 'row')}, unbroken: nobody changed a row afterwards; the last row's hash begins "
         f"with {chain.head[:16]}"
     )
 

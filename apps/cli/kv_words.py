@@ -37,7 +37,10 @@ def show_kv(facts: dict[str, Any]) -> None:
     say(f"In use: {_tiers_in_words(facts['policy'])}.")
     say(f"Why: {facts['reason']}.")
     replies = count(facts["long_replies"], "long reply", "long replies")
-    say(f"So far: {replies} with {facts['backend']}. Long is {facts['long_is']:,} tokens, the chat included.")
+    say(
+        f"{replies} on the backend {facts['backend']} can be measured: those in chats of "
+        f"{facts['long_is']:,} tokens or more. `ruvmlx learn kv --measure` measures now."
+    )
     for c in facts["candidates"]:
         say(
             f"Measured: {_tiers_in_words(c)}. It changes what the model says by {c['kl']:.5f}, at most by "
@@ -46,14 +49,14 @@ def show_kv(facts: dict[str, Any]) -> None:
             f"bits, and {size(c['bytes'])} for {facts['context']:,} tokens."
         )
     for o in facts["observed"]:
-        pace = f", {o['us_per_token'] / 1e3:.1f} ms a token" if o["us_per_token"] else ""
+        pace = f"; a token took {o['us_per_token'] / 1e3:.1f} ms" if o["us_per_token"] else ""
         replies = count(o["replies"], "reply", "replies")
-        say(f"Used in {replies}, after up to {o['longest']:,} tokens of chat{pace}: {_tiers_in_words(o)}.")
+        say(f"{replies} used {_tiers_in_words(o)}. The longest chat had {o['longest']:,} tokens{pace}.")
 
 
 def _tiers_in_words(lengths: dict[str, Any]) -> str:
-    """Return the tiers as words, as in "16 bits for the newest 256 tokens, 8 up to token 1,024, 4 for older
-    ones"."""
+    """Return the tiers as words, as in "16 bits for the newest 256 tokens, 8 back to the 1,024th newest, 4
+    for older ones"."""
     exact = f"{TIERS[-1].bits} bits for"
     if lengths[LENGTHS[0]] is None:
         return f"{exact} all tokens"
@@ -61,5 +64,5 @@ def _tiers_in_words(lengths: dict[str, Any]) -> str:
     for tier in reversed(TIERS[1:-1]):
         if lengths[tier.name] is None:
             return f"{said}, {tier.bits} for all others"
-        said += f", {tier.bits} up to token {lengths[tier.name]:,}"
+        said += f", {tier.bits} back to the {lengths[tier.name]:,}th newest"
     return f"{said}, {TIERS[0].bits} for older ones"

@@ -113,12 +113,18 @@ def status(details: bool, as_json: bool, **flags: Any) -> None:
         table_of_facts([*detail_rows(facts), *optimizer_rows(facts["optimizer"])])
 
 
+UNDONE = (
+    "The newest rating, or choice between two replies, no longer counts. An older rating of that reply "
+    "counts again."
+)
+
+
 @learn.command()
 @model_options
 @json_option
 def undo(as_json: bool, **flags: Any) -> None:
     """Take the last rating or preference back, bit for bit."""
-    _show_status(_history(flags).undo(), as_json, "The newest rating or preference no longer counts.")
+    _show_status(_history(flags).undo(), as_json, UNDONE)
 
 
 @learn.command()
@@ -141,7 +147,8 @@ def rollback(version: int | None, before: datetime | None, as_json: bool, **flag
 
 def _rollback_line(was: int, version: int) -> str:
     if was != version:
-        return "The adapter went back to what it was then."
+        meaning = "" if version else ", the original model"
+        return f"The adapter is at version {version}{meaning}. Before, it was at version {was}."
     if version == 0:
         return "There is nothing to go back from: the adapter is the original model, as it was then."
     return f"There is nothing to go back from: the adapter was at version {version} then, as it is now."
@@ -247,7 +254,7 @@ def export(format_: str, **flags: Any) -> None:
     for row in found:
         print_json(row)
     if not found:
-        log("Nothing to print: no rated replies of this kind.")
+        log("There are no rated replies for this format. Rate replies in `ruvmlx chat` first.")
 
 
 @learn.command("chart")

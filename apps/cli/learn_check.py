@@ -53,7 +53,8 @@ def check(file: Path | None, full: bool, max_tokens: int, as_json: bool, **flags
     for sentence in learn_check.sentences(found.summary):
         say(sentence)
     if not full:
-        hint("`ruvmlx learn check --full` prints the replies; Ctrl+T in the chat shows one before and after.")
+        hint("`ruvmlx learn check --full` prints the replies.")
+        hint("Ctrl+T in the chat shows a reply before and after learning.")
 
 
 def _show(found: Any, full: bool) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROUTER_WORDS = {
     "on": "It learns from your ratings and from the time that replies take.",
-    "off": "Every reply uses what was learned; `ruvmlx config set router on` lets it choose.",
+    "off": "So it chooses nothing; `ruvmlx config set router on` lets it choose.",
 }
 ARM_WORDS = {"adapter": "what was learned", "plain": "the original model"}  # words for the router's choices
 
@@ -65,7 +65,8 @@ def _show(facts: dict[str, Any]) -> None:
     if "models" in facts:
         say("The selector chooses for each question which model answers.")
         show_router(facts["models"])
-    hint("A reward is a rating from 0 to 1, lower for a slow reply. The chances follow from the rewards.")
+    hint("A reward is a rating from 0 to 1, lower for a slow reply. The chances follow from the rewards;")
+    hint("before the first reward, they are guesses.")
 
 
 def router_of(flags: dict[str, Any]) -> "Router":

@@ -29,7 +29,7 @@ def ps(server: str, api_key: str | None, as_json: bool) -> None:
     limit = f" of {size(found['limit_bytes'])}" if found["limit_bytes"] else ""
     planned, taken = size(found["planned_bytes"]), size(found["resident_bytes"])
     text_output.hint("CHATS UP TO is the most memory for what the model has read of chats (the KV cache).")
-    log(f"The server plans to take {planned}{limit}. It takes {taken} now.")
+    log(f"The server plans to take {planned}{limit}, and more for long chats. It takes {taken} now.")
 
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:

@@ -76,8 +76,8 @@ def _show(found: "Perplexity", backend: "Backend") -> None:
     ]
     if found.ppl_f16 is not None and found.kl_vs_f16 is not None:
         cost = (
-            f"{found.ppl_f16:.2f} with an f16 cache; between both, what the model predicts differs by "
-            f"{found.kl_vs_f16:.4f} (KL, in nats per token; 0 is not at all)"
+            f"{found.ppl_f16:.2f} with an f16 cache; the predictions with the two caches differ by "
+            f"{found.kl_vs_f16:.4f} (KL divergence, in nats per token; 0: they are the same)"
         )
         rows.insert(1, ("compared", cost))
     table_of_facts(rows)

@@ -37,7 +37,7 @@ def _row(predicted: float) -> float:
 def summary(record: TasteRecord) -> str:
     """Return sentences that say what the chart shows."""
     if record.error is None or record.usual_error is None:
-        return "No ratings yet."
+        return "No rating is in use, so there is nothing to compare. Rate replies in `ruvmlx chat`."
     gain = record.usual_error - record.error
     how = "about as well as" if abs(gain) < FELT else "better than" if gain > 0 else "worse than"
     return (

@@ -204,7 +204,7 @@ class TierHistory:
         if report is not None:
             return report["reason"]
         done = len({m.reply_id for m in self.store.kv.measurements(*self.mine)})
-        return f"the default, until {REPLIES} long replies have been measured; {done} so far"
+        return f"the default; {done} of the {REPLIES} long replies that a choice needs have been measured"
 
     def _reply_averages(self) -> list[dict[str, Any]]:
         """Return the median time per token and the maxima of tokens, bytes and memory pressure over the

@@ -100,7 +100,7 @@ GROUPS = {
         ),
         "learn_targets": (
             "which parts of the model a rating changes at once: head is the layer that chooses the next "
-            "token; also attention, ffn (the layers between), all, or names of matrices"
+            "token; also attention, ffn (the feed-forward layers), all, or names of matrices"
         ),
         "base_targets": (
             "which parts of the model the slow training changes (it reads all your ratings together); the "
@@ -129,8 +129,8 @@ GROUPS = {
             "older tokens lose bits sooner"
         ),
         "kv_disk": (
-            "the most disk space for the KV caches of your newest chats, which go on without a wait after"
-            " a start; 0: none"
+            "the most disk space for the KV caches of your newest chats, so that they go on at once after"
+            " a restart; 0: none"
         ),
         "kv_measure": (
             "on: while you do not type, ruvmlx measures on your long replies how exact the cache must be"
@@ -152,7 +152,7 @@ GROUPS = {
         ),
         "motion": "off: nothing in the chat blinks, slides or fades",
         "keys": (
-            "other keys for the chat's actions, as in again=ctrl+t,chats=f3; F1 in the chat lists the actions"
+            "other keys for the chat's actions, as in again=f10,chats=f3; F1 in the chat lists the actions"
         ),
     },
 }

@@ -170,7 +170,7 @@ class Settings:
         least=0.1,
         most=2,
         sampling=True,
-        unset="1",
+        unset=_OWN,
     )
     max_tokens: int = _setting(int, 512, least=1, most=_MOST_COUNT)
     best_of: int | str = _setting(
@@ -226,7 +226,7 @@ class Settings:
         str,
         "",
         pattern=re.compile(r"([a-z_]+=[a-z0-9+_]+(,[a-z_]+=[a-z0-9+_]+)*)?"),
-        expected="as in again=ctrl+t,chats=f3",
+        expected="as in again=f10,chats=f3",
     )
     learn_targets: str = _setting(
         str,

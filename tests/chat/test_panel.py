@@ -23,23 +23,23 @@ async def test_ratings_undo_and_rollback_update_the_panel(chatting, size):  # no
     async with chatting(size) as (app, pilot):
         await ask(app, pilot, "What is blue?")
         await pilot.press("f2")
-        await until(pilot, lambda: "0 of default" in screen_text(app))
+        await until(pilot, lambda: "default, version 0" in screen_text(app))
         assert "after 16 more" in screen_text(app)
         assert re.search(r"memory +[▰▱]{5} [\d.]+ [MG]B", screen_text(app))
         assert re.search(r"budget +[\d.]+ [MG]B, peak [\d.]+ [MG]B", screen_text(app))
         await send(app, pilot, "/rate up very\x1b[2J clear")
-        await until(pilot, lambda: "1 of default" in screen_text(app))
+        await until(pilot, lambda: "default, version 1" in screen_text(app))
         await until(pilot, lambda: "after 15 more" in screen_text(app))
         assert "very clear" in screen_text(app) and "versions 0, 1" in screen_text(app)
         assert bool(re.search(r"learned +\d", screen_text(app))) == (
             size != SMALL
         )  # details where there is room
         await send(app, pilot, "/rollback 0")
-        await until(pilot, lambda: "0 of default" in screen_text(app))
+        await until(pilot, lambda: "default, version 0" in screen_text(app))
         await send(app, pilot, "/rollback x")
         await until(pilot, lambda: "a version is a number" in screen_text(app))
         await pilot.press("f2")
-        await until(pilot, lambda: "of default" not in screen_text(app))
+        await until(pilot, lambda: "default, version" not in screen_text(app))
 
 
 async def test_the_panel_can_be_shown_without_an_adapter(open_tiny, chatting):  # noqa: F811
@@ -53,7 +53,7 @@ async def test_the_panel_can_be_shown_without_an_adapter(open_tiny, chatting):  
 def test_the_learning_command_prints_what_the_panel_shows(open_tiny):
     with open_tiny() as runtime:
         _, said = run_plain(runtime, "Hi", "/down too short", "/learning", "/rollback 0")
-    assert "Learning: version 1 of default" in said
+    assert "Learning: adapter default, version 1" in said
     assert "Recent ratings: ▼ bad too short" in said
     assert re.search(r"Machine: memory [\d.]+ [MG]B\nMachine: budget [\d.]+ [MG]B, peak [\d.]+ [MG]B", said)
     assert re.search(r"Machine: recent \d+.* [kM]?B, \d+ tokens\n", said) and "▰" not in said

@@ -132,7 +132,7 @@ def test_learn_kv_reports_and_measures_the_policy(run, tiny_folder, monkeypatch)
     assert said["long_replies"] == 2 and said["observed"][0]["replies"] == 2
     said = json.loads(run(*command, "--measure", "--adapter", "none")[1])
     assert (said["measured"], said["changed"], said["stopped"]) == (2, False, "")
-    assert "until 3 long replies have been measured; 2 so far" in said["reason"]
+    assert "2 of the 3 long replies that a choice needs have been measured" in said["reason"]
     monkeypatch.setattr("ruvmlx.kv_tuning.tier_measurement.REPLIES", 2)
     said = json.loads(run(*command, "--measure", "--adapter", "none")[1])
     assert said["changed"] and said["limit"] == 0.004 and len(said["candidates"]) == 2
@@ -140,7 +140,7 @@ def test_learn_kv_reports_and_measures_the_policy(run, tiny_folder, monkeypatch)
     code, out, _ = run(*[c for c in command if c != "--json"])
     words = " ".join(out.split())  # the terminal's width breaks lines
     assert (
-        code == 0 and "16 bits for the newest 64 tokens, 8 up to token" in words and said["reason"] in words
+        code == 0 and "16 bits for the newest 64 tokens, 8 back to the" in words and said["reason"] in words
     )
     monkeypatch.setenv("RUVMLX_KV_TIERS", "128,all")
     said = json.loads(run(*command)[1])

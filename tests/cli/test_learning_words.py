@@ -12,9 +12,10 @@ NOTHING = {
 LEARNED = NOTHING | {"ratings": 3, "updates": 3, "pending": 3, "adapter_version": 3, "kl": 0.012}
 
 
-def test_nothing_learned_is_said_in_two_lines():
+def test_nothing_learned_is_said_with_the_next_step():
     assert status_lines(NOTHING) == [
         "No ratings yet: replies are the original model's.",
+        "Rate a reply in `ruvmlx chat`, or with `ruvmlx rate last up`.",
         "Ratings change the output layer, which chooses each next word.",
     ]
 
@@ -22,7 +23,7 @@ def test_nothing_learned_is_said_in_two_lines():
 def test_after_a_rollback_to_the_original_nobody_is_told_that_there_are_no_ratings():
     first, way_back, _ = status_lines(NOTHING | {"versions": [0, 1, 2]})
     assert first == "Nothing that was learned is in use: replies are the original model's."
-    assert way_back == "`ruvmlx learn rollback 2` brings version 2 back."
+    assert way_back == "`ruvmlx learn rollback 2` brings the newest version, 2, back."
 
 
 def test_what_was_learned_has_its_distance_and_the_way_back():
@@ -31,8 +32,11 @@ def test_what_was_learned_has_its_distance_and_the_way_back():
         "change).",
         "The adapter (what was learned) is at version 3. `ruvmlx learn undo` takes the last rating back; "
         "`ruvmlx learn rollback V` goes to version V (0: the original model).",
-        "3 ratings are not in a training yet: `ruvmlx learn consolidate` trains now.",
+        "A training needs 10 rated replies.",
     ]
+    assert status_lines(LEARNED | {"ratings": 10, "updates": 10})[2] == (
+        "3 ratings are not in a training yet: `ruvmlx learn consolidate` trains now."
+    )
 
 
 def test_the_taste_is_a_sentence_once_ratings_support_one():
@@ -48,7 +52,9 @@ def test_preferences_are_counted_beside_the_ratings():
     lines = status_lines(facts)
     assert lines[0].startswith("Learned from 3 ratings and 1 preference; 1 changed nothing. ")
     assert "takes the last rating or preference back" in lines[1]
-    assert lines[2].startswith("4 ratings and preferences are not in a training yet")
+    assert lines[2] == "A training needs 10 rated replies."
+    enough = status_lines(facts | {"ratings": 9})
+    assert enough[2].startswith("4 ratings and preferences are not in a training yet")
     only = status_lines(facts | {"ratings": 0, "preferences": 2, "updates": 2})
     assert only[0].startswith("Learned from 2 preferences. ")
 
@@ -66,12 +72,13 @@ def test_a_preference_is_told_by_the_lead_of_the_better_reply():
 
 def test_a_refused_training_says_why():
     facts = LEARNED | {
+        "ratings": 12,
         "consolidations": 1,
         "promoted": False,
         "reason": "held-out ratings prefer it not",
     }
     assert status_lines(facts | {"pending": 1})[2] == (
-        "Trained in the background once. The newest training was not used: held-out ratings prefer it not. "
+        "Trained in the background once. The newest training changed nothing: held-out ratings prefer it not. "
         "1 rating is not in a training yet: `ruvmlx learn consolidate` trains now."
     )
 
@@ -79,7 +86,7 @@ def test_a_refused_training_says_why():
 def test_a_reset_names_the_version_to_return_to():
     lines = status_lines(NOTHING | {"ratings": 2, "versions": [0, 1, 2]})
     assert lines[0] == "2 ratings given, none in use: replies are the original model's."
-    assert lines[1] == "`ruvmlx learn rollback 2` brings version 2 back."
+    assert lines[1] == "`ruvmlx learn rollback 2` brings the newest version, 2, back."
 
 
 def test_a_rating_that_changes_nothing_is_no_lesson():

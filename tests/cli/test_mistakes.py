@@ -170,7 +170,10 @@ def test_a_rollback_that_changes_nothing_says_so(run, tiny_folder, open_tiny):
 def test_a_rollback_says_whether_the_version_changed(run, learned, tiny_folder):
     again = ("learn", "rollback", "2", *tiny(tiny_folder))
     assert "was at version 2 then, as it is now" in run(*again)[1]
-    assert "went back to what it was then" in run("learn", "rollback", "1", *tiny(tiny_folder))[1]
+    assert (
+        "The adapter is at version 1. Before, it was at version 2."
+        in run("learn", "rollback", "1", *tiny(tiny_folder))[1]
+    )
 
 
 @pytest.mark.parametrize("words", ["learn status", "learn export", "learn chart", "learn kv", "adapters ls"])

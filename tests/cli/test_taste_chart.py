@@ -45,7 +45,10 @@ def test_thumbs_have_columns_of_their_own():
 
 
 def test_nothing_rated_is_said():
-    assert taste_chart.summary(TasteRecord(())) == "No ratings yet."
+    assert (
+        taste_chart.summary(TasteRecord(()))
+        == "No rating is in use, so there is nothing to compare. Rate replies in `ruvmlx chat`."
+    )
 
 
 def test_the_picture_has_a_circle_for_each_place():
@@ -60,7 +63,10 @@ def test_the_picture_has_a_circle_for_each_place():
 
 
 def test_the_verb_prints_draws_and_reports(tiny_cli, tmp_path):  # noqa: F811
-    assert "No ratings yet." in tiny_cli("learn", "chart")[1]
+    assert (
+        "No rating is in use, so there is nothing to compare. Rate replies in `ruvmlx chat`."
+        in tiny_cli("learn", "chart")[1]
+    )
     for rating in ("up", "1"):
         assert tiny_cli("generate", "hi", "--max-tokens", "4", "--ignore-eos")[0] == 0
         assert tiny_cli("rate", "last", rating)[0] == 0

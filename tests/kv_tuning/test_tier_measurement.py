@@ -125,7 +125,7 @@ def test_without_long_replies_the_default_stays(open_tiny):
         assert not report["changed"] and "not enough long replies" in report["reason"]
         status = runtime.tiers.status()
         assert (status.policy, status.long_replies, status.needed_tokens) == (TIERED, 0, LONG)
-        assert "the default, until 3 long replies have been measured; 0 so far" in status.reason
+        assert "the default; 0 of the 3 long replies that a choice needs have been measured" in status.reason
         assert runtime.engine.sessions.policy == TIERED and not runtime.store.witness.rows("kv_choice")
 
 
