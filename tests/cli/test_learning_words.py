@@ -78,7 +78,8 @@ def test_a_refused_training_says_why():
         "reason": "held-out ratings prefer it not",
     }
     assert status_lines(facts | {"pending": 1})[2] == (
-        "Trained in the background once. The newest training changed nothing: held-out ratings prefer it not. "
+        "Trained in the background once. "
+        "The newest training changed nothing: held-out ratings prefer it not. "
         "1 rating is not in a training yet: `ruvmlx learn consolidate` trains now."
     )
 
