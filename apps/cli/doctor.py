@@ -184,13 +184,17 @@ def _witness() -> str:
 
 
 def _sides() -> str:
-    """Open both sides of the hybrid backend, and return which side does which work at which cost."""
+    """Open both sides of the hybrid backend. Return which side does which work at which cost, or which layers
+    each side has."""
+    from ruvmlx.backends.hybrid.backend import HybridBackend
     from ruvmlx.backends.hybrid.placement import plan_words
     from ruvmlx.backends.select import open_backend
     from ruvmlx.models.load import load_model
 
     chosen = settings.load()
-    backend: Any = open_backend("hybrid", load_model(chosen.model), chosen.threads)
+    backend = open_backend("hybrid", load_model(chosen.model), chosen.threads)
+    if not isinstance(backend, HybridBackend):
+        return f"two copies of the model do not fit, so its layers are divided: {backend.kernels}"
     if failures := backend.take_failures():
         raise RuvmlxError("; ".join(failure.line for failure in failures))
     return plan_words(backend.placement)

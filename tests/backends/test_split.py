@@ -141,6 +141,10 @@ def test_tokens_outside_the_vocabulary_are_refused(model):
     for call in (split.prefill, split.verify, lambda ids, cache: split.hidden_states(ids, cache=cache)):
         with pytest.raises(UsageError):
             call([10**6], split.new_cache())
+    cache = split.first.new_cache()
+    with pytest.raises(ValueError, match="layers: bad argument"):  # more than a chunk
+        split.first.first_layers(TOKENS[:38], cache)
+    assert cache.offset == 0 and len(split.first.first_layers(TOKENS[:37], cache)) == cache.offset == 37
 
 
 class Part:

@@ -11,6 +11,8 @@ import time
 import pytest
 from ruvmlx.apps.cli.output import print_json
 
+from ruvmlx.models.load import load_model
+from ruvmlx.platform import cpu
 from ruvmlx.store import Store
 
 from .verbs import one_line
@@ -227,6 +229,16 @@ def test_doctor_shows_which_side_does_which_work(run, tiny_folder, monkeypatch):
         assert re.search(
             rf"{kind} on (native|mlx) \((native|mlx) [\d.]+, (native|mlx) [\d.]+ ms", two["sides"]
         )
+
+
+def test_doctor_shows_which_layers_a_side_has(run, tiny_folder, monkeypatch):
+    """Two copies of the model do not fit: the plan has one copy, and the layers are divided."""
+    model = load_model(str(tiny_folder))
+    monkeypatch.setattr(cpu, "memory_limit", lambda metal: 5 * model.parameters)
+    monkeypatch.setenv("RUVMLX_MODEL", str(tiny_folder))
+    monkeypatch.setenv("RUVMLX_BACKEND", "hybrid")
+    found = {c["name"]: c["detail"] for c in json.loads(run("doctor", "--json")[1])["checks"]}
+    assert "divided: layers 1-1: native" in found["sides"] and "; layers 2-2: cpu+" in found["sides"]
 
 
 def test_config_show_says_where_a_value_comes_from(run, monkeypatch):
