@@ -207,7 +207,7 @@ NUMBERS = np.arange(3, dtype=np.int32)
         (YARN | {"llama.rope.scaling.attn_factor": f32(2.0)}, "attn_factor is 2.0", UnsupportedModel),
         (YARN | {"llama.rope.scaling.yarn_ext_factor": f32(0.5)}, "yarn_ext_factor is 0.5", UnsupportedModel),
         (YARN | {"llama.rope.scaling.factor": f32(0.0)}, "does not make sense", CorruptFile),
-        ({"tokenizer.ggml.model": "bert"}, "tokenizer 'bert'", UnsupportedModel),
+        ({"tokenizer.ggml.model": "rwkv"}, "tokenizer 'rwkv'", UnsupportedModel),
         ({"tokenizer.ggml.pre": "poro-chat"}, "pre-tokenizer 'poro-chat'", UnsupportedModel),
         ({"tokenizer.ggml.tokens": ["x"] * 321}, "tokenizer.ggml.token_type", CorruptFile),
         ({"tokenizer.ggml.tokens": []}, "is empty", CorruptFile),

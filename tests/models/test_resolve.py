@@ -128,7 +128,7 @@ def test_list_local_models(empty_cache):
     """The starter, then Llama and Mistral repositories; a broken one says why and keeps its place."""
     cache_model(empty_cache, "b/plain")
     other = cache_model(empty_cache, "c/qwen")
-    (other / "config.json").write_text('{"model_type": "bert"}')
+    (other / "config.json").write_text('{"model_type": "mpnet"}')
     broken = cache_model(empty_cache, "d/broken", sliding_window=64)
     (broken / "model.safetensors").write_bytes(b"12345678")
     rows = {row["name"]: row for row in list_local_models()}
