@@ -65,8 +65,10 @@ def _show(facts: dict[str, Any]) -> None:
     if "models" in facts:
         say("The selector chooses for each question which model answers.")
         show_router(facts["models"])
-    hint("A reward is a rating from 0 to 1, lower for a slow reply. The chances follow from the rewards;")
-    hint("before the first reward, they are guesses.")
+    hint(
+        "A reward is a rating from 0 to 1, lower for a slow reply. The chances follow from the rewards; before "
+        "the first reward, they are guesses."
+    )
 
 
 def router_of(flags: dict[str, Any]) -> "Router":
