@@ -66,8 +66,8 @@ def _show(facts: dict[str, Any]) -> None:
         say("The selector chooses for each question which model answers.")
         show_router(facts["models"])
     hint(
-        "A reward is a rating from 0 to 1, lower for a slow reply. The chances follow from the rewards; before "
-        "the first reward, they are guesses."
+        "A reward is a rating from 0 to 1, lower for a slow reply. The chances follow from the rewards; "
+        "before the first reward, they are guesses."
     )
 
 
