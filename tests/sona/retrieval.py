@@ -3,9 +3,10 @@
     uv run python -m tests.sona.retrieval [--model MODEL] [--window TOKENS]
 
 First: how much one word changes the embedding of a text of LONG tokens, and the time of 64 texts beside
-their prefill. The paragraphs are of this project's documentation of November 2026 (paragraphs.json). Beside
-ours: the plain mean of the same hidden states; and, for a GGUF file where llama-cpp-python is installed
-(--group oracle), its mean pooling of the same model.
+their prefill. A model of BERT's kind (an encoder) has no such lines, and reads only the beginning of a text
+that is too long for it. The paragraphs are of this project's documentation of November 2026
+(paragraphs.json). Beside ours: the plain mean of the same hidden states; and, for a GGUF file where
+llama-cpp-python is installed (--group oracle), its mean pooling of the same model.
 """
 
 import argparse
@@ -17,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ruvmlx.errors import TextTooLong
+from ruvmlx.models.config.encoder import EncoderConfig
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 from ruvmlx.sona import embedding
@@ -37,11 +40,10 @@ def main() -> None:
     chunks = ["\n\n".join(paragraphs[i : i + 10]) for i in range(0, len(paragraphs), 10)]
     asked, right = [q["text"] for q in questions], np.array([q["paragraph"] for q in questions])
     with Runtime.open(Settings(model=given.model, adapter="none", kv_disk=None), learn=False) as runtime:
-        change, tokens = least_change(runtime, " ".join(paragraphs))
-        print(f"a word of a text of {tokens} tokens changes its vector by {change:.1e} or more", flush=True)
-        cost = cost_of_texts(runtime, " ".join(paragraphs))
-        print(f"64 texts of 90 tokens take {cost:.2f} times their prefill", flush=True)
-        ways = {"ours": ours(runtime), "plain mean": plain_mean(runtime)}
+        ways = {"ours": ours(runtime)}
+        if not isinstance(runtime.model.shape, EncoderConfig):
+            show_costs(runtime, " ".join(paragraphs))
+            ways["plain mean"] = plain_mean(runtime)
         if runtime.model.format == "gguf" and find_spec("llama_cpp"):
             ways["llama.cpp"] = mean_of_llama_cpp(runtime.model.path)
         for name, embed in ways.items():
@@ -54,6 +56,12 @@ def main() -> None:
             )
             print(";", shares("chunk", vectors, unit([embed(t) for t in chunks]), right // 10), end="")
             print(f"  ({time.process_time() - begun:.0f} s of processor time)", flush=True)
+
+
+def show_costs(runtime: Runtime, text: str) -> None:
+    change, tokens = least_change(runtime, text)
+    print(f"a word of a text of {tokens} tokens changes its vector by {change:.1e} or more", flush=True)
+    print(f"64 texts of 90 tokens take {cost_of_texts(runtime, text):.2f} times their prefill", flush=True)
 
 
 def least_change(runtime: Runtime, text: str) -> tuple[float, int]:
@@ -83,7 +91,14 @@ def cost_of_texts(runtime: Runtime, text: str) -> float:
 
 
 def ours(runtime: Runtime) -> Embed:
-    return lambda text: runtime.embed([text])[0]
+    def embed(text: str) -> np.ndarray:
+        while True:
+            try:
+                return runtime.embed([text])[0]
+            except TextTooLong:
+                text = text[: len(text) // 2]
+
+    return embed
 
 
 def plain_mean(runtime: Runtime) -> Embed:
