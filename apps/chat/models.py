@@ -57,8 +57,8 @@ def _words(model: Model) -> str:
 
 
 def models(in_use: Model, proposes: bool = False, auto: bool | None = None) -> list[PickerEntry]:
-    """Return entries for the models that `ruvmlx ls` lists, without models that are trained to embed texts,
-    and for the model in use if it is in another folder. The function reads the headers of files, so do not
+    """Return one entry for each model that `ruvmlx ls` lists and that can write. If the model in use is in
+    another folder, it has an entry, too. The function reads the headers of files, so do not
     call it in the app's thread. proposes: True if the list also has models that ruvmlx proposes to download,
     unless the program is offline. auto: True if a selector chooses the model, False if not; None: the list
     has no entry "auto"."""

@@ -85,9 +85,9 @@ RVM_API int rvm_decoder_use_threads(rvm_decoder *d, uint32_t n);
 RVM_API int rvm_decoder_forward(rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens,
                                 size_t n, size_t outputs, float *hidden, float *logits, const int *cancel);
 
-/* Append n tokens to the sequence of a decoder that has only the first layers of a model. raw: [n, hidden_size],
- * receives the output of the last of these layers, without the final norm. The other arguments are those of
- * rvm_decoder_forward. */
+/* Compute the first layers of a model for n tokens, and append the tokens to the sequence. The decoder was created
+ * with only these layers. raw: [n, hidden_size]; the function writes the output of the last of these layers into raw,
+ * without the final norm. The other arguments are those of rvm_decoder_forward. */
 RVM_API int rvm_decoder_layers(rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens, size_t n,
                                float *raw, const int *cancel);
 

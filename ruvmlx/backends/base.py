@@ -176,8 +176,9 @@ class Embedding(Protocol):
     """A backend that computes vectors of texts and writes no text: an encoder."""
 
     def text_vectors(self, texts: Sequence[Sequence[int]]) -> Generator[None, None, list[np.ndarray]]:
-        """Return one vector of length 1 [D] float32 per text, in the order of `texts` (token ids). The
-        generator yields every few milliseconds, so that other work can run."""
+        """Return one vector [D] float32 of length 1 for each text. The vectors have the order of `texts`; a
+        text is a list of token ids. The generator yields every few milliseconds, so that other work can
+        run."""
 
 
 @runtime_checkable

@@ -40,7 +40,7 @@ class RunParts(Protocol):
 
 
 class MovableRun(Protocol):
-    """The attributes of a run (run.py) that this module uses."""
+    """The part of the class Run (run.py) that this module uses."""
 
     request: GenerationRequest
     adapter: HeadAdapter | None

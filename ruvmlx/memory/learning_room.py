@@ -1,6 +1,6 @@
-"""This module limits the memory that training takes. Training builds a graph that computes gradients
-(training/trainer.py). With the native backend, the graph has a second copy of the weights: a model of 0.5
-billion parameters with 4 bits each takes 0.4 GB, and its graph takes 2.5 GB.
+"""This module limits the memory of training. Training needs a graph that computes gradients
+(training/trainer.py). If the native backend runs the model, the graph has a second copy of the weights, in
+float32. For example, Qwen 2.5 0.5B with 4 bits takes 0.4 GB, and its graph takes 2.5 GB.
 
 A training begins only if the graph and the layers' numbers of the longest text fit into the memory. While the
 training runs, it stops if the memory runs out. A stopped training is saved, and its graph is freed.

@@ -170,7 +170,11 @@ def sum_purposes(tables: Sequence[Sequence[Purpose]], resident: int) -> list[Pur
 
 
 def _add_rows(one: Purpose, other: Purpose) -> Purpose:
-    limit = max(one.limit, other.limit) if one.name in ("weights", "total") else one.limit + other.limit
+    limit = (
+        max(one.limit, other.limit)
+        if one.name in ("weights", "learning", "total")
+        else one.limit + other.limit
+    )
     return Purpose(one.name, one.planned + other.planned, one.used + other.used, limit)
 
 
@@ -202,10 +206,10 @@ def table(rows: Sequence[Purpose]) -> list[tuple[str, str, str, str]]:
 
 
 def _training_graph_bytes(backend: Backend) -> int:
-    """Return the bytes of the graph that computes gradients, which MLX holds; 0 while there is no training,
-    or if the graph is the backend's own."""
+    """Return the bytes of the graph that computes gradients. Beside the native backend, MLX holds only this
+    graph. Return 0 for another backend, because MLX holds its weights, too."""
     mlx = sys.modules.get("mlx.core")
-    return 0 if mlx is None or backend.name == "mlx" else mlx.get_active_memory()
+    return mlx.get_active_memory() if mlx is not None and backend.name == "native" else 0
 
 
 def _draft_bytes(engine: LLMInferenceEngine) -> int:

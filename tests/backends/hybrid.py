@@ -29,7 +29,7 @@ class Failing:
         setattr(self.backend, name, value)
 
     def count(self, name, call):
-        def counted(*args, **kwargs):
+        def call_and_count(*args, **kwargs):
             self.seen.append(name)
             if self.left is not None and (name in self.of or self.left < 0):
                 vars(self)["left"] = self.left - 1
@@ -38,7 +38,7 @@ class Failing:
             self.hooks.get(name, lambda: None)()
             return call(*args, **kwargs)
 
-        return counted
+        return call_and_count
 
 
 class FailingStream:

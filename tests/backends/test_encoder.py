@@ -24,7 +24,7 @@ def texts_of(shape, lengths=LENGTHS):
     return [rng.integers(0, shape.vocab, n).tolist() for n in lengths]
 
 
-def opened(path):
+def open_encoder(path):
     return open_backend("auto", load_model(str(path)))
 
 
@@ -37,7 +37,7 @@ def vectors(backend, texts):
 def test_vectors_are_the_twins(tmp_path, family, pooling):
     """Of texts of many lengths together; without the files of sentence-transformers, the mean."""
     shape = EncoderShape(family)
-    backend, texts = opened(make_encoder(tmp_path / "m", shape, pooling)), texts_of(shape)
+    backend, texts = open_encoder(make_encoder(tmp_path / "m", shape, pooling)), texts_of(shape)
     weights = encoder_weights(shape)
     wanted = [vector_ref(shape, weights, text, pooling or "mean") for text in texts]
     np.testing.assert_allclose(vectors(backend, texts), wanted, **CLOSE)
@@ -49,8 +49,8 @@ def test_vectors_are_the_twins(tmp_path, family, pooling):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_gguf_file_gives_the_vectors_of_the_folder(tmp_path, family):
     shape = EncoderShape(family)
-    folder = opened(make_encoder(tmp_path / "m", shape, "cls"))
-    file = opened(make_gguf_encoder(tmp_path / "m.gguf", shape, "cls"))
+    folder = open_encoder(make_encoder(tmp_path / "m", shape, "cls"))
+    file = open_encoder(make_gguf_encoder(tmp_path / "m.gguf", shape, "cls"))
     np.testing.assert_allclose(
         vectors(file, texts_of(shape)), vectors(folder, texts_of(shape)), atol=1e-6, rtol=0
     )
@@ -60,7 +60,7 @@ def test_a_gguf_file_gives_the_vectors_of_the_folder(tmp_path, family):
 def test_a_quantised_file(tmp_path, quant):
     """The twin has the weights as the file stores them. Tables but that of the words are not quantised."""
     shape = EncoderShape("nomic_bert", hidden=64, heads=2, ffn=96, layers=2)
-    backend, stored = opened(make_gguf_encoder(tmp_path / "m.gguf", shape, "mean", quant)), {}
+    backend, stored = open_encoder(make_gguf_encoder(tmp_path / "m.gguf", shape, "mean", quant)), {}
     for name, w in encoder_weights(shape).items():
         packed = w.ndim == 2 and name != "token_types.weight"
         raw = encode_blocks(w, quant) if packed else b""
@@ -75,7 +75,7 @@ def test_a_folder_of_16_bits(tmp_path, dtype):
     import ml_dtypes
 
     kind, shape = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}[dtype], EncoderShape()
-    backend = opened(make_encoder(tmp_path / "m", shape, dtype=kind))
+    backend = open_encoder(make_encoder(tmp_path / "m", shape, dtype=kind))
     weights = {name: w.astype(kind) for name, w in encoder_weights(shape).items()}
     wanted = [vector_ref(shape, weights, text, "mean") for text in texts_of(shape)]
     np.testing.assert_allclose(vectors(backend, texts_of(shape)), wanted, **CLOSE)
@@ -84,7 +84,7 @@ def test_a_folder_of_16_bits(tmp_path, dtype):
 def test_a_text_does_not_depend_on_the_texts_beside_it(tmp_path, monkeypatch):
     """Nor on the sizes of blocks and batches."""
     shape = EncoderShape()
-    backend, texts = opened(make_encoder(tmp_path / "m", shape)), texts_of(shape)
+    backend, texts = open_encoder(make_encoder(tmp_path / "m", shape)), texts_of(shape)
     alone = [vectors(backend, [text])[0] for text in texts]
     for rows, scores, batch in ((256, 1 << 22, 2048), (3, 100, 12), (1, 1, 1)):
         monkeypatch.setattr(forward, "ROWS", rows)
@@ -96,14 +96,14 @@ def test_a_text_does_not_depend_on_the_texts_beside_it(tmp_path, monkeypatch):
 def test_other_work_can_run_between_two_blocks(tmp_path):
     """Several times in each layer, also within one long text."""
     shape, pauses = EncoderShape(context=900), []
-    backend = opened(make_encoder(tmp_path / "m", shape))
+    backend = open_encoder(make_encoder(tmp_path / "m", shape))
     [text] = texts_of(shape, [900])
     backend.hidden_states(text, pause=lambda: pauses.append(1))
     assert len(pauses) >= 10 * shape.layers
 
 
 def test_an_encoder_writes_no_text(tmp_path):
-    backend = opened(make_encoder(tmp_path / "m", EncoderShape()))
+    backend = open_encoder(make_encoder(tmp_path / "m", EncoderShape()))
     assert isinstance(backend, Embedding)
     calls = [
         lambda: backend.new_cache(),

@@ -70,7 +70,7 @@ def test_a_backend_that_lends_its_graph_needs_no_second_copy(tiny):
 def test_a_training_without_room_does_not_begin(rated_runtime, monkeypatch):
     """The report has both numbers, and the work is not due again at once."""
     monkeypatch.setattr(background, "Trainer", None)  # a call would be a TypeError
-    rated_runtime.learner.room = limited(rated_runtime, resident() + (1 << 20))
+    rated_runtime.learner.room = room_within(rated_runtime, resident() + (1 << 20))
     report, losses = consolidate(rated_runtime)
     assert not report["promoted"] and not losses
     assert report["reason"].startswith("training needs about ") and "memory_limit is" in report["reason"]
@@ -81,7 +81,7 @@ def test_a_training_without_room_does_not_begin(rated_runtime, monkeypatch):
     assert rated_runtime.learning.is_due()
 
 
-def limited(runtime, limit: int) -> LearningRoom:
+def room_within(runtime, limit: int) -> LearningRoom:
     return LearningRoom(runtime.model, runtime.backend, limit)
 
 
@@ -106,7 +106,7 @@ def test_a_squeeze_while_training_stops_it_and_frees_its_graph(rated_runtime, mo
         if squeeze == "machine":
             squeezed.setattr(cpu, "available_memory", lambda: shrinking(total // 2, total // 64))
         else:
-            rated_runtime.learner.room = limited(rated_runtime, 64 << 30)
+            rated_runtime.learner.room = room_within(rated_runtime, 64 << 30)
             squeezed.setattr(learning_room, "resident", lambda: shrinking(1 << 30, 65 << 30))
         report, _ = consolidate(rated_runtime)
     assert not report["promoted"] and report["reason"].startswith("training stopped: ") and looks

@@ -72,7 +72,7 @@ def _attention(shape: EncoderShape, w: dict[str, np.ndarray], x: Rows) -> Rows:
     out = [np.zeros(d) for _ in x]
     for head in range(shape.heads):
         part = slice(head * width, (head + 1) * width)
-        turn = _rotated if shape.nomic else lambda number, t: number
+        turn = _rotate if shape.nomic else lambda number, t: number
         keys = [turn(row[part], t) for t, row in enumerate(k)]
         for t, row in enumerate(q):
             query = turn(row[part], t)
@@ -82,7 +82,7 @@ def _attention(shape: EncoderShape, w: dict[str, np.ndarray], x: Rows) -> Rows:
     return out
 
 
-def _rotated(numbers: np.ndarray, t: int) -> np.ndarray:
+def _rotate(numbers: np.ndarray, t: int) -> np.ndarray:
     """RoPE of one head: numbers i and i + half turn together."""
     half, out = len(numbers) // 2, numbers.copy()
     for i in range(half):

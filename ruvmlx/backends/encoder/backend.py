@@ -39,8 +39,8 @@ class EncoderBackend:
         self.nbytes += weights.stored_bytes(WORDS)
 
     def text_vectors(self, texts: Sequence[Sequence[int]]) -> Generator[None, None, list[np.ndarray]]:
-        """Return one vector of length 1 [D] per text, in the order of `texts`. The texts are computed in
-        batches of about BATCH_TOKENS tokens. The generator yields every few milliseconds."""
+        """Return one vector [D] of length 1 for each text, in the order of `texts`. The encoder computes the
+        texts in batches of about BATCH_TOKENS tokens. The generator yields every few milliseconds."""
         found: list[np.ndarray] = []
         for batch in _batches(texts):
             self._threads.adapt()

@@ -133,7 +133,8 @@ class EncoderLayer:
 
 
 def _joint_projection(weights: EncoderWeights, at: str, width: int, scale: float) -> Linear:
-    """Return the layer of queries, keys and values, whose queries are multiplied by `scale`."""
+    """Return one layer that computes the queries, keys and values together. The layer multiplies the queries
+    by `scale`."""
     if f"{at}attn_qkv.weight" not in weights:
         return Linear.of(weights, f"{at}attn_q", f"{at}attn_k", f"{at}attn_v", times=scale)
     whole = Linear.of(weights, f"{at}attn_qkv")

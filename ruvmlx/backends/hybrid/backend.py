@@ -57,12 +57,13 @@ class HybridBackend(PlacedBackend):
         for name in (*FACTS, *CALLS, "stream", "decode_drafted"):
             vars(self).pop(name, None)
             if hasattr(main.backend, name):
-                setattr(self, name, self._own(main, name))
+                setattr(self, name, self._option_of(main, name))
         pool = vars(self).get("pool")
         if pool is not None and before is not None:
             pool.budget, pool.reclaim, pool.least = before.budget, before.reclaim, before.least
 
-    def _own(self, main: Side, name: str) -> Any:
+    def _option_of(self, main: Side, name: str) -> Any:
+        """Return the optional attribute of the main side, or a function that calls its optional method."""
         if name in FACTS:
             return getattr(main.backend, name)
         if name in CALLS:

@@ -28,8 +28,9 @@ class SplitCache:
         return 0 <= n <= self.offset and self.cut(self.offset - n)
 
     def cut(self, left: int) -> bool:
-        """Keep at most the first `left` tokens. A part can remove more tokens than it must; then the other
-        part removes them, too. Return False if a part cannot remove its newest tokens."""
+        """Remove the newest tokens from both parts, so that each part has at most `left` tokens. If one part
+        removes more tokens, the other part removes the same tokens. Return False if a part cannot remove its
+        newest tokens."""
         while max(self.first.offset, self.last.offset) > left:
             for part in (self.first, self.last):
                 if part.offset > left and not part.trim(part.offset - left):
@@ -38,7 +39,8 @@ class SplitCache:
         return True
 
     def stats(self) -> KVStats:
-        """Return the sizes of both parts together. Both have the same tokens."""
+        """Return the sum of the bytes of both parts. The number of tokens is that of one part, because both
+        parts hold the same tokens."""
         one, two = self.first.stats(), self.last.stats()
         return replace(
             one,

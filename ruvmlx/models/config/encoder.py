@@ -151,8 +151,9 @@ def _refuse_others(fields: Fields, expected: Mapping[str, tuple]) -> None:
 
 
 def _pooling(path: Path, where: str) -> str:
-    """Return how the folder's files say that states become a vector: the files of the library
-    sentence-transformers, else "mean"."""
+    """Return the name of the pooling: the rule that makes one vector from the states of all tokens. The
+    function reads the rule from the files of the library sentence-transformers. A folder without these files
+    has the rule "mean"."""
     for name in _module_types(path):
         if name not in ("Transformer", "Pooling", "Normalize"):
             raise UnsupportedModel(
