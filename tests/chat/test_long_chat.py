@@ -178,7 +178,9 @@ async def test_a_growing_chat_holds_a_bounded_number_of_turns(monkeypatch, size,
             await trim(turns)
             await pilot.pause()
             if not first.is_attached:
-                widgets.append(len(app.query("*")))
+                # a reply that waited on a busy machine keeps the empty widget of its note
+                notes = sum(1 for note in app.query(".note") if not note.display)
+                widgets.append(len(app.query("*")) - notes)
                 moved.append(words(app)[:12] != before[:12])
 
         app.chat.transcript.trim = trim_and_note
