@@ -15,6 +15,9 @@ from pathlib import Path
 from ..kernels.c_programs import build, compiler
 
 CASES = Path(__file__).parents[1] / "data" / "fuzz_c"
+# libFuzzer's limit for the whole process counts the peak of the process that started it (ru_maxrss outlives exec),
+# so a large test process would fail the campaign. The limit here is for each allocation.
+LIMITS = ("-timeout=60", "-max_len=65536", "-rss_limit_mb=0", "-malloc_limit_mb=2048")
 FLAGS = "-fsanitize=address,fuzzer-no-link -fno-sanitize-recover=all -Wno-pass-failed"
 
 
@@ -27,7 +30,7 @@ def program() -> Path:
 def fuzz(*options: str, corpus: Path) -> int:
     """The exit code of libFuzzer; 0: nothing was found."""
     folders = [corpus, *([CASES] if CASES.is_dir() else [])]
-    command = [str(program()), "-timeout=60", "-max_len=65536", *options, *map(str, folders)]
+    command = [str(program()), *LIMITS, *options, *map(str, folders)]
     return subprocess.run(command, check=False).returncode
 
 

@@ -64,7 +64,8 @@ class EncoderConfig(ModelShape):
 
 def is_encoder(data: Mapping[str, Any]) -> bool:
     """Return True if config.json describes an encoder that ruvmlx runs."""
-    return data.get("model_type") in ENCODERS
+    name = data.get("model_type")
+    return isinstance(name, str) and name in ENCODERS
 
 
 def is_gguf_encoder(metadata: Mapping[str, Any]) -> bool:
