@@ -49,8 +49,11 @@ def random_lora(config, scale=0.5):
 def test_replies_are_the_main_side_s(pair, name):
     """Prefill, decode, a batch, drafts and the head are the main side's, with and without a base LoRA.
 
-    Native has the same bits each time. MLX on the CPU has not: its matrix products can add in another order."""
-    same = np.testing.assert_array_equal if name == "native" else partial(assert_allclose, rtol=1e-4, atol=1e-4)
+    Native computes the same bits each time. A matrix product of MLX on the CPU can add in another order.
+    """
+    same = (
+        np.testing.assert_array_equal if name == "native" else partial(assert_allclose, rtol=1e-4, atol=1e-4)
+    )
     main, hybrid = pair[name], join(pair[name], pair[other_of(name)])
     for lora in (None, random_lora(main.config)):
         main.set_lora(lora)
