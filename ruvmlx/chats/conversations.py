@@ -87,7 +87,7 @@ class Conversations:
         return head + [
             Turn(
                 m.role, m.content, m.reply_id, m.rating, m.finish_reason, m.id, m.branch, m.branches,
-                tool_turns.calls_of_json(m.calls),
+                tool_turns.calls_of_json(m.calls) if m.calls else (),
             )
             for m in self._store.messages.branch(session_id)
         ]  # fmt: skip

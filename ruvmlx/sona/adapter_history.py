@@ -251,7 +251,7 @@ class AdapterHistory:
 
     def status(self) -> LearnStatus:
         given, pairs, version = self.pairs.evidence_weights(), len(self.pairs.in_force()), self.version()
-        row = self.adapter(version) if version else None
+        kl, norm = self._store.versions.measured(*self._key, version)
         promotions, attempts = self._store.versions.promotions(*self._key, version), self.attempts()
         read = promotions[-1] if promotions else 0
         return LearnStatus(
@@ -260,9 +260,9 @@ class AdapterHistory:
             pending=sum(made > read for made, _ in given) if self.trains else 0,
             consolidations=len(promotions),
             adapter_version=version,
-            kl=row.kl if row else 0.0,
+            kl=kl,
             kl_cap=KL_CAP,
-            micro_norm=row.norm if row else 0.0,
+            micro_norm=norm,
             versions=self._store.versions.kept_versions(*self._key),
             last=attempts[-1] if attempts else None,
             preferences=pairs,

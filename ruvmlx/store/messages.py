@@ -82,15 +82,14 @@ class Messages:
         """Return the messages of every branch, oldest first. The fields `branch` and `branches` of these
         messages are not set."""
         rows = self._db.rows(
-            "SELECT m.role, m.content, m.reply_id, m.id, m.parent, m.created, m.calls,"
-            " r.finish_reason,"
-            " (SELECT rating FROM ratings WHERE reply_id = m.reply_id AND in_force"
-            "  ORDER BY id DESC LIMIT 1) AS rating"
+            "SELECT m.role, m.content, m.reply_id,"
+            " (SELECT rating FROM ratings WHERE reply_id = m.reply_id AND in_force ORDER BY id DESC LIMIT 1),"
+            " r.finish_reason, m.id, m.parent, m.created, 1, 1, m.calls"
             " FROM messages m LEFT JOIN replies r ON r.id = m.reply_id"
             " WHERE m.session_id = ? ORDER BY m.id",
             session_id,
         )
-        return [MessageRow(**row) for row in rows]
+        return [MessageRow(*row) for row in rows]
 
     def user_texts(self, limit: int = 200) -> list[str]:
         """Return the newest of the user's messages of all chats, newest first. Equal texts appear once."""
@@ -345,6 +344,8 @@ def _tree(rows: Iterable[MessageRow]) -> Tree:
 
 def _with_branch_number(row: MessageRow, tree: Tree) -> MessageRow:
     """Return the message with `branch` and `branches` (its position and the number of siblings) set."""
+    if tree.is_alone(row.id):
+        return row
     siblings = tree.siblings(row.id)
     if row.id not in siblings or len(siblings) == 1:
         return row

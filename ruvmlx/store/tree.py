@@ -54,6 +54,16 @@ class Tree:
         versions = [n for n in self._children[question.parent] if n.role == "user"]
         return [id_ for version in versions for id_ in self._replies(version)]
 
+    def is_alone(self, of: int) -> bool:
+        """Return True if it is clear at once that nothing can be shown in place of a message, because neither
+        the message nor its question has another version. Most messages of a long chat are such messages."""
+        node = self._nodes[of]
+        if len(self._children[node.parent]) > 1:
+            return False
+        if node.role == "user" or node.parent is None:
+            return True
+        return len(self._children[self._nodes[node.parent].parent]) == 1
+
     def newest_leaf(self, top: int) -> int:
         """Return the newest message among all messages that follow a message in the tree; the message itself
         if it has no children."""

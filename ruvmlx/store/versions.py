@@ -79,6 +79,11 @@ class Versions:
         )
         return None if row is None else dict(row)
 
+    def measured(self, fingerprint: str, name: str, version: int) -> tuple[float, float]:
+        """Return (the KL divergence, the norm) of a version; (0, 0) for the model without an adapter."""
+        facts = self._facts(fingerprint, name, version)
+        return (facts["kl"], facts["norm"]) if facts else (0.0, 0.0)
+
     def parent_of(self, fingerprint: str, name: str, version: int) -> int:
         """Return the parent of a version; 0: the parent is the model without an adapter."""
         facts = self._facts(fingerprint, name, version)

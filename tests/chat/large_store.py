@@ -174,6 +174,12 @@ class Driver:
         await wait_until_drawn(self._app.screen)
         await self.key("enter", is_done)
 
+    async def return_to_end(self) -> None:
+        """Give the input the focus after a search has opened a chat, so that the app shows the chat's end."""
+        self._app.chat.prompt.focus()
+        showing = self._app.actions.write._showing_end
+        await self.until(lambda: not showing.locked() and not self._app.chat.transcript.has_found)
+
     async def open(self, chat: str) -> None:
         before = self._opened
         await self._command(f"/open {chat}", lambda: self._opened > before)
@@ -216,6 +222,8 @@ async def measure(open_runtime: Callable[[], Runtime], times: int = TIMES, keys:
             for words in ("a", "riv", "river", "needle"):
                 await figures.measure(f"search: {words}", partial(drive.search, words))
             await figures.measure("open at the found message", drive.open_highlighted)
+            await asyncio.sleep(REST)
+            await figures.measure("back to the end of that chat", drive.return_to_end)
             await asyncio.sleep(REST)
             await figures.measure("open a chat", partial(drive.open, others[n % len(others)]))
             await asyncio.sleep(REST)
