@@ -3,7 +3,7 @@ earlier messages when the user scrolls to the top."""
 
 import asyncio
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from textual.containers import VerticalScroll
@@ -62,6 +62,8 @@ class Transcript(VerticalScroll, can_focus=False):
         self._earlier: list[Turn] = []  # messages before the shown messages; they have no widgets yet
         # messages after the shown messages, if a search has shown an earlier part of the chat
         self._later: list[Turn] = []
+        self._lacks_earlier = False  # True: `_earlier` can lack the older messages of the chat
+        self._top: Widget | None = None  # the message that the next layout puts at the top of the screen
         self._found: int | None = None  # the id of the message that a search found
         self._ratings: Mapping[str, str | None] = {}  # newer ratings of the replies that have no widgets yet
         self._left_out: frozenset[int] = frozenset()  # ids of messages that the model no longer reads
@@ -87,11 +89,17 @@ class Transcript(VerticalScroll, can_focus=False):
             self.anchor(False)
             self.scroll_to_widget(notice, top=True, animate=False, force=True)
 
-    async def restart(self, turns: list[Turn], model: str, at: int | None = None) -> None:
+    async def restart(
+        self, turns: list[Turn], model: str, at: int | None = None, are_newest: bool = False
+    ) -> None:
         """Remove all widgets. Then show some of the messages `turns`: the last messages, or the messages from
         a few before the message `at`. The shown messages fill about SCREENS screens, but are at most
-        MAX_SHOWN_MESSAGES. model: the name of the model. at: the id of a message; None: show the last
-        messages."""
+        MAX_SHOWN_MESSAGES.
+
+        model: the name of the model
+        at: the id of a message; None: show the last messages
+        are_newest: True: `turns` can lack the older messages of the chat; `show_standing` brings them
+        """
         spoken = [turn for turn in turns if is_shown(turn)]
         places = [n for n, turn in enumerate(spoken) if turn.id == at and at is not None]
         rows, columns = SCREENS * self.app.size.height, max(1, self.app.size.width - FRAME_COLUMNS)
@@ -101,6 +109,7 @@ class Transcript(VerticalScroll, can_focus=False):
         end = first + after
         begin = max(first - before, end - MAX_SHOWN_MESSAGES)
         self._earlier, self._later, self._found = spoken[:begin], spoken[end:], at if places else None
+        self._lacks_earlier = are_newest
         self._ratings = {}
         with self.app.batch_update():
             await self.remove_children()
@@ -116,12 +125,18 @@ class Transcript(VerticalScroll, can_focus=False):
         if self._found is None or at is None:
             return False
         messages[at].add_class("found")
+        self._top = messages[at]
         near = [*messages[at:], *reversed(messages[:at])]
         reply = next((message for message in near if isinstance(message, ReplyMessage)), None)
         if reply:
             reply.focus(scroll_visible=False)
-        self.call_after_refresh(self.scroll_to_widget, messages[at], top=True, animate=False, force=True)
+        self.call_after_refresh(self._scroll_to_found, messages[at])
         return True
+
+    def _scroll_to_found(self, message: ChatMessage) -> None:
+        self._top = None
+        if message.is_attached:
+            self.scroll_to_widget(message, top=True, animate=False, force=True)
 
     def follow_end(self) -> None:
         """Scroll to the end of the chat after `select_found`. From now on, scroll down again when new text
@@ -244,6 +259,9 @@ class Transcript(VerticalScroll, can_focus=False):
             moved = self._held.moved_by(arranged)
             if moved:
                 self._put_scroll(self._held.scroll_y + moved)
+        top = [place.region.y for place in arranged.placements if place.widget is self._top]
+        if top:
+            self._put_scroll(max(0, min(top[0], arranged.total_region.height - size.height)))
         windowed.tell(arranged, self._window(arranged, size.height))
         is_short = self.children and arranged.total_region.height <= size.height
         if self._earlier and is_short and not self._loading.locked():
@@ -280,6 +298,19 @@ class Transcript(VerticalScroll, can_focus=False):
                 reply.restore_rating(ratings[reply.reply_id], standing.version)
         self._left_out = standing.left_out
         self._mark_left_out()
+        if self._lacks_earlier:
+            self._complete_earlier(standing.turns)
+
+    def _complete_earlier(self, turns: Sequence[Turn]) -> None:
+        """Keep all messages of the chat before the first shown message. turns: the messages of a chat; if
+        they belong to another chat, do nothing."""
+        spoken = [turn for turn in turns if is_shown(turn)]
+        ids = [turn.id for turn in spoken]
+        first = self.messages[0].message_id if self.messages else None
+        if first is not None and first in ids:
+            self._lacks_earlier, self._earlier = False, spoken[: ids.index(first)]
+            if self.scroll_y <= 0 < self.max_scroll_y:
+                self.run_worker(self.load_earlier())
 
     def _rated_widget(self, turn: Turn) -> ChatMessage:
         """Return the widget of a message, with the newest rating that `show_standing` has received."""

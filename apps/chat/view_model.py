@@ -1,6 +1,7 @@
 """This module has the data that the app shows about a runtime. The runtime's thread collects the data, and
 the app's thread draws the data."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ruvmlx.errors import NotFound
@@ -19,10 +20,14 @@ def learn_status(runtime: Runtime) -> LearnStatus | None:
         return None
 
 
+# The number of messages that the app reads when it opens a chat. `Standing` brings all messages soon after.
+OPENED_MESSAGES = 40
+
+
 @dataclass(frozen=True)
 class Standing:
-    """The state of learning, and the ratings of the replies on a chat's current branch, as the store has
-    them. Other processes can write ratings into the store, too.
+    """The state of learning, and the messages and the ratings of the replies on a chat's current branch, as
+    the store has them. Other processes can write ratings into the store, too.
 
     left_out: the ids of the messages that the model does not read, because its context has no room for them
     or because a summary replaces them. summed_up: the number of messages that the summary replaces.
@@ -32,13 +37,14 @@ class Standing:
     ratings: dict[str, str | None]  # reply id -> rating (None: not rated), for the current branch
     left_out: frozenset[int] = frozenset()
     summed_up: int = 0
+    turns: Sequence[Turn] = ()
 
     @classmethod
     def of(cls, runtime: Runtime, session: str) -> "Standing":
         turns = runtime.chats.turns(session)
         ratings = {turn.reply_id: turn.rating for turn in turns if turn.reply_id}
         room = runtime.chats.room(session, turns, runtime.settings.max_tokens)
-        return cls(learn_status(runtime), ratings, room.left_out, room.summed_up)
+        return cls(learn_status(runtime), ratings, room.left_out, room.summed_up, turns)
 
     @property
     def version(self) -> int:
@@ -52,6 +58,7 @@ class Opened:
     session: str  # the id of the chat
     message: int | None  # the id of the message to show first; None: the end of the chat
     turns: list[Turn]
+    are_newest: bool  # True: `turns` can lack the older messages of the chat
     model: str
     backend: str
     caveat: str  # a line for the user about a limit of the open model (backends/base.py), or ""
@@ -62,10 +69,12 @@ class Opened:
     @classmethod
     def of(cls, runtime: Runtime, options: ChatOptions) -> "Opened":
         session, message = start_place(runtime, options)
+        turns = runtime.chats.turns(session, OPENED_MESSAGES if message is None else None)
         return cls(
             session=session,
             message=message,
-            turns=runtime.chats.turns(session),
+            turns=turns,
+            are_newest=message is None and len(turns) >= OPENED_MESSAGES,
             model=one_line(runtime.model.name),
             backend=backend_words(runtime.backend.name, runtime.backend.kernels),
             caveat=one_line(runtime.backend.caveat),

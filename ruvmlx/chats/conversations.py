@@ -80,8 +80,10 @@ class Conversations:
         """Return the user's newest messages of all chats (up to 200), newest first, each text once."""
         return self._store.messages.user_texts()
 
-    def turns(self, session_id: str) -> list[Turn]:
-        """Return the system prompt, then the messages of the current branch."""
+    def turns(self, session_id: str, newest: int | None = None) -> list[Turn]:
+        """Return the system prompt, then the messages of the current branch. newest: the number of messages
+        to return, from the end of the branch; None: all messages."""
+        messages = self._store.messages
         system = self._store.chats.get(session_id).system
         head = [Turn("system", system)] if system else []
         return head + [
@@ -89,7 +91,7 @@ class Conversations:
                 m.role, m.content, m.reply_id, m.rating, m.finish_reason, m.id, m.branch, m.branches,
                 tool_turns.calls_of_json(m.calls) if m.calls else (),
             )
-            for m in self._store.messages.branch(session_id)
+            for m in (messages.newest(session_id, newest) if newest else messages.branch(session_id))
         ]  # fmt: skip
 
     def prompt_text(self, session_id: str) -> str:

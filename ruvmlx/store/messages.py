@@ -1,9 +1,11 @@
 """This module stores the messages of a chat, in all its branches."""
 
+import json
 import math
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,6 +45,14 @@ class MessageRow:
     calls: str = ""
 
 
+class MessagePlace(NamedTuple):
+    """The place of a message in the tree of its chat."""
+
+    id: int
+    parent: int | None
+    role: str
+
+
 @dataclass(frozen=True)
 class Question:
     """A user's message, with its hidden state.
@@ -78,16 +88,29 @@ class Messages:
             self._last_branch = (session_id, mark), found
         return list(self._last_branch[1])
 
+    def newest(self, session_id: str, count: int) -> list[MessageRow]:
+        """Return the last `count` messages of the current branch. Of all other messages, only the places in
+        the tree are read."""
+        places = "SELECT id, parent, role FROM messages WHERE session_id = ? ORDER BY id"
+        tree = Tree([MessagePlace(*row) for row in self._db.rows(places, session_id)])
+        ids = tree.path(self.head(session_id))[-count:]
+        rows = self._read("m.id IN (SELECT value FROM json_each(?))", json.dumps(ids))
+        of_id = {row.id: row for row in rows}
+        return [_with_branch_number(of_id[id_], tree) for id_ in ids]
+
     def all(self, session_id: str) -> list[MessageRow]:
         """Return the messages of every branch, oldest first. The fields `branch` and `branches` of these
         messages are not set."""
+        return self._read("m.session_id = ?", session_id)
+
+    def _read(self, where: str, value: str) -> list[MessageRow]:
         rows = self._db.rows(
             "SELECT m.role, m.content, m.reply_id,"
             " (SELECT rating FROM ratings WHERE reply_id = m.reply_id AND in_force ORDER BY id DESC LIMIT 1),"
             " r.finish_reason, m.id, m.parent, m.created, 1, 1, m.calls"
             " FROM messages m LEFT JOIN replies r ON r.id = m.reply_id"
-            " WHERE m.session_id = ? ORDER BY m.id",
-            session_id,
+            f" WHERE {where} ORDER BY m.id",
+            value,
         )
         return [MessageRow(*row) for row in rows]
 

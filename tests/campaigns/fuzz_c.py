@@ -15,8 +15,8 @@ from pathlib import Path
 from ..kernels.c_programs import build, compiler
 
 CASES = Path(__file__).parents[1] / "data" / "fuzz_c"
-# libFuzzer's limit for the whole process counts the peak of the process that started it (ru_maxrss outlives exec),
-# so a large test process would fail the campaign. The limit here is for each allocation.
+# By default, libFuzzer limits the memory of the whole process. It then counts the peak of its parent, too,
+# because ru_maxrss outlives exec. So the limit here is for each allocation.
 LIMITS = ("-timeout=60", "-max_len=65536", "-rss_limit_mb=0", "-malloc_limit_mb=2048")
 FLAGS = "-fsanitize=address,fuzzer-no-link -fno-sanitize-recover=all -Wno-pass-failed"
 

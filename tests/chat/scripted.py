@@ -106,11 +106,13 @@ class ScriptedRuntime:
         rest = [turn for turn in self.spoken[session_id] if turn.role != "system"]
         self.spoken[session_id] = ([Turn("system", system)] if system else []) + rest
 
-    def turns(self, session_id):
+    def turns(self, session_id, newest=None):
         self._note_call()
         if session_id not in self.spoken:
             raise NotFound(f"no session {session_id!r}")
-        return list(self.spoken[session_id])
+        head = [turn for turn in self.spoken[session_id] if turn.role == "system"]
+        messages = [turn for turn in self.spoken[session_id] if turn.role != "system"]
+        return head + messages[-(newest or 0) :]
 
     def say(self, session_id, text, *, sampling: Sampling | None, max_new_tokens: int, cancel):
         self._note_call()

@@ -1,7 +1,7 @@
 """A chat of many messages: the newest are shown; scrolling up loads earlier ones."""
 
 import pytest
-from ruvmlx.apps.chat import transcript
+from ruvmlx.apps.chat import transcript, view_model
 from ruvmlx.apps.chat.messages import ReplyMessage, UserMessage
 
 from ruvmlx.runtime import Turn
@@ -17,13 +17,15 @@ def more_messages(monkeypatch):
     monkeypatch.setattr(transcript, "MAX_SHOWN_MESSAGES", MAX_SHOWN_MESSAGES)
     monkeypatch.setattr(transcript, "EARLIER", EARLIER)
     monkeypatch.setattr(transcript, "SCREENS", 1000)
+    monkeypatch.setattr(view_model, "OPENED_MESSAGES", MAX_SHOWN_MESSAGES + 3)
 
 
 def long_chat(exchanges):
     runtime = ScriptedRuntime(["New."])
     turns = runtime.spoken["s0"] = [Turn("system", "Be brief.")]
     for n in range(exchanges):
-        turns += [Turn("user", f"question {n}"), Turn("assistant", f"answer {n}\n\n- a\n- b", f"a{n}")]
+        answer = f"answer {n}\n\n- a\n- b"
+        turns += [Turn("user", f"question {n}", id=2 * n), Turn("assistant", answer, f"a{n}", id=2 * n + 1)]
     return runtime
 
 
@@ -52,6 +54,20 @@ async def test_an_opened_chat_has_about_as_many_turns_as_fill_the_screen(monkeyp
     async with chatting(long_chat(200), size, session="continue") as (app, pilot):
         await until(pilot, lambda: "answer 199" in screen_text(app) and app.chat.transcript.max_scroll_y > 0)
         assert size[1] / 8 < shown_count(app) < size[1] / 2
+
+
+async def test_the_older_messages_of_a_long_chat_arrive_after_the_newest(monkeypatch):
+    """The app opens a chat with its newest messages, and the user can scroll to all others soon after."""
+    read = []
+    runtime = long_chat(200)
+    turns = runtime.turns
+    runtime.turns = lambda session, newest=None: read.append(newest) or turns(session, newest)
+    async with chatting(runtime, session="continue") as (app, pilot):
+        await until(pilot, lambda: not app.chat.transcript._lacks_earlier)
+        assert read[:2] == [MAX_SHOWN_MESSAGES + 3, None]
+        for _ in range(20):
+            await app.chat.transcript.load_earlier()
+        assert shown_count(app) == 400 and not app.chat.transcript.has_earlier
 
 
 async def test_a_screen_that_is_not_full_gets_earlier_turns(monkeypatch):

@@ -138,15 +138,38 @@ class Node(NamedTuple):
     role: str
 
 
+def random_nodes(rng, forks):
+    """Nineteen messages. forks: the share of the messages that do not follow the newest message."""
+    nodes = [Node(1, None, "user")]
+    for n in range(2, 20):
+        parent = rng.choice([None, *nodes]) if rng.random() < forks else nodes[-1]
+        role = "user" if parent is None or parent.role == "assistant" else "assistant"
+        nodes.append(Node(n, parent.id if parent else None, role))
+    return nodes
+
+
+@pytest.mark.parametrize("forks", [0, 0.1, 0.5])
+def test_the_newest_messages_are_the_end_of_the_branch(store, forks):
+    """They have the same numbers of versions, and a message that is alone has no other version."""
+    rng = random.Random(5)
+    for _ in range(10):
+        nodes, chat = random_nodes(rng, forks), store.chats.new("m")
+        rows = [MessageRow(n.role, f"m{n.id}", None, None, None, n.id, n.parent) for n in nodes]
+        store.messages.add_tree(chat, rows, rng.choice(nodes).id)
+        branch, tree = store.messages.branch(chat), Tree(store.messages.all(chat))
+        for row in branch:
+            siblings = tree.siblings(row.id)
+            place = siblings.index(row.id) + 1 if row.id in siblings else 1
+            assert (row.branch, row.branches) == (place, len(siblings) if row.id in siblings else 1)
+        for count in (1, 2, 5, 50):
+            assert store.messages.newest(chat, count) == branch[-count:]
+
+
 def test_every_message_of_a_random_tree_can_be_reached(store):
     """Whatever was said where: by flipping alone each reply comes into view."""
     rng = random.Random(3)
     for _ in range(30):
-        nodes = [Node(1, None, "user")]
-        for n in range(2, 20):
-            parent = rng.choice([None, *nodes]) if rng.random() < 0.9 else nodes[-1]
-            role = "user" if parent is None or parent.role == "assistant" else "assistant"
-            nodes.append(Node(n, parent.id if parent else None, role))
+        nodes = random_nodes(rng, 0.9)
         tree, seen, todo = Tree(nodes), set(), [1]
         while todo:
             for shown in tree.path(tree.newest_leaf(todo.pop())):

@@ -24,7 +24,7 @@ class LibraryActions:
         opened = await chat.host.call(lambda runtime: Opened.of(runtime, options))
         chat.state.open_chat(opened.session, system_prompt_of(opened.turns) or options.system)
         self.show(opened)
-        await chat.transcript.restart(opened.turns, opened.model, opened.message)
+        await chat.transcript.restart(opened.turns, opened.model, opened.message, opened.are_newest)
         chat.status.left_out, chat.status.summed_up, chat.phase = 0, 0, "idle"
         if chat.transcript.select_found():
             chat.status.flash("The message that was searched for · Esc goes to the end of the chat", 6)

@@ -155,7 +155,7 @@ class ModelActions:
         options = replace(chat.options, session=chat.state.session, system=None)
         opened, said = await chat.host.call(lambda r: (Opened.of(r, options), models.switch_text(r)))
         self._library.show(opened)
-        await chat.transcript.show(opened.turns, opened.model)
+        await self._write.show_turns()
         await chat.transcript.add(Notice(said))
         await self._warn()
 
