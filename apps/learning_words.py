@@ -88,15 +88,17 @@ def _signal_line(group: dict[str, Any]) -> str:
 
 def rating_line(result: "RatingResult") -> str:
     """Return sentences about the effect of one rating."""
+    earlier = f"This rating replaces your earlier one ({result.replaces}). " if result.replaces else ""
     if result.reason == "facts":
         return (
-            f"Kept your rating ({result.rating}, wrong facts). Facts teach nothing: ratings change how the "
-            f"model writes, not what it knows. {_version(result.adapter_version)}"
+            f"Kept your rating ({result.rating}, wrong facts). {earlier}Facts teach nothing: ratings change "
+            f"how the model writes, not what it knows. {_version(result.adapter_version)}"
         )
     if not result.applied:
-        return f"Kept your rating ({result.rating}); it changed nothing. {_version(result.adapter_version)}"
+        version = _version(result.adapter_version)
+        return f"Kept your rating ({result.rating}); it changed nothing. {earlier}{version}"
     how = "more" if result.logprob_after >= result.logprob_before else "less"
-    return f"Learned from your rating ({result.rating}): {how} like this. {_after(result)}"
+    return f"Learned from your rating ({result.rating}): {how} like this. {earlier}{_after(result)}"
 
 
 def preference_line(result: "PreferenceResult") -> str:

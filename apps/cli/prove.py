@@ -156,6 +156,7 @@ def _show_points(points: Sequence[Any], facts: dict[str, Any], questions: int) -
 
     names = ("RATINGS", "STARS", "BETTER", "BETWEEN", "KL", "PERPLEXITY", "TOKENS")
     table([TableColumn(name, right=True) for name in names], map(report.row, points))
+    say(report.verdict(points[-1]))
     hint("STARS and TOKENS (the length) are means, before and after the ratings.")
     hint("BETTER is how often a reply is better than the original model's; BETWEEN is its 95% interval.")
     hint(

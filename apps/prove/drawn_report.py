@@ -247,8 +247,17 @@ def text(results: Results) -> str:
     head = (
         f"{known['within_reach']} of {known['drawn']} users of the {known['family']} family are within reach"
     )
-    rows = [head, *_plain(_ARM_HEAD, [_arm_row(d) for d in distributions(results)])]
+    arms = distributions(results)
+    rows = [head, *_plain(_ARM_HEAD, [_arm_row(d) for d in arms]), *map(_verdict, arms)]
     return "\n".join([*rows, *_plain(_COST_HEAD, [_cost_row(c) for c in costs(results)])])
+
+
+def _verdict(d: ArmSpread) -> str:
+    unsure = d.users - d.better - d.worse
+    return (
+        f"{d.arm}, after {d.ratings} ratings: replies are surely better than the original model's for "
+        f"{d.better} of {d.users} users, and surely worse for {d.worse}; for {unsure}, this run cannot tell."
+    )
 
 
 _ARM_HEAD = (

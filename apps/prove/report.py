@@ -67,6 +67,22 @@ def _point(seeds: list[Checkpoint]) -> Point:
     )
 
 
+def verdict(point: Point) -> str:
+    """Return a sentence that says whether the ratings helped: the interval of the win-rate is above, below or
+    around 50%, which is chance."""
+    low, high = point.win_ci
+    ratings = "1 rating" if point.ratings == 1 else f"{point.ratings} ratings"
+    between = f"{point.win_rate:.0%} of the comparisons, {low:.0%} to {high:.0%} with 95% probability"
+    if low > 0.5:
+        return f"After {ratings}, replies are better than the original model's in {between}."
+    if high < 0.5:
+        return f"After {ratings}, replies are worse than the original model's: better only in {between}."
+    return (
+        f"After {ratings}, this run cannot tell whether replies are better than the original model's: "
+        f"better in {between}. 50% is chance."
+    )
+
+
 def row(point: Point) -> tuple[str, ...]:
     """Return a row of the table that `prove` prints: ratings, stars before and after, win-rate and its
     interval, KL, perplexity, and tokens before and after."""

@@ -188,7 +188,7 @@ class Learner:
     def _rate(self, reply: ReplyRow, rating: str, note: str, started: float) -> RatingResult:
         self.active.catch_up()
         self.active.install_base()
-        before = self.state
+        before, earlier = self.state, self.history.reasons.rating_of(reply.id)
         base = self._undo_steps(self.history.steps_of_reply(before.version, reply.id))
         trace = self.traces.of(reply, base)
         weight = self._weight(reply, rating, trace) if reason_of(rating, note) != "facts" else 0.0
@@ -205,7 +205,7 @@ class Learner:
         logprobs = self._logprobs(trace, before, new)
         return RatingResult(
             reply.id, rating, _has_changed(before, new), apply_us, total_us, *logprobs,
-            new.kl, instant.KL_CAP, new.micro.norm, version, reason_of(rating, note),
+            new.kl, instant.KL_CAP, new.micro.norm, version, reason_of(rating, note), earlier[0] if earlier else "",
         )  # fmt: skip
 
     def give_reason(self, reply_id: str, reason: str) -> RatingResult:

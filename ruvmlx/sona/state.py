@@ -20,6 +20,7 @@ class RatingResult:
     micro_norm: the norm of the MicroLoRA's change of weights
     apply_us, total_us: the duration of the update alone and of the whole rating, microseconds
     reason: why the rating is bad, a key of `REASONS`; "" without a reason
+    replaces: the reply's earlier rating, which this rating replaces; "" without an earlier rating
     """
 
     reply_id: str
@@ -34,6 +35,7 @@ class RatingResult:
     micro_norm: float
     adapter_version: int
     reason: str = ""
+    replaces: str = ""
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,12 @@ def test_a_rating_says_what_it_did(after, how):
         kl=0.09,
         kl_cap=0.1,
         adapter_version=4,
+        replaces="",
     )
     line = rating_line(result)
     assert f"Learned from your rating (up): {how} like this." in line and "differ strongly" in line
     assert "changed nothing" in rating_line(SimpleNamespace(**vars(result) | {"applied": False}))
+    assert "replaces" not in line
+    for changed in ({}, {"applied": False}, {"reason": "facts"}):
+        again = rating_line(SimpleNamespace(**vars(result) | {"replaces": "down"} | changed))
+        assert "This rating replaces your earlier one (down)." in again

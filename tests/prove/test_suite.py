@@ -5,7 +5,7 @@ import pytest
 
 from apps import charts
 from apps.prove import claims, suite
-from apps.prove.report import Point
+from apps.prove.report import Point, verdict
 from apps.prove.trial import Checkpoint
 
 
@@ -85,3 +85,17 @@ def test_arms_are_compared_on_the_seeds_that_both_have(tmp_path):
     text = suite.markdown(path, "x", "y.svg")
     line = next(x for x in text.splitlines() if "full loop against the instant loop (brevity)" in x)
     assert line.endswith("| yes |"), line
+
+
+@pytest.mark.parametrize(
+    ("interval", "said"),
+    [
+        ((0.55, 0.8), "replies are better than the original model's in 68% of the comparisons"),
+        ((0.2, 0.45), "replies are worse than the original model's"),
+        ((0.5, 0.8), "cannot tell"),
+        ((0.3, 0.6), "cannot tell"),
+    ],
+)
+def test_a_trial_ends_with_a_verdict_in_words(interval, said):
+    point = Point(1, 3.0, 2.0, 0.675, interval, 0.01, 0.0, 90.0, 80.0, 1.0, 1.0, "Yes.")
+    assert said in verdict(point) and verdict(point).startswith("After 1 rating, ")

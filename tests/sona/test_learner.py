@@ -84,9 +84,9 @@ def test_a_changed_rating_replaces_the_old_one(open_tiny):
         runtime.rate(reply_id, "down")
         only_down = runtime.learner.micro
         runtime.undo()
-        runtime.rate(reply_id, "up")
+        assert runtime.rate(reply_id, "up").replaces == ""
         up = weights(runtime)
-        runtime.rate(reply_id, "down")
+        assert runtime.rate(reply_id, "down").replaces == "up"
         np.testing.assert_allclose(runtime.learner.micro.lora_b, only_down.lora_b, atol=1e-7)
         assert runtime.status().ratings == 1
         runtime.undo()
