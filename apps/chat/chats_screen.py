@@ -23,8 +23,8 @@ from .context import ChatContext
 from .stream import wait_until_drawn
 
 SEARCH = "Search all chats"
-# The number of chats, from the highlighted one on, that the list has when it appears. The other chats follow at
-# once, because to add a chat takes 0.1 ms.
+# The number of chats, from the highlighted one on, that the list has when it appears. The other chats follow
+# at once, because to add a chat takes 0.1 ms.
 FIRST_ROWS = 64
 
 
