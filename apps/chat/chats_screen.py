@@ -24,8 +24,9 @@ from .stream import wait_until_drawn
 
 SEARCH = "Search all chats"
 # The number of chats, from the highlighted one on, that the list has when it appears. The other chats follow
-# at once, because to add a chat takes 0.1 ms.
+# later, because to add a chat takes 0.1 ms.
 FIRST_ROWS = 64
+PAUSE = 0.05  # seconds; the screen handles the user's first keys before the other chats follow
 
 
 class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
@@ -116,6 +117,7 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
         self.options.highlighted = place if self._entries else None
         self._found.set()
         await wait_until_drawn(self)
+        await asyncio.sleep(PAUSE)
         self.options.add_options(Option(self._row(entry)) for entry in self._entries[place + FIRST_ROWS :])
 
     def _row(self, entry: chat_files.ChatEntry) -> Content:

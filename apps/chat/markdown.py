@@ -13,6 +13,7 @@ horizontal rule inside a quote or a list stays there. HTML is shown as it was wr
 ("&#x202e;") are sanitised. If a code block names no language, the module does not guess the language.
 """
 
+import asyncio
 from functools import cache, lru_cache
 
 from markdown_it import MarkdownIt
@@ -103,6 +104,7 @@ class ReplyMarkdown(Windowed, Markdown):
         self._text = text
         self._shapes: list[Shape] = []
         self._starts: list[int] = []  # for each block, the number of its first line in the text
+        self.has_text = asyncio.Event()  # set when the widgets of the first text are mounted
 
     def unhandled_token(self, token: Token) -> MarkdownBlock | None:
         return self.get_block_class("hr")(self, token) if token.type == "rule" else None
@@ -123,6 +125,7 @@ class ReplyMarkdown(Windowed, Markdown):
             first_line = self._starts[kept] if kept else 0
             blocks = top_level(parser().parse(_from_line(text, first_line)))
             await self._replace(kept, first_line, blocks)
+        self.has_text.set()
 
     async def _replace(self, kept: int, first_line: int, blocks: list[list[Token]]) -> None:
         """Replace the blocks from number `kept` on by the new `blocks`. Keep the widgets of those first

@@ -2,6 +2,7 @@
 earlier messages when the user scrolls to the top."""
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from textual.widget import Widget
 from ruvmlx.runtime import Turn
 
 from . import windowed
+from .markdown import ReplyMarkdown
 from .messages import Notice, ReplyMessage, ToolMessage, UserMessage
 from .steps.write import is_shown
 from .stream import wait_until_drawn
@@ -24,6 +26,7 @@ from .welcome import Welcome
 # The transcript of an opened chat has as many messages as fill SCREENS screens, but at most
 # MAX_SHOWN_MESSAGES, because each message takes 10 to 20 ms to show.
 MAX_SHOWN_MESSAGES, SCREENS = 16, 1.3
+TEXT_SECONDS = 0.2
 EARLIER = 10  # the number of earlier messages that are loaded when the user scrolls to the top
 FRAME_ROWS, FRAME_COLUMNS = 2, 6  # rows and columns around the text of a message
 MAX_COLUMNS = 1 << 16  # a number of columns that no terminal has
@@ -114,7 +117,15 @@ class Transcript(VerticalScroll, can_focus=False):
         with self.app.batch_update():
             await self.remove_children()
             await self.mount_all(map(_widget, spoken[begin:end]) if spoken else [Welcome(model)])
+            await self._wait_for_texts()
         self.anchor(not places)
+
+    async def _wait_for_texts(self) -> None:
+        """Wait until the replies have the widgets of their texts, so that one layout shows all. The wait ends
+        after TEXT_SECONDS, also without these widgets."""
+        texts = [text.has_text.wait() for text in self.query(ReplyMarkdown)]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*texts), TEXT_SECONDS)
 
     def select_found(self) -> bool:
         """Mark the message that the search found, scroll to it, and give the focus to the nearest reply, if
@@ -129,7 +140,7 @@ class Transcript(VerticalScroll, can_focus=False):
         near = [*messages[at:], *reversed(messages[:at])]
         reply = next((message for message in near if isinstance(message, ReplyMessage)), None)
         if reply:
-            reply.focus(scroll_visible=False)
+            self.screen.set_focus(reply, scroll_visible=False)
         self.call_after_refresh(self._scroll_to_found, messages[at])
         return True
 
