@@ -140,7 +140,7 @@ class Transcript(VerticalScroll, can_focus=False):
         near = [*messages[at:], *reversed(messages[:at])]
         reply = next((message for message in near if isinstance(message, ReplyMessage)), None)
         if reply:
-            self.screen.set_focus(reply, scroll_visible=False)
+            reply.focus(scroll_visible=False)
         self.call_after_refresh(self._scroll_to_found, messages[at])
         return True
 
