@@ -136,6 +136,10 @@ class Whitening:
         )
 
 
+def everyday_questions() -> list[str]:
+    return json.loads(resources.files(__package__).joinpath("questions.json").read_text(encoding="utf-8"))
+
+
 class ReadQuestions:
     """The hidden states of the everyday questions (questions.json, about 330 tokens) that the model has read
     so far."""
@@ -147,8 +151,7 @@ class ReadQuestions:
         """Let the model read the everyday questions that it has not read yet. Return the hidden states [T, D]
         of the T tokens of all everyday questions together, in the questions' order. `pause` can raise an
         exception to stop; the next call continues."""
-        text = resources.files(__package__).joinpath("questions.json").read_text(encoding="utf-8")
-        for question in json.loads(text)[len(self._states) :]:
+        for question in everyday_questions()[len(self._states) :]:
             if pause is not None:
                 pause()
             self._states.append(_states(backend, tokenizer, question))

@@ -148,7 +148,7 @@ class Learner:
         if self.active.knows_model:
             self.rating_index.settle(pause)
         if self.active.is_measured and self._pushes_taste(self.micro):
-            self.taste_push.prepare(self.version, self.probe)
+            self.taste_push.prepare(self.version, self.micro, self.probe)
         if self.active.is_measured:
             self.traces.settle_layers(pause)
 
@@ -205,7 +205,8 @@ class Learner:
         logprobs = self._logprobs(trace, before, new)
         return RatingResult(
             reply.id, rating, _has_changed(before, new), apply_us, total_us, *logprobs,
-            new.kl, instant.KL_CAP, new.micro.norm, version, reason_of(rating, note), earlier[0] if earlier else "",
+            new.kl, instant.KL_CAP, new.micro.norm, version, reason_of(rating, note),
+            earlier[0] if earlier else "",
         )  # fmt: skip
 
     def give_reason(self, reply_id: str, reason: str) -> RatingResult:
@@ -349,7 +350,9 @@ class Learner:
 
     def _taste_for(self, micro: MicroLoRA) -> np.ndarray | None:
         """Return the part of the new weights that the taste model adds; None to keep the adapter's part."""
-        return self.taste_push.of(self.version, self.probe) if self._pushes_taste(micro) else None
+        if not self._pushes_taste(micro):
+            return None
+        return self.taste_push.of(self.version, micro, self.probe)
 
     def _pushes_taste(self, micro: MicroLoRA) -> bool:
         """Return True if the taste model changes this adapter's weights. The taste model changes only

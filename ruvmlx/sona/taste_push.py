@@ -20,8 +20,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..lora.micro_lora import ALPHA
+from ..lora.micro_lora import ALPHA, MicroLoRA
 from ..models.config.model import Tokenizer
+from .instant import block_of, stored_evidence
 from .kl_probe import KLProbe
 from .measure_directions import StoredDirections
 from .taste import TasteModel
@@ -30,14 +31,19 @@ from .taste_measures import MEASURES, measure_text
 from .user_taste import UserTaste
 
 LOGIT = 8.0  # the rise of a token's logit for each star that one more use of the token earns
-ALONG = 24.0  # the rise of logits along a measure's direction (measure_directions.py) for each star
+ALONG = 16.0  # the rise of logits along a measure's direction (measure_directions.py) for each star
 # The maximum rise, and the maximum fall, of a token's logit by the push, except of end-of-reply tokens.
 MAX_RAISE_LOGITS, MAX_LOWER_LOGITS = 2.0, 6.0
 END_LOGIT = 8.0  # logits of the end-of-reply tokens for each star that a reply of half the length earns
 MOST_END = 5.0  # the maximum number of logits by which the push raises or lowers an end-of-reply token
 # The KL to which the push of tokens is limited, nats per token. End-of-reply tokens use this KL first, up to
-# MOST_END; all other tokens get the rest, but at least a quarter of PUSH_KL.
+# MOST_END and END_KL; all other tokens get the rest, but at least a quarter of PUSH_KL.
 PUSH_KL = 0.08
+# The maximum KL of the end-of-reply tokens, nats per token: of the push and of the part of lora_b from the
+# rated replies together. Both parts can follow from the same ratings. Without this limit, their sum exceeded
+# the cap on the KL, and the cap then scaled down all other tokens.
+END_KL = 0.05
+END_SHARES = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)  # the shares of the push on end-of-reply tokens that are tried
 FIRST, FIRST_END = 8, 4  # minimum number of ratings for a push: of ordinary tokens, of end-of-reply tokens
 DOUBTED = 0.5  # an effect below this number of standard deviations gives no push
 # The maximum number of ratings by which the push can be out of date. A fit of the taste model at each rating
@@ -141,18 +147,18 @@ class TastePush:
         # versions.
         self._versions: list[int] = []
 
-    def prepare(self, version: int, probe: KLProbe) -> None:
+    def prepare(self, version: int, adapter: MicroLoRA, probe: KLProbe) -> None:
         """Compute the push for an adapter version, unless it was computed for this version before. The
         computation takes milliseconds. The first computation with a tokenizer takes 0.3 s, because it
         measures the effects of all movable tokens."""
         if version not in self._versions[:1]:
-            self._push, self._versions = self._compute_push(probe), [version]
+            self._push, self._versions = self._compute_push(adapter, probe), [version]
 
-    def of(self, version: int, probe: KLProbe) -> np.ndarray:
+    def of(self, version: int, adapter: MicroLoRA, probe: KLProbe) -> np.ndarray:
         """Return the push for an adapter version: the taste model's part [A] of the first row of lora_b, for
         the A movable tokens. At a rating, this part replaces the earlier push."""
         if version not in self._versions:
-            self.prepare(version, probe)
+            self.prepare(version, adapter, probe)
         return self._push
 
     def note_rating(self, before: int, after: int) -> None:
@@ -161,13 +167,14 @@ class TastePush:
         if before in self._versions[:LAG]:
             self._versions.append(after)
 
-    def _compute_push(self, probe: KLProbe) -> np.ndarray:
+    def _compute_push(self, adapter: MicroLoRA, probe: KLProbe) -> np.ndarray:
         taste = self._taste.model
         logits = np.zeros(probe.tokens.size, np.float32)
         if taste.ratings < FIRST_END:
             return logits
         effects, ends = token_effects(self._tokenizer, probe.tokens), probe.coordinates.ends
         logits[ends] = np.clip(END_LOGIT * effects.end_stars(taste), -MOST_END, MOST_END)
+        logits, end_kl = limit_ends(logits, adapter, probe)
         if taste.ratings >= FIRST:
             total = LOGIT * effects.stars(taste, probe.likely)
             if (known := self._directions.of(probe.tokens)) is not None:
@@ -177,8 +184,22 @@ class TastePush:
             # prefers the replies more often (docs/learning.md).
             others = np.clip(total, -MAX_LOWER_LOGITS, MAX_RAISE_LOGITS)
             others[ends] = 0
-            logits += limit_kl(others, max(PUSH_KL / 4, PUSH_KL - _kl(logits, probe)), probe)
+            logits += limit_kl(others, max(PUSH_KL / 4, PUSH_KL - end_kl), probe)
         return (logits / probe.reading).astype(np.float32)
+
+
+def limit_ends(logits: np.ndarray, adapter: MicroLoRA, probe: KLProbe) -> tuple[np.ndarray, float]:
+    """Return the logits [A] of a push on end-of-reply tokens, scaled down so that these tokens have at most a
+    KL of END_KL. Also return this KL. It includes the part of lora_b that comes from the rated replies."""
+    rated = np.zeros((adapter.rank, logits.size + 1), np.float32)
+    ends = probe.coordinates.ends
+    rated[:, ends] = block_of(adapter, stored_evidence(adapter, probe), probe)[:, ends]
+    for share in END_SHARES:
+        both = rated.copy()
+        both[0, :-1] += share * logits / probe.reading
+        if (kl := _block_kl(both, probe)) <= END_KL:
+            break
+    return share * logits, kl
 
 
 def limit_kl(logits: np.ndarray, limit: float, probe: KLProbe) -> np.ndarray:
@@ -193,10 +214,14 @@ def limit_kl(logits: np.ndarray, limit: float, probe: KLProbe) -> np.ndarray:
 def _kl(logits: np.ndarray, probe: KLProbe) -> float:
     """Return the KL divergence (nats per token) from the original model, in answers of the reference text, of
     a push that adds `logits` [A] to the movable tokens' logits in an answer."""
-    text = probe.answered_contexts[1]
     block = np.zeros((probe.directions.shape[1], logits.size + 1), np.float32)
     block[0, :-1] = logits / probe.reading
-    return float(text.distance(block, ALPHA / probe.directions.shape[1])[0])
+    return _block_kl(block, probe)
+
+
+def _block_kl(block: np.ndarray, probe: KLProbe) -> float:
+    """Return the KL of `_kl` for the block [r, A + 1] of lora_b at a gain of 1."""
+    return float(probe.answered_contexts[1].distance(block, ALPHA / len(block))[0])
 
 
 _known: "WeakKeyDictionary[Tokenizer, tuple[bytes, TokenEffects]]" = WeakKeyDictionary()

@@ -20,6 +20,7 @@ import numpy as np
 from ruvmlx.apps.prove.drawn_users import DrawnUser
 
 from ruvmlx.backends.select import open_backend
+from ruvmlx.lora import MicroLoRA
 from ruvmlx.models.config.model import Message
 from ruvmlx.models.find.starter import starter_path
 from ruvmlx.models.load import load_model
@@ -71,6 +72,7 @@ class PushStudy:
     def __init__(self, model, backend, bank: StyleBank):
         self._users = TasteWithin(model, bank)
         self._probe = calibration.measure(backend, model.tokenizer, 2, model.shape.max_context)
+        self._fresh = MicroLoRA.fresh(self._probe.directions, model.shape.vocab_size)
         self._of = Gradients.of(model, backend, bank, self._probe)
         self._effects = TokenEffects.of(model.tokenizer, self._probe.tokens)
         shipped = shipped_bytes("directions", model.fingerprint)
@@ -124,7 +126,7 @@ class PushStudy:
             "the evidence of ratings": self._evidence(given, rows),
             "the words of the taste": by_token,
             "the directions of the taste": along,
-            "the push of the product": whole.of(0, self._probe) * self._probe.reading,
+            "the push of the product": whole.of(0, self._fresh, self._probe) * self._probe.reading,
             "equal factors, not cut": limit_kl(even, PUSH_KL, self._probe),
             "true stars of all replies": regress(self._centre(self._of.gradients)[rated], true[:, None])[0],
         }

@@ -1,4 +1,4 @@
-"""Write the directions of the starter's measures into the package: 70 s on two cores.
+"""Write the directions of the starter's measures into the package: three minutes on two cores.
 
     python -m tests.research.write_directions
 
@@ -10,7 +10,7 @@ import numpy as np
 from ruvmlx.backends.select import open_backend
 from ruvmlx.models.find.starter import starter_path
 from ruvmlx.models.load import load_model
-from ruvmlx.sona import calibration, measure_directions, reference_text
+from ruvmlx.sona import calibration, measure_directions
 from ruvmlx.sona.measure_directions import DirectionBank
 from ruvmlx.sona.shipped import shipped_path
 
@@ -21,7 +21,7 @@ def main() -> None:
     backend = open_backend("native", model, None)
     probe = calibration.measure(backend, model.tokenizer, 2, model.shape.max_context)
     bank, lora_a = DirectionBank(probe.tokens), np.ascontiguousarray(probe.directions[:, 0])
-    for i, question in enumerate(reference_text.questions()):
+    for i, question in enumerate(measure_directions.questions()):
         bank.add(model, backend, question, lora_a, i, lambda: None)
         print(f"{i + 1} questions", flush=True)
     path = shipped_path("directions", model.fingerprint)

@@ -121,7 +121,7 @@ def test_stored_and_loaded():
 
 def test_it_stops_and_goes_on(tiny, backend, probe, store, monkeypatch):
     """A stop loses at most one question; in the end only the directions are stored."""
-    monkeypatch.setattr(reference_text, "questions", lambda: [f"question {i}?" for i in range(11)])
+    monkeypatch.setattr(measure_directions, "questions", lambda: [f"question {i}?" for i in range(11)])
     monkeypatch.setattr(measure_directions, "MIN_QUESTIONS", 4)
     whole = StoredDirections(store, "whole")
     whole.complete(tiny, backend, probe, lambda: None)
@@ -178,9 +178,10 @@ def test_a_taste_pushes_along_the_directions(open_tiny, monkeypatch):
             runtime.rate(answer(runtime, i), "up" if i % 2 else "down")
         rows = np.random.default_rng(4).normal(size=(len(MEASURES), tokens.size))
         known = MeasureDirections(tokens, rows.astype(np.float32))
-        learner.directions._found, before = known, learner.taste_push.of(learner.version, learner.probe)
+        now = learner.version, learner.micro, learner.probe
+        learner.directions._found, before = known, learner.taste_push.of(*now)
         again = taste_push.TastePush(runtime.model.tokenizer, learner.taste, learner.directions)
-        push = again.of(learner.version, learner.probe)
+        push = again.of(*now)
         weights = learner.taste.model.token_weights().mean[: len(MEASURES)]
         wanted = np.clip(taste_push.ALONG * weights @ rows, -6, 2) / learner.probe.reading
         others = np.delete(np.arange(tokens.size), learner.probe.coordinates.ends)

@@ -226,14 +226,18 @@ class Taste:
         return self.now
 
 
+def fresh(probe) -> MicroLoRA:
+    return MicroLoRA.fresh(probe.directions, probe.vocab_size)
+
+
 def test_a_rating_uses_the_push_that_is_there(tiny, probe):
     taste = Taste(teach(sim.to_the_reader))
     push = TastePush(tiny.tokenizer, taste, NONE)
-    push.prepare(7, probe)
-    first = push.of(7, probe)
+    push.prepare(7, fresh(probe), probe)
+    first = push.of(7, fresh(probe), probe)
     push.note_rating(7, 8)
-    assert push.of(8, probe) is first and taste.asked == 1
-    push.prepare(8, probe)
+    assert push.of(8, fresh(probe), probe) is first and taste.asked == 1
+    push.prepare(8, fresh(probe), probe)
     assert taste.asked == 2
 
 
@@ -241,39 +245,44 @@ def test_after_an_undo_the_push_is_computed_again(tiny, probe):
     """The push that is there knows the rating that was taken back."""
     taste = Taste(teach(sim.to_the_reader))
     push = TastePush(tiny.tokenizer, taste, NONE)
-    push.prepare(8, probe)
+    push.prepare(8, fresh(probe), probe)
     taste.now = teach(sim.shorter)
-    assert push.of(7, probe) is not None and taste.asked == 2
+    assert push.of(7, fresh(probe), probe) is not None and taste.asked == 2
 
 
 def test_a_few_ratings_push_nothing(tiny, probe):
     few = TastePush(tiny.tokenizer, Taste(teach(sim.shorter, taste_push.FIRST_END - 1)), NONE)
-    assert few.of(0, probe).shape == probe.tokens.shape and not few.of(0, probe).any()
+    assert (
+        few.of(0, fresh(probe), probe).shape == probe.tokens.shape
+        and not few.of(0, fresh(probe), probe).any()
+    )
 
 
 def test_the_end_is_pushed_before_other_tokens(tiny, probe, monkeypatch):
     monkeypatch.setattr(taste_push, "FIRST", 12)
     ends = probe.coordinates.ends
-    push = TastePush(tiny.tokenizer, Taste(teach(sim.shorter, taste_push.FIRST - 1)), NONE).of(0, probe)
+    push = TastePush(tiny.tokenizer, Taste(teach(sim.shorter, taste_push.FIRST - 1)), NONE).of(
+        0, fresh(probe), probe
+    )
     assert np.all(push[ends] * probe.reading > 0) and not np.delete(push, ends).any()
 
 
 def test_a_push_serves_only_so_many_ratings(tiny, probe):
     taste = Taste(teach(sim.to_the_reader))
     push = TastePush(tiny.tokenizer, taste, NONE)
-    push.prepare(0, probe)
+    push.prepare(0, fresh(probe), probe)
     for version in range(taste_push.LAG + 3):
         push.note_rating(version, version + 1)
-    assert push.of(taste_push.LAG, probe) is not None and taste.asked == 1
-    push.of(taste_push.LAG + 3, probe)
+    assert push.of(taste_push.LAG, fresh(probe), probe) is not None and taste.asked == 1
+    push.of(taste_push.LAG + 3, fresh(probe), probe)
     assert taste.asked == 2
 
 
 @pytest.mark.parametrize("taste, likelier", [(sim.shorter, 1), (lambda *reply: 6 - sim.shorter(*reply), -1)])
 def test_the_end_becomes_likelier_for_whom_short_replies_please(tiny, probe, taste, likelier):
-    push = TastePush(tiny.tokenizer, Taste(teach(taste)), NONE).of(0, probe) * probe.reading
+    push = TastePush(tiny.tokenizer, Taste(teach(taste)), NONE).of(0, fresh(probe), probe) * probe.reading
     ends = push[probe.coordinates.ends]
-    assert np.all(likelier * ends > 1) and np.abs(ends).max() <= taste_push.MOST_END
+    assert np.all(likelier * ends > 0.9) and np.abs(ends).max() <= taste_push.MOST_END
 
 
 def test_no_token_moves_further_than_the_limits(tiny, probe, monkeypatch):
@@ -281,7 +290,10 @@ def test_no_token_moves_further_than_the_limits(tiny, probe, monkeypatch):
     monkeypatch.setattr(TokenEffects, "stars", lambda *_: far)
     monkeypatch.setattr(TokenEffects, "end_stars", lambda *_: -9.0)
     monkeypatch.setattr(taste_push, "PUSH_KL", np.inf)
-    push = TastePush(tiny.tokenizer, Taste(teach(sim.shorter)), NONE).of(0, probe) * probe.reading
+    monkeypatch.setattr(taste_push, "END_KL", np.inf)
+    push = (
+        TastePush(tiny.tokenizer, Taste(teach(sim.shorter)), NONE).of(0, fresh(probe), probe) * probe.reading
+    )
     expected = np.where(far > 0, taste_push.MAX_RAISE_LOGITS, -taste_push.MAX_LOWER_LOGITS)
     expected[probe.coordinates.ends] = -taste_push.MOST_END
     np.testing.assert_allclose(push, expected, rtol=1e-5)
@@ -294,7 +306,8 @@ def test_other_tokens_take_the_kl_that_the_end_leaves(tiny, probe, monkeypatch, 
     monkeypatch.setattr(TokenEffects, "stars", lambda *_: far)
     monkeypatch.setattr(TokenEffects, "end_stars", lambda *_: end)
     monkeypatch.setattr(taste_push, "MOST_END", 99.0)
-    push = TastePush(tiny.tokenizer, Taste(teach(sim.shorter)), NONE).of(0, probe)
+    monkeypatch.setattr(taste_push, "END_KL", np.inf)
+    push = TastePush(tiny.tokenizer, Taste(teach(sim.shorter)), NONE).of(0, fresh(probe), probe)
 
     def kl(row: np.ndarray) -> float:
         """The slow way: over the whole vocabulary, in each context of an answer."""
@@ -311,3 +324,26 @@ def test_other_tokens_take_the_kl_that_the_end_leaves(tiny, probe, monkeypatch, 
     room = max(taste_push.PUSH_KL / 4, taste_push.PUSH_KL - kl(alone))
     assert kl(others) == pytest.approx(room, rel=0.15, abs=1e-6)
     assert (kl(alone) > taste_push.PUSH_KL) == (end == 5.0)
+
+
+def test_rated_replies_and_the_taste_share_the_room_of_the_end(tiny, probe, monkeypatch):
+    """Both follow from the same ratings. Their sum must not take the KL that the other tokens need."""
+    monkeypatch.setattr(TokenEffects, "end_stars", lambda *_: 1.0)
+    ends, push = probe.coordinates.ends, TastePush(tiny.tokenizer, Taste(teach(sim.shorter)), NONE)
+    alone, kl = taste_push.limit_ends(end_logits(probe), fresh(probe), probe)
+    monkeypatch.setattr(taste_push, "END_KL", 1.05 * kl)
+    evidence = np.zeros((3, 2, probe.precision.size), np.float32)
+    evidence[0][:, ends], evidence[1][:, ends] = 1e-3, 1e-6 / 50
+    adapter = replace(fresh(probe), evidence=evidence)
+    assert push.of(0, fresh(probe), probe)[ends] * probe.reading == pytest.approx(alone[ends], rel=1e-5)
+    both = instant.block_of(adapter, evidence, probe)
+    both[0, :-1] += push.of(1, adapter, probe)
+    both[:, np.setdiff1d(np.arange(both.shape[1]), ends)] = 0
+    assert both[0, ends].min() > 0 and taste_push._block_kl(both, probe) <= 1.05 * kl
+    assert np.all(push.of(1, adapter, probe)[ends] < push.of(0, fresh(probe), probe)[ends])
+
+
+def end_logits(probe) -> np.ndarray:
+    logits = np.zeros(probe.tokens.size, np.float32)
+    logits[probe.coordinates.ends] = taste_push.MOST_END
+    return logits
