@@ -116,7 +116,7 @@ def prove(as_json: bool, **flags: Any) -> None:
     bench = open_bench(resolve(flags), log)
     reach = trial.within_reach(bench, setting, 0)
     if not reach:
-        log("the original model never meets this taste in 64 samples: ratings cannot teach it.")
+        log("none of 64 replies of the original model is near this taste, so ratings may not teach it.")
     for seed in range(flags["seeds"]):
         bench.base_replies(setting, seed)  # stores replies, which the worker processes only read
     parts = [trial.TrialPart(setting, arm, seed, log) for seed in range(flags["seeds"])]

@@ -224,7 +224,7 @@ class Bench:
 
 def within_reach(bench: Bench, setting: TrialSetup, seed: int) -> bool:
     """Return True if a reply of the frozen model comes near the user's taste: of 8 samples of each of 8
-    prompts, at least one sample earns 3 stars. If no sample earns 3 stars, ratings cannot teach the taste,
+    prompts, at least one sample earns 3 stars. If no sample earns 3 stars, ratings may not teach the taste,
     because ratings only choose among replies that the model writes."""
     asked = [p for p in setting.prompts[:REACH_PROMPTS] for _ in range(REACH_SAMPLES)]
     with bench.runtime() as runtime:
