@@ -202,7 +202,7 @@ class Stage:
         else:
             text, code = read(terminal), wait_for_end(pid)
         if words.startswith("stop ") and self.server:
-            text += "(in the terminal of `ruvmlx serve`:)\n" + read(self.server[1])
+            text += b"(in the terminal of `ruvmlx serve`:)\n" + read(self.server[1])
             wait_for_end(self.server[0])
         failed = f"(exit code {code})\n" if code else ""
         self.said.append(f"$ ruvmlx {verb}\n{self._steady(text)}{failed}")
