@@ -23,8 +23,8 @@ from .context import ChatContext
 from .stream import wait_until_drawn
 
 SEARCH = "Search all chats"
-# The number of chats, from the highlighted one on, that the list has when it appears. The other chats follow
-# later, because to add a chat takes 0.1 ms.
+# The number of chats in the list when the list appears, counted from the highlighted chat. The app adds the
+# other chats later. The app needs 0.1 ms to add one chat, so hundreds of chats would delay the list.
 FIRST_ROWS = 64
 PAUSE = 0.05  # seconds; the screen handles the user's first keys before the other chats follow
 

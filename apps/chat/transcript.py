@@ -101,7 +101,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
         model: the name of the model
         at: the id of a message; None: show the last messages
-        are_newest: True: `turns` can lack the older messages of the chat; `show_standing` brings them
+        are_newest: True: `turns` has only the newest messages of the chat; `show_standing` gets all
         """
         spoken = [turn for turn in turns if is_shown(turn)]
         places = [n for n, turn in enumerate(spoken) if turn.id == at and at is not None]
@@ -121,8 +121,8 @@ class Transcript(VerticalScroll, can_focus=False):
         self.anchor(not places)
 
     async def _wait_for_texts(self) -> None:
-        """Wait until the replies have the widgets of their texts, so that one layout shows all. The wait ends
-        after TEXT_SECONDS, also without these widgets."""
+        """Wait until every reply has mounted the widgets of its text. Then one layout is enough to show all
+        replies. The wait ends after TEXT_SECONDS even if some widgets are not mounted yet."""
         texts = [text.has_text.wait() for text in self.query(ReplyMarkdown)]
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*texts), TEXT_SECONDS)

@@ -20,7 +20,8 @@ def learn_status(runtime: Runtime) -> LearnStatus | None:
         return None
 
 
-# The number of messages that the app reads when it opens a chat. `Standing` brings all messages soon after.
+# The number of newest messages that the app reads when it opens a chat. Soon after, the app reads all messages,
+# in a `Standing`.
 OPENED_MESSAGES = 40
 
 
@@ -58,7 +59,7 @@ class Opened:
     session: str  # the id of the chat
     message: int | None  # the id of the message to show first; None: the end of the chat
     turns: list[Turn]
-    are_newest: bool  # True: `turns` can lack the older messages of the chat
+    are_newest: bool  # True: `turns` has only the newest messages; False: `turns` has all messages
     model: str
     backend: str
     caveat: str  # a line for the user about a limit of the open model (backends/base.py), or ""

@@ -116,7 +116,7 @@ def prove(as_json: bool, **flags: Any) -> None:
     bench = open_bench(resolve(flags), log)
     reach = trial.within_reach(bench, setting, 0)
     if not reach:
-        log("none of 64 replies of the original model is near this taste, so ratings may not teach it.")
+        log("none of 64 replies of the original model has 3 stars, so ratings may fail to teach this taste.")
     for seed in range(flags["seeds"]):
         bench.base_replies(setting, seed)  # stores replies, which the worker processes only read
     parts = [trial.TrialPart(setting, arm, seed, log) for seed in range(flags["seeds"])]

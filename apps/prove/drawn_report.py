@@ -255,8 +255,9 @@ def text(results: Results) -> str:
 def _verdict(d: ArmSpread) -> str:
     unsure = d.users - d.better - d.worse
     return (
-        f"{d.arm}, after {d.ratings} ratings: replies are surely better than the original model's for "
-        f"{d.better} of {d.users} users, and surely worse for {d.worse}; for {unsure}, this run cannot tell."
+        f"{d.arm}, after {d.ratings} ratings: with 95% probability, replies are better than the original "
+        f"model's for {d.better} of {d.users} users, and worse for {d.worse}. For {unsure}, this run cannot "
+        "tell."
     )
 
 

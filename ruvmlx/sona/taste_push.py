@@ -39,9 +39,10 @@ MOST_END = 5.0  # the maximum number of logits by which the push raises or lower
 # The KL to which the push of tokens is limited, nats per token. End-of-reply tokens use this KL first, up to
 # MOST_END and END_KL; all other tokens get the rest, but at least a quarter of PUSH_KL.
 PUSH_KL = 0.08
-# The maximum KL of the end-of-reply tokens, nats per token: of the push and of the part of lora_b from the
-# rated replies together. Both parts can follow from the same ratings. Without this limit, their sum exceeded
-# the cap on the KL, and the cap then scaled down all other tokens.
+# The maximum KL from the original model of the end-of-reply tokens alone, nats per token. Two parts of lora_b
+# change these tokens: the push, and the part from the gradients of rated replies (instant.py). Both parts can
+# follow from the same ratings. Without this limit, the two parts together exceeded KL_CAP. The update then
+# scaled down lora_b, and so the change of all other tokens, too.
 END_KL = 0.05
 END_SHARES = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)  # the shares of the push on end-of-reply tokens that are tried
 FIRST, FIRST_END = 8, 4  # minimum number of ratings for a push: of ordinary tokens, of end-of-reply tokens
@@ -189,8 +190,12 @@ class TastePush:
 
 
 def limit_ends(logits: np.ndarray, adapter: MicroLoRA, probe: KLProbe) -> tuple[np.ndarray, float]:
-    """Return the logits [A] of a push on end-of-reply tokens, scaled down so that these tokens have at most a
-    KL of END_KL. Also return this KL. It includes the part of lora_b that comes from the rated replies."""
+    """Scale down a push on end-of-reply tokens until these tokens have a KL of at most END_KL. Return the
+    scaled logits and this KL. The KL includes the part of lora_b that comes from the gradients of rated
+    replies. The function does not scale that part.
+
+    logits: [A], for each movable token the logits that the push adds; 0 for all but end-of-reply tokens
+    """
     rated = np.zeros((adapter.rank, logits.size + 1), np.float32)
     ends = probe.coordinates.ends
     rated[:, ends] = block_of(adapter, stored_evidence(adapter, probe), probe)[:, ends]

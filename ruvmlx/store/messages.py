@@ -89,8 +89,8 @@ class Messages:
         return list(self._last_branch[1])
 
     def newest(self, session_id: str, count: int) -> list[MessageRow]:
-        """Return the last `count` messages of the current branch. Of all other messages, only the places in
-        the tree are read."""
+        """Return the newest `count` messages of the current branch. The method reads only these messages
+        whole. Of all other messages, it reads the id, the parent and the role."""
         places = "SELECT id, parent, role FROM messages WHERE session_id = ? ORDER BY id"
         tree = Tree([MessagePlace(*row) for row in self._db.rows(places, session_id)])
         ids = tree.path(self.head(session_id))[-count:]

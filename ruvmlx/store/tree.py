@@ -55,8 +55,9 @@ class Tree:
         return [id_ for version in versions for id_ in self._replies(version)]
 
     def is_alone(self, of: int) -> bool:
-        """Return True if it is clear at once that nothing can be shown in place of a message, because neither
-        the message nor its question has another version. Most messages of a long chat are such messages."""
+        """Return True if a message certainly has no siblings, because the message has one version, and a
+        reply's question has one version, too. False means that `siblings` must look. Most messages of a long
+        chat give True, and this method is much faster than `siblings`."""
         node = self._nodes[of]
         if len(self._children[node.parent]) > 1:
             return False

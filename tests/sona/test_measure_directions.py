@@ -10,7 +10,7 @@ from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.models.config.model import Message
 from ruvmlx.models.text import thinking
 from ruvmlx.pausing import Stopped
-from ruvmlx.sona import calibration, measure_directions, reference_text, taste_push
+from ruvmlx.sona import calibration, measure_directions, taste_push
 from ruvmlx.sona.measure_directions import (
     _UNFINISHED,
     FINISHED,
