@@ -4,7 +4,7 @@ earlier messages when the user scrolls to the top."""
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from textual.containers import VerticalScroll
@@ -117,15 +117,8 @@ class Transcript(VerticalScroll, can_focus=False):
         with self.app.batch_update():
             await self.remove_children()
             await self.mount_all(map(_widget, spoken[begin:end]) if spoken else [Welcome(model)])
-            await self._wait_for_texts()
+            await _wait_for_texts(self.query(ReplyMarkdown))
         self.anchor(not places)
-
-    async def _wait_for_texts(self) -> None:
-        """Wait until every reply has mounted the widgets of its text. Then one layout is enough to show all
-        replies. The wait ends after TEXT_SECONDS even if some widgets are not mounted yet."""
-        texts = [text.has_text.wait() for text in self.query(ReplyMarkdown)]
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*texts), TEXT_SECONDS)
 
     def select_found(self) -> bool:
         """Mark the message that the search found, scroll to it, and give the focus to the nearest reply, if
@@ -135,19 +128,20 @@ class Transcript(VerticalScroll, can_focus=False):
         at = next((n for n, m in enumerate(messages) if m.message_id == self._found), None)
         if self._found is None or at is None:
             return False
-        messages[at].add_class("found")
-        self._top = messages[at]
+        found = self._top = messages[at]
+        found.add_class("found")
         near = [*messages[at:], *reversed(messages[:at])]
         reply = next((message for message in near if isinstance(message, ReplyMessage)), None)
         if reply:
             reply.focus(scroll_visible=False)
-        self.call_after_refresh(self._scroll_to_found, messages[at])
-        return True
 
-    def _scroll_to_found(self, message: ChatMessage) -> None:
-        self._top = None
-        if message.is_attached:
-            self.scroll_to_widget(message, top=True, animate=False, force=True)
+        def scroll() -> None:
+            self._top = None
+            if found.is_attached:
+                self.scroll_to_widget(found, top=True, animate=False, force=True)
+
+        self.call_after_refresh(scroll)
+        return True
 
     def follow_end(self) -> None:
         """Scroll to the end of the chat after `select_found`. From now on, scroll down again when new text
@@ -309,17 +303,8 @@ class Transcript(VerticalScroll, can_focus=False):
                 reply.restore_rating(ratings[reply.reply_id], standing.version)
         self._left_out = standing.left_out
         self._mark_left_out()
-        if self._lacks_earlier:
-            self._complete_earlier(standing.turns)
-
-    def _complete_earlier(self, turns: Sequence[Turn]) -> None:
-        """Keep all messages of the chat before the first shown message. turns: the messages of a chat; if
-        they belong to another chat, do nothing."""
-        spoken = [turn for turn in turns if is_shown(turn)]
-        ids = [turn.id for turn in spoken]
-        first = self.messages[0].message_id if self.messages else None
-        if first is not None and first in ids:
-            self._lacks_earlier, self._earlier = False, spoken[: ids.index(first)]
+        if self._lacks_earlier and (earlier := _turns_before(self.messages, standing.turns)) is not None:
+            self._lacks_earlier, self._earlier = False, earlier
             if self.scroll_y <= 0 < self.max_scroll_y:
                 self.run_worker(self.load_earlier())
 
@@ -365,6 +350,22 @@ class Transcript(VerticalScroll, can_focus=False):
         replies = self.replies
         place = replies.index(of) + step if of in replies else len(replies) - 1
         return replies[max(0, min(place, len(replies) - 1))]
+
+
+async def _wait_for_texts(texts: Iterable[ReplyMarkdown]) -> None:
+    """Wait until every reply has mounted the widgets of its text. Then one layout is enough to show all
+    replies. The wait ends after TEXT_SECONDS even if some widgets are not mounted yet."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.gather(*(text.has_text.wait() for text in texts)), TEXT_SECONDS)
+
+
+def _turns_before(messages: Sequence[ChatMessage], turns: Sequence[Turn]) -> list[Turn] | None:
+    """Return the turns before the first of the shown messages. Return None if the turns do not have this
+    message, because they belong to another chat."""
+    spoken = [turn for turn in turns if is_shown(turn)]
+    ids = [turn.id for turn in spoken]
+    first = messages[0].message_id if messages else None
+    return spoken[: ids.index(first)] if first is not None and first in ids else None
 
 
 def _count_to_fill(turns: list[Turn], rows: float, columns: int) -> tuple[int, float]:

@@ -20,8 +20,8 @@ def learn_status(runtime: Runtime) -> LearnStatus | None:
         return None
 
 
-# The number of newest messages that the app reads when it opens a chat. Soon after, the app reads all messages,
-# in a `Standing`.
+# The number of newest messages that the app reads when it opens a chat. Soon after, the app reads all
+# messages, in a `Standing`.
 OPENED_MESSAGES = 40
 
 

@@ -251,7 +251,7 @@ class AdapterHistory:
 
     def status(self) -> LearnStatus:
         given, pairs, version = self.pairs.evidence_weights(), len(self.pairs.in_force()), self.version()
-        kl, norm = self._store.versions.measured(*self._key, version)
+        kl, norm = self._store.versions.kl_and_norm(*self._key, version)
         promotions, attempts = self._store.versions.promotions(*self._key, version), self.attempts()
         read = promotions[-1] if promotions else 0
         return LearnStatus(

@@ -79,7 +79,7 @@ class Versions:
         )
         return None if row is None else dict(row)
 
-    def measured(self, fingerprint: str, name: str, version: int) -> tuple[float, float]:
+    def kl_and_norm(self, fingerprint: str, name: str, version: int) -> tuple[float, float]:
         """Return (the KL divergence, the norm) of a version; (0, 0) for the model without an adapter."""
         facts = self._facts(fingerprint, name, version)
         return (facts["kl"], facts["norm"]) if facts else (0.0, 0.0)
