@@ -9,7 +9,7 @@ import pytest
 
 from ruvmlx.kernels.rating import Rule
 from ruvmlx.lora.base_lora import BaseLoRA
-from ruvmlx.sona import faults, instant
+from ruvmlx.sona import faults, instant, taste_push
 from ruvmlx.sona.adapter_history import ATTEMPTS, STYLE_DUE
 from ruvmlx.sona.instant import KL_CAP
 from ruvmlx.sona.optional import style_bank, style_loop
@@ -27,7 +27,7 @@ def basis(tiny) -> StyleBasis:
     """Random directions, each of which is said to move its own measure."""
     rng, c = np.random.default_rng(3), tiny.config
     lora_a = rng.normal(0, c.intermediate_size**-0.5, (c.n_layers, c.intermediate_size, RANK))
-    directions = rng.normal(0, 0.1, (M, c.n_layers, RANK, c.hidden_size))
+    directions = rng.normal(0, 0.03, (M, c.n_layers, RANK, c.hidden_size))
     both = (x.astype(np.float32) for x in (lora_a, directions))
     return StyleBasis(*both, 0.01 * np.eye(M), 0.3 * np.eye(M), tuple(range(c.n_layers)))
 
@@ -35,10 +35,11 @@ def basis(tiny) -> StyleBasis:
 @pytest.fixture
 def rated_runtime(open_tiny, tiny, basis, monkeypatch):
     """A runtime with 12 ratings of two replies to a question: one is always liked, the other never. The
-    instant loop hardly moves the weights, so they stay the same two replies. Samples of replies are short,
+    instant loop hardly moves the weights, and the taste pushes no token, so they stay the same two replies. Samples of replies are short,
     and their variety does not count, because it is that of a random model."""
     slow = [replace(push, step=0.01 * push.step) for push in (instant.RULE.tokens, instant.RULE.along)]
     monkeypatch.setattr(instant, "RULE", Rule(*slow, instant.RULE.cap))
+    monkeypatch.setattr(taste_push, "FIRST_END", 99)
     monkeypatch.setattr(faults, "MAX_REPLY_TOKENS", 6)
     monkeypatch.setattr(faults, "MIN_VARIETY", 0.0)
     monkeypatch.setattr(faults, "questions", lambda: ("Why?", "How do bees fly?"))
