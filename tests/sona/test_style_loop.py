@@ -35,8 +35,8 @@ def basis(tiny) -> StyleBasis:
 @pytest.fixture
 def rated_runtime(open_tiny, tiny, basis, monkeypatch):
     """A runtime with 12 ratings of two replies to a question: one is always liked, the other never. The
-    instant loop hardly moves the weights, and the taste pushes no token, so they stay the same two replies. Samples of replies are short,
-    and their variety does not count, because it is that of a random model."""
+    instant loop hardly moves the weights, and the taste pushes no token, so they stay the same two replies.
+    Samples of replies are short, and their variety does not count, because it is that of a random model."""
     slow = [replace(push, step=0.01 * push.step) for push in (instant.RULE.tokens, instant.RULE.along)]
     monkeypatch.setattr(instant, "RULE", Rule(*slow, instant.RULE.cap))
     monkeypatch.setattr(taste_push, "FIRST_END", 99)
