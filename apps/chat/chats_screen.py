@@ -109,16 +109,18 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
             return
         places = [n for n, entry in enumerate(self._entries) if entry.id == keep]
         place = (places or [0])[0]
-        self.options.clear_options()
-        self.options.add_options(
+        options = self.options
+        options.clear_options()
+        options.add_options(
             [Option(self._row(entry)) for entry in self._entries[: place + FIRST_ROWS]]
             or [Option("No chat has these words" if words.strip() else "No chats yet", disabled=True)]
         )
-        self.options.highlighted = place if self._entries else None
+        options.highlighted = place if self._entries else None
         self._found.set()
         await wait_until_drawn(self)
         await asyncio.sleep(PAUSE)
-        self.options.add_options(Option(self._row(entry)) for entry in self._entries[place + FIRST_ROWS :])
+        if options.is_attached:  # the user can have closed the screen meanwhile
+            options.add_options(Option(self._row(entry)) for entry in self._entries[place + FIRST_ROWS :])
 
     def _row(self, entry: chat_files.ChatEntry) -> Content:
         """Return the row of a chat, cut to the list's width. The title is at the left; the number of messages

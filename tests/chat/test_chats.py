@@ -1,6 +1,7 @@
 """Saved chats in the app and in plain mode, on a real store."""
 
 import pytest
+from ruvmlx.apps.chat import chats_screen
 from ruvmlx.apps.chat.app import ChatApp
 from ruvmlx.apps.chat.chats_screen import ChatsScreen
 from ruvmlx.apps.chat.messages import UserMessage
@@ -109,6 +110,24 @@ async def test_an_action_waits_for_the_search_typed_before_it(chatting, three, k
             await until(pilot, lambda: "Deleted: Tell me of zebras" in screen_text(app))
         else:
             await until(pilot, lambda: app.chat.state.session == three[1])
+
+
+async def test_the_list_can_be_closed_before_its_last_rows_are_there(chatting, three, monkeypatch):  # noqa: F811
+    """The rows after the first ones come a moment later, and only if the list still has its widgets."""
+
+    async def close(screen):
+        await screen.query_one("#chats").remove()
+
+    async with chatting() as (app, pilot):
+        monkeypatch.setattr(chats_screen, "FIRST_ROWS", 1)
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: rows(app) and app.screen.options.option_count == len(rows(app)) >= 3)
+        await pilot.press("escape")
+        monkeypatch.setattr(chats_screen, "wait_until_drawn", close)
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: rows(app))
+        await pilot.pause(3 * chats_screen.PAUSE)
+        assert not app.failure and app.is_running
 
 
 async def test_deleting_the_open_chat_begins_a_new_one(chatting, three):  # noqa: F811
