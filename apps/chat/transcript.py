@@ -26,7 +26,7 @@ from .welcome import Welcome
 # The transcript of an opened chat has as many messages as fill SCREENS screens, but at most
 # MAX_SHOWN_MESSAGES, because each message takes 10 to 20 ms to show.
 MAX_SHOWN_MESSAGES, SCREENS = 16, 1.3
-TEXT_SECONDS = 0.2
+TEXT_SECONDS = 0.2  # the longest wait, in seconds, for the widgets of the texts of an opened chat
 EARLIER = 10  # the number of earlier messages that are loaded when the user scrolls to the top
 FRAME_ROWS, FRAME_COLUMNS = 2, 6  # rows and columns around the text of a message
 MAX_COLUMNS = 1 << 16  # a number of columns that no terminal has
@@ -353,15 +353,15 @@ class Transcript(VerticalScroll, can_focus=False):
 
 
 async def _wait_for_texts(texts: Iterable[ReplyMarkdown]) -> None:
-    """Wait until every reply has mounted the widgets of its text. Then one layout is enough to show all
-    replies. The wait ends after TEXT_SECONDS even if some widgets are not mounted yet."""
+    """Wait until the app has mounted the widgets of all these texts. Without this wait, the app would lay out
+    the conversation twice. The wait ends after TEXT_SECONDS even if some widgets are not mounted yet."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(asyncio.gather(*(text.has_text.wait() for text in texts)), TEXT_SECONDS)
 
 
 def _turns_before(messages: Sequence[ChatMessage], turns: Sequence[Turn]) -> list[Turn] | None:
-    """Return the turns before the first of the shown messages. Return None if the turns do not have this
-    message, because they belong to another chat."""
+    """Return the turns that come before the first shown message. Return None if the turns belong to another
+    chat, and so do not have this message."""
     spoken = [turn for turn in turns if is_shown(turn)]
     ids = [turn.id for turn in spoken]
     first = messages[0].message_id if messages else None

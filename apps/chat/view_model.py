@@ -20,8 +20,8 @@ def learn_status(runtime: Runtime) -> LearnStatus | None:
         return None
 
 
-# The number of newest messages that the app reads when it opens a chat. Soon after, the app reads all
-# messages, in a `Standing`.
+# The app reads this number of messages, the newest of a chat, when it opens the chat. Soon after, the app
+# reads all messages with the class `Standing`.
 OPENED_MESSAGES = 40
 
 

@@ -68,8 +68,8 @@ def _point(seeds: list[Checkpoint]) -> Point:
 
 
 def verdict(point: Point) -> str:
-    """Return a sentence that says whether the ratings helped: the interval of the win-rate is above, below or
-    around 50%, which is chance."""
+    """Return a sentence that says whether the ratings helped. The ratings helped if the whole interval of the
+    win-rate is above 50%. They did harm if the whole interval is below 50%."""
     low, high = point.win_ci
     ratings = "1 rating" if point.ratings == 1 else f"{point.ratings} ratings"
     between = f"{point.win_rate:.0%} of the comparisons, {low:.0%} to {high:.0%} with 95% probability"

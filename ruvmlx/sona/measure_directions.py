@@ -42,9 +42,10 @@ FINISHED, _UNFINISHED = "replies/directions", "replies/direction-bank"
 
 
 def questions() -> list[str]:
-    """Return the 100 everyday questions whose replies show the directions. With replies to 100 questions, the
-    directions follow a taste better than with replies to 40 (docs/learning.md)."""
-    return [*reference_text.questions(), *embedding.everyday_questions(), *faults.questions()]
+    """Return 98 everyday questions. The directions come from the model's replies to these questions. With
+    fewer questions, the directions follow a taste less well (docs/learning.md)."""
+    asked = [*reference_text.questions(), *embedding.everyday_questions(), *faults.questions()]
+    return list(dict.fromkeys(asked))
 
 
 @dataclass(frozen=True)

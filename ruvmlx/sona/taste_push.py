@@ -199,11 +199,16 @@ def limit_ends(logits: np.ndarray, adapter: MicroLoRA, probe: KLProbe) -> tuple[
     rated = np.zeros((adapter.rank, logits.size + 1), np.float32)
     ends = probe.coordinates.ends
     rated[:, ends] = block_of(adapter, stored_evidence(adapter, probe), probe)[:, ends]
-    for share in END_SHARES:
+    tried: list[tuple[float, float]] = []
+    for share in END_SHARES if logits.any() else END_SHARES[:1]:
         both = rated.copy()
         both[0, :-1] += share * logits / probe.reading
-        if (kl := _block_kl(both, probe)) <= END_KL:
+        tried.append((_block_kl(both, probe), share))
+        if tried[-1][0] <= END_KL:
             break
+    # If no share is within the limit, the share with the smallest KL is the best. A push against the rated
+    # replies has the smallest KL at its full size.
+    kl, share = tried[-1] if tried[-1][0] <= END_KL else min(tried)
     return share * logits, kl
 
 

@@ -81,7 +81,7 @@ class Messages:
         mark = self._db.write_mark()
         if mark is None or self._last_branch is None or self._last_branch[0] != (session_id, mark):
             rows = {row.id: row for row in self.all(session_id)}
-            tree = _tree(rows.values())
+            tree = Tree([*rows.values()])
             found = [_with_branch_number(rows[id_], tree) for id_ in tree.path(self.head(session_id))]
             if mark is None:
                 return found
@@ -89,8 +89,8 @@ class Messages:
         return list(self._last_branch[1])
 
     def newest(self, session_id: str, count: int) -> list[MessageRow]:
-        """Return the newest `count` messages of the current branch. The method reads only these messages
-        whole. Of all other messages, it reads the id, the parent and the role."""
+        """Return the newest `count` messages of the current branch. The method reads the texts of these
+        messages alone. It reads the id, the parent and the role of every message of the chat."""
         places = "SELECT id, parent, role FROM messages WHERE session_id = ? ORDER BY id"
         tree = Tree([MessagePlace(*row) for row in self._db.rows(places, session_id)])
         ids = tree.path(self.head(session_id))[-count:]
@@ -276,7 +276,7 @@ class Messages:
         """Make the branch with this message the current branch. Raises NotFound if
         the chat has no message with this id."""
         self._require(session_id, message_id)
-        tree = _tree(self.all(session_id))
+        tree = Tree(self.all(session_id))
         if message_id not in tree.path(self.head(session_id)):
             self.set_head(session_id, tree.newest_leaf(message_id))
 
@@ -322,7 +322,7 @@ class Messages:
 
         step: the number of places to move; after the last sibling comes the first
         """
-        tree = _tree(self.all(session_id))
+        tree = Tree(self.all(session_id))
         siblings = tree.siblings(message_id)
         # If a question has replies, its reply on the current branch is among the siblings, not the question
         # itself.
@@ -359,10 +359,6 @@ class Messages:
 
     def _is_shown(self, reply_id: str) -> bool:
         return self._db.row("SELECT 1 FROM messages WHERE reply_id = ?", reply_id) is not None
-
-
-def _tree(rows: Iterable[MessageRow]) -> Tree:
-    return Tree(list(rows))
 
 
 def _with_branch_number(row: MessageRow, tree: Tree) -> MessageRow:

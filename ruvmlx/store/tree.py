@@ -55,9 +55,9 @@ class Tree:
         return [id_ for version in versions for id_ in self._replies(version)]
 
     def is_alone(self, of: int) -> bool:
-        """Return True if a message certainly has no siblings, because the message has one version, and a
-        reply's question has one version, too. False means that `siblings` must look. Most messages of a long
-        chat give True, and this method is much faster than `siblings`."""
+        """Return True if a message has only one version and, for a reply, its question has only one version.
+        Then no other message can be shown in its place. This check is much faster than `siblings`. If the
+        method returns False, the caller must call `siblings`."""
         node = self._nodes[of]
         if len(self._children[node.parent]) > 1:
             return False

@@ -343,6 +343,21 @@ def test_rated_replies_and_the_taste_share_the_room_of_the_end(tiny, probe, monk
     assert np.all(push.of(1, adapter, probe)[ends] < push.of(0, fresh(probe), probe)[ends])
 
 
+def test_a_push_against_the_rated_replies_keeps_its_size(probe, monkeypatch):
+    """A taste has turned. A smaller push would leave more of the old change of the end, not less."""
+    ends, evidence = probe.coordinates.ends, np.zeros((3, 2, probe.precision.size), np.float32)
+    evidence[0][0, ends], evidence[1][0, ends] = 0.02, 0.02**2 / 50
+    adapter = replace(fresh(probe), evidence=evidence)
+    monkeypatch.setattr(taste_push, "END_KL", 1e-9)
+    rated = instant.block_of(adapter, evidence, probe)[0, :-1] * probe.reading
+    logits = np.zeros(probe.tokens.size, np.float32)
+    logits[ends] = -0.5 * rated[ends]
+    against, kl = taste_push.limit_ends(logits, adapter, probe)
+    np.testing.assert_array_equal(against, logits)
+    assert kl < taste_push.limit_ends(0 * logits, adapter, probe)[1]
+    assert not taste_push.limit_ends(-logits, adapter, probe)[0].any()
+
+
 def end_logits(probe) -> np.ndarray:
     logits = np.zeros(probe.tokens.size, np.float32)
     logits[probe.coordinates.ends] = taste_push.MOST_END

@@ -139,7 +139,8 @@ class Node(NamedTuple):
 
 
 def random_nodes(rng, forks):
-    """Nineteen messages. forks: the share of the messages that do not follow the newest message."""
+    """Return a random tree of nineteen messages. forks: the probability that a message gets a random parent.
+    All other messages follow the newest message."""
     nodes = [Node(1, None, "user")]
     for n in range(2, 20):
         parent = rng.choice([None, *nodes]) if rng.random() < forks else nodes[-1]
