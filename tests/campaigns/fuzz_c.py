@@ -16,8 +16,8 @@ from ..kernels.c_programs import build, compiler
 
 CASES = Path(__file__).parents[1] / "data" / "fuzz_c"
 # By default, libFuzzer limits the peak memory of its own process. It reads the peak from ru_maxrss. The
-# kernel keeps ru_maxrss when a process calls exec, so the peak includes the memory of the process that started
-# libFuzzer. For this reason, the campaign limits each single allocation instead.
+# kernel keeps ru_maxrss when a process calls exec, so the peak includes the memory of the process that
+# started libFuzzer. For this reason, the campaign limits each single allocation instead.
 LIMITS = ("-timeout=60", "-max_len=65536", "-rss_limit_mb=0", "-malloc_limit_mb=2048")
 FLAGS = "-fsanitize=address,fuzzer-no-link -fno-sanitize-recover=all -Wno-pass-failed"
 
