@@ -364,8 +364,11 @@ def _checked_scorer(function, given: str):
 def open_bench(settings: Settings, tell, measured=None):
     """Open the model and the data that all trials share. measured: facts about the model, if another process
     has measured them already."""
+    from ruvmlx.platform.numpy_blas import NumpyThreads
+
     from ..prove.trial import Bench
 
+    NumpyThreads(settings.threads).adapt()
     model, backend = load_and_open(settings)
     tell(f"computed by {backend_in_words(backend.name, backend.kernels)}")
     kept = config.home() / KEPT_REPLIES
@@ -385,6 +388,7 @@ def workers(flags: dict[str, Any], bench: Any) -> Any:
     count = 1 if flags["scorer"] else flags["jobs"] or max(1, usual)
     if count == 1:
         return Workers(lambda: bench, 1)
+    bench.measure()  # once, for all processes
     return Workers(partial(open_bench, replace(resolve(flags), threads=1), log, bench.measured), count)
 
 

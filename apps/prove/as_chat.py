@@ -144,10 +144,7 @@ def run(
     bench: Bench, setup: ChatSetup, raters: Sequence[str], seeds: int, log: Callable[[str], None]
 ) -> list[ChatResult]:
     """Run all raters with all seeds. Return a result for each rater, seed and checkpoint."""
-    # the first runtime measures the model; all other runtimes use these measurements
-    with bench.runtime() as first:
-        assert first.learner is not None
-        first.learner.rating_index.whitening  # noqa: B018 - kept once measured
+    bench.measure()
     with ExitStack() as stack:
         people = []
         for seed in range(seeds):
@@ -162,7 +159,9 @@ def run(
 def _round(bench: Bench, setup: ChatSetup, people: Sequence[_Person]) -> None:
     """Let each rater read one reply and press a thumb or none. If a rater has reached a checkpoint, keep a
     copy of the rater's weights."""
-    for person, _, response in replies_to(people, lambda p: p.request(setup), lambda _: False):
+    for person, _, response in replies_to(
+        people, lambda p: p.request(setup), lambda _: False, bench.question_states
+    ):
         person.receive(response)
         person.checkpoint(bench, setup)
 

@@ -1,6 +1,7 @@
 """This module runs the trials of drawn users (simulated users with random tastes) and keeps the results in a
 file. The module runs only trials whose results are not in the file, so you can stop a run and continue it."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -8,15 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from . import suite
-from .drawn_trial import DrawnSetup, FrozenReplies, reach, run
+from .drawn_trial import DrawnSetup, FrozenReplies, UntouchedPart, reach, run
 from .drawn_users import DrawnStars, DrawnUser
 from .processes import Workers
 from .trial import Bench
 
 Log = Callable[[str], None]
-# the number of parts of the work for each process; with small parts, all processes end at nearly the same
-# time
-ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -88,14 +86,22 @@ def run_missing(
     if len(found) == len(keys):
         return found
     log("the untouched model answers every question several times, to scale stars by")
+    workers = workers or Workers(lambda: bench, 1)
+    bench.measure()
+    if bench.untouched.are_kept:  # the processes put their replies into the file, from which `sample` reads
+        each = [
+            UntouchedPart(wanted.setup, seed, first, workers.count)
+            for seed in range(wanted.seeds)
+            for first in range(workers.count)
+        ]
+        deque(workers.results(_write_untouched, each), maxlen=0)
     scale = FrozenReplies.sample(bench, wanted.setup, 0)
     reached = {u.number: reach(DrawnStars(u, scale.texts), scale) for u in wanted.users}
     missing = [[u for u in wanted.users if keys[u.number, seed] not in old] for seed in range(wanted.seeds)]
-    workers = workers or Workers(lambda: bench, 1)
     parts = []
     for seed, users in enumerate(missing):
         frozen = FrozenReplies.sample(bench, wanted.setup, seed) if seed and users else scale
-        size = min(wanted.setup.group, -(-len(users) // (ROUNDS * workers.count)) or 1)
+        size = min(wanted.setup.group, -(-len(users) // workers.count) or 1)
         for at in range(0, len(users), size):
             parts.append(DrawnPart(wanted.setup, users[at : at + size], seed, frozen, scale, log))
     log(f"{sum(map(len, missing))} trials in {len(parts)} parts, {workers.count} at a time")
@@ -105,6 +111,10 @@ def run_missing(
         if path:
             suite.append(path, facts)
     return sorted(found, key=lambda facts: (facts["seed"], facts["user"]))
+
+
+def _write_untouched(bench: Bench, part: UntouchedPart) -> None:
+    part.write(bench)
 
 
 def _run_part(bench: Bench, part: DrawnPart) -> list[dict[str, Any]]:

@@ -61,6 +61,12 @@ class DrawnSetup:
         then has a base LoRA, and the backend holds one base LoRA at a time."""
         return GROUP if self.learn == "instant" else 1
 
+    def untouched_requests(self, runtime: Runtime, seed: int) -> tuple[Requests, Requests, Requests]:
+        """Return the requests of FrozenReplies: to unseen questions, to rated questions, and for unshown
+        replies."""
+        unseen = self.unseen(runtime, seed, REACH_BEST_OF)
+        return unseen, self.rated_requests(runtime, seed), self.unshown_requests(runtime)
+
     def unseen(self, runtime: Runtime, seed: int, count: int) -> Requests:
         """Return `count` requests for replies to each unseen question."""
         return self._requests(runtime, self.chat.heldout, seed, _FIRST, count)
@@ -104,21 +110,34 @@ class FrozenReplies:
 
     @classmethod
     def sample(cls, bench: Bench, setup: DrawnSetup, seed: int) -> "FrozenReplies":
-        with bench.runtime(Arm()) as runtime:
-            assert runtime.learner is not None
-            runtime.learner.sync()
-            runtime.learner.rating_index.whitening  # noqa: B018 - measured once, then kept for all users
-            unseen, rated = setup.unseen(runtime, seed, REACH_BEST_OF), setup.rated_requests(runtime, seed)
-            others = setup.unshown_requests(runtime)
-            every = [
-                request for of in (*unseen.values(), *rated.values(), *others.values()) for request in of
-            ]
-            found = bench.untouched.to(runtime.engine, every)
+        with bench.runtime(Arm(learn="off")) as runtime:
+            unseen, rated, others = setup.untouched_requests(runtime, seed)
+            found = bench.untouched.to(runtime.engine, _requests_of(unseen, rated, others))
         measures = {
             question: unshown.measures_of([(r.text, r.finished) for r in of])
             for question, of in _answers(others, found).items()
         }
         return cls(_answers(unseen, found), _answers(rated, found), measures)
+
+
+@dataclass(frozen=True)
+class UntouchedPart:
+    """A part of the untouched model's replies: each `count`-th reply of a seed, from the reply `first` on."""
+
+    setup: DrawnSetup
+    seed: int
+    first: int
+    count: int
+
+    def write(self, bench: Bench) -> None:
+        """Let the untouched model write the replies that the bench's file does not have."""
+        with bench.runtime(Arm(learn="off")) as runtime:
+            requests = _requests_of(*self.setup.untouched_requests(runtime, self.seed))
+            bench.untouched.to(runtime.engine, requests[self.first :: self.count])
+
+
+def _requests_of(*parts: Requests) -> list[GenerationRequest]:
+    return [request for part in parts for of in part.values() for request in of]
 
 
 def _answers(requests: Requests, found: dict[str, JudgedReply]) -> Answers:
@@ -233,13 +252,13 @@ def run(
                 for user in users[at : at + setup.group]
             ]
             while busy := [p for p in people if len(p.tested) < len(setup.chat.presses)]:
-                _read_until_due(setup, busy)
+                _read_until_due(bench, setup, busy)
                 _test(bench, setup, busy, frozen)
                 log(", ".join(f"user {p.user.number}: {p.given} ratings" for p in busy))
                 yield from (_facts(setup, p) for p in busy if len(p.tested) == len(setup.chat.presses))
 
 
-def _read_until_due(setup: DrawnSetup, people: Sequence[_Drawn]) -> None:
+def _read_until_due(bench: Bench, setup: DrawnSetup, people: Sequence[_Drawn]) -> None:
     """Let each user read replies and rate them until the user's next checkpoint is due. With a slow loop, the
     loop can run after each reply, so the batch ends there."""
     is_instant = setup.learn == "instant"
@@ -249,6 +268,7 @@ def _read_until_due(setup: DrawnSetup, people: Sequence[_Drawn]) -> None:
             reading,
             lambda p: p.request(setup.chat),
             wants_more=lambda p: is_instant and not p.is_due(setup.chat),
+            states=bench.question_states,
         ):
             person.receive(question, response)
         share = (time.perf_counter() - started) / len(reading)

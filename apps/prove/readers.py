@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
+import numpy as np
+
 from ruvmlx.engine import GenerationRequest, GenerationResponse
 from ruvmlx.engine.batch import generate_many
 from ruvmlx.runtime import Runtime
@@ -51,6 +53,7 @@ def replies_to(
     readers: Sequence[AnyReader],
     request_of: Callable[[AnyReader], GenerationRequest],
     wants_more: Callable[[AnyReader], bool],
+    states: dict[str, np.ndarray],
 ) -> Iterator[tuple[AnyReader, str, GenerationResponse]]:
     """Let the model write replies for all readers in one batch, save the replies, and yield (reader,
     question, reply). When the caller asks for the next reply, the reader of the last reply gets a new request
@@ -59,6 +62,8 @@ def replies_to(
 
     request_of: a function that returns a reader's next request
     wants_more: a function that returns True if a reader, who has used the last reply, reads another reply
+    states: the pooled hidden states of the questions. All readers share these states, because readers ask the
+        same questions. The function adds a question that is not in it.
     """
     by_id: dict[str, tuple[AnyReader, GenerationRequest, Trace]] = {}
     queue = _Queue()
@@ -78,18 +83,27 @@ def replies_to(
         recorder=lambda request: by_id[request.request_id][2],
     ):
         reader, request, trace = by_id.pop(response.request_id)
-        _commit(reader.runtime, request, response, trace)
-        yield reader, (request.messages or [])[-1].content, response
+        question = (request.messages or [])[-1].content
+        if question not in states and (state := learner_of(reader).rating_index.state_of(question)) is not None:
+            states[question] = state
+        _commit(reader.runtime, request, response, trace, states.get(question))
+        yield reader, question, response
         if wants_more(reader):
             ask(reader)
 
 
-def _commit(runtime: Runtime, request: GenerationRequest, response: GenerationResponse, trace: Trace) -> None:
+def _commit(
+    runtime: Runtime,
+    request: GenerationRequest,
+    response: GenerationResponse,
+    trace: Trace,
+    state: np.ndarray | None,
+) -> None:
     learner = runtime.learner
     assert learner is not None
     row = ReplyRow.of(
         response, request, runtime.model, id=response.request_id, model=runtime.model.name,
-        adapter=learner.history.name, adapter_version=trace.version, query=None,
+        adapter=learner.history.name, adapter_version=trace.version, query=state,
         prompt_ids=list(request.input_ids or []), sampled_ids=list(trace.tokens),
         prompt=(request.messages or [])[-1].content, logprob=trace.logprob,
     )  # fmt: skip

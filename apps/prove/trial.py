@@ -130,6 +130,7 @@ class Bench:
         self.model, self.backend, self.kv, self.targets = model, backend, kv, targets
         self.neutral = NeutralText(backend, model.tokenizer)
         self.untouched = UntouchedReplies(backend, model.fingerprint, kept_replies)
+        self.question_states: dict[str, np.ndarray] = {}  # the pooled hidden state [D] of each question
         self._base: dict[tuple, list[TrialReply]] = {}
         self._unshown: dict[tuple, dict[str, np.ndarray]] = {}
         self.measured = measured
@@ -170,6 +171,14 @@ class Bench:
                 yield runtime
                 if not self.measured and (mean := store.model_data.whitening(model)):
                     self.measured = store.model_data.reference_text(model), mean
+
+    def measure(self) -> None:
+        """Measure the model, unless it is measured. All later runtimes use these measurements."""
+        if not self.measured:
+            with self.runtime() as runtime:
+                assert runtime.learner is not None
+                runtime.learner.sync()
+                runtime.learner.rating_index.measure()
 
     def _learn_directions(self, runtime: Runtime) -> None:
         """Compute the directions of the taste's measures (sona/measure_directions.py) once, or read them from

@@ -51,6 +51,11 @@ class UntouchedReplies:
         # replies. The number of threads is left out, because it does not change a reply.
         self._model = [fingerprint, backend.name, backend.kernels.partition(",")[0]]
 
+    @property
+    def are_kept(self) -> bool:
+        """True if a file keeps the replies."""
+        return self._file is not None
+
     def to(self, engine: EngineParts, requests: Sequence[GenerationRequest]) -> dict[str, JudgedReply]:
         """Return {request id: reply} of all requests. The function takes the replies that the file has from
         the file, and lets the model write all other replies."""
