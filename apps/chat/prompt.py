@@ -66,9 +66,21 @@ class Prompt(TextArea):
         )
         self._title = self._doing = ""
         self._flash, self._moved, self._complete = flash, moved, complete
-        self.earlier: list[str] = []  # the user's earlier messages, the newest first
+        self._earlier: list[str] = []
         self._at = -1  # the index of the shown message in `earlier`; -1: the draft
-        self._draft = ""
+        # index in `earlier` -> the text that the input showed when the user left this place of the history
+        self._left: dict[int, str] = {}
+        self._aside: str | None = None  # the draft while the user edits a message; None: no message is edited
+
+    @property
+    def earlier(self) -> list[str]:
+        """The user's earlier messages (the history), the newest first."""
+        return self._earlier
+
+    @earlier.setter
+    def earlier(self, messages: list[str]) -> None:
+        self._leave_history()
+        self._earlier = messages
 
     @property
     def heading(self) -> str:
@@ -155,33 +167,66 @@ class Prompt(TextArea):
             self._go_to(self._at - 1)
 
     def _go_to(self, place: int) -> None:
-        """Show the message of the history with the index `place`. At index -1, show the draft again."""
-        if self._at < 0:
-            self._draft = self.text
-        self.text = sanitize(self.earlier[place]) if place >= 0 else self._draft
+        """Show the message of the history with the index `place`. At index -1, show the draft again. A text
+        that the user has changed at its place stays there."""
+        self._left[self._at] = self.text
+        self.text = self._left.get(place, sanitize(self.earlier[place]) if place >= 0 else "")
         self._at = place
         self.move_cursor(self.document.end)
 
+    def _leave_history(self) -> None:
+        """Show the draft in place of an earlier message, unless the user has changed this message: then the
+        changed text is the draft."""
+        if self._at >= 0 and self.text == sanitize(self.earlier[self._at]):
+            self.text = self._left.get(-1, "")
+            self.move_cursor(self.document.end)
+        self._at, self._left = -1, {}
+
     def move_to_history(self, text: str) -> None:
-        """Clear the input and add `text` to the history of messages."""
+        """Add `text` to the history of messages. Clear the input, or show the draft again if `text` was
+        written at another place of the history."""
+        draft = self._left.get(-1, "") if self._at >= 0 else ""
+        self._add_to_history(text)
+        self.text, self._at, self._left = draft, -1, {}
+        self.move_cursor(self.document.end)
+
+    def _add_to_history(self, text: str) -> None:
         if text in self.earlier:
             self.earlier.remove(text)
         self.earlier.insert(0, text)
-        self.text, self._at = "", -1
+
+    def set_aside(self) -> None:
+        """Move a text that the user has typed and not sent from the input to the history."""
+        self._leave_history()
+        if self.text.strip():
+            self._add_to_history(self.text)
+            self._flash("The text that you had typed is kept: ↑ shows it.")
+        self.text = ""
+
+    def begin_command(self, text: str) -> None:
+        """Put the first words of a command into the input, in place of the draft."""
+        self.set_aside()
+        self.text = text
+        self.move_cursor(self.document.end)
+        self.focus()
 
     def begin_edit(self, text: str, heading: str = EDITING) -> None:
         """Put an earlier message into the input, where the user can edit it. `end_edit` shows the draft
         again."""
-        self._draft, self._at = self.text, -1
+        self._leave_history()
+        if self._aside is None:
+            self._aside = self.text
         self.text, self._doing = text, heading
         self._head()
         self.move_cursor(self.document.end)
         self.focus()
 
     def end_edit(self) -> None:
-        self.text, self._draft, self._doing = self._draft, "", ""
+        if self._aside is not None:
+            self.text, self._at, self._left = self._aside, -1, {}
+            self.move_cursor(self.document.end)
+        self._aside, self._doing = None, ""
         self._head()
-        self.move_cursor(self.document.end)
 
     # Methods that the app calls for keys
 

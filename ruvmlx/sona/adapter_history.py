@@ -20,7 +20,7 @@ from .unshown import UnshownReplies
 
 MINIMUM = 10  # the minimum number of ratings and preferences for a run of the background loop
 DUE = 16  # the number of new ratings after which the background loop starts
-STYLE_MINIMUM, STYLE_DUE = 8, 4  # the numbers of all ratings and of new ratings for a run of the style loop
+STYLE_MINIMUM, STYLE_DUE = 8, 8  # the numbers of all ratings and of new ratings for a run of the style loop
 ATTEMPTS = 4  # the maximum number of times that a slow loop tries to commit, if ratings arrive meanwhile
 
 

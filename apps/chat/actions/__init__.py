@@ -80,9 +80,11 @@ class Actions:
         put the text of the command into the input."""
         prompt = self._chat.prompt
         if entry.types:
-            prompt.focus()
-            prompt.text = entry.types
-            prompt.move_cursor(prompt.document.end)
+            if self._chat.editing:
+                # in the input of an edit, Enter saves the text, and the command would be that text
+                prompt.set_aside()
+                self.write.cancel_edit()
+            prompt.begin_command(entry.types)
         elif self._must_wait(entry.command):
             self._wait()
         else:

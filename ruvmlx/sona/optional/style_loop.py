@@ -41,8 +41,10 @@ from .style_basis import MODULE, RANK, StyleBasis
 from .style_choice import StyleChoice, agreement
 from .style_file import StyleFiles
 
-# the base's maximum KL at a confidence of 1, nats per token; the MicroLoRA has the rest of KL_CAP
-KL = ROOM * KL_CAP
+# The base's maximum KL at a confidence of 1, nats per token. The MicroLoRA has the rest of KL_CAP. If the style
+# and the MicroLoRA each have a part of KL_CAP, users prefer the replies more often than if one of them has all
+# of KL_CAP (docs/learning.md).
+KL = 0.04
 RISE = ROOM * RISE_CAP  # the maximum rise of the mean negative log-likelihood of prose, nats/token
 TRIES = 4  # the maximum number of measurements in the search for s
 MIN_SHRINK = 0.05  # the smallest factor of s after a measurement over a limit (or one that is not finite)
@@ -192,7 +194,7 @@ class StyleLoop:
     def _within_limits(self, basis: StyleBasis, choice: StyleChoice, pause: Pause) -> _MeasuredBase | None:
         """Try several values of s. Return the measured base LoRA with the largest tried s within the limits
         of KL and perplexity; None if every tried s exceeds a limit."""
-        wanted, found = KL * choice.confidence**2, list[_MeasuredBase]()
+        wanted, found = KL * choice.confidence, list[_MeasuredBase]()
         predicted = basis.kl(choice.coefficients) * self._curvature
         scale, least = math.sqrt(wanted / max(predicted, 1e-12)), math.inf
         for _ in range(TRIES):
