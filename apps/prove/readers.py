@@ -84,7 +84,10 @@ def replies_to(
     ):
         reader, request, trace = by_id.pop(response.request_id)
         question = (request.messages or [])[-1].content
-        if question not in states and (state := learner_of(reader).rating_index.state_of(question)) is not None:
+        if (
+            question not in states
+            and (state := learner_of(reader).rating_index.state_of(question)) is not None
+        ):
             states[question] = state
         _commit(reader.runtime, request, response, trace, states.get(question))
         yield reader, question, response

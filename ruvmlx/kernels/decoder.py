@@ -10,7 +10,7 @@ RuvmlxError.
 
 import ctypes as C
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -162,9 +162,9 @@ class Decoder:
             raise ValueError(f"the decoder refuses this model's shape or weights (impl {impl!r}): {shape}")
         self.handle = handle.value
 
-    def __del__(self) -> None:
-        if getattr(self, "handle", None):
-            _lib().rvm_decoder_destroy(self.handle)
+    def __del__(self, library: Callable[[], C.CDLL] = _lib) -> None:
+        if getattr(self, "handle", None):  # `library`: as in PageMemory.free
+            library().rvm_decoder_destroy(self.handle)
 
     def _config(self, threads: int, max_tokens: int, precise: bool, impl: str | None) -> _Config:
         s = self.shape

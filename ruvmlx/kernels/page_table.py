@@ -3,6 +3,7 @@
 
 import ctypes as C
 import functools
+from collections.abc import Callable
 
 import numpy as np
 
@@ -81,9 +82,11 @@ class PageMemory(int):
         page.nbytes = nbytes
         return page
 
-    def free(self) -> None:
+    def free(self, library: Callable[[], C.CDLL] = _lib) -> None:
+        """Free the memory. library: a default value, because Python deletes a module's names before its last
+        objects when the interpreter ends."""
         nbytes, self.nbytes = self.nbytes, 0
         if nbytes:
-            _lib().rvm_page_free(int(self), nbytes)
+            library().rvm_page_free(int(self), nbytes)
 
     __del__ = free

@@ -184,11 +184,6 @@ class AdapterHistory:
         found = self._store.versions.promotions(*self._key, self.version())
         return found[-1] if found else 0
 
-    def is_due(self) -> bool:
-        """Return True if the background loop can train this model and needs no further ratings or preferences
-        (`missing` returns 0)."""
-        return self.trains and self.missing() == 0
-
     def missing(self, minimum: int = MINIMUM, due: int = DUE) -> int:
         """Return how many more ratings or preferences the background or style loop waits for. A loop needs
         `minimum` ratings or preferences in all, and `due` since its last run (one if the store has a stopped

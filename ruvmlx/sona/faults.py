@@ -8,6 +8,7 @@ the faults of the original model's replies to the same questions.
 
 import itertools
 import json
+import math
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
@@ -25,9 +26,9 @@ from .sampled_replies import BegunReply, SampledReply, sampled_replies
 
 MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
 TEMPERATURE = 0.7
-# It is no fault if the model with the adapter writes at most this number of endless replies more than the
-# original model, because chance alone changes the number among 24 replies by about this much.
-CHANCE = 2
+# Chance alone changes the number of loops and of endless replies. So more of them are a fault only if the
+# difference to the original model is over CHANCE standard deviations of a difference by chance.
+CHANCE = 1.5
 MIN_VARIETY = 0.92  # the minimum variety, as a share of the original model's variety
 _FOREIGN = 0.2  # a reply is foreign if more than this share of its letters is in new scripts (`is_foreign`)
 _REPEATED = 0.5  # a reply loops if more than this share of its groups of GRAM tokens are repetitions
@@ -72,21 +73,29 @@ class Faults:
             variety([ids for ids, _ in replies], [ids for ids, _ in untouched]),
         )
 
-    def worse_than(self, untouched: "Faults") -> str:
+    def worse_than(self, untouched: "Faults", may_be_longer: bool = False) -> str:
         """Return in words which fault is worse than in the replies of the untouched (original) model; "" if
-        no fault is worse."""
-        for name, words in (
-            ("empty", "empty replies"), ("loops", "replies that repeat themselves"),
-            ("foreign", "replies in another script"),
+        no fault is worse. may_be_longer: True if the user likes longer replies, so that a reply without an
+        end is no fault"""
+        for name, words, by_chance in (
+            ("empty", "empty replies", False), ("loops", "replies that repeat themselves", True),
+            ("foreign", "replies in another script", False), ("endless", "replies without an end", True),
         ):  # fmt: skip
             new, old = getattr(self, name), getattr(untouched, name)
-            if new > old:
+            if name == "endless" and may_be_longer:
+                continue
+            if new > old + (_chance(new, old) if by_chance else 0):
                 return f"{new} {words} to {len(questions())} questions, {old} before"
-        if self.endless > untouched.endless + CHANCE:
-            return f"{self.endless} replies without an end, {untouched.endless} before"
         if self.variety < MIN_VARIETY:
             return f"{1 - self.variety:.0%} less variety"
         return ""
+
+
+def _chance(new: int, old: int) -> float:
+    """Return the largest difference of two numbers of replies that chance explains: CHANCE standard
+    deviations of the difference of two binomial numbers with the same mean."""
+    share = (new + old) / (2 * len(questions()))
+    return CHANCE * math.sqrt(2 * len(questions()) * share * max(0.0, 1 - share))
 
 
 def sample(

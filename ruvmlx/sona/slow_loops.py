@@ -44,23 +44,26 @@ class Loops:
         cancel: threading.Event | None = None,
         settings: "TrainingSettings | None" = None,
     ) -> dict[str, Any]:
-        """Run the background or the style loop, and return a report. Before the background loop, run the deep
-        loop if it is due.
+        """Run the background or the style loop, and return a report. Before, run the deep loop if it is due.
 
         settings: the settings of a training that the user asked for; None to run the loop `slow_loop` with
         the settings of the last call in this process, or else with its default settings
         """
+        loop: Background | StyleLoop
+        anchor, deep_report = False, None
         if self._slow_loop == STYLE and settings is None:
-            return self.style().run(progress, cancel)
-        loop, held = self.background(settings), None
+            loop = self.style()
+        else:
+            loop = self.background(settings)
+            anchor = loop.settings.ewc > 0
         # The deep loop runs first, because the background loop can replace the weights that the deep loop
         # measures.
         if self._model.is_own and self.deep().why_due():
-            held = self.deepen(None, cancel, anchor=loop.settings.ewc > 0)
-            if cancel is not None and cancel.is_set():  # after a cancel, do not begin the background loop
-                return {"promoted": False, "reason": held["reason"], "deep": held}
+            deep_report = self.deepen(None, cancel, anchor)
+            if cancel is not None and cancel.is_set():  # after a cancel, do not begin the slow loop
+                return {"promoted": False, "reason": deep_report["reason"], "deep": deep_report}
         report = loop.run(progress, cancel)
-        return report | {"deep": held} if held else report
+        return report | {"deep": deep_report} if deep_report else report
 
     def deepen(
         self,
@@ -75,18 +78,18 @@ class Loops:
 
     def is_due(self) -> bool:
         """Return True if the model can be trained and there is work for `consolidate`: enough new ratings or
-        preferences, a stopped run in memory, or (not with the style loop) a deep loop that is due. After a
-        run that found too little memory, return False for a while."""
+        preferences, a stopped run in memory, or a deep loop that is due. After a run that found too little
+        memory, return False for a while."""
         if not self._model.is_own or time.monotonic() < self._learner.room.next_try:
             return False
         if self._background is not None and self._background.is_paused:
             return True
         history = self._learner.history
-        if self._slow_loop == STYLE:
-            return self.missing() == 0
         # The import of the deep loop starts MLX. So `why_due` is called only if there are at least MINIMUM
         # ratings.
-        return history.is_due() or (len(history.ratings()) >= MINIMUM and bool(self.deep().why_due()))
+        return (history.trains and self.missing() == 0) or (
+            len(history.ratings()) >= MINIMUM and bool(self.deep().why_due())
+        )
 
     def missing(self) -> int:
         """Return how many more ratings or preferences the loop that `consolidate` runs waits for."""

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 PAGE = "from ruvmlx.kernels import page_table as module\nkept = module.PageMemory.make(64)"
-# `rvm_decoder_destroy` accepts a null pointer. A c_void_p is true if it is not null, so a subclass is always true.
+# `rvm_decoder_destroy` accepts a null pointer, but `__del__` does not pass one. So this pointer is true.
 DECODER = """
 import ctypes
 from ruvmlx.kernels import decoder as module

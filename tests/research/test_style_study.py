@@ -27,10 +27,11 @@ def test_a_study_continues_its_file_and_tests_users(study, capsys):
     again = study()
     assert len(again.bank.gradients) == len(again.replies) == 12 and again.bank.lora_a is not None
     assert again.correlations().shape == (len(MEASURES),)
-    rates = again.users(2, 5, ["Why?", "How do I go?"])
+    pairs = [(0.02, 0.0), (0.0, 0.05), (0.02, 0.02)]
+    rates = again.users(2, 5, ["Why?", "How do I go?"], pairs)
     said = capsys.readouterr().out
-    assert len(rates) == 2 and all(0 <= rate <= 1 for rate in rates)
-    assert said.count("user ") == 2 and again.backend.lora is None
+    assert [*rates] == pairs and all(0 <= rate <= 1 for of in rates.values() for rate in of)
+    assert said.count("user ") == 6 and again.backend.lora is None
 
 
 def test_the_change_of_weights_is_scaled_to_the_target(study):
@@ -42,5 +43,6 @@ def test_the_change_of_weights_is_scaled_to_the_target(study):
     choice = style_study.StyleChoice(rng.normal(size=len(MEASURES)), 1.0)
     lora = one._change(basis, choice, style_study.KL)
     assert 0 < one._reply_kl(lora) <= 1.3 * style_study.KL and one.backend.lora is None
-    silent = one._change(basis, style_study.StyleChoice(np.zeros(len(MEASURES)), 0.0), 0.0)
-    assert all(np.allclose(b, 0) for _, b in silent.pairs.values())
+    nothing = style_study.StyleChoice(np.zeros(len(MEASURES)), 0.0)
+    assert all(np.allclose(b, 0) for _, b in one._change(basis, nothing, style_study.KL).pairs.values())
+    assert one._change(basis, choice, 0.0) is None

@@ -31,7 +31,8 @@ def faults_of(*texts, ended=True, beside=SOUND):
 def test_a_fault_is_counted_once_and_named(text, name):
     one = faults_of(SOUND, text)
     assert getattr(one, name) == 1 and sum((one.empty, one.loops, one.foreign, one.endless)) == 1
-    assert one.worse_than(faults_of(SOUND, SOUND)).startswith("1 ")
+    many = faults_of(SOUND, *[text] * 3)
+    assert many.worse_than(faults_of(*[SOUND] * 4)).startswith("3 ")
 
 
 def test_sound_replies_have_no_fault():
@@ -47,10 +48,25 @@ def test_a_fault_that_the_untouched_model_has_as_often_is_none():
     assert before.loops == 1 and not before.worse_than(before)
 
 
-def test_replies_without_an_end_may_grow_by_chance_only():
-    plain = Faults(endless=10)
-    assert not Faults(endless=10 + faults.CHANCE).worse_than(plain)
-    assert "without an end" in Faults(endless=11 + faults.CHANCE).worse_than(plain)
+@pytest.mark.parametrize(
+    ("name", "old", "chance"), [("endless", 10, 5), ("endless", 0, 2), ("endless", 22, 2), ("loops", 0, 2)]
+)
+def test_loops_and_replies_without_an_end_may_grow_by_chance_only(name, old, chance):
+    """`chance`: 1.5 standard deviations of the difference of two draws of 24, for example
+    1.5 sqrt(2 24 15/48 33/48) = 4.8 for 5 more than 5."""
+    plain = Faults(**{name: old})
+    assert not Faults(**{name: old + chance}).worse_than(plain)
+    assert Faults(**{name: old + chance + 1}).worse_than(plain).startswith(f"{old + chance + 1} replies")
+
+
+def test_a_user_who_likes_long_replies_may_get_replies_without_an_end_but_no_loops():
+    assert not Faults(endless=24).worse_than(Faults(), may_be_longer=True)
+    assert Faults(loops=24).worse_than(Faults(), may_be_longer=True)
+
+
+@pytest.mark.parametrize("name", ["empty", "foreign"])
+def test_chance_makes_no_reply_empty_or_foreign(name):
+    assert Faults(**{name: 1}).worse_than(Faults()).startswith("1 ")
 
 
 def test_variety_is_that_of_equally_long_parts():

@@ -105,9 +105,9 @@ def test_more_faults_shrink_the_step_and_then_refuse_it(rated_runtime, monkeypat
     shares = []
     worse = style_loop.StyleLoop._worse
 
-    def measure_and_count(self, found, micro, pause):
+    def measure_and_count(self, found, *more):
         shares.append(found.scale)
-        return worse(self, found, micro, pause)
+        return worse(self, found, *more)
 
     monkeypatch.setattr(style_loop.StyleLoop, "_worse", measure_and_count)
     report = rated_runtime.learning.consolidate()

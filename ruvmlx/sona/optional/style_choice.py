@@ -14,10 +14,13 @@ import numpy as np
 
 from ..taste import GAP, NEUTRAL, STARS, Given, RatedFeatures, TasteModel
 from ..taste_fit import M
+from ..taste_measures import MEASURES
 from .style_basis import StyleBasis
 
 DOUBT = 0.5  # the lower bound of the gain in stars is the expected gain minus DOUBT standard deviations
 FOLDS = 5  # the number of parts of the ratings; a taste model fitted to the other parts predicts each part
+
+_LENGTH = [measure.more for measure in MEASURES].index("longer replies")
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,11 @@ class StyleChoice:
     coefficients: np.ndarray
     confidence: float
 
+    @property
+    def likes_longer(self) -> bool:
+        """True if the user likes longer replies."""
+        return float(self.coefficients[_LENGTH]) > 0
+
     @classmethod
     def of(cls, taste: TasteModel, basis: StyleBasis) -> "StyleChoice":
         weights = taste.token_weights()
@@ -42,9 +50,9 @@ class StyleChoice:
 
 
 def agreement(given: Sequence[Given], background: Sequence[RatedFeatures]) -> float:
-    """Return the covariance (squared stars) of ratings and their predictions. The covariance is above 0 if
-    the taste model can predict ratings to which it was not fitted. With unrated replies, their mean
-    prediction replaces the mean prediction of the ratings.
+    """Return the covariance of ratings and their predictions, in standard errors of the covariance. The
+    result is above 0 if the taste model can predict ratings to which it was not fitted. With unrated replies,
+    their mean prediction replaces the mean prediction of the ratings.
 
     given: the ratings and preferences
     background: unrated replies, if nearly all ratings are up or nearly all ratings are down; else empty
@@ -60,10 +68,15 @@ def agreement(given: Sequence[Given], background: Sequence[RatedFeatures]) -> fl
             passed_over = [one.features_from(model.share) for one in background]
             usual.append(float(model.predict(passed_over)[0].mean() - NEUTRAL))
     if background:
-        return float(np.mean((predicted - np.mean(usual)) * stars))
+        return _in_errors((predicted - np.mean(usual)) * stars)
     rated = np.array([isinstance(one, RatedFeatures) for one in given])
     centre = [float(values[rated].mean()) if rated.any() else 0.0 for values in (predicted, stars)]
-    return float(np.mean((predicted - rated * centre[0]) * (stars - rated * centre[1])))
+    return _in_errors((predicted - rated * centre[0]) * (stars - rated * centre[1]))
+
+
+def _in_errors(values: np.ndarray) -> float:
+    """Return the mean of values in standard errors of this mean."""
+    return float(values.mean() / max(values.std() / np.sqrt(len(values)), 1e-9))
 
 
 def _stars(one: Given) -> float:

@@ -31,7 +31,7 @@ from ...store import HeadMoved
 from .. import faults, instant
 from ..adapter_history import ATTEMPTS, STYLE_MINIMUM
 from ..faults import Faults
-from ..instant import KL_CAP, RISE_CAP
+from ..instant import RISE_CAP
 from ..learner import Learner
 from ..promotion import ROOM
 from ..sampled_replies import SampledReply
@@ -41,10 +41,13 @@ from .style_basis import MODULE, RANK, StyleBasis
 from .style_choice import StyleChoice, agreement
 from .style_file import StyleFiles
 
-# The base's maximum KL at a confidence of 1, nats per token. The MicroLoRA has the rest of KL_CAP. If the style
-# and the MicroLoRA each have a part of KL_CAP, users prefer the replies more often than if one of them has all
-# of KL_CAP (docs/learning.md).
+# The base's maximum KL at a confidence of 1, nats per token. The MicroLoRA has the rest of the cap on the KL
+# (KL_CAP of instant.py). If both have a part of the cap, users prefer the replies more often than if one of
+# them has all of it (docs/learning.md).
 KL = 0.04
+# The loop uses no style if the covariance of ratings and their predictions (`agreement`) is this number of
+# standard errors below 0. With 8 to 30 ratings of a taste that the model knows well, it is often below 0.
+DISAGREEMENT = 2.0
 RISE = ROOM * RISE_CAP  # the maximum rise of the mean negative log-likelihood of prose, nats/token
 TRIES = 4  # the maximum number of measurements in the search for s
 MIN_SHRINK = 0.05  # the smallest factor of s after a measurement over a limit (or one that is not finite)
@@ -164,7 +167,7 @@ class StyleLoop:
         agreed = agreement(*learner.taste.evidence())
         pause()
         facts: dict[str, Any] = {"loop": NAME, "confidence": choice.confidence, "agreement": agreed}
-        if choice.confidence == 0 or agreed <= 0:
+        if choice.confidence == 0 or agreed < -DISAGREEMENT:
             return self._without_style(facts)
         found = self._within_limits(basis, choice, pause)
         if found is None:
@@ -174,7 +177,7 @@ class StyleLoop:
             if share < 1:
                 found = self._at(basis, choice, share * whole, pause)
             update = instant.rescale_to_caps(learner.micro, found.ground.probe)
-            if not (said := self._worse(found, update.adapter, pause)):
+            if not (said := self._worse(found, update.adapter, choice.likes_longer, pause)):
                 break
         facts |= {"kl": update.kl, "ppl_change": math.expm1(found.rise), "scale": found.scale, "share": share}
         if said:
@@ -233,9 +236,9 @@ class StyleLoop:
 
     # -- faults --------------------------------------------------------------------------------------
 
-    def _worse(self, found: _MeasuredBase, micro: Any, pause: Pause) -> str:
+    def _worse(self, found: _MeasuredBase, micro: Any, may_be_longer: bool, pause: Pause) -> str:
         """Return in words which fault is worse than in the original model's replies to the same questions; ""
-        if no fault is worse. No user rated these questions."""
+        if no fault is worse. No user rated these questions. may_be_longer: as in `Faults.worse_than`"""
         backend, tokenizer = self._learner.backend, self._model.tokenizer
         if self._untouched is None:
             with self._learner.active.install_for(None):
@@ -243,7 +246,8 @@ class StyleLoop:
         plain = self._untouched
         with self._learner.active.install_for(found.ground.lora):
             new = faults.sample(backend, tokenizer, micro, pause)
-        return Faults.of(new, plain, tokenizer).worse_than(Faults.of(plain, plain, tokenizer))
+        usual = Faults.of(plain, plain, tokenizer)
+        return Faults.of(new, plain, tokenizer).worse_than(usual, may_be_longer)
 
     # -- the end -------------------------------------------------------------------------------------
 
