@@ -152,20 +152,12 @@ class Bench:
                 store.model_data.put_whitening(model, whitening)
             if self._directions:
                 store.checkpoints.put_measurement(model, FINISHED, self._directions)
-            with Runtime(
-                store,
-                self.model,
-                self.backend,
-                Settings(
-                    adapter="prove",
-                    kv=self.kv,
-                    examples=examples,
-                    learn_targets=self.targets,
-                    slow_loop="style" if arm and arm.learn == "style" else "training",
-                    kv_disk=None,
-                ),
-                learn,
-            ) as runtime:
+            slow_loop = "style" if arm and arm.learn == "style" else "training"
+            settings = Settings(
+                adapter="prove", kv=self.kv, examples=examples, learn_targets=self.targets,
+                slow_loop=slow_loop, kv_disk=None,
+            )  # fmt: skip
+            with Runtime(store, self.model, self.backend, settings, learn) as runtime:
                 if learn:
                     self._learn_directions(runtime)
                 yield runtime
@@ -253,9 +245,8 @@ def run(
         for done in range(1, setting.ratings + 1):
             if arm.learn != "off" or arm.examples:
                 _rate_reply(bench, runtime, setting, arm, user, seed, done)
-            if arm.learn == "full" and done % CONSOLIDATE_EVERY == 0:
-                log(_consolidate(runtime))
-            if arm.learn == "style" and runtime.learning.is_due():
+            is_style_due = arm.learn == "style" and runtime.learning.is_due()
+            if is_style_due or (arm.learn == "full" and done % CONSOLIDATE_EVERY == 0):
                 log(_consolidate(runtime))
             if done in setting.checkpoints:
                 yield _checkpoint(bench, runtime, setting, arm, seed, done)

@@ -18,7 +18,9 @@ from ..taste_measures import MEASURES
 from .style_basis import StyleBasis
 
 DOUBT = 0.5  # the lower bound of the gain in stars is the expected gain minus DOUBT standard deviations
-FOLDS = 5  # the number of parts of the ratings; a taste model fitted to the other parts predicts each part
+# The maximum number of parts of the ratings, and the minimum number of ratings in a part. A taste model that
+# was fitted to the other parts predicts each part.
+FOLDS, PART = 5, 4
 
 _LENGTH = [measure.more for measure in MEASURES].index("longer replies")
 
@@ -57,26 +59,24 @@ def agreement(given: Sequence[Given], background: Sequence[RatedFeatures]) -> fl
     given: the ratings and preferences
     background: unrated replies, if nearly all ratings are up or nearly all ratings are down; else empty
     """
-    predicted, stars = np.zeros(len(given)), np.array([_stars(one) for one in given])
-    usual = list[float]()
-    for fold in range(FOLDS):
-        rest = [one for i, one in enumerate(given) if i % FOLDS != fold]
-        model = TasteModel.fit(rest, background)
-        for i in range(fold, len(given), FOLDS):
-            predicted[i] = _predicted_stars(model, given[i])
+    stars = np.array([_stars(one) for one in given])
+    rated = np.array([isinstance(one, RatedFeatures) for one in given])
+    products = np.zeros(len(given))
+    folds = max(2, min(FOLDS, len(given) // PART))
+    for fold in range(folds):
+        model = TasteModel.fit([one for i, one in enumerate(given) if i % folds != fold], background)
+        part = np.arange(fold, len(given), folds)
+        predicted = np.array([_predicted_stars(model, given[i]) for i in part])
         if background:
             passed_over = [one.features_from(model.share) for one in background]
-            usual.append(float(model.predict(passed_over)[0].mean() - NEUTRAL))
-    if background:
-        return _in_errors((predicted - np.mean(usual)) * stars)
-    rated = np.array([isinstance(one, RatedFeatures) for one in given])
-    centre = [float(values[rated].mean()) if rated.any() else 0.0 for values in (predicted, stars)]
-    return _in_errors((predicted - rated * centre[0]) * (stars - rated * centre[1]))
-
-
-def _in_errors(values: np.ndarray) -> float:
-    """Return the mean of values in standard errors of this mean."""
-    return float(values.mean() / max(values.std() / np.sqrt(len(values)), 1e-9))
+            usual = np.array([float(model.predict(passed_over)[0].mean() - NEUTRAL), 0.0])
+        else:
+            # The mean of the other parts is a prediction, too, and it is high if this part's stars are low.
+            # So subtract the means of this part.
+            both = np.stack([predicted, stars[part]])[:, rated[part]]
+            usual = both.mean(axis=1) if both.size else np.zeros(2)
+        products[part] = (predicted - rated[part] * usual[0]) * (stars[part] - rated[part] * usual[1])
+    return float(products.mean() / max(products.std() / np.sqrt(len(products)), 1e-9))
 
 
 def _stars(one: Given) -> float:
