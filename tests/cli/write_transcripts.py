@@ -167,6 +167,7 @@ STYLES = {
     90: "grey",
 }
 UNSTEADY = (
+    (r"^Loading .*\n", ""),  # the progress of a load that takes long
     (r"rvm-[\w-]+", "KEY"),
     (r"^\d\d:\d\d:\d\d ", "TIME "),
     (r"\b(avx\w*|amx\w*|neon\w*|scalar)\b", "KERNELS"),
