@@ -175,7 +175,8 @@ def _way_back(facts: dict[str, Any]) -> str:
     if not facts["adapter_version"]:
         kept = [v for v in facts["versions"] if v]
         if kept:
-            return f"`ruvmlx learn rollback {max(kept)}` brings the newest version, {max(kept)}, back."
+            which = f"{min(kept)} to {max(kept)}" if len(kept) > 1 else f"{kept[0]}"
+            return f"`ruvmlx learn rollback V` uses version V of the adapter again: {which}."
         return HOW_TO_RATE
     return (
         f"{_version(facts['adapter_version'])} "

@@ -23,7 +23,7 @@ def test_nothing_learned_is_said_with_the_next_step():
 def test_after_a_rollback_to_the_original_nobody_is_told_that_there_are_no_ratings():
     first, way_back, _ = status_lines(NOTHING | {"versions": [0, 1, 2]})
     assert first == "Nothing that was learned is in use: replies are the original model's."
-    assert way_back == "`ruvmlx learn rollback 2` brings the newest version, 2, back."
+    assert way_back == "`ruvmlx learn rollback V` uses version V of the adapter again: 1 to 2."
 
 
 def test_what_was_learned_has_its_distance_and_the_way_back():
@@ -87,7 +87,7 @@ def test_a_refused_training_says_why():
 def test_a_reset_names_the_version_to_return_to():
     lines = status_lines(NOTHING | {"ratings": 2, "versions": [0, 1, 2]})
     assert lines[0] == "2 ratings given, none in use: replies are the original model's."
-    assert lines[1] == "`ruvmlx learn rollback 2` brings the newest version, 2, back."
+    assert lines[1] == "`ruvmlx learn rollback V` uses version V of the adapter again: 1 to 2."
 
 
 def test_a_rating_that_changes_nothing_is_no_lesson():

@@ -171,7 +171,7 @@ def test_a_rollback_says_whether_the_version_changed(run, learned, tiny_folder):
     again = ("learn", "rollback", "2", *tiny(tiny_folder))
     assert "was at version 2 then, as it is now" in run(*again)[1]
     assert (
-        "The adapter is at version 1. Before, it was at version 2."
+        "The adapter is at version 1. Before, it was at version 2. `ruvmlx learn rollback 2` goes back to it."
         in run("learn", "rollback", "1", *tiny(tiny_folder))[1]
     )
 
