@@ -87,7 +87,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self.refresh(layout=True)
 
     def _show_beginning(self, arranged: DockArrangeResult, height: int) -> None:
-        """Put the first line of a new notice at the top of the screen if the notice is higher than the screen.
+        """Put the first line of a new notice at the top of the screen if the notice is higher than it.
         The user reads a long notice, such as the help, from its beginning. The layout calls this method,
         because the notice has no height before it."""
         notice = self._notice
