@@ -26,7 +26,8 @@ async def test_a_draft_outlives_the_history_during_an_edit(branching, key, back)
         app.chat.prompt.text = "a draft"
         await pilot.press("tab", key)
         await until(pilot, lambda: app.chat.editing and app.chat.prompt.has_focus)
-        await pilot.press("ctrl+home", "up", *back)
+        app.chat.prompt.move_cursor((0, 0))
+        await pilot.press("up", *back)
         assert app.chat.prompt.text == "a draft"
         await pilot.press("down")
         assert app.chat.prompt.text == "a draft"
@@ -107,3 +108,21 @@ async def test_a_command_of_the_palette_is_no_version_of_a_reply(branching):  # 
         assert app.chat.transcript.replies[-1].text == reply.text
         await pilot.press("up", "up")
         assert app.chat.prompt.text == f"{reply.text}X"
+
+
+@pytest.mark.parametrize("key", ["e", "E"])
+async def test_an_edit_ends_when_another_branch_hides_its_message(branching, key):  # noqa: F811
+    """The second question is edited; the first reply is written again, and the second question is gone."""
+    async with branching() as (app, pilot):
+        await ask(app, pilot, "One")
+        await ask(app, pilot, "Two")
+        app.chat.prompt.text = "a draft"
+        await pilot.press("tab", key)
+        await until(pilot, lambda: app.chat.editing and app.chat.prompt.has_focus)
+        await pilot.press("X")
+        edited = app.chat.prompt.text
+        await pilot.press("tab", "up", "r")
+        await until(pilot, lambda: app.phase == "idle" and len(app.chat.transcript.replies) == 1)
+        assert app.chat.editing is None and app.chat.prompt.text == "a draft"
+        await pilot.press("up")
+        assert app.chat.prompt.text == edited
