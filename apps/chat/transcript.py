@@ -91,19 +91,19 @@ class Transcript(VerticalScroll, can_focus=False):
         The user reads a long notice, such as the help, from its beginning. The layout calls this method,
         because the notice has no height before it."""
         notice = self._notice
+
+        def end_beginning() -> None:  # later layouts do not scroll to the notice
+            if notice and self._notice is notice:
+                self._notice = None
+                if notice.is_attached and notice.outer_size.height > self.size.height:
+                    self.scroll_to_widget(notice, top=True, animate=False, force=True)
+
         for place in arranged.placements if notice else ():
             if place.widget is notice and place.region.height > height:
                 self.anchor(False)
                 self._put_scroll(place.region.y)
             if place.widget is notice and place.region.height:
-                self.call_after_refresh(self._end_beginning, notice)
-
-    def _end_beginning(self, notice: Notice) -> None:
-        """End the work of `_show_beginning` after the layout: later layouts do not scroll to the notice."""
-        if self._notice is notice:
-            self._notice = None
-            if notice.is_attached and notice.outer_size.height > self.size.height:
-                self.scroll_to_widget(notice, top=True, animate=False, force=True)
+                self.call_after_refresh(end_beginning)
 
     async def restart(
         self, turns: list[Turn], model: str, at: int | None = None, are_newest: bool = False

@@ -186,6 +186,7 @@ LONG = 'system = """\nYou are brief.\ntemperature = 3 is warm.\n"""  # mine\n'
 )
 def test_a_change_leaves_what_else_the_file_says(home, before, after):
     """Keys in quotation marks, values of several lines, text that looks like a setting."""
+    home.mkdir()
     path = home / "config.toml"
     path.write_text(before)
     settings_file.save("temperature", "0.25")
@@ -196,6 +197,7 @@ def test_a_change_leaves_what_else_the_file_says(home, before, after):
 
 def test_a_file_that_cannot_be_changed_by_statements_stays_as_it_is(home):
     """What follows a table's head belongs to the table."""
+    home.mkdir()
     path = home / "config.toml"
     path.write_text("top_p = 0.5\n[system]\n")
     with pytest.raises(UsageError, match="Change it in an editor"):
