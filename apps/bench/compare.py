@@ -12,6 +12,7 @@ changed only if the difference is larger than ALONE.
 import itertools
 import json
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,8 @@ def read(path: str | Path) -> dict[str, Any]:
     except OSError as e:
         raise UsageError(f"cannot read {path}: {e.strerror}.") from e
     except (ValueError, KeyError, TypeError) as e:
-        raise UsageError(f"{path} is not a report; `ruvmlx bench --json > {path}` writes one.") from e
+        name = shlex.quote(str(path))
+        raise UsageError(f"{path} is not a report; `ruvmlx bench --json > {name}` writes one.") from e
 
 
 def changes(old: dict[str, Any], new: dict[str, Any]) -> list[RowChange]:

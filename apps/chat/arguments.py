@@ -34,12 +34,13 @@ def parse_number(argument: str, last: int, what: str) -> int | None:
         return None
     if not last:
         raise UsageError(f"that reply has no {what}")
-    if not argument.isascii() or not argument.isdigit() or not 1 <= int(argument[:9]) <= last:
+    is_number = argument.isascii() and argument.isdigit() and len(argument) < 10
+    if not is_number or not 1 <= int(argument) <= last:
         raise UsageError(f"{what} are numbered from 1 to {last}, got {argument[:20]!r}")
     return int(argument)
 
 
 def parse_version(argument: str) -> int:
-    if not argument.isascii() or not argument.isdigit():
+    if not argument.isascii() or not argument.isdigit() or len(argument) >= 10:
         raise UsageError(f"a version is a number that /learning shows, got {argument[:20]!r}")
-    return int(argument[:9])
+    return int(argument)

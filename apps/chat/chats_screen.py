@@ -20,6 +20,7 @@ from ruvmlx.runtime import Runtime
 
 from . import chat_files, keys
 from .context import ChatContext
+from .ordered_keys import OrderedInput
 from .stream import wait_until_drawn
 
 SEARCH = "Search all chats"
@@ -54,7 +55,7 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="chats"):
-            yield Input(self._words, placeholder=SEARCH, select_on_focus=False)
+            yield OrderedInput(self._words, placeholder=SEARCH, select_on_focus=False)
             yield OptionList()
             yield Static(self._hints, markup=False, id="hints")
 

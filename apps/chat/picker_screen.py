@@ -20,6 +20,7 @@ from ruvmlx.text import one_line
 
 from . import keys
 from .models import PickerEntry
+from .ordered_keys import OrderedInput
 
 Load = Callable[[], "list[PickerEntry]"]
 
@@ -43,7 +44,7 @@ class PickerScreen(ModalScreen[str | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="picker"):
-            yield Input(self._words, placeholder="Type to find", select_on_focus=False)
+            yield OrderedInput(self._words, placeholder="Type to find", select_on_focus=False)
             yield OptionList()
             yield Static(markup=False, id="hints")
 

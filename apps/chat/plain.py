@@ -21,6 +21,7 @@ from typing import TextIO
 
 from ruvmlx.engine.repetition import REPEATS
 from ruvmlx.engine.types import Chunk
+from ruvmlx.errors import NotFound
 from ruvmlx.host.model_holder import ModelHolder, Opener, OpenRuntime, StoppableWatch
 from ruvmlx.host.serving import BeginReply
 from ruvmlx.models.text.thinking import AnswerFilter
@@ -108,8 +109,7 @@ class PlainChat:
         line = sanitize(line).strip()
         if not line:
             return
-        if self._end is not None:
-            return_to(self._runtime, self._state.session, self._end)
+        self._return_to_end()
         try:
             if command := parse(line):
                 self._obey(command)
@@ -118,14 +118,22 @@ class PlainChat:
         finally:
             self._note_end()
 
+    def _return_to_end(self) -> None:
+        """Continue after the last message that this terminal knows. If another program has deleted the chat,
+        do nothing: a message raises the error, and commands such as /new work."""
+        if self._end is not None:
+            with contextlib.suppress(NotFound):
+                return_to(self._runtime, self._state.session, self._end)
+
     def _note_end(self) -> None:
         """Keep the id of the last message of the branch in use, which this terminal has just printed. Another
         terminal can add messages to the same chat before the next line."""
         self._end = None
         if self._left or self._holder.runtime is None:
             return
-        if turns := self._runtime.chats.turns(self._state.session):
-            self._end = turns[-1].id
+        with contextlib.suppress(NotFound):  # another program has deleted the chat
+            if turns := self._runtime.chats.turns(self._state.session):
+                self._end = turns[-1].id
 
     def _send(self, text: str) -> None:
         if has_mention(text):

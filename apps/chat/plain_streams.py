@@ -14,6 +14,13 @@ from .interrupts import Interrupts
 # the maximum number of characters of an input line; a longer line does not fit into the context of most
 # models
 MAX_LINE_CHARACTERS = 1 << 20
+# The number of bytes of a line that a terminal keeps. The system drops further bytes up to the end of the
+# line, and does not tell the program (MAX_CANON of macOS, N_TTY_BUF_SIZE of Linux, less 1 for the newline).
+TERMINAL_LINE_BYTES = 1023 if sys.platform == "darwin" else 4095
+CUT = (
+    f"the terminal passes at most {TERMINAL_LINE_BYTES:,} bytes of a line, and has cut this one. "
+    "Nothing was sent. Put the text into a file, and name it as @FILE."
+)
 
 
 class PlainStreams:
@@ -27,8 +34,9 @@ class PlainStreams:
         self.failure = 0  # the exit code of the first error; 0: no error
 
     def read(self, prompt: str = "You: ") -> str | None:
-        """Return the next line of the input. In place of a line that is too long, write an error and return
-        an empty line. Return None at the end of the input, on Ctrl-C, and after the terminal was closed."""
+        """Return the next line of the input. In place of a line that is too long, or that the terminal has
+        cut, write an error and return an empty line. Return None at the end of the input, on Ctrl-C, and
+        after the terminal was closed."""
         if self.interactive:
             self.write(prompt, self._sink if self._sink.isatty() else sys.stderr)
         try:
@@ -40,11 +48,18 @@ class PlainStreams:
                         UsageError(f"a line is over {MAX_LINE_CHARACTERS} characters, too long to read.")
                     )
                     return "\n"
+                if self._is_cut(line):
+                    self.complain(UsageError(CUT))
+                    return "\n"
         except (KeyboardInterrupt, OSError):
             line = ""
         if not line and self.interactive:
             self.print("")
         return line or None
+
+    def _is_cut(self, line: str) -> bool:
+        """Return True if the line is as long as a terminal allows, because its end is probably missing."""
+        return self.interactive and len(line.rstrip("\n").encode(errors="replace")) >= TERMINAL_LINE_BYTES
 
     def _skip_line(self, line: str) -> None:
         while line and not line.endswith("\n"):

@@ -20,6 +20,8 @@ from textual.widgets.text_area import Edit, EditResult
 
 from ruvmlx.text import sanitize
 
+from .ordered_keys import OrderedKeys
+
 # the maximum number of characters of a message; in a longer line, each key would take over half a second
 MAX_MESSAGE_CHARACTERS = 200_000
 EDITING = "Editing your question · Enter sends, Esc cancels"
@@ -27,7 +29,7 @@ CHOOSING = "Choosing a reply · keys act on it, Esc goes back to writing"
 NEWLINE_KEYS = frozenset(("ctrl+j", "shift+enter", "shift+\r", "alt+enter", "ctrl+enter"))
 
 
-class Prompt(TextArea):
+class Prompt(OrderedKeys, TextArea):
     BINDINGS: ClassVar = [
         Binding("enter", "submit", "Send", key_display="⏎"),
         Binding("ctrl+j", "newline", "New line", key_display="^j"),
@@ -112,8 +114,7 @@ class Prompt(TextArea):
             event.prevent_default()
             return
         else:
-            await super()._on_key(event)
-            return
+            return  # Textual calls the methods of the base classes next
         event.stop()
         event.prevent_default()
         action()

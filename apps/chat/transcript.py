@@ -67,6 +67,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self._later: list[Turn] = []
         self._lacks_earlier = False  # True: `_earlier` can lack the older messages of the chat
         self._top: Widget | None = None  # the message that the next layout puts at the top of the screen
+        self._notice: Notice | None = None  # a new notice, until the next layout
         self._found: int | None = None  # the id of the message that a search found
         self._ratings: Mapping[str, str | None] = {}  # newer ratings of the replies that have no widgets yet
         self._left_out: frozenset[int] = frozenset()  # ids of messages that the model no longer reads
@@ -82,15 +83,27 @@ class Transcript(VerticalScroll, can_focus=False):
         await self.query_children(Welcome).remove()
         await self.mount_all(widgets)
         self.anchor()
-        if isinstance(widgets[0], Notice):
-            self.call_after_refresh(self._show_beginning, widgets[0])
+        self._notice = widgets[0] if isinstance(widgets[0], Notice) else None
+        self.refresh(layout=True)
 
-    def _show_beginning(self, notice: Notice) -> None:
-        """Scroll to the first line of a notice that is higher than the screen. The user reads a long notice,
-        such as the help, from its beginning."""
-        if notice.is_attached and notice.outer_size.height > self.size.height:
-            self.anchor(False)
-            self.scroll_to_widget(notice, top=True, animate=False, force=True)
+    def _show_beginning(self, arranged: DockArrangeResult, height: int) -> None:
+        """Put the first line of a new notice at the top of the screen if the notice is higher than it.
+        The user reads a long notice, such as the help, from its beginning. The layout calls this method,
+        because the notice has no height before it."""
+        notice = self._notice
+
+        def end_beginning() -> None:  # later layouts do not scroll to the notice
+            if notice and self._notice is notice:
+                self._notice = None
+                if notice.is_attached and notice.outer_size.height > self.size.height:
+                    self.scroll_to_widget(notice, top=True, animate=False, force=True)
+
+        for place in arranged.placements if notice else ():
+            if place.widget is notice and place.region.height > height:
+                self.anchor(False)
+                self._put_scroll(place.region.y)
+            if place.widget is notice and place.region.height:
+                self.call_after_refresh(end_beginning)
 
     async def restart(
         self, turns: list[Turn], model: str, at: int | None = None, are_newest: bool = False
@@ -267,6 +280,7 @@ class Transcript(VerticalScroll, can_focus=False):
         top = [place.region.y for place in arranged.placements if place.widget is self._top]
         if top:
             self._put_scroll(max(0, min(top[0], arranged.total_region.height - size.height)))
+        self._show_beginning(arranged, size.height)
         windowed.tell(arranged, self._window(arranged, size.height))
         is_short = self.children and arranged.total_region.height <= size.height
         if self._earlier and is_short and not self._loading.locked():

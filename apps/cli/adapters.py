@@ -16,7 +16,7 @@ from .completion_values import complete_adapters
 from .options import BUILT_IN, load_model, resolve, setting_option, unknown_adapter
 from .output import json_option, log, print_json, show
 from .settings import note_setting
-from .text_output import TableColumn, hint, say, table
+from .text_output import TableColumn, hint, say, shell_path, table
 from .verb import VerbGroup
 
 _model = setting_option("model", "Model that the adapter belongs to; the starter model by default.")
@@ -326,7 +326,7 @@ def fuse(folder: Path, dtype: str | None, dequantize: bool, as_json: bool, **fla
         print_json(facts)
     else:
         say(f"Wrote {folder}: the model with what the adapter {opened.name!r} learned, {size(nbytes)}.")
-        hint(f"`ruvmlx chat --model {folder}` chats with it.")
+        hint(f"`ruvmlx chat --model {shell_path(folder)}` chats with it.")
 
 
 VERBS = [adapters]

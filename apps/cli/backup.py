@@ -10,7 +10,7 @@ from ruvmlx import settings as config
 from ruvmlx.text import size
 
 from .output import json_option, print_json
-from .text_output import count, hint, say, short_path
+from .text_output import count, hint, say, shell_path, short_path
 from .verb import Verb
 
 
@@ -32,7 +32,7 @@ def backup(file: Path, replace: bool, as_json: bool) -> None:
         say(f"{_contents_text(facts)} are in {file} ({size(facts.bytes)}).")
         say("The log is in it, too. Settings, models and the server's API keys are not.")
         say("The copy was read again and has no fault.")
-        hint(f"`ruvmlx restore {file}` uses it, here or on another computer.")
+        hint(f"`ruvmlx restore {shell_path(file)}` uses it, here or on another computer.")
 
 
 @click.command(cls=Verb)
@@ -49,7 +49,7 @@ def restore(file: Path, as_json: bool) -> None:
     say(f"{_contents_text(facts)} are in use now.")
     if kept:
         say(f"What they replace is kept in {short_path(kept)}.")
-        hint(f"`ruvmlx restore {short_path(kept)}` brings it back. You may delete that file.")
+        hint(f"`ruvmlx restore {shell_path(kept)}` brings it back. You may delete that file.")
 
 
 def _contents_text(facts) -> str:

@@ -219,7 +219,8 @@ def show_model(name: str, memory: bool, details: bool, as_json: bool) -> None:
     whole = "chat" if model.shape.writes else "text"
     _show_model(facts, fit, [*note.items(), *more], whole)
     if not details:
-        hint(f"`ruvmlx show {name} --details` also shows its layers and the types of its numbers.")
+        more_facts = f"`ruvmlx show {shlex.quote(name)} --details`"
+        hint(f"{more_facts} also shows its layers and the types of its numbers.")
 
 
 def _show_memory(name: str, as_json: bool) -> None:

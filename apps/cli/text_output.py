@@ -8,6 +8,7 @@ work. The variable COLUMNS sets a width in both cases.
 import io
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -126,6 +127,13 @@ def short_path(path: str | Path) -> str:
     """Return a path with ~ in place of the home folder."""
     home, text = str(Path.home()), str(path)
     return "~" + text[len(home) :] if home != "/" and text.startswith(home + os.sep) else text
+
+
+def shell_path(path: str | Path) -> str:
+    """Return a path as a word of a shell command, with ~ in place of the home folder. The word has quotation
+    marks if the shell needs them: the data folder of macOS has a space in its name."""
+    short = short_path(path)
+    return f"~/{shlex.quote(short[2:])}" if short != str(path) else shlex.quote(short)
 
 
 def short_paths(text: str) -> str:

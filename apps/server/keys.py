@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -67,7 +68,8 @@ def _read_keys() -> list[tuple[str, str | None]]:
     path = key_file()
     try:
         if path.stat().st_mode & 0o077:
-            raise StoreError(f"others can read {path}; run `chmod 600 {path}`, or delete it for a new key.")
+            command = f"chmod 600 {shlex.quote(str(path))}"
+            raise StoreError(f"others can read {path}; run `{command}`, or delete it for a new key.")
         lines = read_ordinary(path, MAX_FILE_BYTES).decode("ascii").splitlines()
         return [_parse_key(line) for line in lines if line.strip()]
     except FileNotFoundError:

@@ -1,12 +1,12 @@
 """This module changes one value in the user's settings file. All other lines of the file stay unchanged, also
 comments; a comment on the changed line itself is lost."""
 
-import re
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import StoreError
+from ..errors import StoreError, UsageError
 from ..platform import files
 from .sources import read_file, user_file
 from .table import parse, setting_text, spec_of
@@ -17,46 +17,71 @@ def remove(name: str) -> Path | None:
     the file, or None if the file does not have the value."""
     spec_of(name)
     path = user_file()
-    if name not in read_file(path):
+    values = read_file(path)
+    if name not in values:
         return None
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    _write(path, [line for line in lines if not _sets(line, name)])
+    del values[name]
+    _write(path, [text for text in _statements(path) if not _sets(text, name)], values)
     return path
 
 
 def save(name: str, value: str) -> Path:
     """Set one value in the user's settings file and return the path of the file."""
-    line = f"{name} = {_toml(setting_text(parse(name, value, 'the command line')))}\n"
+    path, parsed = user_file(), setting_text(parse(name, value, "the command line"))
+    line = f"{name} = {_toml(parsed)}\n"
     # this call raises UsageError if the file is unreadable; an unreadable file must not be overwritten
-    read_file(user_file())
-    path = user_file()
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    _write(path, _replace_line(lines, name, line))
+    values = read_file(path) | tomllib.loads(line)
+    _write(path, _replace_statement(list(_statements(path)), name, line), values)
     return path
 
 
-def _write(path: Path, lines: Sequence[str]) -> None:
+def _write(path: Path, texts: Sequence[str], values: Mapping[str, Any]) -> None:
+    """Write the texts to the settings file. values: the values that the written file must have. Raise
+    UsageError, and write nothing, if the texts would have other values."""
+    text = "".join(texts)
+    if _values(text) != values:
+        raise UsageError(f"cannot change {path} line by line. Change it in an editor.")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with files.replacing(path) as f:
-            f.write("".join(lines).encode())
+            f.write(text.encode())
     except OSError as e:
         raise StoreError(
             f"cannot write {path}: {e.strerror}. Set RUVMLX_HOME to a folder you can write."
         ) from e
 
 
-def _sets(line: str, name: str) -> bool:
-    return re.match(rf"\s*{name}\s*=", line) is not None
+def _statements(path: Path) -> Iterator[str]:
+    """Yield the statements of a TOML file, each with its line ends. A value can take several lines, so a
+    statement goes on until TOML can read it."""
+    text = ""
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []:
+        text += line
+        if _values(text) is not None:
+            yield text
+            text = ""
+    yield text
 
 
-def _replace_line(lines: list[str], name: str, line: str) -> list[str]:
-    """Return the lines with `line` in place of the line that sets this setting. If no line sets it, add
-    `line` at the end."""
-    at = [i for i, old in enumerate(lines) if _sets(old, name)]
+def _values(text: str) -> dict[str, Any] | None:
+    """Return the values of a TOML text, or None if the text is no TOML."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return None
+
+
+def _sets(statement: str, name: str) -> bool:
+    return name in (_values(statement) or {})
+
+
+def _replace_statement(statements: list[str], name: str, line: str) -> list[str]:
+    """Return the statements with `line` in place of the statement that sets this setting. If no statement
+    sets it, add `line` at the end."""
+    at = [i for i, old in enumerate(statements) if _sets(old, name)]
     if at:
-        return [*lines[: at[0]], line, *lines[at[0] + 1 :]]
-    ended = [old if old.endswith("\n") else old + "\n" for old in lines]
+        return [*statements[: at[0]], line, *statements[at[0] + 1 :]]
+    ended = [old if old.endswith("\n") or not old else old + "\n" for old in statements]
     return [*ended, line]
 
 

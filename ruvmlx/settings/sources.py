@@ -22,9 +22,13 @@ MAX_FILE_BYTES = 1 << 20  # the maximum size of a settings file
 
 
 def home() -> Path:
-    """Return the data folder, in which ruvmlx keeps the user's data."""
+    """Return the data folder, in which ruvmlx keeps the user's data. Raises UsageError if RUVMLX_HOME names
+    the home of an unknown user."""
     moved = os.environ.get("RUVMLX_HOME")
-    folder = Path(moved).expanduser() if moved else platformdirs.user_data_path("ruvmlx", appauthor=False)
+    try:
+        folder = Path(moved).expanduser() if moved else platformdirs.user_data_path("ruvmlx", appauthor=False)
+    except RuntimeError as e:
+        raise UsageError(f"RUVMLX_HOME is {moved!r}, and this machine has no such user.") from e
     return folder.absolute()
 
 

@@ -43,6 +43,25 @@ async def test_the_help_opens_at_its_beginning():
         assert "Again." in screen_text(app)
 
 
+async def test_the_help_opens_at_its_beginning_on_a_busy_machine(monkeypatch):
+    """The first frames are drawn before the help has a height."""
+    async with chatting(ScriptedRuntime(["Hello."])) as (app, pilot):
+        await ask(app, pilot)
+        transcript, now = app.chat.transcript, type(app.chat.transcript).call_after_refresh
+        # on a busy machine, a frame that was due already ends before the layout of the help
+        monkeypatch.setattr(
+            transcript,
+            "call_after_refresh",
+            lambda *call: call[0](*call[1:]) if "beginning" in call[0].__name__ else now(transcript, *call),
+        )
+        await pilot.press("f1")
+        await until(pilot, lambda: list(transcript.query(Notice)))
+        first = str(transcript.query(Notice).last().content).splitlines()[0][:30]
+        await until(pilot, lambda: first in screen_text(app))
+        await pilot.pause(0.3)
+        assert first in screen_text(app)
+
+
 async def test_the_figures_below_the_input_are_not_those_of_another_branch(branching):  # noqa: F811
     async with branching() as (app, pilot):
         await ask(app, pilot, "Name a river.")

@@ -64,7 +64,8 @@ def replied_chat(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("argument", "text"), [("2 b.sh", "ls\n"), ("1 a.py", "print(1)\n"), ("a.py", "print(1)\n")]
+    ("argument", "text"),
+    [("2 b.sh", "ls\n"), ("1 a.py", "print(1)\n"), ("a.py", "print(1)\n"), ("3d.py", "print(1)\n")],
 )
 def test_a_code_block_is_written_to_a_new_file(argument, text, replied_chat, tmp_path):
     assert "Written: " in write.save(*replied_chat, argument).words
@@ -73,7 +74,7 @@ def test_a_code_block_is_written_to_a_new_file(argument, text, replied_chat, tmp
         write.save(*replied_chat, argument)
 
 
-@pytest.mark.parametrize("argument", ["", "3 c.sh", "1", "2 "])
+@pytest.mark.parametrize("argument", ["", "3 c.sh", "1", "2 ", "0000000012 c.sh"])
 def test_a_block_or_a_name_that_is_not_there_is_refused(argument, replied_chat, tmp_path):
     with pytest.raises((UsageError, NotFound)):
         write.save(*replied_chat, argument)

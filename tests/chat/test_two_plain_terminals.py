@@ -37,3 +37,23 @@ def test_a_message_and_a_command_follow_what_the_terminal_printed(home, tiny_fol
         assert PlainChat(runtime, ChatOptions(max_new_tokens=4), source, sink).run() == 0
     assert path_of(home, source.chat) == ["Name a river.", "And now?"]
     assert "Your question: And now?" in sink.getvalue()
+
+
+def test_after_another_program_deleted_the_chat_a_new_one_can_begin(home, tiny_folder, capsys):
+    """A message to the chat that is gone is an error of one line. The next command works."""
+
+    class DeletingLines(Lines):
+        def readline(self, *_):
+            if len(self.left) == 3:
+                with closing(Store(home / "ruvmlx.db")) as store:
+                    store.chats.delete(store.chats.all()[0].id)
+            return self.left.pop(0) + "\n" if self.left else ""
+
+    source = DeletingLines(home, "Name a river.", "And now?", "/new", "Name a sea.")
+    sink = io.StringIO()
+    with closing(Runtime.open(Settings(model=str(tiny_folder), max_tokens=4))) as runtime:
+        PlainChat(runtime, ChatOptions(max_new_tokens=4), source, sink).run()
+    assert "New chat." in sink.getvalue() and sink.getvalue().count("Assistant: ") == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    with closing(Store(home / "ruvmlx.db")) as store:
+        assert [chat.title for chat in store.chats.all()] == ["Name a sea."]

@@ -3,6 +3,7 @@
 import gc
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -184,13 +185,14 @@ def test_settings_keep_the_users_comments(run, home):
 
 def test_backup_and_restore(run, home, tmp_path, tiny_folder):
     """What was rated after the backup is gone after the restore, and kept beside it."""
-    model, file = ("--model", str(tiny_folder)), str(tmp_path / "saved.db")
+    model, file = ("--model", str(tiny_folder)), str(tmp_path / "my saved.db")
     assert run("backup", file)[0] == 1
     for rating in ("up", "down"):
         assert run("generate", "hello", "--max-tokens", "5", "--ignore-eos", *model)[0] == 0
         if rating == "down":
-            code, out, _ = run("backup", file)
+            code, out, err = run("backup", file)
             assert code == 0 and "1 rating and 1 adapter are in" in out
+            assert f"`ruvmlx restore {shlex.quote(file)}`" in out + err
         assert run("rate", "last", rating, *model)[0] == 0
     assert run("backup", file)[0] == 2
     code, out, _ = run("restore", file)

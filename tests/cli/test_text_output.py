@@ -1,10 +1,21 @@
 """Text for people: it fits the terminal, is one line a row in a pipe, and cannot control the terminal."""
 
+import subprocess
 import time
 
 import pytest
 from ruvmlx.apps.cli import text_output
-from ruvmlx.apps.cli.text_output import TableColumn, ago, count, facts, say, short_path, table, time_left
+from ruvmlx.apps.cli.text_output import (
+    TableColumn,
+    ago,
+    count,
+    facts,
+    say,
+    shell_path,
+    short_path,
+    table,
+    time_left,
+)
 
 from ruvmlx.text import size
 
@@ -104,3 +115,14 @@ def test_the_time_that_is_left_is_one_unit(seconds, words, monkeypatch):
     """A time in the past, which the next start ends, has the least time."""
     monkeypatch.setattr(text_output.time, "time", lambda: 1000.5)
     assert time_left(1000 + seconds) == words
+
+
+@pytest.mark.parametrize("name", ["plain", "Library/Application Support/ruvmlx.db", "it's $HOME", "~"])
+@pytest.mark.parametrize("in_home", [True, False])
+def test_a_path_in_a_printed_command_is_one_word_of_the_shell(name, in_home, tmp_path, monkeypatch):
+    """The data folder of macOS has a space in its name."""
+    monkeypatch.setenv("HOME", str(tmp_path / ("a" if in_home else "b")))
+    path = f"{tmp_path}/a/{name}"
+    said = subprocess.run(["sh", "-c", f"printf '<%s>' {shell_path(path)}"], capture_output=True, text=True)
+    assert said.stdout == f"<{path}>"
+    assert shell_path(path).startswith("~/") == in_home

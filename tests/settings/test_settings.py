@@ -168,3 +168,44 @@ def test_a_senseless_number_is_not_saved(name, value):
     with pytest.raises(UsageError, match=f"^{name} = .*: expected .*[.]$"):
         settings_file.save(name, value)
     assert not settings.user_file().exists()
+
+
+LONG = 'system = """\nYou are brief.\ntemperature = 3 is warm.\n"""  # mine\n'
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('"temperature" = 0.5\n', "temperature = 0.25\n"),
+        ("top_p = 0.5\n'temperature' = 0.5 # warm\n# end\n", "top_p = 0.5\ntemperature = 0.25\n# end\n"),
+        ('temperature = """\n0.5"""\ntop_p = 0.5\n', "temperature = 0.25\ntop_p = 0.5\n"),
+        (LONG, f"{LONG}temperature = 0.25\n"),
+        (f"temperature = 1\n{LONG}", f"temperature = 0.25\n{LONG}"),
+        ("top_p = 0.5", "top_p = 0.5\ntemperature = 0.25\n"),
+    ],
+)
+def test_a_change_leaves_what_else_the_file_says(home, before, after):
+    """Keys in quotation marks, values of several lines, text that looks like a setting."""
+    home.mkdir()
+    path = home / "config.toml"
+    path.write_text(before)
+    settings_file.save("temperature", "0.25")
+    assert path.read_text() == after and settings.load().temperature == 0.25
+    settings_file.remove("temperature")
+    assert path.read_text() == after.replace("temperature = 0.25\n", "")
+
+
+def test_a_file_that_cannot_be_changed_by_statements_stays_as_it_is(home):
+    """What follows a table's head belongs to the table."""
+    home.mkdir()
+    path = home / "config.toml"
+    path.write_text("top_p = 0.5\n[system]\n")
+    with pytest.raises(UsageError, match="Change it in an editor"):
+        settings_file.save("temperature", "0.25")
+    assert path.read_text() == "top_p = 0.5\n[system]\n"
+
+
+def test_an_unknown_user_in_the_home_is_named(monkeypatch):
+    monkeypatch.setenv("RUVMLX_HOME", "~nobody-of-this-name/data")
+    with pytest.raises(UsageError, match="has no such user"):
+        settings.home()

@@ -130,6 +130,7 @@ class WriteActions:
         self._rate.ask_why_no_more()
         session, arriving = chat.state.session, chat.host.write(self._after_the_shown_end(begin))
         await place()
+        self._leave_hidden_edit()
         chat.prompt.focus()
         try:
             while response := await show_reply(reply, arriving, chat.status):
@@ -267,6 +268,13 @@ class WriteActions:
             self._chat.prompt.end_edit()
             self._chat.app.refresh_bindings()
 
+    def _leave_hidden_edit(self) -> None:
+        """Stop editing a message that the screen no longer shows, because the chat shows another branch. The
+        text moves to the history of the input, because Enter would send it as a new message."""
+        if self._chat.editing and not self._chat.editing.is_attached:
+            self._chat.prompt.set_aside()
+            self.cancel_edit()
+
     def _take_edited(self) -> UserMessage | None:
         """Stop editing a question. Return the widget of this question if the widget is still in the
         conversation, or else None."""
@@ -303,6 +311,7 @@ class WriteActions:
             # the figures are those of the reply on the other branch
             chat.status.meter = Meter(max_context=chat.status.meter.max_context)
             await chat.transcript.show(done[1], chat.model)
+            self._leave_hidden_edit()
             shown = next((r for r in chat.transcript.replies if r.message_id == done[0]), None)
             self._tell_place(done[1], done[0])
             if shown and had_focus:

@@ -169,7 +169,9 @@ def save(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """Write a code block of the last reply to a new file. argument: "2 sort.py", the number of the block and
     the name of the file; without a number, the first block is written."""
     reply = sanitize(split(shown_reply(runtime, state, "save from").content).answer)
-    number, _, name = argument.partition(" ") if argument[:1].isdigit() else ("1", "", argument)
+    first, _, rest = argument.partition(" ")
+    # "2024.txt" is a name, and "2" is a number
+    number, name = (first, rest) if first.isdigit() else ("1", argument)
     blocks = code_blocks(reply)
     at = parse_number(number, len(blocks), "code blocks")
     if at is None or not name.strip():

@@ -1,0 +1,130 @@
+"""Words that were typed and not sent: no key of the chat throws them away."""
+
+import pytest
+
+from .helpers import ask, chatting, screen_text, until
+from .scripted import ScriptedRuntime
+from .test_branches import chatting as branching  # noqa: F401
+
+
+async def palette(app, pilot, words):
+    """Run the palette's first entry for some words."""
+    await pilot.press("ctrl+p")
+    await until(pilot, lambda: len(app.screen_stack) == 2)
+    await pilot.press(*words)
+    await until(pilot, lambda: app.screen.query_one("CommandList").option_count == 1)
+    await pilot.press("enter")
+    await until(pilot, lambda: len(app.screen_stack) == 1)
+
+
+@pytest.mark.parametrize("back", [["escape"], ["down", "escape"]])
+@pytest.mark.parametrize("key", ["e", "E"])
+async def test_a_draft_outlives_the_history_during_an_edit(branching, key, back):  # noqa: F811
+    """The arrow keys show earlier messages while a question is edited, and Esc still shows the draft."""
+    async with branching() as (app, pilot):
+        await ask(app, pilot, "Hello")
+        app.chat.prompt.text = "a draft"
+        await pilot.press("tab", key)
+        await until(pilot, lambda: app.chat.editing and app.chat.prompt.has_focus)
+        app.chat.prompt.move_cursor((0, 0))
+        await pilot.press("up", *back)
+        assert app.chat.prompt.text == "a draft"
+        await pilot.press("down")
+        assert app.chat.prompt.text == "a draft"
+
+
+async def test_a_draft_outlives_two_edits_in_a_row(branching):  # noqa: F811
+    async with branching() as (app, pilot):
+        await ask(app, pilot, "One")
+        await ask(app, pilot, "Two")
+        app.chat.prompt.text = "a draft"
+        await pilot.press("tab", "e")
+        await until(pilot, lambda: app.chat.prompt.text == "Two")
+        await pilot.press("tab", "up", "e")
+        await until(pilot, lambda: app.chat.prompt.text == "One")
+        await pilot.press("escape")
+        assert app.chat.prompt.text == "a draft"
+
+
+async def test_a_changed_earlier_message_and_the_draft_both_stay_in_the_history():
+    async with chatting(ScriptedRuntime(["A."], ["B."])) as (app, pilot):
+        await ask(app, pilot, "One")
+        await ask(app, pilot, "Two")
+        app.chat.prompt.text = "a draft"
+        await pilot.press("up", "X", "up")
+        assert app.chat.prompt.text == "One"
+        await pilot.press("down")
+        assert app.chat.prompt.text == "TwoX"
+        await pilot.press("down")
+        assert app.chat.prompt.text == "a draft"
+
+
+async def test_the_draft_comes_back_after_an_earlier_message_was_sent_again():
+    async with chatting(ScriptedRuntime(["A."], ["B."])) as (app, pilot):
+        await ask(app, pilot, "One")
+        app.chat.prompt.text = "a draft"
+        await pilot.press("up", "enter")
+        await until(pilot, lambda: len(app.chat.transcript.replies) == 2 and app.phase == "idle")
+        assert app.chat.prompt.text == "a draft" and app.chat.transcript.messages[2].text == "One"
+
+
+async def test_a_draft_outlives_a_change_of_the_chat_within_the_history(branching):  # noqa: F811
+    """The history is that of all chats, and is read again for the next chat."""
+    async with branching() as (app, pilot):
+        for text in ("One", "Two", "Three"):
+            await ask(app, pilot, text)
+        app.chat.prompt.text = "a draft"
+        await pilot.press("up", "up", "up")
+        assert app.chat.prompt.text == "One"
+        await app.actions.library.open("new")
+        assert app.chat.prompt.text == "a draft"
+        await pilot.press("up")
+        assert app.chat.prompt.text == "Three"
+        await pilot.press("down")
+        assert app.chat.prompt.text == "a draft"
+
+
+async def test_a_command_of_the_palette_keeps_the_draft():
+    """The command stands in the input, and the draft is the newest message of the history."""
+    async with chatting(ScriptedRuntime(["A."])) as (app, pilot):
+        app.chat.prompt.text = "a long draft"
+        await palette(app, pilot, "renamethischat")
+        await until(pilot, lambda: app.chat.prompt.text == "/title ")
+        assert "kept: ↑ shows it" in screen_text(app)
+        await pilot.press("up")
+        assert app.chat.prompt.text == "a long draft"
+
+
+async def test_a_command_of_the_palette_is_no_version_of_a_reply(branching):  # noqa: F811
+    """While a reply is rewritten, Enter saves the input as the reply. The palette ends that first."""
+    async with branching() as (app, pilot):
+        reply = await ask(app, pilot, "Hello")
+        await pilot.press("tab", "E")
+        await until(pilot, lambda: app.chat.editing and app.chat.prompt.has_focus)
+        await pilot.press("X")
+        await palette(app, pilot, "renamethischat")
+        await until(pilot, lambda: app.chat.prompt.text == "/title ")
+        assert app.chat.editing is None and "Rewriting" not in screen_text(app)
+        await pilot.press("Y", "enter")
+        await until(pilot, lambda: "Renamed" in screen_text(app) or app.chat.prompt.text == "")
+        assert app.chat.transcript.replies[-1].text == reply.text
+        await pilot.press("up", "up")
+        assert app.chat.prompt.text == f"{reply.text}X"
+
+
+@pytest.mark.parametrize("key", ["e", "E"])
+async def test_an_edit_ends_when_another_branch_hides_its_message(branching, key):  # noqa: F811
+    """The second question is edited; the first reply is written again, and the second question is gone."""
+    async with branching() as (app, pilot):
+        await ask(app, pilot, "One")
+        await ask(app, pilot, "Two")
+        app.chat.prompt.text = "a draft"
+        await pilot.press("tab", key)
+        await until(pilot, lambda: app.chat.editing and app.chat.prompt.has_focus)
+        await pilot.press("X")
+        edited = app.chat.prompt.text
+        await pilot.press("tab", "up", "r")
+        await until(pilot, lambda: app.phase == "idle" and len(app.chat.transcript.replies) == 1)
+        assert app.chat.editing is None and app.chat.prompt.text == "a draft"
+        await pilot.press("up")
+        assert app.chat.prompt.text == edited
