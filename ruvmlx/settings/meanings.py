@@ -106,6 +106,10 @@ GROUPS = {
             "which parts of the model the slow training changes (it reads all your ratings together); the "
             "same words as for learn_targets"
         ),
+        "adapter_bits": (
+            "the bits of a weight of what the slow training learned, while the model runs; 4 needs less than "
+            "a fifth of the memory, and what is tested before it is used is then this rounded form"
+        ),
         "router": (
             "on: ruvmlx chooses for each reply whether to use what was learned; it learns this from your "
             "ratings and from the time that replies take"
