@@ -107,8 +107,8 @@ GROUPS = {
             "same words as for learn_targets"
         ),
         "adapter_bits": (
-            "the bits of a weight of what the slow training learned, while the model runs; 4 needs less than "
-            "a fifth of the memory, and what is tested before it is used is then this rounded form"
+            "how many bits a weight of what the slow training learned has in memory; 4 needs less than a "
+            "fifth of the memory that 32 needs, and is less exact"
         ),
         "router": (
             "on: ruvmlx chooses for each reply whether to use what was learned; it learns this from your "
