@@ -123,13 +123,12 @@ class BaseLoRA:
             for name in arrays:
                 layer, module, factor = name.split(".")
                 if factor == "a":
-                    pair = arrays[name], arrays[f"{layer}.{module}.b"]
+                    a, b, place = arrays[name], arrays[f"{layer}.{module}.b"], (module, int(layer))
                     if is_packed:
-                        widths = arrays[f"{layer}.{module}.widths"].tolist()
-                        pair = tuple(Packed.from_words(x, n) for x, n in zip(pair, widths, strict=True))
+                        n_in, n_out = arrays[f"{layer}.{module}.widths"].tolist()
+                        parts[place] = Packed.from_words(a, n_in), Packed.from_words(b, n_out)
                     else:
-                        pair = tuple(np.ascontiguousarray(x, np.float32) for x in pair)
-                    parts[module, int(layer)] = pair
+                        parts[place] = tuple(np.ascontiguousarray(x, np.float32) for x in (a, b))
         except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as e:
             raise CorruptFile("the stored base adapter is damaged; `ruvmlx learn rollback` goes back.") from e
         return cls(_as_pairs(parts), scale)

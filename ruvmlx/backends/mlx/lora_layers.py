@@ -35,16 +35,17 @@ class PackedChange:
     out]. A call returns (x @ lora_a^T) @ lora_b [..., out] of x [..., in]."""
 
     def __init__(self, lora_a: Packed, lora_b: Packed, dtype: mx.Dtype):
-        self._factors = [(*map(mx.array, (p.weight, p.scales, p.biases)), p.n) for p in (lora_a, lora_b)]
-        self._dtype = dtype
+        self._factors = [[mx.array(w) for w in (p.weight, p.scales, p.biases)] for p in (lora_a, lora_b)]
+        self._widths, self._dtype = (lora_a.n, lora_b.n), dtype
         mx.eval(self._factors)
 
     def __call__(self, x: mx.array) -> mx.array:
-        a, b = (self._dequantise(*factor) for factor in self._factors)
+        a, b = map(self._dequantise, self._factors, self._widths)
         return (x @ a.T) @ b
 
-    def _dequantise(self, weight: mx.array, scales: mx.array, biases: mx.array, n: int) -> mx.array:
+    def _dequantise(self, parts: Sequence[mx.array], n: int) -> mx.array:
         """Return the matrix [rank, n] in the dtype of the graph, without the padding of its last group."""
+        weight, scales, biases = parts
         w = mx.dequantize(weight, scales, biases, group_size=GROUP, bits=BITS)
         return w[:, :n].astype(self._dtype)
 
@@ -83,7 +84,9 @@ def _times(lora_b: Any, factor: float) -> Any:
 
 def _change(pair: Any, dtype: mx.Dtype) -> Change:
     """Return the change by a pair of Packed matrices or float32 arrays."""
-    return PackedChange(*pair, dtype) if isinstance(pair[0], Packed) else LowRankChange(*pair, dtype)
+    lora_a, lora_b = pair
+    kind: Any = PackedChange if isinstance(lora_a, Packed) else LowRankChange
+    return kind(lora_a, lora_b, dtype)
 
 
 def _places(block: nn.Module) -> Iterator[tuple[nn.Module, str, Sequence[str]]]:
