@@ -80,6 +80,10 @@ def test_the_guard_measures_the_4_bits_that_run(open_tiny):
         found = learner.probe.kl(learner.micro)
         assert found == pytest.approx(slow_kl(runtime, runs, learner.micro), rel=1e-3)
         assert found != pytest.approx(slow_kl(runtime, base, learner.micro), rel=1e-3)
+        with learner.active.install_for(None):  # as the promotion test measures a base of 32 bits
+            tested = learner.active.probe_base(base)
+            assert tested.lora.nbytes < base.nbytes / 2 and runtime.backend.lora is tested.lora
+            assert tested.probe.kl(learner.micro) == pytest.approx(found, rel=1e-6)
         result = runtime.rate(reply(runtime, seed=2), "down")
         assert result.kl == pytest.approx(slow_kl(runtime, runs, learner.micro), rel=1e-3)
         assert learner.history.base(learner.state.base).to_bytes() == base.to_bytes()
