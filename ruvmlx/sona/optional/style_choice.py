@@ -66,7 +66,7 @@ def agreement(given: Sequence[Given], background: Sequence[RatedFeatures]) -> fl
     for fold in range(folds):
         model = TasteModel.fit([one for i, one in enumerate(given) if i % folds != fold], background)
         part = np.arange(fold, len(given), folds)
-        predicted = np.array([_predicted_stars(model, given[i]) for i in part])
+        predicted = np.array([_predicted_stars(model, given[i]) for i in part.tolist()])
         if background:
             passed_over = [one.features_from(model.share) for one in background]
             usual = np.array([float(model.predict(passed_over)[0].mean() - NEUTRAL), 0.0])
