@@ -21,8 +21,7 @@ enum {
 };
 
 typedef struct {
-    float *a, *b; /* a: [in, rank], b: [rank, out], in one block of memory that begins at a; packed if bits is 4 */
-    int bits;
+    float *a, *b; /* a: [in, rank], b: [rank, out], in one block of memory that begins at a */
     size_t rank;
     float scale;
 } lora;

@@ -96,11 +96,8 @@ class Learning:
         self._loops: Loops | None = None
 
     def _load(self, name: str) -> Learner:
-        given = self._settings
-        learner = open_learner(
-            self._store, self._model, self._backend, name, self._learns,
-            given.implicit_feedback, given.learn_targets, given.adapter_bits,
-        )  # fmt: skip
+        implicit, targets = self._settings.implicit_feedback, self._settings.learn_targets
+        learner = open_learner(self._store, self._model, self._backend, name, self._learns, implicit, targets)
         learner.room = self.room
         return learner
 

@@ -106,10 +106,6 @@ GROUPS = {
             "which parts of the model the slow training changes (it reads all your ratings together); the "
             "same words as for learn_targets"
         ),
-        "adapter_bits": (
-            "how many bits a weight of what the slow training learned has in memory; 4 needs less than a "
-            "fifth of the memory that 32 needs, and is less exact"
-        ),
         "router": (
             "on: ruvmlx chooses for each reply whether to use what was learned; it learns this from your "
             "ratings and from the time that replies take"
