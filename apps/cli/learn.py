@@ -148,8 +148,8 @@ def rollback(version: int | None, before: datetime | None, as_json: bool, **flag
 def _rollback_line(was: int, version: int) -> str:
     if was != version:
         meaning = "" if version else ", the original model"
-        back = f"`ruvmlx learn rollback {was}` goes back to it." if was else ""
-        return f"The adapter is at version {version}{meaning}. Before, it was at version {was}. {back}".strip()
+        back = f" `ruvmlx learn rollback {was}` goes back to it." if was else ""
+        return f"The adapter is at version {version}{meaning}. Before, it was at version {was}.{back}"
     if version == 0:
         return "There is nothing to go back from: the adapter is the original model, as it was then."
     return f"There is nothing to go back from: the adapter was at version {version} then, as it is now."
