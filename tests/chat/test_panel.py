@@ -71,7 +71,7 @@ def test_a_rating_counts_down_to_the_training(open_tiny):
             say(runtime, chat, "hello", n=2)
             runtime.rate("last", "up" if left % 2 else "down")
         state = runtime.learning.state(recent=3)
-        assert state.missing == 0 and runtime.learner.history.is_due()
+        assert state.missing == 0 and runtime.learning.is_due()
         assert [r.rating for r in state.recent] == ["up", "down", "up"]
         assert all(spoken_lines(Overview.of(runtime), None))
 
