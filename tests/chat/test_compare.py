@@ -59,8 +59,9 @@ async def test_choosing_a_reply_prefers_it_to_the_other(chatting, rated_chat, mo
         await until(pilot, lambda: app.phase == "idle" and "Learned that you prefer" in screen_text(app))
         reply = app.chat.transcript.replies[-1]
         assert reply.message_id == candidates[side].message and reply.rating is None
-        assert reply.branch[1] == 3 and "◆ preferred" in screen_text(app)
-        assert compare.SIDES[1 - side] in screen_text(app)
+        assert reply.branch[1] == 3
+        await until(pilot, lambda: "◆ preferred" in screen_text(app))
+        await until(pilot, lambda: compare.SIDES[1 - side] in screen_text(app))
         turns = await app.host.call(lambda runtime: runtime.chats.turns(rated_chat))
         assert turns[-1].id == candidates[side].message
         other = {c.message for c in candidates} - {turns[-1].id}
