@@ -84,8 +84,7 @@ class Transcript(VerticalScroll, can_focus=False):
         await self.mount_all(widgets)
         self.anchor()
         self._notice = widgets[0] if isinstance(widgets[0], Notice) else None
-        if self._notice is not None:
-            self.refresh(layout=True)
+        self.refresh(layout=self._notice is not None)
 
     def _show_beginning(self, arranged: DockArrangeResult, height: int) -> None:
         """Put the first line of a new notice at the top of the screen if the notice is higher than it.
