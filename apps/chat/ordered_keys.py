@@ -18,8 +18,8 @@ else:  # do not subclass Widget here, because Textual's CSS would take this mixi
 
 
 class OrderedKeys(_Base):
-    """A mixin for widgets in which the user types. A key that is no letter acts before the next key is
-    handled. Put the mixin before the widget in the list of base classes."""
+    """A mixin for widgets in which the user types. The widget runs the binding of a key before the widget
+    handles the next key. Put the mixin before the widget in the list of base classes."""
 
     async def _on_key(self, event: Key) -> None:
         """Run the key's binding now, of this widget or of its parents. Textual calls the method of each base

@@ -120,7 +120,7 @@ class PlainChat:
 
     def _return_to_end(self) -> None:
         """Continue after the last message that this terminal knows. If another program has deleted the chat,
-        do nothing: a message raises the error, and commands such as /new work."""
+        do nothing. The next message then raises NotFound. Commands such as /new still work."""
         if self._end is not None:
             with contextlib.suppress(NotFound):
                 return_to(self._runtime, self._state.session, self._end)

@@ -168,8 +168,8 @@ class Prompt(OrderedKeys, TextArea):
             self._go_to(self._at - 1)
 
     def _go_to(self, place: int) -> None:
-        """Show the message of the history with the index `place`. At index -1, show the draft again. A text
-        that the user has changed at its place stays there."""
+        """Show the message of the history with the index `place`. At index -1, show the draft again. If
+        the user has changed the text at an index, keep the changed text at this index."""
         self._left[self._at] = self.text
         self.text = self._left.get(place, sanitize(self.earlier[place]) if place >= 0 else "")
         self._at = place

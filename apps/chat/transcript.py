@@ -87,9 +87,9 @@ class Transcript(VerticalScroll, can_focus=False):
         self.refresh(layout=self._notice is not None)
 
     def _show_beginning(self, arranged: DockArrangeResult, height: int) -> None:
-        """Put the first line of a new notice at the top of the screen if the notice is higher than it.
+        """Put the first line of a new notice at the top of the screen if the screen is lower than the notice.
         The user reads a long notice, such as the help, from its beginning. The layout calls this method,
-        because the notice has no height before it."""
+        because a notice has no height before the layout."""
         notice = self._notice
 
         def end_beginning() -> None:  # later layouts do not scroll to the notice

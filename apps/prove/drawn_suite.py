@@ -1,7 +1,6 @@
 """This module runs the trials of drawn users (simulated users with random tastes) and keeps the results in a
 file. The module runs only trials whose results are not in the file, so you can stop a run and continue it."""
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -88,16 +87,12 @@ def run_missing(
     log("the untouched model answers every question several times, to scale stars by")
     workers = workers or Workers(lambda: bench, 1)
     bench.measure()
-    if bench.untouched.are_kept:  # the processes put their replies into the file, from which `sample` reads
-        each = [
-            UntouchedPart(wanted.setup, seed, first, workers.count)
-            for seed in range(wanted.seeds)
-            for first in range(workers.count)
-        ]
-        deque(workers.results(_write_untouched, each), maxlen=0)
+    missing = [[u for u in wanted.users if keys[u.number, seed] not in old] for seed in range(wanted.seeds)]
+    if workers.count > 1 and bench.untouched.are_kept:  # `sample` then reads the replies from the file
+        seeds = [seed for seed, users in enumerate(missing) if users or seed == 0]
+        _write_untouched(wanted.setup, seeds, workers)
     scale = FrozenReplies.sample(bench, wanted.setup, 0)
     reached = {u.number: reach(DrawnStars(u, scale.texts), scale) for u in wanted.users}
-    missing = [[u for u in wanted.users if keys[u.number, seed] not in old] for seed in range(wanted.seeds)]
     parts = []
     for seed, users in enumerate(missing):
         frozen = FrozenReplies.sample(bench, wanted.setup, seed) if seed and users else scale
@@ -113,7 +108,15 @@ def run_missing(
     return sorted(found, key=lambda facts: (facts["seed"], facts["user"]))
 
 
-def _write_untouched(bench: Bench, part: UntouchedPart) -> None:
+def _write_untouched(setup: DrawnSetup, seeds: Sequence[int], workers: Workers) -> None:
+    """Let all processes write the untouched model's replies for these seeds into the bench's file."""
+    count = workers.count
+    parts = [UntouchedPart(setup, seed, first, count) for seed in seeds for first in range(count)]
+    for _ in workers.results(_write_part, parts):
+        pass
+
+
+def _write_part(bench: Bench, part: UntouchedPart) -> None:
     part.write(bench)
 
 

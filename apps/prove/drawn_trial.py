@@ -130,7 +130,7 @@ class UntouchedPart:
     count: int
 
     def write(self, bench: Bench) -> None:
-        """Let the untouched model write the replies that the bench's file does not have."""
+        """Let the untouched model write the part's missing replies into the file of `bench.untouched`."""
         with bench.runtime(Arm(learn="off")) as runtime:
             requests = _requests_of(*self.setup.untouched_requests(runtime, self.seed))
             bench.untouched.to(runtime.engine, requests[self.first :: self.count])

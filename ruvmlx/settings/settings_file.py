@@ -52,8 +52,8 @@ def _write(path: Path, texts: Sequence[str], values: Mapping[str, Any]) -> None:
 
 
 def _statements(path: Path) -> Iterator[str]:
-    """Yield the statements of a TOML file, each with its line ends. A value can take several lines, so a
-    statement goes on until TOML can read it."""
+    """Yield the statements of a TOML file with their line ends. A statement can have several lines. It ends
+    at the first line end at which the TOML parser accepts the statement."""
     text = ""
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []:
         text += line

@@ -85,7 +85,7 @@ async def test_a_draft_outlives_a_change_of_the_chat_within_the_history(branchin
 
 
 async def test_a_command_of_the_palette_keeps_the_draft():
-    """The command stands in the input, and the draft is the newest message of the history."""
+    """The input shows the command. The up arrow key shows the draft."""
     async with chatting(ScriptedRuntime(["A."])) as (app, pilot):
         app.chat.prompt.text = "a long draft"
         await palette(app, pilot, "renamethischat")
@@ -96,7 +96,7 @@ async def test_a_command_of_the_palette_keeps_the_draft():
 
 
 async def test_a_command_of_the_palette_is_no_version_of_a_reply(branching):  # noqa: F811
-    """While a reply is rewritten, Enter saves the input as the reply. The palette ends that first."""
+    """While a user rewrites a reply, Enter saves the input as the reply. The palette ends the rewriting."""
     async with branching() as (app, pilot):
         reply = await ask(app, pilot, "Hello")
         await pilot.press("tab", "E")

@@ -12,10 +12,12 @@ from apps.prove import drawn_report, drawn_suite, drawn_tastes
 from apps.prove.as_chat import ChatSetup
 from apps.prove.drawn_suite import DrawnRun
 from apps.prove.drawn_tastes import HELD_OUT, PROPERTIES, DrawnTaste
-from apps.prove.drawn_trial import DrawnSetup, FrozenReplies
+from apps.prove.drawn_trial import DrawnSetup, FrozenReplies, UntouchedPart
 from apps.prove.drawn_users import FLIPPED, DrawnStars, DrawnUser
+from apps.prove.processes import Workers
 from apps.prove.raters import RATERS
 from apps.prove.statistics import judged_wins
+from apps.prove.trial import Bench
 from ruvmlx.sona.judge import TasteJudge
 from tests.sona import simulated_tastes as sim
 
@@ -160,6 +162,31 @@ def test_a_run_that_was_stopped_is_continued(bench, tmp_path, monkeypatch):
     assert run(bench, drawn_run(3), path) == json.loads(json.dumps(every))
     with pytest.raises(TypeError):  # other ratings are other trials
         run(bench, drawn_run(3, presses=(3,)), path)
+
+
+def test_several_processes_write_the_replies_that_the_trials_read(
+    tiny, tiny_backend, bench, tmp_path, monkeypatch
+):
+    """The parts are all replies of the seeds with missing trials, so `sample` finds each in the file. Seed 0
+    is always read, because its replies scale the stars."""
+    shared = Bench(tiny, tiny_backend, kept_replies=tmp_path / "kept.db")
+    asked = drawn_run(1)
+    two, three = (DrawnRun(asked.setup, asked.users, seeds) for seeds in (2, 3))
+    path, parts = tmp_path / "drawn.jsonl", []
+    run(shared, two, path)  # the trials of the seeds 0 and 1 are finished
+
+    class TwoProcesses(Workers):
+        def results(self, work, given):
+            given = list(given)
+            parts.extend(one for one in given if isinstance(one, UntouchedPart))
+            yield from (work(shared, one) for one in given)
+
+    real, seen = type(shared.untouched)._write, []
+    monkeypatch.setattr(type(shared.untouched), "_write", lambda *a: seen.append(len(a[2])) or real(*a))
+    workers = TwoProcesses(lambda: shared, 2)
+    drawn_suite.run_missing(shared, three, path, "a machine", lambda line: None, workers)
+    assert [(part.seed, part.first) for part in parts] == [(0, 0), (0, 1), (2, 0), (2, 1)]
+    assert sum(seen[:4]) > 0 and not any(seen[4:])
 
 
 def test_users_in_one_batch_learn_what_each_learns_alone(bench):

@@ -18,8 +18,8 @@ from ..taste_measures import MEASURES
 from .style_basis import StyleBasis
 
 DOUBT = 0.5  # the lower bound of the gain in stars is the expected gain minus DOUBT standard deviations
-# The maximum number of parts of the ratings, and the minimum number of ratings in a part. A taste model that
-# was fitted to the other parts predicts each part.
+# `agreement` divides the ratings into parts. FOLDS is the maximum number of parts, and the minimum is two.
+# PART is the usual minimum number of ratings in a part.
 FOLDS, PART = 5, 4
 
 _LENGTH = [measure.more for measure in MEASURES].index("longer replies")
@@ -30,8 +30,8 @@ class StyleChoice:
     """The choice of a style for one user.
 
     coefficients: [M], the coefficients of the M directions; only their ratios have a meaning
-    confidence: from 0 (it is not clear that the user has a taste) to 1 (the taste is certain). The change of
-        weights is about proportional to the confidence.
+    confidence: from 0 (it is not clear that the user has a taste) to 1 (the taste is certain). The KL of
+        the style is proportional to the confidence.
     """
 
     coefficients: np.ndarray
@@ -52,9 +52,9 @@ class StyleChoice:
 
 
 def agreement(given: Sequence[Given], background: Sequence[RatedFeatures]) -> float:
-    """Return the covariance of ratings and their predictions, in standard errors of the covariance. The
-    result is above 0 if the taste model can predict ratings to which it was not fitted. With unrated replies,
-    their mean prediction replaces the mean prediction of the ratings.
+    """Return the covariance of ratings and their predictions, divided by its standard error. The result is
+    above 0 if a taste model predicts ratings to which it was not fitted. With unrated replies, their mean
+    prediction replaces the mean prediction of the ratings.
 
     given: the ratings and preferences
     background: unrated replies, if nearly all ratings are up or nearly all ratings are down; else empty

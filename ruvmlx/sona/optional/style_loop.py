@@ -42,11 +42,11 @@ from .style_choice import StyleChoice, agreement
 from .style_file import StyleFiles
 
 # The base's maximum KL at a confidence of 1, nats per token. The MicroLoRA has the rest of the cap on the KL
-# (KL_CAP of instant.py). If both have a part of the cap, users prefer the replies more often than if one of
-# them has all of it (docs/learning.md).
+# (KL_CAP of instant.py). With a larger part for the base, simulated users preferred the replies less often
+# (docs/learning.md).
 KL = 0.04
-# The loop uses no style if the covariance of ratings and their predictions (`agreement`) is this number of
-# standard errors below 0. With 8 to 30 ratings of a taste that the model knows well, it is often below 0.
+# The loop uses no style if `agreement` is below -DISAGREEMENT. With 8 to 30 ratings, chance alone often makes
+# `agreement` negative.
 DISAGREEMENT = 2.0
 RISE = ROOM * RISE_CAP  # the maximum rise of the mean negative log-likelihood of prose, nats/token
 TRIES = 4  # the maximum number of measurements in the search for s
