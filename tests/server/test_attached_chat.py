@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import os
+import re
 import select
 import signal
 import socket
@@ -155,8 +156,9 @@ def test_the_clients_clipboard_is_filled(running, attach):
     ((_, text, _, _),) = all_replies(running, 1)
     terminal.expect("Good")
     terminal.send("/copy" + ENTER)
-    running.wait_until(lambda: terminal._read() and b"\x1b]52;c;" in terminal.raw)
-    copied = base64.b64decode(terminal.raw.split(b"\x1b]52;c;")[1].split(b"\a")[0]).decode()
+    clipboard = re.compile(rb"\x1b\]52;c;([^\a]*)\a")
+    running.wait_until(lambda: terminal._read() and clipboard.search(terminal.raw))
+    copied = base64.b64decode(clipboard.search(terminal.raw)[1]).decode()
     assert copied == sanitize(text)
 
 
