@@ -20,12 +20,11 @@ import numpy as np
 
 from ..backends.base import Backend, HeadAdapter
 from ..engine.repetition import GRAM, Repetition
-from ..models.config.model import Message, Tokenizer
+from ..models.config.model import Message, Model, Tokenizer
 from ..pausing import Pause
-from .sampled_replies import BegunReply, SampledReply, sampled_replies
+from .sampled_replies import BegunReply, SampledReply, sampled_replies, sampling_of
 
 MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
-TEMPERATURE = 0.7
 # Chance alone changes the number of loops and of endless replies. So more of them are a fault only if the
 # difference to the original model is over CHANCE standard deviations of a difference by chance.
 CHANCE = 1.5
@@ -98,17 +97,19 @@ def _chance(new: int, old: int) -> float:
     return CHANCE * math.sqrt(2 * len(questions()) * share * max(0.0, 1 - share))
 
 
-def sample(
-    backend: Backend, tokenizer: Tokenizer, adapter: HeadAdapter | None, pause: Pause
-) -> list[SampledReply]:
+def sample(model: Model, backend: Backend, adapter: HeadAdapter | None, pause: Pause) -> list[SampledReply]:
     """Sample one reply to each of `questions()` with the backend's base LoRA and this head adapter, and
     return the replies. The random seed is always the same."""
     begun = []
     for question in questions():
         pause()
-        begun.append(BegunReply.of(backend, tokenizer.encode_chat([Message("user", question)]), adapter))
+        begun.append(
+            BegunReply.of(backend, model.tokenizer.encode_chat([Message("user", question)]), adapter)
+        )
     rng = np.random.default_rng(24)
-    return sampled_replies(backend, tokenizer, begun, rng, MAX_REPLY_TOKENS, TEMPERATURE, pause, adapter)
+    return sampled_replies(
+        backend, model.tokenizer, begun, rng, MAX_REPLY_TOKENS, sampling_of(model), pause, adapter
+    )
 
 
 def is_loop(ids: Sequence[int]) -> bool:

@@ -26,14 +26,14 @@ from ..pausing import Pause
 from ..store import Store
 from . import embedding, faults, reference_text
 from .kl_probe import KLProbe
-from .sampled_replies import BegunReply, SampledReply, sampled_replies
+from .sampled_replies import BegunReply, SampledReply, sampled_replies, sampling_of
 from .shipped import shipped_bytes
 from .taste_measures import MEASURES, measure_text
 
 # The number of replies to each question, and the number of replies in one batch. The batch is small, because
 # one step of a batch cannot be interrupted.
 REPLIES, TOGETHER = 16, 4
-MAX_REPLY_TOKENS, TEMPERATURE = 96, 0.7
+MAX_REPLY_TOKENS = 96
 RIDGE = 3.0
 MIN_QUESTIONS = 16  # the minimum number of answered questions from which directions are computed
 SAVE_AFTER = 8  # the number of answered questions from one save of the DirectionBank to the next
@@ -117,7 +117,7 @@ class DirectionBank:
             while len(found) < REPLIES:
                 begun = [first.fork() for _ in range(min(TOGETHER, REPLIES - len(found)))]
                 found += sampled_replies(
-                    backend, tokenizer, begun, rng, MAX_REPLY_TOKENS, TEMPERATURE, pause, note=note
+                    backend, tokenizer, begun, rng, MAX_REPLY_TOKENS, sampling_of(model), pause, note=note
                 )
         texts = [(thinking.split(tokenizer.decode(ids)).answer, ended) for ids, ended in found]
         self.gradients.append(sums.astype(np.float16))

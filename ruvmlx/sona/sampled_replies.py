@@ -7,13 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..backends.base import Backend, HeadAdapter, KVCache, Step
-from ..models.config.model import Tokenizer
+from ..models.config.model import Model, Tokenizer
 from ..pausing import Pause
+from ..sampling import LogitChanges, Sampling
+
+TEMPERATURE = 0.7
 
 # A sampled reply is (token ids without the end token, True if the reply ended by itself).
 SampledReply = tuple[list[int], bool]
 # A function that gets each token before the token is added to its reply. The arguments are (index of the
-# reply, token, logits [V] from which the token was drawn, hidden state [D]).
+# reply, token, the model's logits [V] before penalties, hidden state [D]).
 NoteToken = Callable[[int, int, np.ndarray, np.ndarray], None]
 
 
@@ -36,22 +39,35 @@ class BegunReply:
         return BegunReply(self.cache.fork(), self.last)
 
 
+def sampling_of(model: Model) -> Sampling:
+    """Return the sampling of replies that no user sees. The repetition penalty is the chat's penalty for this
+    model, because the replies must be like the replies of the chat."""
+    return Sampling(TEMPERATURE, repetition_penalty=model.default_sampling.get("repetition_penalty", 1.0))
+
+
 def sampled_replies(
     backend: Backend, tokenizer: Tokenizer, begun: Sequence[BegunReply], rng: np.random.Generator,
-    longest: int, temperature: float, pause: Pause, adapter: HeadAdapter | None = None,
+    longest: int, sampling: Sampling, pause: Pause, adapter: HeadAdapter | None = None,
     note: NoteToken | None = None,
 ) -> list[SampledReply]:  # fmt: skip
     """Sample one reply of at most `longest` tokens to each prompt in `begun`, and return the replies.
 
+    sampling: only the temperature and the penalties count
     pause: a function that is called before each step of the batch; it can raise an exception to stop
     note: a function that gets each token; None to pass the tokens to no function
     """
     last, ids = [one.last for one in begun], [list[int]() for _ in begun]
+    changes = [LogitChanges(sampling) for _ in begun] if sampling.changes_logits else []
     going, ended = list(range(len(begun))), [False] * len(begun)
     while going:
         pause()
         for i in list(going):
-            token = _sample_token(last[i].logits, temperature, rng)
+            logits = last[i].logits
+            if changes:
+                changes[i].restrict(logits := logits.copy())
+            token = _sample_token(logits, sampling.temperature, rng)
+            if changes:
+                changes[i].take(token)
             if note is not None:
                 note(i, token, last[i].logits, last[i].hidden)
             ended[i] = token in tokenizer.eos_ids

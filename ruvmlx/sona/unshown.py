@@ -19,7 +19,7 @@ from ..models.config.model import Model
 from ..models.text import thinking
 from ..pausing import Pause
 from ..store import Store
-from .sampled_replies import BegunReply, sampled_replies
+from .sampled_replies import BegunReply, sampled_replies, sampling_of
 from .taste_measures import MEASURES, measure_text
 
 REPLIES = 4  # the number of unshown replies to each question
@@ -28,7 +28,6 @@ MAX_PROMPT_TOKENS = 2048  # no unshown replies to prompts with more tokens; thes
 # the maximum number of rated replies with stored measures; the newest rated replies are kept
 MAX_QUESTIONS = 1000
 SAVE_AFTER = 8  # the number of questions from one save of the measures to the next
-TEMPERATURE = 0.7
 _NAME = "replies/unshown"  # the name of the stored measures; no adapter can have this name
 
 
@@ -90,7 +89,9 @@ def _measure(model: Model, backend: Backend, prompt: list[int], pause: Pause) ->
     with original_model(backend):
         first = BegunReply.of(backend, prompt)
         begun = [first, *(first.fork() for _ in range(REPLIES - 1))]
-        replies = sampled_replies(backend, model.tokenizer, begun, rng, MAX_REPLY_TOKENS, TEMPERATURE, pause)
+        replies = sampled_replies(
+            backend, model.tokenizer, begun, rng, MAX_REPLY_TOKENS, sampling_of(model), pause
+        )
     decode = model.tokenizer.decode
     return measures_of([(decode(ids), ended) for ids, ended in replies])
 

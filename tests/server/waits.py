@@ -75,8 +75,9 @@ class Server:
         """Whether the server names work that it does while nobody asks."""
         return (await ask(self.port, "/v1/status")).json["idle_work"] is not None
 
-    async def times(self, words: int, reply: int = REPLY) -> Times:
-        """Ask a question of so many words, as a stream. reply: its most tokens."""
+    async def times(self, words: int, reply: int = REPLY, writes: asyncio.Event | None = None) -> Times:
+        """Ask a question of so many words, as a stream. reply: its most tokens. `writes` is set after its
+        first token."""
         text = " ".join(self._rng.choices(WORDS, k=words))
         body = question(CHAT, self.model, text, reply, stream=True)
         sent, tokens = self.clock(), list[float]()
@@ -87,6 +88,8 @@ class Server:
             async for piece in wire.pieces(answer):
                 if b'"content":"' in piece.replace(b'"content":""', b""):
                     tokens.append(self.clock())
+                    if writes is not None:
+                        writes.set()
         return Times(sent, (*tokens,), self.clock())
 
 
@@ -134,18 +137,22 @@ async def short_beside_long(server: Server, words: int) -> bool:
 
 
 async def short_beside_streams(server: Server, count: int) -> bool:
-    """A short question that comes while many replies are written."""
+    """A short question that comes while many replies are written: each of them has its first token."""
     alone = statistics.median([(await server.times(8)).wait for _ in range(3)])
-    streams = [asyncio.create_task(server.times(20, LONG_REPLY)) for _ in range(count)]
+    writing = [asyncio.Event() for _ in range(count)]
     begun = server.clock()
-    while server.clock() < begun + count / 16:  # until their prompts were read
-        await asyncio.sleep(0.1)
+    streams = [asyncio.create_task(server.times(20, LONG_REPLY, event)) for event in writing]
+    await asyncio.gather(*(event.wait() for event in writing))
+    read = server.clock() - begun
     short = await server.times(8)
     running = sum(not stream.done() for stream in streams)
     await asyncio.gather(*streams)
     most = MOST_ALONE * alone + MOST_LATER
     print(f"a short question beside {running} streams: first token after {short.wait:.2f} s")
-    print(f"  alone {alone:.2f} s; limit {most:.2f} s", flush=True)
+    print(
+        f"  alone {alone:.2f} s; limit {most:.2f} s; the streams' prompts were read in {read:.1f} s",
+        flush=True,
+    )
     return short.wait <= most
 
 

@@ -97,7 +97,7 @@ def test_a_broken_adapter_is_noticed(tiny, tiny_backend, monkeypatch):
             logits[..., 65] += 1e4
 
     def sample(adapter):
-        return faults.sample(tiny_backend, tiny.tokenizer, adapter, lambda: None)
+        return faults.sample(tiny, tiny_backend, adapter, lambda: None)
 
     plain, broken = sample(None), sample(OneToken())
     assert sample(None) == plain

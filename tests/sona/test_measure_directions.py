@@ -19,7 +19,7 @@ from ruvmlx.sona.measure_directions import (
     StoredDirections,
     regress,
 )
-from ruvmlx.sona.sampled_replies import BegunReply, sampled_replies
+from ruvmlx.sona.sampled_replies import BegunReply, sampled_replies, sampling_of
 from ruvmlx.sona.shipped import shipped_bytes
 from ruvmlx.sona.taste_measures import MEASURES, measure_text
 from ruvmlx.store import Store
@@ -49,7 +49,9 @@ def by_one(model, backend, question, lora_a, tokens, seed):
     longest, found = measure_directions.MAX_REPLY_TOKENS, []
     for together in (2, 1):
         begun = [BegunReply.of(backend, prompt) for _ in range(together)]
-        found += sampled_replies(backend, model.tokenizer, begun, rng, longest, 0.7, lambda: None)
+        found += sampled_replies(
+            backend, model.tokenizer, begun, rng, longest, sampling_of(model), lambda: None
+        )
     gradients, measures = [], []
     for ids, ended in found:
         end = [] if len(ids) == longest else [max(model.tokenizer.eos_ids)]

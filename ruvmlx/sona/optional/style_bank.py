@@ -21,7 +21,7 @@ from ...backends.base import Backend, original_model
 from ...lora.base_lora import Place
 from ...models.config.model import Message, Model
 from ...pausing import Pause
-from ..sampled_replies import BegunReply, SampledReply, sampled_replies
+from ..sampled_replies import TEMPERATURE, BegunReply, SampledReply, sampled_replies, sampling_of
 from ..taste_measures import measure_text
 from .style_basis import MODULE, RANK, BankGradients, StyleBasis
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 REPLIES = 8  # the number of replies to each question
 MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
-TEMPERATURE = 0.7
 _INPUT_TEXTS, _INPUT_ROWS = 60, 16  # lora_a comes from a layer's inputs in 60 replies, at 16 positions each
 _PROSE_RIDGE = 1.0  # the ridge of the second moment of prose inputs, as a share of its mean eigenvalue
 _PROSE_TOKENS = 160  # the maximum number of tokens that are used of each text of prose
@@ -130,8 +129,8 @@ class BasisBuilder:
         """Sample REPLIES replies to one prompt, and return them. The model reads the prompt only once."""
         first = BegunReply.of(self._backend, prompt)
         begun = [first, *(first.fork() for _ in range(REPLIES - 1))]
-        tokenizer = self._model.tokenizer
-        return sampled_replies(self._backend, tokenizer, begun, rng, MAX_REPLY_TOKENS, TEMPERATURE, pause)
+        tokenizer, sampling = self._model.tokenizer, sampling_of(self._model)
+        return sampled_replies(self._backend, tokenizer, begun, rng, MAX_REPLY_TOKENS, sampling, pause)
 
     def _text(self, reply: tuple[int, list[int], bool]) -> "TrainingText":
         """Return a reply as a text whose gradient can be computed. The text includes the end token of the

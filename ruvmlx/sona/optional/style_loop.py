@@ -239,15 +239,15 @@ class StyleLoop:
     def _worse(self, found: _MeasuredBase, micro: Any, may_be_longer: bool, pause: Pause) -> str:
         """Return in words which fault is worse than in the original model's replies to the same questions; ""
         if no fault is worse. No user rated these questions. may_be_longer: as in `Faults.worse_than`"""
-        backend, tokenizer = self._learner.backend, self._model.tokenizer
+        model, backend = self._model, self._learner.backend
         if self._untouched is None:
             with self._learner.active.install_for(None):
-                self._untouched = faults.sample(backend, tokenizer, None, pause)
+                self._untouched = faults.sample(model, backend, None, pause)
         plain = self._untouched
         with self._learner.active.install_for(found.ground.lora):
-            new = faults.sample(backend, tokenizer, micro, pause)
-        usual = Faults.of(plain, plain, tokenizer)
-        return Faults.of(new, plain, tokenizer).worse_than(usual, may_be_longer)
+            new = faults.sample(model, backend, micro, pause)
+        usual = Faults.of(plain, plain, model.tokenizer)
+        return Faults.of(new, plain, model.tokenizer).worse_than(usual, may_be_longer)
 
     # -- the end -------------------------------------------------------------------------------------
 
