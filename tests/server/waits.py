@@ -149,10 +149,7 @@ async def short_beside_streams(server: Server, count: int) -> bool:
     await asyncio.gather(*streams)
     most = MOST_ALONE * alone + MOST_LATER
     print(f"a short question beside {running} streams: first token after {short.wait:.2f} s")
-    print(
-        f"  alone {alone:.2f} s; limit {most:.2f} s; the streams' prompts were read in {read:.1f} s",
-        flush=True,
-    )
+    print(f"  alone {alone:.2f} s; limit {most:.2f} s; all streams write after {read:.1f} s", flush=True)
     return short.wait <= most
 
 
