@@ -6,14 +6,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ruvmlx.runtime import PreferenceResult, RatingResult
 
-# Rows of (limit, words): the words that describe a distance (KL) from the original model whose share of the
-# allowed distance is below the limit.
-DIFFERENCE = (
-    (0.05, "hardly differ"),
-    (0.35, "differ slightly"),
-    (0.8, "differ clearly"),
-    (float("inf"), "differ strongly"),
-)
 HOW_TO_RATE = "Rate a reply in `ruvmlx chat`, or with `ruvmlx rate last up`."
 STILL_THE_ORIGINAL = "replies are the original model's."
 
@@ -111,7 +103,7 @@ def preference_line(result: "PreferenceResult") -> str:
 def _after(result: "RatingResult | PreferenceResult") -> str:
     """Return sentences that say, after a rating or preference, how far the model is from the original model,
     and which command undoes the rating or preference."""
-    return f"{_difference(result.kl, result.kl_cap)} `ruvmlx learn undo` takes it back."
+    return f"{_change_sentence(result.kl, result.kl_cap)}. `ruvmlx learn undo` takes it back."
 
 
 def _learned_text(facts: dict[str, Any]) -> str:
@@ -128,8 +120,10 @@ def _learned_text(facts: dict[str, Any]) -> str:
         return f"{given}: {STILL_THE_ORIGINAL}{_elsewhere(facts)}"
     unused = ratings + pairs - used
     rest = f"; {unused} changed nothing" if unused > 0 else ""
+    used = _change_sentence(facts["kl"], facts["kl_cap"])
     return (
-        f"Learned from {_feedback_count(ratings, pairs)}{rest}. {_difference(facts['kl'], facts['kl_cap'])}"
+        f"Learned from {_feedback_count(ratings, pairs)}{rest}. {used}: a limit keeps the model near the "
+        "original one."
     )
 
 
@@ -162,13 +156,17 @@ def _taste_line(facts: dict[str, Any]) -> str:
     return f"You seem to like{lately}: {taste['sentence']}."
 
 
-def _difference(kl: float, cap: float) -> str:
-    """Return a sentence about the distance `kl` from the original model, as a share of the allowed distance
-    `cap`."""
-    share = kl / cap if cap else 0.0
-    amount = "under 1%" if share < 0.01 else f"{share:.0%}"
-    differ = next(words for limit, words in DIFFERENCE if share < limit)
-    return f"Replies {differ} from the original model's ({amount} of the allowed change)."
+def share_text(kl: float, cap: float) -> str:
+    """Return the distance `kl` of the model from the original model in percent of the allowed distance `cap`:
+    "12%", or "under 1%". The two distances are KL divergences in nats per token; cap 0: there is no limit."""
+    part = kl / cap if cap else 0.0
+    return "under 1%" if 0 < part < 0.01 else f"{part:.0%}"
+
+
+def _change_sentence(kl: float, cap: float) -> str:
+    """Return a sentence about the share of the allowed distance that is used, without a full stop."""
+    part = share_text(kl, cap)
+    return f"{part[0].upper()}{part[1:]} of the allowed change is used"
 
 
 def _way_back(facts: dict[str, Any]) -> str:
@@ -202,11 +200,11 @@ def _training(facts: dict[str, Any]) -> str:
     said = f"Trained in the background {_times(done)}." if done else ""
     if facts.get("promoted") is not None:
         outcome = (
-            "The newest training is in use" if facts["promoted"] else "The newest training changed nothing"
+            "The newest training is in use" if facts["promoted"] else "The newest training is not in use"
         )
         said = f"{said} {outcome}: {facts['reason']}."
     if waiting and facts["ratings"] + facts.get("preferences", 0) < MINIMUM:
-        said = f"{said} A training needs {MINIMUM} rated replies."
+        said = f"{said} Background training needs {MINIMUM} rated replies."
     elif waiting:
         verb = "is" if waiting == 1 else "are"
         what = f"{waiting} {_kinds(facts, 'and', 's')}" if facts.get("preferences") else _ratings(waiting)

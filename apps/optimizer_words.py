@@ -18,11 +18,11 @@ KNOBS = {
     "kv_level": "bits of the KV cache",
     "kv_tiers": "bits of new KV caches",
     "kv_choice": "bits of new KV caches",
-    "consolidation": "version, by the slow training,",
+    "consolidation": "version, by background training,",
     "router": "router",
 }
 _TRIGGERS = {
-    "merge": "the slow training",
+    "merge": "background training",
     "router": "a training of the router",
     "rebalance": "fewer bits for the KV cache",
     "tune": "trials of what is faster",

@@ -14,6 +14,7 @@ from ruvmlx.runtime import LearnStatus, PreferenceResult, RatingResult, Runtime
 from ruvmlx.text import backend_words, one_line, size
 from ruvmlx.tiers import TIERS
 
+from ..learning_words import share_text
 from ..optimizer_words import tuning_line
 from .view_model import learn_status
 
@@ -167,16 +168,10 @@ def preference_words(result: PreferenceResult, what: str) -> str:
     return f"{learned_choice(result, what, '/undo')}."
 
 
-def share(kl: float, cap: float) -> float:
-    """Return the distance `kl` of the model from the original model, as a share of the allowed distance
-    `cap`. Return 0 if there is no limit. The two distances are KL divergences in nats per token."""
-    return kl / cap if cap else 0.0
-
-
 def change_text(kl: float, cap: float) -> str:
     """Return the distance `kl` of the model from the original model as text, in percent of the allowed
     distance `cap`: "15% of the allowed change"."""
-    return f"{share(kl, cap):.0%} of the allowed change"
+    return f"{share_text(kl, cap)} of the allowed change"
 
 
 def reply_details(response: GenerationResponse, context: int) -> list[str]:

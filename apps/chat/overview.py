@@ -14,9 +14,10 @@ from ruvmlx.platform.sensors import SensorReading
 from ruvmlx.runtime import LearningState, Runtime
 from ruvmlx.text import one_line, size
 
+from ..learning_words import share_text
 from ..optimizer_words import KNOBS
 from . import describe
-from .describe import AGES, bar, share
+from .describe import AGES, bar
 
 BAR = 4  # terminal cells of the bar that shows a tier's share of the cache's bytes
 LIKES = 2  # the maximum number of rows about what the user likes
@@ -58,7 +59,7 @@ def learning_rows(state: LearningState) -> Rows:
     return [
         ("adapter", f"{one_line(state.adapter)}, version {status.adapter_version}"),
         ("ratings", f"{status.ratings}{pairs}, {status.updates} used"),
-        ("limit", f"{share(status.kl, status.kl_cap):.0%} used"),
+        ("limit", f"{share_text(status.kl, status.kl_cap)} used"),
         ("topics", f"{memory.patterns}, seen {memory.hits} times"),
         ("training", _training(state.missing)),
         ("trained", f"{status.consolidations} times" if status.consolidations else "not yet"),

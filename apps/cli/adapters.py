@@ -12,6 +12,7 @@ from ruvmlx.errors import NotFound, UsageError
 from ruvmlx.settings import settings_file
 from ruvmlx.text import one_line, size
 
+from ..learning_words import share_text
 from .completion_values import complete_adapters
 from .options import BUILT_IN, load_model, resolve, setting_option, unknown_adapter
 from .output import json_option, log, print_json, show
@@ -271,8 +272,8 @@ def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None
     _report(
         facts,
         as_json,
-        f"Imported adapter {name!r}. With it, replies differ from the original model's by "
-        f"{adopted.kl / KL_CAP:.0%} of the allowed change.\n`ruvmlx adapters use {name}` uses it.",
+        f"Imported adapter {name!r}. It uses {share_text(adopted.kl, KL_CAP)} of the allowed change.\n"
+        f"`ruvmlx adapters use {name}` uses it.",
     )
 
 

@@ -139,8 +139,8 @@ def _compare(reports: tuple[str, ...], as_json: bool) -> None:
         say(f"not the same: {what}")
     table(CHANGES, map(terminal.change_row, changes))
     if any(change.name.endswith(": ours") for change in changes):
-        hint('"ours" is ruvmlx, beside other programs. "decode at 256" is the speed of writing when the chat')
-        hint("already has 256 tokens.")
+        hint('A row with "ours" is about ruvmlx; the other rows are about other programs. "decode at 256" is')
+        hint("the speed of writing when the chat already has 256 tokens.")
     hint("BY CHANCE is how often chance alone makes such a difference.")
     for line in terminal.changes(changes, verdicts):
         say(line)

@@ -66,7 +66,7 @@ def _show(found: "Perplexity", backend: "Backend") -> None:
     """Print for people the perplexity of the text, and how much the tiers of the KV cache change the model's
     predictions."""
     rows = [
-        ("perplexity", f"{found.ppl:.2f} on {found.tokens:,} tokens (lower is better; 1 is always right)"),
+        ("perplexity", f"{found.ppl:.2f} on {found.tokens:,} tokens (lower is better; 1 is the best)"),
         (
             "cache",
             f"{size(found.kv.bytes)} for what was read ({found.kv.policy}); {size(found.kv.f16_bytes)} if "

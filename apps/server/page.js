@@ -309,15 +309,13 @@ async function send(text) {
 
 /* -- ratings --------------------------------------------------------------------------------------- */
 
-/* [upper limit of the share of the allowed distance, words of `ruvmlx learn status` for this share] */
-const DIFFERENCE = [[0.05, "hardly differ"], [0.35, "differ slightly"], [0.8, "differ clearly"], [Infinity, "differ strongly"]];
-
 function learnedWords(done) {
   if (!done.applied) return "kept; it changed nothing";
-  const share = done.kl_cap ? done.kl / done.kl_cap : 0, [, differ] = DIFFERENCE.find(([limit]) => share < limit);
+  const share = done.kl_cap ? done.kl / done.kl_cap : 0;
+  const used = share > 0 && share < 0.01 ? "under 1%" : Math.round(100 * share) + "%";
   const how = done.logprob_after >= done.logprob_before ? "more" : "less";
-  return "learned: " + how + " like this. Replies " + differ + " from the original model's (" +
-    Math.round(100 * share) + "% of the allowed change; " + done.adapter + ", version " + done.adapter_version + ")";
+  return "learned: " + how + " like this. Of the allowed change, " + used + " is used (" +
+    done.adapter + ", version " + done.adapter_version + ")";
 }
 
 /* Show rating buttons under a reply. A rating changes the weights at once. The user can take it back. */

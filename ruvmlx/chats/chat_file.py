@@ -106,7 +106,7 @@ def _body(message: MessageRow) -> list[str]:
 def _origin_words(model: str, when: str) -> str:
     """Return the model and the time of a chat, in words."""
     if model == UNKNOWN:
-        return f"Chat of {when}. It does not say which model wrote the replies."
+        return f"Chat of {when}. The model that wrote the replies is not known."
     return f"{one_line(model)}, {when}"
 
 

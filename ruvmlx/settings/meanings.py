@@ -61,8 +61,8 @@ GROUPS = {
         ),
         "optimizer": (
             "on: if replies come at under 50 tokens a second, ruvmlx measures, while you do not type, what "
-            "makes them faster (guessed tokens, cores, replies at once), and keeps what does; watch: it only "
-            "measures; off: neither"
+            "makes them faster (guessed tokens, cores, replies at a time), and keeps what does; watch: it "
+            "only measures; off: neither"
         ),
         "draft_model": (
             "a small model of the same family, which guesses tokens that the model checks: the same reply, "
@@ -78,8 +78,8 @@ GROUPS = {
     },
     "How the model learns from your ratings": {
         "adapter": (
-            "the name under which what is learned is kept beside the model (an adapter); none: nothing "
-            "is learned or used"
+            "the name of the adapter in use: an adapter keeps what the model learned from you, beside the "
+            "model; none: nothing is learned or used"
         ),
         "rate_thoughts": "on: ratings also change how the model thinks; off: only how it answers",
         "examples": (
@@ -96,14 +96,14 @@ GROUPS = {
         ),
         "slow_loop": (
             "how the model goes on learning from your ratings while you do not type: training trains the "
-            "parts that base_targets names; style uses ready-made changes of style, which some models have"
+            "parts that base_targets names; style mixes changes of style that are made once for a model"
         ),
         "learn_targets": (
             "which parts of the model a rating changes at once: head is the layer that chooses the next "
             "token; also attention, ffn (the feed-forward layers), all, or names of matrices"
         ),
         "base_targets": (
-            "which parts of the model the slow training changes (it reads all your ratings together); the "
+            "which parts of the model background training changes (it reads all your ratings together); the "
             "same words as for learn_targets"
         ),
         "router": (
@@ -121,8 +121,8 @@ GROUPS = {
             "by default as `ruvmlx learn kv` says"
         ),
         "kv_limit": (
-            "how far a tiered cache may change what the model says: 0 is no change, 0.004 a very small "
-            "one (`ruvmlx learn kv` shows what was measured)"
+            "how far a tiered cache may change the model's predictions, in nats per token (KL divergence): "
+            "0 is no change, 0.004 a very small one (`ruvmlx learn kv` shows what was measured)"
         ),
         "kv_budget": (
             "the most memory for the KV caches of all chats, as in 500MB or 2GB; to stay within it, "
@@ -142,7 +142,8 @@ GROUPS = {
             "is free at its start"
         ),
         "server_unload": (
-            "after how many minutes a server closes a model that nobody uses (never its first); 0: never"
+            "after how many minutes a server closes a model that nobody uses; the model that the server "
+            "started with stays open; 0: no model is closed"
         ),
     },
     "How the chat looks": {

@@ -28,11 +28,11 @@ def test_after_a_rollback_to_the_original_nobody_is_told_that_there_are_no_ratin
 
 def test_what_was_learned_has_its_distance_and_the_way_back():
     assert status_lines(LEARNED)[:3] == [
-        "Learned from 3 ratings. Replies differ slightly from the original model's (12% of the allowed "
-        "change).",
+        "Learned from 3 ratings. 12% of the allowed change is used: a limit keeps the model near the "
+        "original one.",
         "The adapter (what was learned) is at version 3. `ruvmlx learn undo` takes the last rating back; "
         "`ruvmlx learn rollback V` goes to version V (0: the original model).",
-        "A training needs 10 rated replies.",
+        "Background training needs 10 rated replies.",
     ]
     assert status_lines(LEARNED | {"ratings": 10, "updates": 10})[2] == (
         "3 ratings are not in a training yet: `ruvmlx learn consolidate` trains now."
@@ -52,7 +52,7 @@ def test_preferences_are_counted_beside_the_ratings():
     lines = status_lines(facts)
     assert lines[0].startswith("Learned from 3 ratings and 1 preference; 1 changed nothing. ")
     assert "takes the last rating or preference back" in lines[1]
-    assert lines[2] == "A training needs 10 rated replies."
+    assert lines[2] == "Background training needs 10 rated replies."
     enough = status_lines(facts | {"ratings": 9})
     assert enough[2].startswith("4 ratings and preferences are not in a training yet")
     only = status_lines(facts | {"ratings": 0, "preferences": 2, "updates": 2})
@@ -79,7 +79,7 @@ def test_a_refused_training_says_why():
     }
     assert status_lines(facts | {"pending": 1})[2] == (
         "Trained in the background once. "
-        "The newest training changed nothing: held-out ratings prefer it not. "
+        "The newest training is not in use: held-out ratings prefer it not. "
         "1 rating is not in a training yet: `ruvmlx learn consolidate` trains now."
     )
 
@@ -109,7 +109,7 @@ def test_a_rating_says_what_it_did(after, how):
         replaces="",
     )
     line = rating_line(result)
-    assert f"Learned from your rating (up): {how} like this." in line and "differ strongly" in line
+    assert f"Learned from your rating (up): {how} like this. 90% of the allowed change is used." in line
     assert "changed nothing" in rating_line(SimpleNamespace(**vars(result) | {"applied": False}))
     assert "replaces" not in line
     for changed in ({}, {"applied": False}, {"reason": "facts"}):

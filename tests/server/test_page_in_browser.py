@@ -50,7 +50,9 @@ def test_chat_and_rate(window, serve, tmp_path):
 
     before = version(running)
     window.click(".turn .up")
-    window.wait(lambda: window.text(".turn .said").startswith("learned: more like this. Replies "))
+    window.wait(
+        lambda: window.text(".turn .said").startswith("learned: more like this. Of the allowed change, ")
+    )
     after = version(running)
     assert after == before + 1 and f"version {after}" in window.text(".turn .said")
     window.click(".turn .undo")
