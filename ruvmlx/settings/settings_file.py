@@ -55,7 +55,7 @@ def _statements(path: Path) -> Iterator[str]:
     """Yield the statements of a TOML file with their line ends. A statement can have several lines. It ends
     at the first line end at which the TOML parser accepts the statement."""
     text = ""
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []:
+    for line in path.read_text(encoding="utf-8-sig").splitlines(keepends=True) if path.exists() else []:
         text += line
         if _values(text) is not None:
             yield text

@@ -96,7 +96,7 @@ def read_file(path: Path) -> dict[str, Any]:
     """Return the values in a settings file, or {} if the file does not exist. Raises UsageError if the file
     cannot be read or has an unknown setting."""
     try:
-        values = tomllib.loads(files.read_ordinary(path, MAX_FILE_BYTES).decode("utf-8"))
+        values = tomllib.loads(files.read_ordinary(path, MAX_FILE_BYTES).decode("utf-8-sig"))
     except (FileNotFoundError, NotADirectoryError):  # if the folder is unusable, the store reports this later
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:

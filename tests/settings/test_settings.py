@@ -38,6 +38,14 @@ def test_saved_text_comes_back_whole():
     assert (found.system, found.temperature) == (hard, 0.25)
 
 
+def test_a_file_that_begins_with_a_byte_order_mark_is_read_and_changed(home):
+    """Some editors write the mark."""
+    (home / "config.toml").write_bytes(b"\xef\xbb\xbfmax_tokens = 6\n# my words\n")
+    assert settings.load().max_tokens == 6
+    settings_file.save("max_tokens", "7")
+    assert settings.load().max_tokens == 7 and "# my words" in (home / "config.toml").read_text("utf-8")
+
+
 def test_only_the_user_can_read_the_settings():
     path = settings_file.save("system", "my words")
     path.chmod(0o644)
