@@ -40,6 +40,7 @@ def test_saved_text_comes_back_whole():
 
 def test_a_file_that_begins_with_a_byte_order_mark_is_read_and_changed(home):
     """Some editors write the mark."""
+    home.mkdir()
     (home / "config.toml").write_bytes(b"\xef\xbb\xbfmax_tokens = 6\n# my words\n")
     assert settings.load().max_tokens == 6
     settings_file.save("max_tokens", "7")
