@@ -63,7 +63,7 @@ def test_other_changes_by_itself_are_actions_too(open_tiny, speed):
         ]
     assert said == [
         "bits of new KV caches None to [64, 512], kept: the fastest",
-        "version, by the slow training, 3 to 3, put back: enough new ratings, or a command",
+        "version, by background training, 3 to 3, put back: enough new ratings, or a command",
         "router, put back: no better",
     ]
 
