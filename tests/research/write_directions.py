@@ -1,4 +1,4 @@
-"""Write the directions of the starter's measures into the package. The work takes about 20 minutes on two cores.
+"""Write the directions of the starter's measures into the package: about 20 minutes on two cores.
 
     python -m tests.research.write_directions
 
