@@ -13,7 +13,7 @@ not the penalties.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypedDict
@@ -95,6 +95,13 @@ class ReplyOptions(TypedDict, total=False):
 
 
 NO_SAMPLING = {"max_tokens", "adapter"}  # options of a reply that are not fields of Sampling
+
+
+def recommended_options(values: Mapping[str, float]) -> dict[str, Any]:
+    """Return the values that are options of `Sampling`. values: the sampling that a model's makers recommend,
+    which can have other options, too."""
+    found: dict[str, Any] = {k: v for k, v in values.items() if k in Sampling.__dataclass_fields__}
+    return found | {"top_k": int(found["top_k"])} if "top_k" in found else found
 
 
 def check_sampling(sampling: Sampling) -> None:
@@ -243,15 +250,25 @@ def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.n
     return ids, logprobs[ids]
 
 
-def draw_token(logits: np.ndarray, sampling: Sampling, u: float) -> int:
-    """Draw a token: return the first candidate at which the running sum of the probabilities (at the given
-    temperature) exceeds u times the sum of all candidates' probabilities. u: a uniform random number, 0 <= u
-    < 1."""
+def token_weights(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
+    """Return the candidate ids, and for each candidate a weight in proportion to its probability at the
+    temperature. The largest weight is 1."""
     ids, logprobs = candidates(logits, sampling)
     scaled = logprobs.astype(np.float64) / sampling.temperature
-    mass = np.cumsum(np.exp(scaled - scaled.max()))
+    return ids, np.exp(scaled - scaled.max())
+
+
+def choose_token(ids: np.ndarray, weights: np.ndarray, u: float) -> int:
+    """Return the first id at which the running sum of the weights exceeds u times the sum of all weights. u:
+    a uniform random number, 0 <= u < 1."""
+    mass = np.cumsum(weights)
     at = int(np.searchsorted(mass, u * mass[-1], side="right"))
     return int(ids[min(at, ids.size - 1)])
+
+
+def draw_token(logits: np.ndarray, sampling: Sampling, u: float) -> int:
+    """Draw a token from logits [V]. u: a uniform random number, 0 <= u < 1."""
+    return choose_token(*token_weights(logits, sampling), u)
 
 
 def is_drawn_in_c(sampling: Sampling) -> bool:

@@ -17,7 +17,7 @@ from ..engine.scheduler import Sink, replies_in_progress
 from ..kv_tuning.tier_review import TierReview
 from ..models.text.thinking import ThoughtCounter, opened_by
 from ..optimizer.optimizer import RealtimeOptimizer
-from ..sampling import check_sampling
+from ..sampling import check_sampling, recommended_options
 from ..settings import Settings
 from ..sona.answer_trace import AnswerTrace
 from ..sona.judge import CandidateReply
@@ -62,9 +62,7 @@ class ReplyWriter:
     def sampling(self, **given: Any) -> Sampling:
         """Return the sampling values. The values in `given` override the settings, the settings override the
         model's recommended values, and these override the defaults. A value None has no effect."""
-        own = {k: v for k, v in self._model.default_sampling.items() if k in Sampling.__dataclass_fields__}
-        if "top_k" in own:
-            own["top_k"] = int(own["top_k"])
+        own = recommended_options(self._model.default_sampling)
         asked = {k: v for k, v in (self._settings.sampling | given).items() if v is not None}
         return Sampling(**(own | asked))
 

@@ -4,9 +4,13 @@ A measure is a number that describes a reply's text, such as its number of lists
 effect of a token on lists, headings or paragraphs depends on the token's place in the reply. So a list of
 tokens that ignores their places says little about these measures. But the replies of a model to one question
 differ in their measures. The gradient of a reply's log-probability by lora_b's first row says which tokens
-the reply has more often than expected. The regression of each measure on these gradients gives a direction in
-lora_b that raises the measure. For N replies, A tokens and M measures, X [N, A] are the gradients and Y [N,
-M] the measures, both minus their means over the replies to the same question:
+the reply has more often than expected. The log-probability is that of the distribution from which each token
+is drawn, after penalties, filters and temperature. With another distribution, a part of the gradient would
+only say how long a reply is and how sure the model is, and a change of logits cannot use this part.
+
+The regression of each measure on these gradients gives a direction in lora_b that raises the measure. For N
+replies, A tokens and M measures, X [N, A] are the gradients and Y [N, M] the measures, both minus their means
+over the replies to the same question:
     directions = Y^T (X X^T + RIDGE I mean(diag(X X^T)))^-1 X
 
 The directions are computed once per model, because they need no ratings. Later, ratings decide how much each
@@ -106,11 +110,11 @@ class DirectionBank:
         tokenizer, rng = model.tokenizer, np.random.default_rng([41, seed])
         sums, found = np.zeros((REPLIES, self.tokens.size), np.float32), list[SampledReply]()
 
-        def note(i: int, token: int, logits: np.ndarray, hidden: np.ndarray) -> None:
-            p = np.exp(logits - logits.max())
-            reading, row = float(hidden @ lora_a), p[self.tokens] / p.sum()
-            sums[len(found) + i] -= np.float32(reading) * row
-            sums[len(found) + i, self.tokens == token] += reading
+        def note(i: int, token: int, ids: np.ndarray, p: np.ndarray, hidden: np.ndarray) -> None:
+            reading, row = np.float32(hidden @ lora_a), sums[len(found) + i]
+            at, known = self._places(ids)
+            row[at[known]] -= reading * p[known]
+            row[self.tokens == token] += reading
 
         with original_model(backend):
             first = BegunReply.of(backend, tokenizer.encode_chat([Message("user", question)]))
@@ -122,6 +126,11 @@ class DirectionBank:
         texts = [(thinking.split(tokenizer.decode(ids)).answer, ended) for ids, ended in found]
         self.gradients.append(sums.astype(np.float16))
         self.measures.append(np.stack([measure_text(*text) for text in texts]))
+
+    def _places(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the places of token ids [C] in `tokens`, and True for each id that is in `tokens`."""
+        at = np.searchsorted(self.tokens, ids).clip(max=len(self.tokens) - 1)
+        return at, self.tokens[at] == ids
 
     def directions(self) -> MeasureDirections:
         gradients = [centre(np.asarray(rows, np.float64)) for rows in self.gradients]

@@ -9,15 +9,15 @@ import numpy as np
 from ..backends.base import Backend, HeadAdapter, KVCache, Step
 from ..models.config.model import Model, Tokenizer
 from ..pausing import Pause
-from ..sampling import LogitChanges, Sampling
+from ..sampling import LogitChanges, Sampling, choose_token, recommended_options, token_weights
 
 TEMPERATURE = 0.7
 
 # A sampled reply is (token ids without the end token, True if the reply ended by itself).
 SampledReply = tuple[list[int], bool]
 # A function that gets each token before the token is added to its reply. The arguments are (index of the
-# reply, token, the model's logits [V] before penalties, hidden state [D]).
-NoteToken = Callable[[int, int, np.ndarray, np.ndarray], None]
+# reply, token, ids [C] of the tokens that could be drawn, their probabilities [C], hidden state [D]).
+NoteToken = Callable[[int, int, np.ndarray, np.ndarray, np.ndarray], None]
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,10 @@ class BegunReply:
 
 
 def sampling_of(model: Model) -> Sampling:
-    """Return the sampling of replies that no user sees. The repetition penalty is the chat's penalty for this
-    model, because the replies must be like the replies of the chat."""
-    return Sampling(TEMPERATURE, repetition_penalty=model.default_sampling.get("repetition_penalty", 1.0))
+    """Return the sampling of replies that no user sees: the chat's sampling for this model, because the
+    replies must be like the replies of the chat. But the temperature is TEMPERATURE, because replies to one
+    question must differ."""
+    return Sampling(**recommended_options(model.default_sampling) | {"temperature": TEMPERATURE})
 
 
 def sampled_replies(
@@ -52,7 +53,7 @@ def sampled_replies(
 ) -> list[SampledReply]:  # fmt: skip
     """Sample one reply of at most `longest` tokens to each prompt in `begun`, and return the replies.
 
-    sampling: only the temperature and the penalties count
+    sampling: how tokens are drawn; its seed does not count
     pause: a function that is called before each step of the batch; it can raise an exception to stop
     note: a function that gets each token; None to pass the tokens to no function
     """
@@ -65,11 +66,12 @@ def sampled_replies(
             logits = last[i].logits
             if changes:
                 changes[i].restrict(logits := logits.copy())
-            token = _sample_token(logits, sampling.temperature, rng)
+            candidates, weights = token_weights(logits, sampling)
+            token = choose_token(candidates, weights, rng.random())
             if changes:
                 changes[i].take(token)
             if note is not None:
-                note(i, token, last[i].logits, last[i].hidden)
+                note(i, token, candidates, weights / weights.sum(), last[i].hidden)
             ended[i] = token in tokenizer.eos_ids
             if not ended[i]:
                 ids[i].append(token)
@@ -80,9 +82,3 @@ def sampled_replies(
             for i, step in zip(going, backend.decode_batch(newest, caches, adapter), strict=True):
                 last[i] = step
     return list(zip(ids, ended, strict=True))
-
-
-def _sample_token(logits: np.ndarray, temperature: float, rng: np.random.Generator) -> int:
-    """Sample a token at a temperature. The token is the index of the largest logit after Gumbel noise is
-    added to the logits."""
-    return int(np.argmax(logits / temperature + rng.gumbel(size=logits.shape)))

@@ -10,6 +10,7 @@ from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.models.config.model import Message
 from ruvmlx.models.text import thinking
 from ruvmlx.pausing import Stopped
+from ruvmlx.sampling import LogitChanges, token_weights
 from ruvmlx.sona import calibration, measure_directions, taste_push
 from ruvmlx.sona.measure_directions import (
     _UNFINISHED,
@@ -58,18 +59,23 @@ def by_one(model, backend, question, lora_a, tokens, seed):
         states = backend.hidden_states([*prompt, *ids, *end][:-1])[len(prompt) - 1 :]
         said = np.zeros((len(states), backend.head(states).shape[1]))
         said[np.arange(len(states)), [*ids, *end]] = 1
-        gradients.append((states @ lora_a) @ (said - softmax_rows(backend.head(states)))[:, tokens])
+        rows = backend.head(states)
+        rule = LogitChanges(sampling_of(model))
+        drawn_from = np.zeros_like(said)
+        for row, logits, token in zip(drawn_from, rows, [*ids, *end], strict=True):
+            rule.restrict(logits)
+            kept, weights = token_weights(logits, sampling_of(model))
+            row[kept] = weights / weights.sum()
+            rule.take(token)
+        gradients.append((states @ lora_a) @ (said - drawn_from)[:, tokens])
         measures.append(measure_text(thinking.split(model.tokenizer.decode(ids)).answer, ended))
     return np.array(gradients), np.array(measures)
 
 
-def softmax_rows(z):
-    e = np.exp(z - z.max(axis=1, keepdims=True))
-    return e / e.sum(axis=1, keepdims=True)
-
-
-def test_the_gradients_are_those_of_the_finished_replies(tiny, backend, probe, monkeypatch):
+@pytest.mark.parametrize("own", [{}, {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1}])
+def test_the_gradients_are_those_of_the_finished_replies(tiny, backend, probe, monkeypatch, own):
     monkeypatch.setattr(measure_directions, "TOGETHER", 2)
+    monkeypatch.setattr(tiny, "default_sampling", own)
     lora_a, bank = probe.directions[:, 0].copy(), DirectionBank(probe.tokens)
     bank.add(tiny, backend, "Name a river.", lora_a, 7, lambda: None)
     gradients, measures = by_one(tiny, backend, "Name a river.", lora_a, probe.tokens, 7)

@@ -11,40 +11,47 @@ from ruvmlx.sampling import Sampling
 from ruvmlx.sona.sampled_replies import BegunReply, sampled_replies, sampling_of
 
 
-def by_hand(backend, prompt, eos, rng, longest, penalty):
-    """The slow twin for one reply: the whole text is read again for each token."""
-    ids = []
-    while len(ids) < longest:
-        logits = backend.prefill([*prompt, *ids], backend.new_cache()).logits.astype(np.float64)
-        for token in set(ids):
-            logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
-        token = int(np.argmax(logits / 0.7 + rng.gumbel(size=logits.shape)))
-        if token in eos:
-            break
-        ids.append(token)
-    return ids
+def distribution(logits, ids, penalty, top_p):
+    """The slow twin: the probabilities [V] of the next token, step by step as docs/chat.md says."""
+    z = logits.astype(np.float64)
+    for token in set(ids):
+        z[token] = z[token] / penalty if z[token] > 0 else z[token] * penalty
+    p = np.exp(z - z.max())
+    p /= p.sum()
+    order = np.argsort(-p, kind="stable")
+    kept = order[: int(np.searchsorted(np.cumsum(p[order]), top_p)) + 1]
+    found = np.zeros_like(p)
+    found[kept] = p[kept] ** (1 / 0.7)
+    return found / found.sum()
 
 
-@pytest.mark.parametrize("penalty", [1.0, 1.1, 1.9])
-def test_a_reply_is_drawn_with_the_repetition_penalty(tiny, penalty):
+@pytest.mark.parametrize("penalty, top_p", [(1.0, 1.0), (1.1, 0.9), (1.9, 0.5)])
+def test_each_token_is_drawn_after_penalty_and_filter(tiny, penalty, top_p):
     backend, prompt = (
         NativeBackend(tiny, threads=1),
         tiny.tokenizer.encode_chat([Message("user", "A river?")]),
     )
-    sampling = Sampling(0.7, repetition_penalty=penalty)
+    sampling = Sampling(0.7, top_p=top_p, repetition_penalty=penalty)
     seen = []
     ((ids, ended),) = sampled_replies(
         backend, tiny.tokenizer, [BegunReply.of(backend, prompt)], np.random.default_rng(5), 37, sampling,
-        lambda: None, note=lambda i, token, logits, hidden: seen.append((token, logits.copy(), hidden)),
+        lambda: None, note=lambda i, token, ids, p, hidden: seen.append((token, ids, p, hidden)),
     )  # fmt: skip
-    assert ids == by_hand(backend, prompt, tiny.tokenizer.eos_ids, np.random.default_rng(5), 37, penalty)
-    assert len(seen) == len(ids) + ended
-    for _, logits, hidden in seen:  # the function gets the logits of the model, without the penalty
-        np.testing.assert_allclose(logits, backend.head(hidden[None])[0], atol=1e-4)
+    rng, told = np.random.default_rng(5), [token for token, *_ in seen]
+    assert told[: len(ids)] == ids and len(told) == len(ids) + ended
+    for at, (token, candidates, p, hidden) in enumerate(seen):
+        logits = backend.prefill([*prompt, *told[:at]], backend.new_cache()).logits
+        want = distribution(logits, told[:at], penalty, top_p)
+        got = np.zeros_like(want)
+        got[candidates] = p
+        np.testing.assert_allclose(got, want, atol=2e-3)
+        chosen = candidates[np.searchsorted(np.cumsum(p), rng.random(), side="right").clip(max=len(p) - 1)]
+        assert token == chosen
+        np.testing.assert_allclose(backend.head(hidden[None])[0], logits, atol=1e-3)
 
 
-def test_the_penalty_is_the_chats_penalty_for_the_model(tiny):
-    assert sampling_of(tiny) == Sampling(0.7)
-    assert sampling_of(replace(tiny, default_sampling={"repetition_penalty": 1.1, "top_p": 0.9})) == Sampling(
-        0.7, repetition_penalty=1.1
-    )
+def test_the_sampling_is_the_chats_for_the_model_with_more_chance(tiny):
+    assert sampling_of(replace(tiny, default_sampling={})) == Sampling(0.7)
+    own = {"temperature": 0.2, "top_p": 0.9, "top_k": 20.0, "repetition_penalty": 1.1, "diversity": 3.0}
+    want = Sampling(0.7, top_p=0.9, top_k=20, repetition_penalty=1.1)
+    assert sampling_of(replace(tiny, default_sampling=own)) == want
