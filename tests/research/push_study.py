@@ -4,14 +4,16 @@
 
 For a small change of lora_b's first row by b, the log-ratio of a reply is b times the reply's gradient. Stars
 rise in proportion to the correlation of stars and log-ratios among the replies to one question, times the
-root of the KL. So this correlation measures a direction, whatever its size. Each user rates one reply to each
-of half of the bank's questions (a user of one thumb up to two); the other half is unseen. Printed for each
-family of tastes: the mean correlation, its standard error, and the KL in replies (nats per token) at the size
-that the taste's push has.
+root of the KL. So this correlation measures a direction, whatever its size. This is only true if the
+gradients are those of the distribution from which the replies' tokens were drawn (sampled_replies.py).
+
+Each user rates one reply to each of half of the bank's questions (a user of one thumb up to two); the other
+half is unseen. Printed for each family of tastes: the mean correlation, its standard error, and the KL in
+replies (nats per token) at the size that the taste's push has.
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,11 +26,13 @@ from ruvmlx.lora import MicroLoRA
 from ruvmlx.models.config.model import Message
 from ruvmlx.models.find.starter import starter_path
 from ruvmlx.models.load import load_model
+from ruvmlx.sampling import LogitChanges, Sampling, token_weights
 from ruvmlx.sona import calibration
 from ruvmlx.sona.instant import RULE
-from ruvmlx.sona.kl_probe import KLProbe
+from ruvmlx.sona.kl_probe import KLProbe, softmax_rows
 from ruvmlx.sona.measure_directions import MeasureDirections, regress
 from ruvmlx.sona.optional.style_bank import StyleBank, texts
+from ruvmlx.sona.sampled_replies import TEMPERATURE, sampling_of
 from ruvmlx.sona.shipped import shipped_bytes
 from ruvmlx.sona.taste import NEUTRAL, STARS, RatedFeatures, TasteModel, background_counts
 from ruvmlx.sona.taste_measures import MEASURES
@@ -41,31 +45,50 @@ READ_TWICE = ("thumbs", "only-up", "only-down")  # these users press something a
 
 @dataclass(frozen=True)
 class Gradients:
-    """Of the bank's N replies: gradients [N, A] of the log-probability by lora_b's first row, as logits at a
-    reading of 1, Fisher information [N, A] of each token alone, and lengths [N] in tokens."""
+    """Of the bank's N replies, as logits at a reading of 1:
 
-    gradients: np.ndarray
+    drawn, plain: [N, A], the gradients by lora_b's first row of the log-probability in the distribution from
+        which tokens are drawn, and in the model's own distribution (temperature 1, as in trace.py)
+    information: [N, A], the Fisher information of each token alone, in the model's own distribution
+    tokens: [N], the lengths in tokens
+    """
+
+    drawn: np.ndarray
+    plain: np.ndarray
     information: np.ndarray
     tokens: np.ndarray
 
     @classmethod
     def of(cls, model, backend, bank: StyleBank, probe: KLProbe) -> "Gradients":
-        asked, a = texts("style_questions"), probe.directions[:, 0]
-        gradients = np.zeros((len(bank.replies), probe.tokens.size))
-        information, lengths = np.zeros_like(gradients), np.zeros(len(bank.replies))
+        asked, a, sampling = texts("style_questions"), probe.directions[:, 0], sampling_of(model)
+        drawn = np.zeros((len(bank.replies), probe.tokens.size))
+        plain, information, lengths = np.zeros_like(drawn), np.zeros_like(drawn), np.zeros(len(drawn))
         for i, (question, ids, ended) in enumerate(bank.replies):
             prompt = model.tokenizer.encode_chat([Message("user", asked[question])])
             said = [*ids, max(model.tokenizer.eos_ids)] if ended else ids
             states = backend.hidden_states([*prompt, *said][:-1])[len(prompt) - 1 :]
             logits = backend.head(np.ascontiguousarray(states))
-            p = np.exp(logits - logits.max(axis=1, keepdims=True))
-            p = (p / p.sum(axis=1, keepdims=True))[:, probe.tokens]
+            p = softmax_rows(logits)[:, probe.tokens]
             reading = states @ a
-            gradients[i], information[i] = -reading @ p, reading**2 @ p
+            plain[i], information[i] = -reading @ p, reading**2 @ p
+            drawn[i] = -reading @ drawn_rows(logits, said, sampling)[:, probe.tokens]
             for u, token in zip(reading, said, strict=True):
-                gradients[i, probe.tokens == token] += u
+                plain[i, probe.tokens == token] += u
+                drawn[i, probe.tokens == token] += u
             lengths[i] = len(said)
-        return cls(gradients, information, lengths)
+        return cls(drawn, plain, information, lengths)
+
+
+def drawn_rows(logits: np.ndarray, said: Sequence[int], sampling: Sampling) -> np.ndarray:
+    """Return the probabilities [T, V] with which the tokens of a reply were drawn. logits: [T, V], of the
+    model; the function changes them. said: the T tokens."""
+    rule, found = LogitChanges(sampling), np.zeros_like(logits)
+    for row, z, token in zip(found, logits, said, strict=True):
+        rule.restrict(z)
+        ids, weights = token_weights(z, sampling)
+        row[ids] = weights / weights.sum()
+        rule.take(token)
+    return found
 
 
 class PushStudy:
@@ -123,21 +146,22 @@ class PushStudy:
         even[self._probe.coordinates.ends] = 0
         true = self._centre(stars)[rated]
         return {
-            "the evidence of ratings": self._evidence(given, rows),
+            "the evidence of ratings": self._evidence(given, rows, self._of.plain),
+            "the same, drawn distribution": self._evidence(given, rows, self._of.drawn),
             "the words of the taste": by_token,
             "the directions of the taste": along,
             "the push of the product": whole.of(0, self._fresh, self._probe) * self._probe.reading,
             "equal factors, not cut": limit_kl(even, PUSH_KL, self._probe),
-            "true stars of all replies": regress(self._centre(self._of.gradients)[rated], true[:, None])[0],
+            "true stars of all replies": regress(self._centre(self._of.drawn)[rated], true[:, None])[0],
         }
 
-    def _evidence(self, given: list[RatedFeatures], rows: list[int]) -> np.ndarray:
-        """Compute the weights of tokens [A] as the instant loop does (instant.py). The gradients are of the
-        untouched model."""
+    def _evidence(self, given: list[RatedFeatures], rows: list[int], gradients: np.ndarray) -> np.ndarray:
+        """Compute the weights of tokens [A] as the instant loop does (instant.py). The gradients [N, A] are
+        of the untouched model."""
         weight = np.array([(STARS[one.rating] - NEUTRAL) / 2 for one in given])
         if len(set(weight.tolist())) > 1:
             weight -= weight.mean()
-        rule, g, f = RULE.tokens, 2 * self._of.gradients[rows], 4 * self._of.information[rows]
+        rule, g, f = RULE.tokens, 2 * gradients[rows], 4 * self._of.information[rows]
         total, squares, information = weight @ g, weight**2 @ g**2, np.abs(weight) @ f
         precision = self._probe.precision[: total.size]
         agreed = np.divide(total**2, total**2 + rule.agree * squares, np.zeros_like(total), where=squares > 0)
@@ -151,12 +175,13 @@ class PushStudy:
         return found
 
     def _correlation(self, b: np.ndarray, stars: np.ndarray, unseen: np.ndarray) -> float:
-        ratio, worth = (self._centre(x)[unseen] for x in (self._of.gradients @ b, stars))
+        ratio, worth = (self._centre(x)[unseen] for x in (self._of.drawn @ b, stars))
         return float(ratio @ worth / max(1e-12, np.sqrt(ratio @ ratio * (worth @ worth))))
 
     def _kl(self, b: np.ndarray, unseen: np.ndarray) -> float:
-        """nats per token, to second order: half of the variance of the log-ratio."""
-        return float(((self._of.gradients[unseen] @ b) ** 2).sum() / self._of.tokens[unseen].sum() / 2)
+        """Return the KL in nats per token, to second order: half of the variance of the log-ratio."""
+        ratios = self._of.drawn[unseen] @ b / TEMPERATURE
+        return float((ratios**2).sum() / self._of.tokens[unseen].sum() / 2)
 
 
 def main() -> None:
