@@ -42,7 +42,6 @@ from ruvmlx.models.config.model import Message, Model
 from ruvmlx.models.find.starter import starter_path
 from ruvmlx.models.load import load_model
 from ruvmlx.platform.files import replacing
-from ruvmlx.sampling import Sampling
 from ruvmlx.settings import home
 from ruvmlx.sona import calibration, taste_push
 from ruvmlx.sona.kl_probe import KLProbe, log_softmax_rows
@@ -51,6 +50,7 @@ from ruvmlx.sona.optional.style_bank import BasisBuilder, StyleBank, texts
 from ruvmlx.sona.optional.style_basis import StyleBasis, left_out
 from ruvmlx.sona.optional.style_choice import StyleChoice
 from ruvmlx.sona.optional.style_file import StyleFiles
+from ruvmlx.sona.sampled_replies import sampling_of
 from ruvmlx.sona.shipped import shipped_bytes
 from ruvmlx.sona.taste import RatedFeatures, TasteModel
 from ruvmlx.sona.taste_features import features_of
@@ -133,7 +133,7 @@ class StyleStudy:
         certain taste gets a smaller step along the basis."""
         basis, engine = self.basis, LLMInferenceEngine(self.model, self.backend)
         requests = {
-            q: requests_for(_request_for(q, seed_for(0, 3, i)), FROZEN) for i, q in enumerate(questions)
+            q: requests_for(self._request_for(q, seed_for(0, 3, i)), FROZEN) for i, q in enumerate(questions)
         }
         kept = UntouchedReplies(self.backend, self.model.fingerprint, home() / "prove-replies.db")
         found = kept.to(engine, [r for of in requests.values() for r in of])
@@ -151,7 +151,7 @@ class StyleStudy:
                 with with_lora(self.backend, lora):
                     kl, (_, ppl_change) = self._reply_kl(lora, micro), self._neutral.compare(micro)
                     again = {
-                        q: requests_for(_request_for(q, seed_for(0, 3, i)), SAMPLES)
+                        q: requests_for(self._request_for(q, seed_for(0, 3, i)), SAMPLES)
                         for i, q in enumerate(questions)
                     }
                     every = [r for of in again.values() for r in of]
@@ -227,6 +227,10 @@ class StyleStudy:
             for r in self.replies
         ]
 
+    def _request_for(self, question: str, seed: int) -> GenerationRequest:
+        sampling = replace(sampling_of(self.model), seed=seed)
+        return GenerationRequest(messages=[Message("user", question)], max_new_tokens=96, sampling=sampling)
+
     @cached_property
     def _plain(self) -> list[tuple[TrainingText, np.ndarray]]:
         """Some replies of the bank, with the untouched model's hidden states."""
@@ -262,11 +266,6 @@ class StyleStudy:
             factor = 0.95 * np.sqrt(target / max(kl, 1e-12))
             lora = lora.shrunk(min(factor, 0.25) if kl > 4 * target else factor)
         return lora
-
-
-def _request_for(question: str, seed: int) -> GenerationRequest:
-    sampling = Sampling(temperature=0.7, seed=seed)
-    return GenerationRequest(messages=[Message("user", question)], max_new_tokens=96, sampling=sampling)
 
 
 def _win_rate(
