@@ -372,7 +372,8 @@ def open_bench(settings: Settings, tell, measured=None):
     model, backend = load_and_open(settings)
     tell(f"computed by {backend_in_words(backend.name, backend.kernels)}")
     kept = config.home() / KEPT_REPLIES
-    return Bench(model, backend, settings.kv, settings.learn_targets, kept, measured)
+    learns = settings.learn_targets, settings.adapter_bits
+    return Bench(model, backend, settings.kv, *learns, kept, measured)
 
 
 def workers(flags: dict[str, Any], bench: Any) -> Any:

@@ -129,9 +129,10 @@ RVM_API int rvm_decoder_replies(rvm_decoder *d, rvm_reply *replies, size_t n);
 
 /* Add a LoRA to one linear layer from the next call on: y += scale * (x A) B. The decoder copies A and B. A call with
  * rank 0 removes the LoRA of the linear layer.
- * A: [in, rank]   B: [rank, out]   layer: the index of the layer; ignored for RVM_LM_HEAD */
+ * A: [in, rank]   B: [rank, out]   layer: the index of the layer; ignored for RVM_LM_HEAD
+ * bits: 32, or 4 for factors that are packed as lora_project of rvm_layers.h describes */
 RVM_API int rvm_decoder_set_lora(rvm_decoder *d, size_t layer, rvm_module module, const float *lora_a,
-                                 const float *lora_b, size_t rank, float scale);
+                                 const float *lora_b, int bits, size_t rank, float scale);
 
 /* rvm_decoder_profile writes how many seconds each part RVM_PART_* of the decoder took, in all calls of
  * rvm_decoder_forward and rvm_decoder_step since the last call of rvm_decoder_profile. The thread that calls the

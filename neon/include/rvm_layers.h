@@ -71,11 +71,19 @@ struct rvm_layers {
     int (*from_half)(const uint16_t *x, size_t n, float *y);
 
     /* Compute a LoRA, y += s (x A) B, in two steps, so that threads can share the columns of B. Step 1:
-     * u = s x A      x: [T, in]   A: [in, R]   u: [T, R] */
-    int (*lora_project)(const float *x, const float *lora_a, float s, size_t tokens, size_t in, size_t rank,
+     * u = s x A      x: [T, in]   A: [in, R]   u: [T, R]
+     *
+     * bits: 32, or 4 for packed factors: A is then [R, packed in], and B is [R, packed out]. A packed row of n weights
+     * has G = ceil(n / 32) groups of 32 weights, and a weight is scale * code + bias, with the scale and the bias of its
+     * group. The row has 6 G words of 4 bytes:
+     *
+     *     4 G words: the codes, eight in a word, lowest bits first | G floats: the scales | G floats: the biases
+     *
+     * ruvmlx/lora/quantised.py packs rows. The codes after the n-th of a row are padding. */
+    int (*lora_project)(const float *x, const float *lora_a, int bits, float s, size_t tokens, size_t in, size_t rank,
                         float *u);
     /* Step 2 of a LoRA: y[t][i] += (u B)[t][first + i], i < n      B: [R, out]   y: rows of `stride` floats */
-    int (*lora_add)(const float *u, const float *lora_b, size_t tokens, size_t rank, size_t out, size_t first,
+    int (*lora_add)(const float *u, const float *lora_b, int bits, size_t tokens, size_t rank, size_t out, size_t first,
                     size_t n, float *y, size_t stride);
 
     /* Store the keys and values of T tokens of one head in a hot page, after the first `at` tokens of the page. k, v:

@@ -8,6 +8,10 @@
 
 static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
+/* Return the number of words of 4 bytes of a LoRA's row of n weights with 32 bits, or packed with 4 bits
+ * (rvm_layers.h). */
+static inline size_t lora_words(size_t n, int bits) { return bits == 4 ? (n + 31) / 32 * 6 : n; }
+
 static inline uint32_t bits_of(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);

@@ -21,7 +21,8 @@ enum {
 };
 
 typedef struct {
-    float *a, *b; /* a: [in, rank], b: [rank, out], in one block of memory that begins at a */
+    float *a, *b; /* a: [in, rank], b: [rank, out], in one block of memory that begins at a; packed if bits is 4 */
+    int bits;
     size_t rank;
     float scale;
 } lora;

@@ -200,25 +200,25 @@ void rvm_decoder_profile(rvm_decoder *d, double seconds[RVM_N_PARTS]) {
     memset(d->seconds, 0, sizeof d->seconds);
 }
 
-static int copy_lora(lora *to, const linear *l, const float *a, const float *b, size_t rank, float scale) {
-    const size_t na = l->in * rank, nb = rank * l->out;
+static int copy_lora(lora *to, const linear *l, const float *a, const float *b, int bits, size_t rank, float scale) {
+    const size_t na = rank * lora_words(l->in, bits), nb = rank * lora_words(l->out, bits);
     float *memory = malloc((na + nb) * sizeof *memory);
     if (!memory) return RVM_NO_MEMORY;
     memcpy(memory, a, na * sizeof *a);
     memcpy(memory + na, b, nb * sizeof *b);
-    *to = (lora){memory, memory + na, rank, scale};
+    *to = (lora){memory, memory + na, bits, rank, scale};
     return RVM_OK;
 }
 
 int rvm_decoder_set_lora(rvm_decoder *d, size_t i, rvm_module module, const float *lora_a, const float *lora_b,
-                         size_t rank, float scale) {
-    if (!d || rank > RVM_MAX_RANK || (rank && (!lora_a || !lora_b)) || !isfinite(scale)) return RVM_BAD_ARGUMENT;
+                         int bits, size_t rank, float scale) {
+    if (!d || rank > RVM_MAX_RANK || (bits != 32 && bits != 4) || (rank && (!lora_a || !lora_b)) || !isfinite(scale)) return RVM_BAD_ARGUMENT;
     if (module != RVM_LM_HEAD && (i >= d->config.n_layers || module >= RVM_N_PROJ)) return RVM_BAD_ARGUMENT;
     linear *l = module == RVM_LM_HEAD ? &d->head : d->layers[i].linear + module;
     if (!l->matrix) return RVM_BAD_ARGUMENT;
     if (atomic_flag_test_and_set(&d->busy)) return RVM_BUSY;
     lora made = {0};
-    const int rc = rank ? copy_lora(&made, l, lora_a, lora_b, rank, scale) : RVM_OK;
+    const int rc = rank ? copy_lora(&made, l, lora_a, lora_b, bits, rank, scale) : RVM_OK;
     if (rc == RVM_OK) {
         free(l->lora.a);
         l->lora = made;

@@ -67,7 +67,8 @@ static void prepare(const stage *s, role r, const input *to, size_t begin, size_
     for (size_t i = 0; i < count; i++) {
         wanted[l[i].form] = 1;
         if (l[i].lora.rank)
-            checked(s->c, d->kernels->lora_project(x, l[i].lora.a, l[i].lora.scale, end - begin, in, l[i].lora.rank,
+            checked(s->c, d->kernels->lora_project(x, l[i].lora.a, l[i].lora.bits, l[i].lora.scale, end - begin, in,
+                                                   l[i].lora.rank,
                                                    to->u + i * s->n * RVM_MAX_RANK + begin * l[i].lora.rank));
     }
     x -= begin * in; /* the kernel `acts` counts tokens from the first token of the stage, so x begins there */
@@ -99,7 +100,8 @@ static void multiply(const stage *s, const linear *l, size_t i, const input *fro
             for (size_t k = 0; k < rows; k++) y[t * stride + row + k] += l->bias[row + k];
     if (l->lora.rank && (l != &d->head || s->c->with_head_lora)) {
         const float *u = from->u + i * s->n * RVM_MAX_RANK;
-        checked(s->c, d->kernels->lora_add(u, l->lora.b, s->n, l->lora.rank, l->out, row, rows, y + row, stride));
+        checked(s->c, d->kernels->lora_add(u, l->lora.b, l->lora.bits, s->n, l->lora.rank, l->out, row, rows,
+                                           y + row, stride));
     }
 }
 
@@ -191,8 +193,8 @@ static void prepare_head(const stage *s, size_t begin, size_t end) {
     const size_t in = l->in, rank = l->lora.rank;
     const float *x = s->c->hidden;
     if (rank)
-        checked(s->c, d->kernels->lora_project(x + begin * in, l->lora.a, l->lora.scale, end - begin, in, rank,
-                                               d->shared.u + begin * rank));
+        checked(s->c, d->kernels->lora_project(x + begin * in, l->lora.a, l->lora.bits, l->lora.scale, end - begin,
+                                               in, rank, d->shared.u + begin * rank));
     checked(s->c, d->matmul->acts(d->acts[l->form], x, in, s->n, in, begin, end, d->shared.acts[l->form]));
 }
 

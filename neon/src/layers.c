@@ -102,16 +102,65 @@ static int k_from_half(const uint16_t *x, size_t n, float *y) {
     return RVM_OK;
 }
 
-static int k_lora_project(const float *x, const float *lora_a, float s, size_t tokens, size_t in, size_t rank,
+enum { PACKED = 256 }; /* PACKED: the number of weights of a packed row that are unpacked at a time */
+
+/* Unpack the groups that have the weights [first, first + n) of a packed row of `width` weights. */
+static void unpack_groups(const float *row, size_t width, size_t first, size_t n, float *restrict y) {
+    const size_t groups = lora_words(width, 4) / 6, end = (first + n + 31) / 32;
+    const float *scales = row + 4 * groups, *biases = scales + groups;
+    for (size_t g = first / 32, at = 0; g < end; g++, at += 32) {
+        const uint8_t *codes = (const uint8_t *)row + 16 * g;
+        const float s = scales[g], b = biases[g];
+        for (size_t j = 0; j < 16; j++) {
+            y[at + 2 * j] = s * (float)(codes[j] & 15) + b;
+            y[at + 2 * j + 1] = s * (float)(codes[j] >> 4) + b;
+        }
+    }
+}
+
+/* lora_project of a packed A. Each part of A is unpacked once for all tokens. */
+static void project_packed(const float *x, const float *a, float s, size_t tokens, size_t in, size_t rank, float *u) {
+    float w[PACKED];
+    memset(u, 0, tokens * rank * sizeof *u);
+    for (size_t k = 0; k < rank; k++, a += lora_words(in, 4))
+        for (size_t i = 0; i < in; i += PACKED) {
+            const size_t n = min_size(PACKED, in - i);
+            unpack_groups(a, in, i, n, w);
+            for (size_t t = 0; t < tokens; t++) u[t * rank + k] += s * dot_of(x + t * in + i, w, n);
+        }
+}
+
+/* lora_add of a packed B. Each part of B, four rows at a time, is unpacked once for all tokens. */
+static void add_packed(const float *u, const float *b, size_t tokens, size_t rank, size_t out, size_t first, size_t n,
+                       float *y, size_t stride) {
+    float w[4][PACKED + 32], c[4];
+    for (size_t i = 0; i < n; i += PACKED)
+        for (size_t k = 0; k < rank; k += 4) {
+            const size_t rows = min_size(4, rank - k), some = min_size(PACKED, n - i);
+            for (size_t r = 0; r < rows; r++) unpack_groups(b + (k + r) * lora_words(out, 4), out, first + i, some, w[r]);
+            for (size_t t = 0; t < tokens; t++) {
+                memcpy(c, u + t * rank + k, rows * sizeof *c);
+                add_rows(y + t * stride + i, w[0] + (first + i) % 32, PACKED + 32, c, rows, some);
+            }
+        }
+}
+
+static int k_lora_project(const float *x, const float *lora_a, int bits, float s, size_t tokens, size_t in, size_t rank,
                           float *u) {
-    REQUIRE(x && lora_a && u && tokens && in && rank && rank <= RVM_MAX_RANK);
-    for (size_t t = 0; t < tokens; t++) project(u + t * rank, x + t * in, lora_a, s, in, rank);
+    REQUIRE(x && lora_a && u && tokens && in && rank && rank <= RVM_MAX_RANK && (bits == 32 || bits == 4));
+    if (bits == 4) project_packed(x, lora_a, s, tokens, in, rank, u);
+    else for (size_t t = 0; t < tokens; t++) project(u + t * rank, x + t * in, lora_a, s, in, rank);
     return RVM_OK;
 }
 
-static int k_lora_add(const float *u, const float *lora_b, size_t tokens, size_t rank, size_t out,
+static int k_lora_add(const float *u, const float *lora_b, int bits, size_t tokens, size_t rank, size_t out,
                       size_t first, size_t n, float *y, size_t stride) {
     REQUIRE(u && lora_b && y && tokens && n && rank && rank <= RVM_MAX_RANK && first + n <= out);
+    REQUIRE(bits == 32 || bits == 4);
+    if (bits == 4) {
+        add_packed(u, lora_b, tokens, rank, out, first, n, y, stride);
+        return RVM_OK;
+    }
     float c[RVM_MAX_RANK]; /* a copy of u, so that clang knows that y does not overlap it */
     for (size_t i = 0; i < n; i += BLOCK) /* a block of B stays in the L1 cache while all tokens use it */
         for (size_t t = 0; t < tokens; t++) {

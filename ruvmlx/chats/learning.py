@@ -96,8 +96,11 @@ class Learning:
         self._loops: Loops | None = None
 
     def _load(self, name: str) -> Learner:
-        implicit, targets = self._settings.implicit_feedback, self._settings.learn_targets
-        learner = open_learner(self._store, self._model, self._backend, name, self._learns, implicit, targets)
+        given = self._settings
+        learner = open_learner(
+            self._store, self._model, self._backend, name, self._learns,
+            given.implicit_feedback, given.learn_targets, given.adapter_bits,
+        )  # fmt: skip
         learner.room = self.room
         return learner
 

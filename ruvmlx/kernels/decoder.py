@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ruvmlx.errors import RuvmlxError
 from ruvmlx.kernels.decoder_weights import DecoderShape, DecoderWeights
+from ruvmlx.kernels.layers import Factor, lora_bits, lora_shapes
 from ruvmlx.kernels.library import BAD_ARGUMENT, NOT_FINITE, OK, LibraryError, _load
 from ruvmlx.kernels.micro import NotFinite, _in, _inout
 from ruvmlx.kernels.page_table import NativePageTable, row
@@ -108,7 +109,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rvm_decoder_demote": (_I, [_P, _P, _P]),
     "rvm_decoder_replies": (_I, [_P, _P, _N]),
     "rvm_decoder_head": (_I, [_P, _P, _N, _I, _P]),
-    "rvm_decoder_set_lora": (_I, [_P, _N, _I, _P, _P, _N, _F]),
+    "rvm_decoder_set_lora": (_I, [_P, _N, _I, _P, _P, _I, _N, _F]),
     "rvm_matmul_impl_name": (C.c_char_p, [_N]),
 }
 
@@ -313,25 +314,26 @@ class Decoder:
         return logits
 
     def set_lora(
-        self, module: str, layer: int, lora_a: Array | None, lora_b: Array | None, scale: float = 1.0
+        self, module: str, layer: int, lora_a: Factor | None, lora_b: Factor | None, scale: float = 1.0
     ) -> None:
         """Add a LoRA to one linear layer (input x, output y) in place of its old LoRA, from the next call on:
-        y += scale * (x @ lora_a) @ lora_b. None removes the LoRA. Both arrays are copied.
+        y += scale * (x @ lora_a) @ lora_b. None removes the LoRA. Both arrays are copied. They are float32,
+        or uint32 for factors that are packed with 4 bits (layers.lora_shapes).
 
         module: one of MODULES, or "lm_head", for which the parameter `layer` is ignored
         """
         number = LM_HEAD if module == "lm_head" else MODULES.index(module)
         if lora_a is None or lora_b is None:
-            _done("set_lora", _lib().rvm_decoder_set_lora(self.handle, layer, number, None, None, 0, 0.0))
+            _done("set_lora", _lib().rvm_decoder_set_lora(self.handle, layer, number, None, None, 32, 0, 0.0))
             return
-        rank, wanted = lora_a.shape[1], self.lora_shape(module)
-        if (lora_a.shape[0], lora_b.shape[1]) != wanted or lora_b.shape[0] != rank:
+        rank, wanted, bits = lora_b.shape[0], self.lora_shape(module), lora_bits(lora_a)
+        if (lora_a.shape, lora_b.shape) != lora_shapes(*wanted, rank, bits):
             raise ValueError(
                 f"{module} maps {wanted[0]} to {wanted[1]} values; "
                 f"got lora_a {lora_a.shape}, lora_b {lora_b.shape}"
             )
-        a, b = _in(lora_a), _in(lora_b)
-        _done("set_lora", _lib().rvm_decoder_set_lora(self.handle, layer, number, a, b, rank, scale))
+        a, b = _in(lora_a, lora_a.dtype), _in(lora_b, lora_a.dtype)
+        _done("set_lora", _lib().rvm_decoder_set_lora(self.handle, layer, number, a, b, bits, rank, scale))
 
     def lora_shape(self, module: str) -> tuple[int, int]:
         """Return (number of inputs, number of outputs) of a linear layer."""

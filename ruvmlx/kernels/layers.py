@@ -23,6 +23,7 @@ from ruvmlx.tiers import HOT, PAGE
 
 Array = NDArray[np.float32]
 Half = NDArray[np.uint16]  # the bits of float16
+Factor = NDArray[np.float32] | NDArray[np.uint32]  # a factor of a LoRA: plain, or packed with 4 bits
 
 _P, _N, _F, _I = C.c_void_p, C.c_size_t, C.c_float, C.c_int
 
@@ -36,8 +37,8 @@ _SIGNATURES: dict[str, list[Any]] = {
     "gelu": [_P, _N, _P],
     "to_half": [_P, _N, _P],
     "from_half": [_P, _N, _P],
-    "lora_project": [_P, _P, _F, _N, _N, _N, _P],
-    "lora_add": [_P, _P, _N, _N, _N, _N, _N, _P, _N],
+    "lora_project": [_P, _P, _I, _F, _N, _N, _N, _P],
+    "lora_add": [_P, _P, _I, _N, _N, _N, _N, _N, _P, _N],
     "append": [_P, _P, _N, _P, _N, _N, _N, _P, _P],
     "attend": [_P],
     "merge": [_P, _N, _N, _N, _N, _P],
@@ -179,15 +180,30 @@ def gelu_ref(x: Array) -> Array:
     return (x.reshape(-1) * tail).reshape(x.shape).astype(np.float32)
 
 
-def lora_add(y: Array, x: Array, lora_a: Array, lora_b: Array, s: float, impl: str | None = None) -> None:
-    """Add s (x @ lora_a) @ lora_b to y, in place. x: [T, in]; y: [T, out]."""
-    (tokens, width), rank, out = x.shape, lora_a.shape[1], lora_b.shape[1]
-    _shape("lora_a", lora_a, (width, rank))
-    _shape("lora_b", lora_b, (rank, out))
+def lora_shapes(width: int, out: int, rank: int, bits: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the shapes of the factors lora_a and lora_b of a LoRA. bits: 32 (float32), or 4 (uint32, the
+    packed rows of neon/include/rvm_layers.h)."""
+    if bits == 32:
+        return (width, rank), (rank, out)
+    return (rank, 6 * -(-width // 32)), (rank, 6 * -(-out // 32))
+
+
+def lora_bits(lora_a: Factor) -> int:
+    """Return the bits of each weight of a factor: 4 if it is packed (uint32), else 32."""
+    return 4 if lora_a.dtype == np.uint32 else 32
+
+
+def lora_add(y: Array, x: Array, lora_a: Factor, lora_b: Factor, s: float, impl: str | None = None) -> None:
+    """Add s (x @ lora_a) @ lora_b to y, in place. x: [T, in]; y: [T, out]. The factors have the shapes of
+    `lora_shapes`; packed factors are uint32."""
+    (tokens, width), out, rank, bits = x.shape, y.shape[1], lora_b.shape[0], lora_bits(lora_a)
+    for name, factor, shape in zip("ab", (lora_a, lora_b), lora_shapes(width, out, rank, bits), strict=True):
+        _shape(f"lora_{name}", factor, shape)
     _shape("y", y, (tokens, out))
     u, f = np.empty((tokens, rank), np.float32), functions(impl)
-    _done("lora_project", f.lora_project(_in(x), _in(lora_a), s, tokens, width, rank, _inout(u)))
-    _done("lora_add", f.lora_add(_in(u), _in(lora_b), tokens, rank, out, 0, out, _inout(y), out))
+    a, b = _in(lora_a, lora_a.dtype), _in(lora_b, lora_a.dtype)
+    _done("lora_project", f.lora_project(_in(x), a, bits, s, tokens, width, rank, _inout(u)))
+    _done("lora_add", f.lora_add(_in(u), b, bits, tokens, rank, out, 0, out, _inout(y), out))
 
 
 def lora_add_ref(y: Array, x: Array, lora_a: Array, lora_b: Array, s: float) -> None:

@@ -8,8 +8,8 @@ y = W x + scale * lora_b^T (lora_a^T x)        scale = alpha / rank       (Hu et
 import hashlib
 import io
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from ..errors import AdapterMismatch, CorruptFile
 from ..models.config.model import ModelConfig, ModelShape
+from .quantised import Packed, pack_pair, unpack_pair
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
 Place = tuple[str, int]  # (module, layer) of a matrix; lm_head has layer 0
@@ -25,11 +26,32 @@ Pair = tuple[np.ndarray, np.ndarray]  # (lora_a [in, rank], lora_b [rank, out]);
 Squares = tuple[np.ndarray, np.ndarray]
 
 
+class PackedPairs(Mapping[Place, Pair]):
+    """The factors of a BaseLoRA with 4 bits per weight. Each access to a pair unpacks it into new float32
+    arrays, which are the slow twin of the kernels that read the packed factors."""
+
+    def __init__(self, packed: Mapping[Place, tuple[Packed, Packed]]):
+        """packed: the factors by place, in the layouts of quantised.pack_pair."""
+        self.packed = dict(packed)
+
+    def __getitem__(self, place: Place) -> Pair:
+        return unpack_pair(*self.packed[place])
+
+    def __iter__(self) -> Iterator[Place]:
+        return iter(self.packed)
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+
 @dataclass(frozen=True)
 class BaseLoRA:
     """The factors lora_a and lora_b of each changed linear layer. If the scale is 1, lora_b is already
     multiplied by alpha / rank, so that layers can have different ranks. The arrays never change after
-    construction."""
+    construction.
+
+    pairs: the factors by place; PackedPairs, if they are in memory with 4 bits per weight
+    """
 
     pairs: Mapping[Place, Pair]
     scale: float = 1.0
@@ -52,14 +74,40 @@ class BaseLoRA:
         return named.hexdigest() if below else ""
 
     @property
+    def parts(self) -> Mapping[Place, Pair | tuple[Packed, Packed]]:
+        """The factors as they are in memory: Packed matrices or float32 arrays."""
+        return self.pairs.packed if isinstance(self.pairs, PackedPairs) else self.pairs
+
+    @property
     def nbytes(self) -> int:
-        return sum(a.nbytes + b.nbytes for a, b in self.pairs.values())
+        return sum(a.nbytes + b.nbytes for a, b in self.parts.values())
+
+    def to_4_bits(self) -> "BaseLoRA":
+        """Return this LoRA with 4 bits per weight, or this LoRA itself if it has 4 bits. Raises CorruptFile
+        if a pair holds NaN or Inf."""
+        if isinstance(self.pairs, PackedPairs):
+            return self
+        try:
+            return replace(self, pairs=PackedPairs({p: pack_pair(pair) for p, pair in self.pairs.items()}))
+        except ValueError as e:
+            raise CorruptFile(_NOT_FINITE.format("")) from e
+
+    def select_places(self, places: Mapping[Place, Place]) -> "BaseLoRA | None":
+        """Return the change of some places, with the same bits; None if none of them is changed. places:
+        {place here: place in the result}."""
+        found = {new: self.parts[old] for old, new in places.items() if old in self.parts}
+        return replace(self, pairs=_as_pairs(found)) if found else None
 
     def to_bytes(self) -> bytes:
+        """Encode this LoRA. The factors keep their bits."""
         out = io.BytesIO()
         arrays: dict[str, Any] = {"scale": np.float32(self.scale)}
-        for (module, layer), (a, b) in self.pairs.items():
-            arrays |= {f"{layer}.{module}.a": a, f"{layer}.{module}.b": b}
+        for (module, layer), (a, b) in self.parts.items():
+            name = f"{layer}.{module}"
+            if isinstance(a, Packed) and isinstance(b, Packed):
+                arrays[f"{name}.widths"] = np.array([a.n, b.n])
+                a, b = a.to_words(), b.to_words()
+            arrays |= {f"{name}.a": a, f"{name}.b": b}
         np.savez(out, **arrays)
         return out.getvalue()
 
@@ -68,16 +116,22 @@ class BaseLoRA:
         """Decode a stored BaseLoRA. Raises CorruptFile if the data is damaged."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as f:
-                arrays = {k: np.ascontiguousarray(f[k], np.float32) for k in f.files}
-            scale = arrays.pop("scale").item()
-            pairs = {}
+                arrays = {k: f[k] for k in f.files}
+            scale = np.float32(arrays.pop("scale")).item()
+            is_packed = any(name.endswith(".widths") for name in arrays)
+            parts: dict[Place, Any] = {}
             for name in arrays:
                 layer, module, factor = name.split(".")
                 if factor == "a":
-                    pairs[module, int(layer)] = (arrays[name], arrays[f"{layer}.{module}.b"])
+                    a, b, place = arrays[name], arrays[f"{layer}.{module}.b"], (module, int(layer))
+                    if is_packed:
+                        n_in, n_out = arrays[f"{layer}.{module}.widths"].tolist()
+                        parts[place] = Packed.from_words(a, n_in), Packed.from_words(b, n_out)
+                    else:
+                        parts[place] = tuple(np.ascontiguousarray(x, np.float32) for x in (a, b))
         except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as e:
             raise CorruptFile("the stored base adapter is damaged; `ruvmlx learn rollback` goes back.") from e
-        return cls(pairs, scale)
+        return cls(_as_pairs(parts), scale)
 
     def shrunk(self, factor: float) -> "BaseLoRA":
         """Return this change of weights multiplied by `factor`. The new scale is rounded to float32, because
@@ -95,10 +149,15 @@ class BaseLoRA:
                     f"the model's has (inputs, outputs) {shape}. Load the adapter's own model."
                 )
             if not (np.isfinite(a).all() and np.isfinite(b).all()):
-                raise CorruptFile(
-                    f"the adapter holds NaN or Inf in {module} of layer {layer}; "
-                    "`ruvmlx learn rollback` goes back."
-                )
+                raise CorruptFile(_NOT_FINITE.format(f" in {module} of layer {layer}"))
+
+
+_NOT_FINITE = "the adapter holds NaN or Inf{}; `ruvmlx learn rollback` goes back."
+
+
+def _as_pairs(parts: Mapping[Place, Any]) -> Mapping[Place, Pair]:
+    """Return factors in the form of `BaseLoRA.parts` as the `pairs` of a BaseLoRA."""
+    return PackedPairs(parts) if any(isinstance(a, Packed) for a, _ in parts.values()) else parts
 
 
 def missing_modules(config: ModelShape) -> frozenset[str]:

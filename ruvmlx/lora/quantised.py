@@ -1,4 +1,4 @@
-"""This module stores LoRA factors in files with 4 bits per weight, in MLX's affine layout.
+"""This module keeps LoRA factors in memory and in files with 4 bits per weight, in MLX's affine layout.
 
     w ~ scale * q + bias     q: the 4-bit code, 0..15; each group of 32 weights has one scale and bias
     (float32)
@@ -11,13 +11,13 @@ with scales and biases. If the factors are normally distributed, the product lor
 error of about 10% (Frobenius norm, tests/lora/test_quantised.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..errors import CorruptFile
-from .base_lora import Pair
 
+_Pair = tuple[np.ndarray, np.ndarray]  # base_lora.Pair; base_lora imports this module
 BITS, GROUP = 4, 32
 _LEVELS = 2**BITS - 1
 _PER_WORD = 32 // BITS
@@ -41,6 +41,27 @@ class Packed:
     @property
     def nbytes(self) -> int:
         return self.weight.nbytes + self.scales.nbytes + self.biases.nbytes
+
+    def times(self, factor: float) -> "Packed":
+        """Return the matrix multiplied by `factor`, with the same codes."""
+        by = np.float32(factor)
+        return replace(self, scales=self.scales * by, biases=self.biases * by)
+
+    def to_words(self) -> np.ndarray:
+        """Return the codes, scales and biases of each row side by side, uint32 [rows, 6 g], as the C kernels
+        (neon/include/rvm_layers.h) and the store keep them."""
+        return np.hstack([self.weight, self.scales.view(np.uint32), self.biases.view(np.uint32)])
+
+    @classmethod
+    def from_words(cls, words: np.ndarray, n: int) -> "Packed":
+        """Decode the result of `to_words`. n: the number of columns. Raises ValueError if a row of n weights
+        does not have this number of words."""
+        groups = -(-n // GROUP)
+        if words.dtype != np.uint32 or words.ndim != 2 or words.shape[1] != 6 * groups:
+            raise ValueError(f"a packed matrix of {n} columns is {words.dtype} {words.shape}")
+        parts = np.split(words, [4 * groups, 5 * groups], axis=1)
+        weight, scales, biases = map(np.ascontiguousarray, parts)
+        return cls(weight, scales.view(np.float32), biases.view(np.float32), n)
 
 
 def pack(w: np.ndarray) -> Packed:
@@ -75,11 +96,11 @@ def unpack(packed: Packed) -> np.ndarray:
     return np.ascontiguousarray(w.reshape(rows, -1)[:, : packed.n])
 
 
-def pack_pair(pair: Pair) -> tuple[Packed, Packed]:
+def pack_pair(pair: _Pair) -> tuple[Packed, Packed]:
     """Convert a LoRA pair to 4-bit codes: lora_a [in, r], lora_b [r, out] -> packed matrices [r, in], [r,
     out]."""
     return pack(np.ascontiguousarray(pair[0].T)), pack(pair[1])
 
 
-def unpack_pair(a: Packed, b: Packed) -> Pair:
+def unpack_pair(a: Packed, b: Packed) -> _Pair:
     return np.ascontiguousarray(unpack(a).T), unpack(b)

@@ -106,6 +106,10 @@ GROUPS = {
             "which parts of the model background training changes (it reads all your ratings together); the "
             "same words as for learn_targets"
         ),
+        "adapter_bits": (
+            "how many bits a weight of what background training learned has in memory; 4 needs less than a "
+            "fifth of the memory that 32 needs, and is less exact"
+        ),
         "router": (
             "on: ruvmlx chooses for each reply whether to use what was learned; it learns this from your "
             "ratings and from the time that replies take"

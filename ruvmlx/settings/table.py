@@ -244,6 +244,13 @@ class Settings:
         witnessed=True,
         public=True,
     )
+    adapter_bits: int = _setting(
+        int,
+        32,
+        choices=("32", "4"),
+        witnessed=True,
+        public=True,
+    )
     router: bool = _setting(
         bool,
         False,

@@ -73,8 +73,12 @@ class ActiveAdapter:
     """The adapter in use. Only the backend's thread can use this object."""
 
     def __init__(
-        self, store: Store, model: Model, backend: Backend, history: AdapterHistory, layers: LayerInstaller
-    ):
+        self, store: Store, model: Model, backend: Backend, history: AdapterHistory, layers: LayerInstaller,
+        bits: int = 32,
+    ):  # fmt: skip
+        """bits: the bits of a weight of base LoRAs in memory, 32 or 4. A base LoRA that the store has with 4
+        bits keeps them."""
+        self._bits = bits
         self._store, self._model, self._layers = store, model, layers
         self.backend, self.history = backend, history
         self._measurement = self._new_measurement()
@@ -267,15 +271,16 @@ class ActiveAdapter:
     # -- the KL probe --------------------------------------------------------------------------------
 
     def probe_base(self, lora: BaseLoRA, pause: Pause | None = None) -> ProbedBase:
-        """Measure the KL probe under the base LoRA `lora`, and return `lora` and the probe. After the call,
-        `lora` is still the backend's LoRA. Call this function only in a with-block that sets the backend's
-        LoRA back at its end, such as `install_for`.
+        """Measure the KL probe under the base LoRA `lora` in the form in which it will run (`_convert`), and
+        return this form and the probe. After the call, this form is still the backend's LoRA. Call this
+        function only in a with-block that sets the backend's LoRA back at its end, such as `install_for`.
 
         pause: a function that is called every few tokens; it can raise an exception to stop the measurement
         """
         if not {"probabilities", "packed_probs"} <= vars(self.frozen_probe).keys():
             self.backend.set_lora(None)
             self.frozen_probe.look(pause or (lambda: None))  # `look` needs the original model's output head
+        lora = self._convert(lora)
         self.backend.set_lora(lora)
         context = self._model.shape.max_context
         return ProbedBase(
@@ -301,11 +306,15 @@ class ActiveAdapter:
         """Return the base LoRA with this id, from memory or from the store; None for id 0 (no base LoRA)."""
         if base == 0:
             return None
-        known = self._bases.pop(base, None) or self.history.base(base)
+        known = self._bases.pop(base, None) or self._convert(self.history.base(base))
         self._bases[base] = known
         while len(self._bases) > _BASES_IN_MEMORY:
             self._probed.pop(self._bases.popitem(last=False)[0], None)
         return known
+
+    def _convert(self, lora: BaseLoRA) -> BaseLoRA:
+        """Return a base LoRA in the form in which it runs: with 4 bits per weight if the setting says so."""
+        return lora.to_4_bits() if self._bits == 4 else lora
 
     def _stored_probe(self) -> KLProbe | None:
         """Return the KL probe of the model without any adapter, from the store or else from this package;

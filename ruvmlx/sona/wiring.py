@@ -17,7 +17,7 @@ from .rating_index import RatingIndex
 
 def open_learner(
     store: Store, model: Model, backend: Backend, name: str = "default",
-    learn: bool = True, implicit: bool = False, targets: str = "head",
+    learn: bool = True, implicit: bool = False, targets: str = "head", bits: int = 32,
 ) -> Learner:  # fmt: skip
     """Return the learner of one named adapter on one model. This function measures no KL probe; the first
     rating does, if no earlier call has (ActiveAdapter.measure).
@@ -25,10 +25,11 @@ def open_learner(
     learn: False if the learner records and indexes ratings, but never changes weights
     implicit: True if the rating index also uses implicit feedback on unrated replies (signal.py)
     targets: the matrices that ratings change (lora/targets.py)
+    bits: the bits of a weight of base LoRAs in memory, 32 or 4
     """
     layers = LayerAdapter(store, model, backend, targets)
     history = AdapterHistory(store, model.fingerprint, name, model.is_own)
     rating_index = RatingIndex(store, model, backend, history, implicit)
-    active = ActiveAdapter(store, model, backend, history, layers)
+    active = ActiveAdapter(store, model, backend, history, layers, bits)
     guard, anchors = partial(enforce_kl_cap, layers), EWC(history)
     return Learner(store, model, active, rating_index, layers, guard, anchors, learn)

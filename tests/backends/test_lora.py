@@ -95,6 +95,28 @@ def test_agrees_with_fused_weights(model, name):
     assert all(np.array_equal(after[i], row) for i, row in before.items())
 
 
+@pytest.mark.parametrize("name", ["native", "mlx"])
+def test_4_bits_run_as_their_floats(model, name):
+    """The backend reads packed factors; the twin is the NumPy reference with the unpacked factors in its
+    weights. Then the factors of 32 bits take their place, with the bits that they have alone."""
+    base, backend = random_base(model.config), OPEN[name](model)
+    backend.set_lora(base)
+    plain = backend.verify(TOKENS[:70], backend.new_cache())
+    packed = base.to_4_bits()
+    assert packed.nbytes < base.nbytes and packed.to_4_bits() is packed
+    backend.set_lora(packed)
+    assert backend.lora is packed
+    oracle = fused(model, BaseLoRA(dict(packed.pairs), packed.scale))
+    want = oracle.verify(TOKENS, oracle.new_cache())
+    tolerance = NATIVE_TOLERANCE if name == "native" else FLOAT32_TOLERANCE
+    assert worst(walk(backend, TOKENS), want) < tolerance
+    assert worst(dict(enumerate(plain)), want[:70]) > 10 * tolerance  # packing itself changes the logits
+    hidden = oracle.hidden_states(TOKENS[:9])
+    assert worst(dict(enumerate(backend.head(hidden))), oracle.head(hidden)) < tolerance
+    backend.set_lora(base)
+    np.testing.assert_array_equal(backend.verify(TOKENS[:70], backend.new_cache()), plain)
+
+
 @pytest.mark.parametrize("name", OPEN)
 def test_one_base_after_another(model, name):
     """What the second does not name is as in the frozen model."""

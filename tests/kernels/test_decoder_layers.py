@@ -5,6 +5,7 @@ import pytest
 
 from ruvmlx.kernels import layers
 from ruvmlx.kernels.library import implementations
+from ruvmlx.lora.quantised import pack_pair, unpack_pair
 from tests.oracles.c_kernels import from_half, to_half
 
 IMPLS = implementations()
@@ -139,6 +140,18 @@ def test_lora_add_matches_its_twin(impl, tokens, width, out, rank):
     want = y.copy()
     layers.lora_add(y, x, a, b, 0.7, impl)
     layers.lora_add_ref(want, x, a, b, 0.7)
+    np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3, 8, 64])
+@pytest.mark.parametrize(("tokens", "width", "out"), [(1, 5, 3), (4, 33, 1030), (3, 577, 64)])
+def test_packed_lora_add_matches_its_twin(impl, tokens, width, out, rank):
+    """As above, of factors with 4 bits; the twin reads the unpacked factors."""
+    packed = pack_pair((random(width, rank, seed=3), random(rank, out, seed=4)))
+    x, y = random(tokens, width), random(tokens, out, seed=5)
+    want = y.copy()
+    layers.lora_add(y, x, packed[0].to_words(), packed[1].to_words(), 0.7, impl)
+    layers.lora_add_ref(want, x, *unpack_pair(*packed), 0.7)
     np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4)
 
 

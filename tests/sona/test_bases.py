@@ -70,6 +70,25 @@ def test_kl_is_that_of_base_and_micro_together(open_tiny):
         assert result.kl <= result.kl_cap and learner.probe.floor > 1e-3
 
 
+def test_the_guard_measures_the_4_bits_that_run(open_tiny):
+    """adapter_bits=4: the store keeps the 32 bits of this base, memory has 4, and all KL is that of the 4."""
+    with open_tiny(adapter_bits=4) as runtime:
+        runtime.rate(reply(runtime), "up")
+        base, learner = promote(runtime, size=0.05), runtime.learner
+        assert learner.base.nbytes < base.nbytes / 2 and runtime.backend.lora is learner.base
+        runs = BaseLoRA(dict(base.to_4_bits().pairs), base.scale)
+        found = learner.probe.kl(learner.micro)
+        assert found == pytest.approx(slow_kl(runtime, runs, learner.micro), rel=1e-3)
+        assert found != pytest.approx(slow_kl(runtime, base, learner.micro), rel=1e-3)
+        with learner.active.install_for(None):  # as the promotion test measures a base of 32 bits
+            tested = learner.active.probe_base(base)
+            assert tested.lora.nbytes < base.nbytes / 2 and runtime.backend.lora is tested.lora
+            assert tested.probe.kl(learner.micro) == pytest.approx(found, rel=1e-6)
+        result = runtime.rate(reply(runtime, seed=2), "down")
+        assert result.kl == pytest.approx(slow_kl(runtime, runs, learner.micro), rel=1e-3)
+        assert learner.history.base(learner.state.base).to_bytes() == base.to_bytes()
+
+
 def test_a_rating_keeps_the_base_and_moves_its_reply(open_tiny):
     with open_tiny() as runtime:
         runtime.rate(reply(runtime), "up")

@@ -33,15 +33,13 @@ class SplitBackend:
         )
 
     def set_lora(self, base: BaseLoRA | None) -> None:
-        n, pairs = self.n_first, base.pairs if base else {}
-        below = {p: pair for p, pair in pairs.items() if p[0] != "lm_head" and p[1] < n}
-        above = {
-            (m, 0 if m == "lm_head" else i - n): pair for (m, i), pair in pairs.items() if (m, i) not in below
-        }
-        scale, before = base.scale if base else 1.0, self.first.lora
-        self.first.set_lora(BaseLoRA(below, scale) if below else None)
+        n, places = self.n_first, base.pairs if base else ()
+        below = {(m, i): (m, i) for m, i in places if m != "lm_head" and i < n}
+        above = {(m, i): (m, 0 if m == "lm_head" else i - n) for m, i in places if (m, i) not in below}
+        before = self.first.lora
+        self.first.set_lora(base.select_places(below) if base else None)
         try:
-            self.last.set_lora(BaseLoRA(above, scale) if above else None)
+            self.last.set_lora(base.select_places(above) if base else None)
         except BaseException:
             self.first.set_lora(before)
             raise

@@ -89,7 +89,7 @@ class MLXBackend(MLXRunner):
         if found and not found.kernels_work:
             self._do_without_kernels(found.caveat)
         self.lora: BaseLoRA | None = None
-        self._head_change: lora_layers.LowRankChange | None = None
+        self._head_change: lora_layers.Change | None = None
 
     def _do_without_kernels(self, caveat: str) -> None:
         """Use KV caches without pages from now on, whatever the tier policy is. (Tiered caches with plain MLX

@@ -23,6 +23,7 @@ from ...kv.cache import PagedCache, room_for
 from ...kv.policy import F16, TierPolicy
 from ...kv.pool import PagePool
 from ...lora.base_lora import BaseLoRA
+from ...lora.quantised import Packed
 from ...models.config.alibi import alibi_slopes
 from ...models.config.model import Model, ModelConfig
 from ...models.config.rope import rope
@@ -67,10 +68,11 @@ class NativeBackend:
     def set_lora(self, base: BaseLoRA | None) -> None:
         if base is not None:
             base.check(self.config)
-        now = base.pairs if base else {}
+        now = base.parts if base else {}
         for place in (self.lora.pairs if self.lora else {}).keys() - now.keys():
             self.decoder.set_lora(*place, None, None)
-        for place, (a, b) in now.items():
+        for place, pair in now.items():
+            a, b = (x.to_words() if isinstance(x, Packed) else x for x in pair)
             self.decoder.set_lora(*place, a, b, base.scale if base else 1.0)
         self.lora = base
 
