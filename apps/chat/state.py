@@ -59,8 +59,9 @@ class ChatState:
         self.tools.turn_all_off()
 
     def model_changed(self) -> None:
-        """Forget the two compared replies and the newest reply, because the former model wrote them."""
-        self.candidates, self.response = [], None
+        """Forget the two compared replies and the newest reply, because the former model wrote them, and the
+        newest rating or choice, because the former model learned from it."""
+        self.candidates, self.response, self.lesson = [], None, None
 
     @property
     def kv(self) -> KVStats | None:

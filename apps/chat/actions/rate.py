@@ -13,7 +13,7 @@ from .. import describe, keys
 from ..arguments import parse_rating, parse_reason
 from ..context import ChatContext, StatusWatch
 from ..messages import Notice
-from ..view_model import Standing
+from ..view_model import RatingPlace, Standing
 from .panel import PanelActions
 
 EFFECT_SHOWN = 5.0  # seconds for which the status line shows what a rating changed
@@ -45,6 +45,32 @@ class RateActions:
         self._chat.start(
             lambda: self._learn(lambda runtime, reply_id: runtime.choices.give_reason(reply_id, reason))
         )
+
+    def take_back(self) -> None:
+        """Take back the rating of the selected reply. If this reply has no rating, say where the newest
+        rating is, and change nothing."""
+        self._chat.start(self._take_back)
+
+    async def _take_back(self) -> None:
+        chat, reply, key = self._chat, self._chat.chosen_reply(), self._key
+        if reply is None or reply.reply_id is None:
+            return
+        reply_id, session = reply.reply_id, chat.state.session
+
+        def take_back(runtime: Runtime) -> tuple[str, Standing | None]:
+            status = take_back_rating(runtime, session, reply_id)
+            if isinstance(status, RatingPlace):
+                return describe.nothing_to_undo(status, key), None
+            said = describe.undone(status) if status.undone else describe.reply_undone(status)
+            return said, Standing.of(runtime, session)
+
+        done = await chat.attempt(take_back)
+        if done:
+            said, standing = done
+            if standing:
+                chat.state.lesson = None
+                self.show(standing)
+            chat.status.flash(said, EFFECT_SHOWN)
 
     async def _learn(self, learn: Callable[[Runtime, str], RatingResult], watch: Watch = QUIET) -> None:
         """Rate the chosen reply by a call of `learn(runtime, reply_id)`, and show what the rating changed.
@@ -150,6 +176,20 @@ class RateActions:
         session = self._chat.state.session
         with contextlib.suppress(Exception):  # the user did not ask for this read, so its error stays hidden
             self.show(await self._chat.host.call_between(lambda runtime: Standing.of(runtime, session)))
+
+
+def take_back_rating(runtime: Runtime, session: str, reply_id: str) -> LearnStatus | RatingPlace:
+    """Take back the rating of one reply, and return the state of learning. If the reply has the newest
+    feedback, this is an undo. If the adapter in use has learned from no rating of the reply, change nothing,
+    and return the place of the newest feedback. session: the id of the open chat. Raise NotFound if there is
+    no feedback at all."""
+    newest = runtime.newest_feedback()
+    if newest is None or newest == reply_id:
+        return runtime.undo()
+    history = runtime.learning.require_learner().history
+    if not history.steps_of_reply(history.version(), reply_id):
+        return RatingPlace.of(runtime, session, newest)
+    return runtime.unrate(reply_id)
 
 
 def _tell_runtime(reply_id: str, what: str, runtime: Runtime) -> bool:

@@ -27,6 +27,7 @@ def use_adapter(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     in use."""
     if argument:
         runtime.learning.use(models.find_adapter(argument, runtime))
+        state.lesson = None  # the former adapter learned it
     said = describe.adapter(runtime)
     return Outcome(said, notice=said, learned=True)
 
