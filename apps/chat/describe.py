@@ -156,6 +156,7 @@ def preference(result: PreferenceResult, key: str) -> str:
 
 
 YOUR_VERSION = "your version"
+WENT_ON = "the reply that you went on from"
 NOTHING_LEARNED = "Saved your version; this chat uses no adapter, so nothing was learned"
 
 

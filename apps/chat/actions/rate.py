@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from ruvmlx.chats.choices import Continuation
 from ruvmlx.progress import QUIET, Watch
 from ruvmlx.runtime import LearnStatus, PreferenceResult, RatingResult, Runtime
 
@@ -123,6 +124,20 @@ class RateActions:
         what: the words that name the chosen reply, for example "the reply with what was learned".
         """
         self._chat.status.flash(describe.learned_choice(learned, what, self._key), EFFECT_SHOWN)
+
+    async def tell_continuation(self, session: str) -> None:
+        """If the user's last message taught the model something, because the user went on from one of several
+        replies, say so."""
+
+        def take(runtime: Runtime) -> tuple[Continuation, Standing] | None:
+            found = runtime.choices.take_continuation(session)
+            return (found, Standing.of(runtime, session)) if found else None
+
+        done = await self._chat.attempt(take)
+        if done and self._chat.state.session == session:
+            self.show(done[1])
+            self.show_preference(done[0].message, done[0].learned)
+            self.tell_preference(done[0].learned, describe.WENT_ON)
 
     @property
     def _key(self) -> str:
