@@ -9,6 +9,7 @@ from functools import partial
 from ruvmlx.chats.choices import Continuation
 from ruvmlx.progress import QUIET, Watch
 from ruvmlx.runtime import LearnStatus, PreferenceResult, RatingResult, Runtime
+from ruvmlx.sona.adapter_history import AdapterHistory
 
 from .. import describe, keys
 from ..arguments import parse_rating, parse_reason
@@ -201,7 +202,10 @@ def take_back_rating(runtime: Runtime, session: str, reply_id: str) -> LearnStat
     newest = runtime.newest_feedback()
     if newest is None or newest == reply_id:
         return runtime.undo()
-    history = runtime.learning.require_learner().history
+    # with --model auto, another model than the one in use can have written the reply
+    fingerprint = runtime.store.replies.get(reply_id).fingerprint
+    name = runtime.learning.require_learner().history.name
+    history = AdapterHistory(runtime.store, fingerprint, name)
     if not history.steps_of_reply(history.version(), reply_id):
         return RatingPlace.of(runtime, session, newest)
     return runtime.unrate(reply_id)
