@@ -32,7 +32,7 @@ from .progress import QUIET, Watch
 from .runtime import Runtime
 from .settings import Settings
 from .sona import embedding
-from .sona.adapter_history import LearnStatus
+from .sona.adapter_history import AdapterHistory, LearnStatus
 from .sona.optional import router
 from .sona.optional.selector import ModelChoice, ModelSelector, SelectorModel, is_unsure, turns_for
 from .sona.state import RatingResult
@@ -216,10 +216,24 @@ class AutoRuntime(Runtime):
     def unrate(self, reply_id: str, adapter: str | None = None) -> LearnStatus:
         return self.use_writer_of(reply_id).unrate(reply_id, adapter)
 
+    def newest_feedback(self) -> str | None:
+        """Return the id of the reply whose rating or preference of any model `undo` takes back. The call
+        opens no model."""
+        newest = self._newest_rated_model()
+        if newest is None or self.learner is None:
+            return super().newest_feedback()
+        return AdapterHistory(self.store, newest, self.learner.history.name).newest_feedback()
+
+    def _newest_rated_model(self) -> str | None:
+        """Return the fingerprint of the model with the newest rating or preference; None: there is none."""
+        if self.learner is None:
+            return None
+        name = self.learner.history.name
+        return self.store.model_choices.newest_feedback(list(self._candidates), name)
+
     def undo(self) -> LearnStatus:
         """Remove the newest rating or preference of all models (`Runtime.undo`)."""
-        name = self.learning.require_learner().history.name
-        newest = self.store.model_choices.newest_feedback(list(self._candidates), name)
+        newest = self._newest_rated_model()
         if newest is not None:
             self._take(self._runtime_of(newest))
         return super().undo()

@@ -206,6 +206,11 @@ class Runtime:
         weights again. Raises NotFound if there is no rating and no preference."""
         return self.learning.require_learner().history.undo()
 
+    def newest_feedback(self) -> str | None:
+        """Return the id of the reply whose rating or preference `undo` takes back; of a preference, the id of
+        the better reply. Return None if `undo` would take nothing back, or if no adapter is in use."""
+        return self.learner.history.newest_feedback() if self.learner is not None else None
+
     def rollback(self, version: int) -> LearnStatus:
         """Use an earlier version of the adapter again. Version 0 is the model without trained weights."""
         return self.learning.require_learner().history.rollback(version)

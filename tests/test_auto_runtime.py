@@ -135,8 +135,9 @@ def test_a_rating_goes_to_the_model_that_wrote_and_undo_takes_the_newest_back(se
         runtime.rate(replies[LARGE], "up")
         assert runtime.model.name == LARGE and len({nothing, one, state()}) == 3
         runtime.rate(replies[SMALL], "up")
+        assert runtime.newest_feedback() == replies[SMALL]
         runtime.undo()
-        assert runtime.model.name == SMALL
+        assert runtime.model.name == SMALL and runtime.newest_feedback() == replies[LARGE]
         runtime.undo()
         assert runtime.model.name == LARGE and state() == one
         runtime.unrate(replies[SMALL])

@@ -45,6 +45,7 @@ class AttachedChat:
             theme=theme.theme_name(hello.theme, hello.environment),
             motion=hello.motion,
             keys=hello.keys,
+            keeps_adapter=False,  # the settings are those of the user who started `ruvmlx serve`
             files=UserFiles(Path(hello.folder) if same else None),
             # no tool servers, because a tool server would have the rights of the user who started `ruvmlx
             # serve`

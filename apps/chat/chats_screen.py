@@ -126,8 +126,8 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
     def _row(self, entry: chat_files.ChatEntry) -> Content:
         """Return the row of a chat, cut to the list's width. The title is at the left; the number of messages
         and the date are at the right edge. If a search found the chat, a second line has the excerpt."""
-        mark = "★ " if entry.is_pinned else "  "
-        mark = "● " if entry.id == self._chat.state.session else mark
+        is_open = entry.id == self._chat.state.session
+        mark = f"{'●' if is_open else ' '}{'★' if entry.is_pinned else ' '} "
         facts = f"{entry.turns:>6} · {entry.when:>6}"
         room = max(10, self.options.size.width - cell_len(mark + facts) - 2)
         title = entry.name if cell_len(entry.name) <= room else set_cell_size(entry.name, room - 1) + "…"

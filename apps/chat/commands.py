@@ -214,7 +214,7 @@ COMMANDS = {
         title="Ask a tool", takes_argument=True, asks=True,
     ),
     "set": CommandSpec(
-        "/set [NAME VALUE]", "temperature and more, for this chat", settings.set_value,
+        "/set [NAME VALUE]", "temperature and more: this chat, till you quit", settings.set_value,
         title="Settings of this chat's replies", takes_argument=True, asks=True,
     ),
     "status": CommandSpec(

@@ -82,6 +82,20 @@ def writing(
     return begin
 
 
+def shown_reply_id(runtime: Runtime, session: str, text: str) -> int | None:
+    """Return the message id of the reply that the chat shows before a comparison, to show it again after the
+    comparison. Return None if the comparison has a new question (`text`), or if the last message is no
+    reply."""
+    turns = runtime.chats.turns(session)
+    return turns[-1].id if turns and not text and turns[-1].role == "assistant" else None
+
+
+def show_again(runtime: Runtime, session: str, message: int | None) -> None:
+    """Make the reply `message` the end of the chat again. None: change nothing."""
+    if message is not None:
+        runtime.store.messages.set_head(session, message)
+
+
 def candidate(runtime: Runtime, session: str, with_learned: bool) -> Candidate:
     """Return the newest reply of the chat as a candidate, for the user's choice."""
     message = runtime.chats.turns(session)[-1].id

@@ -16,7 +16,7 @@ from ruvmlx.tiers import TIERS
 
 from ..learning_words import share_text
 from ..optimizer_words import tuning_line
-from .view_model import learn_status
+from .view_model import RatingPlace, learn_status
 
 # Names for the tiers of the KV cache, from the oldest tokens to the newest. A tier is a part of the cache
 # with one precision.
@@ -76,7 +76,7 @@ def milliseconds(microseconds: float) -> str:
 def effect(result: RatingResult, key: str) -> str:
     """Return a line that says what a rating changed. The line fits into a terminal of 80 columns.
 
-    key: the label of the key that undoes the rating.
+    key: the label of the key that undoes the rating; "": the line names no key.
     """
     mark = rating_mark(result.rating) + (f", {REASONS[result.reason]}" if result.reason else "")
     return f"{mark} · {rating_effect(result, key)}"
@@ -131,26 +131,32 @@ def summary(found: ChatSummary, is_printed: bool = False) -> str:
 def rating_effect(result: RatingResult, key: str) -> str:
     """Say what the model learned from a rating: "Learned: more like this. Ctrl+R takes it back". The word
     "more" or "less" comes from the measured change of the reply's log-probability, and not from the
-    rating."""
+    rating. key: as in `effect`."""
+    back = _way_back(key)
     if result.reason == "facts":
-        return f"Kept; facts teach nothing. {key} takes it back"
+        return f"Kept; facts teach nothing{back}"
     if not result.applied:
         return "Kept; it changed nothing"
     moved = result.logprob_after - result.logprob_before
     if abs(moved) < FELT:
-        return f"Learned; it changed next to nothing. {key} takes it back"
-    return f"Learned: {'more' if moved > 0 else 'less'} like this. {key} takes it back"
+        return f"Learned; it changed next to nothing{back}"
+    return f"Learned: {'more' if moved > 0 else 'less'} like this{back}"
+
+
+def _way_back(key: str) -> str:
+    return f". {key} takes it back" if key else ""
 
 
 def preference(result: PreferenceResult, key: str) -> str:
     """Return a line that says what the user's choice between two replies changed. The line fits into a
-    terminal of 80 columns."""
+    terminal of 80 columns. key: as in `effect`."""
     if not result.applied:
         return "◆ preferred · Kept; it changed nothing"
-    return f"◆ preferred · Learned: more like this than like the other. {key} takes it back"
+    return f"◆ preferred · Learned: more like this than like the other{_way_back(key)}"
 
 
 YOUR_VERSION = "your version"
+WENT_ON = "the reply that you went on from"
 NOTHING_LEARNED = "Saved your version; this chat uses no adapter, so nothing was learned"
 
 
@@ -204,18 +210,21 @@ def seconds(ms: float) -> str:
     return f"{ms / 1000:.{digits}f} s"
 
 
-def details_of(result: RatingResult | PreferenceResult) -> list[str]:
-    """Return a line with the figures of one rating or choice, and a line with the figures of all ratings and
-    choices together."""
+def lesson_details(result: RatingResult | PreferenceResult) -> str:
+    """Return a line with the figures of one rating or choice."""
     if isinstance(result, RatingResult):
         moved = f"log-probability per token {result.logprob_before:.3f} → {result.logprob_after:.3f}"
     else:
         moved = f"lead in log-probability per token {result.margin_before:+.3f} → {result.margin_after:+.3f}"
-    return [
-        f"last lesson  {moved}, in {milliseconds(result.apply_us)}",
-        f"all lessons  {change_text(result.kl, result.kl_cap)}: KL {result.kl:.3f} of {result.kl_cap:g} nats "
-        f"per token; version {result.adapter_version}",
-    ]
+    return f"last lesson  {moved}, in {milliseconds(result.apply_us)}"
+
+
+def adapter_details(status: LearnStatus) -> str:
+    """Return a line with the figures of all ratings and choices together."""
+    return (
+        f"all lessons  {change_text(status.kl, status.kl_cap)}: KL {status.kl:.3f} of {status.kl_cap:g} nats "
+        f"per token; version {status.adapter_version}"
+    )
 
 
 MEASURING = "measuring the KV cache in the background"
@@ -261,8 +270,31 @@ def tuning_lesson(report: Mapping[str, Any]) -> str:
 
 
 def undone(status: LearnStatus) -> str:
+    return f"Last {status.undone or 'rating'} taken back: {_left(status)}."
+
+
+def reply_undone(status: LearnStatus) -> str:
+    """Say that the rating of the selected reply, which is not the newest rating, was taken back."""
+    return f"This reply's rating taken back: {_left(status)}."
+
+
+def _left(status: LearnStatus) -> str:
     left = ratings_text(status) if status.preferences or status.undone == "preference" else status.ratings
-    return f"Last {status.undone or 'rating'} taken back: {left} left, version {status.adapter_version}."
+    return f"{left} left, version {status.adapter_version}"
+
+
+LINE = 76  # the maximum number of characters of a line that fits into a terminal of 80 columns
+
+
+def nothing_to_undo(place: RatingPlace, key: str) -> str:
+    """Say that the selected reply has no rating to take back, and where the newest rating is. key: the label
+    of the key that takes the newest rating back."""
+    said, question = f"No rating here. {key} takes back the newest", one_line(place.question)
+    if not question:
+        return f"{said}, of a deleted reply"
+    said += ": “" if place.is_here else ", in another chat: “"
+    room = max(8, LINE - 1 - len(said))
+    return said + (question if len(question) <= room else question[: room - 1].rstrip() + "…") + "”"
 
 
 def ratings_text(status: LearnStatus) -> str:

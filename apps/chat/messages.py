@@ -145,6 +145,8 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         self.message_id: int | None = None
         self.copied = 0  # the number of the reply's code block that was copied last, from 1; 0: none
         self._effect_of = 0  # the adapter version whose effect the text `effect` describes
+        # the text `effect` while this reply's rating is the newest feedback, and after newer feedback
+        self._effects = ("", "")
 
     @classmethod
     def of_turn(cls, turn: Turn) -> "ReplyMessage":
@@ -218,12 +220,20 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
 
     def show_rating(self, result: RatingResult, key: str) -> None:
         """Show what a rating of this reply changed. key: the label of the key that undoes the rating."""
-        self.rating, self.effect = result.rating, describe.effect(result, key)
+        self._effects = (describe.effect(result, key), describe.effect(result, ""))
+        self.rating, self.effect = result.rating, self._effects[0]
         self.asks_why = describe.asks_why(result)
         self._effect_of = result.adapter_version
 
     def show_preference(self, result: PreferenceResult, key: str) -> None:
-        self.effect, self._effect_of = describe.preference(result, key), result.adapter_version
+        self._effects = (describe.preference(result, key), describe.preference(result, ""))
+        self.effect, self._effect_of = self._effects[0], result.adapter_version
+
+    def show_newest(self, is_newest: bool) -> None:
+        """Name the key that undoes the rating only if the rating of this reply is the newest feedback,
+        because the key takes back the newest feedback."""
+        if self.effect:
+            self.effect = self._effects[0 if is_newest else 1]
 
     def restore_rating(self, rating: str | None, version: int) -> None:
         """Show the rating that the store has for this reply. Remove the text that says what the rating

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ruvmlx.errors import RuvmlxError, UsageError
+from ruvmlx.errors import RuvmlxError, UsageError, error_line
 from ruvmlx.memory import proposals
 from ruvmlx.memory.load_plan import Plan
 from ruvmlx.models.config.model import Model
@@ -14,7 +14,7 @@ from ruvmlx.models.find.hub import offline
 from ruvmlx.models.find.local import list_local_models
 from ruvmlx.progress import Progress, parameters
 from ruvmlx.runtime import Runtime
-from ruvmlx.settings import AUTO, settings_file
+from ruvmlx.settings import AUTO, resolve, settings_file
 from ruvmlx.text import did_you_mean, one_line, size
 
 from .arguments import parse_number
@@ -90,6 +90,20 @@ def remember(name: str) -> None:
     path = Path(name).expanduser()
     with contextlib.suppress(RuvmlxError):
         settings_file.save("model", str(path.resolve()) if name != AUTO and path.exists() else name)
+
+
+def remember_adapter(name: str | None) -> str:
+    """Save an adapter's name (None: no adapter) as the default for the next start. Return a sentence that
+    says so, or that another source of the setting or an error is in the way."""
+    wanted = name or NO_ADAPTER
+    try:
+        settings_file.save("adapter", wanted)
+        found = resolve()["adapter"]
+    except RuvmlxError as error:
+        return f"The next start does not keep this: {error_line(error)}"
+    if found.value != wanted:
+        return f"The next start uses {found.value}, which {found.origin} names."
+    return "The next start uses it, too." if name else "The next start uses none either."
 
 
 def _entry(row: dict[str, Any], in_use: bool) -> PickerEntry:

@@ -31,6 +31,8 @@ class ChatOptions:
     find: str = ""
     message: int | None = None  # the id of the message to show first; None: the end of the chat
     files: UserFiles = HERE
+    # True if the adapter that the user chooses in the chat is that of the next start
+    keeps_adapter: bool = True
     tools: bool = True  # False if the user must not turn on tool servers
     # a function that copies a text to the clipboard of the user's machine
     copies: Callable[[str], bool] | None = None

@@ -91,7 +91,7 @@ class PlainChat:
         turns = self._runtime.chats.turns(session)
         self._warn()
         self._retell(turns, message)
-        self._state.open_chat(session, system_prompt_of(turns) or self._state.system)
+        self._state.open_chat(session, system_prompt_of(turns))
         self._note_end()
 
     def _warn(self) -> None:
@@ -143,6 +143,9 @@ class PlainChat:
             for note in found.notes:
                 self._streams.note(note)
         self._reply(say(self._state, text))
+        if continued := self._runtime.choices.take_continuation(self._state.session):
+            self._state.lesson = continued.learned
+            self._streams.note(describe.preference_words(continued.learned, describe.WENT_ON))
         self._tell(place(self._runtime, self._state, ""))
 
     def _obey(self, command: Command) -> None:

@@ -1,6 +1,7 @@
 """This module has the roles for the command /as. A role is a system prompt with a name. Some roles are built
 in. Each role that the user saved is a file `roles/NAME.md` in the data folder."""
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -72,9 +73,19 @@ def save(name: str, prompt: str) -> Path:
     return file
 
 
-def lines() -> list[str]:
-    """Return the lines that /as prints: each role with the first words of its system prompt."""
-    known = names()
+def in_use(prompt: str | None) -> str:
+    """Return the name of the role with this system prompt, or "" if no role has it."""
+    for name in names() if prompt else ():
+        with contextlib.suppress(UsageError):
+            if text(name) == prompt:
+                return name
+    return ""
+
+
+def lines(prompt: str | None = None) -> list[str]:
+    """Return the lines that /as prints: each role with the first words of its system prompt. prompt: the
+    system prompt of the open chat; a mark shows the role that has it."""
+    known, used = names(), in_use(prompt)
     width = max(map(len, known))
     rows = []
     for name in known:
@@ -82,7 +93,8 @@ def lines() -> list[str]:
             begin = one_line(text(name))
         except UsageError as e:
             begin = f"({e})"
-        rows.append(f"{name:<{width}}  {begin[:SHOWN].rstrip()}{'…' if len(begin) > SHOWN else ''}")
+        words = f"{begin[:SHOWN].rstrip()}{'…' if len(begin) > SHOWN else ''}"
+        rows.append(f"{name:<{width}}  {'(in use) ' if name == used else ''}{words}")
     return [
         *rows,
         "/as NAME answers as one, /as none as before; /as save NAME keeps this chat's system prompt.",

@@ -41,6 +41,8 @@ class ChatState:
     found_messages: dict[str, int] = field(default_factory=dict)
     # names of models in the order of the last /models list
     listed_models: list[str] = field(default_factory=list)
+    # the options of each chat in which the user changed some with /set or /best: chat id -> options
+    changed_options: dict[str, ChatOptions] = field(default_factory=dict)
     sensors: Sensors = field(default_factory=Sensors)
     tools: ChatTools = field(default_factory=ChatTools)
     # if this event is set, the start of a tool server by the step `tools` ends
@@ -49,18 +51,31 @@ class ChatState:
     def __post_init__(self) -> None:
         self.tools.may_run = self.options.tools
         self.system = self.system or self.options.system
+        self._first_options = self.options
+
+    def change_options(self, options: ChatOptions) -> None:
+        """Use these options in the open chat, until the program ends. Other chats keep their options."""
+        self.options = self.changed_options[self.session] = options
+
+    @property
+    def users_system(self) -> str | None:
+        """The system prompt of the user's settings, with which each new chat begins; None: no prompt."""
+        return self._first_options.system or None
 
     def open_chat(self, session: str, system: str | None) -> None:
-        """Switch to another chat. Forget the selected reply, the compared replies and the newest reply of the
-        previous chat, and turn its tool servers off."""
+        """Switch to another chat, with the options that the user gave this chat, or else with those of the
+        start. Forget the selected reply, the compared replies and the newest reply of the previous chat, and
+        turn its tool servers off."""
         self.session, self.system = session, system
+        self.options = self.changed_options.get(session, self._first_options)
         self.selected, self.candidates, self.response, self.left_out = None, [], None, 0
         self.told_full = False
         self.tools.turn_all_off()
 
     def model_changed(self) -> None:
-        """Forget the two compared replies and the newest reply, because the former model wrote them."""
-        self.candidates, self.response = [], None
+        """Forget the two compared replies and the newest reply, because the former model wrote them, and the
+        newest rating or choice, because the former model learned from it."""
+        self.candidates, self.response, self.lesson = [], None, None
 
     @property
     def kv(self) -> KVStats | None:

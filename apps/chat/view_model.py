@@ -20,6 +20,22 @@ def learn_status(runtime: Runtime) -> LearnStatus | None:
         return None
 
 
+@dataclass(frozen=True)
+class RatingPlace:
+    """The place of the newest rating or preference. question: the question of the rated reply; "" if the
+    reply was deleted. is_here: True if the reply is in the open chat."""
+
+    question: str
+    is_here: bool
+
+    @classmethod
+    def of(cls, runtime: Runtime, session: str, reply_id: str) -> "RatingPlace":
+        """Return the place of a rated reply. session: the id of the open chat."""
+        place = runtime.store.messages.place_of(reply_id)
+        question = without_files(runtime.store.replies.get(reply_id).prompt)[0]
+        return cls(question, place is not None and place[0] == session)
+
+
 # The app reads this number of messages, the newest of a chat, when it opens the chat. Soon after, the app
 # reads all messages with the class `Standing`.
 OPENED_MESSAGES = 40
@@ -31,7 +47,8 @@ class Standing:
     the store has them. Other processes can write ratings into the store, too.
 
     left_out: the ids of the messages that the model does not read, because its context has no room for them
-    or because a summary replaces them. summed_up: the number of messages that the summary replaces.
+    or because a summary replaces them. summed_up: the number of messages that the summary replaces. newest:
+    the id of the reply whose rating or preference an undo takes back, or None.
     """
 
     learned: LearnStatus | None
@@ -39,13 +56,15 @@ class Standing:
     left_out: frozenset[int] = frozenset()
     summed_up: int = 0
     turns: Sequence[Turn] = ()
+    newest: str | None = None
 
     @classmethod
     def of(cls, runtime: Runtime, session: str) -> "Standing":
         turns = runtime.chats.turns(session)
         ratings = {turn.reply_id: turn.rating for turn in turns if turn.reply_id}
         room = runtime.chats.room(session, turns, runtime.settings.max_tokens)
-        return cls(learn_status(runtime), ratings, room.left_out, room.summed_up, turns)
+        newest = runtime.newest_feedback()
+        return cls(learn_status(runtime), ratings, room.left_out, room.summed_up, turns, newest)
 
     @property
     def version(self) -> int:

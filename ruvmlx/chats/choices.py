@@ -29,6 +29,15 @@ class EditedReply:
     failure: str = ""
 
 
+@dataclass(frozen=True)
+class Continuation:
+    """A preference that the adapter learned from a message after one of several replies to a question.
+    message: the id of the preferred reply's message."""
+
+    message: int | None
+    learned: PreferenceResult
+
+
 class Choices:
     """This class receives preferences between replies of one model, and reasons for bad ratings. The adapter
     in use, or the adapter that the caller names, learns from each preference immediately, and from each
@@ -36,6 +45,8 @@ class Choices:
 
     def __init__(self, store: Store, model: Model, learning: Learning):
         self._store, self._model, self._learning = store, model, learning
+        # chat id -> what the user's last message taught, until an app takes it
+        self._continued: dict[str, Continuation] = {}
 
     def prefer(self, better: str, worse: str, adapter: str | None = None) -> PreferenceResult:
         """Learn that one of two replies to one question is better. adapter: the adapter that learns; None:
@@ -122,8 +133,15 @@ class Choices:
         with contextlib.suppress(RuvmlxError):
             other = self._other(session_id, turn)
             if other is not None and not learner.history.pairs.between(mine, other):
-                return learner.prefer(mine, other, "regenerated", REGENERATED)
+                learned = learner.prefer(mine, other, "regenerated", REGENERATED)
+                self._continued[session_id] = Continuation(turn.id, learned)
+                return learned
         return None
+
+    def take_continuation(self, session_id: str) -> Continuation | None:
+        """Return, once, what the user's last message of a chat taught by `learn_from_continuation`. Return
+        None if it taught nothing."""
+        return self._continued.pop(session_id, None)
 
     def _other(self, session_id: str, turn: Turn) -> str | None:
         """Return the newest other reply to the same question. Return None if there is no other reply, if both
@@ -132,7 +150,8 @@ class Choices:
         rows = self._store.messages.all(session_id)
         mine = next(row for row in rows if row.id == turn.id)
         here = [row for row in rows if row.parent == mine.parent and self._counts(row)]
-        others = [row for row in here if row.id != mine.id]
+        compared = self._of_comparisons([row for row in rows if row.parent == mine.parent])
+        others = [row for row in here if row.id != mine.id and row.id not in compared]
         if mine not in here or not others:
             return None
         # Only the newest other reply is compared. If one reply continues the other, both begin with the same
@@ -141,8 +160,18 @@ class Choices:
         same = mine.content.startswith(other.content) or other.content.startswith(mine.content)
         # /compare, or the router, writes some replies with the untouched model. If one of two replies comes
         # from the untouched model and the user made no choice, the pair says nothing about the user's taste.
-        compared = self._is_untouched(mine) != self._is_untouched(other)
-        return None if same or compared or (mine.rating and other.rating) else other.reply_id
+        differ = self._is_untouched(mine) != self._is_untouched(other)
+        return None if same or differ or (mine.rating and other.rating) else other.reply_id
+
+    def _of_comparisons(self, siblings: list[MessageRow]) -> set[int]:
+        """Return the ids of the replies that /compare or /effect wrote beside an earlier reply. The user
+        asked for them to see what was learned, and not because the user disliked the earlier reply. Such
+        replies are two in a row, exactly one of them by the untouched model. A reply next to such a pair can
+        be among the ids, too. siblings: all replies to one question, the oldest first."""
+        replies = [row for row in siblings if row.reply_id is not None]
+        untouched = [self._is_untouched(row) for row in replies]
+        pairs = [n for n in range(1, len(replies) - 1) if untouched[n] != untouched[n + 1]]
+        return {replies[at].id for n in pairs for at in (n, n + 1)}
 
     def _is_untouched(self, row: MessageRow) -> bool:
         """Return True if the model wrote the reply without a trained adapter (version 0)."""

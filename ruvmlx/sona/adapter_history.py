@@ -224,6 +224,19 @@ class AdapterHistory:
             )
         return replace(self.status(), undone="rating" if version == rated else "preference")
 
+    def newest_feedback(self) -> str | None:
+        """Return the id of the reply whose rating or preference `undo` takes back; of a preference, the id of
+        the better reply. Return None if there is no rating and no preference in force."""
+        rated = self._store.ratings.last_version(*self._key, self.version())
+        preferred = self.pairs.last_version()
+        if preferred > rated:
+            return self.pairs.in_force()[-1].better
+        if rated == 0:
+            return None
+        # `labels` reads fewer columns than `ratings`, but leaves out ratings for wrong facts
+        newest = self.labels()[-1:]
+        return newest[0][0] if newest and newest[0][2] == rated else self.ratings()[-1].reply_id
+
     def go_back(self, version: int) -> None:
         """Make an ancestor version the version in use, because the user took back the later feedback. Call
         this function inside a transaction."""

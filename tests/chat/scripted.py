@@ -215,6 +215,12 @@ class ScriptedRuntime:
         self._set_rating(reply_id, before)
         return self.status()
 
+    def take_continuation(self, session_id):
+        return None
+
+    def newest_feedback(self):
+        return self.ratings[-1][0] if self.ratings else None
+
     def notice(self, reply_id, what):
         self._note_call()
         self.noticed.append((reply_id, what))

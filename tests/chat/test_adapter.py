@@ -4,6 +4,10 @@ import io
 
 from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.plain import PlainChat
+from ruvmlx.apps.chat.state import ChatState
+from ruvmlx.apps.chat.steps.models import use_adapter
+
+from ruvmlx import settings as config
 
 from ..lora.test_residency import with_two_adapters
 from .helpers import ask, chatting, screen_text, until
@@ -21,6 +25,22 @@ def test_plain_mode_swaps_a_real_adapter_and_the_chat_goes_on(open_tiny, tiny, c
     (chat,) = runtime.store.chats.all()
     replies = [runtime.store.replies.get(t.reply_id) for t in runtime.chats.turns(chat.id) if t.reply_id]
     assert [(r.adapter, r.adapter_version) for r in replies] == [("default", 0), ("other", 1)]
+
+
+def test_the_chosen_adapter_is_that_of_the_next_start(open_tiny, tiny, monkeypatch):
+    """It is saved as `ruvmlx adapters use` does; a variable that is in the way is told."""
+    runtime = with_two_adapters(open_tiny, tiny)
+    use = lambda name: use_adapter(runtime, ChatState(ChatOptions()), name).words  # noqa: E731
+    assert use("other").endswith("The next start uses it, too.") and config.load().adapter == "other"
+    assert "next start" not in use("")
+    monkeypatch.setenv("RUVMLX_ADAPTER", "mine")
+    assert use("default").endswith("The next start uses mine, which environment names.")
+    monkeypatch.delenv("RUVMLX_ADAPTER")
+    assert use("none").endswith("The next start uses none either.") and config.load().adapter_name is None
+    attached = ChatState(ChatOptions(keeps_adapter=False))
+    assert "next start" not in use_adapter(runtime, attached, "other").words
+    assert config.load().adapter == "none"
+    runtime.close()
 
 
 async def test_the_app_swaps_and_shows_it():

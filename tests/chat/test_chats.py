@@ -194,6 +194,8 @@ async def test_a_chat_is_pinned_in_the_list_and_by_its_command(chatting, three):
         await until(pilot, lambda: app.chat.state.session != opened)
         await send(app, pilot, "/open 1")
         await until(pilot, lambda: app.chat.state.session == opened)
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: "●★ " in screen_text(app))  # open, and pinned
 
 
 async def test_an_unknown_session_is_an_error_with_its_exit_code(open_tiny):

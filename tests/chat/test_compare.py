@@ -158,6 +158,7 @@ async def test_the_effect_is_shown_side_by_side_with_names(chatting, rated_chat,
         await pilot.press("escape")
         await until(pilot, lambda: app.phase == "idle" and not isinstance(app.screen, CompareScreen))
         assert await app.host.call(lambda runtime: runtime.status().preferences) == 0
+        await until(pilot, lambda: "‹ 1/3 ›" in screen_text(app))  # the reply that was shown before
         await send(app, pilot, "/choose 1")
         await until(pilot, lambda: "no two replies to choose from" in screen_text(app))
 
@@ -183,3 +184,27 @@ def test_both_sides_of_an_effect_have_one_seed(open_tiny, rated_chat):
             list(begin(runtime, threading.Event()))
             texts.append(runtime.chats.turns(rated_chat)[-1].content)
         assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("sides", [[False, True], [True, False]])
+@pytest.mark.parametrize("rated_before", [True, False])
+def test_going_on_from_the_reply_before_a_comparison_teaches_nothing(open_tiny, sides, rated_before):
+    """The two replies were written to be looked at, and the first one was not left for them."""
+    with open_tiny() as runtime:
+        chat = runtime.chats.new_chat()
+        if rated_before:
+            say(runtime, chat, "hi")
+            runtime.rate("last", "down")
+        say(runtime, chat, "hello")
+        shown = compare.shown_reply_id(runtime, chat, "")
+        if not rated_before:
+            runtime.rate("last", "down")
+        for learned in sides:
+            begin = compare.writing(
+                chat, "", False, learned, ChatOptions(sampling=Sampling(1.5), max_new_tokens=8)
+            )
+            list(begin(runtime, threading.Event()))
+        compare.show_again(runtime, chat, shown)
+        assert runtime.chats.turns(chat)[-1].id == shown
+        say(runtime, chat, "go on")
+        assert runtime.status().preferences == 0 and runtime.choices.take_continuation(chat) is None

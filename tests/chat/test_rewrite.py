@@ -3,6 +3,7 @@
 import pytest
 from ruvmlx.apps.chat.messages import ReplyMessage
 
+from ruvmlx.engine import Sampling
 from ruvmlx.errors import StoreBusy
 
 from .helpers import WIDE, ask, screen_text, until
@@ -133,6 +134,10 @@ async def test_going_on_after_a_regenerated_reply_is_a_weak_preference(chatting)
         await ask(app, pilot, "And then?")
         (found,) = await app.host.call(lambda runtime: runtime.learner.history.pairs.in_force())
         assert found.strength == pytest.approx(0.3)
+        said = "Learned that you prefer the reply that you went on from; Ctrl+R takes it back"
+        await until(pilot, lambda: said in screen_text(app))
+        assert "◆ preferred · Learned: more like this than like the other. Ctrl+R" in screen_text(app)
+        assert app.chat.state.lesson is not None
 
 
 def test_plain_mode_rewrites(open_tiny, capsys):
@@ -146,3 +151,13 @@ def test_plain_mode_rewrites(open_tiny, capsys):
         assert "Last preference taken back: 0 ratings left" in said and "Assistant: My own words." in said
         code, said = run_plain(runtime, "/rewrite x")
         assert code == 1 and said == ""
+
+
+def test_plain_mode_tells_what_going_on_taught(open_tiny, capsys):
+    with open_tiny() as runtime:
+        how = {"sampling": Sampling(1.5), "max_new_tokens": 12}
+        code, said = run_plain(runtime, "Hello", "/again", "And then?", "/details", "/undo", **how)
+        both = said + capsys.readouterr().err
+        assert code == 0 and both.count("you went on from; /undo takes it back.") == 1
+        assert "last lesson  lead in log-probability" in said
+        assert "Last preference taken back: 0 ratings left" in said

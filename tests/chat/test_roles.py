@@ -15,10 +15,10 @@ from .helpers import ask, chatting, screen_text, until
 from .scripted import ScriptedRuntime
 
 
-def run_plain(runtime, *lines):
+def run_plain(runtime, *lines, **options):
     sink = io.StringIO()
     lines = io.StringIO("".join(f"{line}\n" for line in lines))
-    code = PlainChat(runtime, ChatOptions(max_new_tokens=4), lines, sink).run()
+    code = PlainChat(runtime, ChatOptions(max_new_tokens=4, **options), lines, sink).run()
     return code, sink.getvalue()
 
 
@@ -81,3 +81,15 @@ async def test_the_app_answers_in_a_role(home):
         await until(pilot, lambda: "Explain step by step" in screen_text(app))
         await ask(app, pilot)
         assert runtime.turns(app.chat.state.session)[0].content == roles.BUILT_IN["teacher"]
+
+
+def test_a_role_stays_in_its_chat(open_tiny, home):
+    """After a restart in the chat with the role, a new chat has the user's own prompt."""
+    with open_tiny() as runtime:
+        run_plain(runtime, "/as reviewer", "Hello")
+    with open_tiny() as runtime:
+        _, said = run_plain(runtime, "/as", "/new", "/system", "/as", session="continue")
+        assert said.count("reviewer    (in use) ") == 1 and "No system prompt." in said
+        _, said = run_plain(runtime, "/as reviewer", "/new", "/system", system="Be kind.")
+        assert said.startswith("Role: reviewer. System prompt: You review")
+        assert said.rstrip().endswith("System prompt: Be kind.")

@@ -96,3 +96,24 @@ def test_find_lists_the_newest_and_counts_the_others(replied_chat):
     lines = write.find(runtime, state, "zebra").words.splitlines()
     assert lines[0].startswith("25 messages have these words") and len(lines) == write.MOST_FOUND + 2
     assert lines[1].startswith("13. You") and lines[-2].startswith("51. You")
+
+
+def test_a_setting_holds_in_its_own_chat(open_tiny):
+    """/new begins with the user's settings, a copy has the chat's, and the chat has its own again."""
+    with open_tiny() as runtime:
+        before = runtime.writer.sampling().temperature
+        source = [
+            "Hello",
+            "/set temperature 0.25",
+            "/fork",
+            "/set",
+            "/new",
+            "/set",
+            "Hi",
+            "/chats",
+            "/open 3",
+        ]
+        said, state = run_plain(runtime, *source, "/set")
+        found = re.findall(r"temperature +([0-9.]+)", said)
+        assert found == ["0.25", "0.25", str(before), "0.25"]
+        assert state.options.sampling.temperature == 0.25

@@ -1,6 +1,7 @@
 """Words for people: no figures of the inside on the screen; /details and /explain have them."""
 
 import re
+import threading
 
 import pytest
 from ruvmlx.apps.chat import describe, glossary
@@ -13,6 +14,7 @@ from ruvmlx.apps.chat.user_files import UserFiles
 from ruvmlx.errors import NotFound
 from ruvmlx.runtime import RatingResult
 
+from ..test_runtime import say
 from .helpers import SMALL, ask, chatting, screen_text, until
 from .scripted import ScriptedRuntime
 
@@ -64,8 +66,30 @@ def test_details_are_those_of_the_newest_reply_and_lesson():
     state.session = runtime.chats.new_chat()
     take = lambda name, argument="": COMMANDS[name].step(runtime, state, argument).words  # noqa: E731
     assert "No figures yet" in take("details")
-    state.lesson = rating_result()
-    assert "-1.000 → -0.900" in take("details") and "4% of the allowed change" in take("details")
+    list(runtime.say(state.session, "Hello", sampling=None, max_new_tokens=4, cancel=threading.Event()))
+    state.lesson = runtime.rate("last", "up")
+    assert "-1.234 → -1.198" in take("details") and "4% of the allowed change" in take("details")
+
+
+def test_details_after_an_undo_are_those_of_the_version_in_use(open_tiny):
+    """The lesson that was taken back has no figures; what is left of the allowed change is told."""
+    with open_tiny() as runtime:
+        state = ChatState(ChatOptions())
+        state.session = runtime.chats.new_chat()
+        take = lambda name, argument="": COMMANDS[name].step(runtime, state, argument).words  # noqa: E731
+        for question in ("hello", "again"):
+            say(runtime, state.session, question)
+            take("rate", "down")
+        assert "last lesson" in take("details") and take("details").endswith("version 2")
+        before = take("details").splitlines()[-1]
+        take("undo")
+        assert take("details").splitlines()[-1] != before
+        assert take("details").endswith("version 1") and "last lesson" not in take("details")
+        kl = runtime.status().kl
+        assert f"KL {kl:.3f} of" in take("details")
+        runtime.undo()  # as another process would
+        state.lesson = rating_result()
+        assert "last lesson" not in take("details")
 
 
 async def test_a_screenshot_that_cannot_be_written_says_why(tmp_path):

@@ -126,8 +126,9 @@ class Actions:
         self.start(Command(name, argument))
 
     def take_back(self) -> None:
-        """Undo the last rating, because the user pressed the key "Undo" (u) while a reply had the focus."""
-        self.command("undo")
+        """Take back the rating of the selected reply, because the user pressed the key "Undo" (u) while this
+        reply had the focus."""
+        self.rate.take_back()
 
     def method(self, path: str) -> Callable[..., Awaitable[None] | None]:
         """Return the method at a path of attributes: "write.again" gives `self.write.again`."""

@@ -41,11 +41,14 @@ class CompareActions:
         if chat.phase != "idle":
             return
         chat.phase = "replying"
-        screen = CompareScreen(chat, text, is_blind)
+        screen, session = CompareScreen(chat, text, is_blind), chat.state.session
+        before = await chat.host.call(lambda runtime: compare.shown_reply_id(runtime, session, text))
         chosen = await chat.ask(screen)
         chat.state.candidates = screen.candidates if is_blind else []
         if chat.phase == "replying":
             chat.phase = "idle"
+            if chosen is None:
+                await chat.host.call(lambda runtime: compare.show_again(runtime, session, before))
             await self._write.show_turns()
             self._write.settle()
             if chosen is not None:

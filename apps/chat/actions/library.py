@@ -22,7 +22,7 @@ class LibraryActions:
         """Open the chat that the options name, and show its messages."""
         chat = self._chat
         opened = await chat.host.call(lambda runtime: Opened.of(runtime, options))
-        chat.state.open_chat(opened.session, system_prompt_of(opened.turns) or options.system)
+        chat.state.open_chat(opened.session, system_prompt_of(opened.turns))
         self.show(opened)
         await chat.transcript.restart(opened.turns, opened.model, opened.message, opened.are_newest)
         chat.status.left_out, chat.status.summed_up, chat.phase = 0, 0, "idle"
@@ -61,4 +61,4 @@ class LibraryActions:
         if chosen and (chosen.id != chat.state.session or chosen.message is not None):
             await self.open(chosen.id, chosen.message)
         elif screen.has_deleted_open_chat:
-            await self.begin(replace(chat.options, session="new", system=chat.state.system, find=""))
+            await self.begin(replace(chat.options, session="new", find=""))

@@ -6,14 +6,16 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from ruvmlx.chats.choices import Continuation
 from ruvmlx.progress import QUIET, Watch
 from ruvmlx.runtime import LearnStatus, PreferenceResult, RatingResult, Runtime
+from ruvmlx.sona.adapter_history import AdapterHistory
 
 from .. import describe, keys
 from ..arguments import parse_rating, parse_reason
 from ..context import ChatContext, StatusWatch
 from ..messages import Notice
-from ..view_model import Standing
+from ..view_model import RatingPlace, Standing
 from .panel import PanelActions
 
 EFFECT_SHOWN = 5.0  # seconds for which the status line shows what a rating changed
@@ -45,6 +47,32 @@ class RateActions:
         self._chat.start(
             lambda: self._learn(lambda runtime, reply_id: runtime.choices.give_reason(reply_id, reason))
         )
+
+    def take_back(self) -> None:
+        """Take back the rating of the selected reply. If this reply has no rating, say where the newest
+        rating is, and change nothing."""
+        self._chat.start(self._take_back)
+
+    async def _take_back(self) -> None:
+        chat, reply, key = self._chat, self._chat.chosen_reply(), self._key
+        if reply is None or reply.reply_id is None:
+            return
+        reply_id, session = reply.reply_id, chat.state.session
+
+        def take_back(runtime: Runtime) -> tuple[str, Standing | None]:
+            status = take_back_rating(runtime, session, reply_id)
+            if isinstance(status, RatingPlace):
+                return describe.nothing_to_undo(status, key), None
+            said = describe.undone(status) if status.undone else describe.reply_undone(status)
+            return said, Standing.of(runtime, session)
+
+        done = await chat.attempt(take_back)
+        if done:
+            said, standing = done
+            if standing:
+                chat.state.lesson = None
+                self.show(standing)
+            chat.status.flash(said, EFFECT_SHOWN)
 
     async def _learn(self, learn: Callable[[Runtime, str], RatingResult], watch: Watch = QUIET) -> None:
         """Rate the chosen reply by a call of `learn(runtime, reply_id)`, and show what the rating changed.
@@ -98,6 +126,20 @@ class RateActions:
         """
         self._chat.status.flash(describe.learned_choice(learned, what, self._key), EFFECT_SHOWN)
 
+    async def tell_continuation(self, session: str) -> None:
+        """If the user's last message taught the model something, because the user went on from one of several
+        replies, say so."""
+
+        def take(runtime: Runtime) -> tuple[Continuation, Standing] | None:
+            found = runtime.choices.take_continuation(session)
+            return (found, Standing.of(runtime, session)) if found else None
+
+        done = await self._chat.attempt(take)
+        if done and self._chat.state.session == session:
+            self.show(done[1])
+            self.show_preference(done[0].message, done[0].learned)
+            self.tell_preference(done[0].learned, describe.WENT_ON)
+
     @property
     def _key(self) -> str:
         """The label of the key that undoes a rating."""
@@ -150,6 +192,23 @@ class RateActions:
         session = self._chat.state.session
         with contextlib.suppress(Exception):  # the user did not ask for this read, so its error stays hidden
             self.show(await self._chat.host.call_between(lambda runtime: Standing.of(runtime, session)))
+
+
+def take_back_rating(runtime: Runtime, session: str, reply_id: str) -> LearnStatus | RatingPlace:
+    """Take back the rating of one reply, and return the state of learning. If the reply has the newest
+    feedback, this is an undo. If the adapter in use has learned from no rating of the reply, change nothing,
+    and return the place of the newest feedback. session: the id of the open chat. Raise NotFound if there is
+    no feedback at all."""
+    newest = runtime.newest_feedback()
+    if newest is None or newest == reply_id:
+        return runtime.undo()
+    # with --model auto, another model than the one in use can have written the reply
+    fingerprint = runtime.store.replies.get(reply_id).fingerprint
+    name = runtime.learning.require_learner().history.name
+    history = AdapterHistory(runtime.store, fingerprint, name)
+    if not history.steps_of_reply(history.version(), reply_id):
+        return RatingPlace.of(runtime, session, newest)
+    return runtime.unrate(reply_id)
 
 
 def _tell_runtime(reply_id: str, what: str, runtime: Runtime) -> bool:

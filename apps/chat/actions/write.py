@@ -3,7 +3,7 @@ message, another reply to the same message, and the rest of a cut reply."""
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -128,7 +128,8 @@ class WriteActions:
             return
         chat.phase, chat.status.message = "replying", ""
         self._rate.ask_why_no_more()
-        session, arriving = chat.state.session, chat.host.write(self._after_the_shown_end(begin))
+        session = chat.state.session
+        arriving = self._telling(session, chat.host.write(self._after_the_shown_end(begin)))
         await place()
         self._leave_hidden_edit()
         chat.prompt.focus()
@@ -153,6 +154,18 @@ class WriteActions:
             if chat.phase == "replying":
                 chat.phase = "idle"
             chat.app.refresh_bindings()
+
+    async def _telling(
+        self, session: str, arriving: AsyncIterator[list[Chunk]]
+    ) -> AsyncIterator[list[Chunk]]:
+        """Yield the chunks of a reply. At the first chunk, the runtime has taken the user's message: tell
+        what the model learned from it."""
+        has_told = False
+        async for chunks in arriving:
+            if not has_told:
+                has_told = True
+                self._chat.start(partial(self._rate.tell_continuation, session))
+            yield chunks
 
     async def _show_writer(self) -> None:
         """Show the name of the model that the selector chose in the border of the input."""

@@ -35,18 +35,23 @@ def show_effect(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """Let the model write one reply without the adapter and one with the adapter, and print which reply is
     which."""
     compare.check(runtime, state.session, argument)
-    return _write_named(state, argument, compare.draw_seed(), [])
+    before = compare.shown_reply_id(runtime, state.session, argument)
+    return _write_named(state, argument, compare.draw_seed(), [], before)
 
 
-def _write_named(state: ChatState, text: str, seed: int, replies: list[str]) -> Outcome:
+def _write_named(state: ChatState, text: str, seed: int, replies: list[str], before: int | None) -> Outcome:
     """Let the model write the next reply: the first reply without the adapter, or the second reply with the
     adapter.
-    replies: the texts of the replies that the model has already written."""
+    replies: the texts of the replies that the model has already written. before: the message id of the reply
+    that the chat shows again at the end, or None."""
     learned = bool(replies)
 
     def go_on(runtime: Runtime, state: ChatState, _: str) -> Outcome:
         both = [*replies, runtime.chats.turns(state.session)[-1].content]
-        return _write_named(state, text, seed, both) if len(both) < 2 else Outcome(compare.lengths(*both))
+        if len(both) < 2:
+            return _write_named(state, text, seed, both, before)
+        compare.show_again(runtime, state.session, before)
+        return Outcome(compare.lengths(*both))
 
     begin = compare.writing(state.session, text, not learned, learned, state.options, seed)
     return Outcome(f"{compare.SIDES[learned].capitalize()}:", reply=begin, then=go_on)

@@ -28,7 +28,7 @@ def open_chat(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def new_chat(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    return Outcome("New chat.", opens=runtime.chats.new_chat(state.system))
+    return Outcome("New chat.", opens=runtime.chats.new_chat(state.users_system))
 
 
 def title(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
@@ -49,9 +49,11 @@ def folder(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 
 def fork(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    """Copy the open chat, and open the copy. If a reply is selected, the copy ends with this reply."""
+    """Copy the open chat, and open the copy, which has the same options. If a reply is selected, the copy
+    ends with this reply."""
     said = "This is the copy; the original chat is unchanged"
     copied = runtime.store.chats.fork(state.session, state.selected)
+    state.changed_options[copied] = state.options
     return Outcome(f"{said}.", flash=said, opens=copied)
 
 
@@ -63,13 +65,13 @@ def delete(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     if argument:
         runtime.erase_chat(state.session)
         said = "Deleted for good. This is a new chat."
-        return Outcome(said, flash="Deleted for good", opens=runtime.chats.new_chat(state.system))
+        return Outcome(said, flash="Deleted for good", opens=runtime.chats.new_chat(state.users_system))
     runtime.store.chats.soft_delete(state.session)
     return Outcome(
         "Deleted; for a day, /restore brings it back. This is a new chat.",
         flash="Deleted · for a day, /restore brings it back",
         seconds=10,
-        opens=runtime.chats.new_chat(state.system),
+        opens=runtime.chats.new_chat(state.users_system),
     )
 
 

@@ -23,11 +23,15 @@ def list_models(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 def use_adapter(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """Switch to the named adapter, and describe the adapter in use. The argument "none" means the original
-    model without an adapter. "NAME new" starts a new adapter. Without an argument, only describe the adapter
-    in use."""
+    model without an adapter. "NAME new" starts a new adapter. The chosen adapter is that of the next
+    start, too. Without an argument, only describe the adapter in use."""
+    kept = ""
     if argument:
-        runtime.learning.use(models.find_adapter(argument, runtime))
-    said = describe.adapter(runtime)
+        name = models.find_adapter(argument, runtime)
+        runtime.learning.use(name)
+        state.lesson = None  # the former adapter learned it
+        kept = models.remember_adapter(name) if state.options.keeps_adapter else ""
+    said = " ".join(filter(None, (describe.adapter(runtime), kept)))
     return Outcome(said, notice=said, learned=True)
 
 
@@ -53,11 +57,13 @@ def answer_as(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     roles."""
     word, _, name = argument.partition(" ")
     if not word:
-        return text_outcome("\n".join(roles.lines()))
+        return text_outcome("\n".join(roles.lines(state.system)))
     if word == "save":
         file = roles.save(name.strip(), state.system or "")
         return text_outcome(f"Kept as the role {file.stem}, in {file}")
-    return system(runtime, state, word if word == "none" else roles.text(argument))
+    if word == "none":
+        return system(runtime, state, word)
+    return text_outcome(f"Role: {argument.lower()}. {system(runtime, state, roles.text(argument)).words}")
 
 
 def prompt(runtime: Runtime, state: ChatState, _: str) -> Outcome:

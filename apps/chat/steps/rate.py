@@ -9,6 +9,7 @@ from .. import describe, glossary
 from ..arguments import parse_rating, parse_reason, parse_version
 from ..overview import Overview, spoken_lines
 from ..state import ChatState, Outcome, text_outcome
+from ..view_model import learn_status
 from .shown import shown_reply
 
 
@@ -38,18 +39,27 @@ def _shown_id(runtime: Runtime, state: ChatState) -> str:
 
 def undo(runtime: Runtime, state: ChatState, _: str) -> Outcome:
     said = describe.undone(runtime.undo())
+    state.lesson = None
     return Outcome(said, flash=said, learned=True)
 
 
 def rollback(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     said = describe.rolled_back(runtime.rollback(parse_version(argument)))
+    state.lesson = None
     return Outcome(said, flash=said, learned=True)
 
 
 def details(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    """Show the figures of the newest reply and of the newest rating or choice."""
+    """Show the figures of the newest reply, of the newest rating or choice, and of what was learned in all.
+    After an undo, the rating or choice that was taken back has no figures."""
     lines = describe.reply_details(state.response, runtime.model.context) if state.response else []
-    lines += describe.details_of(state.lesson) if state.lesson else []
+    known = learn_status(runtime)
+    if known is not None:
+        # another process can have taken the lesson back
+        if state.lesson and state.lesson.adapter_version <= known.adapter_version:
+            lines.append(describe.lesson_details(state.lesson))
+        if lines or known.adapter_version:
+            lines.append(describe.adapter_details(known))
     return text_outcome("\n".join(lines or ["No figures yet: they come with a reply and with a rating."]))
 
 

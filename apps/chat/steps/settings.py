@@ -1,4 +1,5 @@
-"""This module has the step of the command `/set`, which changes settings of replies until the program ends.
+"""This module has the step of the command `/set`, which changes settings of one chat's replies until the
+program ends.
 The command `ruvmlx config set` changes settings permanently."""
 
 from dataclasses import replace
@@ -17,11 +18,11 @@ NAMES = (*SAMPLING, "max_tokens", "best_of")
 
 
 def set_value(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Change one setting of replies (for example the temperature) until the program ends, if the argument has
-    a name and a value. Then show all settings of replies."""
+    """Change one setting of the open chat's replies (for example the temperature) until the program ends, if
+    the argument has a name and a value. Then show all settings of replies."""
     name, _, value = argument.partition(" ")
     if name:
-        state.options = change_option(runtime, state.options, name, value.strip())
+        state.change_options(change_option(runtime, state.options, name, value.strip()))
     return text_outcome("\n".join(value_lines(runtime, state.options)))
 
 

@@ -76,10 +76,11 @@ def again(runtime: Runtime, state: ChatState, _: str) -> Outcome:
 
 
 def best(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    """Set the number of replies that the model writes to a question, and print this number. Without an
+    """Set the number of replies that the model writes to a question of the open chat, and print this number.
+    Without an
     argument, only print the number."""
     if argument:
-        state.options = replace(state.options, best_of=parse("best_of", argument, "/best"))
+        state.change_options(replace(state.options, best_of=parse("best_of", argument, "/best")))
     count = state.options.best_of or runtime.settings.best_of
     return text_outcome(describe.best_of(count, runtime.learning.judge(runtime.learner) is not None))
 

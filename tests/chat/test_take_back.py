@@ -1,0 +1,86 @@
+"""`u` on a selected reply: it takes the rating of that reply back, and no other one."""
+
+import pytest
+from ruvmlx.apps.chat import describe
+from ruvmlx.apps.chat.view_model import RatingPlace
+
+from .helpers import ask, screen_text, until
+from .test_branches import chatting, send  # noqa: F401 - a fixture
+
+
+async def rated_chat(app, pilot, *ratings):
+    """Ask a question for each rating (None: no rating), and return the replies."""
+    replies = []
+    for n, rating in enumerate(ratings, 1):
+        reply = await ask(app, pilot, f"Question {n}")
+        if rating:
+            await send(app, pilot, f"/rate {rating}")
+            await until(pilot, lambda reply=reply: reply.effect)
+        replies.append(reply)
+    return replies
+
+
+async def ratings_of(app):
+    """The ratings in force, {reply id: rating}."""
+    read = lambda runtime: {r.reply_id: r.rating for r in runtime.learner.history.ratings()}  # noqa: E731
+    return await app.host.call(read)
+
+
+async def test_the_rating_of_an_older_reply_is_taken_back(chatting):  # noqa: F811
+    """The newer rating stays in force."""
+    async with chatting() as (app, pilot):
+        first, second = await rated_chat(app, pilot, "up", "down")
+        await pilot.press("tab", "up")
+        await until(pilot, lambda: app.chat.selected_reply() is first)
+        await pilot.press("u")
+        await until(pilot, lambda: first.rating is None)
+        assert await ratings_of(app) == {second.reply_id: "down"}
+        assert "This reply's rating taken back: 1 left" in screen_text(app)
+        assert second.rating == "down" and first.effect == ""
+
+
+async def test_the_newest_rating_is_undone_to_the_one_before(chatting):  # noqa: F811
+    """On the reply with the newest rating it is an undo: the earlier rating of the reply counts again."""
+    async with chatting() as (app, pilot):
+        first, second = await rated_chat(app, pilot, "down", "up")
+        await pilot.press("tab", "2")
+        await until(pilot, lambda: second.rating == "2")
+        await pilot.press("u")
+        await until(pilot, lambda: second.rating == "up")
+        assert await ratings_of(app) == {first.reply_id: "down", second.reply_id: "up"}
+
+
+async def test_on_an_unrated_reply_nothing_is_taken_back(chatting):  # noqa: F811
+    """A line says where the newest rating is."""
+    async with chatting() as (app, pilot):
+        first, second = await rated_chat(app, pilot, None, "down")
+        await pilot.press("tab", "up")
+        await until(pilot, lambda: app.chat.selected_reply() is first)
+        await pilot.press("u")
+        said = "No rating here. Ctrl+R takes back the newest: “Question 2”"
+        await until(pilot, lambda: said in screen_text(app))
+        assert await ratings_of(app) == {second.reply_id: "down"}
+        await send(app, pilot, "/new")
+        await until(pilot, lambda: app.phase == "idle" and not app.chat.transcript.replies)
+        await rated_chat(app, pilot, None)
+        await pilot.press("tab", "u")
+        said = "No rating here. Ctrl+R takes back the newest, in another chat: “Question 2”"
+        await until(pilot, lambda: said in screen_text(app))
+
+
+async def test_only_the_newest_rating_names_the_key(chatting):  # noqa: F811
+    """After an undo, the one before is the newest again."""
+    async with chatting() as (app, pilot):
+        first, second = await rated_chat(app, pilot, "down", "down")
+        back = "Ctrl+R takes it back"
+        assert back not in first.effect and "Learned" in first.effect and back in second.effect
+        await pilot.press("ctrl+r")
+        await until(pilot, lambda: second.rating is None)
+        assert back in first.effect
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_the_line_fits_into_80_columns(is_here):
+    said = describe.nothing_to_undo(RatingPlace("word " * 40, is_here), "Ctrl+R")
+    assert len(said) <= 76 and said.endswith("…”")
+    assert "a deleted reply" in describe.nothing_to_undo(RatingPlace("", is_here), "Ctrl+R")
