@@ -141,8 +141,17 @@ def rollback(version: int | None, before: datetime | None, as_json: bool, **flag
         raise UsageError("give a version, as in `learn rollback 12`, or a date with --before.")
     history = _history(flags)
     was = history.version()
-    found = history.rollback(version) if version is not None else _before(history, before)
-    _show_status(found, as_json, _rollback_line(was, found.adapter_version))
+    if version is not None:
+        found = history.rollback(version)
+        wanted = version
+    else:
+        found, wanted = _before(history, before)
+    gone = "" if wanted == found.adapter_version else _gone_line(wanted, found.adapter_version)
+    _show_status(found, as_json, _rollback_line(was, found.adapter_version) + gone)
+
+
+def _gone_line(wanted: int, version: int) -> str:
+    return f" Version {wanted} was in use then, but it is no longer kept: {version} is the last one before it."
 
 
 def _rollback_line(was: int, version: int) -> str:
