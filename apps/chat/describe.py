@@ -9,7 +9,7 @@ from ruvmlx.engine.auto_best_of import AUTO, MAX_REPLIES
 from ruvmlx.engine.types import GenerationResponse
 from ruvmlx.models.text.thinking import Thought
 from ruvmlx.progress import duration
-from ruvmlx.ratings import BAD, REASONS
+from ruvmlx.ratings import BAD, REASONS, is_against
 from ruvmlx.runtime import LearnStatus, PreferenceResult, RatingResult, Runtime
 from ruvmlx.text import backend_words, one_line, size
 from ruvmlx.tiers import TIERS
@@ -130,8 +130,8 @@ def summary(found: ChatSummary, is_printed: bool = False) -> str:
 
 def rating_effect(result: RatingResult, key: str) -> str:
     """Say what the model learned from a rating: "Learned: more like this. Ctrl+R takes it back". The word
-    "more" or "less" comes from the measured change of the reply's log-probability, and not from the
-    rating."""
+    "more" or "less" comes from the measured change of the reply's log-probability, and not from the rating.
+    If the change is the opposite of what the rating asks for, say that all ratings together cause it."""
     if result.reason == "facts":
         return f"Kept; facts teach nothing. {key} takes it back"
     if not result.applied:
@@ -139,6 +139,9 @@ def rating_effect(result: RatingResult, key: str) -> str:
     moved = result.logprob_after - result.logprob_before
     if abs(moved) < FELT:
         return f"Learned; it changed next to nothing. {key} takes it back"
+    if is_against(result.rating, moved):
+        wanted = "this" if moved > 0 else "other replies"
+        return f"Learned. All ratings ask for {wanted}. {key} takes it back"
     return f"Learned: {'more' if moved > 0 else 'less'} like this. {key} takes it back"
 
 

@@ -117,7 +117,7 @@ def test_back_to_a_date(open_tiny, monkeypatch):
 
 
 def test_back_to_a_date_whose_version_is_no_longer_kept(open_tiny, monkeypatch):
-    """The newest version before it on the way to it is used, and the caller learns which one was asked for."""
+    """The newest version before it on the way to it is used, and the caller learns which was asked for."""
     with open_tiny() as runtime:
         clock = [1000.0]
         monkeypatch.setattr(time, "time", lambda: clock[0])
