@@ -3,6 +3,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from ruvmlx.ratings import is_against
+
 if TYPE_CHECKING:
     from ruvmlx.runtime import PreferenceResult, RatingResult
 
@@ -89,8 +91,13 @@ def rating_line(result: "RatingResult") -> str:
     if not result.applied:
         version = _version(result.adapter_version)
         return f"Kept your rating ({result.rating}); it changed nothing. {earlier}{version}"
-    how = "more" if result.logprob_after >= result.logprob_before else "less"
-    return f"Learned from your rating ({result.rating}): {how} like this. {earlier}{_after(result)}"
+    moved = result.logprob_after - result.logprob_before
+    if is_against(result.rating, moved):
+        wanted = "more replies like this one" if moved > 0 else "other replies than this one"
+        effect = f". Your ratings together still ask for {wanted}."
+    else:
+        effect = f": {'more' if moved >= 0 else 'less'} like this."
+    return f"Learned from your rating ({result.rating}){effect} {earlier}{_after(result)}"
 
 
 def preference_line(result: "PreferenceResult") -> str:
@@ -118,6 +125,9 @@ def _learned_text(facts: dict[str, Any]) -> str:
             else "No ratings yet"
         )
         return f"{given}: {STILL_THE_ORIGINAL}{_elsewhere(facts)}"
+    if not ratings + pairs:
+        used = _change_sentence(facts["kl"], facts["kl_cap"])
+        return f"No ratings yet: this adapter was imported, or its ratings are gone. {used}."
     unused = ratings + pairs - used
     rest = f"; {unused} changed nothing" if unused > 0 else ""
     used = _change_sentence(facts["kl"], facts["kl_cap"])
@@ -176,8 +186,11 @@ def _way_back(facts: dict[str, Any]) -> str:
             which = f"{min(kept)} to {max(kept)}" if len(kept) > 1 else f"{kept[0]}"
             return f"`ruvmlx learn rollback V` uses version V of the adapter again: {which}."
         return HOW_TO_RATE
+    version = _version(facts["adapter_version"])
+    if not facts["ratings"] + facts.get("preferences", 0):
+        return f"{version} `ruvmlx learn rollback V` goes to version V (0: the original model)."
     return (
-        f"{_version(facts['adapter_version'])} "
+        f"{version} "
         f"`ruvmlx learn undo` takes the last {_kinds(facts, 'or')} back; "
         "`ruvmlx learn rollback V` goes to version V (0: the original model)."
     )
@@ -194,7 +207,7 @@ def _version(number: int) -> str:
 def _training(facts: dict[str, Any]) -> str:
     """Return sentences about background training: the number of trainings whose result was put into use, the
     result of the newest training, and the number of ratings that wait for training."""
-    from ruvmlx.sona.adapter_history import MINIMUM
+    from ruvmlx.sona.adapter_history import DUE, MINIMUM
 
     done, waiting = facts["consolidations"], facts["pending"]
     said = f"Trained in the background {_times(done)}." if done else ""
@@ -204,7 +217,10 @@ def _training(facts: dict[str, Any]) -> str:
         )
         said = f"{said} {outcome}: {facts['reason']}."
     if waiting and facts["ratings"] + facts.get("preferences", 0) < MINIMUM:
-        said = f"{said} Background training needs {MINIMUM} rated replies."
+        said = (
+            f"{said} Training needs {MINIMUM} rated replies: `ruvmlx learn consolidate` trains then; the "
+            f"chat trains by itself after {DUE} new ratings."
+        )
     elif waiting:
         verb = "is" if waiting == 1 else "are"
         what = f"{waiting} {_kinds(facts, 'and', 's')}" if facts.get("preferences") else _ratings(waiting)

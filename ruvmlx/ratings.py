@@ -1,13 +1,25 @@
 """This module lists the ratings that a user can give to a reply, and the reasons for a bad rating."""
 
 RATINGS = ("up", "down", "1", "2", "3", "4", "5")
-BAD = ("down", "1", "2")
+GOOD, BAD = ("up", "4", "5"), ("down", "1", "2")
 
 # The keys are the words that a user types. The values are the texts with which the rating's note begins.
 REASONS = {"long": "too long", "short": "too short", "tone": "wrong tone", "facts": "wrong facts"}
 # The learner learns nothing from a rating with this reason, because ratings change a model's style, not its
 # knowledge.
 FACTS = REASONS["facts"]
+
+
+def is_against(rating: str, moved: float) -> bool:
+    """Return True if a rating's effect is the opposite of what the rating asks for. All ratings together
+    make the change, so the other ratings can outweigh this one.
+
+    moved: the change of the rated reply's log-probability
+
+    >>> is_against("up", -0.01), is_against("3", -0.01)
+    (True, False)
+    """
+    return (moved < 0 and rating in GOOD) or (moved > 0 and rating in BAD)
 
 
 def reason_of(rating: str, note: str) -> str:

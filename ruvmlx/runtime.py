@@ -149,9 +149,10 @@ class Runtime:
 
     def erase_chat(self, session_id: str) -> bool:
         """Erase a chat and its KV caches immediately (`soft_delete.delete`). The user cannot restore the
-        chat. Returns False if some files still hold words of the chat."""
+        chat. Returns False if some files still hold words of the chat. After a second, the search index of a
+        large store leaves the rest of its cleaning to the next idle time."""
         self.engine.sessions.drop(session_id)
-        return soft_delete.delete(self.store, session_id, seconds=0)
+        return soft_delete.delete(self.store, session_id, seconds=1)
 
     def __enter__(self) -> "Runtime":
         return self

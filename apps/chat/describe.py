@@ -9,7 +9,7 @@ from ruvmlx.engine.auto_best_of import AUTO, MAX_REPLIES
 from ruvmlx.engine.types import GenerationResponse
 from ruvmlx.models.text.thinking import Thought
 from ruvmlx.progress import duration
-from ruvmlx.ratings import BAD, REASONS
+from ruvmlx.ratings import BAD, REASONS, is_against
 from ruvmlx.runtime import LearnStatus, PreferenceResult, RatingResult, Runtime
 from ruvmlx.text import backend_words, one_line, size
 from ruvmlx.tiers import TIERS
@@ -131,7 +131,8 @@ def summary(found: ChatSummary, is_printed: bool = False) -> str:
 def rating_effect(result: RatingResult, key: str) -> str:
     """Say what the model learned from a rating: "Learned: more like this. Ctrl+R takes it back". The word
     "more" or "less" comes from the measured change of the reply's log-probability, and not from the
-    rating. key: as in `effect`."""
+    rating. If the change is the opposite of what the rating asks for, say that all ratings together cause it.
+    key: as in `effect`."""
     back = _way_back(key)
     if result.reason == "facts":
         return f"Kept; facts teach nothing{back}"
@@ -140,6 +141,8 @@ def rating_effect(result: RatingResult, key: str) -> str:
     moved = result.logprob_after - result.logprob_before
     if abs(moved) < FELT:
         return f"Learned; it changed next to nothing{back}"
+    if is_against(result.rating, moved):
+        return f"Learned. All ratings ask for {'this' if moved > 0 else 'other replies'}{back}"
     return f"Learned: {'more' if moved > 0 else 'less'} like this{back}"
 
 

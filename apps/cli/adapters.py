@@ -142,7 +142,8 @@ def list_adapters(as_json: bool) -> None:
         TableColumn("MODEL", cut=True),
     ]
     table(columns, [_row(row) for row in rows])
-    hint("* is in use. `ruvmlx adapters use NAME` switches. VERSION goes up with each change.")
+    star = "* is in use." if any(row["in_use"] for row in rows) else "None of these is in use."
+    hint(f"{star} `ruvmlx adapters use NAME` switches. VERSION goes up with each change.")
     hint("RANK is how many independent changes a layer may have; more of them take more memory.")
 
 
@@ -220,6 +221,8 @@ def export(
     from ruvmlx.lora.merge import HEAD
 
     opened = _Open(flags)
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UsageError(f"{folder} exists; name a new folder, or delete this one first.")
     change = opened.change()
     if without_head:
         change = replace(change, pairs={p: pair for p, pair in change.pairs.items() if p != HEAD})

@@ -148,7 +148,7 @@ PAGES = {
     "adapters export": _page(
         "Write an adapter as files for mlx-lm or PEFT",
         ("adapters export my-adapter", "a new folder of that name"),
-        ("adapters export small --bits 4", "an eighth of the size, for `adapters import`"),
+        ("adapters export small --bits 4", "a fifth of the size, for `adapters import`"),
     ),
     "adapters import": _page(
         "Read an adapter from files",
@@ -235,8 +235,8 @@ PAGES = {
     ),
     "sessions restore": _page(
         "Bring a deleted chat back",
-        ("sessions restore", "which chats can come back"),
-        ("sessions restore 3f2a", "one of them"),
+        ("sessions restore", "only lists the chats that can come back"),
+        ("sessions restore 3f2a", "brings one of them back"),
     ),
     "log": _page(
         "Show the record of requests, ratings and adapters",

@@ -136,13 +136,24 @@ def undo(as_json: bool, **flags: Any) -> None:
 @model_options
 @json_option
 def rollback(version: int | None, before: datetime | None, as_json: bool, **flags: Any) -> None:
-    """Return to an earlier VERSION (0 is the original model), or to what was learned before a date."""
+    """Return to an earlier VERSION (0 is the original model), or to the one in use at a date."""
     if (version is None) == (before is None):
         raise UsageError("give a version, as in `learn rollback 12`, or a date with --before.")
     history = _history(flags)
     was = history.version()
-    found = history.rollback(version) if version is not None else _before(history, before)
-    _show_status(found, as_json, _rollback_line(was, found.adapter_version))
+    if version is not None:
+        found = history.rollback(version)
+        wanted = version
+    else:
+        found, wanted = _before(history, before)
+    gone = "" if wanted == found.adapter_version else _gone_line(wanted, found.adapter_version)
+    _show_status(found, as_json, _rollback_line(was, found.adapter_version) + gone)
+
+
+def _gone_line(wanted: int, version: int) -> str:
+    return (
+        f" Version {wanted} was in use then, but it is no longer kept: {version} is the last one before it."
+    )
 
 
 def _rollback_line(was: int, version: int) -> str:
@@ -242,6 +253,13 @@ def reset(as_json: bool, **flags: Any) -> None:
     _show_status(_history(flags).rollback(0), as_json, "The adapter starts over. Nothing was deleted.")
 
 
+_NEEDS = {
+    "kto": "a rated reply whose chat was not deleted",
+    "dpo": "a good and a bad reply to the same question, or a choice between two replies",
+    "sft": "a reply that you rated better than usual",
+}
+
+
 @learn.command()
 @click.option(
     "--format", "format_", type=click.Choice(["kto", "dpo", "sft"]), default="kto", show_default=True
@@ -255,7 +273,7 @@ def export(format_: str, **flags: Any) -> None:
     for row in found:
         print_json(row)
     if not found:
-        log(f"Nothing to export: no rating in use has what {format_} needs. Rate replies in `ruvmlx chat`.")
+        log(f"Nothing to export: {format_} needs {_NEEDS[format_]}. Rate replies in `ruvmlx chat`.")
 
 
 @learn.command("chart")

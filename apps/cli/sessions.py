@@ -298,7 +298,7 @@ def remove_session(session_id: str, now: bool) -> None:
     if now:
         gone = soft_delete.delete(store, session_id)
         log(f"Deleted for good: {title}")
-        _warn_of_readers(gone)
+        _warn_of_readers(store, gone)
     else:
         store.chats.soft_delete(session_id)
         log(f"Deleted: {title}")
@@ -316,9 +316,11 @@ def _find_chat(store: Any, beginning: str, deleted_too: bool) -> str:
     return store.chats.find_soft_deleted(beginning)
 
 
-def _warn_of_readers(gone: bool) -> None:
+def _warn_of_readers(store: Any, gone: bool) -> None:
+    from ruvmlx.chats.soft_delete import why_words_are_left
+
     if not gone:
-        log("Another ruvmlx reads the database: copies of the words stay in its log until that program ends.")
+        log(why_words_are_left(store))
 
 
 @sessions.command("forget")
@@ -341,14 +343,14 @@ def forget_replies(reply_id: str | None, every: bool, as_json: bool) -> None:
         print_json({"forgotten": chosen})
     else:
         log(forgotten_words(len(chosen)))
-    _warn_of_readers(gone)
+    _warn_of_readers(store, gone)
 
 
 @sessions.command("restore")
 @click.argument("session_id", metavar="ID|last", required=False, shell_complete=complete_deleted_chats)
 @json_option
 def restore_session(session_id: str | None, as_json: bool) -> None:
-    """Restore a deleted chat; without an ID, list the deleted chats, the newest deletion first."""
+    """Restore a deleted chat; without an ID, only list the deleted chats, the newest deletion first."""
     from ruvmlx.chats import soft_delete
 
     store = _store()

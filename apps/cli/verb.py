@@ -2,6 +2,8 @@
 options, examples and exit codes. The texts of the help are in help_pages.py."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import SequenceMatcher
 
 import click
 
@@ -29,8 +31,31 @@ def page_of(context: click.Context) -> HelpPage | None:
     return PAGES.get(context.command_path.partition(" ")[2])
 
 
+_NEAR = 0.6  # the least similarity, from 0 to 1, of an option that an error proposes
+
+
+@contextmanager
+def _proposing_near_options() -> Iterator[None]:
+    """Where the block raises NoSuchOption, keep only proposals that are similar without their dashes. click
+    compares the dashes, too, and proposes --out for --bogus."""
+    try:
+        yield
+    except click.NoSuchOption as error:
+        word = error.option_name.lstrip("-")
+        found = [
+            option
+            for option in error.possibilities or ()
+            if SequenceMatcher(None, word, option.lstrip("-")).ratio() >= _NEAR
+        ]
+        raise click.NoSuchOption(error.option_name, error.message, found, error.ctx) from None
+
+
 class Verb(click.Command):
     """A command whose help has groups of options, examples and exit codes."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with _proposing_near_options():
+            return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, records in option_groups(self, ctx):

@@ -29,6 +29,14 @@ def delete(store: Store, *session_ids: str, seconds: float = math.inf) -> bool:
     return gone
 
 
+def why_words_are_left(store: Store) -> str:
+    """Return a sentence that says which file still holds deleted words, after `delete` or `forget` returned
+    False."""
+    if not store.search_index.is_clean():
+        return "The search index still holds parts of words; ruvmlx removes them while you do nothing."
+    return "Another ruvmlx reads the database: copies of the words stay in its log until that program ends."
+
+
 def forget(store: Store, reply_ids: list[str]) -> bool:
     """Erase the words of replies outside chats, and the KV caches on disk of all requests outside chats.
     Returns False if another process reads the store, so that the store's log still holds the words."""

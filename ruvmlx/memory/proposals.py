@@ -2,9 +2,12 @@
 worth a download.
 
 The table `proposals.json` lists known models, the best model first. The machine's memory decides which models
-fit, and the memory bandwidth gives the expected speed of a model. This module downloads nothing.
+fit, and the memory bandwidth gives the expected speed of a model. Neither depends on what other programs do
+now: of the memory, a fixed share of the whole counts, and the bandwidth is measured once for each machine. So
+the chat and `ruvmlx models` always propose the same. This module downloads nothing.
 """
 
+import contextlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,13 +19,17 @@ from ..backends.select import Choice, describe, for_model
 from ..models.config.header_facts import Facts
 from ..models.config.model import ModelConfig
 from ..models.find.local import readable_models
+from ..platform import cpu
 from ..platform.bandwidth import memory_bandwidth
+from ..platform.files import replacing
+from ..settings import home
 from .load_plan import MachineMemory, Need, token_bytes
 
 CONTEXT = 8192  # the number of tokens of context for which the proposals show the memory
 USUAL = 512  # the number of tokens of context for which the proposals give the expected speed
 SHARE = 0.6  # the assumed share of the memory bandwidth that decoding uses (docs/benchmarks.md: measured)
 PLEASANT = 5.0  # tokens per second; a slower model is proposed only if no fitting model reaches this speed
+BANDWIDTH = "bandwidth.json"  # the file that keeps the measured memory bandwidth
 MAX_PROPOSALS = 3  # the maximum number of proposals
 
 
@@ -106,7 +113,7 @@ def _offer(facts: Facts, licence: str, is_here: bool) -> ModelOffer:
     # the number of bytes that the model reads from memory for each token: all weights, and the keys and
     # values of USUAL tokens
     read = facts.bytes + token_bytes(facts.shape) * USUAL
-    speed = SHARE * memory_bandwidth() / read
+    speed = SHARE * _bandwidth() / read
     return ModelOffer(facts.name, facts.bytes, _need(facts).total, round(speed, 1), licence, is_here)
 
 
@@ -128,4 +135,21 @@ def _backend() -> Choice:
 
 
 def _limit() -> int:
-    return MachineMemory.now(_backend()).limit
+    """Return the bytes that one model can take on this machine if other programs leave it room."""
+    return int(MachineMemory.now(_backend()).total * cpu.GPU_SHARE)
+
+
+def _bandwidth() -> float:
+    """Return the memory bandwidth in bytes per second, from the data folder's file BANDWIDTH. If the file is
+    not there, or is of another machine, measure the bandwidth and write the file."""
+    file, machine = home() / BANDWIDTH, {"cores": cpu.physical_cores(), "memory": cpu.total_memory()}
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        known = json.loads(file.read_text(encoding="utf-8"))
+        if {key: known[key] for key in machine} == machine and known["bytes_per_second"] > 0:
+            return float(known["bytes_per_second"])
+    measured = memory_bandwidth()
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with replacing(file) as written:
+            written.write(json.dumps(machine | {"bytes_per_second": measured}).encode())
+    return measured

@@ -249,13 +249,18 @@ class AdapterHistory:
             self._store.versions.move_head(*self._key, version)
         return self.status()
 
-    def rollback_before(self, when: float) -> LearnStatus:
+    def rollback_before(self, when: float) -> tuple[LearnStatus, int]:
         """Make the adapter version that was in use just before the time `when` (seconds since 1970) the
-        version in use again."""
+        version in use again, also if the user took it back later. If its weights are no longer kept, its
+        newest ancestor with weights is used instead.
+
+        Returns the new status, and the version that was in use then. Raises NotFound if no such weights are
+        kept.
+        """
         with self._store.transaction():
-            version = self._store.versions.newest_before(*self._key, self.version(), when)
-            self._store.versions.move_head(*self._key, version)
-        return self.status()
+            then = self._store.versions.head_at(*self._key, when)
+            self._store.versions.move_head(*self._key, self._store.versions.nearest_kept(*self._key, then))
+        return self.status(), then
 
     def status(self) -> LearnStatus:
         given, pairs, version = self.pairs.evidence_weights(), len(self.pairs.in_force()), self.version()

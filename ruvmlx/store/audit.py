@@ -8,11 +8,10 @@ from typing import Any
 
 from ..errors import CorruptFile
 from ..tiers import LENGTHS, fill_lengths
-from .audit_log import WitnessRow, digest
+from .audit_log import MOVES, WitnessRow, digest
 from .store import Store
 from .weights import KnownWeights
 
-_MOVES = ("version", "undo", "rollback", "save")  # kinds of log rows that put a version in use
 _VERSION_FACTS = ("parent", "base", "kl", "norm")
 _PREFERENCE_FACTS = ("better", "worse", "kind", "strength", "weight")
 # seconds: the maximum difference between the times of a table's row and of the log's row about it; one
@@ -93,7 +92,7 @@ class _Logged:
                 self.tunings[body["model"], body["backend"], body["knob"]] = body["value"]
             case "remove":
                 self._remove(_adapter(body))
-        if kind in _MOVES:
+        if kind in MOVES:
             self.heads[_adapter(body)] = body["version"]
 
     def _copy_times(self, body: Body) -> None:

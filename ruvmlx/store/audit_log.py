@@ -24,6 +24,7 @@ from ..errors import CorruptFile
 from .database import Database, columns
 
 GENESIS = "0" * 64
+MOVES = ("version", "undo", "rollback", "save")  # kinds of rows that put a version of an adapter in use
 _PAGE = 1000  # the number of rows that `walk` holds at a time
 _TRIGGERS = 3  # the number of SQL triggers that reject every statement on the log except an append
 

@@ -27,7 +27,12 @@ _MAGIC = b"SQLite format 3\0"
 
 @dataclass(frozen=True)
 class BackupFacts:
-    """The contents of a copy of the store. bytes: the size of the file."""
+    """The contents of a copy of the store.
+
+    bytes: the size of the file
+    chats: the chats that the user can see: they have a message and are not deleted
+    ratings, preferences: those in force
+    """
 
     file: str
     bytes: int
@@ -164,10 +169,11 @@ def _check_copy(copy: Path, source: Path) -> dict[str, int]:
                 "`ruvmlx doctor` checks the store."
             )
         counts = {
-            "chats": "sessions WHERE deleted IS NULL", "messages": "messages", "replies": "replies",
-            "ratings": "ratings", "preferences": "preferences", "adapters": "adapter_heads",
+            "messages": "messages", "replies": "replies", "adapters": "adapter_heads",
+            "ratings": "ratings WHERE in_force", "preferences": "preferences WHERE in_force",
         }  # fmt: skip
-        found = {name: store.db.value(f"SELECT count(*) FROM {table}") for name, table in counts.items()}
+        found = {"chats": len(store.chats.all())}
+        found |= {name: store.db.value(f"SELECT count(*) FROM {table}") for name, table in counts.items()}
     finally:
         store.close()
     with _readable_errors(source), _open_database(copy, "") as alone:

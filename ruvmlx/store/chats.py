@@ -291,9 +291,10 @@ class Chats:
         return self.clean_index(seconds)
 
     def clean_index(self, seconds: float) -> bool:
-        """Continue to remove deleted words from the search index, for about this many seconds. Returns True
-        if the deleted words are gone from all files."""
-        return self._index.clean(seconds) and self._db.truncate_log()
+        """Continue to remove deleted words from the search index, for about this many seconds. Then empty the
+        log, also if the index needs more time. Returns True if the deleted words are gone from all files."""
+        is_clean = self._index.clean(seconds)
+        return self._db.truncate_log() and is_clean
 
     def _erase_some(self, session_id: str) -> bool:
         """Commit the deletion of at most _SLICE of the chat's newest messages. If the chat has no messages

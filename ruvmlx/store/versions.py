@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import NotFound
 from .ancestors import ALL_STEPS, WITH_ANCESTORS
-from .audit_log import Witness, digest
+from .audit_log import MOVES, LogFilter, Witness, digest
 from .bases import Bases
 from .database import Database
 from .preferences import Preferences
@@ -134,14 +134,28 @@ class Versions:
         )
         return [row["version"] for row in rows]
 
-    def newest_before(self, fingerprint: str, name: str, head: int, when: float) -> int:
-        """Return the version that was in use at a time, among the head and its ancestors; 0: no version.
+    def head_at(self, fingerprint: str, name: str, when: float) -> int:
+        """Return the version that was in use at a time, also if the user took it back later; 0: the model
+        without an adapter. The witness log knows every version that was put in use.
 
-        The result is the version before the first version that was made at the time `when` or later. If the
-        clock was set back, a later version can have an earlier time.
+        The result is the version before the first change at the time `when` or later. If the clock was set
+        back, a later change can have an earlier time. A copied adapter has no changes of its own before the
+        copy; for such a time, the result is `_newest_before`.
 
         when: seconds since 1970
         """
+        found: int | None = None
+        for row in self._witness.walk(LogFilter((*MOVES, "remove"))):
+            if (row.body.get("model"), row.body.get("adapter")) != (fingerprint, name):
+                continue
+            if row.time >= when * 1e9:
+                break
+            found = None if row.kind == "remove" else int(row.body["version"])
+        return self._newest_before(fingerprint, name, when) if found is None else found
+
+    def _newest_before(self, fingerprint: str, name: str, when: float) -> int:
+        """Return the version before the first version that was made at the time `when` or later, among the
+        head and its ancestors; 0: no version. when: seconds since 1970"""
         found = self._db.value(
             WITH_ANCESTORS + ", line AS (SELECT version, created FROM adapters WHERE fingerprint = ?1"
             " AND name = ?2 AND version IN (SELECT version FROM ancestors))"
@@ -149,11 +163,24 @@ class Versions:
             " coalesce((SELECT min(version) FROM line WHERE created >= ?5), 1 << 62)",
             fingerprint,
             name,
-            head,
+            self.head(fingerprint, name),
             ALL_STEPS,
             when,
         )
         return found or 0
+
+    def nearest_kept(self, fingerprint: str, name: str, version: int) -> int:
+        """Return the version, or its newest ancestor, that still has its weights. Return `version` itself if
+        none of them has its weights."""
+        found = self._db.value(
+            WITH_ANCESTORS + "SELECT max(version) FROM adapters WHERE fingerprint = ?1 AND name = ?2"
+            " AND state IS NOT NULL AND version IN (SELECT version FROM ancestors)",
+            fingerprint,
+            name,
+            version,
+            ALL_STEPS,
+        )
+        return found or version
 
     # -- writing -------------------------------------------------------------------------------------
 

@@ -191,6 +191,17 @@ def test_a_strangers_folder_is_one_line_and_leaves_nothing(learned, tmp_path):
     assert [r["name"] for r in learned("adapters", "ls", "--json")[1]] == ["default"]
 
 
+def test_an_export_overwrites_no_folder(learned, tmp_path):
+    """As `backup` and /save; an empty folder may be there."""
+    out = tmp_path / "out"
+    out.mkdir()
+    assert learned("adapters", "export", str(out), "--json")[0] == 0
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    code, _, err = learned("adapters", "export", str(out), "--bits", "4")
+    assert code == 2 and one_line(err) and f"{out} exists; name a new folder" in err
+    assert before == {path: path.read_bytes() for path in out.iterdir()}
+
+
 def test_4_bits_come_back(learned, tmp_path):
     out = str(tmp_path / "out")
     assert learned("adapters", "export", out, "--bits", "4", "--json")[1]["format"] == "mlx-lm"

@@ -102,6 +102,18 @@ def test_a_verbs_help_imports_nothing_heavy(path):
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("--bogus", ""), ("--max-token", "--max-tokens"), ("--mode", "--model"), ("--xy", "")],
+)
+def test_an_option_that_is_not_known_brings_a_similar_one(typed, meant):
+    """The dashes alone make no option similar."""
+    with pytest.raises(click.NoSuchOption) as refused:
+        cli.main(["generate", typed], standalone_mode=False)
+    said = refused.value.format_message()
+    assert f"'{meant}'" in said if meant else said == f"No such option {typed!r}."
+
+
 def test_a_verb_that_is_not_known_brings_a_similar_one():
     """At the top, where no verb's file is imported, as in each group."""
     for typed, meant in (["lern"], "learn"), (["learn", "stats"], "status"), (["sesions", "ls"], "sessions"):

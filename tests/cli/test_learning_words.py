@@ -10,6 +10,20 @@ NOTHING = {
     "kl_cap": 0.1, "versions": [], "promoted": None, "reason": None, "targets": "head",
 }  # fmt: skip
 LEARNED = NOTHING | {"ratings": 3, "updates": 3, "pending": 3, "adapter_version": 3, "kl": 0.012}
+NEEDS = (
+    "Training needs 10 rated replies: `ruvmlx learn consolidate` trains then; the chat trains by itself "
+    "after 16 new ratings."
+)
+
+
+def test_an_imported_adapter_has_no_ratings_and_nothing_to_undo():
+    lines = status_lines(NOTHING | {"adapter_version": 1, "versions": [1], "kl": 0.05})
+    assert lines[0] == (
+        "No ratings yet: this adapter was imported, or its ratings are gone. "
+        "50% of the allowed change is used."
+    )
+    assert lines[1].endswith("`ruvmlx learn rollback V` goes to version V (0: the original model).")
+    assert "undo" not in " ".join(lines)
 
 
 def test_nothing_learned_is_said_with_the_next_step():
@@ -32,7 +46,7 @@ def test_what_was_learned_has_its_distance_and_the_way_back():
         "original one.",
         "The adapter (what was learned) is at version 3. `ruvmlx learn undo` takes the last rating back; "
         "`ruvmlx learn rollback V` goes to version V (0: the original model).",
-        "Background training needs 10 rated replies.",
+        NEEDS,
     ]
     assert status_lines(LEARNED | {"ratings": 10, "updates": 10})[2] == (
         "3 ratings are not in a training yet: `ruvmlx learn consolidate` trains now."
@@ -52,7 +66,7 @@ def test_preferences_are_counted_beside_the_ratings():
     lines = status_lines(facts)
     assert lines[0].startswith("Learned from 3 ratings and 1 preference; 1 changed nothing. ")
     assert "takes the last rating or preference back" in lines[1]
-    assert lines[2] == "Background training needs 10 rated replies."
+    assert lines[2] == NEEDS
     enough = status_lines(facts | {"ratings": 9})
     assert enough[2].startswith("4 ratings and preferences are not in a training yet")
     only = status_lines(facts | {"ratings": 0, "preferences": 2, "updates": 2})
@@ -95,10 +109,21 @@ def test_a_rating_that_changes_nothing_is_no_lesson():
     assert lines[0].startswith("Learned from 5 ratings; 2 changed nothing. ")
 
 
-@pytest.mark.parametrize(("after", "how"), [(-0.2, "more"), (-0.9, "less")])
-def test_a_rating_says_what_it_did(after, how):
+@pytest.mark.parametrize(
+    ("rating", "after", "effect"),
+    [
+        ("up", -0.2, ": more like this."),
+        ("down", -0.9, ": less like this."),
+        ("3", -0.9, ": less like this."),
+        ("up", -0.9, ". Your ratings together still ask for other replies than this one."),
+        ("4", -0.9, ". Your ratings together still ask for other replies than this one."),
+        ("1", -0.2, ". Your ratings together still ask for more replies like this one."),
+    ],
+)
+def test_a_rating_says_what_it_did(rating, after, effect):
+    """If the ratings together push the other way, it is not told as the wish of this rating."""
     result = SimpleNamespace(
-        rating="up",
+        rating=rating,
         reason="",
         applied=True,
         logprob_before=-0.5,
@@ -109,7 +134,7 @@ def test_a_rating_says_what_it_did(after, how):
         replaces="",
     )
     line = rating_line(result)
-    assert f"Learned from your rating (up): {how} like this. 90% of the allowed change is used." in line
+    assert f"Learned from your rating ({rating}){effect} 90% of the allowed change is used." in line
     assert "changed nothing" in rating_line(SimpleNamespace(**vars(result) | {"applied": False}))
     assert "replaces" not in line
     for changed in ({}, {"applied": False}, {"reason": "facts"}):

@@ -1,15 +1,18 @@
 """Models that are proposed fit the machine, are the best that do, and are not here already."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ruvmlx import settings
 from ruvmlx.memory import proposals
 from ruvmlx.memory.load_plan import MachineMemory
 from ruvmlx.models.config.families import ARCHITECTURES
 from ruvmlx.models.config.header_facts import Facts
 from ruvmlx.models.find.resolve import REPO
+from ruvmlx.platform import cpu
 
 GB = 10**9
 
@@ -19,7 +22,9 @@ def machine(monkeypatch):
     """A machine with so much memory for one model, so many bytes per second, and these models."""
 
     def of(memory, bandwidth=100 * GB, here=()):
-        monkeypatch.setattr(MachineMemory, "now", lambda _: MachineMemory(2 * memory, memory, memory))
+        (settings.home() / proposals.BANDWIDTH).unlink(missing_ok=True)
+        total = math.ceil(memory / cpu.GPU_SHARE)
+        monkeypatch.setattr(MachineMemory, "now", lambda _: MachineMemory(total, memory // 9, memory // 9))
         monkeypatch.setattr(proposals, "memory_bandwidth", lambda: bandwidth)
         monkeypatch.setattr(proposals, "readable_models", lambda: iter(here))
 
@@ -49,6 +54,19 @@ def test_more_memory_brings_a_larger_model(machine, memory, best):
     assert (best in found[0].name) if best else found == []
     assert all(offer.memory_at_8k <= memory * GB and not offer.installed for offer in found)
     assert len(found) <= proposals.MAX_PROPOSALS
+
+
+def test_what_other_programs_do_changes_no_proposal(machine, monkeypatch):
+    """Neither free memory (the fixture has little) nor a slower second measurement, of another process."""
+    machine(10.7 * GB, bandwidth=50 * GB)
+    first = proposals.proposals()
+    assert "Qwen3-8B" in first[0].name
+    monkeypatch.setattr(proposals, "memory_bandwidth", lambda: 20 * GB)
+    assert proposals.proposals() == first
+    monkeypatch.setattr(cpu, "physical_cores", lambda: 77)
+    assert proposals.proposals() != first
+    (settings.home() / proposals.BANDWIDTH).write_text("[")
+    assert proposals.proposals() != first
 
 
 def test_a_slow_machine_gets_a_fast_model(machine):

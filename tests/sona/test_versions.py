@@ -1,6 +1,7 @@
 """Versions of an adapter: each rating makes one, undo and rollback go back to them bit for bit."""
 
 import random
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -91,21 +92,44 @@ def test_matrices_of_a_wrong_shape_are_a_damaged_adapter(tiny):
         MicroLoRA.from_bytes(flat, config.hidden_size, config.vocab_size)
 
 
-def test_back_to_a_date(open_tiny):
-    """What led to today's version, up to that time; versions that were undone do not count."""
+def test_back_to_a_date(open_tiny, monkeypatch):
+    """The version that was in use then comes back with its ratings, also if an undo took it back later."""
     with open_tiny() as runtime:
-        for i in range(5):
+        ids = [reply(runtime, seed=i) for i in range(6)]
+        history, clock = runtime.learner.history, [1000.0]
+        monkeypatch.setattr(time, "time", lambda: clock[0])
+        monkeypatch.setattr(time, "time_ns", lambda: int(clock[0] * 1e9))
+        moves = [lambda i=i: runtime.rate(ids[i], "up") for i in range(4)]
+        moves += [runtime.undo, runtime.undo, lambda: runtime.rate(ids[4], "down")]
+        moves += [lambda: runtime.rollback(1), lambda: runtime.rollback(0), lambda: runtime.rollback(5)]
+        known = {995.0: (0, [])}
+        for move in moves:
+            clock[0] += 10
+            move()
+            given = [(row.reply_id, row.rating) for row in history.ratings()]
+            known[clock[0] + 5] = history.version(), given
+        assert [version for version, _ in known.values()] == [0, 1, 2, 3, 4, 3, 2, 5, 1, 0, 5]
+        clock[0] = 5000.0
+        for when, (version, given) in known.items():
+            status, then = history.rollback_before(when)
+            assert status.adapter_version == then == version
+            assert [(row.reply_id, row.rating) for row in history.ratings()] == given
+
+
+def test_back_to_a_date_whose_version_is_no_longer_kept(open_tiny, monkeypatch):
+    """The newest version before it on the way to it is used, and the caller learns which was asked for."""
+    with open_tiny() as runtime:
+        clock = [1000.0]
+        monkeypatch.setattr(time, "time", lambda: clock[0])
+        monkeypatch.setattr(time, "time_ns", lambda: int(clock[0] * 1e9))
+        for i in range(3):
+            clock[0] += 10
             runtime.rate(reply(runtime, seed=i), "up")
-        runtime.rollback(3)
-        sixth = runtime.rate(reply(runtime, seed=9), "up").adapter_version
-        for version in range(1, sixth + 1):
-            runtime.store.db.execute(
-                "UPDATE adapters SET created = ? WHERE version = ?", 1000.0 + 10 * version, version
-            )
-        history = runtime.learner.history
-        for when, version in ((1055, 3), (1035, 3), (1025, 2), (1000, 0)):
-            runtime.rollback(sixth)
-            assert history.rollback_before(when).adapter_version == version
+        clock[0] += 10
+        runtime.rollback(0)
+        runtime.store.db.execute("UPDATE adapters SET state = NULL WHERE version > 1")
+        status, then = runtime.learner.history.rollback_before(1035)
+        assert (status.adapter_version, status.ratings, then) == (1, 1, 3)
 
 
 def test_a_circle_of_versions_ends(open_tiny):

@@ -56,6 +56,27 @@ def test_there_and_back(path, tmp_path):
     assert sorted(p.name for p in path.parent.iterdir() if "new" in p.name or "-wal" in p.name) == []
 
 
+def test_it_counts_what_the_user_sees_and_uses(path, tmp_path):
+    """Not chats that were deleted or have no message, and not ratings or preferences that were taken back."""
+    store = Store(path)
+    prefer(store)
+    with store.transaction():
+        store.db.execute("UPDATE ratings SET in_force = 0 WHERE id = (SELECT max(id) FROM ratings)")
+        store.db.execute("UPDATE preferences SET in_force = 0 WHERE id = (SELECT max(id) FROM preferences)")
+    store.chats.new("m")
+    hidden = store.chats.new("m")
+    store.messages.add_user(hidden, "hello")
+    store.chats.soft_delete(hidden)
+    chats = len(store.chats.all())
+    given = {name: store.db.value(f"SELECT count(*) FROM {name}") for name in ("ratings", "preferences")}
+    used = {name: store.db.value(f"SELECT sum(in_force) FROM {name}") or 0 for name in given}
+    assert all(used[name] < given[name] for name in given)
+    assert chats < store.db.value("SELECT count(*) FROM sessions")
+    store.close()
+    facts = back_up(path, tmp_path / "backup.db")
+    assert facts.chats == chats and {name: getattr(facts, name) for name in used} == used
+
+
 def test_into_an_empty_folder_and_from_an_older_format(path, tmp_path):
     old = tmp_path / "old.db"
     old.write_bytes(gzip.decompress((DATA / "store_v3.db.gz").read_bytes()))

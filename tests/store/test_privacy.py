@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ruvmlx.apps.chat.state import ChatOptions, ChatState
+from ruvmlx.apps.chat.steps import library
 
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.chats import soft_delete
@@ -106,6 +108,26 @@ def test_no_word_is_left_after_all_is_deleted(open_again, home, tiny):
     assert traces(home, tiny) == []
     store.close()
     assert traces(home, tiny) == [] and not list((home / "kv").glob("*.*"))
+
+
+def test_no_word_is_left_when_the_chat_says_that_it_deleted_for_good(open_again, home, tiny):
+    """While the store is still open, as a kill can end the process the moment after. Another reader of the
+    store keeps words in the log; then the chat says so."""
+    options = ChatOptions()
+    with open_again() as runtime:
+        chat = runtime.chats.new_chat()
+        say(runtime, chat, QUESTION)
+        assert traces(home, tiny)
+        said = library.delete(runtime, ChatState(options, session=chat), "now").words
+        assert said == "Deleted for good. This is a new chat." and traces(home, tiny) == []
+        chat = runtime.chats.new_chat()
+        say(runtime, chat, QUESTION)
+        reader = Store(home / "ruvmlx.db")
+        with reader.snapshot():
+            assert reader.chats.all()
+            said = library.delete(runtime, ChatState(options, session=chat), "now").words
+            assert "Another ruvmlx reads the database" in said
+        reader.close()
 
 
 def test_no_word_is_left_a_day_after(open_again, home, tiny, monkeypatch):

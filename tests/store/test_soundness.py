@@ -128,11 +128,16 @@ def test_the_version_before_a_time_is_one_before_all_that_was_made_since(path, m
     store, model = Store(path), "another model"
     for when in (1000.0, 2000.0, 3000.0, 500.0, 700.0):
         monkeypatch.setattr(time, "time", lambda when=when: when)
+        monkeypatch.setattr(time, "time_ns", lambda when=when: int(when * 1e9))
         with store.transaction():
             store.versions.add(model, "a", store.versions.head(model, "a"), b"w", 0.0, 0.0)
-    found = {
-        when: store.versions.newest_before(model, "a", 5, when) for when in (400, 1000, 1500, 2500, 5000)
-    }
+    monkeypatch.setattr(time, "time_ns", lambda: int(9000 * 1e9))
+    store.adapters.copy(model, "a", "copy")
+    for name in ("a", "copy"):  # the log has the copy's own changes only after the copy
+        found = {when: store.versions.head_at(model, name, when) for when in (400, 1000, 1500, 2500, 5000)}
+        assert found == {400: 0, 1000: 0, 1500: 1, 2500: 2, 5000: 5}
+    store.adapters.delete(model, "copy")
+    found = {when: store.versions.head_at(model, "a", when) for when in (400, 1000, 1500, 2500, 5000)}
     assert found == {400: 0, 1000: 0, 1500: 1, 2500: 2, 5000: 5}
     store.close()
 

@@ -3,6 +3,7 @@ import chats."""
 
 from dataclasses import replace
 
+from ruvmlx.chats import soft_delete
 from ruvmlx.errors import UsageError
 from ruvmlx.runtime import Runtime
 
@@ -63,9 +64,11 @@ def delete(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     if argument not in ("", "now"):
         raise UsageError(f"/delete takes nothing or now, got {argument[:40]!r}")
     if argument:
-        runtime.erase_chat(state.session)
-        said = "Deleted for good. This is a new chat."
-        return Outcome(said, flash="Deleted for good", opens=runtime.chats.new_chat(state.users_system))
+        gone = runtime.erase_chat(state.session)
+        left = "" if gone else f" {soft_delete.why_words_are_left(runtime.store)}"
+        said, flash = f"Deleted for good.{left} This is a new chat.", f"Deleted for good{left and '.'}{left}"
+        opens = runtime.chats.new_chat(state.users_system)
+        return Outcome(said, flash=flash, seconds=3 if gone else 10, opens=opens)
     runtime.store.chats.soft_delete(state.session)
     return Outcome(
         "Deleted; for a day, /restore brings it back. This is a new chat.",
