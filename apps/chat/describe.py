@@ -273,15 +273,15 @@ def tuning_lesson(report: Mapping[str, Any]) -> str:
 
 
 def undone(status: LearnStatus) -> str:
-    return f"Last {status.undone or 'rating'} taken back: {_left(status)}."
+    return f"Last {status.undone or 'rating'} taken back: {_rest_text(status)}."
 
 
 def reply_undone(status: LearnStatus) -> str:
     """Say that the rating of the selected reply, which is not the newest rating, was taken back."""
-    return f"This reply's rating taken back: {_left(status)}."
+    return f"This reply's rating taken back: {_rest_text(status)}."
 
 
-def _left(status: LearnStatus) -> str:
+def _rest_text(status: LearnStatus) -> str:
     left = ratings_text(status) if status.preferences or status.undone == "preference" else status.ratings
     return f"{left} left, version {status.adapter_version}"
 
