@@ -309,7 +309,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self.vertical_scrollbar.set_reactive(ScrollBar.position, y)
 
     def show_standing(self, standing: Standing) -> None:
-        """Show the ratings of `standing` on all shown replies. Keep the ratings of replies without a widget."""
+        """Show the ratings of `standing` on all shown replies, and keep the ratings of all other replies."""
         ratings = self._ratings = standing.ratings
         for reply in self.replies:
             if reply.reply_id in ratings:
