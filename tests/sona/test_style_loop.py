@@ -102,6 +102,7 @@ def test_undo_gives_back_the_base_before(rated_runtime):
 
 def test_more_faults_shrink_the_step_and_then_refuse_it(rated_runtime, monkeypatch):
     monkeypatch.setattr(faults, "MIN_VARIETY", 2.0)
+    monkeypatch.setattr(faults, "is_foreign", lambda *_: False)
     shares = []
     worse = style_loop.StyleLoop._worse
 
