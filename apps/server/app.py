@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import Match, Route, WebSocketRoute
 
 from . import (
     chat,
@@ -68,37 +68,26 @@ def make_app(models: ModelPool, access: Access, sockets: Sequence[WebSocketRoute
     """Build the ASGI application of the server. sockets: the WebSocket routes through which the chat app uses
     terminals (apps/attach/)."""
     endpoints, serving = [*ENDPOINTS, openapi.endpoint(ENDPOINTS)], models.first.serving
-    by_path: dict[str, dict[str, Dispatcher]] = {}
-    for e in endpoints:
-        by_path.setdefault(e.path, {})[e.method] = Dispatcher(models, e)
-    routes = [Route(path, _Methods(apps), methods=[*apps]) for path, apps in by_path.items()]
-    router = Starlette(
-        routes=[*routes, *sockets], exception_handlers={HTTPException: _not_routed(serving, endpoints)}
-    )
+    routes = [Route(e.path, Dispatcher(models, e), methods=[e.method]) for e in endpoints]
+    refused = {HTTPException: _not_routed(serving, endpoints, routes)}
+    router = Starlette(routes=[*routes, *sockets], exception_handlers=refused)
     router.router.redirect_slashes = False
     return Gate(router, serving, access, endpoints)
 
 
-class _Methods:
-    """The endpoints of one path, one for each HTTP method."""
-
-    def __init__(self, apps: Mapping[str, Dispatcher]):
-        self._apps = apps
-
-    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        await self._apps[method](scope, receive, send)
-
-
-def _not_routed(serving: Serving, endpoints: Sequence[Endpoint]) -> Any:
-    """Return a handler for requests whose path or method is unknown. The handler answers with an error."""
+def _not_routed(serving: Serving, endpoints: Sequence[Endpoint], routes: Sequence[Route]) -> Any:
+    """Return a handler for requests whose path or method is unknown. The handler answers with an error. For
+    an unknown method, the header `Allow` of the answer lists all methods of the path."""
 
     async def answer(request: Any, error: HTTPException) -> Any:
-        message = {404: "there is no such path; GET /openapi.json lists all."}.get(
-            error.status_code, "this path does not have this method; GET /openapi.json lists all."
-        )
+        headers, message = {}, "there is no such path; GET /openapi.json lists all."
+        if error.status_code == 405:
+            path = next(r.path for r in routes if r.matches(request.scope)[0] != Match.NONE)
+            methods = {method for route in routes if route.path == path for method in route.methods or ()}
+            headers["Allow"] = ", ".join(sorted(methods))
+            message = "this path does not have this method; GET /openapi.json lists all."
         shape = _shape(request.url.path, endpoints)
-        return _Failure(serving, ApiError(error.status_code, message), error.headers or {}, shape)
+        return _Failure(serving, ApiError(error.status_code, message), headers, shape)
 
     return answer
 

@@ -1,7 +1,7 @@
 """This module writes replies: it prepares the request, streams the reply, and commits it so that it can be
 rated."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -73,21 +73,25 @@ class ReplyWriter:
         session_id: the chat that the reply belongs to. The text of a stopped reply is kept. With best of n,
             the user sees the reply that fits the user's taste, and the other replies are committed beside it.
         """
-        request = self.prepare_request(request, routed=True)
-        with self.archive.noting_failure(request):
-            count = self._count(request, self._learning.of(request.adapter_id))
-        chunks = self.scheduler.stream(request, lambda: self._begin(request, session_id, count), count)
-        return self._chunks_or_failure(request, chunks)
+        request, begin, count = self._job_of(request, session_id)
+        return self._chunks_or_failure(request, self.scheduler.stream(request, begin, count))
 
     def submit(self, request: GenerationRequest, sink: Sink, session_id: str | None = None) -> None:
         """Queue a request. Each call of `scheduler.step` continues the request, and the sink gets the chunks.
         The finished reply is saved in the store, as in `generate`. Raises UsageError in this call if the
         request is empty or too long."""
+        request, begin, count = self._job_of(request, session_id)
+        self.scheduler.add(request, begin, WitnessedSink(sink, self.archive, request), count)
+
+    def _job_of(
+        self, request: GenerationRequest, session_id: str | None
+    ) -> tuple[GenerationRequest, Callable[[], StoredReplies], int]:
+        """Return what the scheduler needs for a reply that is stored: the request with its token ids, a
+        function that makes the job, and the number of replies. Every such reply comes from here."""
         request = self.prepare_request(request, routed=True)
         with self.archive.noting_failure(request):
             count = self._count(request, self._learning.of(request.adapter_id))
-        sink = WitnessedSink(sink, self.archive, request)
-        self.scheduler.add(request, lambda: self._begin(request, session_id, count), sink, count)
+        return request, lambda: self._begin(request, session_id, count), count
 
     def _chunks_or_failure(self, request: GenerationRequest, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
         with self.archive.noting_failure(request):

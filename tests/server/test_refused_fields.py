@@ -153,6 +153,9 @@ def test_paths_and_methods(shared):
     wrong = shared.ask("GET", CHAT)
     assert wrong.status == 405 and "POST" in wrong.headers["allow"] and wrong.error
     assert shared.ask("POST", "/health", b"").status == 405
+    allowed = shared.ask("PUT", "/v1/responses/none", b"").headers["allow"]
+    assert allowed == "DELETE, GET, HEAD"  # all of the path, not those of its first endpoint alone
+    assert shared.ask("HEAD", "/health").status == 200
     assert shared.ask("GET", "/v1/models/").status == 404
 
 
