@@ -44,17 +44,6 @@ class Decoding(Protocol):
         time for each token."""
 
 
-class Player(Decoding, Protocol):
-    """A player that decodes, and that also reads prompts."""
-
-    def prefill(self, tokens: list[int]) -> float:
-        """Prefill a prompt into an empty KV cache, and return the time."""
-
-    def first(self, tokens: list[int], known: int) -> float:
-        """Return the time to the first token of a reply to a prompt. The prompt's first `known` tokens are
-        already in the KV cache."""
-
-
 class Ruvmlx:
     """A player that runs ruvmlx with one of its backends. kv: the kind of the KV cache, "tiered" or "f16";
     None for the default."""

@@ -110,15 +110,6 @@ class SessionsOnDisk:
             return None
         return Session(found[0], policy, self._backend.lora, found[1], names[:1])
 
-    def migrate_session(self, session_id: str, policy: TierPolicy | None) -> Session | None:
-        """Return a chat's session from its file in the old format of cache files; None if there is no such
-        file."""
-        if self.folder is None:
-            return None
-        make = partial(self._backend.new_cache, policy)
-        found = self.folder.migrate(session_id, self._keys.key(policy), make)
-        return found and Session(found[0], policy, self._backend.lora, found[1], [self._keys.root(policy)])
-
     def forget(self, session: Session) -> None:
         """Remove the stored pages of a session whose cache has wrong content, and the other files that only
         its chat uses."""

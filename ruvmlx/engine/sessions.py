@@ -79,8 +79,6 @@ class SessionManager:
         own = self.get(session_id)
         if own is not None and own.chain[0] != self.keys.root(own.policy, salt):
             own = None
-        if own is None and session_id is not None and not salt:
-            own = self._disk.migrate_session(session_id, self.policy)
         session = self._longest(own, prompt, salt) or own
         session = self._disk.longest(session, prompt, self.policy, salt) or session or self._new(salt)
         self._running.add(session)

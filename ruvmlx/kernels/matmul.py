@@ -21,9 +21,7 @@ from ruvmlx.kernels.library import BAD_ARGUMENT, OK, LibraryError, _load
 from ruvmlx.kernels.packing import ALIGNMENT, PackedMatrix
 
 Array = NDArray[np.float32]
-# the number of activations that share one scale: BLOCK for most quantised weights, SUPER_BLOCK for GGUF's
-# super-blocks
-BLOCK, SUPER_BLOCK = 32, 256
+BLOCK = 32  # the number of activations that share one scale; 256 for the super-blocks of GGUF
 MAX_CODE = {8: 127, 16: 32385}  # {number of bits of an activation: the code of the largest activation}
 _P, _N, _I = C.c_void_p, C.c_size_t, C.c_int
 

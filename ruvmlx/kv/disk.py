@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..tiers import HOT, PAGE
-from . import assembly, older_file, owners, page_file
+from . import assembly, owners, page_file
 from .assembly import SEQUENCE, SUFFIXES, TAIL
 from .cache import PagedCache
-from .chain import Chain, Key, page_name
+from .chain import Chain, page_name
 from .page_file import WHOLE, PageFile
 from .storage import Bytes
 
@@ -37,6 +37,7 @@ STALE = 60.0  # seconds: `tidy` removes an unfinished file that is older than th
 # seconds: pages of requests outside of chats that were unused for this time are removed when a program starts
 DAY = 86400.0
 _PAGE_SUFFIXES = (*SUFFIXES.values(), TAIL, SEQUENCE)
+OLD = ".kv"  # an old format with one file for each chat; such files are deleted and never read
 
 
 class Piece(NamedTuple):
@@ -159,20 +160,6 @@ class CacheFolder:
             return cache, tokens
         return None
 
-    def migrate(self, chat: str, key: Key, make: Callable[[], Any]) -> tuple[Any, list[int]] | None:
-        """Return (cache, its tokens) from a chat's file in the old format (older_file.py); None if there is
-        no usable file. Remove this file."""
-        path = self.path / (chat + older_file.SUFFIX)
-        if not owners.fits(chat) or not path.exists():
-            return None
-        cache = make()
-        try:
-            return cache, older_file.load(path, key, cache)
-        except page_file.UNUSABLE:
-            return None
-        finally:
-            page_file.unlink(path)
-
     def discard(self, names: Chain) -> None:
         """Remove the files of the pages whose names are in a chain, and of the partly filled pages and whole
         sequences that come after a name of the chain. The caller calls `discard` because these files hold
@@ -190,7 +177,7 @@ class CacheFolder:
         if owners.fits(owner):
             with self._lock:
                 self._removed.add(owner)
-                page_file.unlink(self.path / (owner + older_file.SUFFIX))
+                page_file.unlink(self.path / (owner + OLD))
                 page_file.unlink(self.path / (owner + owners.USES))
                 self._sweep()
 
@@ -211,16 +198,16 @@ class CacheFolder:
     # All of them --------------------------------------------------------------------------------
 
     def tidy(self, known: Collection[str]) -> None:
-        """Remove the files of deleted chats, the files of requests outside of chats that were unused for a
-        day, the unfinished files older than STALE, the least recently used files beyond the budget, and the
-        lists of owners without page files.
+        """Remove the files of deleted chats and of the old format, the files of requests outside of chats
+        that were unused for a day, the unfinished files older than STALE, the least recently used files
+        beyond the budget, and the lists of owners without page files.
 
         known: the ids of all chats
         """
         now = time.time()
-        for name in self._file_names((older_file.SUFFIX, owners.USES)):
-            owner = name.rpartition(".")[0]
-            if owner not in known and owner != owners.REQUESTS:
+        for name in self._file_names((OLD, owners.USES)):
+            owner, _, ending = name.rpartition(".")
+            if f".{ending}" == OLD or (owner not in known and owner != owners.REQUESTS):
                 page_file.unlink(self.path / name)
         for name in self._file_names((page_file.UNFINISHED,)):
             if now - page_file.age(self.path / name)[0] > STALE:
@@ -240,11 +227,8 @@ class CacheFolder:
     def contents(self) -> tuple[int, int]:
         """Return the number of chats with files, and the number of bytes of all cache files (without the
         owners' lists)."""
-        chats = {name.rpartition(".")[0] for name in self._file_names((older_file.SUFFIX, owners.USES))}
-        sizes = [
-            page_file.age(self.path / name)[1]
-            for name in self._file_names((*_PAGE_SUFFIXES, older_file.SUFFIX))
-        ]
+        chats = {name.rpartition(".")[0] for name in self._file_names((owners.USES,))}
+        sizes = [page_file.age(self.path / name)[1] for name in self._file_names()]
         return len(chats - {owners.REQUESTS}), sum(sizes)
 
     def _file_names(self, endings: tuple[str, ...] = _PAGE_SUFFIXES) -> list[str]:
@@ -267,7 +251,7 @@ class CacheFolder:
         """Remove the least recently used files until `more` new bytes fit into the budget."""
         # The paths are strings, not Path objects, because pathlib interns each name, which adds megabytes for
         # many files.
-        paths = [f"{self.path}/{name}" for name in self._file_names((*_PAGE_SUFFIXES, older_file.SUFFIX))]
+        paths = [f"{self.path}/{name}" for name in self._file_names()]
         ages = sorted((*page_file.age(path), path) for path in paths)
         held = more + sum(nbytes for _, nbytes, _ in ages)
         for _, nbytes, path in ages:

@@ -183,7 +183,6 @@ def test_a_name_stays_in_the_folder(saved_backend, folder, name):
     before = sorted(folder.path.parent.rglob("*"))
     assert not save(folder, tokens_of(200), cache, name)
     folder.remove(name)
-    assert folder.migrate(name, KEY, partial(saved_backend.new_cache, SMALL)) is None
     assert sorted(folder.path.parent.rglob("*")) == before
 
 

@@ -1,10 +1,7 @@
 """Engines whose sessions go to disk and come back: what is kept, when, and for whom."""
 
-import json
-import struct
 import threading
 import time
-import zlib
 
 import numpy as np
 import pytest
@@ -14,7 +11,6 @@ from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
 from ruvmlx.engine.session_disk import SessionsOnDisk
 from ruvmlx.kv import owners, page_file
-from ruvmlx.kv.chain import MADE_BY
 from ruvmlx.kv.policy import F16
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.tiers import PAGE
@@ -181,32 +177,15 @@ def test_another_policy_is_another_cache(tiny, folder):
     assert [count_cached(policy) for policy in (F16, SMALL, SMALL, F16)] == [0, 0, 99, 99]
 
 
-def test_a_file_of_before_is_read_once(tiny, folder, nothing_early):
-    """A chat in the format of before goes on where it was; its file is replaced by pages. Any other file of
-    that format is removed."""
+def test_files_of_the_old_format_are_deleted(tiny, folder, nothing_early):
+    """Those of a chat that still exists, too: nothing reads them. Pages stay."""
     engine = LLMInferenceEngine(tiny, NativeBackend(tiny, threads=1), SMALL, folder)
-    backend, tokens = engine.backend, tokens_of(200)
-    cache = backend.new_cache(SMALL)
-    backend.prefill(tokens, cache)
-    dump = cache.dump()
-    body = b"".join(part.tobytes() for part in dump.parts)
-    header = {"key": engine.sessions.keys.key(SMALL), "tokens": tokens, "cache": dump.facts}
-    header |= {"nbytes": len(body), "format": 1, "made_by": MADE_BY}
-
-    def put(header, body, crc=0) -> None:
-        text = json.dumps(header).encode()
-        start = struct.pack("<8sII", b"RUVMLXKV", len(text), zlib.crc32(text))
-        folder.path.mkdir(exist_ok=True)
-        (folder.path / "chat.kv").write_bytes(start + text + body + struct.pack("<I", zlib.crc32(body) ^ crc))
-
-    for damaged in ((header | {"made_by": "0"}, body), (header, body[:-1]), (header, body, 1), ({}, body)):
-        put(*damaged)
-        assert ask(engine, [*tokens, 7]).cached_tokens == 0 and not (folder.path / "chat.kv").exists()
-        engine.sessions.clear()
-    put(header, body)
-    assert ask(engine, [*tokens, 7]).cached_tokens == 200 and not (folder.path / "chat.kv").exists()
+    ask(engine, tokens_of(200))
     engine.sessions.keep_all()
-    assert chats_with_pages(folder) == {"chat"} and len(files(folder)) == 4
-    put(header, body)
-    folder.tidy({"another"})
-    assert list(folder.path.iterdir()) == []
+    pages = files(folder)
+    for chat in ("chat", "another"):
+        (folder.path / f"{chat}.kv").write_bytes(b"RUVMLXKV")
+    folder.remove("another")
+    assert [path.name for path in folder.path.glob("*.kv")] == ["chat.kv"]
+    folder.tidy({"chat"})
+    assert pages and files(folder) == pages and not list(folder.path.glob("*.kv"))

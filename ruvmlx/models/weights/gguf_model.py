@@ -7,7 +7,6 @@ of the rows. RoPE therefore rotates the same pairs of rows in all loaded models.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -18,16 +17,9 @@ from ..config.layout import check_shapes, matrices, vectors
 from ..config.model import ModelConfig, Weights
 from ..files.gguf import GGUFFile, GGUFTensor
 from ..files.gguf_blocks import check_blocks, unpack
-from ..files.gguf_split import read_whole
 from ..files.mapped import release
 from .mpt_tensors import split_qkv
 from .stored import StoredMatrix
-
-
-def open_gguf(path: Path) -> tuple[GGUFFile, ModelConfig]:
-    """Open a file, or all part files of a split model. Check the header, the configuration and the tensor
-    shapes."""
-    return check_gguf(read_whole(path))
 
 
 def check_gguf(file: GGUFFile) -> tuple[GGUFFile, ModelConfig]:
