@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 from ..engine import Chunk, GenerationRequest, Sampling
 from ..engine.context_window import Turn, alternating
@@ -33,6 +33,25 @@ class ChatRoom:
 
     left_out: frozenset[int]
     summed_up: int
+
+
+class ReplyWishes(TypedDict, total=False):
+    """What a caller asks of a reply in a chat.
+
+    max_new_tokens: the maximum number of tokens; the only value that every call must give. sampling: None:
+    `ReplyWriter.sampling()`. cancel: an event that ends the reply. untouched: True for the model without an
+    adapter. best_of: the number of replies to write; the reply that fits the user's taste is shown, and the
+    others are branches beside it; None: the setting `best_of`. adapter_id: the name of the adapter; "": no
+    adapter; None: the adapter in use. tools: the tools that the reply can call.
+    """
+
+    max_new_tokens: Required[int]
+    sampling: Sampling | None
+    cancel: threading.Event
+    untouched: bool
+    best_of: int | str | None
+    adapter_id: str | None
+    tools: ToolOffer
 
 
 class Conversations:
@@ -162,66 +181,27 @@ class Conversations:
     # -- replies -------------------------------------------------------------------------------------
 
     def say(
-        self,
-        session_id: str,
-        text: str,
-        *,
-        sampling: Sampling | None = None,
-        max_new_tokens: int,
-        cancel: threading.Event,
-        instead_of: int | None = None,
-        untouched: bool = False,
-        best_of: int | str | None = None,
-        adapter_id: str | None = None,
-        tools: ToolOffer = NO_TOOLS,
+        self, session_id: str, text: str, *, instead_of: int | None = None, **wishes: Unpack[ReplyWishes]
     ) -> Iterator[Chunk]:
-        """Answer one message of a chat. The message is in the store before the first token.
+        """Answer one message of a chat. The message is in the store before the first token. If the reply
+        calls tools, use `answer_results` next.
 
-        sampling: None: `ReplyWriter.sampling()`. instead_of: id of an earlier user message that this message
-        replaces, on a new branch. untouched: use the model without an adapter. best_of: the number of replies
-        to write; the reply that fits the user's taste is shown, and the others are branches beside it; None:
-        the setting `best_of`. adapter_id: the name of the adapter; "": no adapter; None: the adapter in use.
-        tools: the tools that the reply can call; if it calls some, use `answer_results` next.
+        instead_of: the id of an earlier user message that this message replaces, on a new branch
         """
-        request = self.question(
-            session_id,
-            text,
-            sampling=sampling,
-            max_new_tokens=max_new_tokens,
-            cancel=cancel,
-            instead_of=instead_of,
-            untouched=untouched,
-            best_of=best_of,
-            adapter_id=adapter_id,
-            tools=tools,
-        )
+        request = self.question(session_id, text, instead_of=instead_of, **wishes)
         yield from self._write(request, session_id)
 
     def question(
-        self,
-        session_id: str,
-        text: str,
-        *,
-        sampling: Sampling | None = None,
-        max_new_tokens: int,
-        cancel: threading.Event | None = None,
-        instead_of: int | None = None,
-        untouched: bool = False,
-        best_of: int | str | None = None,
-        adapter_id: str | None = None,
-        tools: ToolOffer = NO_TOOLS,
+        self, session_id: str, text: str, *, instead_of: int | None = None, **wishes: Unpack[ReplyWishes]
     ) -> GenerationRequest:
-        """Save a message and return the request for its reply. The parameters mean the same as in `say`."""
+        """Save a message and return the request for its reply. instead_of: as in `say`."""
         if not text.strip():
             raise UsageError("the message is empty; give some text.")
         turns = self.turns(session_id)
         before = turns if instead_of is None else turns[: place_of(turns, instead_of, "user")]
         asked = [*before, Turn("user", text)]
         # This call raises an error, for example for a message that is too long, before the message is saved.
-        request = self._request(
-            session_id, asked, sampling, max_new_tokens, cancel or threading.Event(), untouched, best_of,
-            adapter_id, tools,
-        )  # fmt: skip
+        request = self._request(session_id, asked, **wishes)
         self._implicit.notice_next(turns, before)
         if before and instead_of is None:  # an edited question says nothing about the reply before it
             self._choices.learn_from_continuation(session_id, before[-1])
@@ -230,28 +210,12 @@ class Conversations:
         return request
 
     def again(
-        self,
-        session_id: str,
-        *,
-        sampling: Sampling | None = None,
-        max_new_tokens: int,
-        cancel: threading.Event,
-        message: int | None = None,
-        untouched: bool = False,
-        best_of: int | str | None = None,
-        adapter_id: str | None = None,
-        tools: ToolOffer = NO_TOOLS,
+        self, session_id: str, *, message: int | None = None, **wishes: Unpack[ReplyWishes]
     ) -> Iterator[Chunk]:
-        """Write another reply to the same question, beside the reply `message` (None: the last reply).
-
-        untouched: use the model without an adapter. best_of: the number of replies to write; None: the
-            setting `best_of`. tools: the tools that the reply can call.
-        """
+        """Write another reply to the same question, beside the reply `message` (None: the last reply)."""
         turns = self.turns(session_id)
         end = end_of_question(turns, message)
-        request = self._request(
-            session_id, turns[:end], sampling, max_new_tokens, cancel, untouched, best_of, adapter_id, tools
-        )
+        request = self._request(session_id, turns[:end], **wishes)
         if end < len(turns):
             self._implicit.notice_of(turns[end], "regenerated")
         request.question_id = turns[end - 1].id
@@ -266,21 +230,13 @@ class Conversations:
             self._store.messages.add_result(session_id, text, tool_turns.calls_to_json([result.call]))
         return self.turns(session_id)[begun:]
 
-    def answer_results(
-        self,
-        session_id: str,
-        *,
-        sampling: Sampling | None = None,
-        max_new_tokens: int,
-        cancel: threading.Event,
-        tools: ToolOffer = NO_TOOLS,
-    ) -> Iterator[Chunk]:
+    def answer_results(self, session_id: str, **wishes: Unpack[ReplyWishes]) -> Iterator[Chunk]:
         """Write the next reply, after the results of tools. The adapter does not learn from a rating of this
         reply, because the reply can repeat the words of a tool's result."""
         turns = self.turns(session_id)
         if not turns or turns[-1].role != "tool":
             raise NotFound("there is no result of a tool to go on from.")
-        request = self._request(session_id, turns, sampling, max_new_tokens, cancel, tools=tools)
+        request = self._request(session_id, turns, **wishes)
         request.question_id = turns[-1].id
         yield from self._write(request, session_id)
 
@@ -289,14 +245,7 @@ class Conversations:
         return tool_turns.without_calls(self._model.tokenizer, request, chunks)
 
     def continue_reply(
-        self,
-        session_id: str,
-        *,
-        sampling: Sampling | None = None,
-        max_new_tokens: int,
-        cancel: threading.Event,
-        message: int | None = None,
-        adapter_id: str | None = None,
+        self, session_id: str, *, message: int | None = None, **wishes: Unpack[ReplyWishes]
     ) -> Iterator[Chunk]:
         """Continue a reply that was cut off or stopped, from its last token. message: the id of
         the reply, or None for the last message.
@@ -314,19 +263,14 @@ class Conversations:
         cut_off = self._store.replies.get(turn.reply_id)
         if cut_off.fingerprint != self._model.fingerprint:
             raise UsageError(f"{cut_off.model} began that reply; /again writes one with this model.")
-        sampling = sampling or self._writer.sampling()
-        check_sampling(sampling)
         request = GenerationRequest(
             messages=[Message("user", cut_off.prompt)],
             input_ids=cut_off.prompt_ids + cut_off.sampled_ids,
             begun=Begun(turn.content, tuple(cut_off.sampled_ids[-TAIL:])),
             session_id=session_id,
-            sampling=sampling,
-            max_new_tokens=max_new_tokens,
             examples=cut_off.examples,
             priority=INTERACTIVE,
-            cancel=cancel,
-            adapter_id=adapter_id,
+            **self._fields(**wishes),
         )
         with self._writer.archive.noting_failure(request):
             self._writer.engine.prompt_ids(request)  # this call raises an error if the context is full
@@ -360,36 +304,26 @@ class Conversations:
         return reply_id
 
     def _request(
-        self,
-        session_id: str,
-        turns: list[Turn],
-        sampling: Sampling | None,
-        max_new_tokens: int,
-        cancel: threading.Event,
-        untouched: bool = False,
-        best_of: int | str | None = None,
-        adapter_id: str | None = None,
-        tools: ToolOffer = NO_TOOLS,
+        self, session_id: str, turns: list[Turn], tools: ToolOffer = NO_TOOLS, **wishes: Any
     ) -> GenerationRequest:
         """Return the request for a reply to the last of these turns. Raises UsageError if a sampling value is
         invalid."""
-        sampling = sampling or self._writer.sampling()
-        check_sampling(sampling)
-        messages, fields = self._read(session_id, turns, max_new_tokens, tools)
+        fields = self._fields(**wishes)
+        messages, read = self._read(session_id, turns, fields["max_new_tokens"], tools)
         if turns[-1].role == "tool":
-            fields["asked"] = next(turn.content for turn in reversed(turns) if turn.role == "user")
+            read["asked"] = next(turn.content for turn in reversed(turns) if turn.role == "user")
         if tools.tools or turns[-1].role == "tool":
-            best_of = 1
+            fields["best_of"] = 1
         request = GenerationRequest(
-            messages=messages,
-            **fields,
-            session_id=session_id,
-            sampling=sampling,
-            max_new_tokens=max_new_tokens,
-            priority=INTERACTIVE,
-            cancel=cancel,
-            untouched=untouched,
-            best_of=best_of,
-            adapter_id=adapter_id,
+            messages=messages, session_id=session_id, priority=INTERACTIVE, **read, **fields
         )
         return self._writer.prepare_request(request, routed=True)
+
+    def _fields(
+        self, *, max_new_tokens: int, sampling: Sampling | None = None, **wishes: Any
+    ) -> dict[str, Any]:
+        """Return the fields of the request that a caller asked for. Raises UsageError if a sampling value is
+        invalid."""
+        sampling = sampling or self._writer.sampling()
+        check_sampling(sampling)
+        return {"max_new_tokens": max_new_tokens, "sampling": sampling, **wishes}
