@@ -30,6 +30,8 @@ PARTS = {"E": "Engine", "K": "Kernels", "M": "Memory", "A": "Adapters", "S": "Le
 _INTRO = """\
 # The design's systems
 
+After this page you can try each system of the design, and find the tests that show it.
+
 The design that ruvmlx follows names {count} systems. This page says for each how you reach it, which
 tests show that it works, what was measured, and what is missing: {whole} are whole, {part} in part. Figures
 are those of committed reports ([benchmarks]({report}), `apps/prove/REPORT.md`), on the machine that they

@@ -23,7 +23,7 @@ BLOCKS = [
     for i, (source, runnable) in enumerate(pages.python_blocks(page))
 ]
 KINDS = {str: "text", int: "a whole number", float: "a number"}
-FOLDERS = "ruvmlx|apps|neon|metal_kernels|tests|docs|.ci|.github"
+FOLDERS = "ruvmlx|apps|examples|neon|metal_kernels|tests|docs|.ci|.github"
 by_page = pytest.mark.parametrize("page", pages.PAGES, ids=pages.name_of)
 
 
@@ -55,6 +55,19 @@ def test_every_page_is_in_the_table_of_contents():
     lists = re.findall(r"^```\{toctree\}\n(.*?)^```$", index, re.MULTILINE | re.DOTALL)
     named = [line for part in lists for line in part.splitlines() if re.fullmatch(r"[a-z-]+", line)]
     assert sorted(named) == sorted(p.stem for p in (pages.ROOT / "docs").glob("*.md") if p.stem != "index")
+
+
+NO_GUIDES = ("index", "contributing", "changelog")
+GUIDES = [page for page in sorted((pages.ROOT / "docs").glob("*.md")) if page.stem not in NO_GUIDES]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=pages.name_of)
+def test_a_page_says_first_what_its_reader_can_do(page):
+    """And it shows a picture, a table or an example before its first formula."""
+    text = page.read_text("utf-8")
+    assert text.split("\n\n")[1].startswith("After this page you can ")
+    before_formulas = re.split(r"\$\$|\$\\?[A-Za-z]", text)[0]
+    assert re.search(r"^(!\[|\| |    \S|```)", before_formulas, re.MULTILINE)
 
 
 @by_page
