@@ -20,7 +20,8 @@ class PlayerError(RuvmlxError):
 
 
 class OnStage:
-    """A player in a separate process. `call` runs one of the player's methods."""
+    """A player (ruvmlx, or another program that the benchmark measures) in a separate process. `call` runs
+    one of the player's methods."""
 
     def __init__(self, kind: str, **settings: Any):
         self._process = subprocess.Popen(

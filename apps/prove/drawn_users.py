@@ -103,9 +103,9 @@ class DrawnStars:
                 self._measure(taste, values)
 
     def _measure(self, taste: DrawnTaste, values: Mapping[str, np.ndarray]) -> None:
-        """Compute the centre of each question and the scale of a taste from the untouched model's replies.
-        The centre is the mean of the properties in the replies to a question. The scale is the standard
-        deviation of the replies' differences from the centre of their question.
+        """Compute what is usual: the centre of each question and the scale of a taste. The centre is the mean
+        of each property in the untouched model's replies to the question. The scale is the standard deviation
+        of these replies' differences from the centre of their question. Stars compare a reply with both.
 
         values: for each question, [R, K], the values of the K properties of R replies
         """

@@ -32,7 +32,7 @@ static void round_to_half(float *x, size_t n, uint8_t *to) {
     if (to) memcpy(to, h, n * sizeof *h);
 }
 
-/* ---- the smallest and the largest number of each token ---- */
+/* ---- the smallest and the largest number of each token's keys or values: they give the scale of the codes ---- */
 
 static inline float less(float a, float b) { return a < b ? a : b; }
 static inline float more(float a, float b) { return a > b ? a : b; }

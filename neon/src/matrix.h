@@ -226,8 +226,9 @@ size_t rvm_super_source(uint32_t kind); /* returns the number of bytes of a GGUF
 void rvm_super_pack(const rvm_matrix_spec *s, const uint8_t *blocks, size_t row, uint8_t *tile);
 void rvm_super_row(const rvm_matrix_spec *s, const uint8_t *tile, size_t row, float *out);
 
-/* Set factors to the integer scale and low (Q4_K, Q5_K), or to the scales of the two halves (Q6_K), of row r and
-   columns k .. k + 31. Return the address of the block with the codes of these columns. */
+/* Find what a product needs of row r and columns k .. k + 31 of a tile. factors: for Q4_K and Q5_K, the six-bit scale
+   and the six-bit minimum of these 32 weights; for Q6_K, the scales of the first and the last 16 weights. Return the
+   address at which the packed codes of these columns begin. */
 const uint8_t *rvm_super_block(const rvm_matrix_spec *s, const uint8_t *tile, size_t k, size_t r, int factors[2]);
 
 /* Set d[0] = d and d[1] = -dmin (0 for Q6_K) of row r and the super-block of column k. */

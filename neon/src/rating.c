@@ -5,8 +5,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Return the mean of (u @ lora_b)[following] over the contexts [first, last). With a LoRA scale of 1, this is the mean
- * change of the logit of the token that follows a context. */
+/* Return how much the LoRA, at scale 1, raises the logit of the token that follows a context: the mean of
+ * (u @ lora_b)[following] over the contexts [first, last). u: the hidden state of a context times lora_a. */
 static double gained(const rvm_text *t, const float *lora_b, size_t first, size_t last) {
     double sum = 0;
     for (size_t i = first; i < last; i++)

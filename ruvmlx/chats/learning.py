@@ -212,8 +212,9 @@ class Learning:
             self._routing.of(self.learner).sync()
 
     def _write_unshown(self, learner: Learner, pause: Pause) -> None:
-        """Write the replies that nobody sees, compare the rated replies with them, and measure with them how
-        the features of a reply can be changed. Do nothing while the user has rated no reply."""
+        """Let the model write replies that only the learning reads. They show which features of a rated reply
+        are unusual, and which change of the weights moves each feature. Do nothing while the user has rated
+        no reply."""
         if learner.history.labels():
             backend = worker(self._backend, SAMPLES)
             learner.taste.compare(self._model, backend, pause)

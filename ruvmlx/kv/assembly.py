@@ -144,9 +144,10 @@ def _sound(
     tail: tuple[list[int], Path, bytes] | None,
     cache: PagedCache,
 ) -> Found | None:
-    """Return the files with the chosen tiers, or None if no cache can be made of them. If a page of the
-    lowest tier holds one of the newest `policy.lengths[0]` tokens, leave out the page with the first of these
-    tokens and all later pages; the caller computes the left-out tokens again, as after `PagedCache.trim`."""
+    """Return the page files, each in its chosen tier, that together make a usable cache. Return None if the
+    files hold no whole page, or less than the sliding window. If a page of the lowest tier holds one of the
+    newest `policy.lengths[0]` tokens, leave out the page with the first of these tokens and all later pages;
+    the caller computes the left-out tokens again, as after `PagedCache.trim`."""
     end, wanted = first + len(tiers), []
     offset = PAGE * end + (len(tail[0]) if tail else 0)
     newest = max(0, offset - cache.policy.lengths[0]) // PAGE

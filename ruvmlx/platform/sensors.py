@@ -73,7 +73,8 @@ class Sensors:
         return any(True for _ in self._discharging())
 
     def heat(self) -> tuple[float | None, str]:
-        """Return (celsius, heat), the fields of SensorReading."""
+        """Return (the temperature in degrees Celsius, the system's word for the thermal state). macOS has
+        only the word, Linux only the temperature; the other value is None or ""."""
         return (None, thermal_state()) if self._darwin else (self._celsius(), "")
 
     # Linux --------------------------------------------------------------------------------------

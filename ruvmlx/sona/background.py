@@ -326,14 +326,15 @@ class Background:
     # -- the end -------------------------------------------------------------------------------------
 
     def _candidate(self, training: Training, pause: Pause) -> Candidate:
-        """Return a function of the share (0 to 1) of the trained change to keep. The function returns the
-        base LoRA with the layer LoRA and the MicroLoRA folded in, and a MicroLoRA with the remainder."""
+        """Return a function f: f(share) keeps this share, 0 to 1, of the trained change. f returns the base
+        LoRA with the layer LoRA and the MicroLoRA folded in, and a MicroLoRA with the remainder."""
         start = self._start(training.facts["version"], training.pairs, pause)
 
         def at(share: float) -> tuple[BaseLoRA, MicroLoRA]:
             pairs = {place: _between(start[place], end, share) for place, end in training.pairs.items()}
             pause()
-            pairs |= self._untrained_pairs(training)  # also the pair of the output head, which no run trains
+            # the output head's pair is among the untrained ones: background training never changes it
+            pairs |= self._untrained_pairs(training)
             trained, most = BaseLoRA(pairs, training.scale), 2 * self.settings.rank
             base = fold_layers(trained, self._learner.layer_lora, most, pause)
             return fold_micro(base, self._learner.micro, HEAD_RANK)

@@ -41,7 +41,8 @@ class Coordinates:
     @cached_property
     def solver(self) -> EvidenceSolver:
         """The solver that computes lora_b's columns [r, A + 1] from the evidence [3, r, A + k] of all
-        ratings. The solver's result has the same form as the result of `columns`."""
+        ratings. As in the result of `columns`, the columns are those of the movable tokens, then one of
+        zeros."""
         features = matmul.Matrix(self.features.astype(np.float16))
         return EvidenceSolver(self.precision, features, self.rank, self.ends)
 

@@ -369,7 +369,7 @@ def _require_finite(numbers: np.ndarray) -> None:
 
 
 def _distances(whole: UncappedUpdate, probe: KLProbe) -> Callable[[float], Distance]:
-    """Return a function of the gain that returns the update's distance from the frozen model.
+    """Return a function f: f(gain) is the update's distance from the frozen model at this gain.
     `probe.distances` is fast, but needs an adapter that changes only movable tokens. An adapter changes other
     tokens if it was imported, or if a consolidation (a run of the background or style loop) left a part of
     its change in the adapter."""

@@ -254,9 +254,11 @@ class KLProbe:
         return self.distances(adapter, self.coordinates.columns(adapter.lora_b))(1.0)
 
     def distances(self, adapter: MicroLoRA, block: np.ndarray) -> Callable[[float], Distance]:
-        """Return a function of the share that returns an adapter's distance. The adapter's lora_b is share *
-        block [r, A + 1] for the movable tokens. All other tokens have one common column, because the adapter
-        does not change the proportions of their probabilities.
+        """Return a function f: f(share) is the adapter's distance from the frozen model if its lora_b is
+        multiplied by `share`.
+
+        block: [r, A + 1], lora_b's columns of the movable tokens, then one common column of all other tokens,
+            because the adapter does not change the proportions of their probabilities
         """
         own = self.reads(adapter)
         text = self._own if own else self._read(np.ascontiguousarray(self.contexts @ adapter.lora_a))
@@ -294,8 +296,8 @@ class KLProbe:
         return self.coordinates.indices(self.following)
 
     def distances_dense(self, adapter: MicroLoRA) -> Callable[[float], Distance]:
-        """Return a function of the share that returns the distance of the adapter with share * lora_b. The
-        function compares the whole vocabulary in the `few` contexts."""
+        """Return a function f: f(share) is the distance of the adapter with share * lora_b. The function
+        compares the whole vocabulary in the `few` contexts."""
         u = np.ascontiguousarray(self.contexts[self.few] @ adapter.lora_a)
         following = self.following[self.few].astype(np.int32)
         text = KLContexts(self.probabilities, self.log_ratio, u, following, self.groups.of(self.few))
@@ -377,8 +379,8 @@ def log_softmax_rows(z: np.ndarray) -> np.ndarray:
 
 
 def _by_share(text: KLContexts, lora_b: np.ndarray, scale: float, rise: float) -> Callable[[float], Distance]:
-    """Return a function of the share that returns the distance of the adapter with share * lora_b. rise: the
-    rise of prose under the base LoRA alone."""
+    """Return a function f: f(share) is the distance of the adapter with share * lora_b. rise: the rise of
+    prose under the base LoRA alone."""
 
     def distance(share: float) -> Distance:
         kl, risen, slope = text.distance(lora_b, share * scale)

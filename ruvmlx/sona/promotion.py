@@ -22,12 +22,12 @@ from .replay import Buffer, RatedExample, TrainingText
 from .state import ProbedBase
 from .trace import adapted_logits
 
-PPL_RISE = 0.02  # the allowed rise of perplexity on the reference text, compared with the original model
+PPL_RISE = 0.02  # the allowed rise, 2%, of perplexity on the reference text above the original model's
 ROUNDED = 1e-4  # the allowed rise of the held-out loss if the MicroLoRA is only merged into the base
 ROOM = 0.8  # the share of KL_CAP below which the test tries to keep a new base LoRA; ratings use the rest
 SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # the shares of the trained change of weights that the test tries
 
-# A candidate is a function of the share of the trained change to keep. The function returns (base LoRA,
+# A candidate is a function f: f(share) keeps this share of the trained change, and returns (base LoRA,
 # MicroLoRA).
 Candidate = Callable[[float], tuple[BaseLoRA, MicroLoRA]]
 

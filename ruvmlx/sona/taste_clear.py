@@ -60,7 +60,8 @@ def clear_columns(rows: Rows, scale: Scale, most: int) -> list[ClearColumn]:
 class _Evidence:
     """The columns and the ratings, in R rows (ratings and preferences) with C columns.
 
-    x: [R, C], the values of the columns
+    x: [R, C], the value of each column (a measure or a word) in each rated reply; for a preference, the
+        better reply's value minus the other's
     signal: [R], the weighted stars of each row
     dealt: [R, _DEALS], the same stars after each of the shuffles
     whole: [C], the sum of squares of each column before any column is projected out

@@ -102,8 +102,8 @@ def _capitals(t: ReplyText) -> float:
 
 
 def _unevenness(t: ReplyText) -> float:
-    """Return the standard deviation of the sentences' lengths, divided by their mean plus five words. The
-    five words lower the result for texts of very short sentences."""
+    """Return the standard deviation of the sentences' lengths in words, divided by their mean plus 5. Without
+    the 5, a text of very short sentences would get a large result for small differences."""
     mean = sum(t.sentence_lengths) / len(t.sentence_lengths)
     square = sum((length - mean) ** 2 for length in t.sentence_lengths) / len(t.sentence_lengths)
     return math.sqrt(square) / (mean + 5)

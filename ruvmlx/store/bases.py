@@ -86,8 +86,8 @@ class Bases:
             self._record(fingerprint, new, row["id"], row["state"])
 
     def delete_unused(self, fingerprint: str, name: str) -> None:
-        """Delete the weights of the base LoRAs that no anchor uses, and that no version whose own weights are
-        stored uses.
+        """Delete the weights of each base LoRA that nothing can load any more: no anchor uses the base LoRA,
+        and of the versions that use it, no version has weights in the store.
 
         Call inside a transaction.
         """

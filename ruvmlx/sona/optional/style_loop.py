@@ -49,10 +49,11 @@ KL = 0.04
 # `agreement` negative.
 DISAGREEMENT = 2.0
 RISE = ROOM * RISE_CAP  # the maximum rise of the mean negative log-likelihood of prose, nats/token
-TRIES = 4  # the maximum number of measurements in the search for s
-MIN_SHRINK = 0.05  # the smallest factor of s after a measurement over a limit (or one that is not finite)
+TRIES = 4  # the loop measures at most this number of base LoRAs to find the scale s of the style
+MIN_SHRINK = 0.05  # after a measurement over a limit (or not finite), s keeps at least this share
 CLOSE_ENOUGH = 0.8  # the search ends if s is this share of the estimated largest s within the limits
-STEPS = (1.0, 0.7, 0.5)  # shares of s; if replies have more faults, the loop tries the next smaller share
+# shares of s that the loop tries in turn, while replies have more faults than the original model's replies
+STEPS = (1.0, 0.7, 0.5)
 CURVATURE = 1.0  # the initial estimate of (measured KL) / (KL that the basis predicts)
 SAVE_EVERY = 60.0  # seconds from one save of the bank to the next
 NAME = "style"  # the name of this loop in reports
