@@ -132,39 +132,51 @@ class ResponseAnswer(Struct, kw_only=True):
     user: str | None = None
 
 
-class ResponseCreated(Struct, tag_field="type", tag="response.created"):
+# The fields that several events have. Only the events themselves have a tag.
+
+
+class _WholeEvent(Struct):
+    sequence_number: int
+    response: ResponseAnswer
+
+
+class _ItemEvent(Struct):
+    sequence_number: int
+    output_index: int
+    item: OutputItem
+
+
+class _CallEvent(Struct):
+    sequence_number: int
+    item_id: str
+    output_index: int
+
+
+class _TextEvent(Struct):
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: int
+
+
+class ResponseCreated(_WholeEvent, tag_field="type", tag="response.created"):
     """The first event of a response."""
 
-    sequence_number: int
-    response: ResponseAnswer
 
-
-class ResponseInProgress(Struct, tag_field="type", tag="response.in_progress"):
+class ResponseInProgress(_WholeEvent, tag_field="type", tag="response.in_progress"):
     """The second event of a response."""
 
-    sequence_number: int
-    response: ResponseAnswer
 
-
-class ResponseCompleted(Struct, tag_field="type", tag="response.completed"):
+class ResponseCompleted(_WholeEvent, tag_field="type", tag="response.completed"):
     """The last event of a complete response."""
 
-    sequence_number: int
-    response: ResponseAnswer
 
-
-class ResponseIncomplete(Struct, tag_field="type", tag="response.incomplete"):
+class ResponseIncomplete(_WholeEvent, tag_field="type", tag="response.incomplete"):
     """The last event of a response that reached a limit."""
 
-    sequence_number: int
-    response: ResponseAnswer
 
-
-class ResponseFailed(Struct, tag_field="type", tag="response.failed"):
+class ResponseFailed(_WholeEvent, tag_field="type", tag="response.failed"):
     """The last event of a response that failed."""
-
-    sequence_number: int
-    response: ResponseAnswer
 
 
 class StreamError(Struct, tag_field="type", tag="error"):
@@ -176,99 +188,61 @@ class StreamError(Struct, tag_field="type", tag="error"):
     sequence_number: int = 0
 
 
-class ItemAdded(Struct, tag_field="type", tag="response.output_item.added"):
+class ItemAdded(_ItemEvent, tag_field="type", tag="response.output_item.added"):
     """The event at the beginning of an output item."""
 
-    sequence_number: int
-    output_index: int
-    item: OutputItem
 
-
-class ItemDone(Struct, tag_field="type", tag="response.output_item.done"):
+class ItemDone(_ItemEvent, tag_field="type", tag="response.output_item.done"):
     """The event at the end of an output item."""
 
-    sequence_number: int
-    output_index: int
-    item: OutputItem
 
-
-class PartAdded(Struct, tag_field="type", tag="response.content_part.added"):
+class PartAdded(_TextEvent, tag_field="type", tag="response.content_part.added"):
     """The event at the beginning of the text of an output item."""
 
-    sequence_number: int
-    item_id: str
-    output_index: int
-    content_index: int
     part: ThoughtText | AnswerText
 
 
-class PartDone(Struct, tag_field="type", tag="response.content_part.done"):
+class PartDone(_TextEvent, tag_field="type", tag="response.content_part.done"):
     """The event at the end of the text of an output item."""
 
-    sequence_number: int
-    item_id: str
-    output_index: int
-    content_index: int
     part: ThoughtText | AnswerText
 
 
-class AnswerDelta(Struct, tag_field="type", tag="response.output_text.delta"):
+class AnswerDelta(_TextEvent, tag_field="type", tag="response.output_text.delta"):
     """The event with the next piece of the answer's text."""
 
-    sequence_number: int
-    item_id: str
-    output_index: int
-    content_index: int
     delta: str
     logprobs: Nothing = []
 
 
-class AnswerDone(Struct, tag_field="type", tag="response.output_text.done"):
+class AnswerDone(_TextEvent, tag_field="type", tag="response.output_text.done"):
     """The event with the whole text of the answer."""
 
-    sequence_number: int
-    item_id: str
-    output_index: int
-    content_index: int
     text: str
     logprobs: Nothing = []
 
 
-class ReasoningDelta(Struct, tag_field="type", tag="response.reasoning_text.delta"):
+class ReasoningDelta(_TextEvent, tag_field="type", tag="response.reasoning_text.delta"):
     """The event with the next piece of the thought's text."""
 
-    sequence_number: int
-    item_id: str
-    output_index: int
-    content_index: int
     delta: str
 
 
-class ReasoningDone(Struct, tag_field="type", tag="response.reasoning_text.done"):
+class ReasoningDone(_TextEvent, tag_field="type", tag="response.reasoning_text.done"):
     """The event with the whole text of the thought."""
 
-    sequence_number: int
-    item_id: str
-    output_index: int
-    content_index: int
     text: str
 
 
-class ArgumentsDelta(Struct, tag_field="type", tag="response.function_call_arguments.delta"):
+class ArgumentsDelta(_CallEvent, tag_field="type", tag="response.function_call_arguments.delta"):
     """The event with the next piece of a tool call's arguments."""
 
-    sequence_number: int
-    item_id: str
-    output_index: int
     delta: str
 
 
-class ArgumentsDone(Struct, tag_field="type", tag="response.function_call_arguments.done"):
+class ArgumentsDone(_CallEvent, tag_field="type", tag="response.function_call_arguments.done"):
     """The event with the whole arguments of a tool call."""
 
-    sequence_number: int
-    item_id: str
-    output_index: int
     name: str
     arguments: str
 

@@ -5,7 +5,6 @@ first half keeps the embedding. The second half has the output head in the place
 does not use. So each half holds one matrix of the vocabulary.
 """
 
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from ...models.config.model import Model, ModelConfig, Weights
 from ...models.files.gguf import GGUFTensor
 from ...models.files.small_floats import FloatMatrix
-from ...models.weights.stored import StoredMatrix, stored_matrix, stored_tensor
+from ...models.weights.stored import NamedWeights, StoredMatrix, stored_matrix, stored_tensor
 
 EMBEDDING, HEAD, LAYERS = "model.embed_tokens.", "lm_head.", "model.layers."
 
@@ -37,7 +36,7 @@ def _half(model: Model, layers: range, is_last: bool) -> Model:
     )
 
 
-class HalfWeights(Mapping[str, np.ndarray]):
+class HalfWeights(NamedWeights):
     """The weights of one half, under the names that the half's model gives them.
 
     layers: the numbers of the half's layers in the whole model
@@ -48,7 +47,7 @@ class HalfWeights(Mapping[str, np.ndarray]):
         self._weights, self._layers = weights, layers
         dropped = HEAD if not own_head else EMBEDDING
         kept = (name for name in weights if not name.startswith(dropped))
-        self._names = {mine: name for name in kept if (mine := self._name_in_half(name))}
+        self.names: dict[str, str] = {mine: name for name in kept if (mine := self._name_in_half(name))}
 
     def _name_in_half(self, name: str) -> str:
         """Return the name of a tensor in this half, or "" if the half does not have the tensor."""
@@ -62,7 +61,7 @@ class HalfWeights(Mapping[str, np.ndarray]):
 
     def _whole(self, module: str) -> str:
         """Return the name that a module of this half has in the whole model."""
-        return self._names[f"{module}.weight"].removesuffix(".weight")
+        return self.names[f"{module}.weight"].removesuffix(".weight")
 
     def blocks_of(self, module: str) -> StoredMatrix | FloatMatrix | None:
         return stored_matrix(self._weights, self._whole(module))
@@ -71,13 +70,4 @@ class HalfWeights(Mapping[str, np.ndarray]):
         return stored_tensor(self._weights, self._whole(module))
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self._weights[self._names[name]]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+        return self._weights[self.names[name]]

@@ -28,7 +28,7 @@ from ..files.gguf_blocks import check_finite, plain_array
 from ..files.mapped import release
 from ..files.safetensors_file import Tensor
 from .folder_weights import PLAIN
-from .stored import StoredMatrix
+from .stored import NamedWeights, StoredMatrix
 
 _ANCHOR = "embeddings.word_embeddings.weight"  # the tensor that every folder has, behind an optional prefix
 _TABLES = {
@@ -62,13 +62,13 @@ _KINDS = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
 Stored = np.ndarray | StoredMatrix
 
 
-class EncoderWeights(Mapping[str, np.ndarray]):
+class EncoderWeights(NamedWeights):
     """The weights of an encoder by GGUF's names. A read of a weight gives float32 and checks for NaN and
     infinity."""
 
     def __init__(self, names: Iterable[str], read: Callable[[str], Stored]):
         """read: a function that returns a tensor as it is stored"""
-        self._names, self._read = tuple(names), read
+        self.names, self._read = dict.fromkeys(names), read
         self._table = cache(read)  # a table of which rows are read again and again
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -95,15 +95,6 @@ class EncoderWeights(Mapping[str, np.ndarray]):
     def stored_bytes(self, name: str) -> int:
         stored = self._table(name)
         return stored.raw.nbytes if isinstance(stored, StoredMatrix) else stored.nbytes
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 @dataclass(frozen=True)

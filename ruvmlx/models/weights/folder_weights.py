@@ -11,6 +11,7 @@ from ..files.gguf_blocks import AffineArrays, check_finite
 from ..files.mapped import release
 from ..files.safetensors_file import Tensor
 from ..files.small_floats import MODES, FloatFormat, FloatMatrix
+from .stored import NamedWeights
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ DTYPES = {
 AFFINE_PARTS = ("weight", "scales", "biases")
 
 
-class FolderWeights(Mapping[str, np.ndarray]):
+class FolderWeights(NamedWeights):
     """The weights of a folder, most of them as views of the files. The first read of a tensor of floats
     checks its numbers for NaN and infinity. A read of a matrix of small floats converts the matrix; the class
     keeps only the last converted matrix."""
@@ -45,8 +46,7 @@ class FolderWeights(Mapping[str, np.ndarray]):
     def __init__(self, tensors: Mapping[str, Tensor], plan: StoragePlan):
         self._tensors, self._plan = tensors, plan
         self._checked: set[str] = set()
-        self._names = list(self._affine_names())
-        self._known = frozenset(self._names)
+        self.names = dict.fromkeys(self._affine_names())
         self._last: tuple[str, AffineArrays | None] = ("", None)
         # A long conversion calls this function again and again; the function can raise an exception to stop
         # the conversion.
@@ -64,7 +64,7 @@ class FolderWeights(Mapping[str, np.ndarray]):
                 yield name
 
     def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self._known:
+        if name not in self.names:
             raise KeyError(name)
         module, _, part = name.rpartition(".")
         if module in self._plan.floats and part in AFFINE_PARTS:
@@ -111,12 +111,3 @@ class FolderWeights(Mapping[str, np.ndarray]):
         # Scales and biases in bfloat16 become float32, because float16 does not hold all bfloat16 numbers
         # exactly.
         return array.astype(np.float32) if kind == "scale" and tensor.dtype == "BF16" else array
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._known
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)

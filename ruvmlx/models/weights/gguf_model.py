@@ -5,7 +5,7 @@ a GGUF file is row j * head_dim / 2 + i of the Hugging Face model. This module r
 of the rows. RoPE therefore rotates the same pairs of rows in all loaded models.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from ..files.gguf import GGUFFile, GGUFTensor
 from ..files.gguf_blocks import check_blocks, unpack
 from ..files.mapped import release
 from .mpt_tensors import split_qkv
-from .stored import StoredMatrix
+from .stored import NamedWeights, StoredMatrix
 
 
 def check_gguf(file: GGUFFile) -> tuple[GGUFFile, ModelConfig]:
@@ -52,7 +52,7 @@ def weights_loader(file: GGUFFile, config: ModelConfig) -> Callable[[], Weights]
     return lambda: LazyWeights(file, config)
 
 
-class LazyWeights(Mapping[str, np.ndarray]):
+class LazyWeights(NamedWeights):
     """A mapping from mlx-lm's names to the weights of a GGUF file. A read of a weight converts it from the
     file's format.
 
@@ -63,17 +63,15 @@ class LazyWeights(Mapping[str, np.ndarray]):
     def __init__(self, file: GGUFFile, config: ModelConfig):
         self._file, self._config = file, config
         self._vectors = {name for name, _ in vectors(config)}
-        self._names = [name for m, _ in matrices(config) for name in _parts(file, m)] + list(
-            dict(vectors(config))
-        )
-        self._known = frozenset(self._names)
+        parts = (name for m, _ in matrices(config) for name in _parts(file, m))
+        self.names = dict.fromkeys([*parts, *dict(vectors(config))])
         self._last: tuple[str, dict[str, np.ndarray]] = ("", {})
         # A long conversion calls this function again and again; the function can raise an exception to stop
         # the conversion.
         self.pause: Callable[[], None] = lambda: None
 
     def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self._known:
+        if name not in self.names:
             raise KeyError(name)
         if name in self._vectors:
             return _vector(self._file, self._config, name)
@@ -101,18 +99,9 @@ class LazyWeights(Mapping[str, np.ndarray]):
         return self._tensor(module)
 
     def _tensor(self, module: str) -> GGUFTensor:
-        if f"{module}.weight" not in self._known:
+        if f"{module}.weight" not in self.names:
             raise KeyError(module)
         return self._file.tensors[gguf_name(f"{module}.weight")]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._known
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def _parts(file: GGUFFile, module: str) -> list[str]:

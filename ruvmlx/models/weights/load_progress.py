@@ -1,6 +1,6 @@
 """This module reports the progress while a backend reads the weights, and lets the user stop the loading."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
@@ -11,10 +11,10 @@ from ..files.gguf import GGUFTensor
 from ..files.small_floats import FloatMatrix
 from .folder_weights import FolderWeights
 from .gguf_model import LazyWeights
-from .stored import StoredMatrix, stored_matrix, stored_tensor
+from .stored import NamedWeights, StoredMatrix, stored_matrix, stored_tensor
 
 
-class AskingWeights(Mapping[str, np.ndarray]):
+class AskingWeights(NamedWeights):
     """A mapping of weights that reports to two functions while the weights are read. Both functions can raise
     an exception to stop the loading.
 
@@ -23,7 +23,8 @@ class AskingWeights(Mapping[str, np.ndarray]):
     """
 
     def __init__(self, weights: Weights, looked: Callable[[str], None], pause: Callable[[], None]):
-        self._weights, self._looked = weights, looked
+        self.names = self._weights = weights
+        self._looked = looked
         if isinstance(weights, LazyWeights | FolderWeights):
             weights.pause = pause
 
@@ -40,15 +41,6 @@ class AskingWeights(Mapping[str, np.ndarray]):
 
     def stored_tensor(self, module: str) -> GGUFTensor | None:
         return stored_tensor(self._weights, module)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._weights
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
 
 
 def watched_weights(model: Model, watch: Watch) -> Weights:

@@ -6,6 +6,7 @@ rounds the weights of some types (GGUF types with groups of 16 weights, nvfp4, m
 therefore returns the original form, for backends that have kernels for this form.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -16,6 +17,21 @@ from ..files.gguf import GGUFTensor
 from ..files.gguf_blocks import AffineArrays, dequantise_blocks, unpack
 from ..files.gguf_types import TensorType
 from ..files.small_floats import FloatMatrix
+
+
+class NamedWeights(Mapping[str, np.ndarray]):
+    """Weights whose names are known before any of them is read. names: its keys are the names, in order."""
+
+    names: Mapping[str, object]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 @dataclass(frozen=True)
