@@ -1,5 +1,6 @@
 """This module is the entry point of the command `ruvmlx`. Ctrl-C prints one line, also during imports."""
 
+import gc
 import sys
 
 
@@ -11,4 +12,7 @@ def main() -> None:
     except KeyboardInterrupt:
         print("ruvmlx: interrupted.", file=sys.stderr)
         code = 130
+    # At its end, Python collects garbage once more. msgspec (the server's structs) can crash in this
+    # collection (github.com/msgspec/msgspec/issues/717). Python does not collect frozen objects.
+    gc.freeze()
     sys.exit(code)
