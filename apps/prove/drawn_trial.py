@@ -331,9 +331,9 @@ def _picked_stars(person: _Drawn, count: int, answers: Answers) -> list[int]:
 
 
 def reach(stars: DrawnStars, frozen: FrozenReplies) -> float:
-    """Return the reach of a user. For each question, a perfect judge picks the best of the untouched model's
-    replies. The reach is the share of comparisons with all of these replies (the pick included) that this
-    pick wins; a tie is half a win."""
+    """Return the reach of a user: how often the best of the untouched model's replies to a question beats
+    another of these replies. It is the highest share of wins that choosing alone could give. Each best reply
+    is compared with all replies to its question, itself included; a tie is half a win."""
     worth = [[stars(q, r.text, r.finished) for r in of] for q, of in frozen.unseen.items()]
     return judged_wins(np.array(worth), np.array(worth))
 

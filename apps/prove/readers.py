@@ -56,9 +56,10 @@ def replies_to(
     states: dict[str, np.ndarray],
 ) -> Iterator[tuple[AnyReader, str, GenerationResponse]]:
     """Let the model write replies for all readers in one batch, save the replies, and yield (reader,
-    question, reply). When the caller asks for the next reply, the reader of the last reply gets a new request
-    if `wants_more` returns True, so that a reader who got a short reply does not wait for the other readers.
-    All readers must have the same base LoRA.
+    question, reply). All readers must have the same base LoRA.
+
+    Each reader has one request at a time. After a reply was yielded, its reader gets the next request at once
+    if `wants_more` says so. A reader whose reply was short therefore does not wait for the other readers.
 
     request_of: a function that returns a reader's next request
     wants_more: a function that returns True if a reader, who has used the last reply, reads another reply

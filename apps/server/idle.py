@@ -30,9 +30,9 @@ LONGEST_WAIT = 10
 def learn(
     runtime: Runtime, cancel: threading.Event, begins: Callable[[str], None], courtesy: Courtesy
 ) -> tuple[dict[str, Any], bool]:
-    """Train the adapter if a training is due, or else measure the KV cache, or else try what makes slow
-    replies faster, if a measurement or a trial is due, until the event `cancel` is set. If `courtesy` says
-    that the machine is not free, do nothing. Only the runtime's thread can call this function. begins: a
+    """Do the first of these works that is due: train the adapter, measure the KV cache, or try what makes
+    slow replies faster. The event `cancel` ends the work. If `courtesy` says that the machine is not free, do
+    nothing. Only the runtime's thread can call this function. begins: a
     function that is called with the name of the work.
 
     Return facts for the log, which are empty if the function did no work. Also return True if the work ran to

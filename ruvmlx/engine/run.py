@@ -33,8 +33,9 @@ from .types import Chunk, GenerationRequest, GenerationResponse, TokenLogprob, t
 # The engine reads a prompt in pieces: first FIRST_PIECE tokens, then about as many as take PIECE_SECONDS, but
 # at least LEAST_PIECE and at most a chunk. The chat can show progress between two pieces.
 FIRST_PIECE, LEAST_PIECE, PIECE_SECONDS = 512, 256, 2.0  # tokens, tokens, seconds
-# LEAST_PART: the smallest piece while other runs wait, except at the end of a chunk or of the prompt. For 8
-# or fewer tokens the kernels sum attention in another order: smaller pieces would change the last bits.
+# LEAST_PART: while other runs wait, a piece of the prompt has at least so many tokens, unless the chunk or
+# the prompt ends before. For 8 or fewer tokens the kernels sum attention in another order: smaller pieces
+# would change the last bits.
 LEAST_PART = 16  # tokens
 
 

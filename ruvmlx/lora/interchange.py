@@ -78,8 +78,9 @@ def places(config: ModelShape) -> dict[str, tuple[Place, tuple[int, int]]]:
 
 
 def combine_adapter(base: BaseLoRA | None, micro: MicroLoRA) -> BaseLoRA:
-    """Return a base LoRA and a MicroLoRA as one change. If both change the output head, their factors are
-    concatenated, so only the conversion of lora_b to the base LoRA's scale rounds."""
+    """Return a base LoRA and a MicroLoRA as one change. If both change the output head, the factors of both
+    stand side by side in one pair, whose rank is the sum of the two ranks. The result is exact, except that
+    the MicroLoRA's lora_b is rounded when it is converted to the base LoRA's scale."""
     if not micro.lora_b.any():
         return base or BaseLoRA({})
     if base is None or not base.pairs:

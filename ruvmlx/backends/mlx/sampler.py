@@ -14,7 +14,7 @@ from ...platform.mx import mx
 from ...sampling import Distribution, Sampling, check_sampling, filters_of
 
 BLOCK = 64  # the number of uniform random numbers that `uniforms` makes at a time
-ROW = 256  # the number of probabilities that `_sums` adds one after the other
+ROW = 256  # `_sums` adds at most this number of probabilities one by one, so that rounding errors stay small
 # the largest float32 below 1; with a random number u = 1, no sum of probabilities would exceed u
 BELOW_ONE = 1 - 2.0**-24
 # below this temperature, the largest logit is subtracted from all logits first, because logits / temperature

@@ -81,8 +81,8 @@ class LayerAdapter:
     # -- before a rating -----------------------------------------------------------------------------
 
     def prepare(self, state: LearnerState) -> None:
-        """Compute the values that ratings read from a cache, so that the next rating need not wait for
-        them."""
+        """Compute now, and keep, what the next rating needs (`residual_b`), so that the rating need not wait
+        for it."""
         layer_lora = state.layer_lora
         if layer_lora is not None and self.targets.places and self._unasked[0] is not layer_lora:
             self._unasked = layer_lora, layer_update.residual_b(layer_lora, self.targets)
