@@ -143,15 +143,20 @@ class Sweep:
         return Anchor(base, fisher)
 
     def evaluate(self, base: BaseLoRA) -> SweepResult:
-        def nll(texts) -> float:
-            total = sum(self._value(base, t) * t.answer_tokens for t in texts)
-            return -total / sum(t.answer_tokens for t in texts)
+        return SweepResult(self.nll(base, self.first), self.nll(base, self.second), self.kl(base))
 
+    def nll(self, base: BaseLoRA, task: Task) -> float:
+        """Return the nll per token of a task's held-out replies."""
+        total = sum(self._value(base, t) * t.answer_tokens for t in task.held_out)
+        return -total / sum(t.answer_tokens for t in task.held_out)
+
+    def kl(self, base: BaseLoRA) -> float:
+        """Return the mean KL(frozen || p) on plain text, in nats."""
         kl = [
             self.trainer.kl(base, t, h, lambda value: 0.0)[0]
             for t, h in zip(self.plain, self._frozen, strict=True)
         ]
-        return SweepResult(nll(self.first.held_out), nll(self.second.held_out), float(np.mean(kl)))
+        return float(np.mean(kl))
 
     def _value(self, base: BaseLoRA, text: TrainingText) -> float:
         return self.trainer.reply(base, text, lambda value: 0.0)[0]

@@ -6,6 +6,7 @@ import numpy as np
 
 from ruvmlx.sona.background import TrainingSettings
 
+from . import three_tastes
 from .ewc_sweep import FOOD, Sweep, sweep
 
 SETTINGS = TrainingSettings(steps=12, lr=2e-3, rank=3)
@@ -38,3 +39,17 @@ def test_the_sweep_says_what_it_found(tiny):
         ("second", False, 1.0), ("second", True, 1.0),
     ]  # fmt: skip
     assert all(np.isfinite([r["first"], r["second"], r["kl"]]).all() for r in rows)
+
+
+def test_three_tastes_in_a_row_are_measured_after_each(tiny):
+    """Each taste is learned in its turn, and replay of the earlier tastes changes what is learned."""
+    questions = [q for q, _ in FOOD[:6]]
+    tastes = [[(q, letters[i % 4]) for i, q in enumerate(questions)] for letters in ("ABCD", "1234", "wxyz")]
+    rows = three_tastes.run(tiny, replace(SETTINGS, steps=4), [0.0], 3, tastes=tastes)
+    stages = [(r["after"], r["replay"]) for r in rows]
+    assert stages == [(0, False), (1, False), (2, False), (3, False), (2, True), (3, True)]
+    nll = [r["nll"] for r in rows]
+    for taste in range(3):
+        assert nll[taste + 1][taste] < nll[taste][taste], (taste, nll)
+    assert nll[5][0] < nll[3][0], "replay keeps more of the first taste"
+    assert three_tastes.table(rows).count("\n") == 7
