@@ -1,0 +1,316 @@
+"""One trial of a campaign of crashes: a verb in a forked child, which crash_shim.c ends or fails at one call.
+
+The process of the campaign imports ruvmlx once, with the shim loaded, and forks a child for each trial. All files
+of a trial lie below one folder, `work`: the data folder (home/), and what a verb writes elsewhere (out/). Ids,
+times and random numbers are the same in each child, so that states can be compared byte by byte.
+
+What it does not know: the verbs (crash_verbs.py), and images of a machine's crash (crash_images.py).
+"""
+
+import ctypes
+import gc
+import hashlib
+import importlib
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+SOURCE = Path(__file__).with_name("crash_shim.c")
+BEGIN = 1_795_000_000  # seconds since 1970: the clock of a trial stands still here
+LONGEST = 60  # seconds; a trial that takes longer hangs
+# Columns that hold measured times and speeds, and what follows from them: {table: columns}.
+MEASURED = {
+    "replies": {"latency_ratio", "quality", "quality_parts"},
+    "signals": {"latency_ratio", "quality", "reward"},
+    "kv_observations": {"us_per_token", "pressure", "ttft_ms", "others", "level"},
+    "witness": {"body", "previous", "hash"},
+    "drafts": {"process", "reply"},
+    "attempts": {"report"},
+    "bases": {"report"},
+    "deep_runs": {"report"},
+    "routes": {"probability"},
+}
+SHADOWS = "messages_text_"  # tables of the search index, whose inner form depends on the order of writes
+
+
+class Mode(IntEnum):
+    """What the shim does at one call, as crash_shim.c numbers it."""
+
+    COUNT = 0
+    KILL_BEFORE = 1
+    KILL_AFTER = 2
+    IO_ERROR = 3
+    NO_SPACE = 4
+    SHORT_WRITE = 5
+    DISK_FULL = 6  # from this call on
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a trial ended. code: the exit code, or minus the signal; calls: those counted, -1 where it was killed."""
+
+    code: int
+    out: str
+    err: str
+    calls: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the next start found. state: a digest of all that the user can see; parts: the digest of each table and
+    file; faults: one line each."""
+
+    state: str
+    parts: Mapping[str, str] = field(default_factory=dict)
+    faults: tuple[str, ...] = ()
+
+
+def compile_shim(folder: Path) -> Path:
+    """Compile the shim into this folder. Raises CalledProcessError, and FileNotFoundError without gcc."""
+    made = folder / "crash_shim.so"
+    command = ["gcc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-o", str(made), str(SOURCE), "-ldl"]
+    subprocess.run(command, check=True)
+    return made
+
+
+def is_loaded() -> bool:
+    """Is the shim in this process?"""
+    return hasattr(ctypes.CDLL(None), "crash_arm")
+
+
+def start_with_shim(folder: Path) -> None:
+    """Start this program again with the shim loaded. Does not return."""
+    made = compile_shim(folder)
+    arguments = [sys.executable, "-m", "tests.campaigns.crashes", *sys.argv[1:]]
+    os.execve(sys.executable, arguments, {**os.environ, "LD_PRELOAD": str(made)})
+
+
+class Bench:
+    """A place for trials: the folder `work`, beside it `bases` with the folders that trials start from."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.work = folder.resolve(), folder.resolve() / "work"
+        self._said = folder / "said"
+        self._said.mkdir(exist_ok=True)
+        self._shim = ctypes.CDLL(None)
+
+    def base(self, name: str) -> Path:
+        return self.folder / "bases" / name
+
+    def reset(self, base: str) -> None:
+        """Put a copy of a base in place of `work`."""
+        shutil.rmtree(self.work, ignore_errors=True)
+        shutil.copytree(self.base(base), self.work, symlinks=True)
+
+    def keep(self, base: str) -> None:
+        """Keep `work` as a base."""
+        shutil.rmtree(self.base(base), ignore_errors=True)
+        shutil.copytree(self.work, self.base(base), symlinks=True)
+
+    def run(
+        self, call: Callable[[], int], mode: Mode = Mode.COUNT, at: int = 0, log: Path | None = None, after: int = 50
+    ) -> Ended:
+        """Run `call` in a child with the shim armed. after: seconds that the clock is past BEGIN; other ids and
+        random numbers belong to other seconds."""
+        for old in self._said.iterdir():
+            old.unlink()
+        if child := os.fork():
+            _, status = os.waitpid(child, 0)
+            return self._ended(os.waitstatus_to_exitcode(status))
+        try:
+            signal.alarm(LONGEST)
+            self._redirect()
+            make_even(self._shim, BEGIN + after)
+            self._shim.crash_arm(
+                os.fsencode(self.work), int(mode), ctypes.c_long(at), os.fsencode(log) if log else None
+            )
+            code = call()
+            gc.collect()  # closes what the verb left open, as the end of its process does
+            sys.stdout.flush()
+            sys.stderr.flush()
+            (self._said / "calls").write_text(str(self._shim.crash_count()))
+            (self._said / "modules").write_text(" ".join(sys.modules))
+            os._exit(code)
+        except BaseException:  # noqa: BLE001 - the parent reads it
+            with suppress(BaseException):
+                os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(70)
+
+    def import_again(self) -> None:
+        """Import what the last child has imported, so that the next children need not; but not MLX, whose
+        threads outlive no fork."""
+        names = self._read("modules").split()
+        if not any(name.partition(".")[0] == "mlx" for name in names):
+            for name in names:
+                with suppress(Exception):
+                    importlib.import_module(name)
+        gc.collect()
+        gc.freeze()  # collections in the children pass by what the parent has made
+
+    def _redirect(self) -> None:
+        empty = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(empty, 0)
+        for number, name in ((1, "out"), (2, "err")):
+            handle = os.open(self._said / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(handle, number)
+            os.close(handle)
+        sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115 - for the child's whole life
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+    def _ended(self, code: int) -> Ended:
+        said = {name: self._read(name) for name in ("out", "err", "calls")}
+        return Ended(code, said["out"], said["err"], int(said["calls"] or -1))
+
+    def _read(self, name: str) -> str:
+        try:
+            return (self._said / name).read_text("utf-8", "replace")
+        except FileNotFoundError:
+            return ""
+
+    def check(self, again: Callable[[], int] | None = None) -> Found:
+        """Look at `work` as the next start does. again: the verb, which is then run once more, to see what it
+        leaves behind in out/."""
+        answer = self._said / "found"
+
+        def look() -> int:
+            answer.write_text(json.dumps(examine(self.work, again)))
+            return 0
+
+        ended = self.run(look, after=99)
+        if ended.code or not answer.exists():
+            return Found("", {}, (f"the next start fails: {ended.code} {ended.err.strip()[-300:]}",))
+        found = json.loads(answer.read_text())
+        return Found(digest(found["parts"]), found["parts"], tuple(found["faults"]))
+
+
+def make_even(shim: ctypes.CDLL, now: int) -> None:
+    """Give this process the clock, the random numbers and the ids that every trial has."""
+    shim.crash_clock(ctypes.c_long(now))
+    even = random.Random(now)
+    random.seed(now)
+    os.urandom = even.randbytes
+    random._urandom = even.randbytes
+    tempfile._name_sequence = None  # names of temporary files are not the parent's
+
+
+# -- the next start ----------------------------------------------------------------------------------
+
+
+def examine(work: Path, again: Callable[[], int] | None) -> dict[str, Any]:
+    """{"parts": {table or file: digest}, "faults": lines} of a folder `work` after a crash.
+
+    Starts as a chat does (recovers drafts, erases what is due), runs the data's checks of `doctor`, starts
+    again, and looks for files that no start removed.
+    """
+    os.environ["RUVMLX_HOME"] = str(work / "home")
+    faults = start(work) + doctor()
+    gc.collect()  # the checks leave their stores to the end of the process
+    faults += start(work)
+    faults += [f"left behind after the next start: {name}" for name in left_over(work / "home")]
+    parts = store_parts(work / "home" / "ruvmlx.db") | file_parts(work)
+    if again is not None and (work / "out").is_dir():
+        again()
+        faults += [f"left behind after the verb ran again: {name}" for name in left_over(work / "out")]
+    return {"parts": parts, "faults": faults}
+
+
+def start(work: Path) -> list[str]:
+    from ruvmlx.chats import soft_delete
+    from ruvmlx.kv.disk import CacheFolder
+    from ruvmlx.store import Store
+
+    path = work / "home" / "ruvmlx.db"
+    try:
+        with closing(Store(path)) as store:
+            soft_delete.tidy(store, CacheFolder.of_store(path, 1 << 20))
+    except Exception as error:  # noqa: BLE001 - a finding
+        return [f"the store does not open: {type(error).__name__}: {error}"]
+    return [f"{path.name}{ending} is left" for ending in ("-wal", "-shm", "-journal") if _is_there(path, ending)]
+
+
+def _is_there(path: Path, ending: str) -> bool:
+    return os.path.lexists(f"{path}{ending}")
+
+
+def doctor() -> list[str]:
+    """What the checks of `ruvmlx doctor` that concern the data complain of."""
+    from ruvmlx.apps.cli.doctor import _CHECKS, _run_check
+
+    names = ("store", "privacy", "deleted chats", "witness log", "KV caches", "adapter")
+    checks = [_run_check(name, _CHECKS[name]) for name in names]
+    return [f"doctor, {check['name']}: {check['detail']}" for check in checks if not check["ok"]]
+
+
+def store_parts(path: Path) -> dict[str, str]:
+    """A digest of each table's rows, without MEASURED columns."""
+    parts = {}
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as db:
+        tables = db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
+        for (table,) in tables:
+            if table.startswith(("sqlite_", SHADOWS)):
+                continue
+            names = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
+            wanted = ", ".join(name for name in names if name not in MEASURED.get(table, ()))
+            rows = sorted(map(repr, db.execute(f"SELECT {wanted} FROM {table}")))
+            parts[f"table {table}"] = digest(rows)
+    return parts
+
+
+def file_parts(work: Path) -> dict[str, str]:
+    """A digest of each file that is no part of the store and of its page store, which may lose anything."""
+    parts = {}
+    for path in sorted(work.rglob("*")):
+        name = str(path.relative_to(work))
+        if name.startswith(("home/kv/", "home/ruvmlx.db")) and ".before-restore" not in name:
+            continue
+        if path.is_file():
+            parts[name] = _file_digest(path)
+    return parts
+
+
+def _file_digest(path: Path) -> str:
+    """Of a database its rows, of other files the bytes."""
+    with suppress(sqlite3.Error):
+        if path.open("rb").read(16) == b"SQLite format 3\0":
+            return digest(store_parts(path))
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def left_over(folder: Path) -> list[str]:
+    """Files that a killed process left: unfinished ones, and logs beside backups."""
+    return [
+        str(path.relative_to(folder.parent))
+        for path in sorted(folder.rglob("*"))
+        if ".before-restore-" not in path.name
+        and (path.suffix in (".new", ".part", ".tmp") or path.name.endswith(("-wal", "-shm", "-journal")))
+    ]
+
+
+def digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def wait_for(happened: Callable[[], bool], seconds: float = 20.0) -> bool:
+    """Wait until `happened()` is true; False after so many seconds."""
+    end = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+    return True

@@ -1,0 +1,269 @@
+"""The verbs that write, each with what a trial of it needs, and the verbs that only read, each with the reason.
+
+test_crashes.py compares this table with the command line's own list: a new verb is in one of the two.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+TWO = ("before", "after")
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A writing verb.
+
+    words: its arguments; {out} and {home} are folders of the trial
+    base: the folder that it starts from: "used", "empty" (nothing yet), or one of MAKERS below
+    states: the states that a crash may leave, in their order; those between the first and the last are commits
+        of a verb of several steps
+    call: what runs in place of the command line, where a trial of the verb itself needs a server or a terminal
+    stdin: what is typed
+    """
+
+    name: str
+    words: tuple[str, ...] = ()
+    base: str = "used"
+    states: tuple[str, ...] = TWO
+    call: Callable[[Path], int] | None = None
+    stdin: str = ""
+    is_slow: bool = False
+
+    def run(self, work: Path) -> int:
+        """Run it in this process, as its own program; the exit code."""
+        os.environ["RUVMLX_HOME"] = str(work / "home")
+        if self.call is not None:
+            return self.call(work)
+        return command(work, self.words, self.stdin)
+
+
+def command(work: Path, words: tuple[str, ...], stdin: str = "") -> int:
+    """Run a command line in this process."""
+    from ruvmlx.apps.cli import cli
+    from ruvmlx.apps.cli.output import run_plainly
+
+    if stdin:
+        reading, writing = os.pipe()
+        os.write(writing, stdin.encode())
+        os.close(writing)
+        os.dup2(reading, 0)
+    sys.argv = ["ruvmlx", *(word.format(out=work / "out", home=work / "home") for word in words)]
+    try:
+        return run_plainly(cli)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+
+
+def verb(line: str, states: tuple[str, ...] = TWO, **facts: object) -> Verb:
+    """A verb whose words have no spaces in them: `sessions rm {chat}`."""
+    words = tuple(line.split())
+    return Verb(facts.pop("name", None) or line, words, states=states, **facts)  # type: ignore[arg-type]
+
+
+# -- verbs without a command line of their own -------------------------------------------------------
+
+
+def connect_write(work: Path) -> int:
+    """What `connect codex --write` does with the client's file, after the server has answered."""
+    from ruvmlx.apps.cli.written_files import write_over
+
+    return _plainly(
+        lambda: write_over(work / "out" / "client.json", '{"base": 2}\n', work / "home" / "connected" / "c.json")
+    )
+
+
+def connect_undo(work: Path) -> int:
+    from ruvmlx.apps.cli.written_files import put_back
+
+    return _plainly(lambda: put_back(work / "home" / "connected" / "c.json"))
+
+
+def serve_install(work: Path) -> int:
+    from ruvmlx.apps.cli import service
+
+    found = service.Service(work / "out" / "ruvmlx.service", "[Unit]\n", "start", "stop")
+    return _plainly(lambda: service._write(found))
+
+
+def serve_key(work: Path) -> int:
+    """The key that `serve --host` makes beyond this machine."""
+    from ruvmlx.apps.server.keys import new_key
+
+    return _plainly(new_key)
+
+
+def save_role(work: Path) -> int:
+    """/as NAME save, in the chat."""
+    from ruvmlx.apps.chat import roles
+
+    return _plainly(lambda: roles.save("cook", "You are a cook."))
+
+
+def page_store(work: Path) -> int:
+    """What a server writes of its KV caches when it ends, and at a request of more than a page."""
+    from .crash_bases import open_runtime, reply
+
+    def write() -> None:
+        with open_runtime(kv_disk=8) as runtime:
+            reply(runtime, 1, prompt="a long question " * 20)
+            reply(runtime, 2, prompt="another long question " * 20)
+
+    return _plainly(write)
+
+
+def consolidate(work: Path) -> int:
+    """`learn consolidate` with two steps, whose result is always used."""
+    from ruvmlx.sona import background, promotion
+
+    from .crash_bases import open_runtime
+
+    promotion.objection = lambda *a: ""  # type: ignore[assignment]
+    background.SAVE_EVERY = 1  # type: ignore[attr-defined]
+    settings = background.TrainingSettings(steps=2, lr=4e-3, warmup=1, rank=2, minimum=4)
+
+    def train() -> None:
+        with open_runtime() as runtime:
+            runtime.learning.consolidate(settings=settings)
+
+    return _plainly(train)
+
+
+def served(work: Path) -> int:
+    """`serve` itself, with three requests of a client and SIGTERM."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ["RUVMLX_KV_DISK"] = "8"
+    thread = threading.Thread(target=_client, args=(port, work / "home" / "api_keys"), daemon=True)
+    thread.start()
+    return command(work, ("serve", "--json", "--port", str(port), "--max-tokens", "5"))
+
+
+def _client(port: int, keys: Path) -> None:
+    """A stored response, its continuation, a rating, the first response deleted; then SIGTERM."""
+    try:
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.1):
+                break
+            time.sleep(0.01)
+        key = keys.read_text().split()[0]
+        first = _ask(port, key, "/v1/responses", {"input": "a question " * 30})["id"]
+        second = _ask(port, key, "/v1/responses", {"input": "and more", "previous_response_id": first})["id"]
+        _ask(port, key, "/v1/ratings", {"id": second.removeprefix("resp_"), "rating": "up"})
+        _ask(port, key, f"/v1/responses/{first}", None)
+    except OSError as error:
+        print(f"client: {error}", file=sys.stderr)
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _ask(port: int, key: str, path: str, body: dict | None) -> dict:
+    data = None if body is None else json.dumps({"model": "tiny", **body}).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json", "Authorization": f"Bearer {key}"},
+        method="DELETE" if body is None else "POST",
+    )  # fmt: skip
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return json.load(answer)
+
+
+def _plainly(act: Callable[[], object]) -> int:
+    """Run it with the errors of the command line."""
+    import click
+    from ruvmlx.apps.cli.output import run_plainly
+
+    sys.argv = ["ruvmlx"]
+    return run_plainly(click.Command("act", callback=lambda: act() and None))
+
+
+# -- the table ---------------------------------------------------------------------------------------
+
+WRITES = [
+    verb("adapters save work2"),
+    verb("adapters use work", ("before", "setting", "after")),
+    verb("adapters rm work"),
+    verb("adapters export {out}/adapter", name="adapters export"),
+    verb("adapters import {out}/adapter new", base="exported", name="adapters import"),
+    verb("adapters fuse {out}/fused", name="adapters fuse"),
+    verb("backup {out}/copy.db", name="backup"),
+    verb("backup {out}/copy.db --replace", base="backed-up", name="backup --replace"),
+    verb("restore {out}/copy.db", base="backed-up", name="restore"),
+    verb("restore {out}/copy.db", base="lost", name="restore without a store"),
+    verb("completion install --shell zsh", name="completion install"),
+    verb("completion remove --shell zsh", base="completed", name="completion remove"),
+    verb("config set max_tokens 300", name="config set"),
+    verb("config unset temperature", name="config unset"),
+    Verb("connect --write", call=connect_write, states=("before", "record", "after")),
+    Verb("connect --undo", call=connect_undo, base="connected", states=("before", "file put back", "after")),
+    Verb("serve --install", call=serve_install),
+    Verb("serve, a new key", call=serve_key),
+    Verb("chat, /as save", call=save_role),
+    verb("learn undo"),
+    verb("learn rollback 1"),
+    verb("learn reset"),
+    verb("learn chart --svg {out}/chart.svg", name="learn chart"),
+    verb("log export -o {out}/log.jsonl", name="log export"),
+    verb("sessions import {out}/chats", base="chats", states=("before", "one of two", "after"),
+         name="sessions import"),
+    verb("sessions export last -o {out}/chat.json", name="sessions export"),
+    verb("sessions folder last Work"),
+    verb("sessions fork last"),
+    verb("sessions pin last"),
+    verb("sessions rename last Travel"),
+    verb("sessions rm last"),
+    verb("sessions restore last", base="deleted"),
+    verb("sessions forget --all"),
+    verb("sessions forget last"),
+    verb("rate last up"),
+    verb("rate last down --why long", name="rate --why"),
+    Verb("generate", ("generate", "a question", "--max-tokens", "5")),
+    verb("generate --prompts {out}/prompts.jsonl -o {out}/replies.jsonl", base="prompts", name="generate --prompts"),
+    Verb("chat --plain", ("chat", "--plain", "--max-tokens", "5"), stdin="a question\n/rate up\n/exit\n"),
+    verb("embed -o {out}/vectors.npy words", name="embed"),
+    Verb("learn consolidate", call=consolidate, is_slow=True),
+    verb("learn kv --measure", is_slow=True),
+    verb("learn router --train", is_slow=True),
+    Verb("serve", call=served, is_slow=True),
+    Verb("page store", call=page_store),
+    verb("doctor"),
+    verb("sessions pin last", base="old", name="a store of an older format"),
+    verb("config set max_tokens 300", base="empty", name="config set, first of all"),
+    verb("sessions import {out}/chats", base="first", name="sessions import, first of all",
+         states=("before", "a store", "one of two", "after")),
+]  # fmt: skip
+
+READS = {
+    "adapters ls": "reads",
+    "bench": "writes into a scratch folder; its report is text that can be made again",
+    "config path": "reads",
+    "config show": "reads",
+    "learn check": "reads; nothing is stored",
+    "learn export": "prints",
+    "learn status": "reads",
+    "log show": "reads",
+    "log verify": "reads",
+    "ls": "reads",
+    "mcp": "asks the server",
+    "models": "keeps one measurement, as `config set` keeps a setting",
+    "perplexity": "reads",
+    "prove": "works on a store of its own",
+    "ps": "asks the server",
+    "pull": "writes the hub's folder: tests/models/test_fetching.py",
+    "rm": "deletes from the hub's folder: tests/models/test_fetching.py",
+    "sessions ls": "reads",
+    "sessions search": "reads",
+    "sessions show": "reads",
+    "show": "reads",
+    "stop": "asks the server",
+}

@@ -1,0 +1,304 @@
+"""Each writing verb, killed and failed at each of its calls that change files, and after a crash of the machine.
+
+    python -m tests.campaigns.crashes [VERB...]            a sample: seconds for a verb
+    python -m tests.campaigns.crashes [VERB...] --full     every call, 1,000 images for each verb: an hour for all
+
+A kill ends the process before one call. A fault lets one call fail (EIO, ENOSPC), write a half, or finds the disk
+full from that call on. An image is what the disk can hold after a crash of the machine: later writes without
+the earlier ones, names without contents, cut writes (crash_images.py). After each the next start must find the
+state from before the verb or the state after it, or a state between two commits that the verb's row names
+(crash_verbs.py); `doctor` must find nothing, and no unfinished file may stay. A verb that fails says so in one
+line; one that says it is done has its new state on the disk.
+
+Linux, with gcc; it works in memory (/dev/shm) where there is room. Exit code 1: there are findings.
+"""
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .crash_images import Disk, Op, Replay, read_log
+from .crash_trial import Bench, Ended, Found, Mode, is_loaded, left_over, start_with_shim
+from .crash_verbs import WRITES, Verb
+
+FAULTS = (Mode.IO_ERROR, Mode.NO_SPACE, Mode.SHORT_WRITE, Mode.DISK_FULL)
+WORDS = {
+    Mode.KILL_BEFORE: "killed before",
+    Mode.IO_ERROR: "EIO at",
+    Mode.NO_SPACE: "ENOSPC at",
+    Mode.SHORT_WRITE: "half written at",
+    Mode.DISK_FULL: "disk full from",
+}
+KINDS = {
+    "C": "open", "T": "open", "W": "write", "Z": "ftruncate", "S": "fsync", "R": "rename", "X": "exchange",
+    "L": "link", "U": "unlink", "M": "mkdir", "D": "rmdir",
+}  # fmt: skip
+
+
+@dataclass
+class Row:
+    """What the campaign did with one verb. images: the different ones of those that were made."""
+
+    verb: str
+    calls: int = 0
+    kills: int = 0
+    faults: int = 0
+    images: int = 0
+    seconds: float = 0.0
+    findings: list[str] = field(default_factory=list)
+
+    def line(self) -> str:
+        numbers = f"{self.calls:>6,}{self.kills:>8,}{self.faults:>8,}{self.images:>8,}{self.seconds:>7.0f} s"
+        return f"{self.verb:34}{numbers}{len(self.findings):>10,}"
+
+
+HEADING = f"{'verb':34}{'calls':>6}{'kills':>8}{'faults':>8}{'images':>8}{'time':>9}{'findings':>10}"
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much of a verb is tried. None: all calls; images: so many are made."""
+
+    kills: int | None = None
+    faults: int | None = None
+    images: int = 1000
+    seed: int = 0
+
+
+class Trials:
+    """All trials of one verb."""
+
+    def __init__(self, bench: Bench, verb: Verb):
+        self._bench, self._verb, self._row = bench, verb, Row(verb.name)
+        bench.reset(verb.base)
+        self._old = bench.check()
+        bench.reset(verb.base)
+        self._disk, inodes = Disk.of(bench.work)
+        log = bench.folder / "log"
+        log.unlink(missing_ok=True)
+        self._clean = self._run(log=log)
+        bench.import_again()
+        self._new = bench.check()
+        self._ops = read_log(log, bench.work)
+        self._replay = Replay(self._disk, inodes, self._ops)
+        self._between: list[str] = []  # states between the first and the last, as they were found
+        self._row.calls = self._clean.calls
+        if self._clean.code:
+            self._finding("without any fault", f"exit {self._clean.code}: {self._clean.err.strip()[-300:]}")
+        for found in (self._old, self._new):
+            for fault in found.faults:
+                self._finding("without any fault", fault)
+
+    def _run(self, mode: Mode = Mode.COUNT, at: int = 0, log: Path | None = None) -> Ended:
+        return self._bench.run(lambda: self._verb.run(self._bench.work), mode, at, log)
+
+    def all(self, extent: Extent) -> Row:
+        begun = time.monotonic()
+        rng = random.Random(extent.seed)
+        self.kill(_chosen(rng, self._clean.calls, extent.kills))
+        self.fail(
+            [(mode, at) for at in _chosen(rng, self._clean.calls, extent.faults) for mode in FAULTS], rng, extent
+        )
+        self.crash(extent.images, extent.seed)
+        if extent.kills is None and len(self._between) + 2 < len(self._verb.states) and self._old != self._new:
+            self._finding("kills", f"found {len(self._between) + 2} states, the row names {self._verb.states}")
+        self._row.seconds = time.monotonic() - begun
+        return self._row
+
+    # -- kills and faults ----------------------------------------------------------------------------
+
+    def kill(self, calls: Sequence[int]) -> None:
+        """Kill the process before each of these calls. Later kills find no earlier state."""
+        last = 0
+        for at in calls:
+            self._bench.reset(self._verb.base)
+            ended = self._run(Mode.KILL_BEFORE, at)
+            where = self._where(Mode.KILL_BEFORE, at)
+            if ended.code not in (-9, self._clean.code):
+                self._finding(where, f"ended with {ended.code}: {ended.err.strip()[-200:]}")
+            place = self._judge(where, self._look())
+            if 0 <= place < last:
+                self._finding(where, f"an earlier state ({self._name(place)}) than after an earlier kill")
+            last = max(last, place)
+            self._row.kills += 1
+
+    def fail(self, trials: Sequence[tuple[Mode, int]], rng: random.Random, extent: Extent) -> None:
+        """Let calls fail. Of a sample one fault for each call."""
+        if extent.faults is not None:
+            trials = [trials[i + rng.randrange(len(FAULTS))] for i in range(0, len(trials), len(FAULTS))]
+        for mode, at in trials:
+            self._bench.reset(self._verb.base)
+            ended = self._run(mode, at)
+            where = self._where(mode, at)
+            for wrong in self._complaints(ended):
+                self._finding(where, wrong)
+            place = self._judge(where, self._look())
+            if ended.code == self._clean.code == 0 and 0 <= place < len(self._verb.states) - 1:
+                self._finding(where, f"exit 0, but the state is {self._name(place)}")
+            self._row.faults += 1
+
+    def _complaints(self, ended: Ended) -> list[str]:
+        """What is wrong with how a verb ended after a fault."""
+        if ended.code < 0:
+            return [f"ended by signal {-ended.code}"]
+        lines = [line for line in ended.err.splitlines() if line not in self._clean.err.splitlines()]
+        wrong = [line for line in lines if "Traceback" in line or "internal error" in line or "Exception" in line]
+        if wrong or ended.code == 70:
+            return [f"no readable error: {' | '.join(lines)[-400:]}"]
+        ours = [line for line in lines if line.startswith("ruvmlx: ")]
+        if ended.code not in (0, self._clean.code) and len(ours) != 1:
+            return [f"exit {ended.code} with {len(ours)} lines of error: {' | '.join(lines)[-300:]}"]
+        return []
+
+    # -- images --------------------------------------------------------------------------------------
+
+    def crash(self, count: int, seed: int) -> None:
+        """Look at so many images; an image that was seen is not looked at again."""
+        seen: set[tuple[bool, int]] = set()
+        for is_done, disk in self._replay.images(count, seed) if len(self._replay) else ():
+            mark = is_done, _content_hash(disk)
+            if mark in seen:
+                continue
+            seen.add(mark)
+            disk.write(self._bench.work)
+            place = self._judge("image", self._look())
+            if is_done and self._clean.code == 0 and 0 <= place < len(self._verb.states) - 1:
+                self._finding("image after the end", f"the verb was done, but the state is {self._name(place)}")
+        self._row.images = len(seen)
+
+    # -- what is found -------------------------------------------------------------------------------
+
+    def _look(self) -> Found:
+        out = self._bench.work / "out"
+        again = (lambda: self._verb.run(self._bench.work)) if out.is_dir() and left_over(out) else None
+        return self._bench.check(again)
+
+    def _judge(self, where: str, found: Found) -> int:
+        """Note what is wrong. Returns the place of the state in the verb's states, -1 for none of them."""
+        for fault in found.faults:
+            self._finding(where, fault)
+        if not found.state:
+            return -1
+        if found.state == self._new.state:
+            return len(self._verb.states) - 1
+        if found.state == self._old.state:
+            return 0
+        if found.state not in self._between:
+            if len(self._between) + 2 >= len(self._verb.states):
+                self._finding(where, f"neither the old nor the new state: {self._differences(found)}")
+                return -1
+            self._between.append(found.state)
+        return 1 + self._between.index(found.state)
+
+    def _differences(self, found: Found) -> str:
+        """What differs from the old and from the new state."""
+        said = []
+        for name, other in (("old", self._old), ("new", self._new)):
+            parts = {*found.parts, *other.parts}
+            differ = sorted(part for part in parts if found.parts.get(part) != other.parts.get(part))
+            said.append(f"from the {name} one differ {', '.join(differ)}")
+        return "; ".join(said)
+
+    def _name(self, place: int) -> str:
+        return repr(self._verb.states[place])
+
+    def _where(self, mode: Mode, at: int) -> str:
+        """The fault and the call in words. The log leaves out calls that failed without any fault."""
+        op: Op | None = self._ops[at] if at < len(self._ops) == self._clean.calls else None
+        call = f" ({KINDS[op.kind.decode()]} {op.path})" if op else ""
+        return f"{WORDS[mode]} call {at}{call}"
+
+    def _finding(self, where: str, what: str) -> None:
+        self._row.findings.append(f"{self._verb.name}: {where}: {what}")
+
+
+def _chosen(rng: random.Random, calls: int, count: int | None) -> list[int]:
+    return list(range(calls)) if count is None or count >= calls else sorted(rng.sample(range(calls), count))
+
+
+def _content_hash(disk: Disk) -> int:
+    contents = [(name, None if n is None else bytes(disk.contents.get(n, b""))) for name, n in disk.names.items()]
+    return hash(tuple(sorted(contents, key=lambda pair: pair[0])))
+
+
+# -- the command -------------------------------------------------------------------------------------
+
+
+def prepared(folder: Path) -> Bench:
+    """A bench with its bases, in a process that has the shim and has imported what the verbs need."""
+    import ruvmlx.apps.cli  # noqa: F401 - once, not in each trial
+
+    import ruvmlx.backends.native.backend
+    import ruvmlx.runtime  # noqa: F401 - the same
+
+    from .crash_bases import prepare, quicken
+
+    quicken()
+    bench = Bench(folder)
+    prepare(bench)
+    bench.check()
+    bench.import_again()
+    assert not any(name.partition(".")[0] == "mlx" for name in sys.modules), "MLX's threads outlive no fork"
+    return bench
+
+
+def chosen(names: Sequence[str], with_slow: bool) -> list[Verb]:
+    """The verbs whose names begin with one of these; without names all."""
+    found = [verb for verb in WRITES if any(verb.name.startswith(name) for name in names)]
+    return found if names else [verb for verb in WRITES if with_slow or not verb.is_slow]
+
+
+def scratch() -> Path:
+    memory = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="ruvmlx-crashes-", dir=memory if os.access(memory, os.W_OK) else None))
+
+
+def main() -> int:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("verbs", nargs="*", help="their names, or how these begin")
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--kills", type=int, default=10, help="of each verb, without --full")
+    parser.add_argument("--faults", type=int, default=10, help="of each verb, without --full")
+    parser.add_argument("--images", type=int, help="of each verb: 1,000 with --full, else 30")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="where to work; it is removed")
+    given = parser.parse_args()
+    folder = given.folder or Path(os.environ.get("RUVMLX_CRASHES") or scratch())
+    if not is_loaded():
+        os.environ["RUVMLX_CRASHES"] = str(folder)
+        start_with_shim(folder)
+    images = given.images if given.images is not None else 1000 if given.full else 30
+    few = (None, None) if given.full else (given.kills, given.faults)
+    extent = Extent(*few, images, given.seed)
+    try:
+        bench = prepared(folder)
+        print(HEADING)
+        rows = []
+        for verb in chosen(given.verbs, given.full):
+            rows.append(Trials(bench, verb).all(extent))
+            print(rows[-1].line(), flush=True)
+            for finding in rows[-1].findings[:12]:
+                print(f"    {finding}", flush=True)
+    finally:
+        _remove(folder)
+    total = Row("all", *(sum(getattr(row, name) for row in rows) for name in ("calls", "kills", "faults", "images")))
+    total.seconds, total.findings = sum(row.seconds for row in rows), [f for row in rows for f in row.findings]
+    print(total.line())
+    return 1 if total.findings else 0
+
+
+def _remove(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
