@@ -8,7 +8,7 @@ from pathlib import Path
 from ruvmlx import settings
 from ruvmlx.chats.chat_file import read_bytes
 from ruvmlx.errors import NotFound, StoreError, UsageError
-from ruvmlx.platform.files import replacing
+from ruvmlx.platform.files import make_folder, replacing
 from ruvmlx.text import did_you_mean, one_line, sanitize
 
 MAX_BYTES = 1 << 20  # the maximum size of a role's file in bytes
@@ -65,7 +65,7 @@ def save(name: str, prompt: str) -> Path:
         raise UsageError("this chat has no system prompt to keep; /system TEXT sets one")
     file = folder() / f"{name}.md"
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(file.parent)
         with replacing(file) as fresh:
             fresh.write(prompt.strip().encode() + b"\n")
     except OSError as e:

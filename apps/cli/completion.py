@@ -7,6 +7,8 @@ from pathlib import Path
 import click
 
 from ruvmlx.errors import RuvmlxError, UsageError
+from ruvmlx.platform.files import make_folder, replacing
+from ruvmlx.platform.files import remove as remove_file
 
 from .output import json_option, print_json, show_whole
 from .text_output import hint, say, short_path
@@ -54,7 +56,7 @@ def remove(shell: str | None, as_json: bool) -> None:
     path = place(shell)
     there = path.is_file()
     try:
-        path.unlink(missing_ok=True)
+        remove_file(path)
     except OSError as error:
         raise RuvmlxError(f"cannot delete {path}: {error.strerror}.") from None
     if as_json:
@@ -116,13 +118,11 @@ def script(shell: str) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write the text to a new file, then rename this file to `path`, so that a shell never reads an
-    incomplete file."""
+    """Replace the file `path` by the text in one step, so that a shell never reads an incomplete file."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f"{path.name}.new")
-        new.write_text(text, encoding="utf-8")
-        new.replace(path)
+        make_folder(path.parent, 0o777)
+        with replacing(path) as file:
+            file.write(text.encode())
     except OSError as error:
         hint_ = "`ruvmlx completion install --print` prints the file instead."
         raise RuvmlxError(f"cannot write {path}: {error.strerror}. {hint_}") from None

@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from ruvmlx.errors import RuvmlxError, UsageError
+from ruvmlx.platform.files import make_folder, remove, replacing
 
 from .output import log, show, show_whole
 
@@ -142,11 +143,9 @@ def _has_line_end(words: Sequence[str]) -> bool:
 
 def _write(found: Service) -> None:
     try:
-        found.path.parent.mkdir(parents=True, exist_ok=True)
-        new = found.path.with_suffix(".new")
-        new.write_text(found.text, encoding="utf-8")
-        new.chmod(0o600)
-        new.replace(found.path)
+        make_folder(found.path.parent, 0o777)
+        with replacing(found.path) as file:
+            file.write(found.text.encode())
     except OSError as error:
         raise RuvmlxError(f"cannot write {found.path}: {error.strerror}. Nothing was changed.") from None
 
@@ -162,7 +161,7 @@ def uninstall() -> None:
         log("nothing was removed.")
         return
     try:
-        found.path.unlink()
+        remove(found.path)
     except OSError as error:
         raise RuvmlxError(f"cannot remove {found.path}: {error.strerror}.") from None
     show("removed.")

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from ruvmlx.errors import NotFound, RuvmlxError
+from ruvmlx.platform.files import make_folder, remove, replacing
 
 
 def write_over(path: Path, text: str, record: Path) -> None:
@@ -28,13 +29,16 @@ def put_back(record: Path) -> Path:
         raise NotFound("nothing was written with --write, so there is nothing to put back.")
     path, before = Path(str(known["path"])), known["before"]
     now = path.read_text(encoding="utf-8") if path.exists() else None
+    if now == before:  # an earlier call was killed before it removed the record
+        remove(record)
+        return path
     if _digest(now) != known["after"]:
         raise RuvmlxError(f"{path} has changed since --write; remove the lines of ruvmlx by hand.")
     if before is None:
-        path.unlink()
+        remove(path)
     else:
         _write(path, before)
-    record.unlink()
+    remove(record)
     return path
 
 
@@ -54,11 +58,9 @@ def _write(path: Path, text: str) -> None:
     """Replace the content of the file `path`. A program that reads the file meanwhile gets the old content or
     the new content. If `path` is a symbolic link, the link stays."""
     path = path.resolve()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
-    fresh.write_text(text, encoding="utf-8")
-    if path.exists():
-        fresh.chmod(path.stat().st_mode & 0o777)
-    else:
-        fresh.chmod(0o600)  # the file can contain an API key
-    os.replace(fresh, path)
+    make_folder(path.parent)
+    # a new file can contain an API key, so only the user can read it
+    mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+    with replacing(path) as file:
+        os.fchmod(file.fileno(), mode)
+        file.write(text.encode())

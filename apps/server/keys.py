@@ -2,7 +2,6 @@
 
 import hashlib
 import hmac
-import os
 import secrets
 import shlex
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from ruvmlx import settings
 from ruvmlx.errors import StoreError, UsageError
-from ruvmlx.platform.files import read_ordinary
+from ruvmlx.platform.files import locked, make_folder, read_ordinary, replacing
 
 MAX_FILE_BYTES = 1 << 20  # the maximum size of the key file in bytes
 
@@ -93,9 +92,11 @@ def new_key() -> str:
     read."""
     path, key = key_file(), "rvm-" + secrets.token_urlsafe(32)
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w", encoding="ascii") as f:
-            f.write(key + "\n")
+        make_folder(path.parent)
+        with locked(path.parent):  # another process can make a key now
+            lines = path.read_bytes().splitlines() if path.exists() else []
+            with replacing(path.resolve()) as file:
+                file.write(b"".join(line + b"\n" for line in [*lines, key.encode()]))
     except OSError as error:
         raise StoreError(
             f"cannot write {path}: {error.strerror}. Set RUVMLX_HOME to a folder you can write."

@@ -95,4 +95,4 @@ def tidy(store: Store, folder: CacheFolder | None) -> None:
         delete_older(store)
         if folder is not None:
             folder.tidy(store.chats.ids())
-    files.remove_abandoned(store.path.parent)
+    files.remove_abandoned_below(store.path.parent)

@@ -91,6 +91,6 @@ def _read() -> dict[str, list[float]]:
 def _write(held: dict[str, list[float]]) -> None:
     """Replace batch_costs.json by a file with these times. A program that reads the file meanwhile gets the
     old times or the new times."""
-    path().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.make_folder(path().parent)
     with files.replacing(path()) as file:
         file.write(json.dumps({"format": FORMAT, "seconds": held}, indent=1).encode())

@@ -199,8 +199,8 @@ class CacheFolder:
 
     def tidy(self, known: Collection[str]) -> None:
         """Remove the files of deleted chats and of the old format, the files of requests outside of chats
-        that were unused for a day, the unfinished files older than STALE, the least recently used files
-        beyond the budget, and the lists of owners without page files.
+        that were unused for a day, the unfinished files of killed processes and those older than STALE, the
+        least recently used files beyond the budget, and the lists of owners without page files.
 
         known: the ids of all chats
         """
@@ -210,7 +210,7 @@ class CacheFolder:
             if f".{ending}" == OLD or (owner not in known and owner != owners.REQUESTS):
                 page_file.unlink(self.path / name)
         for name in self._file_names((page_file.UNFINISHED,)):
-            if now - page_file.age(self.path / name)[0] > STALE:
+            if page_file.is_abandoned(name) or now - page_file.age(self.path / name)[0] > STALE:
                 page_file.unlink(self.path / name)
         outside = owners.used_by(self.path, owners.REQUESTS)
         recent = [name for name in outside if now - page_file.age(self.path / name)[0] < DAY]

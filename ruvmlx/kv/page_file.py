@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..platform.files import open_ordinary, read_ordinary
+from ..platform.files import is_running, open_ordinary, read_ordinary
 from .chain import NAME
 from .storage import Bytes
 
@@ -131,6 +131,12 @@ def age(path: Path | str) -> tuple[float, int]:
     except OSError:
         return 0.0, 0
     return found.st_mtime, found.st_size
+
+
+def is_abandoned(name: str) -> bool:
+    """Return True if the process that wrote the unfinished file `name` runs no more."""
+    process = name.removesuffix(UNFINISHED).rpartition(".")[2]
+    return process.isdecimal() and not is_running(int(process))
 
 
 def unlink(path: Path) -> None:

@@ -21,7 +21,7 @@ from ..models.config.model import ModelConfig
 from ..models.find.local import readable_models
 from ..platform import cpu
 from ..platform.bandwidth import memory_bandwidth
-from ..platform.files import replacing
+from ..platform.files import make_folder, replacing
 from ..settings import home
 from .load_plan import MachineMemory, Need, token_bytes
 
@@ -149,7 +149,7 @@ def _bandwidth() -> float:
             return float(known["bytes_per_second"])
     measured = memory_bandwidth()
     with contextlib.suppress(OSError):
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(file.parent)
         with replacing(file) as written:
             written.write(json.dumps(machine | {"bytes_per_second": measured}).encode())
     return measured

@@ -24,6 +24,8 @@ NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EM
 # maximum length
 _NAME_LENGTH = 50
 _SWAP = 2  # the flag RENAME_EXCHANGE of Linux, and the flag RENAME_SWAP of macOS
+# the flag RENAME_NOREPLACE of Linux, and the flag RENAME_EXCL of macOS
+_NO_REPLACE = 4 if sys.platform == "darwin" else 1
 _HERE = -100  # the constant AT_FDCWD of Linux, which stands for the working folder
 
 
@@ -74,7 +76,7 @@ def file_beside(path: Path) -> Iterator[Path]:
 def folder_beside(folder: Path) -> Iterator[Path]:
     """Create a temporary empty folder beside `folder`. The end of the `with` block removes the folder if it
     still has its temporary name. Raises OSError."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent, 0o777)
     remove_abandoned(folder.parent, folder.name)
     prefix = f".{folder.name[:_NAME_LENGTH]}.{os.getpid()}."
     fresh = Path(tempfile.mkdtemp(ENDING, prefix, folder.parent))
@@ -101,6 +103,18 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 def publish(fresh: Path, path: Path) -> None:
     """Give the temporary file `fresh` the name `path`, so that the name survives a power failure. Raises
     FileExistsError if a file with this name exists, and OSError."""
+    # One system call leaves no moment in which the file has both names. A kill at that moment would leave the
+    # temporary name.
+    error = _rename(fresh, path, _NO_REPLACE)
+    if error == errno.EEXIST:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    if error:
+        _link_then_remove(fresh, path)
+    sync_folder(path.parent)
+
+
+def _link_then_remove(fresh: Path, path: Path) -> None:
+    """Do what `publish` does, for a system whose rename always replaces a file."""
     try:
         os.link(fresh, path)
     except OSError as error:
@@ -109,7 +123,43 @@ def publish(fresh: Path, path: Path) -> None:
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
         os.rename(fresh, path)
-    sync_folder(path.parent)
+    else:
+        os.unlink(fresh)
+
+
+def remove(path: Path) -> None:
+    """Remove a file that can be missing, so that it stays away after a power failure. Raises OSError."""
+    if os.path.lexists(path):
+        os.unlink(path)
+        sync_folder(path.parent)
+
+
+def make_folder(folder: Path, mode: int = 0o700) -> None:
+    """Create a folder and the missing folders above it, all with this mode, so that they survive a power
+    failure. Do nothing if the folder exists. Raises OSError."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for made in reversed(missing):
+        made.mkdir(mode, exist_ok=True)
+    if not missing:
+        folder.mkdir(mode, exist_ok=True)  # raises an error if it is no folder
+    for made in missing:
+        with suppress(
+            PermissionError
+        ):  # the user may be allowed to enter the folder above, but not to list it
+            sync_folder(made.parent)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes out of blocks that lock the same folder. On a file system without locks, the block
+    runs without a lock. Raises OSError if the folder cannot be opened."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def sync_folder(folder: Path) -> None:
@@ -134,6 +184,14 @@ def flush_to_disk(handle: int) -> None:
 # -- abandoned files ---------------------------------------------------------------------------------
 
 
+def remove_abandoned_below(folder: Path) -> None:
+    """Call `remove_abandoned` for a folder and for the folders directly in it."""
+    remove_abandoned(folder)
+    for inner in folder.iterdir() if folder.is_dir() else ():
+        if inner.is_dir() and not inner.is_symlink():
+            remove_abandoned(inner)
+
+
 def remove_abandoned(folder: Path, name: str = "") -> None:
     """Remove the temporary files and folders of killed processes, and those that are older than IDLE_SECONDS.
     name: the name of the file or folder for which the temporary files were made; "" for all."""
@@ -148,10 +206,11 @@ def _is_abandoned(path: Path) -> bool:
     process = path.name.rpartition(ENDING)[0].split(".")[-2]
     if not process.isdecimal() or path.is_symlink():
         return False
-    return not _is_running(int(process)) or path.stat().st_mtime < time.time() - IDLE_SECONDS
+    return not is_running(int(process)) or path.stat().st_mtime < time.time() - IDLE_SECONDS
 
 
-def _is_running(process: int) -> bool:
+def is_running(process: int) -> bool:
+    """Return True if a process of this number runs, also if it belongs to another user."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
@@ -168,10 +227,17 @@ def swap(one: Path, other: Path) -> bool:
     """Exchange the names of two files or folders in one system call, so that no moment is without one of the
     names. Return False if the exchange fails, for example because the system cannot exchange names in one
     call."""
+    return _rename(one, other, _SWAP) == 0
+
+
+def _rename(one: Path, other: Path, flag: int) -> int:
+    """Rename with a flag of the system. Returns 0, or the error code."""
     libc = ctypes.CDLL(None, use_errno=True)
     try:
         if sys.platform == "darwin":
-            return libc.renamex_np(os.fsencode(one), os.fsencode(other), _SWAP) == 0
-        return libc.renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _SWAP) == 0
+            failed = libc.renamex_np(os.fsencode(one), os.fsencode(other), flag)
+        else:
+            failed = libc.renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), flag)
     except AttributeError:  # an older C library does not have the function
-        return False
+        return errno.ENOSYS
+    return ctypes.get_errno() or errno.EIO if failed else 0

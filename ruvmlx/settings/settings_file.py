@@ -42,7 +42,7 @@ def _write(path: Path, texts: Sequence[str], values: Mapping[str, Any]) -> None:
     if _values(text) != values:
         raise UsageError(f"cannot change {path} line by line. Change it in an editor.")
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.make_folder(path.parent)
         with files.replacing(path) as f:
             f.write(text.encode())
     except OSError as e:

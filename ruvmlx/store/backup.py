@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CorruptFile, NotFound, StoreBusy, StoreError, UsageError
-from ..platform.files import NO_LINKS, file_beside, open_ordinary, publish, sync_folder
+from ..platform.files import NO_LINKS, file_beside, make_folder, open_ordinary, publish, sync_folder
 from ..text import one_line
 from .audit import disagreement
 from .database import is_locked, open_unchanged
@@ -82,7 +82,7 @@ def restore(store: Path, file: Path) -> tuple[BackupFacts, Path | None]:
     if store.exists():
         _check_ordinary(store)
     with _writing(store):
-        store.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(store.parent)
         with file_beside(store) as fresh:
             facts = _copy_database(file, fresh)
             try:

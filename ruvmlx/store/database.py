@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CorruptFile, StoreBusy, StoreError, UsageError
+from ..platform.files import make_folder
 from .schema import VERSION, migrate
 from .soundness import difference
 
@@ -60,6 +61,7 @@ class Database:
             try:
                 self._configure(connection)
                 migrate(connection)
+                _remove_old_journal(connection, self.path)
             except BaseException:
                 connection.close()
                 raise
@@ -241,7 +243,7 @@ def from_vector(vector: np.ndarray | None) -> bytes | None:
 def _make_private(path: Path) -> None:
     """Create the file if it does not exist. Where the file system has access modes, deny other users access
     to the file and its log."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(path.parent)
     path.touch(mode=0o600)
     if not path.is_file():
         raise StoreError(
@@ -252,6 +254,14 @@ def _make_private(path: Path) -> None:
             mode = stat.S_IMODE(os.stat(f"{path}{ending}").st_mode)
             if mode & 0o077:
                 os.chmod(f"{path}{ending}", mode & 0o700)
+
+
+def _remove_old_journal(connection: sqlite3.Connection, path: Path) -> None:
+    """Remove the rollback journal that a killed `restore` or first start left. `connection` has read the file
+    in WAL mode, so SQLite has played back a journal that it needs, and no process can begin a new one."""
+    if connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        Path(f"{path}-journal").unlink(missing_ok=True)
 
 
 def _read_only(path: Path) -> sqlite3.Connection | None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,24 @@ SETTINGS = {"RUVMLX_BACKEND": "native", "RUVMLX_THREADS": "1", "RUVMLX_KV_DISK":
 CHAT = [{"role": "user", "content": "a trip to Paris"}, {"role": "assistant", "content": "By train."}]
 
 
-def prepare(bench: Bench) -> None:
-    """Make the model and the bases; set the environment of all trials."""
+def prepare(bench: Bench, wanted: Collection[str]) -> None:
+    """Make the model and these bases, with those that they start from; set the environment of all trials."""
     model = make_gguf_model(bench.folder / "tiny.gguf", max_context=512)
     os.environ.update(SETTINGS)
     os.environ["RUVMLX_MODEL"] = str(model)
     for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME"):
         os.environ[name] = str(bench.work / "out")
     os.environ.pop("RUVMLX_ADAPTER", None)
+    starts = {base: start for base, start, _ in MAKERS}
+    needed = {"empty"}
+    for base in wanted:
+        while base not in needed:
+            needed.add(base)
+            base = starts[base]
     _make(bench, "empty", None, lambda work: (work / "out").mkdir(parents=True) or 0)
-    _make(bench, "used", "empty", use)
     for base, start, make in MAKERS:
-        _make(bench, base, start, make)
+        if base in needed:
+            _make(bench, base, start, make)
 
 
 def _make(bench: Bench, name: str, start: str | None, make: Any) -> None:
@@ -125,10 +132,12 @@ def make_older(work: Path) -> int:
         db.execute(statement)
     db.execute("PRAGMA user_version = 16")
     db.execute(
-        "INSERT INTO sessions (id, title, model, created, updated) VALUES ('abcdefabcdef', 'old', 'tiny', 1, 1)"
+        "INSERT INTO sessions (id, title, model, created, updated)"
+        " VALUES ('abcdefabcdef', 'old', 'tiny', 1, 1)"
     )
     db.execute(
-        "INSERT INTO messages (session_id, role, content, created) VALUES ('abcdefabcdef', 'user', 'hello', 1)"
+        "INSERT INTO messages (session_id, role, content, created)"
+        " VALUES ('abcdefabcdef', 'user', 'hello', 1)"
     )
     db.execute("UPDATE sessions SET head = 1")
     db.close()
@@ -137,11 +146,16 @@ def make_older(work: Path) -> int:
 
 
 MAKERS = [
+    ("used", "empty", use),
     ("exported", "used", lambda work: command(work, ("adapters", "export", "{out}/adapter"))),
-    ("backed-up", "used", lambda work: command(work, ("backup", "{out}/copy.db")) or command(work, ("learn", "undo"))),
+    (
+        "backed-up",
+        "used",
+        lambda work: command(work, ("backup", "{out}/copy.db")) or command(work, ("learn", "undo")),
+    ),
     ("lost", "backed-up", lose_store),
-    ("completed", "used", lambda work: command(work, ("completion", "install", "--shell", "zsh"))),
-    ("connected", "used", connect_write),
+    ("completed", "empty", lambda work: command(work, ("completion", "install", "--shell", "zsh"))),
+    ("connected", "empty", connect_write),
     ("chats", "used", write_chats),
     ("first", "empty", write_chats),
     ("deleted", "used", lambda work: command(work, ("sessions", "rm", "last"))),

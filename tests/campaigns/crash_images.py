@@ -4,11 +4,11 @@ What the log says was done is not what the disk has.  Up to a moment of the cras
 
 * of a file's contents the disk has all that was written before the file's last fsync, and of the later writes
   and changes of size any subset; the last of these may be cut off at any byte
-* of a folder's names the disk has all changes before the folder's last fsync, and of the later ones the first few
-  (journals of file systems keep the order within a folder, not between folders)
+* of a folder's names the disk has all changes before the folder's last fsync, and of the later ones the first
+  few (journals of file systems keep the order within a folder, not between folders)
 
-A file whose name is on the disk can therefore be empty, and a synced file can have no name.  The model is harsher
-than ext4 in its usual mode, which also keeps the order between folders and writes data before names.
+A file whose name is on the disk can therefore be empty, and a synced file can have no name.  The model is
+harsher than ext4 in its usual mode, which also keeps the order between folders and writes data before names.
 """
 
 import os
@@ -47,10 +47,16 @@ def read_log(log: Path, root: Path) -> list[Op]:
         kind, inode, offset, one, other, more = HEAD.unpack_from(data, at)
         at += HEAD.size
         words = data[at : at + one + other]
-        names = [os.path.relpath(os.fsdecode(name), root) if name else "" for name in (words[:one], words[one:])]
+        names = [_inside(os.fsdecode(name), root) for name in (words[:one], words[one:])]
         found.append(Op(kind, inode, offset, *names, data[at + one + other : at + one + other + more]))
         at += one + other + more
     return found
+
+
+def _inside(path: str, root: Path) -> str:
+    """The path relative to the folder; "" for the folder itself, and for no path."""
+    found = os.path.relpath(path, root) if path else ""
+    return "" if found == "." else found
 
 
 @dataclass

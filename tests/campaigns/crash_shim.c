@@ -10,8 +10,9 @@
  *
  * One record of LOG, little-endian, without padding:
  *   u8 kind | u64 inode | i64 offset | u32 bytes of path | u32 of second path | u32 of data | path, path, data
- * kind: C created, T truncated by open, W written, Z size set (offset), S synced, R renamed, X exchanged,
- *       L linked, U removed, M folder made, D folder removed.  Failed calls are not in the log.
+ * kind: C created, T truncated by open, O opened, W written, Z size set (offset), S synced, R renamed,
+ *       X exchanged, L linked, U removed, M folder made, D folder removed, Y a mapping synced; a small letter
+ *       where the call failed.  Each counted call has one record.
  *
  * What it does not see: changes of modes and times, stores into memory that is mapped from a file (SQLite maps
  * its -shm only, which is made again after a crash), and files that C's own fopen opens for writing. */
@@ -137,7 +138,8 @@ static void ended(int ends) {
   if (wrong) return errno = wrong, -1;                                \
   __auto_type result = CALL;                                          \
   int kept = errno;                                                   \
-  if (result >= 0) NOTE;                                              \
+  int failed = result < 0 ? 32 : 0;                                   \
+  NOTE;                                              \
   ended(ends);                                                        \
   return errno = kept, result
 
@@ -149,8 +151,8 @@ static int opened(int dir, const char *name, int flags, mode_t access) {
     return (int)syscall(SYS_openat, dir, name, flags, access);
   uint64_t before = inode_at(path);
   COUNTED(1, (int)syscall(SYS_openat, dir, name, flags, access), {
-    if (!before) note('C', inode_of(result), 0, path, "", "", 0);
-    else if (flags & O_TRUNC) note('T', before, 0, path, "", "", 0);
+    char kind = !before ? 'C' : flags & O_TRUNC ? 'T' : 'O';
+    note(kind | failed, failed ? 0 : inode_of(result), 0, path, "", "", 0);
   });
 }
 
@@ -186,7 +188,7 @@ static ssize_t written(int fd, const void *data, size_t bytes, off_t offset) {
   if (!is_ours(fd, path)) return WRITE(bytes);
   COUNTED(1, WRITE(half && bytes > 1 ? bytes / 2 : bytes), {
     off_t place = offset < 0 ? lseek(fd, 0, SEEK_CUR) - result : offset;
-    note('W', inode_of(fd), place, path, "", data, (uint32_t)result);
+    note('W' | failed, inode_of(fd), place, path, "", data, failed ? 0 : (uint32_t)result);
   });
 }
 
@@ -225,7 +227,7 @@ ssize_t copy_file_range(int in, off_t *from, int out, off_t *to, size_t n, unsig
 int ftruncate(int fd, off_t size) {
   char path[PATH_MAX];
   if (!is_ours(fd, path)) return (int)syscall(SYS_ftruncate, fd, size);
-  COUNTED(0, (int)syscall(SYS_ftruncate, fd, size), note('Z', inode_of(fd), size, path, "", "", 0));
+  COUNTED(0, (int)syscall(SYS_ftruncate, fd, size), note('Z' | failed, inode_of(fd), size, path, "", "", 0));
 }
 int ftruncate64(int fd, off_t size) { return ftruncate(fd, size); }
 
@@ -241,7 +243,7 @@ int truncate64(const char *name, off_t size) { return truncate(name, size); }
 static int synced(int fd, long number) {
   char path[PATH_MAX];
   if (!is_ours(fd, path)) return (int)syscall(number, fd);
-  COUNTED(0, (int)syscall(number, fd), note('S', inode_of(fd), 0, path, "", "", 0));
+  COUNTED(0, (int)syscall(number, fd), note('S' | failed, inode_of(fd), 0, path, "", "", 0));
 }
 
 int fsync(int fd) { return synced(fd, SYS_fsync); }
@@ -249,7 +251,7 @@ int fdatasync(int fd) { return synced(fd, SYS_fdatasync); }
 
 int msync(void *address, size_t n, int flags) {
   if (!root_length) return (int)syscall(SYS_msync, address, n, flags);
-  COUNTED(0, (int)syscall(SYS_msync, address, n, flags), (void)0);
+  COUNTED(0, (int)syscall(SYS_msync, address, n, flags), note('Y' | failed, 0, 0, root, "", "", 0));
 }
 
 /* -- names -------------------------------------------------------------------------------------------- */
@@ -268,7 +270,7 @@ static int named(char kind, int dir, const char *name, int other_dir, const char
                                 : syscall(number, dir, name, other_dir, other, flags))
   if (!ours) return NAME;
   uint64_t before = inode_at(one);
-  COUNTED(kind == 'M' || kind == 'L', NAME, note(kind, before ? before : inode_at(one), 0, one, two, "", 0));
+  COUNTED(kind == 'M' || kind == 'L', NAME, note(kind | failed, before ? before : inode_at(one), 0, one, two, "", 0));
 }
 
 #define HERE AT_FDCWD

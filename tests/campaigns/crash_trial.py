@@ -1,8 +1,8 @@
 """One trial of a campaign of crashes: a verb in a forked child, which crash_shim.c ends or fails at one call.
 
-The process of the campaign imports ruvmlx once, with the shim loaded, and forks a child for each trial. All files
-of a trial lie below one folder, `work`: the data folder (home/), and what a verb writes elsewhere (out/). Ids,
-times and random numbers are the same in each child, so that states can be compared byte by byte.
+The process of the campaign imports ruvmlx once, with the shim loaded, and forks a child for each trial. All
+files of a trial lie below one folder, `work`: the data folder (home/), and what a verb writes elsewhere (out/).
+Ids, times and random numbers are the same in each child, so that states can be compared byte by byte.
 
 What it does not know: the verbs (crash_verbs.py), and images of a machine's crash (crash_images.py).
 """
@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sqlite3
@@ -44,6 +45,7 @@ MEASURED = {
     "deep_runs": {"report"},
     "routes": {"probability"},
 }
+_TEMPORARY = re.compile(r"\.\d+(\.\w{8})?\.new")
 SHADOWS = "messages_text_"  # tables of the search index, whose inner form depends on the order of writes
 
 
@@ -61,7 +63,7 @@ class Mode(IntEnum):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a trial ended. code: the exit code, or minus the signal; calls: those counted, -1 where it was killed."""
+    """How a trial ended. code: the exit code, or minus the signal; calls: those counted, -1 after a kill."""
 
     code: int
     out: str
@@ -71,8 +73,8 @@ class Ended:
 
 @dataclass(frozen=True)
 class Found:
-    """What the next start found. state: a digest of all that the user can see; parts: the digest of each table and
-    file; faults: one line each."""
+    """What the next start found. state: a digest of all that the user can see; parts: the digest of each table
+    and file; faults: one line each."""
 
     state: str
     parts: Mapping[str, str] = field(default_factory=dict)
@@ -121,11 +123,25 @@ class Bench:
         shutil.rmtree(self.base(base), ignore_errors=True)
         shutil.copytree(self.work, self.base(base), symlinks=True)
 
+    def mark(self) -> str:
+        """A digest of all files of `work`. Of temporary names the numbers do not count."""
+        found = hashlib.sha256()
+        for path in sorted(self.work.rglob("*")):
+            found.update(_TEMPORARY.sub(".*.new", str(path)).encode() + b"\0")
+            if path.is_file():
+                found.update(path.read_bytes() + b"\0")
+        return found.hexdigest()
+
     def run(
-        self, call: Callable[[], int], mode: Mode = Mode.COUNT, at: int = 0, log: Path | None = None, after: int = 50
+        self,
+        call: Callable[[], int],
+        mode: Mode = Mode.COUNT,
+        at: int = 0,
+        log: Path | None = None,
+        after: int = 50,
     ) -> Ended:
-        """Run `call` in a child with the shim armed. after: seconds that the clock is past BEGIN; other ids and
-        random numbers belong to other seconds."""
+        """Run `call` in a child with the shim armed. after: seconds that the clock is past BEGIN; other ids
+        and random numbers belong to other seconds."""
         for old in self._said.iterdir():
             old.unlink()
         if child := os.fork():
@@ -241,7 +257,9 @@ def start(work: Path) -> list[str]:
             soft_delete.tidy(store, CacheFolder.of_store(path, 1 << 20))
     except Exception as error:  # noqa: BLE001 - a finding
         return [f"the store does not open: {type(error).__name__}: {error}"]
-    return [f"{path.name}{ending} is left" for ending in ("-wal", "-shm", "-journal") if _is_there(path, ending)]
+    return [
+        f"{path.name}{ending} is left" for ending in ("-wal", "-shm", "-journal") if _is_there(path, ending)
+    ]
 
 
 def _is_there(path: Path, ending: str) -> bool:
@@ -273,33 +291,36 @@ def store_parts(path: Path) -> dict[str, str]:
 
 
 def file_parts(work: Path) -> dict[str, str]:
-    """A digest of each file that is no part of the store and of its page store, which may lose anything."""
+    """A digest of each file that is no part of the store and of its page store, which may lose anything. An
+    unfinished file is none of them: `left_over` finds it."""
     parts = {}
     for path in sorted(work.rglob("*")):
         name = str(path.relative_to(work))
-        if name.startswith(("home/kv/", "home/ruvmlx.db")) and ".before-restore" not in name:
-            continue
-        if path.is_file():
+        is_store = name.startswith(("home/kv/", "home/ruvmlx.db")) and ".before-restore" not in name
+        if path.is_file() and not is_store and not is_unfinished(name):
             parts[name] = _file_digest(path)
     return parts
 
 
 def _file_digest(path: Path) -> str:
-    """Of a database its rows, of other files the bytes."""
+    """Of a database its rows, of results (`generate --prompts`) the texts of whole lines, of others the bytes."""
+    if path.name == "replies.jsonl":
+        return digest(repr(re.findall(rb'"text": *"[^"]*".*\n', path.read_bytes())))
     with suppress(sqlite3.Error):
         if path.open("rb").read(16) == b"SQLite format 3\0":
             return digest(store_parts(path))
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
+def is_unfinished(name: str) -> bool:
+    """Is it a file, or in a folder, that was to get another name later, or a log of a database?"""
+    return any(part.endswith((".new", ".part", "-wal", "-shm", "-journal")) for part in Path(name).parts)
+
+
 def left_over(folder: Path) -> list[str]:
-    """Files that a killed process left: unfinished ones, and logs beside backups."""
-    return [
-        str(path.relative_to(folder.parent))
-        for path in sorted(folder.rglob("*"))
-        if ".before-restore-" not in path.name
-        and (path.suffix in (".new", ".part", ".tmp") or path.name.endswith(("-wal", "-shm", "-journal")))
-    ]
+    """Unfinished files that a killed process left."""
+    names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*"))]
+    return [name for name in names if is_unfinished(name) and ".before-restore-" not in name]
 
 
 def digest(value: object) -> str:

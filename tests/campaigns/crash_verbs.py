@@ -1,4 +1,4 @@
-"""The verbs that write, each with what a trial of it needs, and the verbs that only read, each with the reason.
+"""The verbs that write, each with what a trial of it needs, and the verbs that only read, with the reasons.
 
 test_crashes.py compares this table with the command line's own list: a new verb is in one of the two.
 """
@@ -25,10 +25,11 @@ class Verb:
 
     words: its arguments; {out} and {home} are folders of the trial
     base: the folder that it starts from: "used", "empty" (nothing yet), or one of MAKERS below
-    states: the states that a crash may leave, in their order; those between the first and the last are commits
-        of a verb of several steps
-    call: what runs in place of the command line, where a trial of the verb itself needs a server or a terminal
+    states: the states that a crash may leave, in their order; those between the first and the last are
+        commits of a verb of several steps
+    call: what runs in place of the command line, where a trial of the verb needs a server or a terminal
     stdin: what is typed
+    errors: the fewest and the most lines of error after a fault; a chat has one for each typed line
     """
 
     name: str
@@ -37,6 +38,7 @@ class Verb:
     states: tuple[str, ...] = TWO
     call: Callable[[Path], int] | None = None
     stdin: str = ""
+    errors: tuple[int, int] = (1, 1)
     is_slow: bool = False
 
     def run(self, work: Path) -> int:
@@ -78,7 +80,9 @@ def connect_write(work: Path) -> int:
     from ruvmlx.apps.cli.written_files import write_over
 
     return _plainly(
-        lambda: write_over(work / "out" / "client.json", '{"base": 2}\n', work / "home" / "connected" / "c.json")
+        lambda: write_over(
+            work / "out" / "client.json", '{"base": 2}\n', work / "home" / "connected" / "c.json"
+        )
     )
 
 
@@ -171,7 +175,8 @@ def _client(port: int, keys: Path) -> None:
 def _ask(port: int, key: str, path: str, body: dict | None) -> dict:
     data = None if body is None else json.dumps({"model": "tiny", **body}).encode()
     request = urllib.request.Request(
-        f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json", "Authorization": f"Bearer {key}"},
+        f"http://127.0.0.1:{port}{path}", data,
+        {"Content-Type": "application/json", "Authorization": f"Bearer {key}"},
         method="DELETE" if body is None else "POST",
     )  # fmt: skip
     with urllib.request.urlopen(request, timeout=20) as answer:
@@ -198,17 +203,18 @@ WRITES = [
     verb("adapters fuse {out}/fused", name="adapters fuse"),
     verb("backup {out}/copy.db", name="backup"),
     verb("backup {out}/copy.db --replace", base="backed-up", name="backup --replace"),
-    verb("restore {out}/copy.db", base="backed-up", name="restore"),
+    verb("restore {out}/copy.db", ("before", "the old store has two names", "after"), base="backed-up",
+         name="restore"),
     verb("restore {out}/copy.db", base="lost", name="restore without a store"),
-    verb("completion install --shell zsh", name="completion install"),
+    verb("completion install --shell zsh", base="empty", name="completion install"),
     verb("completion remove --shell zsh", base="completed", name="completion remove"),
     verb("config set max_tokens 300", name="config set"),
     verb("config unset temperature", name="config unset"),
-    Verb("connect --write", call=connect_write, states=("before", "record", "after")),
+    Verb("connect --write", call=connect_write, base="empty", states=("before", "record", "after")),
     Verb("connect --undo", call=connect_undo, base="connected", states=("before", "file put back", "after")),
-    Verb("serve --install", call=serve_install),
-    Verb("serve, a new key", call=serve_key),
-    Verb("chat, /as save", call=save_role),
+    Verb("serve --install", call=serve_install, base="empty"),
+    Verb("serve, a new key", call=serve_key, base="empty"),
+    Verb("chat, /as save", call=save_role, base="empty"),
     verb("learn undo"),
     verb("learn rollback 1"),
     verb("learn reset"),
@@ -225,22 +231,25 @@ WRITES = [
     verb("sessions restore last", base="deleted"),
     verb("sessions forget --all"),
     verb("sessions forget last"),
-    verb("rate last up"),
-    verb("rate last down --why long", name="rate --why"),
-    Verb("generate", ("generate", "a question", "--max-tokens", "5")),
-    verb("generate --prompts {out}/prompts.jsonl -o {out}/replies.jsonl", base="prompts", name="generate --prompts"),
-    Verb("chat --plain", ("chat", "--plain", "--max-tokens", "5"), stdin="a question\n/rate up\n/exit\n"),
+    verb("rate last up", ("before", "rated", "after")),
+    verb("rate last down --why long", ("before", "rated", "after"), name="rate --why"),
+    Verb("generate", ("generate", "a question", "--max-tokens", "5"),
+         states=("before", "reply", "trace", "after")),
+    verb("generate --prompts {out}/prompts.jsonl -o {out}/replies.jsonl", base="prompts", errors=(0, 1),
+         states=("before", "a file", "reply 1", "line 1", "reply 2", "after"), name="generate --prompts"),
+    Verb("chat --plain", ("chat", "--plain", "--max-tokens", "5"), stdin="a question\n/rate up\n/exit\n",
+         errors=(1, 3), states=("before", "chat", "question", "reply", "trace", "rated", "after")),
     verb("embed -o {out}/vectors.npy words", name="embed"),
     Verb("learn consolidate", call=consolidate, is_slow=True),
     verb("learn kv --measure", is_slow=True),
     verb("learn router --train", is_slow=True),
     Verb("serve", call=served, is_slow=True),
     Verb("page store", call=page_store),
-    verb("doctor"),
+    verb("doctor", ("the same",), errors=(0, 1)),
     verb("sessions pin last", base="old", name="a store of an older format"),
     verb("config set max_tokens 300", base="empty", name="config set, first of all"),
     verb("sessions import {out}/chats", base="first", name="sessions import, first of all",
-         states=("before", "a store", "one of two", "after")),
+         states=("before", "one of two", "after")),
 ]  # fmt: skip
 
 READS = {

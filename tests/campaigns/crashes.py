@@ -1,14 +1,14 @@
-"""Each writing verb, killed and failed at each of its calls that change files, and after a crash of the machine.
+"""Each writing verb, killed and failed at each call that changes files, and after a crash of the machine.
 
     python -m tests.campaigns.crashes [VERB...]            a sample: seconds for a verb
-    python -m tests.campaigns.crashes [VERB...] --full     every call, 1,000 images for each verb: an hour for all
+    python -m tests.campaigns.crashes [VERB...] --full     every call, 1,000 images for each verb: hours for all
 
-A kill ends the process before one call. A fault lets one call fail (EIO, ENOSPC), write a half, or finds the disk
-full from that call on. An image is what the disk can hold after a crash of the machine: later writes without
-the earlier ones, names without contents, cut writes (crash_images.py). After each the next start must find the
-state from before the verb or the state after it, or a state between two commits that the verb's row names
-(crash_verbs.py); `doctor` must find nothing, and no unfinished file may stay. A verb that fails says so in one
-line; one that says it is done has its new state on the disk.
+A kill ends the process before one call. A fault lets one call fail (EIO, ENOSPC), write a half, or finds the
+disk full from that call on. An image is what the disk can hold after a crash of the machine: later writes
+without the earlier ones, names without contents, cut writes (crash_images.py). After each the next start must
+find the state from before the verb or the state after it, or a state between two commits that the verb's row
+names (crash_verbs.py); `doctor` must find nothing, and no unfinished file may stay. A verb that fails says so
+in one line; one that says it is done has its new state on the disk.
 
 Linux, with gcc; it works in memory (/dev/shm) where there is room. Exit code 1: there are findings.
 """
@@ -19,7 +19,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,7 +37,7 @@ WORDS = {
 }
 KINDS = {
     "C": "open", "T": "open", "W": "write", "Z": "ftruncate", "S": "fsync", "R": "rename", "X": "exchange",
-    "L": "link", "U": "unlink", "M": "mkdir", "D": "rmdir",
+    "L": "link", "U": "unlink", "M": "mkdir", "D": "rmdir", "O": "open", "Y": "msync",
 }  # fmt: skip
 
 
@@ -87,7 +87,8 @@ class Trials:
         self._new = bench.check()
         self._ops = read_log(log, bench.work)
         self._replay = Replay(self._disk, inodes, self._ops)
-        self._between: list[str] = []  # states between the first and the last, as they were found
+        self._between: list[Found] = []  # states between the first and the last, as they were found
+        self._seen: dict[str, Found] = {}  # by the mark of the files
         self._row.calls = self._clean.calls
         if self._clean.code:
             self._finding("without any fault", f"exit {self._clean.code}: {self._clean.err.strip()[-300:]}")
@@ -103,11 +104,19 @@ class Trials:
         rng = random.Random(extent.seed)
         self.kill(_chosen(rng, self._clean.calls, extent.kills))
         self.fail(
-            [(mode, at) for at in _chosen(rng, self._clean.calls, extent.faults) for mode in FAULTS], rng, extent
+            [(mode, at) for at in _chosen(rng, self._clean.calls, extent.faults) for mode in FAULTS],
+            rng,
+            extent,
         )
         self.crash(extent.images, extent.seed)
-        if extent.kills is None and len(self._between) + 2 < len(self._verb.states) and self._old != self._new:
-            self._finding("kills", f"found {len(self._between) + 2} states, the row names {self._verb.states}")
+        if (
+            extent.kills is None
+            and len(self._between) + 2 < len(self._verb.states)
+            and self._old != self._new
+        ):
+            self._finding(
+                "kills", f"found {len(self._between) + 2} states, the row names {self._verb.states}"
+            )
         self._row.seconds = time.monotonic() - begun
         return self._row
 
@@ -133,12 +142,14 @@ class Trials:
         if extent.faults is not None:
             trials = [trials[i + rng.randrange(len(FAULTS))] for i in range(0, len(trials), len(FAULTS))]
         for mode, at in trials:
+            if mode is Mode.SHORT_WRITE and (op := self._op(at)) and op.kind != b"W":
+                continue
             self._bench.reset(self._verb.base)
             ended = self._run(mode, at)
             where = self._where(mode, at)
             for wrong in self._complaints(ended):
                 self._finding(where, wrong)
-            place = self._judge(where, self._look())
+            place = self._judge(where, self._look(), is_failed=True)
             if ended.code == self._clean.code == 0 and 0 <= place < len(self._verb.states) - 1:
                 self._finding(where, f"exit 0, but the state is {self._name(place)}")
             self._row.faults += 1
@@ -148,12 +159,15 @@ class Trials:
         if ended.code < 0:
             return [f"ended by signal {-ended.code}"]
         lines = [line for line in ended.err.splitlines() if line not in self._clean.err.splitlines()]
-        wrong = [line for line in lines if "Traceback" in line or "internal error" in line or "Exception" in line]
+        wrong = [
+            line for line in lines if "Traceback" in line or "internal error" in line or "Exception" in line
+        ]
         if wrong or ended.code == 70:
             return [f"no readable error: {' | '.join(lines)[-400:]}"]
-        ours = [line for line in lines if line.startswith("ruvmlx: ")]
-        if ended.code not in (0, self._clean.code) and len(ours) != 1:
-            return [f"exit {ended.code} with {len(ours)} lines of error: {' | '.join(lines)[-300:]}"]
+        count = sum(line.startswith("ruvmlx: ") for line in lines)
+        few, many = self._verb.errors
+        if ended.code not in (0, self._clean.code) and not few <= count <= many:
+            return [f"exit {ended.code} with {count} lines of error: {' | '.join(lines)[-300:]}"]
         return []
 
     # -- images --------------------------------------------------------------------------------------
@@ -169,32 +183,39 @@ class Trials:
             disk.write(self._bench.work)
             place = self._judge("image", self._look())
             if is_done and self._clean.code == 0 and 0 <= place < len(self._verb.states) - 1:
-                self._finding("image after the end", f"the verb was done, but the state is {self._name(place)}")
+                self._finding(
+                    "image after the end", f"the verb was done, but the state is {self._name(place)}"
+                )
         self._row.images = len(seen)
 
     # -- what is found -------------------------------------------------------------------------------
 
     def _look(self) -> Found:
-        out = self._bench.work / "out"
-        again = (lambda: self._verb.run(self._bench.work)) if out.is_dir() and left_over(out) else None
-        return self._bench.check(again)
+        """What the next start finds. The same files are not looked at twice."""
+        mark = self._bench.mark()
+        if mark not in self._seen:
+            out = self._bench.work / "out"
+            again = (lambda: self._verb.run(self._bench.work)) if out.is_dir() and left_over(out) else None
+            self._seen[mark] = self._bench.check(again)
+        return self._seen[mark]
 
-    def _judge(self, where: str, found: Found) -> int:
-        """Note what is wrong. Returns the place of the state in the verb's states, -1 for none of them."""
+    def _judge(self, where: str, found: Found, is_failed: bool = False) -> int:
+        """Note what is wrong. Returns the place of the state in the verb's states, -1 for none of them.
+        is_failed: the log may have a row for what failed."""
         for fault in found.faults:
             self._finding(where, fault)
         if not found.state:
             return -1
-        if found.state == self._new.state:
-            return len(self._verb.states) - 1
-        if found.state == self._old.state:
-            return 0
-        if found.state not in self._between:
-            if len(self._between) + 2 >= len(self._verb.states):
-                self._finding(where, f"neither the old nor the new state: {self._differences(found)}")
-                return -1
-            self._between.append(found.state)
-        return 1 + self._between.index(found.state)
+        last = len(self._verb.states) - 1
+        known = [(last, self._new), (0, self._old), *enumerate(self._between, 1)]
+        for place, state in known:
+            if state.state == found.state or (is_failed and _without_log(state) == _without_log(found)):
+                return place
+        if len(self._between) + 2 > last:
+            self._finding(where, f"neither the old nor the new state: {self._differences(found)}")
+            return -1
+        self._between.append(found)
+        return len(self._between)
 
     def _differences(self, found: Found) -> str:
         """What differs from the old and from the new state."""
@@ -208,14 +229,21 @@ class Trials:
     def _name(self, place: int) -> str:
         return repr(self._verb.states[place])
 
+    def _op(self, at: int) -> Op | None:
+        """The call of this number, where threads do not change the order."""
+        return self._ops[at] if at < len(self._ops) == self._clean.calls else None
+
     def _where(self, mode: Mode, at: int) -> str:
-        """The fault and the call in words. The log leaves out calls that failed without any fault."""
-        op: Op | None = self._ops[at] if at < len(self._ops) == self._clean.calls else None
-        call = f" ({KINDS[op.kind.decode()]} {op.path})" if op else ""
+        op = self._op(at)
+        call = f" ({KINDS[op.kind.decode().upper()]} {op.path})" if op else ""
         return f"{WORDS[mode]} call {at}{call}"
 
     def _finding(self, where: str, what: str) -> None:
         self._row.findings.append(f"{self._verb.name}: {where}: {what}")
+
+
+def _without_log(found: Found) -> dict[str, str]:
+    return {name: part for name, part in found.parts.items() if name != "table witness"}
 
 
 def _chosen(rng: random.Random, calls: int, count: int | None) -> list[int]:
@@ -223,16 +251,19 @@ def _chosen(rng: random.Random, calls: int, count: int | None) -> list[int]:
 
 
 def _content_hash(disk: Disk) -> int:
-    contents = [(name, None if n is None else bytes(disk.contents.get(n, b""))) for name, n in disk.names.items()]
+    contents = [
+        (name, None if n is None else bytes(disk.contents.get(n, b""))) for name, n in disk.names.items()
+    ]
     return hash(tuple(sorted(contents, key=lambda pair: pair[0])))
 
 
 # -- the command -------------------------------------------------------------------------------------
 
 
-def prepared(folder: Path) -> Bench:
+def prepared(folder: Path, wanted: Collection[str]) -> Bench:
     """A bench with its bases, in a process that has the shim and has imported what the verbs need."""
-    import ruvmlx.apps.cli  # noqa: F401 - once, not in each trial
+    _plant()
+    import ruvmlx.apps.cli
 
     import ruvmlx.backends.native.backend
     import ruvmlx.runtime  # noqa: F401 - the same
@@ -241,11 +272,20 @@ def prepared(folder: Path) -> Bench:
 
     quicken()
     bench = Bench(folder)
-    prepare(bench)
+    prepare(bench, wanted)
+    bench.reset("empty")
     bench.check()
     bench.import_again()
     assert not any(name.partition(".")[0] == "mlx" for name in sys.modules), "MLX's threads outlive no fork"
     return bench
+
+
+def _plant() -> None:
+    """Put a mistake into the program, for the test of the campaign: RUVMLX_PLANTED names another files.py."""
+    if planted := os.environ.get("RUVMLX_PLANTED"):
+        from ruvmlx.platform import files
+
+        exec(compile(Path(planted).read_text(), planted, "exec"), vars(files))
 
 
 def chosen(names: Sequence[str], with_slow: bool) -> list[Verb]:
@@ -256,7 +296,9 @@ def chosen(names: Sequence[str], with_slow: bool) -> list[Verb]:
 
 def scratch() -> Path:
     memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="ruvmlx-crashes-", dir=memory if os.access(memory, os.W_OK) else None))
+    return Path(
+        tempfile.mkdtemp(prefix="ruvmlx-crashes-", dir=memory if os.access(memory, os.W_OK) else None)
+    )
 
 
 def main() -> int:
@@ -278,18 +320,24 @@ def main() -> int:
     few = (None, None) if given.full else (given.kills, given.faults)
     extent = Extent(*few, images, given.seed)
     try:
-        bench = prepared(folder)
+        verbs = chosen(given.verbs, given.full)
+        bench = prepared(folder, {verb.base for verb in verbs})
         print(HEADING)
         rows = []
-        for verb in chosen(given.verbs, given.full):
+        for verb in verbs:
             rows.append(Trials(bench, verb).all(extent))
             print(rows[-1].line(), flush=True)
             for finding in rows[-1].findings[:12]:
                 print(f"    {finding}", flush=True)
     finally:
         _remove(folder)
-    total = Row("all", *(sum(getattr(row, name) for row in rows) for name in ("calls", "kills", "faults", "images")))
-    total.seconds, total.findings = sum(row.seconds for row in rows), [f for row in rows for f in row.findings]
+    total = Row(
+        "all", *(sum(getattr(row, name) for row in rows) for name in ("calls", "kills", "faults", "images"))
+    )
+    total.seconds, total.findings = (
+        sum(row.seconds for row in rows),
+        [f for row in rows for f in row.findings],
+    )
     print(total.line())
     return 1 if total.findings else 0
 

@@ -117,6 +117,6 @@ def _read_entry(entry: dict[str, Any]) -> KernelVerdict:
 def _write(whole: dict[str, Any]) -> None:
     """Replace gpu_check.json by a file with these results. A program that reads the file meanwhile gets the
     old results or the new results."""
-    path().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.make_folder(path().parent)
     with files.replacing(path()) as file:
         file.write(json.dumps(whole, indent=1).encode())

@@ -8,7 +8,7 @@ model.
 from contextlib import suppress
 from pathlib import Path
 
-from ...platform.files import replacing
+from ...platform.files import make_folder, replacing
 from ...settings import home
 from ..shipped import shipped_bytes, shipped_path
 from .style_bank import StyleBank
@@ -64,6 +64,6 @@ class StyleFiles:
         return None
 
     def _write(self, path: Path, data: bytes) -> None:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(self._folder)
         with replacing(path) as file:
             file.write(data)
