@@ -1,8 +1,8 @@
 """One trial of a campaign of crashes: a verb in a forked child, which crash_shim.c ends or fails at one call.
 
 The process of the campaign imports ruvmlx once, with the shim loaded, and forks a child for each trial. All
-files of a trial lie below one folder, `work`: the data folder (home/), and what a verb writes elsewhere (out/).
-Ids, times and random numbers are the same in each child, so that states can be compared byte by byte.
+files of a trial lie below one folder, `work`: the data folder (home/), and what a verb writes elsewhere
+(out/). Ids, times and random numbers are the same in each child, so that states can be compared byte by byte.
 
 What it does not know: the verbs (crash_verbs.py), and images of a machine's crash (crash_images.py).
 """
@@ -73,8 +73,8 @@ class Ended:
 
 @dataclass(frozen=True)
 class Found:
-    """What the next start found. state: a digest of all that the user can see; parts: the digest of each table
-    and file; faults: one line each."""
+    """What the next start found. state: a digest of all that the user can see; parts: the digest of each
+    table and file; faults: one line each."""
 
     state: str
     parts: Mapping[str, str] = field(default_factory=dict)
@@ -303,7 +303,7 @@ def file_parts(work: Path) -> dict[str, str]:
 
 
 def _file_digest(path: Path) -> str:
-    """Of a database its rows, of results (`generate --prompts`) the texts of whole lines, of others the bytes."""
+    """Of a database its rows, of results (`generate --prompts`) whole lines' texts, of others the bytes."""
     if path.name == "replies.jsonl":
         return digest(repr(re.findall(rb'"text": *"[^"]*".*\n', path.read_bytes())))
     with suppress(sqlite3.Error):

@@ -1,7 +1,7 @@
 """Each writing verb, killed and failed at each call that changes files, and after a crash of the machine.
 
     python -m tests.campaigns.crashes [VERB...]            a sample: seconds for a verb
-    python -m tests.campaigns.crashes [VERB...] --full     every call, 1,000 images for each verb: hours for all
+    python -m tests.campaigns.crashes [VERB...] --full     every call, 1,000 images a verb: hours for all
 
 A kill ends the process before one call. A fault lets one call fail (EIO, ENOSPC), write a half, or finds the
 disk full from that call on. An image is what the disk can hold after a crash of the machine: later writes
@@ -27,6 +27,7 @@ from .crash_images import Disk, Op, Replay, read_log
 from .crash_trial import Bench, Ended, Found, Mode, is_loaded, left_over, start_with_shim
 from .crash_verbs import WRITES, Verb
 
+YEAR = 365 * 86400  # seconds
 FAULTS = (Mode.IO_ERROR, Mode.NO_SPACE, Mode.SHORT_WRITE, Mode.DISK_FULL)
 WORDS = {
     Mode.KILL_BEFORE: "killed before",
@@ -43,22 +44,27 @@ KINDS = {
 
 @dataclass
 class Row:
-    """What the campaign did with one verb. images: the different ones of those that were made."""
+    """What the campaign did with one verb. images: the different ones of those that were made;
+    clocks: runs with a clock that has jumped."""
 
     verb: str
     calls: int = 0
     kills: int = 0
     faults: int = 0
     images: int = 0
+    clocks: int = 0
     seconds: float = 0.0
     findings: list[str] = field(default_factory=list)
 
     def line(self) -> str:
-        numbers = f"{self.calls:>6,}{self.kills:>8,}{self.faults:>8,}{self.images:>8,}{self.seconds:>7.0f} s"
+        counts = (self.calls, self.kills, self.faults, self.images, self.clocks)
+        numbers = "".join(f"{n:>8,}" for n in counts) + f"{self.seconds:>7.0f} s"
         return f"{self.verb:34}{numbers}{len(self.findings):>10,}"
 
 
-HEADING = f"{'verb':34}{'calls':>6}{'kills':>8}{'faults':>8}{'images':>8}{'time':>9}{'findings':>10}"
+HEADING = (
+    f"{'verb':34}{'calls':>8}{'kills':>8}{'faults':>8}{'images':>8}{'clocks':>8}{'time':>9}{'findings':>10}"
+)
 
 
 @dataclass(frozen=True)
@@ -96,8 +102,8 @@ class Trials:
             for fault in found.faults:
                 self._finding("without any fault", fault)
 
-    def _run(self, mode: Mode = Mode.COUNT, at: int = 0, log: Path | None = None) -> Ended:
-        return self._bench.run(lambda: self._verb.run(self._bench.work), mode, at, log)
+    def _run(self, mode: Mode = Mode.COUNT, at: int = 0, log: Path | None = None, after: int = 50) -> Ended:
+        return self._bench.run(lambda: self._verb.run(self._bench.work), mode, at, log, after)
 
     def all(self, extent: Extent) -> Row:
         begun = time.monotonic()
@@ -109,6 +115,7 @@ class Trials:
             extent,
         )
         self.crash(extent.images, extent.seed)
+        self.jump_clock()
         if (
             extent.kills is None
             and len(self._between) + 2 < len(self._verb.states)
@@ -187,6 +194,20 @@ class Trials:
                     "image after the end", f"the verb was done, but the state is {self._name(place)}"
                 )
         self._row.images = len(seen)
+
+    # -- the clock -----------------------------------------------------------------------------------
+
+    def jump_clock(self) -> None:
+        """Run the verb with a clock that has jumped a year back, or forward; the next start has today's."""
+        for jump in (-YEAR, YEAR):
+            self._bench.reset(self._verb.base)
+            ended = self._run(after=jump)
+            where = f"a clock that jumped by {jump // 86400} days"
+            if ended.code != self._clean.code:
+                self._finding(where, f"exit {ended.code}: {ended.err.strip()[-300:]}")
+            for fault in self._look().faults:
+                self._finding(where, fault)
+            self._row.clocks += 1
 
     # -- what is found -------------------------------------------------------------------------------
 
@@ -332,7 +353,11 @@ def main() -> int:
     finally:
         _remove(folder)
     total = Row(
-        "all", *(sum(getattr(row, name) for row in rows) for name in ("calls", "kills", "faults", "images"))
+        "all",
+        *(
+            sum(getattr(row, name) for row in rows)
+            for name in ("calls", "kills", "faults", "images", "clocks")
+        ),
     )
     total.seconds, total.findings = (
         sum(row.seconds for row in rows),
