@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ruvmlx.errors import UsageError
-from ruvmlx.platform.files import flush_to_disk
+from ruvmlx.platform.files import flush_to_disk, sync_folder
 from ruvmlx.text import one_line
 
 from .prompt_lines import PromptLine
@@ -60,6 +60,7 @@ def result_file(path: Path) -> Iterator[BinaryIO]:
             raise UsageError(f"cannot write {name}: {e.strerror}.") from e
         yield file
         flush_to_disk(file.fileno())
+        sync_folder(path.absolute().parent)  # the file can be new
 
 
 def write_line(file: BinaryIO, facts: Mapping[str, Any]) -> None:

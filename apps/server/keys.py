@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ruvmlx import settings
 from ruvmlx.errors import StoreError, UsageError
-from ruvmlx.platform.files import locked, make_folder, read_ordinary, replacing
+from ruvmlx.platform.files import lock_folder, make_folder, read_ordinary, replacing
 
 MAX_FILE_BYTES = 1 << 20  # the maximum size of the key file in bytes
 
@@ -93,7 +93,7 @@ def new_key() -> str:
     path, key = key_file(), "rvm-" + secrets.token_urlsafe(32)
     try:
         make_folder(path.parent)
-        with locked(path.parent):  # another process can make a key now
+        with lock_folder(path.parent):  # another process can make a key now
             lines = path.read_bytes().splitlines() if path.exists() else []
             with replacing(path.resolve()) as file:
                 file.write(b"".join(line + b"\n" for line in [*lines, key.encode()]))

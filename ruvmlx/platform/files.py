@@ -150,7 +150,7 @@ def make_folder(folder: Path, mode: int = 0o700) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Keep other processes out of blocks that lock the same folder. On a file system without locks, the block
     runs without a lock. Raises OSError if the folder cannot be opened."""
     handle = os.open(folder, os.O_RDONLY)

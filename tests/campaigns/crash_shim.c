@@ -15,7 +15,8 @@
  *       where the call failed.  Each counted call has one record.
  *
  * What it does not see: changes of modes and times, stores into memory that is mapped from a file (SQLite maps
- * its -shm only, which is made again after a crash), and files that C's own fopen opens for writing. */
+ * its -shm only, which is made again after a crash), files that C's own fopen makes, and what C's streams write
+ * by other calls than fwrite (NumPy writes arrays by fwrite). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -210,6 +211,25 @@ static ssize_t written_parts(int fd, const struct iovec *parts, int count, off_t
 ssize_t writev(int fd, const struct iovec *parts, int n) { return written_parts(fd, parts, n, -1); }
 ssize_t pwritev(int fd, const struct iovec *parts, int n, off_t o) { return written_parts(fd, parts, n, o); }
 ssize_t pwritev64(int fd, const struct iovec *parts, int n, off_t o) { return written_parts(fd, parts, n, o); }
+
+/* NumPy writes arrays to a stream of its own on the file's descriptor. */
+size_t fwrite(const void *restrict data, size_t size, size_t count, FILE *restrict stream) {
+  char path[PATH_MAX];
+  int fd = fileno(stream);
+  if (fd < 0 || !is_ours(fd, path)) {
+    size_t (*real)(const void *, size_t, size_t, FILE *) =
+        (size_t(*)(const void *, size_t, size_t, FILE *))dlsym(RTLD_NEXT, "fwrite");
+    return real(data, size, count, stream);
+  }
+  fflush(stream);
+  for (size_t done = 0; done < size * count;) {
+    ssize_t n = written(fd, (const char *)data + done, size * count - done, -1);
+    if (n < 0) return size ? done / size : 0;
+    done += (size_t)n;
+  }
+  fseek(stream, lseek(fd, 0, SEEK_CUR), SEEK_SET);
+  return count;
+}
 
 /* Copies inside the kernel come back as "not here": the callers then read and write. */
 ssize_t sendfile(int out, int in, off_t *offset, size_t n) {

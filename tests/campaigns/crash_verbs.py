@@ -194,6 +194,21 @@ def _plainly(act: Callable[[], object]) -> int:
 
 # -- the table ---------------------------------------------------------------------------------------
 
+# A chat is hidden until it is whole; a start an hour after a kill erases it.
+IMPORTED = (
+    "before",
+    "one hidden",
+    "one hidden and filled",
+    "one",
+    "two hidden",
+    "two hidden and filled",
+    "after",
+)
+# A reply is in the store before its line is in the file of results, which a later run fills up.
+BATCH = (
+    "before", "a file", "reply 1", "line 1", "its figures", "reply 2", "line 2", "an error's line",
+    "a reply without its line", "two without a line", "a line lost", "after",
+)  # fmt: skip
 WRITES = [
     verb("adapters save work2"),
     verb("adapters use work", ("before", "setting", "after")),
@@ -220,7 +235,7 @@ WRITES = [
     verb("learn reset"),
     verb("learn chart --svg {out}/chart.svg", name="learn chart"),
     verb("log export -o {out}/log.jsonl", name="log export"),
-    verb("sessions import {out}/chats", base="chats", states=("before", "one of two", "after"),
+    verb("sessions import {out}/chats", base="chats", states=IMPORTED,
          name="sessions import"),
     verb("sessions export last -o {out}/chat.json", name="sessions export"),
     verb("sessions folder last Work"),
@@ -236,9 +251,9 @@ WRITES = [
     Verb("generate", ("generate", "a question", "--max-tokens", "5"),
          states=("before", "reply", "trace", "after")),
     verb("generate --prompts {out}/prompts.jsonl -o {out}/replies.jsonl", base="prompts", errors=(0, 1),
-         states=("before", "a file", "reply 1", "line 1", "reply 2", "after"), name="generate --prompts"),
+         states=BATCH, name="generate --prompts"),
     Verb("chat --plain", ("chat", "--plain", "--max-tokens", "5"), stdin="a question\n/rate up\n/exit\n",
-         errors=(1, 3), states=("before", "chat", "question", "reply", "trace", "rated", "after")),
+         errors=(1, 3), states=("before", "chat", "question", "reply", "trace", "rated", "noted", "after")),
     verb("embed -o {out}/vectors.npy words", name="embed"),
     Verb("learn consolidate", call=consolidate, is_slow=True),
     verb("learn kv --measure", is_slow=True),
@@ -249,7 +264,7 @@ WRITES = [
     verb("sessions pin last", base="old", name="a store of an older format"),
     verb("config set max_tokens 300", base="empty", name="config set, first of all"),
     verb("sessions import {out}/chats", base="first", name="sessions import, first of all",
-         states=("before", "one of two", "after")),
+         states=IMPORTED),
 ]  # fmt: skip
 
 READS = {

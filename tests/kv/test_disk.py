@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 import time
 from functools import partial
 
@@ -184,7 +185,10 @@ def test_nothing_is_saved_early_for_a_chat_that_was_removed(saved_backend, folde
 
 
 def test_what_belongs_to_no_chat_is_tidied_away(saved_backend, folder):
-    for name, age in (("dead.123.new", 2 * STALE), ("writing.124.new", 0)):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    own = f"writing.{os.getpid()}.new"
+    for name, age in ((f"dead.{ended.pid}.new", 0), (f"old.{os.getpid()}.new", 2 * STALE), (own, 0)):
         (folder.path / name).write_bytes(b"half")
         os.utime(folder.path / name, (time.time() - age,) * 2)
     nobodys = folder.path / ("ab" * 20 + ".hot")
@@ -192,9 +196,9 @@ def test_what_belongs_to_no_chat_is_tidied_away(saved_backend, folder):
     there = files(folder)
     folder.tidy({"chat"})
     assert files(folder) == [file for file in there if file != nobodys]
-    assert [file.name for file in folder.path.glob("*.new")] == ["writing.124.new"]
+    assert [file.name for file in folder.path.glob("*.new")] == [own]
     folder.tidy(set())
-    assert {file.name for file in folder.path.iterdir()} == {"writing.124.new"}
+    assert {file.name for file in folder.path.iterdir()} == {own}
 
 
 def test_what_was_read_outside_of_chats_goes_after_a_day(saved_backend, folder):
