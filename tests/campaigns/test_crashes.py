@@ -50,7 +50,7 @@ def test_no_crash_leaves_a_short_verb_between_two_states(full):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.full("ruvmlx/store", "ruvmlx/platform/files.py", "tests/campaigns")
+@pytest.mark.full
 def test_no_crash_leaves_a_verb_between_two_states():
     done = campaign("--kills", "5", "--faults", "3", "--images", "5")
     assert done.returncode == 0, done.stdout + done.stderr
