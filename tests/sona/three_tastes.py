@@ -91,7 +91,8 @@ def run(
     one, rows = Tastes(model, settings, tastes), []
 
     def note(after: int, replayed: bool, strength: float, base: BaseLoRA) -> None:
-        rows.append({"after": after, "seed": seed, "replay": replayed, "ewc": strength} | one.measure(base))
+        stage = {"after": after, "seed": seed, "replay": replayed, "ewc": strength}
+        rows.append({**stage, **one.measure(base)})
         log(rows[-1])
 
     start = one.fresh(seed)
