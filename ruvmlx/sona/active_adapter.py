@@ -32,7 +32,7 @@ from ..pausing import Pause, stop_when
 from ..progress import QUIET, Watch
 from ..store import Store
 from .adapter_history import AdapterHistory
-from .base_probe import probe_under
+from .base_probe import probe_under, quick_kl
 from .calibration import Measured, Measurement
 from .kl_probe import KLProbe
 from .shipped import shipped_bytes
@@ -286,6 +286,13 @@ class ActiveAdapter:
         return ProbedBase(
             lora, probe_under(self.frozen_probe, self.backend, self._model.tokenizer, context, pause)
         )
+
+    def quick_kl(self, lora: BaseLoRA, pause: Pause | None = None) -> float:
+        """Estimate the KL of the base LoRA `lora` in answers, nats per token, from a few answers of the
+        reference text. Call this function as `probe_base` is called."""
+        self.backend.set_lora(self._convert(lora))
+        context = self._model.shape.max_context
+        return quick_kl(self.frozen_probe, self.backend, self._model.tokenizer, context, pause)
 
     @property
     def probed_base(self) -> ProbedBase:
