@@ -213,6 +213,16 @@ def rescale_to_caps(adapter: MicroLoRA, probe: KLProbe) -> Update:
     )
 
 
+def replace_taste(adapter: MicroLoRA, taste: np.ndarray, probe: KLProbe) -> Update:
+    """Return the adapter with another part [A] of the taste model, scaled so that it is within both caps.
+    probe: a newly measured KL probe."""
+    evidence = stored_evidence(adapter, probe)
+    block = _add_taste(block_of(adapter, evidence, probe), taste) + residual_block(adapter, evidence, probe)
+    _require_finite(block)
+    covered = probe.coordinates.covers(adapter)
+    return cap_update(UncappedUpdate(adapter, block, evidence, covered, adapter.trend, taste), probe)
+
+
 def prepare_stats(trace: Trace, probe: KLProbe) -> ReplyStats:
     """Compute all statistics of a reply that a later rating will need."""
     with np.errstate(all="ignore"):  # `ReplyStats.finite` and the update check for NaN and Inf later

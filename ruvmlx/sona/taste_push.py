@@ -153,7 +153,7 @@ class TastePush:
         computation takes milliseconds. The first computation with a tokenizer takes 0.3 s, because it
         measures the effects of all movable tokens."""
         if version not in self._versions[:1]:
-            self._push, self._versions = self._compute_push(adapter, probe), [version]
+            self._push, self._versions = self.compute(adapter, probe), [version]
 
     def of(self, version: int, adapter: MicroLoRA, probe: KLProbe) -> np.ndarray:
         """Return the push for an adapter version: the taste model's part [A] of the first row of lora_b, for
@@ -168,7 +168,9 @@ class TastePush:
         if before in self._versions[:LAG]:
             self._versions.append(after)
 
-    def _compute_push(self, adapter: MicroLoRA, probe: KLProbe) -> np.ndarray:
+    def compute(self, adapter: MicroLoRA, probe: KLProbe) -> np.ndarray:
+        """Return the push of the ratings so far, as `of` does, without a note of the version. The KL of a
+        base LoRA (probe.floor) makes the push smaller, because both changes share one cap."""
         taste = self._taste.model
         logits = np.zeros(probe.tokens.size, np.float32)
         if taste.ratings < FIRST_END:
@@ -185,7 +187,7 @@ class TastePush:
             # prefers the replies more often (docs/learning.md).
             others = np.clip(total, -MAX_LOWER_LOGITS, MAX_RAISE_LOGITS)
             others[ends] = 0
-            logits += limit_kl(others, max(PUSH_KL / 4, PUSH_KL - end_kl), probe)
+            logits += limit_kl(others, max(PUSH_KL / 4, PUSH_KL - end_kl - probe.floor), probe)
         return (logits / probe.reading).astype(np.float32)
 
 

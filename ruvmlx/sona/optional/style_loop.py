@@ -44,7 +44,7 @@ from .style_file import StyleFiles
 # The base's maximum KL at a confidence of 1, nats per token. The MicroLoRA has the rest of the cap on the KL
 # (KL_CAP of instant.py). With a larger part for the base, simulated users preferred the replies less often
 # (docs/learning.md).
-KL = 0.04
+KL = 0.07
 # The loop uses no style if `agreement` is below -DISAGREEMENT. With 8 to 30 ratings, chance alone often makes
 # `agreement` negative.
 DISAGREEMENT = 2.0
@@ -179,7 +179,9 @@ class StyleLoop:
         for share in STEPS:
             if share < 1:
                 found = self._at(basis, choice, share * whole, pause)
-            update = instant.rescale_to_caps(learner.micro, found.ground.probe)
+            probe = found.ground.probe
+            taste = learner.taste_push.compute(learner.micro, probe)
+            update = instant.replace_taste(learner.micro, taste, probe)
             if not (said := self._worse(found, update.adapter, choice.likes_longer, pause)):
                 break
         facts |= {"kl": update.kl, "ppl_change": math.expm1(found.rise), "scale": found.scale, "share": share}
