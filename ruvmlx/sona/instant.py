@@ -199,28 +199,16 @@ def _require_weight(weight: float) -> None:
         raise NotFinite(f"the rating's weight is {weight}")
 
 
-def rescale_to_caps(adapter: MicroLoRA, probe: KLProbe) -> Update:
+def rescale_to_caps(adapter: MicroLoRA, probe: KLProbe, taste: np.ndarray | None = None) -> Update:
     """Return the adapter, scaled so that it is within both caps (KL in answers, perplexity of prose). probe:
-    a newly measured KL probe."""
+    a newly measured KL probe. taste: [A], the taste model's new part; None to keep the adapter's part."""
     share = np.float32(1 / adapter.gain if adapter.gain else 0)
     block = probe.coordinates.columns(adapter.lora_b) * share
+    if taste is not None:
+        block = _add_taste(_add_taste(block, -share * adapter.gain * adapter.taste), taste)
     _require_finite(block)
-    return cap_update(
-        UncappedUpdate(
-            adapter, block, adapter.evidence, probe.coordinates.covers(adapter), adapter.trend, adapter.taste
-        ),
-        probe,
-    )
-
-
-def replace_taste(adapter: MicroLoRA, taste: np.ndarray, probe: KLProbe) -> Update:
-    """Return the adapter with another part [A] of the taste model, scaled so that it is within both caps.
-    probe: a newly measured KL probe."""
-    evidence = stored_evidence(adapter, probe)
-    block = _add_taste(block_of(adapter, evidence, probe), taste) + residual_block(adapter, evidence, probe)
-    _require_finite(block)
-    covered = probe.coordinates.covers(adapter)
-    return cap_update(UncappedUpdate(adapter, block, evidence, covered, adapter.trend, taste), probe)
+    covered, new = probe.coordinates.covers(adapter), adapter.taste if taste is None else taste
+    return cap_update(UncappedUpdate(adapter, block, adapter.evidence, covered, adapter.trend, new), probe)
 
 
 def prepare_stats(trace: Trace, probe: KLProbe) -> ReplyStats:

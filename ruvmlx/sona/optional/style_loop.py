@@ -181,7 +181,7 @@ class StyleLoop:
                 found = self._at(basis, choice, share * whole, pause)
             probe = found.ground.probe
             taste = learner.taste_push.compute(learner.micro, probe)
-            update = instant.replace_taste(learner.micro, taste, probe)
+            update = instant.rescale_to_caps(learner.micro, probe, taste)
             if not (said := self._worse(found, update.adapter, choice.likes_longer, pause)):
                 break
         facts |= {"kl": update.kl, "ppl_change": math.expm1(found.rise), "scale": found.scale, "share": share}
