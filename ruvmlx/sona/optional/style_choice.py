@@ -22,7 +22,8 @@ DOUBT = 0.5  # the lower bound of the gain in stars is the expected gain minus D
 # PART is the usual minimum number of ratings in a part.
 FOLDS, PART = 5, 4
 
-_LENGTH = [measure.more for measure in MEASURES].index("longer replies")
+_NAMES = [measure.more for measure in MEASURES]
+_LENGTH, _COMPLETE = _NAMES.index("longer replies"), _NAMES.index("complete replies")
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,24 @@ class StyleChoice:
     def of(cls, taste: TasteModel, basis: StyleBasis) -> "StyleChoice":
         weights = taste.token_weights()
         mean, covariance = weights.mean[:M], weights.covariance[:M, :M]
-        rise = basis.response @ mean
+        chosen = mean if mean[_LENGTH] > 0 else _with_ends(mean, basis.response)
+        rise = basis.response @ chosen
         gain, doubt = float(mean @ rise), DOUBT * float(np.sqrt(max(0.0, rise @ covariance @ rise)))
-        return cls(mean, max(0.0, 1 - doubt / gain) if gain > 0 else 0.0)
+        return cls(chosen, max(0.0, 1 - doubt / gain) if gain > 0 else 0.0)
+
+
+def _with_ends(coefficients: np.ndarray, response: np.ndarray) -> np.ndarray:
+    """Return the coefficients [M], changed so that replies do not become less complete. Directions of other
+    measures also move this measure, and replies that do not end are faults (faults.py)."""
+    lost, per_unit = (
+        min(0.0, float(response[_COMPLETE] @ coefficients)),
+        float(response[_COMPLETE, _COMPLETE]),
+    )
+    if lost == 0 or per_unit <= 0:
+        return coefficients
+    changed = coefficients.copy()
+    changed[_COMPLETE] -= lost / per_unit
+    return changed
 
 
 def agreement(given: Sequence[Given], background: Sequence[RatedFeatures]) -> float:
