@@ -3,7 +3,7 @@ KL probes, directions of measures and style bases. The package now has these dat
 so that its users need not wait.
 
 Each kind of data has a folder, and the folder has a file for each model. The scripts `write_probe`,
-`write_directions` and `style_study` of tests/research write the files.
+`write_directions`, `style_study` and `gpu` of tests/research write the files.
 """
 
 from pathlib import Path
