@@ -172,12 +172,10 @@ class TastePush:
         """Return the push of the ratings so far, as `of` does, without a note of the version. The KL of a
         base LoRA (probe.floor) makes the push smaller, because both changes share one cap."""
         taste = self._taste.model
-        logits = np.zeros(probe.tokens.size, np.float32)
         if taste.ratings < FIRST_END:
-            return logits
+            return np.zeros(probe.tokens.size, np.float32)
         effects, ends = token_effects(self._tokenizer, probe.tokens), probe.coordinates.ends
-        logits[ends] = np.clip(END_LOGIT * effects.end_stars(taste), -MOST_END, MOST_END)
-        logits, end_kl = limit_ends(logits, adapter, probe)
+        logits, end_kl = self._end_push(taste, adapter, probe)
         if taste.ratings >= FIRST:
             total = LOGIT * effects.stars(taste, probe.likely)
             if (known := self._directions.of(probe.tokens)) is not None:
@@ -189,6 +187,18 @@ class TastePush:
             others[ends] = 0
             logits += limit_kl(others, max(PUSH_KL / 4, PUSH_KL - end_kl - probe.floor), probe)
         return (logits / probe.reading).astype(np.float32)
+
+    def end_kl(self, adapter: MicroLoRA, probe: KLProbe) -> float:
+        """Return the KL of the push on end-of-reply tokens, nats per token."""
+        taste = self._taste.model
+        return self._end_push(taste, adapter, probe)[1] if taste.ratings >= FIRST_END else 0.0
+
+    def _end_push(self, taste: TasteModel, adapter: MicroLoRA, probe: KLProbe) -> tuple[np.ndarray, float]:
+        """Return the push on end-of-reply tokens as logits [A], and its KL (`limit_ends`)."""
+        stars = token_effects(self._tokenizer, probe.tokens).end_stars(taste)
+        logits = np.zeros(probe.tokens.size, np.float32)
+        logits[probe.coordinates.ends] = np.clip(END_LOGIT * stars, -MOST_END, MOST_END)
+        return limit_ends(logits, adapter, probe)
 
 
 def limit_ends(logits: np.ndarray, adapter: MicroLoRA, probe: KLProbe) -> tuple[np.ndarray, float]:

@@ -6,7 +6,8 @@ import pytest
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.sampling import log_softmax
-from ruvmlx.sona import instant
+from ruvmlx.sona import base_probe, instant
+from ruvmlx.sona.kl_probe import log_softmax_rows
 from ruvmlx.sona.reference_text import read
 from ruvmlx.store import HeadMoved
 from tests.backends.test_lora import random_base
@@ -245,3 +246,27 @@ def test_the_router_uses_the_base_or_the_model_as_it_was(open_tiny, monkeypatch)
             assert (runtime.store.traces.get(made) is None) == (arm == 1)  # its states are not the base's
             result = runtime.rate(made, "up")
             assert result.logprob_after > result.logprob_before
+
+
+def test_a_few_answers_estimate_the_kl_of_a_base(open_tiny, monkeypatch):
+    """With all answers, the estimate is the mean over the probe's contexts in answers, over the whole
+    vocabulary. A base of size 0 has no KL."""
+    with open_tiny() as runtime:
+        runtime.rate(reply(runtime), "up")
+        active, config = runtime.learner.active, runtime.model.config
+        base = random_base(config, size=0.1)
+        few = active.quick_kl(base)
+        assert runtime.backend.lora is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(base_probe, "QUICK_TEXTS", 10_000)
+            whole = active.quick_kl(base)
+        frozen = active.frozen_probe
+        probe = active.probe_base(base).probe
+        n, new = frozen.answers, log_softmax_rows(frozen.head(probe.contexts[: frozen.answers]))
+        runtime.backend.set_lora(None)
+        old = log_softmax_rows(frozen.head(frozen.contexts[:n]))
+        slow = float((np.exp(new) * (new - old)).sum(axis=1).mean())
+        assert whole == pytest.approx(slow, rel=1e-3) and slow == pytest.approx(probe.floor, rel=0.1)
+        assert 0.3 * slow < few < 3 * slow
+        assert active.quick_kl(random_base(config, size=0.0)) == pytest.approx(0, abs=1e-7)
+        active.install()

@@ -75,6 +75,24 @@ def test_a_direction_that_moves_the_wrong_way_gives_no_confidence(basis):
     assert StyleChoice.of(TasteModel.fit(rated_replies(30)), turned).confidence == 0
 
 
+def test_a_style_does_not_make_replies_less_complete(basis):
+    """The direction of shorter replies is said to end fewer of them. The direction of complete replies makes
+    up for this, unless the user likes long replies."""
+    complete = next(k for k, m in enumerate(MEASURES) if m.more == "complete replies")
+    response = basis.response.copy()
+    response[complete, LENGTH] = 0.6  # so a wish for shorter replies lowers this measure
+    taste = TasteModel.fit(rated_replies(30))
+    crossed = StyleBasis(basis.lora_a, basis.directions, basis.information, response, basis.layers)
+    before = response @ taste.token_weights().mean[:M]
+    after = response @ StyleChoice.of(taste, crossed).coefficients
+    assert before[complete] < -0.01 and after[complete] == pytest.approx(0, abs=1e-9)
+    np.testing.assert_allclose(np.delete(after, complete), np.delete(before, complete))
+    longer = TasteModel.fit([RatedFeatures(r.features, str(6 - int(r.rating))) for r in rated_replies(30)])
+    np.testing.assert_array_equal(
+        StyleChoice.of(longer, crossed).coefficients, longer.token_weights().mean[:M]
+    )
+
+
 def test_ratings_that_were_left_out_agree_with_a_taste_and_not_with_chance():
     assert agreement(rated_replies(30), ()) > 3
     chance = [agreement(rated_replies(30, seed, shuffled=True), ()) for seed in range(8)]

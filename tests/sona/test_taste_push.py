@@ -299,8 +299,9 @@ def test_no_token_moves_further_than_the_limits(tiny, probe, monkeypatch):
     np.testing.assert_allclose(push, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("end", [0.0, 0.05, 5.0])
-def test_other_tokens_take_the_kl_that_the_end_leaves(tiny, probe, monkeypatch, end):
+@pytest.mark.parametrize("end, base", [(0.0, 0.0), (0.05, 0.0), (5.0, 0.0), (0.0, 0.03)])
+def test_other_tokens_take_the_kl_that_the_end_and_the_base_leave(tiny, probe, monkeypatch, end, base):
+    monkeypatch.setitem(vars(probe), "floor", base)
     rng = np.random.default_rng(6)
     far = 30 * rng.normal(size=probe.tokens.size)
     monkeypatch.setattr(TokenEffects, "stars", lambda *_: far)
@@ -321,7 +322,7 @@ def test_other_tokens_take_the_kl_that_the_end_leaves(tiny, probe, monkeypatch, 
     alone, others = np.zeros_like(push), push.copy()
     alone[ends], others[ends] = push[ends], 0
     np.testing.assert_allclose(push[ends] * probe.reading, taste_push.END_LOGIT * end, rtol=1e-5)
-    room = max(taste_push.PUSH_KL / 4, taste_push.PUSH_KL - kl(alone))
+    room = max(taste_push.PUSH_KL / 4, taste_push.PUSH_KL - kl(alone) - base)
     assert kl(others) == pytest.approx(room, rel=0.15, abs=1e-6)
     assert (kl(alone) > taste_push.PUSH_KL) == (end == 5.0)
 

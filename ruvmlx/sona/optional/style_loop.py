@@ -202,7 +202,7 @@ class StyleLoop:
     def _within_limits(self, basis: StyleBasis, choice: StyleChoice, pause: Pause) -> _MeasuredBase | None:
         """Try several values of s. Return the measured base LoRA with the largest tried s within the limits
         of KL and perplexity; None if every tried s exceeds a limit."""
-        wanted, found = KL * choice.confidence, list[_MeasuredBase]()
+        wanted, found = self._wanted_kl(choice), list[_MeasuredBase]()
         scale, least = self._first_scale(basis, choice, QUICK_SHARE * wanted, pause), math.inf
         refused = 0
         for _ in range(TRIES):
@@ -223,6 +223,13 @@ class StyleLoop:
         predicted = max(basis.kl(choice.coefficients * best.scale), 1e-12)
         self._curvature = max(best.kl / predicted, 1e-3)
         return best
+
+    def _wanted_kl(self, choice: StyleChoice) -> float:
+        """Return the KL that the base may have, nats per token. The push on end-of-reply tokens keeps its KL,
+        because no direction ends replies as well as these tokens do."""
+        active, whole = self._learner.active, KL * choice.confidence
+        ends = self._learner.taste_push.end_kl(self._learner.micro, active.frozen_probe)
+        return max(whole / 4, whole - ends)
 
     def _first_scale(self, basis: StyleBasis, choice: StyleChoice, wanted: float, pause: Pause) -> float:
         """Return a value of s at which the KL in a few answers is about `wanted`, nats per token. A whole
