@@ -1,5 +1,5 @@
 """This module makes a model with random weights and a real model's shape, for benchmarks. The weights have no
-meaning, but the layers' matrices of mistral-7b and llama-1b have the real model's sizes.
+meaning, but the layers' matrices of mistral-7b, llama-8b and llama-1b have the real model's sizes.
 
 python -m ruvmlx.apps.bench.random_model mistral-7b m.gguf              # writes 4.1 GB in some seconds
 python -m ruvmlx.apps.bench.random_model mistral-7b m.gguf Q4_K_M 6     # writes a model with only 6 layers
@@ -33,6 +33,7 @@ class RandomModelSize:
 
 SHAPES = {
     "mistral-7b": RandomModelSize(4096, 32, 32, 8, 128, 14336),
+    "llama-8b": RandomModelSize(4096, 32, 32, 8, 128, 14336, 128256, 131072, rope_theta=500000.0),
     "llama-1b": RandomModelSize(2048, 16, 32, 8, 64, 8192, rope_theta=500000.0),
     # a model with almost no arithmetic in a step
     "narrow": RandomModelSize(64, 32, 2, 1, 64, 128, vocab_size=512),
