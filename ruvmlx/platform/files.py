@@ -143,9 +143,8 @@ def make_folder(folder: Path, mode: int = 0o700) -> None:
     if not missing:
         folder.mkdir(mode, exist_ok=True)  # raises an error if it is no folder
     for made in missing:
-        with suppress(
-            PermissionError
-        ):  # the user may be allowed to enter the folder above, but not to list it
+        # The user may be allowed to enter the folder above, but not to list it.
+        with suppress(PermissionError):
             sync_folder(made.parent)
 
 
