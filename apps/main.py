@@ -12,7 +12,8 @@ def main() -> None:
     except KeyboardInterrupt:
         print("ruvmlx: interrupted.", file=sys.stderr)
         code = 130
-    # At its end, Python collects garbage once more. msgspec (the server's structs) can crash in this
-    # collection (github.com/msgspec/msgspec/issues/717). Python does not collect frozen objects.
+    # Before the process ends, Python collects garbage once more. The library msgspec, which the server uses,
+    # can crash in this collection (github.com/msgspec/msgspec/issues/717). Python does not collect frozen
+    # objects.
     gc.freeze()
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""Find the texts that mean the same as a question, in other words.
+"""Find the texts that are closest in meaning to a question, even if their words differ.
 
 python examples/semantic_search.py "how do I travel there" notes.txt        # a text on each line
 """

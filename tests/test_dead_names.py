@@ -34,7 +34,7 @@ def definitions(tree: ast.Module) -> Iterator[str]:
                 yield from (name.id for name in names if isinstance(name, ast.Name))
 
 
-def unused(sources: list[str], others: list[str]) -> set[str]:
+def names_without_caller(sources: list[str], others: list[str]) -> set[str]:
     """Return the names that `sources` define, and that neither `sources` nor `others` mention once more."""
     defined = Counter(name for source in sources for name in definitions(ast.parse(source)))
     mentioned = Counter(word for source in sources + others for word in re.findall(r"\w+", source))
@@ -47,7 +47,7 @@ def texts(*folders: str) -> list[str]:
 
 
 def test_every_name_has_a_caller():
-    found = unused(texts(*PACKAGE), texts("tests", ".ci"))
+    found = names_without_caller(texts(*PACKAGE), texts("tests", ".ci"))
     assert {name for name in found if not CALLED_BY_A_LIBRARY.fullmatch(name)} == OVERRIDES
 
 
@@ -57,4 +57,4 @@ def test_every_name_has_a_caller():
      ("@register\ndef verb(): ...", set()), ("def f(): ...\nf()", set())],
 )  # fmt: skip
 def test_a_planted_name_without_a_caller_is_found(planted, found):
-    assert unused([planted], []) == found
+    assert names_without_caller([planted], []) == found

@@ -78,9 +78,10 @@ def places(config: ModelShape) -> dict[str, tuple[Place, tuple[int, int]]]:
 
 
 def combine_adapter(base: BaseLoRA | None, micro: MicroLoRA) -> BaseLoRA:
-    """Return a base LoRA and a MicroLoRA as one change. If both change the output head, the factors of both
-    stand side by side in one pair, whose rank is the sum of the two ranks. The result is exact, except that
-    the MicroLoRA's lora_b is rounded when it is converted to the base LoRA's scale."""
+    """Return one change that has the effect of a base LoRA and a MicroLoRA together. If both change the
+    output head, the result has one pair of factors for the head. The rank of this pair is the sum of the two
+    ranks.
+    The conversion of the MicroLoRA's lora_b to the base LoRA's scale rounds. All else is exact."""
     if not micro.lora_b.any():
         return base or BaseLoRA({})
     if base is None or not base.pairs:

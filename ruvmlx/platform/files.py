@@ -184,7 +184,8 @@ def flush_to_disk(handle: int) -> None:
 
 
 def remove_abandoned_below(folder: Path) -> None:
-    """Call `remove_abandoned` for a folder and for the folders directly in it."""
+    """Remove the abandoned temporary files (`remove_abandoned`) in a folder, and in the folders directly in
+    it."""
     remove_abandoned(folder)
     for inner in folder.iterdir() if folder.is_dir() else ():
         if inner.is_dir() and not inner.is_symlink():

@@ -49,7 +49,7 @@ def _make(bench: Bench, name: str, start: str | None, make: Any) -> None:
     bench.keep(name)
 
 
-def quicken() -> None:
+def speed_up_tiny_model() -> None:
     """Measure the tiny model on few texts, train it for few steps, and let idle work wait for nothing."""
     from ruvmlx.platform import courtesy
     from ruvmlx.sona import measure_directions, reference_text

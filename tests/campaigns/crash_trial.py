@@ -50,7 +50,7 @@ SHADOWS = "messages_text_"  # tables of the search index, whose inner form depen
 
 
 class Mode(IntEnum):
-    """What the shim does at one call, as crash_shim.c numbers it."""
+    """The action of the shim at one call. The numbers are those of crash_shim.c."""
 
     COUNT = 0
     KILL_BEFORE = 1
@@ -62,8 +62,9 @@ class Mode(IntEnum):
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a trial ended. code: the exit code, or minus the signal; calls: those counted, -1 after a kill."""
+class TrialResult:
+    """The end of a trial. code: the exit code, or the negative number of the signal that ended the process;
+    calls: the number of calls that the shim counted, or -1 after a kill."""
 
     code: int
     out: str
@@ -72,7 +73,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Found:
+class StartReport:
     """What the next start found. state: a digest of all that the user can see; parts: the digest of each
     table and file; faults: one line each."""
 
@@ -139,14 +140,14 @@ class Bench:
         at: int = 0,
         log: Path | None = None,
         after: int = 50,
-    ) -> Ended:
+    ) -> TrialResult:
         """Run `call` in a child with the shim armed. after: seconds that the clock is past BEGIN; other ids
         and random numbers belong to other seconds."""
         for old in self._said.iterdir():
             old.unlink()
         if child := os.fork():
             _, status = os.waitpid(child, 0)
-            return self._ended(os.waitstatus_to_exitcode(status))
+            return self._result(os.waitstatus_to_exitcode(status))
         try:
             signal.alarm(LONGEST)
             self._redirect()
@@ -189,9 +190,9 @@ class Bench:
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
-    def _ended(self, code: int) -> Ended:
+    def _result(self, code: int) -> TrialResult:
         said = {name: self._read(name) for name in ("out", "err", "calls")}
-        return Ended(code, said["out"], said["err"], int(said["calls"] or -1))
+        return TrialResult(code, said["out"], said["err"], int(said["calls"] or -1))
 
     def _read(self, name: str) -> str:
         try:
@@ -199,7 +200,7 @@ class Bench:
         except FileNotFoundError:
             return ""
 
-    def check(self, again: Callable[[], int] | None = None) -> Found:
+    def check(self, again: Callable[[], int] | None = None) -> StartReport:
         """Look at `work` as the next start does. again: the verb, which is then run once more, to see what it
         leaves behind in out/."""
         answer = self._said / "found"
@@ -210,9 +211,9 @@ class Bench:
 
         ended = self.run(look, after=99)
         if ended.code or not answer.exists():
-            return Found("", {}, (f"the next start fails: {ended.code} {ended.err.strip()[-300:]}",))
+            return StartReport("", {}, (f"the next start fails: {ended.code} {ended.err.strip()[-300:]}",))
         found = json.loads(answer.read_text())
-        return Found(digest(found["parts"]), found["parts"], tuple(found["faults"]))
+        return StartReport(digest(found["parts"]), found["parts"], tuple(found["faults"]))
 
 
 def make_even(shim: ctypes.CDLL, now: int) -> None:

@@ -42,7 +42,7 @@ class Verb:
     is_slow: bool = False
 
     def run(self, work: Path) -> int:
-        """Run it in this process, as its own program; the exit code."""
+        """Run the verb in this process, as if the process were the verb's own. Return the exit code."""
         os.environ["RUVMLX_HOME"] = str(work / "home")
         if self.call is not None:
             return self.call(work)
@@ -142,7 +142,7 @@ def consolidate(work: Path) -> int:
     return _plainly(train)
 
 
-def served(work: Path) -> int:
+def serve_a_client(work: Path) -> int:
     """`serve` itself, with three requests of a client and SIGTERM."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -258,7 +258,7 @@ WRITES = [
     Verb("learn consolidate", call=consolidate, is_slow=True),
     verb("learn kv --measure", is_slow=True),
     verb("learn router --train", is_slow=True),
-    Verb("serve", call=served, is_slow=True),
+    Verb("serve", call=serve_a_client, is_slow=True),
     Verb("page store", call=page_store),
     verb("doctor", ("the same",), errors=(0, 1)),
     verb("sessions pin last", base="old", name="a store of an older format"),

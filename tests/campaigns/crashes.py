@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .crash_images import Disk, Op, Replay, read_log
-from .crash_trial import Bench, Ended, Found, Mode, is_loaded, left_over, start_with_shim
+from .crash_trial import Bench, Mode, StartReport, TrialResult, is_loaded, left_over, start_with_shim
 from .crash_verbs import WRITES, Verb
 
 YEAR = 365 * 86400  # seconds
@@ -93,8 +93,8 @@ class Trials:
         self._new = bench.check()
         self._ops = read_log(log, bench.work)
         self._replay = Replay(self._disk, inodes, self._ops)
-        self._between: list[Found] = []  # states between the first and the last, as they were found
-        self._seen: dict[str, Found] = {}  # by the mark of the files
+        self._between: list[StartReport] = []  # states between the first and the last, as they were found
+        self._seen: dict[str, StartReport] = {}  # by the mark of the files
         self._row.calls = self._clean.calls
         if self._clean.code:
             self._finding("without any fault", f"exit {self._clean.code}: {self._clean.err.strip()[-300:]}")
@@ -102,15 +102,17 @@ class Trials:
             for fault in found.faults:
                 self._finding("without any fault", fault)
 
-    def _run(self, mode: Mode = Mode.COUNT, at: int = 0, log: Path | None = None, after: int = 50) -> Ended:
+    def _run(
+        self, mode: Mode = Mode.COUNT, at: int = 0, log: Path | None = None, after: int = 50
+    ) -> TrialResult:
         return self._bench.run(lambda: self._verb.run(self._bench.work), mode, at, log, after)
 
     def all(self, extent: Extent) -> Row:
         begun = time.monotonic()
         rng = random.Random(extent.seed)
-        self.kill(_chosen(rng, self._clean.calls, extent.kills))
+        self.kill(_sample_calls(rng, self._clean.calls, extent.kills))
         self.fail(
-            [(mode, at) for at in _chosen(rng, self._clean.calls, extent.faults) for mode in FAULTS],
+            [(mode, at) for at in _sample_calls(rng, self._clean.calls, extent.faults) for mode in FAULTS],
             rng,
             extent,
         )
@@ -161,7 +163,7 @@ class Trials:
                 self._finding(where, f"exit 0, but the state is {self._name(place)}")
             self._row.faults += 1
 
-    def _complaints(self, ended: Ended) -> list[str]:
+    def _complaints(self, ended: TrialResult) -> list[str]:
         """What is wrong with how a verb ended after a fault."""
         if ended.code < 0:
             return [f"ended by signal {-ended.code}"]
@@ -198,7 +200,8 @@ class Trials:
     # -- the clock -----------------------------------------------------------------------------------
 
     def jump_clock(self) -> None:
-        """Run the verb with a clock that has jumped a year back, or forward; the next start has today's."""
+        """Run the verb with a clock that is a year late, and then with a clock that is a year early. The next
+        start has the right clock."""
         for jump in (-YEAR, YEAR):
             self._bench.reset(self._verb.base)
             ended = self._run(after=jump)
@@ -211,8 +214,8 @@ class Trials:
 
     # -- what is found -------------------------------------------------------------------------------
 
-    def _look(self) -> Found:
-        """What the next start finds. The same files are not looked at twice."""
+    def _look(self) -> StartReport:
+        """Return what the next start finds. The bench does not examine the same files twice."""
         mark = self._bench.mark()
         if mark not in self._seen:
             out = self._bench.work / "out"
@@ -220,7 +223,7 @@ class Trials:
             self._seen[mark] = self._bench.check(again)
         return self._seen[mark]
 
-    def _judge(self, where: str, found: Found, is_failed: bool = False) -> int:
+    def _judge(self, where: str, found: StartReport, is_failed: bool = False) -> int:
         """Note what is wrong. Returns the place of the state in the verb's states, -1 for none of them.
         is_failed: the log may have a row for what failed."""
         for fault in found.faults:
@@ -238,7 +241,7 @@ class Trials:
         self._between.append(found)
         return len(self._between)
 
-    def _differences(self, found: Found) -> str:
+    def _differences(self, found: StartReport) -> str:
         """What differs from the old and from the new state."""
         said = []
         for name, other in (("old", self._old), ("new", self._new)):
@@ -263,11 +266,11 @@ class Trials:
         self._row.findings.append(f"{self._verb.name}: {where}: {what}")
 
 
-def _without_log(found: Found) -> dict[str, str]:
+def _without_log(found: StartReport) -> dict[str, str]:
     return {name: part for name, part in found.parts.items() if name != "table witness"}
 
 
-def _chosen(rng: random.Random, calls: int, count: int | None) -> list[int]:
+def _sample_calls(rng: random.Random, calls: int, count: int | None) -> list[int]:
     return list(range(calls)) if count is None or count >= calls else sorted(rng.sample(range(calls), count))
 
 
@@ -281,17 +284,17 @@ def _content_hash(disk: Disk) -> int:
 # -- the command -------------------------------------------------------------------------------------
 
 
-def prepared(folder: Path, wanted: Collection[str]) -> Bench:
-    """A bench with its bases, in a process that has the shim and has imported what the verbs need."""
+def prepare_bench(folder: Path, wanted: Collection[str]) -> Bench:
+    """Return a bench with its bases. This process must have the shim. It imports what the verbs need."""
     _plant()
     import ruvmlx.apps.cli
 
     import ruvmlx.backends.native.backend
     import ruvmlx.runtime  # noqa: F401 - the same
 
-    from .crash_bases import prepare, quicken
+    from .crash_bases import prepare, speed_up_tiny_model
 
-    quicken()
+    speed_up_tiny_model()
     bench = Bench(folder)
     prepare(bench, wanted)
     bench.reset("empty")
@@ -309,8 +312,9 @@ def _plant() -> None:
         exec(compile(Path(planted).read_text(), planted, "exec"), vars(files))
 
 
-def chosen(names: Sequence[str], with_slow: bool) -> list[Verb]:
-    """The verbs whose names begin with one of these; without names all."""
+def select_verbs(names: Sequence[str], with_slow: bool) -> list[Verb]:
+    """Return the verbs whose names begin with one of `names`. Without names, return all verbs; the slow
+    ones only with `with_slow`."""
     found = [verb for verb in WRITES if any(verb.name.startswith(name) for name in names)]
     return found if names else [verb for verb in WRITES if with_slow or not verb.is_slow]
 
@@ -341,8 +345,8 @@ def main() -> int:
     few = (None, None) if given.full else (given.kills, given.faults)
     extent = Extent(*few, images, given.seed)
     try:
-        verbs = chosen(given.verbs, given.full)
-        bench = prepared(folder, {verb.base for verb in verbs})
+        verbs = select_verbs(given.verbs, given.full)
+        bench = prepare_bench(folder, {verb.base for verb in verbs})
         print(HEADING)
         rows = []
         for verb in verbs:

@@ -3,7 +3,8 @@
 import subprocess
 import sys
 
-# Python runs what `atexit` holds after main() and before it collects garbage for the last time.
+# After main(), Python calls the functions that `atexit` has registered. Then it collects garbage for the last
+# time.
 PROGRAM = """
 import atexit, gc, sys
 from ruvmlx.apps.main import main

@@ -22,13 +22,14 @@ import numpy as np
 from ruvmlx.backends.mlx import graph
 from ruvmlx.backends.mlx.backend import MLXBackend, plan
 from ruvmlx.backends.mlx.runner import default_device
-from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
+from ruvmlx.engine import LLMInferenceEngine
 from ruvmlx.kv.policy import TIERED, TierPolicy
 from ruvmlx.models.config.model import Model
 from ruvmlx.models.load import load_model
 from ruvmlx.platform.mx import mx
 
 from .beside_mlx_lm import with_room
+from .same_words import greedy_request
 
 Words = Callable[[list[int], int], Iterator[object]]  # yields once for each token
 Spans = list[tuple[str, float, float]]  # kernel, begin, end: microseconds
@@ -48,10 +49,7 @@ def ours(model: Model, backend: MLXBackend, policy: TierPolicy | None) -> Words:
     engine = LLMInferenceEngine(model, backend, policy)
 
     def words(prompt: list[int], count: int) -> Iterator[object]:
-        engine.sessions.clear()
-        request = GenerationRequest(
-            input_ids=prompt, max_new_tokens=count, sampling=Sampling(0.0), ignore_eos=True
-        )
+        request = greedy_request(engine, prompt, count)
         return (c for c in engine.stream(request) if c.generated and c.response is None)
 
     return words

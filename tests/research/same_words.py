@@ -34,15 +34,18 @@ FILL = 300  # times, for the long prompt
 Writer = Callable[[list[int], int], list[int]]
 
 
+def greedy_request(engine: LLMInferenceEngine, prompt: list[int], count: int) -> GenerationRequest:
+    """Return a request for the `count` likeliest tokens after a prompt. The engine forgets all that it has
+    read."""
+    engine.sessions.clear()
+    return GenerationRequest(input_ids=prompt, max_new_tokens=count, sampling=Sampling(0.0), ignore_eos=True)
+
+
 def engine_writer(model: Model, backend: MLXBackend, policy: TierPolicy | None) -> Writer:
     engine = LLMInferenceEngine(model, backend, policy)
 
     def write(prompt: list[int], count: int) -> list[int]:
-        engine.sessions.clear()
-        request = GenerationRequest(
-            input_ids=prompt, max_new_tokens=count, sampling=Sampling(0.0), ignore_eos=True
-        )
-        return list(engine.generate(request).token_ids)
+        return list(engine.generate(greedy_request(engine, prompt, count)).token_ids)
 
     return write
 

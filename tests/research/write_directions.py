@@ -2,7 +2,9 @@
 
     python -m tests.research.write_directions
 
-Run it again when lora_a, the measures, the reference questions, the sampling or the starter change.
+Run it again when lora_a, the measures, the reference questions, the sampling or the starter change. The
+shipped file has directions from 256 replies to each question, which a GPU wrote (tests/research/gpu). This
+command replaces them by directions from REPLIES replies, for a machine without a GPU.
 """
 
 import os

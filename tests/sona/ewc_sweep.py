@@ -12,7 +12,7 @@ nll per token of held-out replies of both tasks, and the KL.
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -197,18 +197,24 @@ def sweep(
     return rows
 
 
-def main() -> None:
+def measure_seeds(doc: str, strengths: str, seeds: str, measure: Callable[..., list[dict]]) -> list[dict]:
+    """Read the command line, and return the rows that `measure` returns for the seeds.
+
+    doc: the help; its first line is shown
+    strengths, seeds: the default values, numbers with commas between them
+    measure: (model, settings, strengths, seed, log) -> rows
+    """
     from ruvmlx.models.find import starter
     from ruvmlx.models.load import load_model
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--strengths", default="0,1e3,1e5,1e7")
-    parser.add_argument("--seeds", default="0")
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--strengths", default=strengths)
+    parser.add_argument("--seeds", default=seeds)
     parser.add_argument("--steps", type=int, default=TrainingSettings().steps)
     parser.add_argument("--kept", type=Path, help="a file that gets the rows as JSON lines")
     args = parser.parse_args()
     model = load_model(str(starter.starter_path()))
-    settings, strengths = TrainingSettings(steps=args.steps), [float(x) for x in args.strengths.split(",")]
+    settings, chosen = TrainingSettings(steps=args.steps), [float(x) for x in args.strengths.split(",")]
 
     def log(row: dict) -> None:
         print(json.dumps(row), file=sys.stderr, flush=True)
@@ -216,11 +222,13 @@ def main() -> None:
             with args.kept.open("a") as file:
                 file.write(json.dumps(row) + "\n")
 
-    rows = [
-        row
-        for seed in map(int, args.seeds.split(","))
-        for row in sweep(model, settings, strengths, seed, log)
+    return [
+        row for seed in map(int, args.seeds.split(",")) for row in measure(model, settings, chosen, seed, log)
     ]
+
+
+def main() -> None:
+    rows = measure_seeds(__doc__, "0,1e3,1e5,1e7", "0", sweep)
     print("| after | replay | strength | nll, first | nll, second | KL, plain |\n|---|---|---|---|---|---|")
     for what, replayed, strength in dict.fromkeys((r["what"], r["replay"], r["ewc"]) for r in rows):
         mine = [r for r in rows if (r["what"], r["replay"], r["ewc"]) == (what, replayed, strength)]

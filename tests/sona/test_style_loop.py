@@ -80,9 +80,8 @@ def test_the_same_ratings_give_the_same_base(rated_runtime):
     rated_runtime.rollback(12)
     rated_runtime.learner.sync()
     assert rated_runtime.backend.lora is None
-    again = rated_runtime.learning.loops.style()
-    again._curvature = style_loop.CURVATURE  # as in a new process
-    assert again.run()["promoted"] and rated_runtime.learner.base.to_bytes() == first
+    assert rated_runtime.learning.consolidate()["promoted"]
+    assert rated_runtime.learner.base.to_bytes() == first
 
 
 def test_undo_gives_back_the_base_before(rated_runtime):

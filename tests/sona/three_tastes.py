@@ -10,12 +10,8 @@ anchor after each taste. Replay draws the old replies of a step from all earlier
 mean over the seeds, and in brackets the smallest and the largest value.
 """
 
-import argparse
-import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -23,7 +19,7 @@ from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.models.config.model import Model
 from ruvmlx.sona.background import TrainingSettings
 
-from .ewc_sweep import FIRST, SECOND, Pairs, Sweep, Task
+from .ewc_sweep import FIRST, SECOND, Pairs, Sweep, Task, measure_seeds
 
 ANIMALS = [
     (
@@ -130,28 +126,7 @@ def _spread(values: np.ndarray) -> str:
 
 
 def main() -> None:
-    from ruvmlx.models.find import starter
-    from ruvmlx.models.load import load_model
-
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--strengths", default="0,1e5,1e6")
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--steps", type=int, default=TrainingSettings().steps)
-    parser.add_argument("--kept", type=Path, help="a file that gets the rows as JSON lines")
-    args = parser.parse_args()
-    model = load_model(str(starter.starter_path()))
-    settings, strengths = TrainingSettings(steps=args.steps), [float(x) for x in args.strengths.split(",")]
-
-    def log(row: dict) -> None:
-        print(json.dumps(row), file=sys.stderr, flush=True)
-        if args.kept:
-            with args.kept.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-
-    rows = [
-        row for seed in map(int, args.seeds.split(",")) for row in run(model, settings, strengths, seed, log)
-    ]
-    print(table(rows))
+    print(table(measure_seeds(__doc__, "0,1e5,1e6", "0,1,2", run)))
 
 
 if __name__ == "__main__":

@@ -56,7 +56,6 @@ MIN_SHRINK = 0.05  # after a measurement over a limit (or not finite), s keeps a
 CLOSE_ENOUGH = 0.8  # the search ends if s is this share of the estimated largest s within the limits
 # shares of s that the loop tries in turn, while replies have more faults than the original model's replies
 STEPS = (1.0, 0.7, 0.5)
-CURVATURE = 1.0  # the initial estimate of (measured KL) / (KL that the basis predicts)
 SAVE_EVERY = 60.0  # seconds from one save of the bank to the next
 NAME = "style"  # the name of this loop in reports
 
@@ -97,7 +96,6 @@ class StyleLoop:
         self._learner, self._model = learner, model
         self._files = files or StyleFiles(model.fingerprint)
         self._basis: StyleBasis | None = None
-        self._curvature = CURVATURE
         self._untouched: list[SampledReply] | None = None
 
     def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
@@ -219,10 +217,7 @@ class StyleLoop:
                 least, scale = scale, max(0.9 * room**refused, MIN_SHRINK) * scale
         if not found:
             return None
-        best = max(found, key=lambda one: one.scale)
-        predicted = max(basis.kl(choice.coefficients * best.scale), 1e-12)
-        self._curvature = max(best.kl / predicted, 1e-3)
-        return best
+        return max(found, key=lambda one: one.scale)
 
     def _wanted_kl(self, choice: StyleChoice) -> float:
         """Return the KL that the base may have, nats per token. The push on end-of-reply tokens keeps its KL,
@@ -234,8 +229,7 @@ class StyleLoop:
     def _first_scale(self, basis: StyleBasis, choice: StyleChoice, wanted: float, pause: Pause) -> float:
         """Return a value of s at which the KL in a few answers is about `wanted`, nats per token. A whole
         measurement takes about ten times as long as one of these estimates."""
-        predicted = basis.kl(choice.coefficients) * self._curvature
-        scale = math.sqrt(wanted / max(predicted, 1e-12))
+        scale = math.sqrt(wanted / max(basis.kl(choice.coefficients), 1e-12))
         for _ in range(QUICK_TRIES):
             kl = self._learner.active.quick_kl(self._base_at(basis, choice, scale), pause)
             if not math.isfinite(kl):

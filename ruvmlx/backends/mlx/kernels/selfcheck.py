@@ -30,10 +30,10 @@ from . import append, decode, demote, gather, pages, rope_append
 from .pages import SequencePages, unpack
 from .source import HEAD_DIMS
 
-# An attention kernel is used if it takes at most three times as long as MLX's attention. Attention is one of
-# about 17 kernel launches of a layer in mlx-lm's decode step, so the step then takes an eighth longer. For
-# that, the tiered cache needs half the memory in a long chat. A kernel that spills its registers, or runs on
-# an emulated GPU, takes far more than three times as long.
+# The program uses an attention kernel that takes at most three times as long as MLX's attention. A layer of
+# mlx-lm's decode step launches about 17 kernels, and attention is one of them. So the slowest allowed kernel
+# makes the step an eighth longer. In return, the tiered cache needs half the memory in a long chat. A kernel
+# that spills its registers, or runs on an emulated GPU, takes far more than three times as long.
 MAX_SLOWNESS = 3.0
 # RACES: the number of timed races, of which the median is taken. REPEATS: the maximum number of calls in a
 # race
