@@ -61,6 +61,9 @@ NAME = "style"  # the name of this loop in reports
 
 Progress = Callable[[int, int, float], None]
 
+# {fingerprint of a model: the original model's replies to the questions of faults.py}
+_untouched: dict[str, list[SampledReply]] = {}
+
 
 @dataclass(frozen=True)
 class _MeasuredBase:
@@ -96,7 +99,6 @@ class StyleLoop:
         self._learner, self._model = learner, model
         self._files = files or StyleFiles(model.fingerprint)
         self._basis: StyleBasis | None = None
-        self._untouched: list[SampledReply] | None = None
 
     def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
         """Compute a base LoRA from the ratings in force, test it, and use it if it is within the limits. If
@@ -265,10 +267,10 @@ class StyleLoop:
         """Return in words which fault is worse than in the original model's replies to the same questions; ""
         if no fault is worse. No user rated these questions. may_be_longer: as in `Faults.worse_than`"""
         model, backend = self._model, self._learner.backend
-        if self._untouched is None:
+        if model.fingerprint not in _untouched:
             with self._learner.active.install_for(None):
-                self._untouched = faults.sample(model, backend, None, pause)
-        plain = self._untouched
+                _untouched[model.fingerprint] = faults.sample(model, backend, None, pause)
+        plain = _untouched[model.fingerprint]
         with self._learner.active.install_for(found.ground.lora):
             new = faults.sample(model, backend, micro, pause)
         usual = Faults.of(plain, plain, model.tokenizer)
