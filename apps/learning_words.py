@@ -207,7 +207,7 @@ def _version(number: int) -> str:
 def _training(facts: dict[str, Any]) -> str:
     """Return sentences about background training: the number of trainings whose result was put into use, the
     result of the newest training, and the number of ratings that wait for training."""
-    from ruvmlx.sona.adapter_history import DUE, MINIMUM
+    from ruvmlx.sona.adapter_history import MINIMUM
 
     done, waiting = facts["consolidations"], facts["pending"]
     said = f"Trained in the background {_times(done)}." if done else ""
@@ -219,7 +219,7 @@ def _training(facts: dict[str, Any]) -> str:
     if waiting and facts["ratings"] + facts.get("preferences", 0) < MINIMUM:
         said = (
             f"{said} Training needs {MINIMUM} rated replies: `ruvmlx learn consolidate` trains then; the "
-            f"chat trains by itself after {DUE} new ratings."
+            "chat trains by itself in your pauses."
         )
     elif waiting:
         verb = "is" if waiting == 1 else "are"

@@ -34,7 +34,7 @@ tier: A part of the cache with one precision, chosen by the age of its tokens: r
 token: A piece of text that the model reads or writes at once: a word or a part of one, some four
     letters.
 training: A longer lesson from all your ratings, in your pauses or by `ruvmlx learn consolidate`.
-    Its result is used only if ratings that it did not see prefer it.
+    A test decides whether its result is used.
 version: What was learned up to one rating. Each rating makes a new version; /rollback returns to an
     old one.
 """

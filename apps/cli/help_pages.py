@@ -95,9 +95,9 @@ PAGES = {
         ("learn rollback --before 2026-11-20", "as it was when that day began"),
     ),
     "learn consolidate": _page(
-        "Train on all your ratings now",
-        ("learn consolidate", "takes minutes; Ctrl-C stops it, the next call continues"),
-        ("learn consolidate --steps 24", "train for longer"),
+        "Learn from all your ratings together now",
+        ("learn consolidate", "Ctrl-C stops it, the next call continues"),
+        ("learn consolidate --steps 24", "train for minutes, in 24 steps"),
     ),
     "learn reset": _page(
         "Start over from the original model",

@@ -61,7 +61,8 @@ def _optimizer(flags: dict[str, Any], history: Any) -> dict[str, Any]:
 
     settings = resolve(flags)
     backend = describe(settings.backend).name
-    return optimizer_facts(Store(config.store_file(), reading=True), history, backend, settings.optimizer)
+    store = Store(config.store_file(), reading=True)
+    return optimizer_facts(store, history, backend, settings.optimizer, settings.slow_loop)
 
 
 def _taste(history: Any) -> dict[str, Any]:
@@ -184,9 +185,9 @@ def _before(history: Any, date: datetime | None) -> Any:
 @model_options
 @json_option
 def consolidate(steps: int | None, ewc: float | None, deep: bool, as_json: bool, **flags: Any) -> None:
-    """Train on all your ratings now. The result is used only if ratings that it did not see prefer it.
+    """Learn from all your ratings together now. A test decides whether the result is used.
 
-    Ctrl-C stops it; the next call continues. Once a week, and when your questions or ratings change, it first
+    The setting slow_loop says how; --steps and --ewc always train. Ctrl-C stops it; the next call continues. Once a week, and when your questions or ratings change, it first
     does what --deep does.
     """
     if deep and (steps or ewc is not None):

@@ -7,8 +7,9 @@ The functions need the store, but not the model's weights, so a command that loa
 from typing import Any
 
 from ..kv.pool import HIGH
-from ..sona.adapter_history import DUE, AdapterHistory
+from ..sona.adapter_history import AdapterHistory
 from ..sona.optional.router import MINIMUM as ROUTER_MINIMUM
+from ..sona.slow_loops import loop_of_setting, new_ratings_for
 from ..store import Store
 from ..store.audit_log import WitnessRow
 from ..tiers import LENGTHS
@@ -18,17 +19,20 @@ from .optimizer import TOKENS_PER_SECOND
 ACTIONS_SHOWN = 8  # the number of newest actions that the facts contain
 
 
-def optimizer_facts(store: Store, history: AdapterHistory, backend: str, mode: str) -> dict[str, Any]:
-    """Return the facts about the optimizer of one model on one backend, for JSON. mode: the value of the
-    setting `optimizer`."""
+def optimizer_facts(
+    store: Store, history: AdapterHistory, backend: str, mode: str, slow_loop: str
+) -> dict[str, Any]:
+    """Return the facts about the optimizer of one model on one backend, for JSON. mode and
+    slow_loop: the values of the settings `optimizer` and `slow_loop`."""
     mine = (history.fingerprint, backend)
     monitor = PerformanceMonitor(store.kv.speeds(*mine, WINDOW))
+    loop = loop_of_setting(slow_loop, history.fingerprint)
     return {
         "optimizer": mode,
         "backend": backend,
         "figures": monitor.facts,
         "in_force": {name: one.value for name, one in store.tunings.all(*mine).items() if one.value},
-        "triggers": triggers(store, history, monitor),
+        "triggers": triggers(store, history, monitor, new_ratings_for(loop)),
         "actions": [_action(row) for row in store.tunings.newest(history.fingerprint, ACTIONS_SHOWN)],
     }
 
@@ -54,13 +58,16 @@ def _action(row: WitnessRow) -> dict[str, Any]:
     return {"n": row.seq, "time": row.time / 1e9, "knob": row.kind, "outcome": kept, **found}
 
 
-def triggers(store: Store, history: AdapterHistory, monitor: PerformanceMonitor) -> list[dict[str, Any]]:
+def triggers(
+    store: Store, history: AdapterHistory, monitor: PerformanceMonitor, due: int
+) -> list[dict[str, Any]]:
     """Return the conditions under which the runtime changes something by itself: what it does, the number
-    that decides, the number now, and the number from which (or, for `tune`, below which) it acts."""
+    that decides, the number now, and the number from which (or, for `tune`, below which) it acts. due: the
+    number of new ratings after which the slow loop starts."""
     newest = monitor.newest()
     return [
-        {"action": "merge", "counts": "ratings since the last training", "at": DUE,
-         "now": max(0, DUE - history.missing())},
+        {"action": "merge", "counts": "ratings since the last training", "at": due,
+         "now": max(0, due - history.missing(due))},
         {"action": "router", "counts": "rated choices of the router", "at": ROUTER_MINIMUM,
          "now": store.routes.rated_mark(history.fingerprint, history.name)[0]},
         {"action": "rebalance", "counts": "memory pressure", "at": HIGH,

@@ -95,8 +95,9 @@ GROUPS = {
             "consolidate`"
         ),
         "slow_loop": (
-            "how the model goes on learning from your ratings while you do not type: training trains the "
-            "parts that base_targets names; style mixes changes of style that are made once for a model"
+            "how the model goes on learning from your ratings while you do not type: style mixes changes of "
+            "style that are made once for a model; training trains the parts that base_targets names; auto: "
+            "style if the model's changes of style are made, as the starter's are, and else training"
         ),
         "learn_targets": (
             "which parts of the model a rating changes at once: head is the layer that chooses the next "

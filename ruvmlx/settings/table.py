@@ -210,8 +210,8 @@ class Settings:
     learn_when_idle: bool = _setting(bool, True, witnessed=True)
     slow_loop: str = _setting(
         str,
-        "training",
-        choices=("training", "style"),
+        "auto",
+        choices=("auto", "style", "training"),
         witnessed=True,
     )
     kv_measure: bool = _setting(bool, False, witnessed=True)

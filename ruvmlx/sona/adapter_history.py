@@ -18,9 +18,9 @@ from .pair_history import PairHistory
 from .reason_history import ReasonHistory
 from .unshown import UnshownReplies
 
-MINIMUM = 10  # the minimum number of ratings and preferences for a run of the background loop
+MINIMUM = 10  # the minimum number of ratings and preferences for a run of the background or style loop
 DUE = 16  # the number of new ratings after which the background loop starts
-STYLE_MINIMUM, STYLE_DUE = 8, 8  # the numbers of all ratings and of new ratings for a run of the style loop
+STYLE_DUE = 8  # the number of new ratings after which the style loop starts
 ATTEMPTS = 4  # the maximum number of times that a slow loop tries to commit, if ratings arrive meanwhile
 
 
@@ -184,15 +184,15 @@ class AdapterHistory:
         found = self._store.versions.promotions(*self._key, self.version())
         return found[-1] if found else 0
 
-    def missing(self, minimum: int = MINIMUM, due: int = DUE) -> int:
+    def missing(self, due: int = DUE) -> int:
         """Return how many more ratings or preferences the background or style loop waits for. A loop needs
-        `minimum` ratings or preferences in all, and `due` since its last run (one if the store has a stopped
+        MINIMUM ratings or preferences in all, and `due` since its last run (one if the store has a stopped
         run)."""
         given, attempts = [version for version, _ in self.pairs.evidence_weights()], self.attempts()
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
         new = sum(version > seen for version in given)
         enough = 1 if self._store.checkpoints.has_training(*self._key) else due
-        return max(minimum - len(given), enough - new, 0)
+        return max(MINIMUM - len(given), enough - new, 0)
 
     def training(self) -> bytes | None:
         return self._store.checkpoints.training(*self._key)

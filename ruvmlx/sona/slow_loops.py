@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..models.config.model import Model
 from ..settings import BASE_TARGETS
-from .adapter_history import DUE, MINIMUM, STYLE_DUE, STYLE_MINIMUM
+from .adapter_history import DUE, MINIMUM, STYLE_DUE
 from .learner import Learner
 
 if TYPE_CHECKING:
@@ -20,19 +20,36 @@ if TYPE_CHECKING:
     from .deep import Deep
     from .optional.style_loop import StyleLoop
 
-TRAINING, STYLE = "training", "style"
+AUTO, TRAINING, STYLE = "auto", "training", "style"
+
+
+def loop_of_setting(value: str, fingerprint: str) -> str:
+    """Return the slow loop of a model, STYLE or TRAINING, at a value of the setting `slow_loop`. AUTO is STYLE
+    if the package or the data folder has a style basis of the model, and else TRAINING."""
+    from .optional.style_file import StyleFiles
+
+    if value != AUTO:
+        return value
+    return STYLE if StyleFiles(fingerprint).has_basis else TRAINING
+
+
+def new_ratings_for(loop: str) -> int:
+    """Return the number of new ratings after which the slow loop STYLE or TRAINING starts."""
+    return STYLE_DUE if loop == STYLE else DUE
 
 
 class Loops:
     def __init__(
-        self, learner: Learner, model: Model, slow_loop: str = TRAINING, base_targets: str = BASE_TARGETS
+        self, learner: Learner, model: Model, slow_loop: str = AUTO, base_targets: str = BASE_TARGETS
     ):
         """Make the object that runs the slow loops of `learner`.
 
-        slow_loop: the loop that `consolidate` runs: TRAINING (the background loop) or STYLE (the style loop)
+        slow_loop: the loop that `consolidate` runs: TRAINING (the background loop), STYLE (the style loop), or
+            AUTO (`loop_of_setting`)
         base_targets: the matrices that the background loop trains, in the form of the setting
         """
-        self._learner, self._model, self._slow_loop = learner, model, slow_loop
+        self._learner, self._model = learner, model
+        self._slow_loop = loop_of_setting(slow_loop, model.fingerprint)
         self._base_targets = base_targets
         self._style: StyleLoop | None = None
         self._background: Background | None = None
@@ -93,8 +110,7 @@ class Loops:
 
     def missing(self) -> int:
         """Return how many more ratings or preferences the loop that `consolidate` runs waits for."""
-        style = self._slow_loop == STYLE
-        return self._learner.history.missing(*((STYLE_MINIMUM, STYLE_DUE) if style else (MINIMUM, DUE)))
+        return self._learner.history.missing(new_ratings_for(self._slow_loop))
 
     def close(self) -> None:
         """Save stopped runs in the store, and free the training graphs."""

@@ -11,7 +11,10 @@ from .test_optimizer import rest, rows, write_some
 
 def facts_of(runtime) -> dict:
     history = runtime.learning.require_learner().history
-    return optimizer_facts(runtime.store, history, runtime.backend.name, runtime.settings.optimizer)
+    settings = runtime.settings
+    return optimizer_facts(
+        runtime.store, history, runtime.backend.name, settings.optimizer, settings.slow_loop
+    )
 
 
 def test_a_kept_value_is_seen_everywhere(open_tiny, speed):

@@ -16,6 +16,7 @@ from ruvmlx.sona.optional import style_bank, style_loop
 from ruvmlx.sona.optional.style_basis import MODULE, RANK, StyleBasis
 from ruvmlx.sona.optional.style_file import StyleFiles
 from ruvmlx.sona.optional.style_loop import sum_of_bases, trained_part
+from ruvmlx.sona.slow_loops import AUTO, STYLE, TRAINING, loop_of_setting
 from ruvmlx.sona.taste_fit import M
 from ruvmlx.store import HeadMoved
 
@@ -48,6 +49,17 @@ def rated_runtime(open_tiny, tiny, basis, monkeypatch):
         for i in range(12):
             rate(runtime, i)
         yield runtime
+
+
+def test_auto_is_the_style_loop_where_a_basis_is_there(open_tiny, tiny, basis):
+    assert loop_of_setting(AUTO, tiny.fingerprint) == TRAINING
+    with open_tiny() as runtime:
+        assert "loop" not in runtime.learning.consolidate()
+    StyleFiles(tiny.fingerprint).put_basis(basis)
+    assert loop_of_setting(AUTO, tiny.fingerprint) == STYLE
+    assert loop_of_setting(TRAINING, tiny.fingerprint) == TRAINING
+    with open_tiny() as runtime:
+        assert runtime.learning.consolidate()["reason"] == "a style needs 10 ratings; there are 0"
 
 
 def rate(runtime, i):

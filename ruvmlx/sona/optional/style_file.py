@@ -26,6 +26,12 @@ class StyleFiles:
         self._fingerprint, self._name = fingerprint, fingerprint[:_NAMED]
         self._folder = home() / _FOLDER if folder is None else folder
 
+    @property
+    def has_basis(self) -> bool:
+        """True if the package or the folder has a file with the model's style basis. The file can be
+        damaged."""
+        return shipped_path("style_bases", self._fingerprint).is_file() or self._basis.is_file()
+
     def basis(self) -> StyleBasis | None:
         """Return the model's style basis; None if neither the package nor the folder has a sound one."""
         data = shipped_bytes("style_bases", self._fingerprint) or self._read(self._basis)

@@ -29,7 +29,7 @@ from ...models.config.model import Model, missing_features
 from ...pausing import Pause, Stopped, stop_reason, stop_when
 from ...store import HeadMoved
 from .. import faults, instant
-from ..adapter_history import ATTEMPTS, STYLE_MINIMUM
+from ..adapter_history import ATTEMPTS, MINIMUM
 from ..faults import Faults
 from ..instant import RISE_CAP
 from ..learner import Learner
@@ -120,8 +120,8 @@ class StyleLoop:
             learner.sync()
             pause()
             given = learner.taste.model.ratings
-            if given < STYLE_MINIMUM:
-                return _report(False, f"a style needs {STYLE_MINIMUM} ratings; there are {given}")
+            if given < MINIMUM:
+                return _report(False, f"a style needs {MINIMUM} ratings; there are {given}")
             basis = self.basis(progress, pause)
             learner.taste.compare(self._model, learner.backend, pause)
             try:
@@ -146,7 +146,7 @@ class StyleLoop:
 
         def show(_: str, done: int, total: int) -> None:
             nonlocal saved
-            progress(done, total, 0.0)
+            progress(done, total, math.nan)
             if time.monotonic() - saved > SAVE_EVERY:
                 self._files.put_bank(bank)
                 saved = time.monotonic()
