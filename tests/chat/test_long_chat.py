@@ -56,6 +56,19 @@ async def test_an_opened_chat_has_about_as_many_turns_as_fill_the_screen(monkeyp
         assert size[1] / 8 < shown_count(app) < size[1] / 2
 
 
+async def test_a_chat_opened_at_a_message_has_at_most_as_many_turns(monkeypatch):
+    """The turns before the message and those after it together are bounded, however tall the screen is."""
+    monkeypatch.setattr(transcript, "MAX_SHOWN_MESSAGES", 6)
+    runtime = long_chat(40)
+    async with chatting(runtime, session="continue") as (app, pilot):
+        await until(pilot, lambda: "answer 39" in screen_text(app))
+        shown = app.chat.transcript
+        for at in (0, 30, 77):
+            await shown.restart(runtime.turns(app.chat.state.session), "model", at)
+            assert shown_count(app) == 6
+            assert at in [message.message_id for message in shown.messages]
+
+
 async def test_the_older_messages_of_a_long_chat_arrive_after_the_newest(monkeypatch):
     """The app opens a chat with its newest messages, and the user can scroll to all others soon after."""
     read = []
