@@ -117,14 +117,19 @@ def first_summary(found: FirstSummary | None) -> str:
     )
 
 
+def oldest(count: int) -> str:
+    """Return words for the `count` oldest messages of a chat: "the oldest message", "the oldest 3
+    messages"."""
+    return "the oldest message" if count == 1 else f"the oldest {count:,} messages"
+
+
 def summary(found: ChatSummary, is_printed: bool = False) -> str:
     """Say that the model reads notes in place of the oldest messages, or that it wrote no notes. is_printed:
     True if the user has already seen the notes; if False, the text ends with the notes."""
     if not found.count:
         return "The model wrote no notes; it reads what its context has room for."
-    told = (
-        f"The model reads these notes in place of the oldest {found.count} messages, which stay in the chat."
-    )
+    told = f"The model reads these notes in place of {oldest(found.count)}, which"
+    told = f"{told} {'stays' if found.count == 1 else 'stay'} in the chat."
     return f"{told} /summarize off ends this." + ("" if is_printed else f"\n\n{found.text}")
 
 

@@ -218,18 +218,17 @@ class PlainChat:
         state, limit = self._state, self._state.options.max_new_tokens
         chats = self._runtime.chats
         found = chats.room(state.session, chats.turns(state.session), limit)
-        gone = max(0, len(found.left_out) - found.summed_up)
+        gone = found.unread
         if gone > state.left_out:
             self._streams.note(
-                f"Note: the context is full; the model does not read the oldest {gone} messages. "
+                f"Note: the context is full; the model does not read {describe.oldest(gone)}. "
                 "/summarize lets it read notes on them."
             )
         state.left_out = gone
         used, room = state.response.cache_tokens if state.response else 0, self._runtime.model.context
         if (is_full := used > describe.NEARLY_FULL * room) and not (state.told_full or gone):
-            self._streams.note(
-                "Note: the context is nearly full. /summarize lets the model read notes on the oldest."
-            )
+            offer = " /summarize lets the model read notes on the oldest." if found.can_sum_up else ""
+            self._streams.note(f"Note: the context is nearly full.{offer}")
         state.told_full = is_full
 
     def _stream(self, reply: Iterator[Chunk]) -> None:

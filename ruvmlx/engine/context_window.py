@@ -105,16 +105,18 @@ class ContextWindow:
             read[0] = Message(read[0].role, begun)
         return head + read
 
-    def left_out(self, turns: list[Turn], max_new_tokens: int, summary: str = "") -> list[Turn]:
+    def left_out(
+        self, turns: list[Turn], max_new_tokens: int, summary: str = "", reserved: int = 0
+    ) -> list[Turn]:
         """Return the oldest turns of the chat, which `fitting` leaves out of the prompt for the chat's last
-        user message."""
+        user message. summary, reserved: as in `fitting`."""
         asked = next((n for n in range(len(turns), 0, -1) if turns[n - 1].role == "user"), 0)
         read = turns[:asked]
         is_plain = not summary and not any(turn.calls for turn in read)
-        if is_plain and sum(len(turn.content.encode()) + 16 for turn in read) < self.size // 2:
+        if is_plain and sum(len(turn.content.encode()) + 16 for turn in read) < self.size // 2 - reserved:
             return []  # a token has at least one byte, so these turns fit, unless tool calls are very long
         messages, spoken = alternating(read), [t for t in _kept_turns(read) if t.role != "system"]
-        gone = len(messages) - len(self.fitting(messages, max_new_tokens, summary))
+        gone = len(messages) - len(self.fitting(messages, max_new_tokens, summary, reserved))
         found, number = list[Turn](), 0
         for turn, after in zip(spoken, [*spoken[1:], None], strict=True):
             if number >= gone:

@@ -174,7 +174,9 @@ class Actions:
 
         def work(runtime: Runtime) -> tuple[Outcome, Standing | None]:
             outcome = step(runtime, state, command.argument)
-            return outcome, Standing.of(runtime, state.session) if outcome.learned else None
+            if not outcome.learned:
+                return outcome, None
+            return outcome, Standing.of(runtime, state.session, state.options.max_new_tokens)
 
         outcome, standing = await self._chat.host.call_between(work)
         if standing:

@@ -4,6 +4,8 @@ chat."""
 from dataclasses import replace
 from functools import partial
 
+from ruvmlx.chats.conversations import ALL_READ
+
 from ..chats_screen import ChatsScreen
 from ..context import ChatContext
 from ..options import ChatOptions
@@ -25,7 +27,7 @@ class LibraryActions:
         chat.state.open_chat(opened.session, system_prompt_of(opened.turns))
         self.show(opened)
         await chat.transcript.restart(opened.turns, opened.model, opened.message, opened.are_newest)
-        chat.status.left_out, chat.status.summed_up, chat.phase = 0, 0, "idle"
+        chat.status.room, chat.phase = ALL_READ, "idle"
         if chat.transcript.select_found():
             chat.status.flash("The message that was searched for · Esc goes to the end of the chat", 6)
         self._rate.look_again()

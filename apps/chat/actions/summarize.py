@@ -35,21 +35,23 @@ class SummaryActions:
         state = self._chat.state
 
         def forget(runtime: Runtime) -> tuple[str, Standing]:
-            return summarize(runtime, state, argument).words, Standing.of(runtime, state.session)
+            words = summarize(runtime, state, argument).words
+            return words, Standing.of(runtime, state.session, state.options.max_new_tokens)
 
         if done := await self._chat.attempt(forget):
             await self._show(*done)
 
     async def _summarize(self) -> None:
-        chat, session = self._chat, self._chat.state.session
+        chat, session, limit = self._chat, self._chat.state.session, self._chat.reply_limit
         if chat.phase != "idle":
             return
 
         def begin(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
-            return runtime.chats.summaries.write(session, cancel)
+            return runtime.chats.summaries.write(session, cancel, limit)
 
         def result(runtime: Runtime) -> tuple[str, Standing]:
-            return describe.summary(runtime.chats.summaries.of(session)), Standing.of(runtime, session)
+            words = describe.summary(runtime.chats.summaries.of(session))
+            return words, Standing.of(runtime, session, limit)
 
         chat.phase, chat.status.background, stopped = "replying", f"{WORKING} · Esc stops", False
         try:
