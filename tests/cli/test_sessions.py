@@ -25,6 +25,18 @@ def test_sessions_of_plain_chat(starter_file, process):
     assert "[up]" in process("sessions", "show", row["id"]).stdout.decode()
 
 
+def test_a_continued_chat_keeps_its_system_prompt_unless_the_flag_replaces_it(starter_file, process):
+    """The setting is for new chats, and the flag --system is for this chat."""
+    process("config", "set", "system=Be kind.")
+    assert b"System prompt: Be odd." in process("chat", stdin="/system Be odd.\n").stdout
+    assert b"System prompt: Be odd." in process("chat", "-c", stdin="/system\n").stdout
+    assert (
+        b"System prompt: Be brief."
+        in process("chat", "-c", "--system", "Be brief.", stdin="/system\n").stdout
+    )
+    assert b"System prompt: Be brief." in process("chat", "-c", stdin="/system\n").stdout
+
+
 @pytest.fixture
 def chats(home):
     """A store with two chats; the second one has two alternative replies."""

@@ -48,7 +48,9 @@ class LibraryActions:
         """Switch to another chat. message: the id of the message of this chat to show first; None: the chat's
         end."""
         self._write.cancel_edit()
-        await self.begin(replace(self._chat.options, session=session, system=None, find="", message=message))
+        await self.begin(
+            replace(self._chat.options, session=session, replaces_system=False, find="", message=message)
+        )
 
     def choose(self, words: str = "") -> None:
         """Show the list of saved chats. words: the words with which the search in the list begins."""
