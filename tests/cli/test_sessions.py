@@ -27,14 +27,11 @@ def test_sessions_of_plain_chat(starter_file, process):
 
 def test_a_continued_chat_keeps_its_system_prompt_unless_the_flag_replaces_it(starter_file, process):
     """The setting is for new chats, and the flag --system is for this chat."""
-    process("config", "set", "system=Be kind.")
-    assert b"System prompt: Be odd." in process("chat", stdin="/system Be odd.\n").stdout
-    assert b"System prompt: Be odd." in process("chat", "-c", stdin="/system\n").stdout
-    assert (
-        b"System prompt: Be brief."
-        in process("chat", "-c", "--system", "Be brief.", stdin="/system\n").stdout
-    )
-    assert b"System prompt: Be brief." in process("chat", "-c", stdin="/system\n").stdout
+    process("config", "set", "system", "Be kind.")
+    typed = "/system Be odd.\nHi\n"
+    assert b"System prompt: Be odd." in process("chat", "--max-tokens", "1", stdin=typed).stdout
+    for flags, said in (((), b"odd"), (("--system", "Be brief."), b"brief"), ((), b"brief")):
+        assert b"System prompt: Be %s." % said in process("chat", "-c", *flags, stdin="/system\n").stdout
 
 
 @pytest.fixture
