@@ -35,7 +35,7 @@ from .interrupts import Interrupts
 from .mentions import has_mention, with_files
 from .options import ChatOptions, start_place
 from .plain_calls import PlainCalls
-from .plain_streams import PlainStreams
+from .plain_streams import PlainStreams, without_keys
 from .state import ChatState, Outcome, system_prompt_of
 from .steps.branch import return_to, turns_with
 from .steps.tools import answer_results
@@ -106,6 +106,9 @@ class PlainChat:
             self._streams.complain(error)
 
     def _handle(self, line: str) -> None:
+        line, told = without_keys(line)
+        if told:
+            self._streams.note(told)
         line = sanitize(line).strip()
         if not line:
             return
