@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ruvmlx.engine.types import Chunk
 from ruvmlx.runtime import Runtime
+from ruvmlx.text import count as count_of
 
 from .. import describe
 from ..context import ChatContext
@@ -57,7 +58,7 @@ class SummaryActions:
         try:
             async for chunks in chat.host.write(begin):
                 newest = chunks[-1]
-                count = f", {newest.generated} tokens of notes" if newest.generated else ""
+                count = f", {count_of(newest.generated, 'token')} of notes" if newest.generated else ""
                 chat.status.background = f"{WORKING}{count} · Esc stops"
                 stopped = newest.response is not None and newest.response.finish_reason == "cancelled"
             if not stopped:
