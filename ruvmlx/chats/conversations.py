@@ -148,7 +148,8 @@ class Conversations:
 
     def room(self, session_id: str, turns: list[Turn], max_new_tokens: int) -> ChatRoom:
         """Return which of these turns (a chat's current branch) the model does not read. The first call for a
-        long chat can take about a second."""
+        chat reads the sizes of its newest messages, at most two for every TEMPLATE_TOKENS tokens of the
+        context (engine/context_window.py)."""
         known = (
             session_id,
             [turn.id for turn in turns],
