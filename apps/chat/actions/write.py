@@ -226,18 +226,8 @@ class WriteActions:
         if refused:
             await self.show_turns()
         if typed and (refused or (not reply.text and not chat.prompt.text)):
-            shown = (m for m in chat.transcript.messages if edited is not None and m.message_id == edited)
-            self._put_back(typed, next((m for m in shown if isinstance(m, UserMessage)), None))
+            put_back(chat, typed, edited)
         await chat.transcript.add(Notice(error_line(error), "error"))
-
-    def _put_back(self, typed: str, edited: UserMessage | None) -> None:
-        """Put an unsent text back into the input. edited: the earlier message that the text replaces; None:
-        the text is a new message."""
-        if edited is None:
-            self._chat.prompt.put_back(typed)
-        else:
-            self._chat.editing = edited
-            self._chat.prompt.begin_edit(typed)
 
     async def show_turns(self) -> None:
         """Read the messages of the chat from the store and show them."""
@@ -363,3 +353,15 @@ class WriteActions:
         if action == "flip":
             return reply is not None and reply.branch[1] > 1
         return bool(self._chat.transcript.messages)
+
+
+def put_back(chat: ChatContext, typed: str, edited: int | None) -> None:
+    """Put an unsent text back into the input. edited: the id of the earlier message that the text replaces;
+    if the conversation shows this message, the user continues the edit."""
+    shown = (m for m in chat.transcript.messages if edited is not None and m.message_id == edited)
+    message = next((m for m in shown if isinstance(m, UserMessage)), None)
+    if message is None:
+        chat.prompt.put_back(typed)
+    else:
+        chat.editing = message
+        chat.prompt.begin_edit(typed)
