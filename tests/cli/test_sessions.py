@@ -34,6 +34,11 @@ def test_a_continued_chat_keeps_its_system_prompt_unless_the_flag_replaces_it(st
         assert b"System prompt: Be %s." % said in process("chat", "-c", *flags, stdin="/system\n").stdout
 
 
+def test_without_a_chat_the_last_one_is_told_to_be_missing(run):
+    code, _, err = run("sessions", "show", "last")
+    assert code == 1 and err == "ruvmlx: there is no chat yet; `ruvmlx chat` begins one.\n"
+
+
 @pytest.fixture
 def chats(home):
     """A store with two chats; the second one has two alternative replies."""
