@@ -154,6 +154,12 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
+def count(number: int, name: str, plural: str = "") -> str:
+    """Return a number with its noun: "1 chat", "1,204 chats". plural: the plural of the noun, if it is not
+    the noun with "s"."""
+    return f"{number:,} {name if number == 1 else plural or name + 's'}"
+
+
 def did_you_mean(word: str, known: Iterable[str], least: float = 0.6) -> str:
     """Return " Did you mean 'learn'?" for the end of an error, or "" if no known word is similar. least: the
     least similarity, from 0 to 1."""

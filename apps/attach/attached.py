@@ -41,6 +41,7 @@ class AttachedChat:
             find=hello.find,
             max_new_tokens=max_tokens,
             system=hello.system,
+            replaces_system=hello.replaces_system,
             learn_when_idle=False,  # the server itself learns in idle time
             theme=theme.theme_name(hello.theme, hello.environment),
             motion=hello.motion,

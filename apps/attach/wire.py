@@ -40,6 +40,7 @@ class Hello:
     session: str = "new"
     find: str = ""
     system: str | None = None
+    replaces_system: bool = False
     theme: str = "auto"
     motion: bool = True
     keys: str = ""

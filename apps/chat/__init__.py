@@ -43,6 +43,7 @@ def run_chat(
     sampling: "Sampling | None" = None,
     max_new_tokens: int = 1024,
     system: str | None = None,
+    replaces_system: bool = False,
     session: str | None = None,
     find: str = "",
     learn_when_idle: bool = True,
@@ -56,7 +57,16 @@ def run_chat(
 
     chosen = session or ("continue" if continue_ else "new")
     options = ChatOptions(
-        chosen, sampling, max_new_tokens, system, learn_when_idle, theme, motion, keys, find=find
+        chosen,
+        sampling,
+        max_new_tokens,
+        system,
+        replaces_system,
+        learn_when_idle,
+        theme,
+        motion,
+        keys,
+        find=find,
     )
     linear = plain or not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout))
     if not linear and os.environ.get("TERM") == "dumb":

@@ -19,7 +19,7 @@ from ruvmlx.chats.chat_file import (
 from ruvmlx.errors import NotFound, UsageError
 from ruvmlx.runtime import Runtime
 from ruvmlx.store import SessionRow
-from ruvmlx.text import excerpt, one_line
+from ruvmlx.text import count, excerpt, one_line
 
 from .user_files import UserFiles
 
@@ -120,7 +120,7 @@ def lines(runtime: Runtime, listed: Sequence[ChatEntry], words: str = "") -> lis
         return ["No chat has these words." if words else "No chats yet."]
     place = {entry.id: n for n, entry in enumerate(entries(runtime), 1)}
     return [
-        f"{place[entry.id]}. {entry.name}, {entry.turns} messages, {entry.when}"
+        f"{place[entry.id]}. {entry.name}, {count(entry.turns, 'message')}, {entry.when}"
         + (", pinned" if entry.is_pinned else "")
         + (f": {entry.said}" if entry.said else "")
         for entry in listed

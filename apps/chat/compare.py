@@ -16,6 +16,7 @@ from ruvmlx.errors import NotFound, UsageError
 from ruvmlx.host.serving import BeginReply
 from ruvmlx.models.text.thinking import split
 from ruvmlx.runtime import Runtime
+from ruvmlx.text import count
 
 from .options import ChatOptions
 from .view_model import learn_status
@@ -117,8 +118,8 @@ def lengths(without: str, with_it: str) -> str:
     the replies are equal, the sentence only says that they are the same."""
     if without == with_it:
         return "Both replies are the same."
-    before, after = (f"{len(split(text).answer.split()):,}" for text in (without, with_it))
-    return f"{before} words without, {after} with what was learned."
+    before, after = (len(split(text).answer.split()) for text in (without, with_it))
+    return f"{count(before, 'word')} without, {after:,} with what was learned."
 
 
 def choice_text(chosen: Candidate) -> str:

@@ -83,6 +83,11 @@ class ChatContext:
     def phase(self, phase: str) -> None:
         self.app.phase = phase
 
+    @property
+    def reply_limit(self) -> int:
+        """The maximum number of tokens of a reply in the open chat."""
+        return self.state.options.max_new_tokens
+
     def start(
         self, work: Callable[[], Awaitable[None]], group: str = "default", exclusive: bool = False
     ) -> Worker[None]:

@@ -12,6 +12,7 @@ from ruvmlx.progress import duration
 from ruvmlx.ratings import BAD, REASONS, is_against
 from ruvmlx.runtime import LearnStatus, PreferenceResult, RatingResult, Runtime
 from ruvmlx.text import backend_words, one_line, size
+from ruvmlx.text import count as count_of
 from ruvmlx.tiers import TIERS
 
 from ..learning_words import share_text
@@ -62,8 +63,8 @@ def thought_text(parts: Thought, finished: bool, unfolded: bool) -> str:
     add the text of the thought. Return "" for a reply without a thought."""
     if not (parts.thought or parts.is_open):
         return ""
-    words = len(parts.thought.split())
-    said = f"thinking, {words} words" if parts.is_open and not finished else f"thought for {words} words"
+    words = count_of(len(parts.thought.split()), "word")
+    said = f"thinking, {words}" if parts.is_open and not finished else f"thought for {words}"
     return f"▾ {said}\n{parts.thought}" if unfolded else f"▸ {said} · t shows it"
 
 
@@ -117,14 +118,19 @@ def first_summary(found: FirstSummary | None) -> str:
     )
 
 
+def oldest(count: int) -> str:
+    """Return words for the `count` oldest messages of a chat: "the oldest message", "the oldest 3
+    messages"."""
+    return "the oldest message" if count == 1 else f"the oldest {count:,} messages"
+
+
 def summary(found: ChatSummary, is_printed: bool = False) -> str:
     """Say that the model reads notes in place of the oldest messages, or that it wrote no notes. is_printed:
     True if the user has already seen the notes; if False, the text ends with the notes."""
     if not found.count:
         return "The model wrote no notes; it reads what its context has room for."
-    told = (
-        f"The model reads these notes in place of the oldest {found.count} messages, which stay in the chat."
-    )
+    told = f"The model reads these notes in place of {oldest(found.count)}, which"
+    told = f"{told} {'stays' if found.count == 1 else 'stay'} in the chat."
     return f"{told} /summarize off ends this." + ("" if is_printed else f"\n\n{found.text}")
 
 
@@ -191,8 +197,8 @@ def reply_details(response: GenerationResponse, context: int) -> list[str]:
         f", {response.accepted:,} of {response.drafted:,} guessed tokens right" if response.drafted else ""
     )
     return [
-        f"last reply   {response.generation_tokens:,} tokens, {response.generation_tps:.0f} a second, "
-        f"first word after {seconds(response.ttft_ms)}{guesses}",
+        f"last reply   {count_of(response.generation_tokens, 'token')}, "
+        f"{response.generation_tps:.0f} a second, first word after {seconds(response.ttft_ms)}{guesses}",
         f"context      {response.cache_tokens:,} of {context:,} tokens ({ages}), {size(kv.bytes)}",
         *quality_lines(response),
     ]
@@ -303,12 +309,12 @@ def nothing_to_undo(place: RatingPlace, key: str) -> str:
 def ratings_text(status: LearnStatus) -> str:
     """Return the number of ratings and of choices between replies as text: "3 ratings", "3 ratings and 1
     preference"."""
-    return f"{status.ratings} rating{'' if status.ratings == 1 else 's'}{_and_preferences(status)}"
+    return f"{count_of(status.ratings, 'rating')}{_and_preferences(status)}"
 
 
 def _and_preferences(status: LearnStatus) -> str:
     count = status.preferences
-    return f" and {count} preference{'' if count == 1 else 's'}" if count else ""
+    return f" and {count_of(count, 'preference')}" if count else ""
 
 
 def rolled_back(status: LearnStatus) -> str:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from ruvmlx.text import count as count_of
 from ruvmlx.text import size
 
 from .mentions import MAX_FILE_BYTES
@@ -55,7 +56,8 @@ def _entry(path: Path, name: str) -> PickerEntry | None:
         return None
     if count > (MAX_PDF_BYTES if is_pdf else MAX_FILE_BYTES):
         return PickerEntry(name, size(count), problem="too long to put into a message")
-    return PickerEntry(name, size(count) if is_pdf else f"about {-(-count // BYTES_A_TOKEN):,} tokens")
+    tokens = count_of(-(-count // BYTES_A_TOKEN), "token")
+    return PickerEntry(name, size(count) if is_pdf else f"about {tokens}")
 
 
 def mention(name: str) -> str:

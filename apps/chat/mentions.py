@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ruvmlx.chats.chat_file import read_bytes
 from ruvmlx.errors import UsageError
-from ruvmlx.text import one_line, sanitize
+from ruvmlx.text import count, one_line, sanitize
 
 from .pdf_text import pdf_text
 from .user_files import UserFiles
@@ -73,7 +73,7 @@ def with_files(text: str, files: UserFiles, tokens: Callable[[str], int]) -> Men
         elif name not in blocks:
             body = sanitize(pdf_text(path, name) if _is_pdf(path) else _read_text(path, name)).strip("\n")
             blocks[name] = _block(name, body)
-            notes.append(f"{one_line(name)}: {tokens(body):,} tokens")
+            notes.append(f"{one_line(name)}: {count(tokens(body), 'token')}")
     return Mentioned(text + "".join(blocks.values()), tuple(dict.fromkeys(notes)))
 
 

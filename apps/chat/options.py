@@ -19,7 +19,9 @@ class ChatOptions:
     session: str = "new"
     sampling: Sampling | None = None  # None: the values of the settings, or else of the model
     max_new_tokens: int = 1024
-    system: str | None = None
+    system: str | None = None  # the system prompt with which a new chat begins
+    # True if `system` also replaces the system prompt of an earlier chat ("": removes it)
+    replaces_system: bool = False
     # Only the app uses the options learn_when_idle, theme, motion and keys. Plain mode cannot learn in idle
     # time.
     learn_when_idle: bool = True
@@ -63,12 +65,13 @@ def start_place(runtime: Runtime, options: ChatOptions) -> tuple[str, int | None
 
 def start_session(runtime: Runtime, options: ChatOptions) -> str:
     """Return the id of the chat that the options select. Begin a new chat if the options say "new", or if
-    they say "continue" and no chat exists yet. Set the chat's system prompt if the options have one."""
+    they say "continue" and no chat exists yet. An earlier chat keeps its own system prompt, unless the
+    options replace this prompt."""
     earlier = runtime.chats.last_chat() if options.session == "continue" else options.session
     if options.session == "new" or earlier is None:
         return runtime.chats.new_chat(options.system)
     if options.session != "continue":
         earlier = runtime.chats.find_chat(earlier)
-    if options.system is not None:  # `system` = "" removes the system prompt
+    if options.replaces_system:
         runtime.chats.set_system(earlier, options.system)
     return earlier

@@ -12,7 +12,7 @@ from ruvmlx.platform import memory
 from ruvmlx.platform.memory import MemoryUse
 from ruvmlx.platform.sensors import SensorReading
 from ruvmlx.runtime import LearningState, Runtime
-from ruvmlx.text import one_line, size
+from ruvmlx.text import count, one_line, size
 
 from ..learning_words import share_text
 from ..optimizer_words import KNOBS
@@ -55,14 +55,14 @@ Sections = list[tuple[str, Rows]]
 
 def learning_rows(state: LearningState) -> Rows:
     status, memory = state.status, state.memory
-    pairs = f" + {status.preferences} pairs" if status.preferences else ""
+    pairs = f" + {count(status.preferences, 'pair')}" if status.preferences else ""
     return [
         ("adapter", f"{one_line(state.adapter)}, version {status.adapter_version}"),
         ("ratings", f"{status.ratings}{pairs}, {status.updates} used"),
         ("limit", f"{share_text(status.kl, status.kl_cap)} used"),
-        ("topics", f"{memory.patterns}, seen {memory.hits} times"),
+        ("topics", f"{memory.patterns}, seen {count(memory.hits, 'time')}"),
         ("training", _training(state.missing)),
-        ("trained", f"{status.consolidations} times" if status.consolidations else "not yet"),
+        ("trained", count(status.consolidations, "time") if status.consolidations else "not yet"),
         *(("likes", words) for words in state.likes[:LIKES]),
     ]
 

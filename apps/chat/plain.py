@@ -35,7 +35,7 @@ from .interrupts import Interrupts
 from .mentions import has_mention, with_files
 from .options import ChatOptions, start_place
 from .plain_calls import PlainCalls
-from .plain_streams import PlainStreams
+from .plain_streams import PlainStreams, without_keys
 from .state import ChatState, Outcome, system_prompt_of
 from .steps.branch import return_to, turns_with
 from .steps.tools import answer_results
@@ -106,6 +106,9 @@ class PlainChat:
             self._streams.complain(error)
 
     def _handle(self, line: str) -> None:
+        line, told = without_keys(line)
+        if told:
+            self._streams.note(told)
         line = sanitize(line).strip()
         if not line:
             return
@@ -218,18 +221,17 @@ class PlainChat:
         state, limit = self._state, self._state.options.max_new_tokens
         chats = self._runtime.chats
         found = chats.room(state.session, chats.turns(state.session), limit)
-        gone = max(0, len(found.left_out) - found.summed_up)
+        gone = found.unread
         if gone > state.left_out:
             self._streams.note(
-                f"Note: the context is full; the model does not read the oldest {gone} messages. "
+                f"Note: the context is full; the model does not read {describe.oldest(gone)}. "
                 "/summarize lets it read notes on them."
             )
         state.left_out = gone
         used, room = state.response.cache_tokens if state.response else 0, self._runtime.model.context
         if (is_full := used > describe.NEARLY_FULL * room) and not (state.told_full or gone):
-            self._streams.note(
-                "Note: the context is nearly full. /summarize lets the model read notes on the oldest."
-            )
+            offer = " /summarize lets the model read notes on the oldest." if found.can_sum_up else ""
+            self._streams.note(f"Note: the context is nearly full.{offer}")
         state.told_full = is_full
 
     def _stream(self, reply: Iterator[Chunk]) -> None:

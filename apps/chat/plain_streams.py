@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import re
 import sys
 from typing import TextIO
 
@@ -21,6 +22,21 @@ CUT = (
     f"the terminal passes at most {TERMINAL_LINE_BYTES:,} bytes of a line, and has cut this one. "
     "Nothing was sent. Put the text into a file, and name it as @FILE."
 )
+
+
+# what a terminal sends for a key without a character, such as an arrow or F1 (ESC O P, ESC [ 11 ~, ESC [ [ A)
+_KEY = re.compile(r"\x1b(?:O[0-9;]*[A-Za-z]|\[\[[A-E]|\[[0-9;]*[A-Za-z~])")
+_F1 = ("\x1bOP", "\x1b[11~", "\x1b[[A", "\x1b[P")
+NO_KEYS = "Plain mode has no keys of its own; /help lists the commands."
+
+
+def without_keys(line: str) -> tuple[str, str]:
+    """Return (the line without the codes of keys that a terminal has put into it, a line for the user). The
+    second line is NO_KEYS if the user pressed keys and typed no words, and else "". F1 alone is /help."""
+    words, keys = _KEY.sub("", line), _KEY.findall(line)
+    if not keys or words.strip():
+        return words, ""
+    return ("/help", "") if keys[-1] in _F1 else ("", NO_KEYS)
 
 
 class PlainStreams:

@@ -97,5 +97,5 @@ def lines(prompt: str | None = None) -> list[str]:
         rows.append(f"{name:<{width}}  {'(in use) ' if name == used else ''}{words}")
     return [
         *rows,
-        "/as NAME answers as one, /as none as before; /as save NAME keeps this chat's system prompt.",
+        "/as NAME answers as one, /as none ends that; /as save NAME keeps this chat's system prompt.",
     ]

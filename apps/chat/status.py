@@ -12,6 +12,7 @@ from textual.reactive import reactive
 from textual.timer import Timer
 from textual.widgets import Static
 
+from ruvmlx.chats.conversations import ALL_READ, ChatRoom
 from ruvmlx.engine.types import Chunk
 from ruvmlx.runtime import LearnStatus
 
@@ -67,17 +68,18 @@ def learned_parts(learned: LearnStatus | None) -> list[str]:
     return [ratings_text(learned)] if learned else []
 
 
-def room_parts(meter: Meter, left_out: int, summed_up: int, key: str) -> list[str]:
+def room_parts(meter: Meter, room: ChatRoom, key: str) -> list[str]:
     """Return texts about messages that the model no longer reads, or about a context that is nearly full.
 
-    left_out: the number of old messages that the model does not read and that no summary covers. summed_up:
-    the number of oldest messages that a summary covers. key: the label of the key that starts a summary.
+    key: the label of the key that starts a summary. The texts name the key only if a summary would replace
+    messages.
     """
-    told = [f"oldest {summed_up:,} summed up"] if summed_up else []
-    if left_out:
-        told.append(f"oldest {left_out:,} not read ({key} sums up)")
+    told = [f"oldest {room.summed_up:,} summed up"] if room.summed_up else []
+    offer = f" ({key} sums up)" if room.can_sum_up else ""
+    if room.unread:
+        told.append(f"oldest {room.unread:,} not read{offer}")
     elif meter.context > NEARLY_FULL * meter.max_context > 0:
-        told.append(f"context nearly full ({key} sums up)")
+        told.append(f"context nearly full{offer}")
     return told
 
 
@@ -97,9 +99,7 @@ class StatusLine(Static):
     backend: reactive[str] = reactive("")
     meter: reactive[Meter] = reactive(Meter)
     learned: reactive[LearnStatus | None] = reactive(None)
-    # the number of old messages that the model does not read and that no summary covers
-    left_out: reactive[int] = reactive(0)
-    summed_up: reactive[int] = reactive(0)  # the number of oldest messages that the summary covers
+    room: reactive[ChatRoom] = reactive(ALL_READ)  # the messages that the model does not read
     background: reactive[str] = reactive("")  # a text about background work, which replaces the figures
     message: reactive[str] = reactive("")  # a text that replaces the whole line until the app clears the text
     _flashing: Timer | None = None
@@ -111,8 +111,7 @@ class StatusLine(Static):
         if self.background:
             return Content(self.background)
         key = keys.key_label(self.app, "summarize", "F8")
-        room = room_parts(self.meter, self.left_out, self.summed_up, key)
-        parts = self.meter.parts() + room + learned_parts(self.learned)
+        parts = self.meter.parts() + room_parts(self.meter, self.room, key) + learned_parts(self.learned)
         left, right = fit(self.backend, parts, width)
         return Content(left + " " * max(0, width - cell_len(left) - cell_len(right)) + right)
 

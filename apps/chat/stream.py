@@ -9,7 +9,7 @@ from dataclasses import replace
 from textual.widget import Widget
 
 from ruvmlx.engine.types import Chunk, GenerationResponse
-from ruvmlx.text import Sanitizer, sanitize
+from ruvmlx.text import Sanitizer, count, sanitize
 
 from .messages import ReplyMessage
 from .status import Meter, StatusLine
@@ -58,8 +58,8 @@ async def _show(reply: ReplyMessage, newest: Chunk, text: str) -> None:
     if text:
         await reply.grow(text)
     elif newest.replies > 1 and not reply.text:
-        reply.progress = f"writing {newest.replies} replies, {newest.generated} tokens each"
+        reply.progress = f"writing {newest.replies} replies, {count(newest.generated, 'token')} each"
     elif newest.generated:
         reply.progress = ""
     elif newest.prefilled:
-        reply.progress = f"reading {newest.prefilled} of {newest.prompt_tokens} tokens"
+        reply.progress = f"reading {newest.prefilled} of {count(newest.prompt_tokens, 'token')}"

@@ -315,7 +315,7 @@ class Transcript(VerticalScroll, can_focus=False):
             if reply.reply_id in ratings:
                 reply.restore_rating(ratings[reply.reply_id], standing.version)
                 reply.show_newest(reply.reply_id == standing.newest)
-        self._left_out = standing.left_out
+        self._left_out = standing.room.left_out
         self._mark_left_out()
         if self._lacks_earlier and (earlier := _turns_before(self.messages, standing.turns)) is not None:
             self._lacks_earlier, self._earlier = False, earlier

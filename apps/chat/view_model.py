@@ -4,6 +4,7 @@ the app's thread draws the data."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ruvmlx.chats.conversations import ALL_READ, ChatRoom
 from ruvmlx.errors import NotFound
 from ruvmlx.runtime import LearnStatus, Runtime, Turn
 from ruvmlx.text import backend_words, one_line
@@ -46,25 +47,25 @@ class Standing:
     """The state of learning, and the messages and the ratings of the replies on a chat's current branch, as
     the store has them. Other processes can write ratings into the store, too.
 
-    left_out: the ids of the messages that the model does not read, because its context has no room for them
-    or because a summary replaces them. summed_up: the number of messages that the summary replaces. newest:
-    the id of the reply whose rating or preference an undo takes back, or None.
+    room: the messages that the model does not read, because its context has no room for them or because a
+    summary replaces them. newest: the id of the reply whose rating or preference an undo takes back, or None.
     """
 
     learned: LearnStatus | None
     ratings: dict[str, str | None]  # reply id -> rating (None: not rated), for the current branch
-    left_out: frozenset[int] = frozenset()
-    summed_up: int = 0
+    room: ChatRoom = ALL_READ
     turns: Sequence[Turn] = ()
     newest: str | None = None
 
     @classmethod
-    def of(cls, runtime: Runtime, session: str) -> "Standing":
+    def of(cls, runtime: Runtime, session: str, max_new_tokens: int) -> "Standing":
+        """Return the state of the chat `session`. max_new_tokens: the maximum number of tokens of a reply in
+        this chat."""
         turns = runtime.chats.turns(session)
         ratings = {turn.reply_id: turn.rating for turn in turns if turn.reply_id}
-        room = runtime.chats.room(session, turns, runtime.settings.max_tokens)
+        room = runtime.chats.room(session, turns, max_new_tokens)
         newest = runtime.newest_feedback()
-        return cls(learn_status(runtime), ratings, room.left_out, room.summed_up, turns, newest)
+        return cls(learn_status(runtime), ratings, room, turns, newest)
 
     @property
     def version(self) -> int:

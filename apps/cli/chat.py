@@ -59,16 +59,26 @@ def chat(
 ) -> None:
     """Chat, and rate the replies: each rating changes the weights that write the next one."""
     settings = resolve(flags, selects=True)
+    # the flag --system also changes an earlier chat; a setting is only for new chats
+    replaces_system = context.get_parameter_source("system") is ParameterSource.COMMANDLINE
     if server is not None:
         _refuse_flags(context)
-        sys.exit(_attach(server, api_key, settings, session or ("continue" if continue_ else "new"), find))
+        place = session or ("continue" if continue_ else "new")
+        sys.exit(_attach(server, api_key, settings, place, find, replaces_system))
     if context.get_parameter_source("api_key") is ParameterSource.COMMANDLINE:
         raise UsageError("--api-key is the key of a server; give --server, too.")
-    sys.exit(_chat(settings, plain, continue_, session, find))
+    sys.exit(_chat(settings, plain, continue_, session, find, replaces_system))
 
 
-def _chat(settings: "Settings", plain: bool, continue_: bool, session: str | None, find: str | None) -> int:
-    """Run a chat with a model that this process opens."""
+def _chat(
+    settings: "Settings",
+    plain: bool,
+    continue_: bool,
+    session: str | None,
+    find: str | None,
+    replaces_system: bool,
+) -> int:
+    """Run a chat with a model that this process opens. replaces_system: as in `ChatOptions`."""
     from ruvmlx.host.model_holder import Opener
     from ruvmlx.models.config.model import writes_nothing
 
@@ -90,6 +100,7 @@ def _chat(settings: "Settings", plain: bool, continue_: bool, session: str | Non
         find=find or "",
         max_new_tokens=settings.max_tokens,
         system=settings.system,
+        replaces_system=replaces_system,
         learn_when_idle=settings.learn_when_idle,
         theme=settings.theme,
         motion=settings.motion,
@@ -113,8 +124,10 @@ def _refuse_flags(context: click.Context) -> None:
             raise UsageError(f"{flag} and --server do not go together; give {flag} to `ruvmlx serve`.")
 
 
-def _attach(url: str, key: str | None, settings: "Settings", session: str, find: str | None) -> int:
-    """Run a chat with the model of a running server."""
+def _attach(
+    url: str, key: str | None, settings: "Settings", session: str, find: str | None, replaces_system: bool
+) -> int:
+    """Run a chat with the model of a running server. replaces_system: as in `ChatOptions`."""
     from ..attach.client import attach, is_here
     from ..server.keys import saved_keys
 
@@ -133,6 +146,7 @@ def _attach(url: str, key: str | None, settings: "Settings", session: str, find:
         session=session,
         find=find or "",
         system=settings.system,
+        replaces_system=replaces_system,
         theme=settings.theme,
         motion=settings.motion,
         keys=settings.keys,

@@ -39,7 +39,8 @@ def show_kv(facts: dict[str, Any]) -> None:
     replies = count(facts["long_replies"], "long reply", "long replies")
     say(
         f"{replies} on the backend {facts['backend']} can be measured: those in chats of "
-        f"{facts['long_is']:,} tokens or more. `ruvmlx learn kv --measure` measures now."
+        f"{facts['long_is']:,} tokens or more."
+        + (" `ruvmlx learn kv --measure` measures now." if facts["long_replies"] else "")
     )
     for c in facts["candidates"]:
         say(

@@ -12,7 +12,7 @@ import click
 
 from ruvmlx import settings
 from ruvmlx.errors import NotFound, RuvmlxError, UsageError
-from ruvmlx.text import excerpt, one_line
+from ruvmlx.text import count, excerpt, one_line
 
 from .completion_values import complete_chats, complete_deleted_chats, complete_replies
 from .number_types import WholeNumber
@@ -147,7 +147,7 @@ def _show_alike(text: str, limit: int, as_json: bool, flags: dict[str, Any]) -> 
         )  # fmt: skip
     hits = alike.found
     if alike.unread:
-        log(f"note: {MOST_READ} messages were read; {alike.unread} older ones were not compared.")
+        log(f"note: {MOST_READ} messages were read; {count(alike.unread, 'older one')} not compared.")
     if as_json:
         print_json([session_facts(h.session) | _like(h) for h in hits])
     elif hits:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ruvmlx.text import count as count
 from ruvmlx.text import one_line, sanitize
 
 from ..wrapping import COMMAND, hold, release, width, wrap
@@ -90,13 +91,7 @@ def facts(rows: Iterable[tuple[str, str]]) -> None:
         _print(line)
 
 
-# -- words for numbers, times and paths --------------------------------------------------------------
-
-
-def count(number: int, name: str, plural: str = "") -> str:
-    """Return a number with its noun: "1 chat", "1,204 chats". plural: the plural of the noun, if it is not
-    the noun with "s"."""
-    return f"{number:,} {name if number == 1 else plural or name + 's'}"
+# -- words for times and paths --------------------------------------------------------------
 
 
 def ago(then: float) -> str:

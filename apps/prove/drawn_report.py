@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ruvmlx.text import count
+
 from ..charts import Axis, lines
 from .statistics import mean_interval, win_interval, win_rate
 
@@ -231,7 +233,7 @@ def _section(of: Results) -> list[str]:
     drawn, reached = len({r["user"] for r in of}), len({r["user"] for r in within_reach(of)})
     family, setting = of[0]["family"], of[0]["setting"]
     return [
-        "", f"## The {family} family: {reached} of {drawn} users are within reach", "",
+        "", f"## The {family} family: {_reach(reached, drawn)}", "",
         f"{setting['questions']} unseen questions, {setting['max_tokens']} tokens at most; raters: "
         f"{setting['raters']}.", "", *_table(_ARM_HEAD, [_arm_row(d) for d in distributions(of)]),
         "", "Mean win-rate after the last rating, by how a user rates and by the kind of taste:", "",
@@ -244,20 +246,23 @@ def _section(of: Results) -> list[str]:
 def text(results: Results) -> str:
     """Return the distributions over users and the costs as text for a terminal."""
     known = facts(results)
-    head = (
-        f"{known['within_reach']} of {known['drawn']} users of the {known['family']} family are within reach"
-    )
+    head = _reach(known["within_reach"], known["drawn"], f" of the {known['family']} family")
     arms = distributions(results)
     rows = [head, *_plain(_ARM_HEAD, [_arm_row(d) for d in arms]), *map(_verdict, arms)]
     return "\n".join([*rows, *_plain(_COST_HEAD, [_cost_row(c) for c in costs(results)])])
 
 
+def _reach(within: int, drawn: int, family: str = "") -> str:
+    """Return how many of the drawn users are within reach: "3 of 4 users are within reach"."""
+    return f"{within} of {count(drawn, 'user')}{family} {'is' if within == 1 else 'are'} within reach"
+
+
 def _verdict(d: ArmSpread) -> str:
     unsure = d.users - d.better - d.worse
     return (
-        f"{d.arm}, after {d.ratings} ratings: with 95% probability, replies are better than the original "
-        f"model's for {d.better} of {d.users} users, and worse for {d.worse}. For {unsure}, this run cannot "
-        "tell."
+        f"{d.arm}, after {count(d.ratings, 'rating')}: with 95% probability, replies are better than the "
+        f"original model's for {d.better} of {count(d.users, 'user')}, and worse for {d.worse}. "
+        f"For {unsure}, this run cannot tell."
     )
 
 
@@ -351,7 +356,7 @@ def picture(results: Results) -> str:
         users = sorted(points(counted, arm, last), key=lambda p: p.win_rate)
         series[arm] = [(i + 1.0, p.win_rate, *p.win_ci) for i, p in enumerate(users)]
     most = max(map(len, series.values()), default=1)
-    title = f"Drawn users after {last} ratings, from the worst to the best"
+    title = f"Drawn users after {count(last, 'rating')}, from the worst to the best"
     below = "users; how often the reply is better than the untouched model's"
     rate = Axis(0, 1, (0, 0.25, 0.5, 0.75, 1), ".0%", strong=0.5)
     return lines(title, below, series, Axis(1, max(2, most), (1, max(2, most)), ".0f"), rate)

@@ -22,7 +22,7 @@ from ruvmlx.models.text.thinking import split
 from ruvmlx.progress import Progress, Watch
 from ruvmlx.runtime import Runtime
 from ruvmlx.sona.judge import CandidateReply, TasteJudge
-from ruvmlx.text import one_line
+from ruvmlx.text import count, one_line
 
 from . import prompts
 
@@ -222,9 +222,10 @@ def sentences(summary: CheckSummary) -> list[str]:
     words = f"{before:.0f} → {after:.0f} words"
     if summary.is_length_clear:
         shorter = after < before
+        changed = summary.shorter if shorter else summary.longer
         said = [
             f"{'Shorter' if shorter else 'Longer'}: {words} on average; "
-            f"{summary.shorter if shorter else summary.longer} of {of} replies are."
+            f"{changed} of {count(of, 'reply', 'replies')} {'is' if changed == 1 else 'are'}."
         ]
     elif not (summary.shorter or summary.longer):
         said = [f"Length: no reply has another number of words ({words})."]

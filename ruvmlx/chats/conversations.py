@@ -29,10 +29,20 @@ TAIL = 8  # a number of tokens that is larger than the number of tokens of any s
 @dataclass(frozen=True)
 class ChatRoom:
     """The messages that the model does not read. left_out: the ids of these messages, the oldest of the chat.
-    summed_up: the number of left-out messages that the summary covers."""
+    summed_up: the number of left-out messages that the summary covers. can_sum_up: True if a new summary
+    would replace more messages."""
 
     left_out: frozenset[int]
     summed_up: int
+    can_sum_up: bool
+
+    @property
+    def unread(self) -> int:
+        """The number of messages that the model does not read and that the summary does not cover."""
+        return max(0, len(self.left_out) - self.summed_up)
+
+
+ALL_READ = ChatRoom(frozenset(), 0, False)
 
 
 class ReplyWishes(TypedDict, total=False):
@@ -138,7 +148,8 @@ class Conversations:
 
     def room(self, session_id: str, turns: list[Turn], max_new_tokens: int) -> ChatRoom:
         """Return which of these turns (a chat's current branch) the model does not read. The first call for a
-        long chat can take about a second."""
+        chat reads the sizes of its newest messages, at most two for every TEMPLATE_TOKENS tokens of the
+        context (engine/context_window.py)."""
         known = (
             session_id,
             [turn.id for turn in turns],
@@ -150,7 +161,8 @@ class Conversations:
             gone = self._writer.window.left_out(read, max_new_tokens, summary)
             kept = {turn.id for turn in read} - {turn.id for turn in gone}
             left_out = frozenset(turn.id for turn in turns if turn.id is not None and turn.id not in kept)
-            self._room = known, ChatRoom(left_out, known[2].count)
+            can_sum_up = bool(gone) or self.summaries.is_possible(session_id, turns, max_new_tokens)
+            self._room = known, ChatRoom(left_out, known[2].count, can_sum_up)
         return self._room[1]
 
     def _read(

@@ -77,24 +77,30 @@ class Summaries:
         them."""
         self._store.chats.set_summary(session_id, None, None)
 
-    def write(self, session_id: str, cancel: threading.Event) -> Iterator[Chunk]:
-        """Write a summary of all messages except the newest ones (at least KEPT_MESSAGES). For its next
+    def is_possible(self, session_id: str, turns: list[Turn], max_new_tokens: int) -> bool:
+        """Return True if `write` would find messages of these turns that a summary replaces."""
+        return any(self._ends(session_id, turns, max_new_tokens))
+
+    def write(self, session_id: str, cancel: threading.Event, max_new_tokens: int) -> Iterator[Chunk]:
+        """Write a summary of the oldest messages: of all messages that the model does not read, or would not
+        read beside the notes, and of all others except the newest ones (at least KEPT_MESSAGES). For its next
         replies, the model reads the summary instead of these messages. Yield the chunks of the notes.
 
-        If `cancel` is set before the notes are complete, the chat keeps its old summary. Raises NotFound if
-        the chat is too short.
+        If `cancel` is set before the notes are complete, the chat keeps its old summary. max_new_tokens: the
+        maximum number of tokens of a reply in this chat. Raises NotFound if the chat is too short.
         """
-        text, rest = self._split(session_id, self._turns(session_id))
-        old = rest[: self._first_kept(rest)]
+        turns = self._turns(session_id)
+        text, rest = self._split(session_id, turns)
+        old = rest[: max(self._ends(session_id, turns, max_new_tokens))]
         if not old:
-            raise NotFound("there is nothing to sum up yet: the model reads the newest messages themselves.")
+            raise NotFound("there is nothing to sum up yet: the model reads all messages themselves.")
         parts = self._parts(old)
         for number, part in enumerate(parts, 1):
             request = GenerationRequest(
                 messages=[
                     Message("user", "\n\n".join([TASK, *([f"Before: {text}"] if text else []), *part]))
                 ],
-                max_new_tokens=min(MAX_TOKENS, self._window.size // 8),
+                max_new_tokens=self._max_tokens,
                 sampling=Sampling(0.0),
                 untouched=True,
                 cancel=cancel,
@@ -109,6 +115,28 @@ class Summaries:
             if cancel.is_set():
                 return
         self._store.chats.set_summary(session_id, text, old[-1].id)
+
+    @property
+    def _max_tokens(self) -> int:
+        """The maximum number of tokens of the notes, also in a small context."""
+        return min(MAX_TOKENS, self._window.size // 8)
+
+    def _ends(self, session_id: str, turns: list[Turn], max_new_tokens: int) -> Iterator[int]:
+        """Yield three numbers of oldest messages, after the messages of the summary in use. The next summary
+        replaces as many messages as the largest number says.
+
+        The three are the messages that the model does not read now, those that are older than the newest
+        messages, and those that the model would not read beside the longest notes.
+        """
+        (text, read), rest = self.read_turns(session_id, turns), self._split(session_id, turns)[1]
+        reserved = self._max_tokens + self._window.message_size(Message("user", ""))
+
+        def count(gone: list[Turn]) -> int:
+            return 1 + [turn.id for turn in rest].index(gone[-1].id) if gone else 0
+
+        yield count(self._window.left_out(read, max_new_tokens, text))
+        yield self._first_kept(rest)
+        yield count(self._window.left_out(read, max_new_tokens, reserved=reserved))
 
     def _first_kept(self, turns: list[Turn]) -> int:
         """Return the index of the first message that the summary does not replace. This message is a message

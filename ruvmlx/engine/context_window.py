@@ -12,6 +12,7 @@ from ..models.config.model import Message, Model
 from ..models.text.tool_calls import ParsedCall
 from .types import GenerationRequest
 
+TEMPLATE_TOKENS = 16  # the number of tokens that each message takes besides its text, for the chat template
 MAX_COUNTS = 1 << 16  # the maximum number of texts whose number of tokens is kept; a text takes 150 bytes
 
 
@@ -51,6 +52,18 @@ def cut(sizes: list[int], limit: int, half: int) -> int:
     return first
 
 
+def first_measured(count: int, limit: int) -> int:
+    """Return the index of the first of `count` messages whose size `cut` must know to find the messages that
+    fit into `limit` tokens.
+
+    Each message takes TEMPLATE_TOKENS or more, so the messages from this index on are more than the room
+    holds. The index stays the same for `limit / TEMPLATE_TOKENS` messages, so that the prompts of later turns
+    begin with the same message. In a long chat, the sizes of thousands of older messages are not needed.
+    """
+    many = max(limit, 0) // TEMPLATE_TOKENS + 1
+    return max(0, count // many - 1) * many
+
+
 class ContextWindow:
     """A context window fits conversations into one model's context. Sizes are in tokens."""
 
@@ -70,10 +83,10 @@ class ContextWindow:
         return self._counts[key]
 
     def message_size(self, message: Message) -> int:
-        """Return the number of tokens of one message's text and tool calls, with 16 added for the chat
-        template."""
+        """Return the number of tokens of one message's text and tool calls, with TEMPLATE_TOKENS added
+        for the chat template."""
         calls = json.dumps(message.tool_calls, ensure_ascii=False) if message.tool_calls else ""
-        return self._tokens(message.content) + self._tokens(calls) + 16
+        return self._tokens(message.content) + self._tokens(calls) + TEMPLATE_TOKENS
 
     def fitting(
         self, messages: list[Message], max_new_tokens: int, summary: str = "", reserved: int = 0
@@ -95,8 +108,9 @@ class ContextWindow:
             limit -= self.message_size(Message("user", summary))
         head = messages[:1] if messages[0].role == "system" else []
         rest = messages[len(head) :]
-        sizes = [self.message_size(message) for message in rest]
-        first = cut(sizes, limit - sum(map(self.message_size, head)), limit // 2)
+        begin = first_measured(len(rest), limit)
+        sizes = [self.message_size(message) for message in rest[begin:]]
+        first = begin + cut(sizes, limit - sum(map(self.message_size, head)), limit // 2)
         while first < len(rest) - 1 and rest[first].role != "user":
             first += 1
         read = rest[first:]
@@ -105,16 +119,21 @@ class ContextWindow:
             read[0] = Message(read[0].role, begun)
         return head + read
 
-    def left_out(self, turns: list[Turn], max_new_tokens: int, summary: str = "") -> list[Turn]:
+    def left_out(
+        self, turns: list[Turn], max_new_tokens: int, summary: str = "", reserved: int = 0
+    ) -> list[Turn]:
         """Return the oldest turns of the chat, which `fitting` leaves out of the prompt for the chat's last
-        user message."""
+        user message. summary, reserved: as in `fitting`."""
         asked = next((n for n in range(len(turns), 0, -1) if turns[n - 1].role == "user"), 0)
         read = turns[:asked]
         is_plain = not summary and not any(turn.calls for turn in read)
-        if is_plain and sum(len(turn.content.encode()) + 16 for turn in read) < self.size // 2:
+        if (
+            is_plain
+            and sum(len(turn.content.encode()) + TEMPLATE_TOKENS for turn in read) < self.size // 2 - reserved
+        ):
             return []  # a token has at least one byte, so these turns fit, unless tool calls are very long
         messages, spoken = alternating(read), [t for t in _kept_turns(read) if t.role != "system"]
-        gone = len(messages) - len(self.fitting(messages, max_new_tokens, summary))
+        gone = len(messages) - len(self.fitting(messages, max_new_tokens, summary, reserved))
         found, number = list[Turn](), 0
         for turn, after in zip(spoken, [*spoken[1:], None], strict=True):
             if number >= gone:

@@ -138,6 +138,8 @@ class Chats:
             found = [row.id for row in self.all()[:1]]
         else:
             found = self._ids_beginning_with(beginning, "deleted IS NULL")
+        if not found and beginning == "last":
+            raise NotFound("there is no chat yet; `ruvmlx chat` begins one.")
         if not found:
             raise NotFound(f"no chat {beginning!r}; `ruvmlx sessions ls` lists the chats.")
         return found[0]

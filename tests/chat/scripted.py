@@ -90,7 +90,8 @@ class ScriptedRuntime:
         return ChatSummary()
 
     def room(self, session_id, turns, max_new_tokens):
-        return ChatRoom(self.left_out(session_id, max_new_tokens), self.of(session_id).count)
+        left_out, count = self.left_out(session_id, max_new_tokens), self.of(session_id).count
+        return ChatRoom(left_out, count, can_sum_up=len(left_out) > count)
 
     def count_tokens(self, text):
         return len(text.split())

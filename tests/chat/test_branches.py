@@ -132,16 +132,23 @@ async def test_the_edit_command_replaces_the_question_or_puts_it_into_the_input(
 
 
 async def test_a_refused_edit_leaves_the_chat_unchanged(chatting):
-    """Other words that are too long: the old ones are shown again, the new ones are in the input."""
+    """Other words that are too long: the old ones are shown again, the new ones are in the input. They are
+    still the edit: words that are short enough replace the question, and the draft comes back."""
     async with chatting(WIDE) as (app, pilot):
         await ask(app, pilot, "Hello")
         await ask(app, pilot, "More")
-        before = shown_texts(app)
+        before, app.chat.prompt.text = shown_texts(app), "a draft"
         await pilot.press("tab", "up", "e")
         app.chat.prompt.text = "word " * 700
         await pilot.press("enter")
         await until(pilot, lambda: "reads at most" in screen_text(app) and app.phase == "idle")
         assert shown_texts(app) == before and app.chat.prompt.text == "word " * 700
+        assert app.chat.editing is app.chat.transcript.messages[0] and "Editing" in screen_text(app)
+        app.chat.prompt.text = "Bye"
+        await pilot.press("enter")
+        await until(pilot, lambda: shown_texts(app)[:1] == ["Bye"])
+        await idle_with(app, pilot, 1)
+        assert len(shown_texts(app)) == 2 and app.chat.prompt.text == "a draft"
 
 
 async def test_again_edit_and_flip_do_nothing_during_a_reply(open_tiny):

@@ -132,6 +132,21 @@ def test_plain_mode_compares_and_chooses(open_tiny, rated_chat, capsys):
         assert code == 1 and said == "" and capsys.readouterr().err.count("ruvmlx: ") == 2
 
 
+def test_plain_mode_shows_the_reply_before_until_one_is_chosen(open_tiny, rated_chat):
+    """As in the app: /rate acts on that reply, and on the chosen one after /choose."""
+    with open_tiny() as runtime:
+        before = runtime.chats.turns(rated_chat)[-1].id
+        _, said = run_plain(runtime, "/compare", "/rate up", session=rated_chat)
+        assert "Without a choice, the chat and /rate go on with the reply before these two." in said
+        shown = runtime.chats.turns(rated_chat)[-1]
+        assert (shown.id, shown.rating) == (before, "up")
+        run_plain(runtime, "/compare", "/choose 1", "/rate 4", session=rated_chat)
+        shown = runtime.chats.turns(rated_chat)[-1]
+        assert (shown.branch, shown.rating) == (4, "4")
+        _, said = run_plain(runtime, "/compare And now?", session=rated_chat)
+        assert said.endswith("/choose 2.\n") and runtime.chats.turns(rated_chat)[-1].branch == 2
+
+
 def test_the_order_of_the_two_replies_is_random():
     """A user cannot learn which side is which."""
     assert {tuple(compare.order()) for _ in range(60)} == {(True, False), (False, True)}

@@ -29,7 +29,7 @@ def test_texts_and_pdfs_are_listed_with_their_sizes(tmp_path, monkeypatch):
     found = {entry.name: entry.facts for entry in entries(UserFiles(tmp_path))}
     assert found == {
         "a.py": "about 100 tokens",
-        "b.txt": "about 1 tokens",
+        "b.txt": "about 1 token",
         "paper.pdf": "2.0 kB",
         "notes/my list.md": "about 2 tokens",
     }

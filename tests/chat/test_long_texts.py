@@ -43,6 +43,19 @@ async def test_the_help_opens_at_its_beginning():
         assert "Again." in screen_text(app)
 
 
+async def test_the_help_key_takes_the_help_away_again():
+    """A help further up, before newer messages, is shown again at the end; there is only one."""
+    async with chatting(ScriptedRuntime(["Hello."])) as (app, pilot):
+        transcript = app.chat.transcript
+        for count in (1, 0, 1):
+            await pilot.press("f1")
+            await until(pilot, lambda count=count: len(transcript.query(Notice)) == count)
+        await ask(app, pilot)
+        await pilot.press("f1")
+        await until(pilot, lambda: isinstance(transcript.children[-1], Notice))
+        assert len(transcript.query(Notice)) == 1
+
+
 async def test_the_help_opens_at_its_beginning_on_a_busy_machine(monkeypatch):
     """The first frames are drawn before the help has a height."""
     async with chatting(ScriptedRuntime(["Hello."])) as (app, pilot):

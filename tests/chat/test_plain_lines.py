@@ -7,7 +7,9 @@ import termios
 
 import pytest
 from ruvmlx.apps.chat.interrupts import Interrupts
-from ruvmlx.apps.chat.plain_streams import TERMINAL_LINE_BYTES, PlainStreams
+from ruvmlx.apps.chat.plain_streams import NO_KEYS, TERMINAL_LINE_BYTES, PlainStreams
+
+from .test_branches import run_plain
 
 
 @pytest.fixture
@@ -26,6 +28,23 @@ def terminal():
     with open(inner, encoding="utf-8", errors="replace") as source:
         yield type_text, PlainStreams(source, io.StringIO(), Interrupts())
     os.close(outer)
+
+
+@pytest.mark.parametrize("key", ["\x1bOP", "\x1b[11~", "\x1b[[A"])
+def test_f1_at_a_terminal_is_help_and_no_message(open_tiny, key):
+    """A terminal sends F1 as ESC O P. It was the message "P"."""
+    with open_tiny() as runtime:
+        _, said = run_plain(runtime, key)
+        assert "/rate" in said and "Assistant:" not in said and runtime.chats.last_chat() is None
+
+
+@pytest.mark.parametrize(("typed", "sent"), [("\x1bOA", ""), ("\x1b[1;5C \x1bOQ", ""), ("Hi\x1bOD!", "Hi!")])
+def test_the_codes_of_keys_are_no_words(open_tiny, capsys, typed, sent):
+    with open_tiny() as runtime:
+        chat = runtime.chats.new_chat()
+        run_plain(runtime, typed, session=chat)
+        assert [turn.content for turn in runtime.chats.turns(chat)][:1] == [sent][: bool(sent)]
+    assert (NO_KEYS in capsys.readouterr().err) is not bool(sent)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems can keep the newline back, too")

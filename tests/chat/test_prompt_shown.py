@@ -55,6 +55,7 @@ def test_none_is_no_system_prompt(word, monkeypatch):
 def test_none_removes_the_system_prompt_of_a_chat(open_tiny):
     with open_tiny() as runtime:
         run_plain(runtime, "Hello", system="Be brief.")
-        options = ChatOptions(session="continue", system=settings.load({"system": "none"}).system)
+        none = settings.load({"system": "none"}).system
+        options = ChatOptions(session="continue", system=none, replaces_system=True)
         PlainChat(runtime, options, io.StringIO("/system\n"), sink := io.StringIO()).run()
         assert sink.getvalue().strip() == "No system prompt."

@@ -93,3 +93,25 @@ def test_a_role_stays_in_its_chat(open_tiny, home):
         _, said = run_plain(runtime, "/as reviewer", "/new", "/system", system="Be kind.")
         assert said.startswith("Role: reviewer. System prompt: You review")
         assert said.rstrip().endswith("System prompt: Be kind.")
+
+
+def test_the_end_of_a_role_brings_the_settings_prompt_back(open_tiny, home):
+    """Where no role is in use, /as none leaves the chat's own prompt alone."""
+    with open_tiny() as runtime:
+        _, said = run_plain(runtime, "/as reviewer", "/as none", "Hi", "/prompt", system="Be kind.")
+        assert said.splitlines()[1] == "System prompt: Be kind." and said.count("Be kind.") == 2
+        _, said = run_plain(runtime, "/system Be odd.", "/as none", system="Be kind.")
+        assert said.splitlines()[1] == "No role is in use. System prompt: Be odd."
+
+
+@pytest.mark.parametrize("own", ["Be odd.", "none"])
+def test_a_continued_chat_keeps_its_own_prompt(open_tiny, home, own):
+    """The settings' prompt is for new chats. The flag --system replaces it."""
+    with open_tiny() as runtime:
+        run_plain(runtime, f"/system {own}", "Hi")
+        _, said = run_plain(runtime, "/system", "/new", "/system", session="continue", system="Be kind.")
+        kept = "No system prompt." if own == "none" else f"System prompt: {own}"
+        assert said.splitlines() == [kept, "New chat.", "System prompt: Be kind."]
+        chosen = {"session": "continue", "system": "Be brief.", "replaces_system": True}
+        run_plain(runtime, "Hi", session="new")
+        assert run_plain(runtime, "/system", **chosen)[1].strip() == "System prompt: Be brief."

@@ -9,6 +9,7 @@ from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.plain import PlainChat
 from ruvmlx.apps.chat.status import Meter, room_parts
 
+from ruvmlx.chats.conversations import ALL_READ, ChatRoom
 from ruvmlx.chats.summaries import ChatSummary
 from ruvmlx.engine import Sampling
 from ruvmlx.errors import NotFound
@@ -20,10 +21,12 @@ from .scripted import ScriptedRuntime
 
 def test_the_status_line_offers_it_when_the_context_is_nearly_full():
     half, most = Meter(context=4000, max_context=8192), Meter(context=6000, max_context=8192)
-    assert room_parts(half, 0, 0, "F8") == [] and room_parts(Meter(context=9), 0, 0, "F8") == []
-    assert room_parts(most, 0, 0, "F8") == ["context nearly full (F8 sums up)"]
-    assert room_parts(most, 3, 0, "F7") == ["oldest 3 not read (F7 sums up)"]
-    assert room_parts(half, 0, 8, "F8") == ["oldest 8 summed up"]
+    some, three = ChatRoom(frozenset(), 0, True), ChatRoom(frozenset(range(3)), 0, True)
+    assert room_parts(half, some, "F8") == [] and room_parts(Meter(context=9), some, "F8") == []
+    assert room_parts(most, some, "F8") == ["context nearly full (F8 sums up)"]
+    assert room_parts(most, ALL_READ, "F8") == ["context nearly full"]
+    assert room_parts(most, three, "F7") == ["oldest 3 not read (F7 sums up)"]
+    assert room_parts(half, ChatRoom(frozenset(range(8)), 8, True), "F8") == ["oldest 8 summed up"]
 
 
 def test_plain_mode_offers_it_prints_the_notes_and_ends_it(open_tiny, summary_prompts, capsys):  # noqa: F811
@@ -51,7 +54,7 @@ class Summing(ScriptedRuntime):
     def left_out(self, session_id, max_new_tokens):
         return frozenset([1]) if self.found.count else frozenset()
 
-    def write(self, session_id, cancel):
+    def write(self, session_id, cancel, max_new_tokens):
         if self.failure:
             raise self.failure
         other = ScriptedRuntime(["Notes."])
@@ -73,7 +76,7 @@ async def test_the_app_shows_the_notes_and_marks_what_they_replace(summing):
         await pilot.press("f8")
         await until(pilot, lambda: app.query(Notice) and app.phase == "idle")
         screen = " ".join(screen_text(app).split())
-        assert "in place of the oldest 1 messages" in screen and "Notes." in screen
+        assert "in place of the oldest message, which stays" in screen and "Notes." in screen
         assert "oldest 1 summed up" in screen and "not read" not in screen
         assert app.chat.transcript.messages[0].has_class("left-out") and app.chat.status.background == ""
         await ask(app, pilot, "Second?")

@@ -4,19 +4,22 @@ import re
 import threading
 
 import pytest
-from ruvmlx.apps.chat import describe, glossary
+from ruvmlx.apps.chat import compare, describe, glossary
 from ruvmlx.apps.chat.commands import COMMANDS
+from ruvmlx.apps.chat.mentions import with_files
 from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.state import ChatState
 from ruvmlx.apps.chat.status import Meter
 from ruvmlx.apps.chat.user_files import UserFiles
 
 from ruvmlx.errors import NotFound
+from ruvmlx.models.text.thinking import Thought
 from ruvmlx.runtime import RatingResult
 
 from ..test_runtime import say
 from .helpers import SMALL, ask, chatting, screen_text, until
 from .scripted import ScriptedRuntime
+from .test_branches import run_plain
 
 INSIDE = re.compile(r"log-prob|\bKL\b|TTFT|\bctx\b|nats|\bnorm\b|\bhot\b|\bwarm\b|\bcold\b|\d ms\b")
 
@@ -120,3 +123,28 @@ def test_a_word_can_be_learned_inside_the_tool(word):
 def test_a_word_that_is_not_explained_brings_a_similar_one():
     with pytest.raises(NotFound, match="Did you mean 'adapter'"):
         glossary.explain("adaptor")
+
+
+def test_one_is_singular(tmp_path):
+    """In each sentence that has a count."""
+    (tmp_path / "a.txt").write_text("x")
+    said = [
+        describe.thought_text(Thought("Hm", "Yes", False), True, False),
+        describe.oldest(1),
+        compare.lengths("Yes", "No way"),
+        *with_files("@a.txt", UserFiles(tmp_path), len).notes,
+    ]
+    assert said == [
+        "▸ thought for 1 word · t shows it",
+        "the oldest message",
+        "1 word without, 2 with what was learned.",
+        "a.txt: 1 token",
+    ]
+
+
+def test_a_chat_of_one_message_is_listed_with_one_message(open_tiny):
+    with open_tiny() as runtime:
+        chat = runtime.chats.new_chat()
+        runtime.store.messages.add_user(chat, "Hello")
+        _, said = run_plain(runtime, "/chats", session=chat)
+        assert "Hello, 1 message, " in said

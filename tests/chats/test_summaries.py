@@ -13,6 +13,8 @@ from ..test_runtime import say
 
 QUESTIONS = [f"Number {n}: " + "word " * 12 for n in range(8)]  # 512 tokens of context have no room for all
 
+LIMIT = 8  # the maximum number of tokens of a reply
+
 
 @pytest.fixture
 def summary_prompts(monkeypatch):
@@ -40,12 +42,12 @@ def summary_prompts(monkeypatch):
 def talk(runtime, questions=QUESTIONS):
     chat = runtime.chats.new_chat("Be brief.")
     for question in questions:
-        say(runtime, chat, question, n=8)
+        say(runtime, chat, question, n=LIMIT)
     return chat
 
 
 def summarize(runtime, chat, cancel=None):
-    return list(runtime.chats.summaries.write(chat, cancel or threading.Event()))
+    return list(runtime.chats.summaries.write(chat, cancel or threading.Event(), LIMIT))
 
 
 def test_the_model_reads_the_notes_in_place_of_the_oldest(open_tiny, summary_prompts):
@@ -57,10 +59,10 @@ def test_the_model_reads_the_notes_in_place_of_the_oldest(open_tiny, summary_pro
         summary = runtime.chats.summaries.of(chat)
         assert summary.text == f"note {len(summary_prompts)}" and 0 < summary.count <= len(before) - 5
         assert runtime.chats.turns(chat) == before
-        say(runtime, chat, "What now?", n=8)
+        say(runtime, chat, "What now?", n=LIMIT)
         prompt = runtime.chats.prompt_text(chat)
         assert f"(What was said before, in short: {summary.text})" in prompt and "Be brief." in prompt
-        gone = runtime.chats.left_out(chat, 8)
+        gone = runtime.chats.left_out(chat, LIMIT)
         spoken = [turn for turn in runtime.chats.turns(chat) if turn.role == "user"]
         assert [turn.id in gone for turn in spoken] == [turn.content not in prompt for turn in spoken]
         assert set(turn.id for turn in before[1 : 1 + summary.count]) <= gone
@@ -74,7 +76,7 @@ def test_a_second_summary_takes_the_first_one_in_and_a_full_context_keeps_it(ope
         summarize(runtime, chat)
         first, count = runtime.chats.summaries.of(chat), len(summary_prompts)
         for question in QUESTIONS:
-            say(runtime, chat, f"Again {question}", n=8)
+            say(runtime, chat, f"Again {question}", n=LIMIT)
             assert first.text in runtime.chats.prompt_text(chat)
         summarize(runtime, chat)
         assert (
@@ -101,7 +103,7 @@ def test_another_branch_has_its_own_messages(open_tiny, summary_prompts):
         runtime.store.messages.set_head(chat, head)
         assert runtime.chats.summaries.of(chat).count > 0
         runtime.chats.summaries.forget(chat)
-        say(runtime, chat, "What now?", n=8)
+        say(runtime, chat, "What now?", n=LIMIT)
         assert runtime.chats.summaries.of(chat).count == 0 and "in short" not in runtime.chats.prompt_text(
             chat
         )
@@ -127,3 +129,27 @@ def test_a_message_longer_than_the_context_is_cut_for_the_notes(open_tiny, summa
             store.messages.append(chat, "assistant", f"answer {n}", None, 1.0)
         summarize(runtime, chat)
         assert "endless" in summary_prompts[0] and runtime.chats.summaries.of(chat).text
+
+
+@pytest.mark.parametrize("sizes", [(340, 20), (220, 220), (20, 310, 9), (200, 5, 5, 200)])
+def test_what_is_offered_is_done(open_tiny, summary_prompts, sizes):
+    """After each reply, a summary is offered exactly if one can be written. A message that the model does not
+    read can always be summed up, also one of the newest four. After the notes the model reads all others."""
+    offered = []
+    for count in range(1, len(sizes) + 1):
+        with open_tiny() as runtime:
+            chat = talk(runtime, [f"{n} {'x' * size}" for n, size in enumerate(sizes[:count])])
+            before = runtime.chats.room(chat, runtime.chats.turns(chat), LIMIT)
+            assert before.can_sum_up or not before.unread
+            offered.append((before.can_sum_up, before.unread > 0))
+            if not before.can_sum_up:
+                with pytest.raises(NotFound, match="the model reads all messages themselves"):
+                    summarize(runtime, chat)
+                continue
+            summarize(runtime, chat)
+            after = runtime.chats.room(chat, runtime.chats.turns(chat), LIMIT)
+            assert after.summed_up >= len(before.left_out) and after.unread == 0
+    if sizes == (340, 20):
+        assert offered == [(False, False), (True, False)]
+    if sizes == (220, 220):
+        assert offered == [(False, False), (True, True)]  # two of four messages

@@ -123,11 +123,14 @@ def test_learn_kv_reports_and_measures_the_policy(run, tiny_folder, monkeypatch)
     said = json.loads(out)
     assert (code, err, said["asked"], said["candidates"], said["observed"]) == (0, "", False, [], [])
     assert said["policy"] == {"hot": 256, "warm": 2048} and "the default" in said["reason"]
+    spoken = [word for word in command if word != "--json"]
+    assert "0 long replies" in (told := run(*spoken)[1]) and "--measure" not in told
     with Runtime.open(Settings(model=str(tiny_folder), backend="native", adapter="none")) as runtime:
         for i in range(2):
             ids = [40 + (i + j * j) % 50 for j in range(said["long_is"])]
             for _ in runtime.writer.generate(GenerationRequest(input_ids=ids, max_new_tokens=3)):
                 pass
+    assert "--measure` measures now" in " ".join(run(*spoken)[1].split())
     said = json.loads(run(*command)[1])
     assert said["long_replies"] == 2 and said["observed"][0]["replies"] == 2
     said = json.loads(run(*command, "--measure", "--adapter", "none")[1])

@@ -25,6 +25,20 @@ def test_sessions_of_plain_chat(starter_file, process):
     assert "[up]" in process("sessions", "show", row["id"]).stdout.decode()
 
 
+def test_a_continued_chat_keeps_its_system_prompt_unless_the_flag_replaces_it(starter_file, process):
+    """The setting is for new chats, and the flag --system is for this chat."""
+    process("config", "set", "system", "Be kind.")
+    typed = "/system Be odd.\nHi\n"
+    assert b"System prompt: Be odd." in process("chat", "--max-tokens", "1", stdin=typed).stdout
+    for flags, said in (((), b"odd"), (("--system", "Be brief."), b"brief"), ((), b"brief")):
+        assert b"System prompt: Be %s." % said in process("chat", "-c", *flags, stdin="/system\n").stdout
+
+
+def test_without_a_chat_the_last_one_is_told_to_be_missing(run):
+    code, _, err = run("sessions", "show", "last")
+    assert code == 1 and err == "ruvmlx: there is no chat yet; `ruvmlx chat` begins one.\n"
+
+
 @pytest.fixture
 def chats(home):
     """A store with two chats; the second one has two alternative replies."""

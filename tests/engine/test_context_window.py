@@ -1,11 +1,13 @@
 """The sizes of messages in a context window."""
 
+import itertools
 import json
+import random
 
 import pytest
 
 from ruvmlx.engine import context_window
-from ruvmlx.engine.context_window import ContextWindow, Turn
+from ruvmlx.engine.context_window import TEMPLATE_TOKENS, ContextWindow, Turn, cut, first_measured
 from ruvmlx.models.config.model import Message
 from ruvmlx.models.text.tool_calls import ParsedCall
 
@@ -23,14 +25,41 @@ def encoded_texts(tiny, monkeypatch):
     return seen
 
 
-def test_a_long_chat_is_encoded_once(tiny, encoded_texts):
-    """Each reply needs all sizes. A chat of 7,000 messages was encoded again for each reply: 1.4 s."""
+def test_of_a_long_chat_only_the_newest_messages_are_encoded(tiny, encoded_texts):
+    """A context of 512 tokens holds at most 32 messages. A chat of 7,000 messages was encoded as a whole when
+    it was opened, which took over a second, and once again for each reply."""
     window = ContextWindow(tiny)
     messages = [Message("user", f"message {n}") for n in range(7000)]
     first = window.fitting(messages, 8)
-    assert len(encoded_texts) == 7000 + 1  # and the empty text of the tool calls
+    assert len(encoded_texts) <= 2 * 32 + 1  # and the empty text of the tool calls
+    known = len(encoded_texts)
     assert window.fitting([*messages, Message("user", "new")], 8)[0] in (first[0], messages[-1])
-    assert encoded_texts[-1] == "new" and len(encoded_texts) == 7000 + 2
+    assert encoded_texts[-1] == "new" and len(encoded_texts) == known + 1
+
+
+@pytest.mark.parametrize("limit", [100, 333, 504])
+def test_messages_that_are_too_old_to_fit_change_nothing_but_the_place_of_a_cut(limit):
+    """`cut` of all sizes is the twin: the same in a short chat. In a long one the messages fit, fill half of
+    the room, and begin with the same message for as many turns, but for one more cut in `many` messages."""
+    rng = random.Random(limit)
+    sizes = [TEMPLATE_TOKENS + rng.choice([0, 1, 9, 40, 90]) for _ in range(700)]
+    sizes[:80] = [TEMPLATE_TOKENS] * 80  # nothing is smaller
+    many, found, twins, begins = limit // TEMPLATE_TOKENS + 1, [], [], []
+    for count in range(1, len(sizes)):
+        begins.append(begin := first_measured(count, limit))
+        found.append(begin + cut(sizes[begin:count], limit, limit // 2))
+        twins.append(cut(sizes[:count], limit, limit // 2))
+        kept = sum(sizes[found[-1] : count])
+        assert kept <= limit or found[-1] == count - 1
+        assert not found[-1] or kept + sizes[found[-1] - 1] > limit // 2
+    assert found[: 2 * many - 1] == twins[: 2 * many - 1]
+    back = [n for n in range(1, len(found)) if found[n] < found[n - 1]]
+    assert all(begins[n] > begins[n - 1] for n in back) and len(set(begins)) <= len(sizes) // many
+    assert _changes(found) <= _changes(twins) + 2 * len(set(begins))
+
+
+def _changes(indices):
+    return sum(a != b for a, b in itertools.pairwise(indices))
 
 
 def test_the_kept_numbers_are_bounded(tiny, encoded_texts, monkeypatch):

@@ -303,9 +303,9 @@ def test_costs_are_for_a_reply_and_for_the_median_user():
 def test_families_and_other_settings_are_not_mixed():
     results = [result(0, 0.9), result(0, 0.1, family="held-out")]
     text = drawn_report.markdown(results, "x.svg")
-    assert text.count("1 of 1 users are within reach") == 2 and "--drawn 1 --held-out" in text
+    assert text.count("1 of 1 user is within reach") == 2 and "--drawn 1 --held-out" in text
     other = result(1, 0.9) | {"setting": results[0]["setting"] | {"questions": 5}}
-    assert drawn_report.markdown([*results, other], "x.svg").count("1 of 1 users") == 3
+    assert drawn_report.markdown([*results, other], "x.svg").count("1 of 1 user is") == 3
 
 
 def test_the_picture_has_every_user_of_every_arm():
@@ -348,3 +348,8 @@ def test_the_command_writes_results_and_report(bench, tmp_path, monkeypatch):
 def test_what_drawn_users_cannot_do_is_said(flags, expected):
     done = CliRunner().invoke(command.prove, ["--drawn", "1", *flags])
     assert type(done.exception).__name__ == "UsageError" and expected in str(done.exception)
+
+
+def test_one_user_is_singular():
+    said = drawn_report.text([result(0, 0.9)])
+    assert said.splitlines()[0].endswith("family is within reach") and "for 1 of 1 user, and" in said

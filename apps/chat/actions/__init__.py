@@ -33,6 +33,7 @@ from .write import WriteActions
 class Actions:
     def __init__(self, chat: ChatContext) -> None:
         self._chat = chat
+        self._help: Notice | None = None  # the help that the conversation shows
         self.panel = PanelActions(chat)
         self.rate = RateActions(chat, self.panel)
         self.tools = ToolActions(chat)
@@ -174,7 +175,9 @@ class Actions:
 
         def work(runtime: Runtime) -> tuple[Outcome, Standing | None]:
             outcome = step(runtime, state, command.argument)
-            return outcome, Standing.of(runtime, state.session) if outcome.learned else None
+            if not outcome.learned:
+                return outcome, None
+            return outcome, Standing.of(runtime, state.session, state.options.max_new_tokens)
 
         outcome, standing = await self._chat.host.call_between(work)
         if standing:
@@ -192,7 +195,15 @@ class Actions:
             self._chat.status.flash(outcome.flash, outcome.seconds)
 
     async def help(self, _: str = "") -> None:
-        await self._chat.transcript.add(Notice("\n".join(help_lines(KEYS_HELP))))
+        """Show the help at the end of the conversation. If the help stands there already, remove it."""
+        transcript, shown = self._chat.transcript, self._help
+        is_last = shown is not None and shown.is_attached and transcript.children[-1] is shown
+        if shown is not None and shown.is_attached:
+            await shown.remove()
+        self._help = None
+        if not is_last:
+            self._help = Notice("\n".join(help_lines(KEYS_HELP)))
+            await transcript.add(self._help)
 
     async def _use_adapter(self, name: str) -> None:
         await self.obey(Command("adapter", name))

@@ -55,12 +55,12 @@ class CompareActions:
                 await self.choose(str(chosen + 1))
 
     async def choose(self, argument: str) -> None:
-        chat, session = self._chat, self._chat.state.session
+        chat, session, limit = self._chat, self._chat.state.session, self._chat.reply_limit
         chosen, other = compare.choice(argument, chat.state.candidates)
 
         def prefer(runtime: Runtime) -> tuple[PreferenceResult, Standing]:
             learned = runtime.chats.prefer(session, chosen.message, other.message)
-            return learned, Standing.of(runtime, session)
+            return learned, Standing.of(runtime, session, limit)
 
         done = await chat.attempt(prefer)
         if done:

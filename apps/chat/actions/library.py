@@ -4,6 +4,8 @@ chat."""
 from dataclasses import replace
 from functools import partial
 
+from ruvmlx.chats.conversations import ALL_READ
+
 from ..chats_screen import ChatsScreen
 from ..context import ChatContext
 from ..options import ChatOptions
@@ -25,7 +27,7 @@ class LibraryActions:
         chat.state.open_chat(opened.session, system_prompt_of(opened.turns))
         self.show(opened)
         await chat.transcript.restart(opened.turns, opened.model, opened.message, opened.are_newest)
-        chat.status.left_out, chat.status.summed_up, chat.phase = 0, 0, "idle"
+        chat.status.room, chat.phase = ALL_READ, "idle"
         if chat.transcript.select_found():
             chat.status.flash("The message that was searched for · Esc goes to the end of the chat", 6)
         self._rate.look_again()
@@ -46,7 +48,9 @@ class LibraryActions:
         """Switch to another chat. message: the id of the message of this chat to show first; None: the chat's
         end."""
         self._write.cancel_edit()
-        await self.begin(replace(self._chat.options, session=session, system=None, find="", message=message))
+        await self.begin(
+            replace(self._chat.options, session=session, replaces_system=False, find="", message=message)
+        )
 
     def choose(self, words: str = "") -> None:
         """Show the list of saved chats. words: the words with which the search in the list begins."""

@@ -57,14 +57,14 @@ class RateActions:
         chat, reply, key = self._chat, self._chat.chosen_reply(), self._key
         if reply is None or reply.reply_id is None:
             return
-        reply_id, session = reply.reply_id, chat.state.session
+        reply_id, session, limit = reply.reply_id, chat.state.session, chat.reply_limit
 
         def take_back(runtime: Runtime) -> tuple[str, Standing | None]:
             status = take_back_rating(runtime, session, reply_id)
             if isinstance(status, RatingPlace):
                 return describe.nothing_to_undo(status, key), None
             said = describe.undone(status) if status.undone else describe.reply_undone(status)
-            return said, Standing.of(runtime, session)
+            return said, Standing.of(runtime, session, limit)
 
         done = await chat.attempt(take_back)
         if done:
@@ -82,9 +82,10 @@ class RateActions:
         if reply is None or reply.reply_id is None:
             chat.status.flash("There is no reply to rate yet")
             return
-        reply_id, session, reply.progress = reply.reply_id, chat.state.session, "rating"
+        reply_id, session, limit = reply.reply_id, chat.state.session, chat.reply_limit
+        reply.progress = "rating"
         done = await chat.attempt_measured(
-            lambda runtime: (learn(runtime, reply_id), Standing.of(runtime, session)), watch
+            lambda runtime: (learn(runtime, reply_id), Standing.of(runtime, session, limit)), watch
         )
         reply.progress = ""
         if done:
@@ -129,10 +130,11 @@ class RateActions:
     async def tell_continuation(self, session: str) -> None:
         """If the user's last message taught the model something, because the user went on from one of several
         replies, say so."""
+        limit = self._chat.reply_limit
 
         def take(runtime: Runtime) -> tuple[Continuation, Standing] | None:
             found = runtime.choices.take_continuation(session)
-            return (found, Standing.of(runtime, session)) if found else None
+            return (found, Standing.of(runtime, session, limit)) if found else None
 
         done = await self._chat.attempt(take)
         if done and self._chat.state.session == session:
@@ -168,8 +170,7 @@ class RateActions:
     def show(self, standing: Standing) -> None:
         """Show the ratings of the replies and the state of learning."""
         self._chat.transcript.show_standing(standing)
-        self._chat.status.left_out = max(0, len(standing.left_out) - standing.summed_up)
-        self._chat.status.summed_up = standing.summed_up
+        self._chat.status.room = standing.room
         self.show_learned(standing.learned)
 
     def show_learned(self, learned: LearnStatus | None) -> None:
@@ -189,9 +190,9 @@ class RateActions:
             self.look_again()
 
     async def _look(self) -> None:
-        session = self._chat.state.session
+        session, limit = self._chat.state.session, self._chat.reply_limit
         with contextlib.suppress(Exception):  # the user did not ask for this read, so its error stays hidden
-            self.show(await self._chat.host.call_between(lambda runtime: Standing.of(runtime, session)))
+            self.show(await self._chat.host.call_between(lambda it: Standing.of(it, session, limit)))
 
 
 def take_back_rating(runtime: Runtime, session: str, reply_id: str) -> LearnStatus | RatingPlace:

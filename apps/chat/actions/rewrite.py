@@ -52,9 +52,11 @@ class RewriteActions:
     async def _save(self, reply: ReplyMessage, text: str) -> None:
         chat, session, message = self._chat, self._chat.state.session, reply.message_id
         assert message is not None
+        limit = chat.reply_limit
 
         def save(runtime: Runtime) -> tuple[EditedReply, Standing]:
-            return runtime.chats.edit_reply(session, message, text), Standing.of(runtime, session)
+            edited = runtime.chats.edit_reply(session, message, text)
+            return edited, Standing.of(runtime, session, limit)
 
         done = await chat.attempt(save)
         reply.progress = ""

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ruvmlx.engine.types import Chunk
 from ruvmlx.runtime import Runtime
+from ruvmlx.text import count as count_of
 
 from .. import describe
 from ..context import ChatContext
@@ -35,27 +36,29 @@ class SummaryActions:
         state = self._chat.state
 
         def forget(runtime: Runtime) -> tuple[str, Standing]:
-            return summarize(runtime, state, argument).words, Standing.of(runtime, state.session)
+            words = summarize(runtime, state, argument).words
+            return words, Standing.of(runtime, state.session, state.options.max_new_tokens)
 
         if done := await self._chat.attempt(forget):
             await self._show(*done)
 
     async def _summarize(self) -> None:
-        chat, session = self._chat, self._chat.state.session
+        chat, session, limit = self._chat, self._chat.state.session, self._chat.reply_limit
         if chat.phase != "idle":
             return
 
         def begin(runtime: Runtime, cancel: threading.Event) -> Iterator[Chunk]:
-            return runtime.chats.summaries.write(session, cancel)
+            return runtime.chats.summaries.write(session, cancel, limit)
 
         def result(runtime: Runtime) -> tuple[str, Standing]:
-            return describe.summary(runtime.chats.summaries.of(session)), Standing.of(runtime, session)
+            words = describe.summary(runtime.chats.summaries.of(session))
+            return words, Standing.of(runtime, session, limit)
 
         chat.phase, chat.status.background, stopped = "replying", f"{WORKING} · Esc stops", False
         try:
             async for chunks in chat.host.write(begin):
                 newest = chunks[-1]
-                count = f", {newest.generated} tokens of notes" if newest.generated else ""
+                count = f", {count_of(newest.generated, 'token')} of notes" if newest.generated else ""
                 chat.status.background = f"{WORKING}{count} · Esc stops"
                 stopped = newest.response is not None and newest.response.finish_reason == "cancelled"
             if not stopped:

@@ -63,8 +63,9 @@ class WriteActions:
                 await edited.remove()
             await chat.transcript.add(message, *notes, reply)
 
-        begin = say(chat.state, text, edited.message_id if edited else None, function)
-        await self._write(begin, reply, place, message, typed)
+        replaced = edited.message_id if edited else None
+        begin = say(chat.state, text, replaced, function)
+        await self._write(begin, reply, place, message, typed, replaced)
 
     def again(self, _: str = "") -> None:
         """Write another reply to the question that the chosen reply answers. The store keeps both replies as
@@ -116,12 +117,14 @@ class WriteActions:
         place: Callable[[], Awaitable[None]],
         message: UserMessage | None = None,
         typed: str = "",
+        edited: int | None = None,
     ) -> None:
         """Show a reply while the model writes it, and run the reply's tool calls.
 
         begin: a function that starts the reply. place: a function that puts the reply's widget into the
         conversation. message: the widget of the user's message. typed: the text that the user typed; after
-        some errors, `_restore_after_error` puts this text back into the input.
+        some errors, `_restore_after_error` puts this text back into the input. edited: the id of the earlier
+        message that the user's message replaces, or None.
         """
         chat = self._chat
         if chat.phase != "idle":
@@ -149,7 +152,7 @@ class WriteActions:
                 arriving = chat.host.write(answer_results(chat.state))
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             if chat.phase != "closing":
-                await self._restore_after_error(error, reply, message, typed)
+                await self._restore_after_error(error, reply, message, typed, edited)
         finally:
             if chat.phase == "replying":
                 chat.phase = "idle"
@@ -201,11 +204,17 @@ class WriteActions:
         self.settle()
 
     async def _restore_after_error(
-        self, error: Exception, reply: ReplyMessage, message: UserMessage | None, typed: str
+        self,
+        error: Exception,
+        reply: ReplyMessage,
+        message: UserMessage | None,
+        typed: str,
+        edited: int | None,
     ) -> None:
         """Clean up after an error. Keep the words of the reply that arrived before the error. If the runtime
         refused the user's message, put its text back into the input, and show again the messages that the
-        function `place` of `_write` removed."""
+        function `place` of `_write` removed. If the refused text was an edit of an earlier message, the user
+        continues this edit."""
         chat = self._chat
         if reply.text:
             await reply.finish(reply.text, "")
@@ -214,10 +223,10 @@ class WriteActions:
         refused = isinstance(error, RuvmlxError) and not reply.begun
         if message and refused:
             await message.remove()
-        if typed and (refused or (not reply.text and not chat.prompt.text)):
-            chat.prompt.put_back(typed)
         if refused:
             await self.show_turns()
+        if typed and (refused or (not reply.text and not chat.prompt.text)):
+            put_back(chat, typed, edited)
         await chat.transcript.add(Notice(error_line(error), "error"))
 
     async def show_turns(self) -> None:
@@ -344,3 +353,15 @@ class WriteActions:
         if action == "flip":
             return reply is not None and reply.branch[1] > 1
         return bool(self._chat.transcript.messages)
+
+
+def put_back(chat: ChatContext, typed: str, edited: int | None) -> None:
+    """Put an unsent text back into the input. edited: the id of the earlier message that the text replaces;
+    if the conversation shows this message, the user continues the edit."""
+    shown = (m for m in chat.transcript.messages if edited is not None and m.message_id == edited)
+    message = next((m for m in shown if isinstance(m, UserMessage)), None)
+    if message is None:
+        chat.prompt.put_back(typed)
+    else:
+        chat.editing = message
+        chat.prompt.begin_edit(typed)

@@ -6,26 +6,31 @@ from ruvmlx.runtime import Runtime
 from .. import compare, describe
 from ..state import ChatState, Outcome
 
+NO_CHOICE = " Without a choice, the chat and /rate go on with the reply before these two."
+
 
 def compare_replies(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """Begin a blind comparison: let the model write the first reply. The next step, `then` of the outcome,
     writes the second reply."""
     compare.check(runtime, state.session, argument)
     state.candidates = []
-    return _write_side(state, argument, compare.order())
+    before = compare.shown_reply_id(runtime, state.session, argument)
+    return _write_side(state, argument, compare.order(), before)
 
 
-def _write_side(state: ChatState, text: str, sides: list[bool]) -> Outcome:
+def _write_side(state: ChatState, text: str, sides: list[bool], before: int | None) -> Outcome:
     """Let the model write one of the two replies. sides: the replies that the model has not written yet; True
-    means a reply with the adapter, and False means a reply without the adapter."""
+    means a reply with the adapter, and False means a reply without the adapter. before: the message id of the
+    reply that the chat shows again until the user chooses, or None."""
     learned, *rest = sides
     number = len(state.candidates) + 1
 
     def finish_side(runtime: Runtime, state: ChatState, _: str) -> Outcome:
         state.candidates.append(compare.candidate(runtime, state.session, learned))
         if rest:
-            return _write_side(state, text, rest)
-        return Outcome("Which is better? /choose 1 or /choose 2")
+            return _write_side(state, text, rest, before)
+        compare.show_again(runtime, state.session, before)
+        return Outcome(f"Which is better? /choose 1 or /choose 2.{NO_CHOICE if before else ''}")
 
     begin = compare.writing(state.session, text, number == 1, learned, state.options)
     return Outcome(f"Reply {number}.", reply=begin, then=finish_side)

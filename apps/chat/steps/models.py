@@ -53,16 +53,18 @@ def system(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 
 def answer_as(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """Use the system prompt of the role (see roles.py) that the argument names in the open chat. "none"
-    removes the chat's system prompt, and "save NAME" saves it as the role NAME. Without an argument, list the
-    roles."""
+    ends the role: the chat then has the system prompt of the user's settings, or no system prompt. "save
+    NAME" saves the chat's system prompt as the role NAME. Without an argument, list the roles."""
     word, _, name = argument.partition(" ")
     if not word:
         return text_outcome("\n".join(roles.lines(state.system)))
     if word == "save":
         file = roles.save(name.strip(), state.system or "")
         return text_outcome(f"Kept as the role {file.stem}, in {file}")
+    if word == "none" and not roles.in_use(state.system):
+        return text_outcome(f"No role is in use. {system(runtime, state, '').words}")
     if word == "none":
-        return system(runtime, state, word)
+        return system(runtime, state, state.users_system or "none")
     return text_outcome(f"Role: {argument.lower()}. {system(runtime, state, roles.text(argument)).words}")
 
 

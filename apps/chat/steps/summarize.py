@@ -11,14 +11,15 @@ from ..state import ChatState, Outcome
 def summarize(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """Let the model write the notes on the oldest messages. With the argument "off", drop the notes, so that
     the model reads the messages again, as far as its context has room."""
-    session = state.session
+    session, limit = state.session, state.options.max_new_tokens
     if argument not in ("", "off"):
         raise UsageError(f"/summarize takes nothing or off, got {argument[:40]!r}")
     if argument:
         runtime.chats.summaries.forget(session)
         return Outcome("The model reads the messages themselves again, as far as its context has room.")
     return Outcome(
-        reply=lambda runtime, cancel: runtime.chats.summaries.write(session, cancel), then=_tell_of_notes
+        reply=lambda runtime, cancel: runtime.chats.summaries.write(session, cancel, limit),
+        then=_tell_of_notes,
     )
 
 
