@@ -21,6 +21,7 @@ def prepare(bench: Bench, wanted: Collection[str]) -> None:
     os.environ["RUVMLX_MODEL"] = str(model)
     for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME"):
         os.environ[name] = str(bench.work / "out")
+    os.environ["TMPDIR"] = str(bench.work / "tmp")
     os.environ.pop("RUVMLX_ADAPTER", None)
     starts = {base: start for base, start, _ in MAKERS}
     needed = {"empty"}
@@ -28,7 +29,7 @@ def prepare(bench: Bench, wanted: Collection[str]) -> None:
         while base not in needed:
             needed.add(base)
             base = starts[base]
-    _make(bench, "empty", None, lambda work: (work / "out").mkdir(parents=True) or 0)
+    _make(bench, "empty", None, make_empty)
     for base, start, make in MAKERS:
         if base in needed:
             _make(bench, base, start, make)
@@ -78,6 +79,12 @@ def reply(runtime: Any, seed: int, chat: str | None = None, prompt: str = "quest
     )
     list(runtime.writer.generate(request, chat))
     return str(request.request_id)
+
+
+def make_empty(work: Path) -> int:
+    for name in ("out", "tmp"):
+        (work / name).mkdir(parents=True)
+    return 0
 
 
 def use(work: Path) -> int:

@@ -1,5 +1,6 @@
 """Fetching from a hub: what is told, stopped, gone on with, and what a bad line does."""
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -167,6 +168,17 @@ def test_a_second_download_waits_for_the_first(served, tmp_path):
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(StoreBusy, match="another process is fetching"):
             load_model(NAME)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_cache_whose_files_cannot_be_locked(served, monkeypatch, code):
+    """The user was told to wait for another process. Without a lock, the SHA-256 guards the file."""
+
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fetching.fcntl, "flock", refuse)
+    assert dict(load_model(NAME).load_weights())
 
 
 def test_a_model_that_is_not_run_is_not_fetched(served):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...errors import CorruptFile, RuvmlxError, StoreBusy
+from ...platform.files import NO_LOCKS
 from ...progress import Count
 from ...text import size as size_text
 
@@ -173,13 +174,15 @@ def _fetch(listing: Listing, weight: Weight, count: Count) -> None:
 
 @contextlib.contextmanager
 def _open_exclusive(path: Path) -> Iterator[BinaryIO]:
-    """Open the file at its end, and lock it so that no other process downloads it at the same time. Raises
-    StoreBusy if another process has the lock."""
+    """Open the file at its end, and lock it so that no other process downloads it at the same time. On a file
+    system without locks, the SHA-256 finds what two processes mixed. Raises StoreBusy if another process has
+    the lock."""
     with path.open("a+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StoreBusy("another process is fetching this model; wait until it is done.") from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise StoreBusy("another process is fetching this model; wait until it is done.") from None
         file.seek(0, os.SEEK_END)
         yield file
 
