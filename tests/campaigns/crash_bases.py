@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..models.make_gguf import make_gguf_model
+from ..models.make_models import make_safetensors_model
 from .crash_trial import Bench
 from .crash_verbs import command, connect_write
 
@@ -19,6 +20,7 @@ def prepare(bench: Bench, wanted: Collection[str]) -> None:
     model = make_gguf_model(bench.folder / "tiny.gguf", max_context=512)
     os.environ.update(SETTINGS)
     os.environ["RUVMLX_MODEL"] = str(model)
+    os.environ["RUVMLX_SERVED"] = str(make_safetensors_model(bench.folder / "served"))
     for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME"):
         os.environ[name] = str(bench.work / "out")
     os.environ["TMPDIR"] = str(bench.work / "tmp")

@@ -14,11 +14,11 @@
  * One record of LOG, little-endian, without padding:
  *   u8 kind | u64 inode | i64 offset | u32 bytes of path | u32 of second path | u32 of data | path, path, data
  * kind: C created, T truncated by open, O opened, W written, Z size set (offset), S synced, R renamed,
- *       X exchanged, L linked, U removed, M folder made, D folder removed, Y a mapping synced; a small letter
+ *       X exchanged, L linked, K symbolic link made (data: where it points), U removed, M folder made, D folder removed, Y a mapping synced; a small letter
  *       where the call failed.  Each counted call has one record.
  *
- * What it does not see: changes of modes and times, questions whether a file may be written (access), stores into memory that is mapped from a file (SQLite maps
- * its -shm only, which is made again after a crash), files that C's own fopen makes, and what C's streams write
+ * What it does not see: changes of modes and times, questions whether a file may be written (access), stores
+ * into memory that is mapped from a file (SQLite maps its -shm only, which is made again after a crash), files that C's own fopen makes, and what C's streams write
  * by other calls than fwrite (NumPy writes arrays by fwrite). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -327,6 +327,15 @@ int unlinkat(int d, const char *a, int flags) {
 }
 int mkdir(const char *a, mode_t m) { return named('M', HERE, a, HERE, NULL, SYS_mkdirat, (int)m); }
 int mkdirat(int d, const char *a, mode_t m) { return named('M', d, a, HERE, NULL, SYS_mkdirat, (int)m); }
+
+int symlinkat(const char *target, int dir, const char *name) {
+  char path[PATH_MAX];
+  if (!root_length || (whole_path(dir, name, path), !below(path)))
+    return (int)syscall(SYS_symlinkat, target, dir, name);
+  COUNTED(1, (int)syscall(SYS_symlinkat, target, dir, name),
+          note('K' | failed, inode_at(path), 0, path, "", target, (uint32_t)strlen(target)));
+}
+int symlink(const char *target, const char *name) { return symlinkat(target, HERE, name); }
 
 /* -- locks -------------------------------------------------------------------------------------------- */
 

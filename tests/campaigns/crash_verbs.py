@@ -154,7 +154,7 @@ def consolidate_style(work: Path) -> int:
 
     questions, prose = style_bank.texts("style_questions")[:2], style_bank.texts("style_prose")[:1]
     style_loop.texts = lambda name: questions if name == "style_questions" else prose  # type: ignore
-    style_bank.REPLIES = style_bank.MAX_REPLY_TOKENS = faults.MAX_REPLY_TOKENS = 5  # type: ignore[attr-defined]
+    style_bank.REPLIES, style_bank.MAX_REPLY_TOKENS, faults.MAX_REPLY_TOKENS = 5, 5, 5
     faults.questions = lambda: ("Why?",)
     style_loop.SAVE_EVERY, style_loop.STYLE_MINIMUM = 0.0, 4  # type: ignore[attr-defined]
     style_choice.DOUBT = 0.0  # type: ignore[attr-defined]
@@ -178,6 +178,23 @@ def record_changes(work: Path) -> int:
             runtime.learning.loops.deepen()
 
     return _plainly(deepen)
+
+
+def pull(work: Path) -> int:
+    """`pull` from a hub of the trial's own."""
+    import huggingface_hub.constants as constants
+
+    from ..models.fake_hub import FakeHub
+    from .crash_trial import PULLED
+
+    hub, cache = FakeHub(Path(os.environ["RUVMLX_SERVED"]), PULLED), str(work / "out" / "hub")
+    constants.ENDPOINT, constants.HF_HUB_CACHE, constants.HF_HUB_OFFLINE = hub.url, cache, False
+    constants.HUGGINGFACE_CO_URL_TEMPLATE = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    os.environ.update(HF_HUB_CACHE=cache, HF_HUB_OFFLINE="0")
+    try:
+        return command(work, ("pull", PULLED))
+    finally:
+        hub.close()
 
 
 def serve_a_client(work: Path) -> int:
@@ -301,6 +318,7 @@ WRITES = [
     verb("learn router --train", is_slow=True),
     Verb("serve", call=serve_a_client, is_slow=True),
     Verb("page store", call=page_store),
+    Verb("pull", call=pull, base="empty"),
     verb("doctor", ("the same",), errors=(0, 1)),
     verb("sessions pin last", base="old", name="a store of an older format"),
     verb("config set max_tokens 300", base="empty", name="config set, first of all"),
@@ -324,7 +342,6 @@ READS = {
     "perplexity": "reads",
     "prove": "works on a store of its own",
     "ps": "asks the server",
-    "pull": "writes the hub's folder: tests/models/test_fetching.py",
     "rm": "deletes from the hub's folder: tests/models/test_fetching.py",
     "sessions ls": "reads",
     "sessions search": "reads",

@@ -28,7 +28,16 @@ from pathlib import Path
 from .crash_images import Disk, Op, Replay, read_log
 from .crash_places import PLACES, Place
 from .crash_row import HEADING, Row, add_up
-from .crash_trial import Bench, Mode, StartReport, TrialResult, is_loaded, left_over, start_with_shim
+from .crash_trial import (
+    Bench,
+    Mode,
+    StartReport,
+    TrialResult,
+    is_half_fetched,
+    is_loaded,
+    left_over,
+    start_with_shim,
+)
 from .crash_verbs import WRITES, Verb
 
 YEAR = 365 * 86400  # seconds
@@ -42,7 +51,7 @@ WORDS = {
 }
 KINDS = {
     "C": "open", "T": "open", "W": "write", "Z": "ftruncate", "S": "fsync", "R": "rename", "X": "exchange",
-    "L": "link", "U": "unlink", "M": "mkdir", "D": "rmdir", "O": "open", "Y": "msync",
+    "L": "link", "K": "symlink", "U": "unlink", "M": "mkdir", "D": "rmdir", "O": "open", "Y": "msync",
 }  # fmt: skip
 
 
@@ -139,8 +148,8 @@ class Trials:
             for wrong in self._complaints(ended):
                 self._finding(where, wrong)
             place = self._judge(where, self._look(), is_failed=True)
-            if ended.code == self._clean.code == 0 and 0 <= place < len(self._verb.states) - 1:
-                self._finding(where, f"exit 0, but the state is {self._name(place)}")
+            if ended.code == self._clean.code == 0:
+                self._check_done(where, place)
             self._row.faults += 1
 
     def _complaints(self, ended: TrialResult) -> list[str]:
@@ -171,10 +180,8 @@ class Trials:
             seen.add(mark)
             disk.write(self._bench.work)
             place = self._judge("image", self._look())
-            if is_done and self._clean.code == 0 and 0 <= place < len(self._verb.states) - 1:
-                self._finding(
-                    "image after the end", f"the verb was done, but the state is {self._name(place)}"
-                )
+            if is_done and self._clean.code == 0:
+                self._check_done("image after the end", place)
         self._row.images = len(seen)
 
     # -- the clock -----------------------------------------------------------------------------------
@@ -205,8 +212,8 @@ class Trials:
             for wrong in complaints:
                 self._finding(place.name, wrong)
             state = self._judge(place.name, self._look(), is_failed=True)
-            if ended.code == self._clean.code == 0 and 0 <= state < len(self._verb.states) - 1:
-                self._finding(place.name, f"exit 0, but the state is {self._name(state)}")
+            if ended.code == self._clean.code == 0:
+                self._check_done(place.name, state)
             self._row.places += 1
 
     # -- what is found -------------------------------------------------------------------------------
@@ -216,7 +223,8 @@ class Trials:
         mark = self._bench.mark()
         if mark not in self._seen:
             out = self._bench.work / "out"
-            again = (lambda: self._verb.run(self._bench.work)) if out.is_dir() and left_over(out) else None
+            goes_on = out.is_dir() and (left_over(out) or is_half_fetched(out))
+            again = (lambda: self._verb.run(self._bench.work)) if goes_on else None
             self._seen[mark] = self._bench.check(again)
         return self._seen[mark]
 
@@ -237,6 +245,13 @@ class Trials:
             return -1
         self._between.append(found)
         return len(self._between)
+
+    def _check_done(self, where: str, place: int) -> None:
+        """Note it if the state of this place is not the last one, although the verb was done."""
+        if 0 <= place < len(self._verb.states) - 1:
+            state = [self._old, *self._between][place]
+            differ = self._differences(state).rpartition("; ")[2]
+            self._finding(where, f"the verb was done, but the state is {self._name(place)}: {differ}")
 
     def _differences(self, found: StartReport) -> str:
         """What differs from the old and from the new state."""

@@ -181,6 +181,22 @@ def test_a_cache_whose_files_cannot_be_locked(served, monkeypatch, code):
     assert dict(load_model(NAME).load_weights())
 
 
+def test_all_files_of_a_fetched_model_are_on_the_disk(served, tmp_path, monkeypatch):
+    """huggingface-hub syncs nothing: after a power failure, an empty config.json counted as fetched, so `pull`
+    did not fetch it again."""
+    synced, fsync = set(), os.fsync
+
+    def note(handle):
+        synced.add(os.fstat(handle).st_ino)
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", note)
+    folder = load_model(NAME).path
+    repo = tmp_path / "hub" / "models--owner--tiny"
+    wanted = [*folder.iterdir(), folder, *(repo / name for name in ("blobs", "refs", "snapshots")), repo]
+    assert [path.name for path in wanted if path.stat().st_ino not in synced] == []
+
+
 def test_a_model_that_is_not_run_is_not_fetched(served):
     """config.json says so before the weights come."""
     config = served.folder / "config.json"

@@ -246,12 +246,14 @@ def test_a_large_sort_puts_no_words_into_the_folder_of_temporary_files(path):
     seen = set()
 
     def look(_):
-        seen.update(os.path.basename(os.path.realpath(f"/proc/self/fd/{n}")) for n in os.listdir("/proc/self/fd"))
+        handles = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+        seen.update(os.path.basename(os.path.realpath(handle)) for handle in handles)
 
     store = Store(path)
     store.db._connection.create_function("look", 1, look)
     numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 9000)"
-    store.db.rows(f"{numbers} SELECT CASE WHEN i % 900 = 0 THEN look(i) END FROM (SELECT i, zeroblob(1000) AS b FROM n ORDER BY b, i DESC)")
+    sorted_rows = "SELECT i, zeroblob(1000) AS b FROM n ORDER BY b, i DESC"
+    store.db.rows(f"{numbers} SELECT CASE WHEN i % 900 = 0 THEN look(i) END FROM ({sorted_rows})")
     assert path.name in seen and not [name for name in seen if name.startswith("etilqs")]
     store.close()
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...errors import CorruptFile, RuvmlxError, StoreBusy
-from ...platform.files import NO_LOCKS
+from ...platform.files import NO_LOCKS, flush_to_disk, sync_folder
 from ...progress import Count
 from ...text import size as size_text
 
@@ -140,7 +140,23 @@ def _snapshot(name: str, patterns: list[str]) -> Path:
     # without this call, log messages of huggingface-hub would appear in the middle of the chat
     logging.set_verbosity_error()
     warnings.filterwarnings("ignore", module="huggingface_hub")
-    return Path(hub.snapshot_download(name, allow_patterns=patterns, etag_timeout=TIMEOUT_S))
+    found = Path(hub.snapshot_download(name, allow_patterns=patterns, etag_timeout=TIMEOUT_S))
+    _flush(found)
+    return found
+
+
+def _flush(snapshot: Path) -> None:
+    """Write a snapshot's files and their names to the disk. huggingface-hub leaves this to the system. After
+    a power failure, an empty config.json would be there, which counts as fetched. Raises OSError."""
+    repo = snapshot.parent.parent
+    files = [path for path in snapshot.rglob("*") if path.is_file()]
+    for path in files:
+        with path.open("rb") as file:
+            flush_to_disk(file.fileno())
+    folders = {path.parent for path in files} | {repo / name for name in ("blobs", "refs", "snapshots")}
+    for folder in (*folders, repo, repo.parent):
+        if folder.is_dir():
+            sync_folder(folder)
 
 
 def _check_disk(listing: Listing) -> None:
