@@ -172,12 +172,26 @@ def test_a_second_download_waits_for_the_first(served, tmp_path):
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
 def test_a_cache_whose_files_cannot_be_locked(served, monkeypatch, code):
-    """The user was told to wait for another process. Without a lock, the SHA-256 guards the file."""
+    """The user was told to wait for another process, or "Operation not supported"."""
 
     def refuse(*_):
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(fetching.fcntl, "flock", refuse)
+    with pytest.raises(ModelNotFound, match="has no locks .*; set HF_HUB_CACHE to a folder on a local disk"):
+        load_model(NAME)
+
+
+@pytest.mark.parametrize("left", [0, 100])
+def test_a_small_file_that_a_crash_of_the_machine_cut_off_is_fetched_again(served, tmp_path, left):
+    """huggingface-hub keeps each file that has its name: the damaged config.json stopped every attempt."""
+    served.pace = 0.02
+    with pytest.raises(Interrupted):
+        load_model(NAME, NotingWatch(leave_at=100_000))
+    wait_for_fetching()
+    (config,) = (tmp_path / "hub").rglob("config.json")
+    os.truncate(config.resolve(), left)
+    served.pace = 0.0
     assert dict(load_model(NAME).load_weights())
 
 
