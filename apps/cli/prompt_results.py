@@ -58,7 +58,9 @@ def result_file(path: Path) -> Iterator[BinaryIO]:
             raise UsageError(f"another process writes {name}; wait for it, or give another name.") from None
         except OSError as e:
             if e.errno in NO_LOCKS:
-                raise UsageError(f"the file system of {name} has no locks; give a file on another disk.") from e
+                raise UsageError(
+                    f"the file system of {name} has no locks; give a file on another disk."
+                ) from e
             raise UsageError(f"cannot write {name}: {e.strerror}.") from e
         yield file
         flush_to_disk(file.fileno())

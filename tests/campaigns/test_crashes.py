@@ -51,7 +51,7 @@ def test_no_crash_leaves_a_short_verb_between_two_states(full):
 
 
 def test_a_disk_without_locks_and_a_read_only_one_are_named():
-    """"Locked by another process" and "disk I/O error" said neither what is wrong nor what helps."""
+    """The store was "locked by another process", or there was a "disk I/O error"; neither says what helps."""
     done = campaign("a store of an older format", "--kills", "0", "--faults", "0", "--images", "0")
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -180,7 +180,7 @@ def test_a_file_of_something_else_stays_as_it_is(tiny_cli, prompts, tmp_path, th
 
 
 def test_results_on_a_disk_whose_files_cannot_be_locked(tiny_cli, prompts, tmp_path, monkeypatch):
-    """"No locks available" did not say what to do."""
+    """The error "No locks available" did not say what to do."""
 
     def refuse(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

@@ -178,7 +178,7 @@ def test_a_cache_whose_files_cannot_be_locked(served, monkeypatch, code):
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(fetching.fcntl, "flock", refuse)
-    with pytest.raises(ModelNotFound, match="has no locks .*; set HF_HUB_CACHE to a folder on a local disk"):
+    with pytest.raises(ModelNotFound, match=r"has no locks .*; set HF_HUB_CACHE to a folder on a local disk"):
         load_model(NAME)
 
 
@@ -196,8 +196,7 @@ def test_a_small_file_that_a_crash_of_the_machine_cut_off_is_fetched_again(serve
 
 
 def test_all_files_of_a_fetched_model_are_on_the_disk(served, tmp_path, monkeypatch):
-    """huggingface-hub syncs nothing: after a power failure, an empty config.json counted as fetched, so `pull`
-    did not fetch it again."""
+    """huggingface-hub syncs nothing: after a power failure, an empty config.json counted as fetched."""
     synced, fsync = set(), os.fsync
 
     def note(handle):

@@ -134,7 +134,8 @@ class Connections:
         async with AsyncExitStack() as stack:
             log: IO[str] | None = None
             try:
-                log = stack.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
+                made = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - the stack closes it
+                log = stack.enter_context(made)
                 async with AsyncExitStack() as connected:
                     client = await connected.enter_async_context(await _client(server, log, connected))
                     tools = await _tools(client, server.name)

@@ -164,8 +164,8 @@ def _snapshot(name: str, patterns: list[str]) -> Path:
 
 
 def _flush(snapshot: Path) -> None:
-    """Write all files of a snapshot's repository, and their names, to the disk. huggingface-hub leaves this to
-    the system. After a power failure, an empty config.json would be there, which counts as fetched. Raises
+    """Write all files of a snapshot's repository, and their names, to the disk. huggingface-hub leaves this
+    to the system. After a power failure, an empty config.json would be there, which counts as fetched. Raises
     OSError."""
     repo = snapshot.parent.parent
     for path in (*repo.rglob("*"), repo, repo.parent):
