@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ruvmlx.errors import UsageError
-from ruvmlx.platform.files import flush_to_disk, sync_folder
+from ruvmlx.platform.files import NO_LOCKS, flush_to_disk, sync_folder
 from ruvmlx.text import one_line
 
 from .prompt_lines import PromptLine
@@ -57,6 +57,10 @@ def result_file(path: Path) -> Iterator[BinaryIO]:
         except BlockingIOError:
             raise UsageError(f"another process writes {name}; wait for it, or give another name.") from None
         except OSError as e:
+            if e.errno in NO_LOCKS:
+                raise UsageError(
+                    f"the file system of {name} has no locks; give a file on another disk."
+                ) from e
             raise UsageError(f"cannot write {name}: {e.strerror}.") from e
         yield file
         flush_to_disk(file.fileno())

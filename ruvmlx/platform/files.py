@@ -20,6 +20,8 @@ ENDING = ".new"  # the end of the name of a temporary file, which later replaces
 IDLE_SECONDS = 3600.0  # seconds without a write after which a temporary file counts as abandoned
 # The error codes of `os.link` on a file system without hard links.
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+# The error codes of a lock on a file system without locks, for example NFS without its lock service.
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 # the number of characters of the target's name in the temporary file's name, because file names have a
 # maximum length
 _NAME_LENGTH = 50
@@ -159,6 +161,17 @@ def lock_folder(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def folder_fault(folder: Path) -> OSError | None:
+    """Make a file in this folder, lock the file and remove it. Return the error if that fails; None if it
+    works."""
+    try:
+        with file_beside(folder / "lock") as made, made.open("wb") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error
+    return None
 
 
 def sync_folder(folder: Path) -> None:

@@ -16,7 +16,7 @@ from ..errors import CorruptFile, NotFound, StoreBusy, StoreError, UsageError
 from ..platform.files import NO_LINKS, file_beside, make_folder, open_ordinary, publish, sync_folder
 from ..text import one_line
 from .audit import disagreement
-from .database import is_locked, open_unchanged
+from .database import folder_error, is_locked, open_unchanged
 from .schema import VERSION
 from .soundness import difference
 from .store import Store
@@ -139,7 +139,7 @@ def _writing(file: Path) -> Iterator[None]:
 
 def _copy_database(source: Path, target: Path) -> dict[str, int]:
     """Copy one database to another, check the copy, and count its contents."""
-    with _readable_errors(source), _opened_source(source) as old, _open_database(target, "") as new:
+    with _readable_errors(source, target), _opened_source(source) as old, _open_database(target, "") as new:
         version = old.execute("PRAGMA user_version").fetchone()[0]
         if not 0 < version <= VERSION:
             raise CorruptFile(f"{source} is not a store of this ruvmlx (format {version}).")
@@ -176,18 +176,20 @@ def _check_copy(copy: Path, source: Path) -> dict[str, int]:
         found |= {name: store.db.value(f"SELECT count(*) FROM {table}") for name, table in counts.items()}
     finally:
         store.close()
-    with _readable_errors(source), _open_database(copy, "") as alone:
+    with _readable_errors(source, copy), _open_database(copy, "") as alone:
         alone.execute("PRAGMA journal_mode = DELETE")
     return found
 
 
 @contextmanager
-def _readable_errors(source: Path) -> Iterator[None]:
+def _readable_errors(source: Path, target: Path) -> Iterator[None]:
     """Turn SQLite's errors in the block into errors with one line of text, about the disk or about the file
     to copy."""
     try:
         yield
     except sqlite3.OperationalError as error:
+        if found := folder_error(error, target, source):
+            raise found from None
         if is_locked(error):
             raise StoreBusy(f"{source} is locked by another process; try again.") from None
         raise StoreError(f"cannot copy {source}: {error}. Check the disk; nothing was changed.") from None
@@ -246,6 +248,8 @@ def _lock_store(store: Path) -> Iterator[None]:
             connection.execute("PRAGMA journal_mode = DELETE").fetchone()
             connection.execute("BEGIN EXCLUSIVE")
         except sqlite3.OperationalError as error:
+            if found := folder_error(error, store):
+                raise found from None
             if not is_locked(error):
                 raise StoreError(f"cannot write {store}: {error}. Check the disk.") from None
             raise _in_use(store) from None

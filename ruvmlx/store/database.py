@@ -19,10 +19,15 @@ from typing import Any
 import numpy as np
 
 from ..errors import CorruptFile, StoreBusy, StoreError, UsageError
-from ..platform.files import make_folder
+from ..platform.files import NO_LOCKS, folder_fault, make_folder
 from .schema import VERSION, migrate
 from .soundness import difference
 
+# SQLite's errors whose cause can be the folder: it is read-only, or has no locks
+_OF_FOLDERS = (
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+)  # fmt: skip
 # seconds: if one other process keeps the write lock longer than this, the wait for the lock fails
 _BUSY_SECONDS = 5.0
 # seconds: if many other processes pass the lock to each other for this time, the wait for the lock fails
@@ -68,7 +73,10 @@ class Database:
         return connection
 
     def _configure(self, connection: sqlite3.Connection) -> None:
-        pragmas = ["journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "secure_delete = ON"]
+        # With temp_store = MEMORY, a full or slow folder /tmp stops no statement, and no text of a chat gets
+        # there.
+        pragmas = ["temp_store = MEMORY", "journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"]
+        pragmas += ["secure_delete = ON"]
         if sys.platform == "darwin":
             pragmas += ["fullfsync = ON", "checkpoint_fullfsync = ON"]
         for pragma in pragmas:
@@ -309,6 +317,26 @@ def is_locked(error: sqlite3.Error) -> bool:
     return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 
 
+def folder_error(error: sqlite3.Error, *files: Path) -> StoreError | None:
+    """Return the error to raise in place of `error` if the cause is a folder that is read-only or has no
+    locks. Return None for another cause. files: the databases of the statement that failed."""
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _OF_FOLDERS:
+        return None
+    for folder in {file.parent: None for file in files}:
+        fault = folder_fault(folder)
+        if fault is not None and fault.errno in NO_LOCKS:
+            return StoreError(
+                f"the file system of {folder} has no locks ({fault.strerror}), so two processes could damage "
+                "the data. Use a folder on a local disk; RUVMLX_HOME names the data folder."
+            )
+        if fault is not None:
+            return StoreError(
+                f"cannot write into {folder}: {fault.strerror}. Check the disk and its permissions, or set "
+                "RUVMLX_HOME."
+            )
+    return None
+
+
 @contextmanager
 def _readable_errors(path: Path) -> Iterator[None]:
     """Turn errors of SQLite and of the file system in the block into errors of the program with a readable
@@ -316,6 +344,8 @@ def _readable_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as e:
+        if found := folder_error(e, path):
+            raise found from e
         if is_locked(e):
             raise StoreBusy(
                 f"{path} has been locked by another process for {_BUSY_SECONDS:.0f} s; try again."

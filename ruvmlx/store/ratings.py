@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..ratings import BAD, FACTS
-from .ancestors import ALL_STEPS, WITH_ANCESTORS, enforce, newest_version
+from .ancestors import ALL_STEPS, WITH_ANCESTORS, enforce, newest_version, steps_to
 from .audit_log import Witness
 from .database import Database, columns, to_vector
 from .replies import ReplyWords
@@ -200,6 +200,15 @@ class Ratings:
     def steps_of_reply(self, fingerprint: str, name: str, head: int, reply_id: str) -> list[tuple[int, int]]:
         """Return (adapter version before, adapter version after) of each rating of this reply that led to the
         version `head`, oldest first."""
+        oldest = self._db.value(
+            "SELECT min(version) FROM ratings INDEXED BY ratings_by_reply"
+            " WHERE reply_id = ? AND fingerprint = ? AND adapter = ?",
+            reply_id,
+            fingerprint,
+            name,
+        )
+        if oldest is None:
+            return []
         rows = self._db.rows(
             WITH_ANCESTORS + "SELECT a.parent, t.version FROM ratings t JOIN adapters a"
             " ON a.fingerprint = t.fingerprint AND a.name = t.adapter AND a.version = t.version"
@@ -208,7 +217,7 @@ class Ratings:
             fingerprint,
             name,
             head,
-            ALL_STEPS,
+            steps_to(oldest, head),
             reply_id,
         )
         return [(row["parent"], row["version"]) for row in rows]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import NotFound
-from .ancestors import ALL_STEPS, WITH_ANCESTORS
+from .ancestors import ALL_STEPS, WITH_ANCESTORS, steps_to
 from .audit_log import MOVES, LogFilter, Witness, digest
 from .bases import Bases
 from .database import Database
@@ -116,7 +116,7 @@ class Versions:
     def is_ancestor(self, fingerprint: str, name: str, version: int, head: int) -> bool:
         """Return True if the version is the head or one of its ancestors."""
         sql = WITH_ANCESTORS + "SELECT 1 FROM ancestors WHERE version = ?5"
-        return self._db.row(sql, fingerprint, name, head, ALL_STEPS, version) is not None
+        return self._db.row(sql, fingerprint, name, head, steps_to(version, head), version) is not None
 
     def promotions(self, fingerprint: str, name: str, head: int) -> list[int]:
         """Return the versions with another base LoRA than their parents, among the head and its ancestors,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..models.make_gguf import make_gguf_model
+from ..models.make_models import make_safetensors_model
 from .crash_trial import Bench
 from .crash_verbs import command, connect_write
 
@@ -19,8 +20,10 @@ def prepare(bench: Bench, wanted: Collection[str]) -> None:
     model = make_gguf_model(bench.folder / "tiny.gguf", max_context=512)
     os.environ.update(SETTINGS)
     os.environ["RUVMLX_MODEL"] = str(model)
+    os.environ["RUVMLX_SERVED"] = str(make_safetensors_model(bench.folder / "served"))
     for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME"):
         os.environ[name] = str(bench.work / "out")
+    os.environ["TMPDIR"] = str(bench.work / "tmp")
     os.environ.pop("RUVMLX_ADAPTER", None)
     starts = {base: start for base, start, _ in MAKERS}
     needed = {"empty"}
@@ -28,7 +31,7 @@ def prepare(bench: Bench, wanted: Collection[str]) -> None:
         while base not in needed:
             needed.add(base)
             base = starts[base]
-    _make(bench, "empty", None, lambda work: (work / "out").mkdir(parents=True) or 0)
+    _make(bench, "empty", None, make_empty)
     for base, start, make in MAKERS:
         if base in needed:
             _make(bench, base, start, make)
@@ -78,6 +81,12 @@ def reply(runtime: Any, seed: int, chat: str | None = None, prompt: str = "quest
     )
     list(runtime.writer.generate(request, chat))
     return str(request.request_id)
+
+
+def make_empty(work: Path) -> int:
+    for name in ("out", "tmp"):
+        (work / name).mkdir(parents=True)
+    return 0
 
 
 def use(work: Path) -> int:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HEAD = struct.Struct("<cQqIII")
-CONTENT, NAMES = b"TWZ", b"CRXLUMD"
+CONTENT, NAMES = b"TWZ", b"CRXLUMDK"
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,13 @@ def _inside(path: str, root: Path) -> str:
 
 @dataclass
 class Disk:
-    """What a disk holds. files: {path: number of a content}; a folder has the number None."""
+    """What a disk holds. names: {path: number of a content}; a folder has the number None. links: the numbers
+    of symbolic links, whose content is where they point."""
 
     names: dict[str, int | None] = field(default_factory=dict)
     contents: dict[int, bytearray] = field(default_factory=dict)
     modes: dict[str, int] = field(default_factory=dict)
+    links: set[int] = field(default_factory=set)
 
     @classmethod
     def of(cls, folder: Path) -> "tuple[Disk, dict[int, int]]":
@@ -74,8 +76,13 @@ class Disk:
         for path in sorted(folder.rglob("*")):
             name, found = str(path.relative_to(folder)), path.lstat()
             disk.modes[name] = found.st_mode & 0o777
-            disk.names[name] = None if path.is_dir() else known.setdefault(found.st_ino, len(known))
-            if path.is_file():
+            is_link = path.is_symlink()
+            is_folder = path.is_dir() and not is_link
+            disk.names[name] = None if is_folder else known.setdefault(found.st_ino, len(known))
+            if is_link:
+                disk.contents[known[found.st_ino]] = bytearray(os.fsencode(os.readlink(path)))
+                disk.links.add(known[found.st_ino])
+            elif path.is_file():
                 disk.contents[known[found.st_ino]] = bytearray(path.read_bytes())
         return disk, known
 
@@ -89,6 +96,8 @@ class Disk:
                 continue
             if number is None:
                 path.mkdir(self.modes.get(name, 0o700))
+            elif number in self.links:
+                path.symlink_to(os.fsdecode(bytes(self.contents[number])))
             else:
                 path.write_bytes(self.contents.get(number, b""))
                 path.chmod(self.modes.get(name, 0o600))
@@ -105,8 +114,11 @@ class Disk:
 
     def apply_name(self, op: Op, number: int | None) -> None:
         """A change whose file or folder is not on the disk is left out."""
-        if op.kind in b"CM":
+        if op.kind in b"CMK":
             self.names.setdefault(op.path, number)
+            if op.kind == b"K" and number is not None:
+                self.contents[number] = bytearray(op.data)
+                self.links.add(number)
         elif op.kind in b"UD":
             self.names.pop(op.path, None)
         elif op.path in self.names:
@@ -134,7 +146,7 @@ class Replay:
         self._numbers: list[int | None] = []  # of the content that each call concerns
         known, new = dict(inodes), len(inodes)
         for op in ops:
-            if op.kind == b"C":
+            if op.kind in b"CK":
                 known[op.inode], new = new, new + 1
             elif op.kind == b"M":
                 known.pop(op.inode, None)  # the number of a removed file
@@ -154,7 +166,7 @@ class Replay:
         """The disk after a crash before call number `end`."""
         kept = self._kept_contents(rng, end) | self._kept_names(rng, end)
         disk = Disk(dict(self._base.names), {k: bytearray(v) for k, v in self._base.contents.items()})
-        disk.modes = self._base.modes
+        disk.modes, disk.links = self._base.modes, set(self._base.links)
         for i in sorted(kept):
             op, number = self._ops[i], self._numbers[i]
             if op.kind in CONTENT and number is not None:

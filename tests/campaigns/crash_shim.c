@@ -5,17 +5,20 @@
  *   crash_count()                    the calls so far
  *   crash_clock(S)                   the clock of the day stands still at S seconds since 1970; 0: it runs
  *
+ * Three modes concern all calls: READ_ONLY makes ROOT a file system that is mounted read-only, NO_LOCKS and
+ * LOCKS_UNKNOWN one whose locks fail with ENOLCK (NFS without its lock service) and with EOPNOTSUPP.
+ *
  * A call belongs to ROOT if the path of its descriptor, or one of its paths, is ROOT or below it.  Paths of
  * descriptors come from /proc/self/fd, so no table has to follow dup, fork and close.
  *
  * One record of LOG, little-endian, without padding:
  *   u8 kind | u64 inode | i64 offset | u32 bytes of path | u32 of second path | u32 of data | path, path, data
  * kind: C created, T truncated by open, O opened, W written, Z size set (offset), S synced, R renamed,
- *       X exchanged, L linked, U removed, M folder made, D folder removed, Y a mapping synced; a small letter
+ *       X exchanged, L linked, K symbolic link made (data: where it points), U removed, M folder made, D folder removed, Y a mapping synced; a small letter
  *       where the call failed.  Each counted call has one record.
  *
- * What it does not see: changes of modes and times, stores into memory that is mapped from a file (SQLite maps
- * its -shm only, which is made again after a crash), files that C's own fopen makes, and what C's streams write
+ * What it does not see: changes of modes and times, questions whether a file may be written (access), stores
+ * into memory that is mapped from a file (SQLite maps its -shm only, which is made again after a crash), files that C's own fopen makes, and what C's streams write
  * by other calls than fwrite (NumPy writes arrays by fwrite). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -29,6 +32,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
@@ -38,7 +42,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { NONE, KILL_BEFORE, KILL_AFTER, IO_ERROR, NO_SPACE, SHORT_WRITE, DISK_FULL };
+enum {
+  NONE, KILL_BEFORE, KILL_AFTER, IO_ERROR, NO_SPACE, SHORT_WRITE, DISK_FULL, READ_ONLY, NO_LOCKS, LOCKS_UNKNOWN
+};
 
 static char root[PATH_MAX];
 static size_t root_length; /* 0: not armed */
@@ -116,6 +122,8 @@ static int counted(int writes, int *half, int *ends) {
   long number = atomic_fetch_add(&calls, 1);
   *half = *ends = 0;
   if (mode == DISK_FULL) return number >= at && writes ? ENOSPC : 0;
+  if (mode == READ_ONLY) return EROFS;
+  if (mode > READ_ONLY) return 0;
   if (number != at) return 0;
   switch (mode) {
   case KILL_BEFORE: kill(getpid(), SIGKILL); pause(); break;
@@ -148,9 +156,13 @@ static void ended(int ends) {
 
 static int opened(int dir, const char *name, int flags, mode_t access) {
   char path[PATH_MAX];
-  if (!root_length || !(flags & (O_CREAT | O_TRUNC)) || (whole_path(dir, name, path), !below(path)))
+  int changes = mode == READ_ONLY ? O_CREAT | O_TRUNC | O_ACCMODE : O_CREAT | O_TRUNC;
+  if (!root_length || !(flags & changes) || (whole_path(dir, name, path), !below(path)))
     return (int)syscall(SYS_openat, dir, name, flags, access);
   uint64_t before = inode_at(path);
+  /* A read-only file system opens for reading what is there, and says of the rest that it is not there. */
+  if (mode == READ_ONLY && (before ? !(flags & (O_TRUNC | O_ACCMODE)) : !(flags & O_CREAT)))
+    return (int)syscall(SYS_openat, dir, name, flags, access);
   COUNTED(1, (int)syscall(SYS_openat, dir, name, flags, access), {
     char kind = !before ? 'C' : flags & O_TRUNC ? 'T' : 'O';
     note(kind | failed, failed ? 0 : inode_of(result), 0, path, "", "", 0);
@@ -262,7 +274,7 @@ int truncate64(const char *name, off_t size) { return truncate(name, size); }
 
 static int synced(int fd, long number) {
   char path[PATH_MAX];
-  if (!is_ours(fd, path)) return (int)syscall(number, fd);
+  if (mode == READ_ONLY || !is_ours(fd, path)) return (int)syscall(number, fd);
   COUNTED(0, (int)syscall(number, fd), note('S' | failed, inode_of(fd), 0, path, "", "", 0));
 }
 
@@ -290,6 +302,7 @@ static int named(char kind, int dir, const char *name, int other_dir, const char
                                 : syscall(number, dir, name, other_dir, other, flags))
   if (!ours) return NAME;
   uint64_t before = inode_at(one);
+  if (mode == READ_ONLY && !before == (kind != 'M')) return errno = before ? EEXIST : ENOENT, -1;
   COUNTED(kind == 'M' || kind == 'L', NAME, note(kind | failed, before ? before : inode_at(one), 0, one, two, "", 0));
 }
 
@@ -314,6 +327,49 @@ int unlinkat(int d, const char *a, int flags) {
 }
 int mkdir(const char *a, mode_t m) { return named('M', HERE, a, HERE, NULL, SYS_mkdirat, (int)m); }
 int mkdirat(int d, const char *a, mode_t m) { return named('M', d, a, HERE, NULL, SYS_mkdirat, (int)m); }
+
+int symlinkat(const char *target, int dir, const char *name) {
+  char path[PATH_MAX];
+  if (!root_length || (whole_path(dir, name, path), !below(path)))
+    return (int)syscall(SYS_symlinkat, target, dir, name);
+  COUNTED(1, (int)syscall(SYS_symlinkat, target, dir, name),
+          note('K' | failed, inode_at(path), 0, path, "", target, (uint32_t)strlen(target)));
+}
+int symlink(const char *target, const char *name) { return symlinkat(target, HERE, name); }
+
+/* -- locks -------------------------------------------------------------------------------------------- */
+
+/* The error of a lock; 0 where files can be locked. */
+static int lock_error(int fd) {
+  char path[PATH_MAX];
+  return mode < NO_LOCKS || !is_ours(fd, path) ? 0 : mode == NO_LOCKS ? ENOLCK : EOPNOTSUPP;
+}
+
+static int controlled(int fd, int command, void *argument) {
+  int (*real)(int, int, ...) = REAL(fcntl), wrong = 0;
+  switch (command) {
+  case F_SETLK: case F_SETLKW: case F_GETLK: case F_OFD_SETLK: case F_OFD_SETLKW: case F_OFD_GETLK:
+    wrong = lock_error(fd); break;
+  default: break;
+  }
+  return wrong ? (errno = wrong, -1) : real(fd, command, argument);
+}
+
+#define CONTROL(NAME)                           \
+  int NAME(int fd, int command, ...) {          \
+    va_list more;                               \
+    va_start(more, command);                    \
+    void *argument = va_arg(more, void *);      \
+    va_end(more);                               \
+    return controlled(fd, command, argument);   \
+  }
+CONTROL(fcntl)
+CONTROL(fcntl64)
+
+int flock(int fd, int operation) {
+  int wrong = lock_error(fd);
+  return wrong ? (errno = wrong, -1) : (int)syscall(SYS_flock, fd, operation);
+}
 
 /* -- the clock ---------------------------------------------------------------------------------------- */
 

@@ -32,7 +32,9 @@ from typing import Any
 
 SOURCE = Path(__file__).with_name("crash_shim.c")
 BEGIN = 1_795_000_000  # seconds since 1970: the clock of a trial stands still here
-LONGEST = 60  # seconds; a trial that takes longer hangs
+PULLED = "owner/tiny"  # the model that a trial of `pull` fetches, into out/hub
+LONGEST = 60  # seconds of processor time; a trial that takes longer hangs
+LONGEST_WAIT = 900  # seconds by the clock; the machine may do other work
 # Columns that hold measured times and speeds, and what follows from them: {table: columns}.
 MEASURED = {
     "replies": {"latency_ratio", "quality", "quality_parts"},
@@ -59,6 +61,9 @@ class Mode(IntEnum):
     NO_SPACE = 4
     SHORT_WRITE = 5
     DISK_FULL = 6  # from this call on
+    READ_ONLY = 7  # this mode and the next ones concern all calls
+    NO_LOCKS = 8  # ENOLCK
+    LOCKS_UNKNOWN = 9  # EOPNOTSUPP
 
 
 @dataclass(frozen=True)
@@ -140,20 +145,26 @@ class Bench:
         at: int = 0,
         log: Path | None = None,
         after: int = 50,
+        below: str = "",
     ) -> TrialResult:
         """Run `call` in a child with the shim armed. after: seconds that the clock is past BEGIN; other ids
-        and random numbers belong to other seconds."""
+        and random numbers belong to other seconds. below: the folder inside `work` whose calls the shim
+        counts; "" for all of `work`."""
         for old in self._said.iterdir():
             old.unlink()
         if child := os.fork():
             _, status = os.waitpid(child, 0)
             return self._result(os.waitstatus_to_exitcode(status))
         try:
-            signal.alarm(LONGEST)
+            signal.setitimer(signal.ITIMER_PROF, LONGEST)
+            signal.alarm(LONGEST_WAIT)
             self._redirect()
             make_even(self._shim, BEGIN + after)
             self._shim.crash_arm(
-                os.fsencode(self.work), int(mode), ctypes.c_long(at), os.fsencode(log) if log else None
+                os.fsencode(self.work / below),
+                int(mode),
+                ctypes.c_long(at),
+                os.fsencode(log) if log else None,
             )
             code = call()
             gc.collect()  # closes what the verb left open, as the end of its process does
@@ -224,6 +235,7 @@ def make_even(shim: ctypes.CDLL, now: int) -> None:
     os.urandom = even.randbytes
     random._urandom = even.randbytes
     tempfile._name_sequence = None  # names of temporary files are not the parent's
+    tempfile.tempdir = None  # TMPDIR is read again
 
 
 # -- the next start ----------------------------------------------------------------------------------
@@ -240,9 +252,10 @@ def examine(work: Path, again: Callable[[], int] | None) -> dict[str, Any]:
     gc.collect()  # the checks leave their stores to the end of the process
     faults += start(work)
     faults += [f"left behind after the next start: {name}" for name in left_over(work / "home")]
-    parts = store_parts(work / "home" / "ruvmlx.db") | file_parts(work)
+    parts = store_parts(work / "home" / "ruvmlx.db") | file_parts(work) | hub_parts(work / "out")
     if again is not None and (work / "out").is_dir():
         again()
+        faults += ["`pull` does not go on"] * is_half_fetched(work / "out")
         faults += [f"left behind after the verb ran again: {name}" for name in left_over(work / "out")]
     return {"parts": parts, "faults": faults}
 
@@ -292,15 +305,35 @@ def store_parts(path: Path) -> dict[str, str]:
 
 
 def file_parts(work: Path) -> dict[str, str]:
-    """A digest of each file that is no part of the store and of its page store, which may lose anything. An
-    unfinished file is none of them: `left_over` finds it."""
+    """A digest of each file that is no part of the store, of its page store, which may lose anything, of the
+    folder of temporary files, or of the hub's cache (`hub_parts`). An unfinished file is none of them:
+    `left_over` finds it."""
     parts = {}
     for path in sorted(work.rglob("*")):
         name = str(path.relative_to(work))
-        is_store = name.startswith(("home/kv/", "home/ruvmlx.db")) and ".before-restore" not in name
-        if path.is_file() and not is_store and not is_unfinished(name):
+        others = ("home/kv/", "home/ruvmlx.db", "tmp/", "out/hub/")
+        is_other = name.startswith(others) and ".before-restore" not in name
+        if path.is_file() and not is_other and not is_unfinished(name):
             parts[name] = _file_digest(path)
     return parts
+
+
+def hub_parts(out: Path) -> dict[str, str]:
+    """A digest of the fetched model, if the program takes it as whole."""
+    folder = _fetched(out)
+    files = [] if folder is None else sorted(path for path in folder.rglob("*") if path.is_file())
+    return {f"fetched {path.name}": _file_digest(path) for path in files}
+
+
+def is_half_fetched(out: Path) -> bool:
+    return (out / "hub").is_dir() and _fetched(out) is None
+
+
+def _fetched(out: Path) -> Path | None:
+    from ruvmlx.models.find import hub
+
+    os.environ["HF_HUB_CACHE"] = str(out / "hub")
+    return hub.cached_folder(PULLED)
 
 
 def _file_digest(path: Path) -> str:

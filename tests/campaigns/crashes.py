@@ -8,7 +8,9 @@ disk full from that call on. An image is what the disk can hold after a crash of
 without the earlier ones, names without contents, cut writes (crash_images.py). After each the next start must
 find the state from before the verb or the state after it, or a state between two commits that the verb's row
 names (crash_verbs.py); `doctor` must find nothing, and no unfinished file may stay. A verb that fails says so
-in one line; one that says it is done has its new state on the disk.
+in one line; one that says it is done has its new state on the disk. The same holds with a clock that jumps,
+in a read-only data folder, on a file system without locks, and with a full folder of temporary files
+(crash_places.py).
 
 Linux, with gcc; it works in memory (/dev/shm) where there is room. Exit code 1: there are findings.
 """
@@ -20,11 +22,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from .crash_images import Disk, Op, Replay, read_log
-from .crash_trial import Bench, Mode, StartReport, TrialResult, is_loaded, left_over, start_with_shim
+from .crash_places import PLACES, Place
+from .crash_row import HEADING, Row, add_up
+from .crash_trial import (
+    Bench,
+    Mode,
+    StartReport,
+    TrialResult,
+    is_half_fetched,
+    is_loaded,
+    left_over,
+    start_with_shim,
+)
 from .crash_verbs import WRITES, Verb
 
 YEAR = 365 * 86400  # seconds
@@ -38,33 +51,8 @@ WORDS = {
 }
 KINDS = {
     "C": "open", "T": "open", "W": "write", "Z": "ftruncate", "S": "fsync", "R": "rename", "X": "exchange",
-    "L": "link", "U": "unlink", "M": "mkdir", "D": "rmdir", "O": "open", "Y": "msync",
+    "L": "link", "K": "symlink", "U": "unlink", "M": "mkdir", "D": "rmdir", "O": "open", "Y": "msync",
 }  # fmt: skip
-
-
-@dataclass
-class Row:
-    """What the campaign did with one verb. images: the different ones of those that were made;
-    clocks: runs with a clock that has jumped."""
-
-    verb: str
-    calls: int = 0
-    kills: int = 0
-    faults: int = 0
-    images: int = 0
-    clocks: int = 0
-    seconds: float = 0.0
-    findings: list[str] = field(default_factory=list)
-
-    def line(self) -> str:
-        counts = (self.calls, self.kills, self.faults, self.images, self.clocks)
-        numbers = "".join(f"{n:>8,}" for n in counts) + f"{self.seconds:>7.0f} s"
-        return f"{self.verb:34}{numbers}{len(self.findings):>10,}"
-
-
-HEADING = (
-    f"{'verb':34}{'calls':>8}{'kills':>8}{'faults':>8}{'images':>8}{'clocks':>8}{'time':>9}{'findings':>10}"
-)
 
 
 @dataclass(frozen=True)
@@ -103,9 +91,9 @@ class Trials:
                 self._finding("without any fault", fault)
 
     def _run(
-        self, mode: Mode = Mode.COUNT, at: int = 0, log: Path | None = None, after: int = 50
+        self, mode: Mode = Mode.COUNT, at: int = 0, log: Path | None = None, after: int = 50, below: str = ""
     ) -> TrialResult:
-        return self._bench.run(lambda: self._verb.run(self._bench.work), mode, at, log, after)
+        return self._bench.run(lambda: self._verb.run(self._bench.work), mode, at, log, after, below)
 
     def all(self, extent: Extent) -> Row:
         begun = time.monotonic()
@@ -118,6 +106,7 @@ class Trials:
         )
         self.crash(extent.images, extent.seed)
         self.jump_clock()
+        self.visit(PLACES)
         if (
             extent.kills is None
             and len(self._between) + 2 < len(self._verb.states)
@@ -159,8 +148,8 @@ class Trials:
             for wrong in self._complaints(ended):
                 self._finding(where, wrong)
             place = self._judge(where, self._look(), is_failed=True)
-            if ended.code == self._clean.code == 0 and 0 <= place < len(self._verb.states) - 1:
-                self._finding(where, f"exit 0, but the state is {self._name(place)}")
+            if ended.code == self._clean.code == 0:
+                self._check_done(where, place)
             self._row.faults += 1
 
     def _complaints(self, ended: TrialResult) -> list[str]:
@@ -191,10 +180,8 @@ class Trials:
             seen.add(mark)
             disk.write(self._bench.work)
             place = self._judge("image", self._look())
-            if is_done and self._clean.code == 0 and 0 <= place < len(self._verb.states) - 1:
-                self._finding(
-                    "image after the end", f"the verb was done, but the state is {self._name(place)}"
-                )
+            if is_done and self._clean.code == 0:
+                self._check_done("image after the end", place)
         self._row.images = len(seen)
 
     # -- the clock -----------------------------------------------------------------------------------
@@ -206,11 +193,28 @@ class Trials:
             self._bench.reset(self._verb.base)
             ended = self._run(after=jump)
             where = f"a clock that jumped by {jump // 86400} days"
-            if ended.code != self._clean.code:
+            if ended.code not in (self._clean.code, *self._verb.late):
                 self._finding(where, f"exit {ended.code}: {ended.err.strip()[-300:]}")
             for fault in self._look().faults:
                 self._finding(where, fault)
             self._row.clocks += 1
+
+    # -- places --------------------------------------------------------------------------------------
+
+    def visit(self, places: Sequence[Place]) -> None:
+        """Run the verb in each of these places. The next start is on a usual disk."""
+        for place in places:
+            self._bench.reset(self._verb.base)
+            ended = self._run(place.mode, below=place.below)
+            complaints = self._complaints(ended)
+            if ended.code not in (0, self._clean.code) and place.word not in ended.err.casefold():
+                complaints.append(f"the error says nothing of {place.word!r}: {ended.err.strip()[-300:]}")
+            for wrong in complaints:
+                self._finding(place.name, wrong)
+            state = self._judge(place.name, self._look(), is_failed=True)
+            if ended.code == self._clean.code == 0:
+                self._check_done(place.name, state)
+            self._row.places += 1
 
     # -- what is found -------------------------------------------------------------------------------
 
@@ -219,7 +223,8 @@ class Trials:
         mark = self._bench.mark()
         if mark not in self._seen:
             out = self._bench.work / "out"
-            again = (lambda: self._verb.run(self._bench.work)) if out.is_dir() and left_over(out) else None
+            goes_on = out.is_dir() and (left_over(out) or is_half_fetched(out))
+            again = (lambda: self._verb.run(self._bench.work)) if goes_on else None
             self._seen[mark] = self._bench.check(again)
         return self._seen[mark]
 
@@ -240,6 +245,13 @@ class Trials:
             return -1
         self._between.append(found)
         return len(self._between)
+
+    def _check_done(self, where: str, place: int) -> None:
+        """Note it if the state of this place is not the last one, although the verb was done."""
+        if 0 <= place < len(self._verb.states) - 1:
+            state = [self._old, *self._between][place]
+            differ = self._differences(state).rpartition("; ")[2]
+            self._finding(where, f"the verb was done, but the state is {self._name(place)}: {differ}")
 
     def _differences(self, found: StartReport) -> str:
         """What differs from the old and from the new state."""
@@ -356,17 +368,7 @@ def main() -> int:
                 print(f"    {finding}", flush=True)
     finally:
         _remove(folder)
-    total = Row(
-        "all",
-        *(
-            sum(getattr(row, name) for row in rows)
-            for name in ("calls", "kills", "faults", "images", "clocks")
-        ),
-    )
-    total.seconds, total.findings = (
-        sum(row.seconds for row in rows),
-        [f for row in rows for f in row.findings],
-    )
+    total = add_up(rows)
     print(total.line())
     return 1 if total.findings else 0
 

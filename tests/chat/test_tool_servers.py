@@ -1,5 +1,6 @@
 """Tool servers: the file that names them, and calls of a real small one."""
 
+import errno
 import json
 import os
 import socket
@@ -7,11 +8,13 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from ruvmlx.apps.chat.tools import chat_tools, connections, server_file
 from ruvmlx.apps.chat.tools.chat_tools import ChatTools
+from ruvmlx.apps.chat.tools.server_file import ToolServer
 
 from ruvmlx.errors import Interrupted, NotFound, RuvmlxError, UsageError
 from ruvmlx.models.text.tool_calls import ParsedCall
@@ -111,6 +114,41 @@ def test_a_server_that_does_not_start_says_why(tools, home, monkeypatch):
     with pytest.raises(RuvmlxError, match="mute did not answer in 0 s: sleep 60"):
         tools.turn_on("mute", threading.Event())
     assert not tools.is_on
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_full_folder_of_temporary_files_is_named(monkeypatch, has_room):
+    """The chat waited for the server's answer for 30 s. The connection is a small one of the test's own."""
+    ended = []
+
+    @asynccontextmanager
+    async def connect():
+        yield "client"
+        ended.append("client")
+
+    async def client(server, log, stack):
+        log.write("a line of the server")
+        return connect()
+
+    async def no_tools(client, name):
+        return []
+
+    def refuse(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(connections, "require_client", lambda: None)
+    monkeypatch.setattr(connections, "_client", client)
+    monkeypatch.setattr(connections, "_tools", no_tools)
+    if not has_room:
+        monkeypatch.setattr(connections.tempfile, "TemporaryFile", refuse)
+    made, server = connections.Connections(), ToolServer("small", sys.executable)
+    if has_room:
+        assert made.start(server, threading.Event()) == [] and not ended
+        made.close()
+        assert ended
+    else:
+        with pytest.raises(RuvmlxError, match=r"small did not start: No space left on device$"):
+            made.start(server, threading.Event())
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer x"}])

@@ -1,6 +1,7 @@
 """`generate --prompts`: order, errors, batches, and going on after a kill."""
 # ruff: noqa: F811 - fixtures of another file
 
+import errno
 import io
 import json
 import os
@@ -12,7 +13,7 @@ import time
 import types
 
 import pytest
-from ruvmlx.apps.cli import many_prompts
+from ruvmlx.apps.cli import many_prompts, prompt_results
 from ruvmlx.apps.cli.prompt_lines import PromptLine, prompt_lines
 from ruvmlx.apps.cli.prompt_results import Tally, result_file
 
@@ -176,6 +177,18 @@ def test_a_file_of_something_else_stays_as_it_is(tiny_cli, prompts, tmp_path, th
     out.write_text(there)
     code, _, err = tiny_cli("generate", "--prompts", str(prompts(PROMPTS[:2])), "--out", str(out))
     assert code == 2 and said in err and err.count("\n") == 1 and out.read_text() == there
+
+
+def test_results_on_a_disk_whose_files_cannot_be_locked(tiny_cli, prompts, tmp_path, monkeypatch):
+    """The error "No locks available" did not say what to do."""
+
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(prompt_results.fcntl, "flock", refuse)
+    out = str(tmp_path / "out.jsonl")
+    code, _, err = tiny_cli("generate", "--prompts", str(prompts(PROMPTS)), "--out", out)
+    assert code == 2 and "has no locks; give a file on another disk." in err and err.count("\n") == 1
 
 
 def test_two_processes_do_not_write_one_file(tiny_cli, prompts, tmp_path):

@@ -39,7 +39,7 @@ class FakeHub:
 
     def facts(self, file: Path) -> dict:
         data = file.read_bytes()
-        known = {"size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+        known = {"size": len(data), "oid": hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()}
         if self.is_large(file):
             digest = hashlib.sha256(data).hexdigest()
             known["lfs"] = {"oid": digest, "sha256": digest, "size": len(data), "pointerSize": 130}

@@ -1,5 +1,6 @@
 """Fetching from a hub: what is told, stopped, gone on with, and what a bad line does."""
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -167,6 +168,46 @@ def test_a_second_download_waits_for_the_first(served, tmp_path):
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(StoreBusy, match="another process is fetching"):
             load_model(NAME)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_cache_whose_files_cannot_be_locked(served, monkeypatch, code):
+    """The user was told to wait for another process, or "Operation not supported"."""
+
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fetching.fcntl, "flock", refuse)
+    with pytest.raises(ModelNotFound, match=r"has no locks .*; set HF_HUB_CACHE to a folder on a local disk"):
+        load_model(NAME)
+
+
+@pytest.mark.parametrize("left", [0, 100])
+def test_a_small_file_that_a_crash_of_the_machine_cut_off_is_fetched_again(served, tmp_path, left):
+    """huggingface-hub keeps each file that has its name: the damaged config.json stopped every attempt."""
+    served.pace = 0.02
+    with pytest.raises(Interrupted):
+        load_model(NAME, NotingWatch(leave_at=100_000))
+    wait_for_fetching()
+    (config,) = (tmp_path / "hub").rglob("config.json")
+    os.truncate(config.resolve(), left)
+    served.pace = 0.0
+    assert dict(load_model(NAME).load_weights())
+
+
+def test_all_files_of_a_fetched_model_are_on_the_disk(served, tmp_path, monkeypatch):
+    """huggingface-hub syncs nothing: after a power failure, an empty config.json counted as fetched."""
+    synced, fsync = set(), os.fsync
+
+    def note(handle):
+        synced.add(os.fstat(handle).st_ino)
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", note)
+    folder = load_model(NAME).path
+    repo = tmp_path / "hub" / "models--owner--tiny"
+    wanted = [*folder.iterdir(), folder, *(repo / name for name in ("blobs", "refs", "snapshots")), repo]
+    assert [path.name for path in wanted if path.stat().st_ino not in synced] == []
 
 
 def test_a_model_that_is_not_run_is_not_fetched(served):

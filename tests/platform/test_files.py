@@ -1,5 +1,6 @@
-"""Reading files that may be anything."""
+"""Reading files that may be anything; what a folder lacks."""
 
+import errno
 import os
 import tracemalloc
 
@@ -48,3 +49,15 @@ def test_on_macos_the_drives_own_cache_is_written_too(tmp_path, monkeypatch, ref
         file.write(b"words")
     assert (tmp_path / "a").read_bytes() == b"words"
     assert full == [51, 51] and len(plain) == (2 if refused else 0)  # the file, and the folder with its name
+
+
+def test_why_a_folder_takes_no_data(tmp_path, monkeypatch):
+    assert files.folder_fault(tmp_path) is None
+    assert files.folder_fault(tmp_path / "missing").errno == errno.ENOENT
+
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(files.fcntl, "lockf", refuse)
+    assert files.folder_fault(tmp_path).errno in files.NO_LOCKS
+    assert os.listdir(tmp_path) == []

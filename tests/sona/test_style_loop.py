@@ -12,7 +12,7 @@ from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.sona import faults, instant, taste_push
 from ruvmlx.sona.adapter_history import ATTEMPTS, STYLE_DUE
 from ruvmlx.sona.instant import KL_CAP
-from ruvmlx.sona.optional import style_bank, style_loop
+from ruvmlx.sona.optional import style_bank, style_file, style_loop
 from ruvmlx.sona.optional.style_basis import MODULE, RANK, StyleBasis
 from ruvmlx.sona.optional.style_file import StyleFiles
 from ruvmlx.sona.optional.style_loop import sum_of_bases, trained_part
@@ -236,3 +236,14 @@ def test_a_missing_basis_is_computed_in_pieces_and_kept(open_tiny, tiny, monkeyp
         found = loop.basis(lambda *_: None, lambda: None)
         assert files.basis() is not None and not files.bank().replies
         assert found.directions.shape == (M, tiny.config.n_layers, RANK, tiny.config.hidden_size)
+
+
+def test_a_bank_that_a_killed_run_left_is_removed(tiny, basis, monkeypatch):
+    """A kill after the basis was written left the bank beside it for good."""
+    files = StyleFiles(tiny.fingerprint)
+    files.put_bank(style_bank.StyleBank([(0, [1, 2], True)]))
+    with monkeypatch.context() as killed:
+        killed.setattr(style_file, "remove", lambda path: None)
+        files.put_basis(basis)
+    assert files.bank().replies
+    assert files.basis() is not None and not files.bank().replies

@@ -237,6 +237,27 @@ def test_a_backup_of_a_disk_that_takes_nothing(path, tmp_path):
     assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
 
 
+# -- disks that lack something ------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc to see open files")
+def test_a_large_sort_puts_no_words_into_the_folder_of_temporary_files(path):
+    """With a full /tmp, the error was that the store's disk is full."""
+    seen = set()
+
+    def look(_):
+        handles = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+        seen.update(os.path.basename(os.path.realpath(handle)) for handle in handles)
+
+    store = Store(path)
+    store.db._connection.create_function("look", 1, look)
+    numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 9000)"
+    sorted_rows = "SELECT i, zeroblob(1000) AS b FROM n ORDER BY b, i DESC"
+    store.db.rows(f"{numbers} SELECT CASE WHEN i % 900 = 0 THEN look(i) END FROM ({sorted_rows})")
+    assert path.name in seen and not [name for name in seen if name.startswith("etilqs")]
+    store.close()
+
+
 # -- others on this machine --------------------------------------------------------------------------
 
 

@@ -249,3 +249,34 @@ def test_a_title_is_the_beginning_of_the_first_message(store):
     chat = store.chats.new("m")
     store.messages.add_user(chat, "\n" + "many  words " * 20 + "\nthe text of a file")
     assert store.chats.get(chat).title.strip() == ("many words " * 20)[:60].strip()
+
+
+def test_a_rating_again_does_not_walk_all_versions(home):
+    """After two years, a walk over 6,000 versions took 20 ms, of 15 ms that a rating may take."""
+    store, key, steps = Store(home / "ruvmlx.db"), ("f" * 64, "default"), 0
+
+    def count_step():
+        nonlocal steps
+        steps += 1
+
+    def cost(call):
+        nonlocal steps
+        steps = 0
+        store.db._connection.set_progress_handler(count_step, 1)
+        found = call()
+        store.db._connection.set_progress_handler(None, 0)
+        return found, steps
+
+    for n in range(300):
+        store.replies.add(a_reply(f"r{n}"), None)
+        with store.transaction():
+            version = store.versions.add(*key, n, b"weights %d" % n, 0.0, 0.0)
+            store.ratings.add(*key, version, f"r{n}", "up", "", 1.0)
+    newest, few = cost(lambda: store.ratings.steps_of_reply(*key, 300, "r298"))
+    oldest, many = cost(lambda: store.ratings.steps_of_reply(*key, 300, "r0"))
+    assert (newest, oldest) == ([(298, 299)], [(0, 1)]) and few < many / 20
+    assert store.ratings.steps_of_reply(*key, 298, "r298") == []
+    (near, few), (far, many) = (cost(lambda v=v: store.versions.is_ancestor(*key, v, 300)) for v in (299, 1))
+    assert near and far and few < many / 20
+    assert not store.versions.is_ancestor(*key, 300, 299)
+    store.close()

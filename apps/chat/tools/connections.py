@@ -131,17 +131,20 @@ class Connections:
         closing: asyncio.Event,
     ) -> None:
         """Keep the connection to a server open until the event `closing` is set or the connection fails."""
-        with tempfile.TemporaryFile("w+", errors="replace") as log:
+        async with AsyncExitStack() as stack:
+            log: IO[str] | None = None
             try:
-                async with AsyncExitStack() as stack:
-                    client = await stack.enter_async_context(await _client(server, log, stack))
+                made = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - the stack closes it
+                log = stack.enter_context(made)
+                async with AsyncExitStack() as connected:
+                    client = await connected.enter_async_context(await _client(server, log, connected))
                     tools = await _tools(client, server.name)
                     if not opened.done():
                         opened.set_result((client, tools))
                     await closing.wait()
             except Exception as error:  # noqa: BLE001 - goes to whoever waits for it
                 if not opened.done():
-                    reason = _last_line(log) or _reason(error)
+                    reason = (log and _last_line(log)) or _reason(error)
                     opened.set_exception(
                         RuvmlxError(f"the tool server {server.name} did not start: {reason}")
                     )

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...errors import CorruptFile, RuvmlxError, StoreBusy
+from ...platform.files import flush_to_disk, sync_folder
 from ...progress import Count
 from ...text import size as size_text
 
@@ -29,6 +30,7 @@ WEIGHTS = ["model*.safetensors", "weights*.safetensors"]
 SMALL = ["*.json", "tokenizer.model", "*.jinja"]
 TIMEOUT_S = 10
 RETRIES = 5  # the number of consecutive attempts without a new byte after which a download fails
+_SMALL_BYTES = 64 << 20  # the maximum size of a small file, for example of a tokenizer
 READ = 16 << 20  # the number of bytes that `_check` reads at a time
 
 
@@ -111,10 +113,27 @@ class Listing:
         return self.repo / "blobs" / f"{weight.sha256}.incomplete"
 
 
-def fetch_small(name: str) -> Path:
-    """Download only the small files of the repository `name`: configuration and tokenizer. Return the
-    snapshot's folder."""
-    return _snapshot(name, SMALL)
+def fetch_small(listing: Listing) -> Path:
+    """Download only the small files of a repository: configuration and tokenizer. Return the snapshot's
+    folder."""
+    _remove_damaged(listing.repo / "blobs")
+    return _snapshot(listing.name, SMALL)
+
+
+def _remove_damaged(blobs: Path) -> None:
+    """Remove the small files that a crash of the machine left incomplete, because huggingface-hub keeps every
+    file that has its name. Raises OSError."""
+    for path in blobs.iterdir() if blobs.is_dir() else ():
+        if path.is_file() and path.stat().st_size <= _SMALL_BYTES and _is_damaged(path):
+            path.unlink()
+
+
+def _is_damaged(blob: Path) -> bool:
+    """Return True if a file's contents do not have the hash that is its name: git's SHA-1, or SHA-256."""
+    data, digits = blob.read_bytes(), len(blob.name)
+    git = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
+    found = {40: git.hexdigest(), 64: hashlib.sha256(data).hexdigest()}
+    return found.get(digits, blob.name) != blob.name
 
 
 def fetch_weights(listing: Listing, count: Count) -> Path:
@@ -139,7 +158,23 @@ def _snapshot(name: str, patterns: list[str]) -> Path:
     # without this call, log messages of huggingface-hub would appear in the middle of the chat
     logging.set_verbosity_error()
     warnings.filterwarnings("ignore", module="huggingface_hub")
-    return Path(hub.snapshot_download(name, allow_patterns=patterns, etag_timeout=TIMEOUT_S))
+    found = Path(hub.snapshot_download(name, allow_patterns=patterns, etag_timeout=TIMEOUT_S))
+    _flush(found)
+    return found
+
+
+def _flush(snapshot: Path) -> None:
+    """Write all files of a snapshot's repository, and their names, to the disk. huggingface-hub leaves this
+    to the system. After a power failure, an empty config.json would be there, which counts as fetched. Raises
+    OSError."""
+    repo = snapshot.parent.parent
+    for path in (*repo.rglob("*"), repo, repo.parent):
+        with contextlib.suppress(FileNotFoundError):  # another process can rename its files meanwhile
+            if path.is_dir():
+                sync_folder(path)
+            elif path.is_file() and not path.is_symlink():
+                with path.open("rb") as file:
+                    flush_to_disk(file.fileno())
 
 
 def _check_disk(listing: Listing) -> None:
@@ -174,11 +209,11 @@ def _fetch(listing: Listing, weight: Weight, count: Count) -> None:
 @contextlib.contextmanager
 def _open_exclusive(path: Path) -> Iterator[BinaryIO]:
     """Open the file at its end, and lock it so that no other process downloads it at the same time. Raises
-    StoreBusy if another process has the lock."""
+    StoreBusy if another process has the lock, and OSError on a file system without locks."""
     with path.open("a+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise StoreBusy("another process is fetching this model; wait until it is done.") from None
         file.seek(0, os.SEEK_END)
         yield file

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ModelNotFound, RuvmlxError
 from ...platform import cpu
-from ...platform.files import read_ordinary
+from ...platform.files import NO_LOCKS, make_folder, read_ordinary
 from ...progress import QUIET, Watch, Worker
 from ..config.encoder import GGUF_ENCODERS, folder_encoder, is_encoder
 from ..config.families import families_of
@@ -184,10 +184,11 @@ def _download(name: str, watch: Watch, wanted: str) -> Path:
 
     repo, worker = _repo(name), Worker(f"Asking Hugging Face for {name}")
     try:
+        make_folder(repo.parent, 0o777)
         listing = worker.attend(lambda: fetching.Listing.of(name, repo), watch)
         if wanted or (not listing.has_safetensors and listing.ggufs):
             return _download_gguf(listing, wanted, watch, worker)
-        small = worker.attend(lambda: fetching.fetch_small(name), watch)
+        small = worker.attend(lambda: fetching.fetch_small(listing), watch)
         if not (small / "config.json").is_file():
             return small
         watch.note_facts(_facts(name, small, listing.total, listing.total - listing.here))
@@ -238,6 +239,11 @@ def _why(name: str, error: Exception) -> str:
     """Return one line for the user that explains why the download failed."""
     from huggingface_hub import errors
 
+    if isinstance(error, OSError) and error.errno in NO_LOCKS:
+        return (
+            f"model {name!r} could not be fetched: the file system of {hub_cache()} has no locks "
+            f"({error.strerror}); set HF_HUB_CACHE to a folder on a local disk."
+        )
     if isinstance(error, errors.GatedRepoError):
         return f"model {name!r} is gated: accept its licence on huggingface.co/{name}, then `hf auth login`."
     if isinstance(error, errors.RepositoryNotFoundError | errors.HFValidationError):

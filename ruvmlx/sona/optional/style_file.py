@@ -8,7 +8,7 @@ model.
 from contextlib import suppress
 from pathlib import Path
 
-from ...platform.files import make_folder, replacing
+from ...platform.files import make_folder, remove, replacing
 from ...settings import home
 from ..shipped import shipped_bytes, shipped_path
 from .style_bank import StyleBank
@@ -33,9 +33,14 @@ class StyleFiles:
         return shipped_path("style_bases", self._fingerprint).is_file() or self._basis.is_file()
 
     def basis(self) -> StyleBasis | None:
-        """Return the model's style basis; None if neither the package nor the folder has a sound one."""
+        """Return the model's style basis; None if neither the package nor the folder has a sound one. With a
+        basis, delete the bank that a killed `put_basis` left."""
         data = shipped_bytes("style_bases", self._fingerprint) or self._read(self._basis)
-        return StyleBasis.from_bytes(data) if data else None
+        found = StyleBasis.from_bytes(data) if data else None
+        if found is not None:
+            with suppress(OSError):
+                remove(self._bank)
+        return found
 
     def bank(self) -> StyleBank:
         """Return the stored bank, which has the finished part of the basis's computation; an empty bank if
@@ -49,7 +54,7 @@ class StyleFiles:
     def put_basis(self, basis: StyleBasis) -> None:
         """Store a finished basis and delete the bank. Raises OSError if the file cannot be written."""
         self._write(self._basis, basis.to_bytes())
-        self._bank.unlink(missing_ok=True)
+        remove(self._bank)
 
     def ship(self, basis: StyleBasis) -> None:
         """Write the basis into ruvmlx's own package, so that users of the model need not compute the basis.
