@@ -105,7 +105,7 @@ async def test_a_rating_during_a_reply_does_not_rate_the_one_before():
         await pilot.press("enter")
         await until(pilot, lambda: "Two" in screen_text(app))
         await pilot.press("ctrl+y", *"/up", "enter")
-        await until(pilot, lambda: "no reply to rate yet" in screen_text(app))
+        await until(pilot, lambda: "reply is still being written" in screen_text(app))
         await pilot.press("tab", "plus", "escape", "escape")
         await until(pilot, lambda: first.effect)
         assert len(runtime.ratings) == 1

@@ -19,6 +19,7 @@ from ..view_model import RatingPlace, Standing
 from .panel import PanelActions
 
 EFFECT_SHOWN = 5.0  # seconds for which the status line shows what a rating changed
+STILL_WRITTEN = "The reply is still being written. Rate it once it is complete, or stop it with Esc"
 LOOK_AGAIN = 2.0  # seconds; after a read of the store, a key press in this time causes no new read
 
 
@@ -80,7 +81,8 @@ class RateActions:
         chat = self._chat
         reply = None if self.is_too_early else chat.chosen_reply()
         if reply is None or reply.reply_id is None:
-            chat.status.flash("There is no reply to rate yet")
+            is_growing = chat.phase == "replying" and not chat.selected_reply()
+            chat.status.flash(STILL_WRITTEN if is_growing else "There is no reply to rate yet")
             return
         reply_id, session, limit = reply.reply_id, chat.state.session, chat.reply_limit
         reply.progress = "rating"
