@@ -188,11 +188,14 @@ class AdapterHistory:
         """Return how many more ratings or preferences the background or style loop waits for. A loop needs
         MINIMUM ratings or preferences in all, and `due` since its last run (one if the store has a stopped
         run)."""
-        given, attempts = [version for version, _ in self.pairs.evidence_weights()], self.attempts()
-        seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
-        new = sum(version > seen for version in given)
         enough = 1 if self._store.checkpoints.has_training(*self._key) else due
-        return max(MINIMUM - len(given), enough - new, 0)
+        return max(MINIMUM - len(self.pairs.evidence_weights()), enough - self.new_ratings(), 0)
+
+    def new_ratings(self) -> int:
+        """Return the number of ratings and preferences since the last run of the background or style loop."""
+        attempts = self.attempts()
+        seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
+        return sum(version > seen for version, _ in self.pairs.evidence_weights())
 
     def training(self) -> bytes | None:
         return self._store.checkpoints.training(*self._key)

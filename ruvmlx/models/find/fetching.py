@@ -129,11 +129,15 @@ def _remove_damaged(blobs: Path) -> None:
 
 
 def _is_damaged(blob: Path) -> bool:
-    """Return True if a file's contents do not have the hash that is its name: git's SHA-1, or SHA-256."""
+    """Return True if a file's contents do not have the hash that is its name: SHA-256, git's SHA-1 or, behind
+    some mirrors of the hub, SHA-1. Return False if the name is no such hash."""
     data, digits = blob.read_bytes(), len(blob.name)
-    git = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
-    found = {40: git.hexdigest(), 64: hashlib.sha256(data).hexdigest()}
-    return found.get(digits, blob.name) != blob.name
+    if digits == 64:
+        return hashlib.sha256(data).hexdigest() != blob.name
+    whole = (data, b"blob %d\0" % len(data) + data)
+    return digits == 40 and blob.name not in {
+        hashlib.sha1(one, usedforsecurity=False).hexdigest() for one in whole
+    }
 
 
 def fetch_weights(listing: Listing, count: Count) -> Path:
