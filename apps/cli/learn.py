@@ -187,8 +187,8 @@ def _before(history: Any, date: datetime | None) -> Any:
 def consolidate(steps: int | None, ewc: float | None, deep: bool, as_json: bool, **flags: Any) -> None:
     """Learn from all your ratings together now. A test decides whether the result is used.
 
-    The setting slow_loop says how; --steps and --ewc always train. Ctrl-C stops it; the next call continues. Once a week, and when your questions or ratings change, it first
-    does what --deep does.
+    The setting slow_loop says how; --steps and --ewc always train. Ctrl-C stops it; the next call continues.
+    Once a week, and when your questions or ratings change, it first does what --deep does.
     """
     if deep and (steps or ewc is not None):
         raise UsageError("--deep trains nothing, so it takes neither --steps nor --ewc.")

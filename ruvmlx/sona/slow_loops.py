@@ -24,8 +24,8 @@ AUTO, TRAINING, STYLE = "auto", "training", "style"
 
 
 def loop_of_setting(value: str, fingerprint: str) -> str:
-    """Return the slow loop of a model, STYLE or TRAINING, at a value of the setting `slow_loop`. AUTO is STYLE
-    if the package or the data folder has a style basis of the model, and else TRAINING."""
+    """Return the slow loop of a model, STYLE or TRAINING, at a value of the setting `slow_loop`. AUTO means
+    STYLE if the package or the data folder has a style basis of the model, and else TRAINING."""
     from .optional.style_file import StyleFiles
 
     if value != AUTO:
@@ -44,8 +44,8 @@ class Loops:
     ):
         """Make the object that runs the slow loops of `learner`.
 
-        slow_loop: the loop that `consolidate` runs: TRAINING (the background loop), STYLE (the style loop), or
-            AUTO (`loop_of_setting`)
+        slow_loop: the loop that `consolidate` runs: TRAINING (the background loop), STYLE (the style loop),
+            or AUTO (`loop_of_setting`)
         base_targets: the matrices that the background loop trains, in the form of the setting
         """
         self._learner, self._model = learner, model
