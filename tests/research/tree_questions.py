@@ -1,5 +1,5 @@
-"""This command grades a newcomer's answers to the questions of tree_questions.tsv. The newcomer names one file
-for each question, and sees only the list of files (`git ls-files`).
+"""This command grades a newcomer's answers to the questions of tree_questions.tsv. The newcomer names one
+file for each question, and sees only the list of files (`git ls-files`).
 
     python -m tests.research.tree_questions                 # print the questions
     python -m tests.research.tree_questions ANSWERS.tsv     # grade "number<TAB>path" lines
