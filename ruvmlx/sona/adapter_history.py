@@ -184,18 +184,15 @@ class AdapterHistory:
         found = self._store.versions.promotions(*self._key, self.version())
         return found[-1] if found else 0
 
-    def missing(self, due: int = DUE) -> int:
-        """Return how many more ratings or preferences the background or style loop waits for. A loop needs
-        MINIMUM ratings or preferences in all, and `due` since its last run (one if the store has a stopped
-        run)."""
-        enough = 1 if self._store.checkpoints.has_training(*self._key) else due
-        return max(MINIMUM - len(self.pairs.evidence_weights()), enough - self.new_ratings(), 0)
-
-    def new_ratings(self) -> int:
-        """Return the number of ratings and preferences since the last run of the background or style loop."""
-        attempts = self.attempts()
+    def new_and_missing(self, due: int = DUE) -> tuple[int, int]:
+        """Return (the number of ratings and preferences since the last run of the background or style loop,
+        the number of more ratings or preferences that the loop waits for). A loop needs MINIMUM ratings or
+        preferences in all, and `due` since its last run (one if the store has a stopped run)."""
+        given, attempts = [version for version, _ in self.pairs.evidence_weights()], self.attempts()
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
-        return sum(version > seen for version, _ in self.pairs.evidence_weights())
+        new = sum(version > seen for version in given)
+        enough = 1 if self._store.checkpoints.has_training(*self._key) else due
+        return new, max(MINIMUM - len(given), enough - new, 0)
 
     def training(self) -> bytes | None:
         return self._store.checkpoints.training(*self._key)

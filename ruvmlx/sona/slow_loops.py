@@ -110,7 +110,7 @@ class Loops:
 
     def missing(self) -> int:
         """Return how many more ratings or preferences the loop that `consolidate` runs waits for."""
-        return self._learner.history.missing(new_ratings_for(self._slow_loop))
+        return self._learner.history.new_and_missing(new_ratings_for(self._slow_loop))[1]
 
     def close(self) -> None:
         """Save stopped runs in the store, and free the training graphs."""

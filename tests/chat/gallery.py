@@ -188,7 +188,7 @@ def show_plain(runtime: HostileRuntime, numbers: range) -> int:
             "/learning",
         ]
         lines += ["/status", "/adapter", "/system"]
-        options = ChatOptions(session="s", system=tagged_text("system", n))
+        options = ChatOptions(session="s", system=tagged_text("system", n), replaces_system=True)
         PlainChat(runtime, options, io.StringIO("\n".join(lines)), sys.stdout).run()
     return 0
 

@@ -52,7 +52,7 @@ def test_it_trains_and_promotes(rated_runtime, monkeypatch):
     assert status.kl == pytest.approx(report["kl"]) and status.kl <= KL_CAP
     assert ("lm_head", 0) in learner.base.pairs and learner.micro.norm < 1e-6
     assert rated_runtime.backend.lora is learner.base
-    assert learner.history.training() is None and learner.history.missing() > 0
+    assert learner.history.training() is None and learner.history.new_and_missing()[1] > 0
     assert status.last.report == {k: report[k] for k in status.last.report}
     rated_runtime.rollback(14)
     assert weights(rated_runtime) == before and rated_runtime.backend.lora is None
@@ -260,7 +260,7 @@ def test_preferences_are_training_examples(open_tiny):
         assert given == [("up", 1.0, 0.0), ("down", -1.0, 0.0), ("up", 0.3, 0.0)]
         assert found[ids[3]].rating == "up" and found[ids[3]].reward == 1.0
         assert [coefficient(found[i], 0.0, 0.0, 0.0) for i in ids[:3]] == [1.0, -1.0, 0.3]
-        assert runtime.learner.history.missing() == 16 - 3
+        assert runtime.learner.history.new_and_missing() == (3, 16 - 3)
         runtime.undo()
         runtime.undo()
         left = replay.load(learner.history, learner.rating_index, tokenizer, context)
