@@ -12,7 +12,7 @@ NOTHING = {
 LEARNED = NOTHING | {"ratings": 3, "updates": 3, "pending": 3, "adapter_version": 3, "kl": 0.012}
 NEEDS = (
     "Training needs 10 rated replies: `ruvmlx learn consolidate` trains then; the chat trains by itself "
-    "after 16 new ratings."
+    "in your pauses."
 )
 
 
