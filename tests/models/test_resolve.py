@@ -71,8 +71,10 @@ def test_folders_and_files(tmp_path):
         ("../..", "holds no config.json"),
     ],
 )
-def test_an_absent_name_is_one_line_and_exit_code_3(name, words):
+def test_an_absent_name_is_one_line_and_exit_code_3(name, words, tmp_path, monkeypatch):
     """One line, exit code 3, at once."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a" / "b")  # "../.." has no files
     start = time.process_time()
     with pytest.raises(ModelNotFound, match=words) as caught:
         find_model(name)
