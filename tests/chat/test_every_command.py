@@ -84,7 +84,9 @@ def test_every_command_works_in_plain_mode(name, open_tiny, there, capsys):
 @pytest.mark.parametrize("name", NAMES)
 async def test_every_command_works_in_the_app(name, open_tiny, there):
     """It is obeyed: no error is shown, and the app goes on (or leaves)."""
-    app = ChatApp(open_tiny, ChatOptions(sampling=Sampling(1.5, seed=1), max_new_tokens=4, learn_when_idle=False))
+    app = ChatApp(
+        open_tiny, ChatOptions(sampling=Sampling(1.5, seed=1), max_new_tokens=4, learn_when_idle=False)
+    )
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: app.phase == "idle" or app.failure)
         await ask(app, pilot)
