@@ -85,7 +85,7 @@ class ChatContext:
 
     @property
     def reply_limit(self) -> int:
-        """The maximum number of tokens of a reply in the open chat."""
+        """The largest number of tokens that a reply in the open chat may have."""
         return self.state.options.max_new_tokens
 
     def start(

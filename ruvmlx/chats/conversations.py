@@ -38,7 +38,7 @@ class ChatRoom:
 
     @property
     def unread(self) -> int:
-        """The number of messages that the model does not read and that the summary does not cover."""
+        """The number of messages that neither the model reads nor the summary covers."""
         return max(0, len(self.left_out) - self.summed_up)
 
 

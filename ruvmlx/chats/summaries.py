@@ -122,11 +122,12 @@ class Summaries:
         return min(MAX_TOKENS, self._window.size // 8)
 
     def _ends(self, session_id: str, turns: list[Turn], max_new_tokens: int) -> Iterator[int]:
-        """Yield three numbers of oldest messages, after the messages of the summary in use. The next summary
-        replaces as many messages as the largest number says.
+        """Yield three numbers. Each number is a count of the oldest messages that the summary in use does not
+        cover. The next summary replaces as many messages as the largest number says.
 
-        The three are the messages that the model does not read now, those that are older than the newest
-        messages, and those that the model would not read beside the longest notes.
+        The first number counts the messages that the model does not read now. The second number counts the
+        messages before the newest messages (`_first_kept`). The third number counts the messages that the
+        model would not read beside the longest notes.
         """
         (text, read), rest = self.read_turns(session_id, turns), self._split(session_id, turns)[1]
         reserved = self._max_tokens + self._window.message_size(Message("user", ""))

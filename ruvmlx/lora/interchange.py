@@ -80,8 +80,7 @@ def places(config: ModelShape) -> dict[str, tuple[Place, tuple[int, int]]]:
 def combine_adapter(base: BaseLoRA | None, micro: MicroLoRA) -> BaseLoRA:
     """Return one change that has the effect of a base LoRA and a MicroLoRA together. If both change the
     output head, the result has one pair of factors for the head. The rank of this pair is the sum of the two
-    ranks.
-    The conversion of the MicroLoRA's lora_b to the base LoRA's scale rounds. All else is exact."""
+    ranks. The conversion of the MicroLoRA's lora_b to the base LoRA's scale rounds. All else is exact."""
     if not micro.lora_b.any():
         return base or BaseLoRA({})
     if base is None or not base.pairs:

@@ -164,8 +164,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def folder_fault(folder: Path) -> OSError | None:
-    """Make a file in this folder, lock the file and remove it. Return the error if that fails; None if it
-    works."""
+    """Test whether a program can make, lock and remove a file in this folder. Return the error of the first
+    failed step; None if all steps succeed."""
     try:
         with file_beside(folder / "lock") as made, made.open("wb") as file:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -197,8 +197,8 @@ def flush_to_disk(handle: int) -> None:
 
 
 def remove_abandoned_below(folder: Path) -> None:
-    """Remove the abandoned temporary files (`remove_abandoned`) in a folder, and in the folders directly in
-    it."""
+    """Remove the abandoned temporary files (`remove_abandoned`) in a folder and in its subfolders. The
+    function does not enter the folders inside a subfolder."""
     remove_abandoned(folder)
     for inner in folder.iterdir() if folder.is_dir() else ():
         if inner.is_dir() and not inner.is_symlink():

@@ -23,7 +23,8 @@ from ..platform.files import NO_LOCKS, folder_fault, make_folder
 from .schema import VERSION, migrate
 from .soundness import difference
 
-# SQLite's errors whose cause can be the folder: it is read-only, or has no locks
+# SQLite reports these errors if the store's folder is read-only, or if its files cannot be locked. The errors
+# can also have other causes.
 _OF_FOLDERS = (
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_READONLY,
@@ -73,8 +74,8 @@ class Database:
         return connection
 
     def _configure(self, connection: sqlite3.Connection) -> None:
-        # With temp_store = MEMORY, a full or slow folder /tmp stops no statement, and no text of a chat gets
-        # there.
+        # SQLite then keeps its temporary tables in memory. So a full folder /tmp makes no statement fail, and
+        # SQLite writes no text of a chat to that folder.
         pragmas = ["temp_store = MEMORY", "journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"]
         pragmas += ["secure_delete = ON"]
         if sys.platform == "darwin":

@@ -320,16 +320,16 @@ def file_parts(work: Path) -> dict[str, str]:
 
 def hub_parts(out: Path) -> dict[str, str]:
     """A digest of the fetched model, if the program takes it as whole."""
-    folder = _fetched(out)
+    folder = _model_folder(out)
     files = [] if folder is None else sorted(path for path in folder.rglob("*") if path.is_file())
     return {f"fetched {path.name}": _file_digest(path) for path in files}
 
 
 def is_half_fetched(out: Path) -> bool:
-    return (out / "hub").is_dir() and _fetched(out) is None
+    return (out / "hub").is_dir() and _model_folder(out) is None
 
 
-def _fetched(out: Path) -> Path | None:
+def _model_folder(out: Path) -> Path | None:
     from ruvmlx.models.find import hub
 
     os.environ["HF_HUB_CACHE"] = str(out / "hub")

@@ -173,11 +173,11 @@ def record_changes(work: Path) -> int:
     """`learn consolidate --deep`."""
     from .crash_bases import open_runtime
 
-    def deepen() -> None:
+    def run_deep_loop() -> None:
         with open_runtime() as runtime:
             runtime.learning.loops.deepen()
 
-    return _plainly(deepen)
+    return _plainly(run_deep_loop)
 
 
 def pull(work: Path) -> int:

@@ -51,7 +51,8 @@ def test_no_crash_leaves_a_short_verb_between_two_states(full):
 
 
 def test_a_disk_without_locks_and_a_read_only_one_are_named():
-    """The store was "locked by another process", or there was a "disk I/O error"; neither says what helps."""
+    """The error names the folder and the remedy. Before, the error said "locked by another process" or
+    "disk I/O error"."""
     done = campaign("a store of an older format", "--kills", "0", "--faults", "0", "--images", "0")
     assert done.returncode == 0, done.stdout + done.stderr
 

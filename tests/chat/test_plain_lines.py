@@ -32,7 +32,8 @@ def terminal():
 
 @pytest.mark.parametrize("key", ["\x1bOP", "\x1b[11~", "\x1b[[A"])
 def test_f1_at_a_terminal_is_help_and_no_message(open_tiny, key):
-    """A terminal sends F1 as ESC O P. It was the message "P"."""
+    """A terminal sends the code ESC O P for the key F1. Plain mode shows the help, and sends no message
+    "P" to the model."""
     with open_tiny() as runtime:
         _, said = run_plain(runtime, key)
         assert "/rate" in said and "Assistant:" not in said and runtime.chats.last_chat() is None

@@ -118,7 +118,8 @@ def test_a_server_that_does_not_start_says_why(tools, home, monkeypatch):
 
 @pytest.mark.parametrize("has_room", [True, False])
 def test_a_full_folder_of_temporary_files_is_named(monkeypatch, has_room):
-    """The chat waited for the server's answer for 30 s. The connection is a small one of the test's own."""
+    """Without room for temporary files, the chat names the folder at once. Before, the chat waited 30 s
+    for the server. The test makes a small connection of its own."""
     ended = []
 
     @asynccontextmanager
