@@ -66,7 +66,7 @@ def _retention(
     seed: Callable[[Point], float] | None = None,
 ):
     """Return a claim that the worst figure of all cells (simulated user and arm) whose arm learns with the
-    instant or the full loop is at most `limit`. Cells with examples in the prompt are left out, because
+    instant, the style or the full loop is at most `limit`. Cells with examples in the prompt are left out, because
     replies copy from examples without learning.
 
     hostile: True for the cells of hostile users, False for the cells of users with tastes
@@ -77,7 +77,7 @@ def _retention(
     """
 
     def alone(key: str) -> bool:
-        return any(word in key for word in ("instant", "full")) and "examples" not in key
+        return any(word in key for word in ("instant", "style", "full")) and "examples" not in key
 
     def look(found: Found) -> ClaimVerdict:
         learned = {k: v for k, v in found.items() if alone(k) and " against " not in k}

@@ -24,7 +24,8 @@ from .report import Point, join_trials
 from .trial import Arm, Bench, Checkpoint, TrialSetup
 from .users import HOSTILE, TASTES, USERS
 
-BEST_OF = 4  # the number of replies of which the taste model picks one, in the arms "instant" and "full"
+BEST_OF = 4  # the number of replies of which the taste model picks one, in the arms CHOOSING
+CHOOSING = (Arm(), Arm("style"), Arm("full"))
 ORACLES = {  # user -> a system prompt that states the user's taste
     "brevity": "Answer as briefly as you can, in one short sentence.",
     "lists": "Always answer with a numbered list, one item on each line.",
@@ -51,6 +52,7 @@ def cells() -> list[SuiteCell]:
     brevity = [
         SuiteCell("brevity", Arm(shuffle=True)),
         SuiteCell("lists", Arm(shuffle=True)),
+        SuiteCell("brevity", Arm("style", shuffle=True)),
         SuiteCell("brevity", Arm(flip=0.2)),
         SuiteCell("brevity", Arm(reverse_at=100), (100, 120, 140)),
         SuiteCell("brevity", Arm("off", examples=2)),
@@ -58,8 +60,9 @@ def cells() -> list[SuiteCell]:
     ]
     oracles = [SuiteCell(user, Arm("off", system=words), (100,)) for user, words in ORACLES.items()]
     hostile = [SuiteCell(user, Arm(), (200,)) for user in HOSTILE]
+    style = [SuiteCell(user, Arm("style")) for user in TASTES]
     full = [SuiteCell(user, Arm("full")) for user in TASTES]
-    return [*instant, *oracles, *brevity, *hostile, *full]
+    return [*instant, *style, *oracles, *brevity, *hostile, *full]
 
 
 def run(
@@ -89,7 +92,7 @@ def _result(bench: Bench, setting: TrialSetup, cell: SuiteCell, seed: int, log) 
         cell.checkpoints,
         setting.max_tokens,
         setting.temperature,
-        BEST_OF if cell.arm in (Arm(), Arm("full")) and cell.user in TASTES else 1,
+        BEST_OF if cell.arm in CHOOSING and cell.user in TASTES else 1,
     )
     reach = trial.within_reach(bench, own, seed) if cell.arm == Arm() else None
     found = list(trial.run(bench, own, cell.arm, seed, log))
