@@ -205,27 +205,28 @@ def _version(number: int) -> str:
 
 
 def _training(facts: dict[str, Any]) -> str:
-    """Return sentences about background training: the number of trainings whose result was put into use, the
-    result of the newest training, and the number of ratings that wait for training."""
+    """Return sentences about the background learning (the slow loops): how often its result was put into use,
+    its newest result, and the number of ratings that wait for it."""
     from ruvmlx.sona.adapter_history import MINIMUM
 
-    done, waiting = facts["consolidations"], facts["pending"]
-    said = f"Trained in the background {_times(done)}." if done else ""
+    done, waiting, said = facts["consolidations"], facts["pending"], list[str]()
+    if done:
+        said.append(f"The background learning changed the model {_times(done)}.")
     if facts.get("promoted") is not None:
-        outcome = (
-            "The newest training is in use" if facts["promoted"] else "The newest training is not in use"
-        )
-        said = f"{said} {outcome}: {facts['reason']}."
+        outcome = "is in use" if facts["promoted"] else "is not in use"
+        said.append(f"The newest result of the background learning {outcome}: {facts['reason']}.")
     if waiting and facts["ratings"] + facts.get("preferences", 0) < MINIMUM:
-        said = (
-            f"{said} Training needs {MINIMUM} rated replies: `ruvmlx learn consolidate` trains then; the "
-            "chat trains by itself in your pauses."
+        said.append(
+            f"The background learning needs {MINIMUM} rated replies. Then the chat starts it in your pauses, "
+            "or `ruvmlx learn consolidate` starts it at once."
         )
     elif waiting:
-        verb = "is" if waiting == 1 else "are"
         what = f"{waiting} {_kinds(facts, 'and', 's')}" if facts.get("preferences") else _ratings(waiting)
-        said = f"{said} {what} {verb} not in a training yet: `ruvmlx learn consolidate` trains now."
-    return said.strip()
+        said.append(
+            f"{what} {'waits' if waiting == 1 else 'wait'} for the background learning: "
+            "`ruvmlx learn consolidate` starts it now."
+        )
+    return " ".join(said)
 
 
 def _kinds(facts: dict[str, Any], between: str, ending: str = "") -> str:

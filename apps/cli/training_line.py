@@ -10,7 +10,7 @@ from ruvmlx.progress import Progress
 
 from ..progress import TerminalLine
 
-PREPARING = "Preparing: reading your ratings, and the model's weights for training"
+PREPARING = "Preparing: reading your ratings"
 TESTING = "Testing the result on ratings that it did not see"
 
 
@@ -30,7 +30,7 @@ class TrainingLine:
         since, first = self._began = self._began or (now, done)
         rate = (done - first) / (now - since) if done > first and now > since else 0.0
         more = "" if loss is None or math.isnan(loss) else f", loss {loss:+.4f}"
-        self._line.show_at_once(Progress("Training", done, total, rate, self._what).line + more)
+        self._line.show_at_once(Progress("Learning", done, total, rate, self._what).line + more)
         if done == total and loss is not None:
             self._line.show_at_once(f"{TESTING} …")
 

@@ -66,8 +66,8 @@ def _retention(
     seed: Callable[[Point], float] | None = None,
 ):
     """Return a claim that the worst figure of all cells (simulated user and arm) whose arm learns with the
-    instant, the style or the full loop is at most `limit`. Cells with examples in the prompt are left out, because
-    replies copy from examples without learning.
+    instant, the style or the full loop is at most `limit`. Cells with examples in the prompt are left out,
+    because replies copy from examples without learning.
 
     hostile: True for the cells of hostile users, False for the cells of users with tastes
     figure: the function that returns the figure of a result

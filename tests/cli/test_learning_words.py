@@ -11,8 +11,8 @@ NOTHING = {
 }  # fmt: skip
 LEARNED = NOTHING | {"ratings": 3, "updates": 3, "pending": 3, "adapter_version": 3, "kl": 0.012}
 NEEDS = (
-    "Training needs 10 rated replies: `ruvmlx learn consolidate` trains then; the chat trains by itself "
-    "in your pauses."
+    "The background learning needs 10 rated replies. Then the chat starts it in your pauses, or "
+    "`ruvmlx learn consolidate` starts it at once."
 )
 
 
@@ -49,7 +49,7 @@ def test_what_was_learned_has_its_distance_and_the_way_back():
         NEEDS,
     ]
     assert status_lines(LEARNED | {"ratings": 10, "updates": 10})[2] == (
-        "3 ratings are not in a training yet: `ruvmlx learn consolidate` trains now."
+        "3 ratings wait for the background learning: `ruvmlx learn consolidate` starts it now."
     )
 
 
@@ -68,7 +68,7 @@ def test_preferences_are_counted_beside_the_ratings():
     assert "takes the last rating or preference back" in lines[1]
     assert lines[2] == NEEDS
     enough = status_lines(facts | {"ratings": 9})
-    assert enough[2].startswith("4 ratings and preferences are not in a training yet")
+    assert enough[2].startswith("4 ratings and preferences wait for the background learning")
     only = status_lines(facts | {"ratings": 0, "preferences": 2, "updates": 2})
     assert only[0].startswith("Learned from 2 preferences. ")
 
@@ -92,9 +92,9 @@ def test_a_refused_training_says_why():
         "reason": "held-out ratings prefer it not",
     }
     assert status_lines(facts | {"pending": 1})[2] == (
-        "Trained in the background once. "
-        "The newest training is not in use: held-out ratings prefer it not. "
-        "1 rating is not in a training yet: `ruvmlx learn consolidate` trains now."
+        "The background learning changed the model once. "
+        "The newest result of the background learning is not in use: held-out ratings prefer it not. "
+        "1 rating waits for the background learning: `ruvmlx learn consolidate` starts it now."
     )
 
 

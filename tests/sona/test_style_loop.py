@@ -1,6 +1,7 @@
 """The style loop on a tiny model: it moves the base, within the limits, as the ratings in force ask for."""
 
 import threading
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -150,6 +151,48 @@ def test_it_stops_and_goes_on(rated_runtime):
     assert not report["promoted"] and "stopped" in report["reason"]
     assert rated_runtime.learning.is_due() and rated_runtime.backend.lora is None
     assert rated_runtime.learning.consolidate()["promoted"]
+
+
+def test_a_step_that_is_stopped_in_each_part_measures_nothing_twice(rated_runtime, monkeypatch):
+    """A user who writes again after some seconds stops the step. Each run goes on where the last one stopped."""
+    rated_runtime.learning.consolidate()  # writes the original model's replies, once for all steps
+    rated_runtime.rollback(12)
+    measured = count_measurements(rated_runtime.learner, monkeypatch)
+    parts = []
+    assert rated_runtime.learning.consolidate(lambda done, total, _: parts.append((done, total)))["promoted"]
+    assert parts[0] == (0, style_loop.PARTS) and parts[-1][0] > style_loop.TRIES and parts == sorted(parts)
+    first, once = rated_runtime.learner.base.to_bytes(), measured.copy()
+    rated_runtime.rollback(12)
+    measured.clear()
+    for stop_at, _ in parts:
+        cancel = threading.Event()
+
+        def stop(done, total, _, at=stop_at, cancel=cancel):
+            if done == at:
+                cancel.set()
+
+        assert not rated_runtime.learning.consolidate(stop, cancel)["promoted"]
+    assert rated_runtime.learning.consolidate()["promoted"]
+    assert rated_runtime.learner.base.to_bytes() == first
+    assert measured == once
+
+
+def count_measurements(learner, monkeypatch) -> Counter:
+    """Return a counter of the measurements that ended."""
+    counts = Counter()
+
+    def counted(name, measure):
+        def measure_and_count(*arguments):
+            result = measure(*arguments)
+            counts[name] += 1
+            return result
+
+        return measure_and_count
+
+    monkeypatch.setattr(learner.active, "probe_base", counted("probe", learner.active.probe_base))
+    monkeypatch.setattr(learner.active, "quick_kl", counted("KL", learner.active.quick_kl))
+    monkeypatch.setattr(faults, "sample", counted("replies", faults.sample))
+    return counts
 
 
 def test_it_ends_while_ratings_keep_coming(rated_runtime, monkeypatch):

@@ -19,7 +19,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -56,10 +57,12 @@ MIN_SHRINK = 0.05  # after a measurement over a limit (or not finite), s keeps a
 CLOSE_ENOUGH = 0.8  # the search ends if s is this share of the estimated largest s within the limits
 # shares of s that the loop tries in turn, while replies have more faults than the original model's replies
 STEPS = (1.0, 0.7, 0.5)
+PARTS = TRIES + len(STEPS) + 1  # the maximum number of parts of a step, for the progress
 SAVE_EVERY = 60.0  # seconds from one save of the bank to the next
 NAME = "style"  # the name of this loop in reports
 
 Progress = Callable[[int, int, float], None]
+T = TypeVar("T")
 
 # {fingerprint of a model: the original model's replies to the questions of faults.py}
 _untouched: dict[str, list[SampledReply]] = {}
@@ -99,6 +102,10 @@ class StyleLoop:
         self._learner, self._model = learner, model
         self._files = files or StyleFiles(model.fingerprint)
         self._basis: StyleBasis | None = None
+        # The measurements of a stopped step, {(name, scale s): result}. The next step uses them if it begins
+        # with the same `_start`: the adapter's version and the coefficients.
+        self._measured: dict[tuple[str, float], Any] = {}
+        self._start: tuple[int, bytes] | None = None
 
     def run(self, progress: Progress | None = None, cancel: threading.Event | None = None) -> dict[str, Any]:
         """Compute a base LoRA from the ratings in force, test it, and use it if it is within the limits. If
@@ -125,10 +132,21 @@ class StyleLoop:
             basis = self.basis(progress, pause)
             learner.taste.compare(self._model, learner.backend, pause)
             try:
-                return self._step(basis, pause)
+                report = self._step(basis, progress, pause)
             except HeadMoved:
                 continue
+            self._measured = {}
+            return report
         raise Stopped
+
+    def _measure_once(self, name: str, scale: float, measure: Callable[[], T]) -> T:
+        """Return the result of `measure`, or the result that a stopped step has kept.
+
+        name, scale: what is measured, and the scale s of the style
+        """
+        if (name, scale) not in self._measured:
+            self._measured[name, scale] = measure()
+        return cast(T, self._measured[name, scale])
 
     # -- the basis -----------------------------------------------------------------------------------
 
@@ -164,7 +182,7 @@ class StyleLoop:
 
     # -- one step ------------------------------------------------------------------------------------
 
-    def _step(self, basis: StyleBasis, pause: Pause) -> dict[str, Any]:
+    def _step(self, basis: StyleBasis, progress: Progress, pause: Pause) -> dict[str, Any]:
         learner, parent = self._learner, self._learner.state
         choice = StyleChoice.of(learner.taste.model, basis)
         agreed = agreement(*learner.taste.evidence())
@@ -172,11 +190,16 @@ class StyleLoop:
         facts: dict[str, Any] = {"loop": NAME, "confidence": choice.confidence, "agreement": agreed}
         if choice.confidence == 0 or agreed < -DISAGREEMENT:
             return self._without_style(facts)
-        found = self._within_limits(basis, choice, pause)
+        start = parent.version, choice.coefficients.tobytes()
+        if start != self._start:
+            self._start, self._measured = start, {}
+        progress(0, PARTS, math.nan)
+        found = self._within_limits(basis, choice, progress, pause)
         if found is None:
             return self._refuse("no change along the style basis stays within the limits", facts)
         said, whole = "", found.scale
-        for share in STEPS:
+        for tried, share in enumerate(STEPS):
+            progress(TRIES + 1 + tried, PARTS, math.nan)
             if share < 1:
                 found = self._at(basis, choice, share * whole, pause)
             probe = found.ground.probe
@@ -187,7 +210,7 @@ class StyleLoop:
         facts |= {"kl": update.kl, "ppl_change": math.expm1(found.rise), "scale": found.scale, "share": share}
         if said:
             return self._refuse(f"replies to other questions had more faults: {said}", facts)
-        gain = f"style of {learner.taste.model.ratings} ratings, KL {update.kl:.3f}"
+        gain = f"the style that your {learner.taste.model.ratings} ratings show"
         return self._promote(parent.version, found.ground, update, facts, gain)
 
     def _without_style(self, facts: dict[str, Any]) -> dict[str, Any]:
@@ -199,13 +222,16 @@ class StyleLoop:
         update = instant.rescale_to_caps(learner.micro, ground.probe)
         return self._promote(learner.version, ground, update, facts | {"kl": update.kl}, reason)
 
-    def _within_limits(self, basis: StyleBasis, choice: StyleChoice, pause: Pause) -> _MeasuredBase | None:
+    def _within_limits(
+        self, basis: StyleBasis, choice: StyleChoice, progress: Progress, pause: Pause
+    ) -> _MeasuredBase | None:
         """Try several values of s. Return the measured base LoRA with the largest tried s within the limits
         of KL and perplexity; None if every tried s exceeds a limit."""
         wanted, found = self._wanted_kl(choice), list[_MeasuredBase]()
         scale, least = self._first_scale(basis, choice, QUICK_SHARE * wanted, pause), math.inf
         refused = 0
-        for _ in range(TRIES):
+        for tried in range(TRIES):
+            progress(1 + tried, PARTS, math.nan)
             now = self._at(basis, choice, scale, pause)
             room = now.room(wanted)
             if room >= 1:
@@ -233,7 +259,8 @@ class StyleLoop:
         measurement takes about ten times as long as one of these estimates."""
         scale = math.sqrt(wanted / max(basis.kl(choice.coefficients), 1e-12))
         for _ in range(QUICK_TRIES):
-            kl = self._learner.active.quick_kl(self._base_at(basis, choice, scale), pause)
+            base = self._base_at(basis, choice, scale)
+            kl = self._measure_once("KL", scale, partial(self._learner.active.quick_kl, base, pause))
             if not math.isfinite(kl):
                 scale *= MIN_SHRINK
                 continue
@@ -248,7 +275,8 @@ class StyleLoop:
 
     def _at(self, basis: StyleBasis, choice: StyleChoice, scale: float, pause: Pause) -> _MeasuredBase:
         base = self._base_at(basis, choice, scale)
-        return _MeasuredBase(scale, self._learner.active.probe_base(base, pause))
+        probe = partial(self._learner.active.probe_base, base, pause)
+        return _MeasuredBase(scale, self._measure_once("probe", scale, probe))
 
     @property
     def _has_style(self) -> bool:
@@ -272,7 +300,8 @@ class StyleLoop:
                 _untouched[model.fingerprint] = faults.sample(model, backend, None, pause)
         plain = _untouched[model.fingerprint]
         with self._learner.active.install_for(found.ground.lora):
-            new = faults.sample(model, backend, micro, pause)
+            sample = partial(faults.sample, model, backend, micro, pause)
+            new = self._measure_once("replies", found.scale, sample)
         usual = Faults.of(plain, plain, model.tokenizer)
         return Faults.of(new, plain, model.tokenizer).worse_than(usual, may_be_longer)
 
