@@ -154,7 +154,7 @@ def test_it_stops_and_goes_on(rated_runtime):
 
 
 def test_a_step_that_is_stopped_in_each_part_measures_nothing_twice(rated_runtime, monkeypatch):
-    """A user who writes again after some seconds stops the step. Each run goes on where the last one stopped."""
+    """A user who writes again stops the step. Each run goes on where the last one stopped."""
     rated_runtime.learning.consolidate()  # writes the original model's replies, once for all steps
     rated_runtime.rollback(12)
     measured = count_measurements(rated_runtime.learner, monkeypatch)
