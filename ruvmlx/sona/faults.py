@@ -12,16 +12,17 @@ import math
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 
 import numpy as np
 
-from ..backends.base import Backend, HeadAdapter
+from ..backends.base import Backend, HeadAdapter, original_model
 from ..engine.repetition import GRAM, Repetition
 from ..models.config.model import Message, Model, Tokenizer
 from ..pausing import Pause
+from ..store import Store
 from .sampled_replies import BegunReply, SampledReply, sampled_replies, sampling_of
 
 MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
@@ -29,6 +30,7 @@ MAX_REPLY_TOKENS = 96  # the maximum number of tokens in a reply
 # difference to the original model is over CHANCE standard deviations of a difference by chance.
 CHANCE = 1.5
 MIN_VARIETY = 0.92  # the minimum variety, as a share of the original model's variety
+_NAME = "replies/untouched"  # the name of the stored replies; no adapter can have this name
 _FOREIGN = 0.2  # a reply is foreign if more than this share of its letters is in new scripts (`is_foreign`)
 _REPEATED = 0.5  # a reply loops if more than this share of its groups of GRAM tokens are repetitions
 
@@ -110,6 +112,29 @@ def sample(model: Model, backend: Backend, adapter: HeadAdapter | None, pause: P
     return sampled_replies(
         backend, model.tokenizer, begun, rng, MAX_REPLY_TOKENS, sampling_of(model), pause, adapter
     )
+
+
+class UntouchedReplies:
+    """One model's own replies to `questions()`, without any adapter. The model writes the replies once; then
+    they are in the store."""
+
+    def __init__(self, store: Store, fingerprint: str):
+        self._store, self._fingerprint = store, fingerprint
+
+    def sample(self, model: Model, backend: Backend, pause: Pause) -> list[SampledReply]:
+        """Return the replies. The backend has the same base LoRA before and after the call."""
+        about = json.dumps([questions(), MAX_REPLY_TOKENS, asdict(sampling_of(model))])
+        try:
+            known = json.loads(self._store.checkpoints.measurement(self._fingerprint, _NAME) or b"{}")
+            if known.get("about") == about:
+                return [(ids, ended) for ids, ended in known["replies"]]
+        except (ValueError, KeyError, TypeError, AttributeError):  # damaged: the replies are written again
+            pass
+        with original_model(backend):
+            replies = sample(model, backend, None, pause)
+        data = json.dumps({"about": about, "replies": replies}).encode()
+        self._store.checkpoints.put_measurement(self._fingerprint, _NAME, data)
+        return replies
 
 
 def is_loop(ids: Sequence[int]) -> bool:

@@ -29,6 +29,7 @@ from ..store import HeadMoved, PreferenceRow, ReplyRow, Store
 from . import instant, objective
 from .active_adapter import ActiveAdapter
 from .adapter_history import AdapterHistory
+from .faults import UntouchedReplies
 from .kl_probe import KLProbe
 from .layer_part import KLGuard, LayerPart
 from .measure_directions import StoredDirections
@@ -72,6 +73,7 @@ class Learner:
         self.traces = ReplyTraces(store, active, layers, guard, learns)
         self.taste = UserTaste(active.history)
         self.directions = StoredDirections(store, model.fingerprint)
+        self.untouched_replies = UntouchedReplies(store, model.fingerprint)
         self.taste_push = TastePush(model.tokenizer, self.taste, self.directions)
 
     # -- the adapter in use --------------------------------------------------------------------------

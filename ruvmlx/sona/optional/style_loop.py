@@ -18,7 +18,6 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -32,15 +31,13 @@ from ...store import HeadMoved
 from .. import faults, instant
 from ..adapter_history import ATTEMPTS, MINIMUM
 from ..faults import Faults
-from ..instant import RISE_CAP
 from ..learner import Learner
-from ..promotion import ROOM
-from ..sampled_replies import SampledReply
 from ..state import ProbedBase
 from .style_bank import BasisBuilder, StyleBank, texts
 from .style_basis import MODULE, RANK, StyleBasis
 from .style_choice import StyleChoice, agreement
 from .style_file import StyleFiles
+from .style_scale import TRIES, MeasuredBase, ScaleSearch
 
 # The base's maximum KL at a confidence of 1, nats per token. The MicroLoRA has the rest of the cap on the KL
 # (KL_CAP of instant.py). With a larger part for the base, simulated users preferred the replies less often
@@ -49,12 +46,6 @@ KL = 0.08
 # The loop uses no style if `agreement` is below -DISAGREEMENT. With 8 to 30 ratings, chance alone often makes
 # `agreement` negative.
 DISAGREEMENT = 2.0
-RISE = ROOM * RISE_CAP  # the maximum rise of the mean negative log-likelihood of prose, nats/token
-TRIES = 4  # the loop measures at most this number of base LoRAs to find the scale s of the style
-QUICK_TRIES = 5  # the maximum number of estimates of the KL from a few answers, before that search
-QUICK_SHARE = 0.9  # the search begins at this share of the wanted KL, by those estimates
-MIN_SHRINK = 0.05  # after a measurement over a limit (or not finite), s keeps at least this share
-CLOSE_ENOUGH = 0.8  # the search ends if s is this share of the estimated largest s within the limits
 # shares of s that the loop tries in turn, while replies have more faults than the original model's replies
 STEPS = (1.0, 0.7, 0.5)
 PARTS = TRIES + len(STEPS) + 1  # the maximum number of parts of a step, for the progress
@@ -63,35 +54,6 @@ NAME = "style"  # the name of this loop in reports
 
 Progress = Callable[[int, int, float], None]
 T = TypeVar("T")
-
-# {fingerprint of a model: the original model's replies to the questions of faults.py}
-_untouched: dict[str, list[SampledReply]] = {}
-
-
-@dataclass(frozen=True)
-class _MeasuredBase:
-    """A base LoRA that was measured. scale: the scale s of its style. ground: the base LoRA with the KL probe
-    under it."""
-
-    scale: float
-    ground: ProbedBase
-
-    @property
-    def kl(self) -> float:
-        return self.ground.probe.floor
-
-    @property
-    def rise(self) -> float:
-        return self.ground.probe.rise
-
-    def room(self, kl: float) -> float:
-        """Return the factor by which s (the style's scale) can grow up to the limits; 0 if a measurement is
-        not finite. As functions of s, the KL and the rise of prose are about parabolas. kl: the limit of the
-        KL, nats per token."""
-        if not (math.isfinite(self.kl) and math.isfinite(self.rise)):
-            return 0.0
-        shares = [kl / self.kl if self.kl > 0 else math.inf, RISE / self.rise if self.rise > 0 else math.inf]
-        return math.sqrt(min(shares))
 
 
 class StyleLoop:
@@ -224,28 +186,17 @@ class StyleLoop:
 
     def _within_limits(
         self, basis: StyleBasis, choice: StyleChoice, progress: Progress, pause: Pause
-    ) -> _MeasuredBase | None:
-        """Try several values of s. Return the measured base LoRA with the largest tried s within the limits
-        of KL and perplexity; None if every tried s exceeds a limit."""
-        wanted, found = self._wanted_kl(choice), list[_MeasuredBase]()
-        scale, least = self._first_scale(basis, choice, QUICK_SHARE * wanted, pause), math.inf
-        refused = 0
-        for tried in range(TRIES):
-            progress(1 + tried, PARTS, math.nan)
-            now = self._at(basis, choice, scale, pause)
-            room = now.room(wanted)
-            if room >= 1:
-                found.append(now)
-                if room < 1 / CLOSE_ENOUGH or scale / CLOSE_ENOUGH > least:
-                    break
-                scale = min(0.9 * room * scale, 4 * scale, 0.95 * least)
-            else:
-                # The rise of prose is not always a parabola, so each refusal leads to a larger step.
-                refused += 1
-                least, scale = scale, max(0.9 * room**refused, MIN_SHRINK) * scale
-        if not found:
-            return None
-        return max(found, key=lambda one: one.scale)
+    ) -> MeasuredBase | None:
+        """Return the measured base LoRA of the style within the limits of KL and perplexity; None if there is
+        no such base LoRA."""
+        wanted = self._wanted_kl(choice)
+        search = ScaleSearch(
+            lambda scale: self._at(basis, choice, scale, pause),
+            lambda scale: self._estimate_kl(basis, choice, scale, pause),
+            wanted,
+        )
+        first = math.sqrt(wanted / max(basis.kl(choice.coefficients), 1e-12))
+        return search.run(first, lambda measured: progress(1 + measured, PARTS, math.nan))
 
     def _wanted_kl(self, choice: StyleChoice) -> float:
         """Return the KL that the base may have, nats per token. The push on end-of-reply tokens keeps its KL,
@@ -254,29 +205,17 @@ class StyleLoop:
         ends = self._learner.taste_push.end_kl(self._learner.micro, active.frozen_probe)
         return max(whole / 4, whole - ends)
 
-    def _first_scale(self, basis: StyleBasis, choice: StyleChoice, wanted: float, pause: Pause) -> float:
-        """Return a value of s at which the KL in a few answers is about `wanted`, nats per token. A whole
-        measurement takes about ten times as long as one of these estimates."""
-        scale = math.sqrt(wanted / max(basis.kl(choice.coefficients), 1e-12))
-        for _ in range(QUICK_TRIES):
-            base = self._base_at(basis, choice, scale)
-            kl = self._measure_once("KL", scale, partial(self._learner.active.quick_kl, base, pause))
-            if not math.isfinite(kl):
-                scale *= MIN_SHRINK
-                continue
-            factor = math.sqrt(wanted / max(kl, 1e-12))
-            if CLOSE_ENOUGH <= factor <= 1 / CLOSE_ENOUGH:
-                return scale * factor
-            scale *= min(max(factor, MIN_SHRINK), 4.0)
-        return scale
+    def _estimate_kl(self, basis: StyleBasis, choice: StyleChoice, scale: float, pause: Pause) -> float:
+        base = self._base_at(basis, choice, scale)
+        return self._measure_once("KL", scale, partial(self._learner.active.quick_kl, base, pause))
 
     def _base_at(self, basis: StyleBasis, choice: StyleChoice, scale: float) -> BaseLoRA:
         return sum_of_bases(self._trained_base, basis.lora(choice.coefficients * scale))
 
-    def _at(self, basis: StyleBasis, choice: StyleChoice, scale: float, pause: Pause) -> _MeasuredBase:
+    def _at(self, basis: StyleBasis, choice: StyleChoice, scale: float, pause: Pause) -> MeasuredBase:
         base = self._base_at(basis, choice, scale)
         probe = partial(self._learner.active.probe_base, base, pause)
-        return _MeasuredBase(scale, self._measure_once("probe", scale, probe))
+        return MeasuredBase(scale, self._measure_once("probe", scale, probe))
 
     @property
     def _has_style(self) -> bool:
@@ -291,14 +230,11 @@ class StyleLoop:
 
     # -- faults --------------------------------------------------------------------------------------
 
-    def _worse(self, found: _MeasuredBase, micro: Any, may_be_longer: bool, pause: Pause) -> str:
+    def _worse(self, found: MeasuredBase, micro: Any, may_be_longer: bool, pause: Pause) -> str:
         """Return in words which fault is worse than in the original model's replies to the same questions; ""
         if no fault is worse. No user rated these questions. may_be_longer: as in `Faults.worse_than`"""
         model, backend = self._model, self._learner.backend
-        if model.fingerprint not in _untouched:
-            with self._learner.active.install_for(None):
-                _untouched[model.fingerprint] = faults.sample(model, backend, None, pause)
-        plain = _untouched[model.fingerprint]
+        plain = self._learner.untouched_replies.sample(model, backend, pause)
         with self._learner.active.install_for(found.ground.lora):
             sample = partial(faults.sample, model, backend, micro, pause)
             new = self._measure_once("replies", found.scale, sample)

@@ -1,0 +1,76 @@
+"""The search for the scale of a style, on curves of the KL and of the perplexity that are known."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from ruvmlx.sona.optional.style_scale import CLOSE_ENOUGH, RISE, TRIES, MeasuredBase, ScaleSearch
+
+WANTED = 0.04
+
+
+def measured(scale: float, kl: float, rise: float = 0.0) -> MeasuredBase:
+    return MeasuredBase(scale, SimpleNamespace(probe=SimpleNamespace(floor=kl, rise=rise)))
+
+
+def search(kl, estimate, rise=lambda s: 0.0, first=1.0):
+    """Return (the found scale or None, the measured scales)."""
+    scales = []
+
+    def measure(scale):
+        scales.append(scale)
+        return measured(scale, kl(scale), rise(scale))
+
+    found = ScaleSearch(measure, estimate, WANTED).run(first, lambda done: None)
+    return found and found.scale, scales
+
+
+def largest(kl, rise=lambda s: 0.0) -> float:
+    """Return the largest s within the limits: the slow twin, which tries all."""
+    return max(s / 100 for s in range(1, 3000) if kl(s / 100) <= WANTED and rise(s / 100) <= RISE)
+
+
+@pytest.mark.parametrize("power", [1.5, 2, 3, 4])
+@pytest.mark.parametrize("bias", [0.3, 1, 3])
+@pytest.mark.parametrize("first", [0.1, 2.0, 20.0])
+def test_two_measurements_are_enough_if_the_estimate_is_wrong_by_a_factor(power, bias, first):
+    def kl(s):
+        return 0.001 * s**power
+
+    found, scales = search(kl, lambda s: bias * kl(s), first=first)
+    assert CLOSE_ENOUGH * largest(kl) <= found <= largest(kl) + 0.01
+    assert len(scales) <= 2
+
+
+@pytest.mark.parametrize("power", [2, 5])
+@pytest.mark.parametrize("first", [0.1, 2.0, 20.0])
+def test_prose_can_be_the_narrower_limit(power, first):
+    def kl(s):
+        return 1e-5 * s**2
+
+    def rise(s):
+        return RISE * (s / 3) ** power
+
+    found, scales = search(kl, kl, rise, first)
+    assert len(scales) <= TRIES
+    assert found is not None and 0.3 * largest(kl, rise) <= found <= largest(kl, rise) + 0.01
+
+
+def test_an_estimate_that_says_nothing_ends_within_the_limits():
+    def kl(s):
+        return 0.001 * s**2
+
+    for estimate in (lambda s: 0.0, lambda s: float("nan"), lambda s: 1.0):
+        found, scales = search(kl, estimate)
+        assert len(scales) <= TRIES and (found is None or kl(found) <= WANTED)
+
+
+def test_no_scale_within_the_limits_is_none():
+    found, scales = search(lambda s: 1.0, lambda s: 1.0)
+    assert found is None and scales == sorted(scales, reverse=True)
+
+
+def test_a_model_that_computes_no_number_has_no_room():
+    assert measured(1, float("nan")).room(WANTED) == measured(1, 0.01, float("inf")).room(WANTED) == 0
+    assert measured(1, WANTED / 4).room(WANTED) == pytest.approx(2)
+    assert measured(1, WANTED / 4, 4 * RISE).room(WANTED) == pytest.approx(0.5)
