@@ -1,5 +1,5 @@
-"""This module finds the scale s of a style (style_loop.py): about the largest s at which the model stays within
-the limits of KL and perplexity.
+"""This module finds the scale s of a style (style_loop.py): about the largest s within the limits of KL and
+perplexity.
 
 A whole measurement of a base LoRA reads all of the reference text. An estimate of the KL reads a few answers,
 and takes about a tenth of the time, but the estimate can be two or three times too small or too large. So the
