@@ -331,9 +331,10 @@ def status_lines(runtime: Runtime) -> list[str]:
     known = learn_status(runtime)
     if known is None:
         return [*lines, "learning  off: this chat uses no adapter"]
+    rated = f"{known.ratings}{_and_preferences(known)}, {known.updates} of them changed the model"
     return [
         *lines,
-        f"ratings   {known.ratings}{_and_preferences(known)}, {known.updates} of them changed the model",
+        f"ratings   {rated if known.ratings or known.preferences else 'none yet'}",
         f"version   {known.adapter_version} of {runtime.learning.label}".rpartition("@")[0],
         f"limit     {change_text(known.kl, known.kl_cap)} is used",
     ]

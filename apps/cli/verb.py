@@ -7,6 +7,8 @@ from difflib import SequenceMatcher
 
 import click
 
+from ruvmlx.text import did_you_mean
+
 from .help_pages import EXIT_CODES, PAGES, HelpPage
 from .options import MODEL_SETTINGS, REPLY_SETTINGS
 
@@ -71,6 +73,15 @@ class VerbGroup(click.Group):
     a Verb."""
 
     command_class = Verb
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            names = self.list_commands(ctx)
+            known = did_you_mean(args[0], names, 0.7) or f" It has: {', '.join(names)}."
+            raise click.UsageError(f"`{ctx.command_path}` has no command {args[0]!r}.{known}", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.format_commands(ctx, formatter)

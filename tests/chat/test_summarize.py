@@ -30,7 +30,8 @@ def test_the_status_line_offers_it_when_the_context_is_nearly_full():
 
 
 def test_plain_mode_offers_it_prints_the_notes_and_ends_it(open_tiny, summary_prompts, capsys):  # noqa: F811
-    lines, sink = [*QUESTIONS, "/summarize", "Next?", "/summarize off", "/summarize wrong"], io.StringIO()
+    lines = [*QUESTIONS, "/summarize", "Next?", "/summarize off", "/summarize off", "/summarize wrong"]
+    sink = io.StringIO()
     with open_tiny() as runtime:
         options = ChatOptions(sampling=Sampling(0.0), max_new_tokens=8)
         PlainChat(runtime, options, io.StringIO("".join(f"{line}\n" for line in lines)), sink).run()
@@ -39,7 +40,8 @@ def test_plain_mode_offers_it_prints_the_notes_and_ends_it(open_tiny, summary_pr
     full = [n for n, line in enumerate(told) if "does not read the oldest" in line]
     assert nearly and full and nearly[0] < full[0] and all("/summarize" in told[n] for n in (*nearly, *full))
     assert "Assistant: note\nThe model reads these notes in place of the oldest" in said
-    assert "The model reads the messages themselves again" in said
+    assert said.count("The model reads the messages themselves again") == 1
+    assert "There are no notes in this chat" in said
     assert told[-1].endswith("/summarize takes nothing or off, got 'wrong'")
 
 

@@ -122,3 +122,10 @@ def test_a_verb_that_is_not_known_brings_a_similar_one():
         assert f"Did you mean '{meant}'?" in refused.value.format_message()
     with pytest.raises(click.UsageError, match="there is no command 'zzz'"):
         cli.main(["zzz"], standalone_mode=False)
+
+
+def test_a_verb_of_a_group_that_resembles_none_brings_the_groups_verbs():
+    """The command "set" is only a letter away from "get", and does the opposite."""
+    for typed, named in (["sessions", "find", "x"], "search"), (["config", "get", "system"], "show"):
+        with pytest.raises(click.UsageError, match=f"has no command '{typed[1]}'. It has: .*{named}"):
+            cli.main(typed, standalone_mode=False)

@@ -15,6 +15,8 @@ def summarize(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     if argument not in ("", "off"):
         raise UsageError(f"/summarize takes nothing or off, got {argument[:40]!r}")
     if argument:
+        if not runtime.chats.summaries.of(session).text:
+            return Outcome("There are no notes in this chat: the model reads the messages themselves.")
         runtime.chats.summaries.forget(session)
         return Outcome("The model reads the messages themselves again, as far as its context has room.")
     return Outcome(
