@@ -22,6 +22,8 @@ from ruvmlx.store import HeadMoved
 
 from .training_runs import answer
 
+GAIN_OF = style_loop.gain_of
+
 
 @pytest.fixture
 def basis(tiny) -> StyleBasis:
@@ -38,12 +40,14 @@ def rated_runtime(open_tiny, tiny, basis, monkeypatch):
     """A runtime with 12 ratings of two replies to a question: one is always liked, the other never. The
     instant loop hardly moves the weights, and the taste pushes no token, so they stay the same two replies.
     Samples of replies are short, and their variety does not count, because it is that of a random model."""
+
     slow = [replace(push, step=0.01 * push.step) for push in (instant.RULE.tokens, instant.RULE.along)]
     monkeypatch.setattr(instant, "RULE", Rule(*slow, instant.RULE.cap))
     monkeypatch.setattr(taste_push, "FIRST_END", 99)
     monkeypatch.setattr(faults, "MAX_REPLY_TOKENS", 6)
     monkeypatch.setattr(faults, "MIN_VARIETY", 0.0)
     monkeypatch.setattr(faults, "questions", lambda: ("Why?", "How do bees fly?"))
+    monkeypatch.setattr(style_loop, "gain_of", lambda *_: 1.0)  # random directions please nobody
     StyleFiles(tiny.fingerprint).put_basis(basis)
     with open_tiny(slow_loop="style") as runtime:
         for i in range(12):
@@ -130,6 +134,26 @@ def test_more_faults_shrink_the_step_and_then_refuse_it(rated_runtime, monkeypat
         rated_runtime.status().last.report["reason"] == report["reason"]
         and not rated_runtime.learning.is_due()
     )
+
+
+@pytest.mark.parametrize("pleases", [True, False])
+def test_a_style_whose_replies_please_less_is_not_used(rated_runtime, monkeypatch, pleases):
+    """The taste model judges replies to questions that no user rated."""
+    monkeypatch.setattr(style_loop, "gain_of", GAIN_OF)
+    backend, tokenizer = rated_runtime.backend, rated_runtime.model.tokenizer
+    rated = sorted((rated_runtime.store.replies.get(f"reply-{i}").text, i % 2) for i in range(2))
+    texts = {bool(is_liked): tokenizer.encode(text, add_bos=False) for text, is_liked in rated}
+
+    def sample(model, backend, adapter, pause):
+        has_style = backend.lora is not None and bool(backend.lora.pairs)
+        return [(texts[has_style == pleases], True)] * len(faults.questions())
+
+    monkeypatch.setattr(faults, "sample", sample)
+    report = rated_runtime.learning.consolidate()
+    assert report["promoted"] == pleases and (report["gain"] > 0) == pleases
+    if not pleases:
+        assert report["reason"].endswith("please you less") and report["share"] == style_loop.STEPS[-1]
+    assert (backend.lora is not None) == pleases
 
 
 def test_ratings_without_a_style_take_the_old_one_back(rated_runtime):

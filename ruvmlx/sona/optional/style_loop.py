@@ -18,6 +18,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -32,7 +33,9 @@ from .. import faults, instant
 from ..adapter_history import ATTEMPTS, MINIMUM
 from ..faults import Faults
 from ..learner import Learner
+from ..sampled_replies import SampledReply
 from ..state import ProbedBase
+from ..taste_features import features_of
 from .style_bank import BasisBuilder, StyleBank, texts
 from .style_basis import MODULE, RANK, StyleBasis
 from .style_choice import StyleChoice, agreement
@@ -54,6 +57,18 @@ NAME = "style"  # the name of this loop in reports
 
 Progress = Callable[[int, int, float], None]
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """What the model would be. scale: the scale s of the style. stars: [Q], the stars that the taste model
+    predicts for the replies"""
+
+    scale: float
+    ground: ProbedBase
+    update: instant.Update
+    replies: list[SampledReply]
+    stars: np.ndarray
 
 
 class StyleLoop:
@@ -147,42 +162,65 @@ class StyleLoop:
     def _step(self, basis: StyleBasis, progress: Progress, pause: Pause) -> dict[str, Any]:
         learner, parent = self._learner, self._learner.state
         choice = StyleChoice.of(learner.taste.model, basis)
+        start = parent.version, choice.coefficients.tobytes()
+        if start != self._start:
+            self._start, self._measured = start, {}
         agreed = agreement(*learner.taste.evidence())
         pause()
         facts: dict[str, Any] = {"loop": NAME, "confidence": choice.confidence, "agreement": agreed}
         if choice.confidence == 0 or agreed < -DISAGREEMENT:
-            return self._without_style(facts)
-        start = parent.version, choice.coefficients.tobytes()
-        if start != self._start:
-            self._start, self._measured = start, {}
+            return self._without_style("your ratings do not agree on a style yet", facts, pause)
         progress(0, PARTS, math.nan)
         found = self._within_limits(basis, choice, progress, pause)
         if found is None:
             return self._refuse("no change along the style basis stays within the limits", facts)
-        said, whole = "", found.scale
+        plain, largest = self._plain(pause), found.scale
         for tried, share in enumerate(STEPS):
             progress(TRIES + 1 + tried, PARTS, math.nan)
             if share < 1:
-                found = self._at(basis, choice, share * whole, pause)
-            probe = found.ground.probe
-            taste = learner.taste_push.compute(learner.micro, probe)
-            update = instant.rescale_to_caps(learner.micro, probe, taste)
-            if not (said := self._worse(found, update.adapter, choice.likes_longer, pause)):
+                found = self._at(basis, choice, share * largest, pause)
+            styled = self._candidate(found.scale, found.ground, pause)
+            gain = gain_of(styled.stars, plain.stars)
+            reason = self._worse(styled, choice.likes_longer, pause)
+            if not reason and gain <= 0:
+                reason = "replies to other questions would please you less"
+            if not reason:
                 break
-        facts |= {"kl": update.kl, "ppl_change": math.expm1(found.rise), "scale": found.scale, "share": share}
-        if said:
-            return self._refuse(f"replies to other questions had more faults: {said}", facts)
-        gain = f"the style that your {learner.taste.model.ratings} ratings show"
-        return self._promote(parent.version, found.ground, update, facts, gain)
+        facts |= {"ppl_change": math.expm1(found.rise), "scale": found.scale, "share": share, "gain": gain}
+        if reason:
+            return self._without_style(reason, facts, pause)
+        reason = f"the style that your {learner.taste.model.ratings} ratings show"
+        return self._promote(parent.version, styled, facts, reason)
 
-    def _without_style(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """Remove the style of earlier ratings, because the ratings in force do not show a style."""
-        reason, learner = "your ratings do not agree on a style yet", self._learner
+    def _without_style(self, reason: str, facts: dict[str, Any], pause: Pause) -> dict[str, Any]:
+        """Remove the style of earlier ratings if there is one."""
         if not self._has_style:
             return self._refuse(reason, facts)
-        ground = learner.active.probe_base(self._trained_base or BaseLoRA({}))
-        update = instant.rescale_to_caps(learner.micro, ground.probe)
-        return self._promote(learner.version, ground, update, facts | {"kl": update.kl}, reason)
+        return self._promote(self._learner.version, self._plain(pause), facts, reason)
+
+    def _plain(self, pause: Pause) -> "_Candidate":
+        """Return what the model would be without a style."""
+        active, trained = self._learner.active, self._trained_base
+        if trained is None:
+            return self._candidate(0.0, ProbedBase(BaseLoRA({}), active.frozen_probe), pause)
+        ground = self._measure_once("probe", 0.0, partial(active.probe_base, trained, pause))
+        return self._candidate(0.0, ground, pause)
+
+    def _candidate(self, scale: float, ground: ProbedBase, pause: Pause) -> "_Candidate":
+        """Return what the model would be with a base LoRA: the MicroLoRA, scaled to the caps, and replies to
+        questions that no user rated. scale: the scale s of the style; 0 without a style"""
+        learner = self._learner
+        taste = learner.taste_push.compute(learner.micro, ground.probe)
+        update = instant.rescale_to_caps(learner.micro, ground.probe, taste)
+        with learner.active.install_for(ground.lora):
+            sample = partial(faults.sample, self._model, learner.backend, update.adapter, pause)
+            replies = self._measure_once("replies", scale, sample)
+        decode = self._model.tokenizer.decode
+        features = [
+            features_of(question, decode(ids), ended)
+            for question, (ids, ended) in zip(faults.questions(), replies, strict=True)
+        ]
+        return _Candidate(scale, ground, update, replies, learner.taste.model.predict(features)[0])
 
     def _within_limits(
         self, basis: StyleBasis, choice: StyleChoice, progress: Progress, pause: Pause
@@ -230,24 +268,22 @@ class StyleLoop:
 
     # -- faults --------------------------------------------------------------------------------------
 
-    def _worse(self, found: MeasuredBase, micro: Any, may_be_longer: bool, pause: Pause) -> str:
+    def _worse(self, candidate: "_Candidate", may_be_longer: bool, pause: Pause) -> str:
         """Return in words which fault is worse than in the original model's replies to the same questions; ""
         if no fault is worse. No user rated these questions. may_be_longer: as in `Faults.worse_than`"""
-        model, backend = self._model, self._learner.backend
-        plain = self._learner.untouched_replies.sample(model, backend, pause)
-        with self._learner.active.install_for(found.ground.lora):
-            sample = partial(faults.sample, model, backend, micro, pause)
-            new = self._measure_once("replies", found.scale, sample)
+        model = self._model
+        plain = self._learner.untouched_replies.sample(model, self._learner.backend, pause)
         usual = Faults.of(plain, plain, model.tokenizer)
-        return Faults.of(new, plain, model.tokenizer).worse_than(usual, may_be_longer)
+        worse = Faults.of(candidate.replies, plain, model.tokenizer).worse_than(usual, may_be_longer)
+        return f"replies to other questions had more faults: {worse}" if worse else ""
 
     # -- the end -------------------------------------------------------------------------------------
 
     def _promote(
-        self, parent: int, ground: ProbedBase, update: instant.Update, facts: dict[str, Any], reason: str
+        self, parent: int, candidate: "_Candidate", facts: dict[str, Any], reason: str
     ) -> dict[str, Any]:
-        learner = self._learner
-        report = _report(True, reason, **facts)
+        learner, ground, update = self._learner, candidate.ground, candidate.update
+        report = _report(True, reason, **facts, kl=update.kl)
         assert ground.lora is not None
         state, micro = pack_adapter(update.adapter, learner.layer_lora), update.adapter
         version = learner.history.promote(parent, ground.lora, state, update.kl, micro.norm, report)
@@ -259,6 +295,12 @@ class StyleLoop:
         report = _report(False, reason, **facts)
         self._learner.history.refuse(self._learner.version, report)
         return report
+
+
+def gain_of(styled: np.ndarray, plain: np.ndarray) -> float:
+    """Return the stars that a style is predicted to gain. styled, plain: [Q], the predicted stars of replies
+    to the same questions with and without the style"""
+    return float(np.mean(styled - plain))
 
 
 def sum_of_bases(trained: BaseLoRA | None, style: BaseLoRA) -> BaseLoRA:
