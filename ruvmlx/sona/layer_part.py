@@ -19,8 +19,8 @@ from .state import LearnerState
 from .trace import Trace
 
 # A KL guard is a function that runs between replies: it measures the KL of a layer LoRA, and scales the layer
-# LoRA down if the KL exceeds its limit (optional/kl_guard.py).
-KLGuard = Callable[[ActiveAdapter, Pause | None], None]
+# LoRA down if the KL exceeds its limit (optional/layer_kl_guard.py).
+LayerKLGuard = Callable[[ActiveAdapter, Pause | None], None]
 
 
 class LayerPart(Protocol):

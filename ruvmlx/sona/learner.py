@@ -31,7 +31,7 @@ from .active_adapter import ActiveAdapter
 from .adapter_history import AdapterHistory
 from .faults import UntouchedReplies
 from .kl_probe import KLProbe
-from .layer_part import KLGuard, LayerPart
+from .layer_part import LayerKLGuard, LayerPart
 from .measure_directions import StoredDirections
 from .rating_index import RatingIndex
 from .reply_traces import ReplyTraces
@@ -66,7 +66,7 @@ class Learner:
 
     def __init__(
         self, store: Store, model: Model, active: ActiveAdapter, rating_index: RatingIndex,
-        layers: LayerPart, guard: KLGuard, anchors: WeightAnchors, learns: bool = True,
+        layers: LayerPart, guard: LayerKLGuard, anchors: WeightAnchors, learns: bool = True,
     ):  # fmt: skip
         self._store, self._model, self.layers, self._learns = store, model, layers, learns
         self.active, self.rating_index, self.anchors = active, rating_index, anchors

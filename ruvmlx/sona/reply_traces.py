@@ -11,7 +11,7 @@ from ..pausing import Pause
 from ..store import ReplyRow, Store
 from . import instant
 from .active_adapter import ActiveAdapter, is_blank
-from .layer_part import KLGuard, LayerPart
+from .layer_part import LayerKLGuard, LayerPart
 from .state import LearnerState
 from .trace import Trace
 
@@ -21,7 +21,9 @@ _TRACES_IN_MEMORY = 4
 class ReplyTraces:
     """The traces of one learner's replies. Only the backend's thread can use this object."""
 
-    def __init__(self, store: Store, active: ActiveAdapter, layers: LayerPart, guard: KLGuard, learns: bool):
+    def __init__(
+        self, store: Store, active: ActiveAdapter, layers: LayerPart, guard: LayerKLGuard, learns: bool
+    ):
         self._store, self._active, self._layers, self._guard = store, active, layers, guard
         self._learns = learns
         self.held: OrderedDict[str, Trace] = OrderedDict()  # traces by reply id, the newest last

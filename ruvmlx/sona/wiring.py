@@ -10,8 +10,8 @@ from .active_adapter import ActiveAdapter
 from .adapter_history import AdapterHistory
 from .learner import Learner
 from .optional.ewc import EWC
-from .optional.kl_guard import enforce_kl_cap
 from .optional.layer_adapter import LayerAdapter
+from .optional.layer_kl_guard import limit_layer_kl
 from .rating_index import RatingIndex
 
 
@@ -31,5 +31,5 @@ def open_learner(
     history = AdapterHistory(store, model.fingerprint, name, model.is_own)
     rating_index = RatingIndex(store, model, backend, history, implicit)
     active = ActiveAdapter(store, model, backend, history, layers, bits)
-    guard, anchors = partial(enforce_kl_cap, layers), EWC(history)
+    guard, anchors = partial(limit_layer_kl, layers), EWC(history)
     return Learner(store, model, active, rating_index, layers, guard, anchors, learn)

@@ -14,7 +14,7 @@ change is mostly the topic of that reply.
 The KL divergence from the frozen model is capped twice. At a rating, the KL that the layer LoRA adds is
 estimated as curvature * 1/2 sum F lora_b^2. `gain` keeps this estimate within the layer LoRA's share of the
 KL cap, and it keeps the rise of the estimate within PER_RATING. While the user reads a reply, the KL guard
-(kl_guard.py) measures KL and perplexity under the layer LoRA. This measurement gives the curvature: the
+(layer_kl_guard.py) measures KL and perplexity under the layer LoRA. This measurement gives the curvature: the
 measured KL divided by 1/2 sum F lora_b^2. The guard scales the layer LoRA down if the measured KL is over the
 limit.
 """

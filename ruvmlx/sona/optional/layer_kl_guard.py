@@ -1,6 +1,7 @@
-"""This module is the KL guard. While the user reads a reply, the guard measures the KL divergence of the
-adapter from the frozen model if the layer LoRA has changed. The guard scales the layer LoRA down if its KL
-exceeds its limit. A layer LoRA is the part of the adapter that changes layers below the output head.
+"""This module is the KL guard of the layer LoRA. A layer LoRA is the part of the adapter that changes layers
+below the output head. While the user reads a reply, the guard measures the KL divergence of the adapter from
+the frozen model if the layer LoRA has changed. The guard scales the layer LoRA down if its KL exceeds its
+limit. The cap on the KL of the whole adapter is KL_CAP of instant.py.
 
 At a rating, the learner only estimates the KL of a layer LoRA (layer_update.py). The guard measures the KL:
 the model reads the reference text (reference_text.py) with the layer LoRA.
@@ -21,7 +22,7 @@ LOOKS = 3
 SLACK = 1.05  # the layer LoRA is scaled down if its KL exceeds its limit times SLACK
 
 
-def enforce_kl_cap(layers: LayerAdapter, active: ActiveAdapter, pause: Pause | None = None) -> None:
+def limit_layer_kl(layers: LayerAdapter, active: ActiveAdapter, pause: Pause | None = None) -> None:
     """Measure the KL under the layer LoRA in use if it has changed since the last measurement. Scale the
     layer LoRA down until its KL is within its limit times SLACK.
 
