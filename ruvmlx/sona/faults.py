@@ -114,7 +114,7 @@ def sample(model: Model, backend: Backend, adapter: HeadAdapter | None, pause: P
     )
 
 
-class UntouchedReplies:
+class FaultBaseline:
     """One model's own replies to `questions()`, without any adapter. The model writes the replies once; then
     they are in the store."""
 

@@ -29,7 +29,7 @@ from ..store import HeadMoved, PreferenceRow, ReplyRow, Store
 from . import instant, objective
 from .active_adapter import ActiveAdapter
 from .adapter_history import AdapterHistory
-from .faults import UntouchedReplies
+from .faults import FaultBaseline
 from .kl_probe import KLProbe
 from .layer_part import LayerKLGuard, LayerPart
 from .measure_directions import StoredDirections
@@ -73,7 +73,7 @@ class Learner:
         self.traces = ReplyTraces(store, active, layers, guard, learns)
         self.taste = UserTaste(active.history)
         self.directions = StoredDirections(store, model.fingerprint)
-        self.untouched_replies = UntouchedReplies(store, model.fingerprint)
+        self.fault_baseline = FaultBaseline(store, model.fingerprint)
         self.taste_push = TastePush(model.tokenizer, self.taste, self.directions)
 
     # -- the adapter in use --------------------------------------------------------------------------

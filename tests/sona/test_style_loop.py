@@ -208,7 +208,7 @@ def test_the_original_model_writes_its_replies_once(rated_runtime, monkeypatch):
 
     def sample():
         counts.clear()
-        return faults.UntouchedReplies(store, model.fingerprint).sample(model, backend, lambda: None)
+        return faults.FaultBaseline(store, model.fingerprint).sample(model, backend, lambda: None)
 
     first = sample()
     assert not counts and first == sample()

@@ -272,7 +272,7 @@ class StyleLoop:
         """Return in words which fault is worse than in the original model's replies to the same questions; ""
         if no fault is worse. No user rated these questions. may_be_longer: as in `Faults.worse_than`"""
         model = self._model
-        plain = self._learner.untouched_replies.sample(model, self._learner.backend, pause)
+        plain = self._learner.fault_baseline.sample(model, self._learner.backend, pause)
         usual = Faults.of(plain, plain, model.tokenizer)
         worse = Faults.of(candidate.replies, plain, model.tokenizer).worse_than(usual, may_be_longer)
         return f"replies to other questions had more faults: {worse}" if worse else ""
