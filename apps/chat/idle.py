@@ -11,10 +11,12 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ruvmlx.chats import soft_delete
 from ruvmlx.errors import error_line
+from ruvmlx.pausing import Stopped, stop_when
 from ruvmlx.platform.courtesy import Courtesy
 from ruvmlx.runtime import Runtime
 
@@ -44,12 +46,14 @@ class Lesson:
 
 
 def learn(
-    runtime: Runtime, cancel: threading.Event, show: Callable[[str], None], courtesy: Courtesy
+    runtime: Runtime, session: str, cancel: threading.Event, show: Callable[[str], None], courtesy: Courtesy
 ) -> Lesson:
     """Do the idle work. First, erase deleted chats from the search index. Then train the adapter, if a
     training is due. If no training is due, measure the KV cache, or try what makes slow replies faster, if
     either is due. The work stops when the event `cancel` is set. Call this function in the runtime's thread.
 
+    session: the id of the open chat; if the training changed layers below the output head, the model reads
+        this chat again, so that the next reply need not wait for the reading
     show: a function that shows a line about the work. courtesy: the object that decides whether the machine
     is free for the work.
     """
@@ -66,6 +70,8 @@ def learn(
         watch = _Watch(show, cancel, courtesy)
         report = runtime.learning.consolidate(watch.step, cancel)
         stopped = cancel.is_set() and not report["promoted"]
+        with suppress(Stopped):
+            runtime.engine.sessions.read_again(session, stop_when(cancel))
         return Lesson() if stopped else Lesson(describe.lesson(report), runtime.learning.is_due())
     if not is_measuring_due:
         show(describe.TRYING)
@@ -160,13 +166,14 @@ class IdleLearner:
 
     async def _learn(self) -> None:
         self._learning, loop = True, asyncio.get_running_loop()
+        session = self._chat.state.session
 
         def show(line: str) -> None:
             call_soon(loop, lambda: self._show_work(line))
 
         try:
             lesson = await self._chat.host.run_idle(
-                lambda runtime, cancel: learn(runtime, cancel, show, self._courtesy)
+                lambda runtime, cancel: learn(runtime, session, cancel, show, self._courtesy)
             )
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             lesson = Lesson(describe.not_learned(error_line(error)), stuck=True)

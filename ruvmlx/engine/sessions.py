@@ -13,12 +13,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from weakref import WeakSet
 
-from ..backends.base import Backend, TwoSided
+from ..backends.base import PAUSED, Backend, TwoSided
 from ..kv.cache import held_bytes
 from ..kv.chain import extend
 from ..kv.disk import MAX_EXIT_SECONDS, MAX_WRITE_SECONDS, CacheFolder
 from ..kv.owners import REQUESTS
 from ..kv.policy import TierPolicy
+from ..pausing import Pause
 from ..platform.cpu import total_memory
 from ..tiers import HOT, PAGE
 from .session import Session
@@ -150,6 +151,30 @@ class SessionManager:
         self._running.discard(session)
         self._take_out(session)
         self._disk.forget(session)
+
+    def read_again(self, session_id: str, pause: Pause) -> int:
+        """Let the model with its new base LoRA read the tokens of a kept session, so that the next reply need
+        not read them. Return the number of tokens that the model read; 0 if the base LoRA is not new.
+
+        session_id: the id of a session without a salt that does not run
+        pause: a function that can raise an exception to stop; the next call reads the rest
+        """
+        old = self.get(session_id)
+        if old is None or old.base is self._backend.lora or old in self._running:
+            return 0
+        tokens, session, read = old.tokens, self.get_or_create(None, old.tokens), 0
+        try:
+            self.rewind(session, tokens)
+            while rest := tokens[session.cache.offset :]:
+                part = rest[:PAUSED]
+                self._backend.hidden_states(part, None, session.cache)
+                session.tokens.extend(part)
+                read += len(part)
+                pause()
+            self._name(session_id, session)
+        finally:
+            self.done(session)
+        return read
 
     # Finding ------------------------------------------------------------------------------------
 

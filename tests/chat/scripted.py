@@ -37,6 +37,7 @@ class ScriptedRuntime:
         )
         self.backend = SimpleNamespace(name="mlx", kernels="metal", caveat="")
         self.store = SimpleNamespace(search_index=SimpleNamespace(is_clean=lambda: True))
+        self.engine = SimpleNamespace(sessions=SimpleNamespace(read_again=lambda session, pause: 0))
         self.settings = SimpleNamespace(best_of=1, max_tokens=1024)
         self.last_reply_id = None
         self.replies = list(replies)

@@ -113,6 +113,24 @@ async def test_idle_training_reports_its_result_once(rated_opener, open_tiny, mo
     assert not read_runtime(open_tiny, lambda runtime: runtime.learning.is_due())
 
 
+async def test_the_open_chat_is_read_again_after_training(rated_opener, monkeypatch):
+    """Else the next reply would begin with the reading of the whole chat."""
+    monkeypatch.setattr(promotion, "objection", lambda *_: "")
+    monkeypatch.setattr(idle, "IDLE_AFTER", NEVER)
+
+    def read_with(runtime):
+        return runtime.engine.sessions.get(app.chat.state.session).base, runtime.backend.lora
+
+    async with idling(rated_opener(), max_new_tokens=4) as (app, pilot):
+        await ask(app, pilot)
+        assert await app.host.call(read_with) == (None, None)
+        monkeypatch.setattr(idle, "IDLE_AFTER", SOON)
+        await pilot.press("x")
+        await until(pilot, lambda: "learned in the background" in status_line(app), 60)
+        read, now = await app.host.call(read_with)
+        assert read is now is not None
+
+
 async def test_a_key_pauses_idle_training_and_the_next_idle_time_resumes_it(
     rated_opener, open_tiny, monkeypatch
 ):

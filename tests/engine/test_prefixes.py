@@ -1,11 +1,12 @@
 """A prompt starts from the longest prefix that any earlier request with the same key has read."""
 
+import itertools
 import random
 
 import numpy as np
 import pytest
 
-from ruvmlx.backends.base import with_lora
+from ruvmlx.backends.base import PAUSED, with_lora
 from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
@@ -19,6 +20,7 @@ from ruvmlx.kv.policy import F16, TIERED, TierPolicy
 from ruvmlx.kv.pool import PagePool
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.models.load import load_model
+from ruvmlx.pausing import Stopped
 from ruvmlx.tiers import COLD, HOT, PAGE
 from tests.models.make_models import make_safetensors_model
 from tests.oracles.plain_storage import PlainStorage
@@ -206,6 +208,39 @@ def test_only_what_keys_and_values_depend_on_separates(packed_model):
         199,
     ]
     assert [cached_count(None, SMALL), cached_count(None, SMALL), cached_count(head, F16)] == [0, 199, 199]
+
+
+def change_of_a_layer(model) -> BaseLoRA:
+    rng, c = np.random.default_rng(1), model.config
+    a, b = rng.normal(size=(c.hidden_size, 2)), 0.3 * rng.normal(size=(2, c.n_kv_heads * c.head_dim))
+    return BaseLoRA({("v_proj", 0): (a.astype(np.float32), b.astype(np.float32))}, 1.0)
+
+
+@pytest.mark.parametrize("stops_after", [None, 0, 2])
+def test_a_chat_is_read_again_after_a_change_of_the_layers(each, stops_after):
+    """The next reply then finds all of the chat, and is that of a model that read the chat at once."""
+    first = each.generate(greedy_request(tokens_of(150), session_id="chat"))
+    prompt = [*tokens_of(150), *first.token_ids, *tokens_of(5, 2)]
+    pauses = itertools.count()
+
+    def pause():
+        if next(pauses) == stops_after:
+            raise Stopped
+
+    with with_lora(each.backend, change_of_a_layer(each.model)):
+        assert each.sessions.read_again("no such chat", pause) == 0
+        if stops_after is not None:
+            with pytest.raises(Stopped):
+                each.sessions.read_again("chat", pause)
+        read = each.sessions.read_again("chat", lambda: None)
+        read_before = 0 if stops_after is None else PAUSED * (stops_after + 1)
+        assert read == len(each.sessions.get("chat").tokens) - read_before
+        assert each.sessions.read_again("chat", lambda: None) == 0
+        again = each.generate(greedy_request(prompt, session_id="chat"))
+        assert again.cached_tokens >= len(prompt) - 6
+        fresh = each.generate(greedy_request(prompt, cache_salt="other"))
+        assert fresh.cached_tokens == 0 and again.token_ids == fresh.token_ids
+    assert each.sessions.read_again("chat", lambda: None) > 0
 
 
 def test_what_failed_is_not_reused(packed_engine, monkeypatch):
