@@ -99,6 +99,7 @@ def new_key() -> str:
                 file.write(b"".join(line + b"\n" for line in [*lines, key.encode()]))
     except OSError as error:
         raise StoreError(
-            f"cannot write {path}: {error.strerror}. Set RUVMLX_HOME to a folder you can write."
+            f"cannot write {path}: {error.strerror}. Set RUVMLX_HOME to a folder you can write, on a local "
+            "disk."
         ) from error
     return key

@@ -152,12 +152,15 @@ def make_folder(folder: Path, mode: int = 0o700) -> None:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keep other processes out of blocks that lock the same folder. On a file system without locks, the block
-    runs without a lock. Raises OSError if the folder cannot be opened."""
+    """Keep other processes out of blocks that lock the same folder. Raises OSError if the folder cannot be
+    opened, and on a file system without locks."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):
+        try:
             fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError as error:
+            reason = "its file system has no locks" if error.errno in NO_LOCKS else error.strerror
+            raise OSError(error.errno, reason) from error
         yield
     finally:
         os.close(handle)

@@ -1,6 +1,6 @@
 """Each writing verb, killed and failed at each call that changes files, and after a crash of the machine.
 
-    python -m tests.campaigns.crashes [VERB...]            a sample: seconds for a verb
+    python -m tests.campaigns.crashes [VERB...]            a sample (crash_sample.py): seconds for a verb
     python -m tests.campaigns.crashes [VERB...] --full     every call, 1,000 images a verb: hours for all
 
 A kill ends the process before one call. A fault lets one call fail (EIO, ENOSPC), write a half, or finds the
@@ -28,6 +28,7 @@ from pathlib import Path
 from .crash_images import Disk, Op, Replay, read_log
 from .crash_places import PLACES, Place
 from .crash_row import HEADING, Row, add_up
+from .crash_sample import sample_calls
 from .crash_trial import (
     Bench,
     Mode,
@@ -98,12 +99,9 @@ class Trials:
     def all(self, extent: Extent) -> Row:
         begun = time.monotonic()
         rng = random.Random(extent.seed)
-        self.kill(_sample_calls(rng, self._clean.calls, extent.kills))
-        self.fail(
-            [(mode, at) for at in _sample_calls(rng, self._clean.calls, extent.faults) for mode in FAULTS],
-            rng,
-            extent,
-        )
+        self.kill(self._sample(rng, extent.kills))
+        trials = [(mode, at) for at in self._sample(rng, extent.faults) for mode in FAULTS]
+        self.fail(trials, rng, extent)
         self.crash(extent.images, extent.seed)
         self.jump_clock()
         self.visit(PLACES)
@@ -119,6 +117,9 @@ class Trials:
         return self._row
 
     # -- kills and faults ----------------------------------------------------------------------------
+
+    def _sample(self, rng: random.Random, count: int | None) -> list[int]:
+        return sample_calls(rng, self._ops, self._clean.calls, count)
 
     def kill(self, calls: Sequence[int]) -> None:
         """Kill the process before each of these calls. Later kills find no earlier state."""
@@ -280,10 +281,6 @@ class Trials:
 
 def _without_log(found: StartReport) -> dict[str, str]:
     return {name: part for name, part in found.parts.items() if name != "table witness"}
-
-
-def _sample_calls(rng: random.Random, calls: int, count: int | None) -> list[int]:
-    return list(range(calls)) if count is None or count >= calls else sorted(rng.sample(range(calls), count))
 
 
 def _content_hash(disk: Disk) -> int:

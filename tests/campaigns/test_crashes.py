@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from ruvmlx.apps.cli import cli
 
 from .crash_images import Disk, Op, Replay
+from .crash_sample import sample_calls
 from .crash_verbs import READS, WRITES
 
 pytestmark = pytest.mark.skipif(
@@ -86,6 +88,24 @@ def test_a_planted_mistake_is_found(name, tmp_path):
                     RUVMLX_PLANTED=str(tmp_path / "planted.py"))  # fmt: skip
     words = {"a lost fsync": "the verb was done, but", "an unfinished file": "left behind"}
     assert done.returncode == 1 and words.get(name, "neither the old nor the new") in done.stdout
+
+
+# -- the sample of calls ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("calls", "count"), [(7, 7), (101, 40), (101, 9), (13, 1), (5, 99), (11, 0)])
+def test_a_sample_has_the_calls_that_matter_and_few_others(calls, count):
+    """The slow twin of the choice: what must be in it, by counting."""
+    ops = [op("WSWWRWU"[i % 7]) for i in range(calls)]
+    chosen = sample_calls(random.Random(3), ops, calls, count)
+    weighty = {i for i in range(calls) if "WSWWRWU"[i % 7] in "SRU"}
+    assert chosen == sorted(set(chosen)) and len(chosen) == min(count, calls)
+    assert weighty <= set(chosen) if count >= len(weighty) else set(chosen) <= weighty
+
+
+def test_a_sample_of_a_run_whose_calls_are_not_known_is_spread_evenly():
+    chosen = sample_calls(random.Random(3), [op("S")], 100, 10)
+    assert chosen == list(range(chosen[0], 100, 10)) and len(chosen) == 10
 
 
 # -- the images --------------------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 """Who may ask: Host, Origin, API key."""
 
+import errno
+import os
+
 import pytest
 from ruvmlx.apps.server import keys
 from ruvmlx.apps.server.keys import matching, new_key, salt_digest, saved_keys
@@ -142,6 +145,21 @@ def test_every_key_is_compared(monkeypatch):
     monkeypatch.setattr(keys.hmac, "compare_digest", lambda a, b: (compared.append(a), real(a, b))[1])
     assert matching("a", ["a", "b", "c"]) == "a" and compared == [b"a", b"b", b"c"]
     assert matching("x", ["a"]) is None and matching("", []) is None
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_no_key_is_made_on_a_file_system_without_locks(home, monkeypatch, code):
+    """Without a lock, one of two processes that make a key at the same time loses the key of the other. The
+    error names the cause."""
+
+    def refuse(*arguments):
+        raise OSError(code, os.strerror(code))
+
+    kept = new_key()
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(StoreError, match="its file system has no locks"):
+        new_key()
+    assert saved_keys() == [kept]
 
 
 def test_a_new_key_is_for_its_owner_alone(home):
