@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from .crash_promises import BEGAN_DELETING, DELETED, RATED, STORED, tell
+
 TWO = ("before", "after")
 
 
@@ -218,9 +220,16 @@ def _client(port: int, keys: Path) -> None:
             time.sleep(0.01)
         key = keys.read_text().split()[0]
         first = _ask(port, key, "/v1/responses", {"input": "a question " * 30})["id"]
+        one = first.removeprefix("resp_")
+        tell(STORED, one)
         second = _ask(port, key, "/v1/responses", {"input": "and more", "previous_response_id": first})["id"]
-        _ask(port, key, "/v1/ratings", {"id": second.removeprefix("resp_"), "rating": "up"})
+        two = second.removeprefix("resp_")
+        tell(STORED, two)
+        _ask(port, key, "/v1/ratings", {"id": two, "rating": "up"})
+        tell(RATED, two)
+        tell(BEGAN_DELETING, one)
         _ask(port, key, f"/v1/responses/{first}", None)
+        tell(DELETED, one)
     except OSError as error:
         print(f"client: {error}", file=sys.stderr)
     finally:

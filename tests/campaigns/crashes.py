@@ -27,6 +27,7 @@ from pathlib import Path
 
 from .crash_images import Disk, Op, Replay, read_log
 from .crash_places import PLACES, Place
+from .crash_promises import broken_promises
 from .crash_row import HEADING, Row, add_up
 from .crash_sample import sample_calls
 from .crash_trial import (
@@ -131,6 +132,7 @@ class Trials:
             if ended.code not in (-9, self._clean.code):
                 self._finding(where, f"ended with {ended.code}: {ended.err.strip()[-200:]}")
             place = self._judge(where, self._look())
+            self._check_promises(where, ended)
             if 0 <= place < last:
                 self._finding(where, f"an earlier state ({self._name(place)}) than after an earlier kill")
             last = max(last, place)
@@ -149,6 +151,7 @@ class Trials:
             for wrong in self._complaints(ended):
                 self._finding(where, wrong)
             place = self._judge(where, self._look(), is_failed=True)
+            self._check_promises(where, ended)
             if ended.code == self._clean.code == 0:
                 self._check_done(where, place)
             self._row.faults += 1
@@ -253,6 +256,10 @@ class Trials:
             state = [self._old, *self._between][place]
             differ = self._differences(state).rpartition("; ")[2]
             self._finding(where, f"the verb was done, but the state is {self._name(place)}: {differ}")
+
+    def _check_promises(self, where: str, ended: TrialResult) -> None:
+        for wrong in broken_promises(ended.out, self._bench.work / "home" / "ruvmlx.db"):
+            self._finding(where, wrong)
 
     def _differences(self, found: StartReport) -> str:
         """What differs from the old and from the new state."""

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from ruvmlx.apps.cli import cli
 
 from .crash_images import Disk, Op, Replay
+from .crash_promises import BEGAN_DELETING, DELETED, RATED, STORED, broken_promises, tell
 from .crash_sample import sample_calls
 from .crash_verbs import READS, WRITES
 
@@ -106,6 +108,36 @@ def test_a_sample_has_the_calls_that_matter_and_few_others(calls, count):
 def test_a_sample_of_a_run_whose_calls_are_not_known_is_spread_evenly():
     chosen = sample_calls(random.Random(3), [op("S")], 100, 10)
     assert chosen == list(range(chosen[0], 100, 10)) and len(chosen) == 10
+
+
+# -- the promises to a client ------------------------------------------------------------------------
+
+
+def test_a_promise_that_the_store_does_not_keep_is_found(home, capfd):
+    """The store has the responses a and b and a rating of a; the client was told more than that."""
+    from ruvmlx.store import Store
+
+    path = home / "ruvmlx.db"
+    Store(path).close()
+    db = sqlite3.connect(path)
+    db.executemany("INSERT INTO responses VALUES (?, NULL, '', 1, 1, '', '')", [("a",), ("b",)])
+    db.execute("INSERT INTO ratings VALUES (1, '', 'default', 1, 'a', 'up', '', 1, 1, 1)")
+    db.commit()
+    db.close()
+    for what, name in [
+        (STORED, "a"),
+        (RATED, "a"),
+        (BEGAN_DELETING, "b"),
+        (STORED, "c"),
+        (BEGAN_DELETING, "c"),
+    ]:
+        tell(what, name)
+    assert broken_promises(capfd.readouterr().out, path) == []
+    for what, name in [(STORED, "d"), (RATED, "b"), (BEGAN_DELETING, "a"), (DELETED, "a")]:
+        tell(what, name)
+    found = broken_promises(capfd.readouterr().out, path)
+    assert [line.split()[5:8:2] for line in found] == [["d", "stored,"], ["b", "rated,"], ["a", "deleted,"]]
+    assert broken_promises("told nothing", home / "missing.db") == []
 
 
 # -- the images --------------------------------------------------------------------------------------
