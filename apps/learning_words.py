@@ -57,13 +57,18 @@ def detail_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "distance",
-            f"{facts['kl']:.4f} of the allowed {facts['kl_cap']:g}: how far replies are from the original "
-            "model's (KL divergence, in nats per token; 0 is the same)",
+            f"{_distance(facts['kl'])} of the allowed {facts['kl_cap']:g}: how far replies are from the "
+            "original model's (KL divergence, in nats per token; 0 is the same)",
         ),
-        ("weights", f"{facts['micro_norm']:.3g}: how far the weights have moved (norm; 0 is not at all)"),
-        ("trainings", f"{facts['consolidations']} in use; not in one yet: {_ratings(facts['pending'])}"),
+        ("trainings", f"{facts['consolidations']} in use; {_ratings(facts['pending'])} in none of them"),
         *((_signal_name(group), _signal_line(group)) for group in facts["signals"]),
     ]
+
+
+def _distance(kl: float) -> str:
+    """Return a distance in nats per token as text: "0.0120", or "under 0.0001" for a smaller one that is not
+    0."""
+    return "under 0.0001" if 0 < kl < 0.0001 else f"{kl:.4f}"
 
 
 def _signal_name(group: dict[str, Any]) -> str:
@@ -71,12 +76,11 @@ def _signal_name(group: dict[str, Any]) -> str:
 
 
 def _signal_line(group: dict[str, Any]) -> str:
-    """Return a line about a group of learning signals: the quality of the replies (0 to 1), and the reward
-    that combines the quality with the speed."""
+    """Return a line about a group of learning signals: their number, and the mean quality of the replies (0
+    to 1)."""
     return (
-        f"{group['count']:,} in chats of {group['context']} tokens: your ratings give {group['quality']:.0%} "
-        f"of the best on average, {group['reward']:.0%} if speed counts, too; a reply took "
-        f"{group['latency_ratio']:.2f} times the usual time"
+        f"{group['count']:,} in chats of {group['context']} tokens: {group['quality']:.0%} on average (0% is "
+        "bad, 100% is good)"
     )
 
 
@@ -196,6 +200,14 @@ def _way_back(facts: dict[str, Any]) -> str:
     )
 
 
+def nothing_in_use(facts: dict[str, Any]) -> str:
+    """Return sentences for an adapter without a rating or preference in use, with the next step. Return "" if
+    one is in use. facts: the facts that `learn status --json` prints."""
+    if facts["ratings"] + facts["preferences"]:
+        return ""
+    return f"No rating is in use. {HOW_TO_RATE if facts['adapter_version'] else _way_back(facts)}"
+
+
 def _version(number: int) -> str:
     return (
         f"The adapter (what was learned) is at version {number}."
@@ -210,15 +222,16 @@ def _training(facts: dict[str, Any]) -> str:
     from ruvmlx.sona.adapter_history import MINIMUM
 
     done, waiting, said = facts["consolidations"], facts["pending"], list[str]()
+    given = facts["ratings"] + facts.get("preferences", 0)
     if done:
         said.append(f"The background learning changed the model {_times(done)}.")
     if facts.get("promoted") is not None:
         outcome = "is in use" if facts["promoted"] else "is not in use"
         said.append(f"The newest result of the background learning {outcome}: {facts['reason']}.")
-    if waiting and facts["ratings"] + facts.get("preferences", 0) < MINIMUM:
+    if waiting and given < MINIMUM:
         said.append(
-            f"The background learning needs {MINIMUM} rated replies. Then the chat starts it in your pauses, "
-            "or `ruvmlx learn consolidate` starts it at once."
+            f"The background learning reads all ratings together. It needs {MINIMUM} rated replies; you have "
+            f"{given}. Then the chat starts it in your pauses, or `ruvmlx learn consolidate` starts it at once."
         )
     elif waiting:
         what = f"{waiting} {_kinds(facts, 'and', 's')}" if facts.get("preferences") else _ratings(waiting)

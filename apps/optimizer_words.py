@@ -4,7 +4,7 @@ newest replies, the values in force, the conditions of each automatic change, an
 import time
 from typing import Any
 
-from ruvmlx.text import size
+from ruvmlx.text import count, size
 
 MODES = {
     "on": "it measures in idle time and keeps what makes replies faster",
@@ -21,11 +21,19 @@ KNOBS = {
     "consolidation": "version, by background training,",
     "router": "router",
 }
+# The action of a condition -> the label of its row, and what the runtime does by itself. {at}: the number from
+# which the runtime acts; {now}: the number now; {least}: the least number of ratings.
 _TRIGGERS = {
-    "merge": "background training",
-    "router": "a training of the router",
-    "rebalance": "fewer bits for the KV cache",
-    "tune": "trials of what is faster",
+    "merge": (
+        "background",
+        "the chat starts the background learning at {least} rated replies, {at} of them new (now {now} new)",
+    ),
+    "router": ("router", "it is trained at {at} rated choices of the router (now {now})"),
+    "rebalance": (
+        "cache",
+        "the KV cache gets fewer bits when {at} of the machine's memory is in use (now {now})",
+    ),
+    "tune": ("speed", "ruvmlx tries what is faster below {at} tokens a second (now {now})"),
 }
 
 
@@ -36,7 +44,7 @@ def optimizer_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("replies", figures_line(facts["figures"])),
         ("optimizer", f"{mode}: {MODES[mode]}{_in_force(facts['in_force'])}"),
-        *(("by itself", trigger_line(trigger)) for trigger in facts["triggers"]),
+        *((_TRIGGERS[trigger["action"]][0], trigger_line(trigger)) for trigger in facts["triggers"]),
         *(("action", f"{_local_time(action['time'])}: {action_line(action)}") for action in facts["actions"]),
     ]
 
@@ -47,12 +55,12 @@ def figures_line(figures: dict[str, Any]) -> str:
         return "none on this machine yet"
     speed, wait, quality = (figures[name] for name in ("tokens_per_second", "ttft_ms", "quality"))
     parts = [
-        f"the newest {figures['replies']}",
+        f"{count(figures['replies'], 'reply', 'replies')} measured",
         f"{speed:.0f} tokens a second" if speed else "speed not known yet",
         f"first word after {wait / 1000:.2f} s" if wait else "",
-        f"caches up to {size(figures['kv_bytes'])}",
-        f"memory pressure up to {figures['pressure']:.0%}",
-        f"estimated quality {quality:.0%}" if quality is not None else "",
+        f"KV caches up to {size(figures['kv_bytes'])}",
+        f"up to {figures['pressure']:.0%} of the machine's memory in use",
+        f"quality {quality:.0%} (a guess from length, repetition and end)" if quality is not None else "",
     ]
     return ", ".join(filter(None, parts))
 
@@ -64,11 +72,11 @@ def _in_force(values: dict[str, str]) -> str:
 
 def trigger_line(trigger: dict[str, Any]) -> str:
     """Return a line about a condition under which the runtime changes something by itself."""
+    from ruvmlx.sona.adapter_history import MINIMUM
+
     form = ".0%" if trigger["action"] == "rebalance" else ".3g"
     now = "not known" if trigger["now"] is None else f"{trigger['now']:{form}}"
-    limit = "below" if trigger["action"] == "tune" else "at"
-    what = _TRIGGERS[trigger["action"]]
-    return f"{what}: {limit} {trigger['at']:{form}} {trigger['counts']} (now {now})"
+    return _TRIGGERS[trigger["action"]][1].format(least=MINIMUM, at=f"{trigger['at']:{form}}", now=now)
 
 
 def action_line(action: dict[str, Any]) -> str:

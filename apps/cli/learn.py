@@ -12,7 +12,7 @@ import click
 from ruvmlx import settings as config
 from ruvmlx.errors import UsageError
 
-from ..learning_words import detail_rows, status_facts, status_lines
+from ..learning_words import HOW_TO_RATE, detail_rows, nothing_in_use, status_facts, status_lines
 from ..optimizer_words import optimizer_rows, tuning_line
 from .interrupt import ctrl_c_sets
 from .kv_words import kv_facts, show_kv
@@ -114,18 +114,20 @@ def status(details: bool, as_json: bool, **flags: Any) -> None:
         table_of_facts([*detail_rows(facts), *optimizer_rows(facts["optimizer"])])
 
 
-UNDONE = (
-    "The newest rating, or choice between two replies, no longer counts. An older rating of that reply "
-    "counts again."
-)
-
-
 @learn.command()
 @model_options
 @json_option
 def undo(as_json: bool, **flags: Any) -> None:
     """Take the last rating or preference back, bit for bit."""
-    _show_status(_history(flags).undo(), as_json, UNDONE)
+    found = _history(flags).undo()
+    _show_status(found, as_json, _undone_line(found.undone))
+
+
+def _undone_line(kind: str) -> str:
+    """Return sentences about what `undo` took back. kind: "rating" or "preference"."""
+    if kind == "preference":
+        return "Your newest choice between two replies no longer counts."
+    return "Your newest rating no longer counts. An older rating of the same reply counts again."
 
 
 @learn.command()
@@ -199,13 +201,12 @@ def consolidate(steps: int | None, ewc: float | None, deep: bool, as_json: bool,
         status = runtime.status()
         kv = runtime.tiers.review(cancel)
         tuned = _try_what_is_due(runtime, cancel)
-    facts = status_facts(status) | report
+    facts = status_facts(status)
     if as_json:
-        print_json(facts | {"kv": kv, "tuned": tuned})
+        print_json(facts | report | {"kv": kv, "tuned": tuned})
     else:
-        if deep:
-            show(("Anchored: " if report["anchored"] else "Nothing anchored: ") + report["reason"])
-        for line in status_lines(facts):
+        say(_result_line(report))
+        for line in status_lines(facts | {"promoted": None}):  # _result_line has this result
             say(line)
         if kv["changed"]:
             show(f"KV cache: {kv['reason']} (see `ruvmlx learn kv`)")
@@ -213,6 +214,13 @@ def consolidate(steps: int | None, ewc: float | None, deep: bool, as_json: bool,
             show(f"Speed: {tuning_line(one)}")
     if cancel.is_set():
         raise KeyboardInterrupt
+
+
+def _result_line(report: dict[str, Any]) -> str:
+    """Return a sentence about the result of a run of a slow loop. report: what the loop returned."""
+    if "anchored" in report:
+        return f"{'Anchored' if report['anchored'] else 'Nothing anchored'}: {report['reason']}."
+    return f"{'The result is in use' if report['promoted'] else 'Nothing changed'}: {report['reason']}."
 
 
 def _try_what_is_due(runtime: Any, cancel: threading.Event) -> list[dict[str, Any]]:
@@ -270,11 +278,13 @@ def export(format_: str, **flags: Any) -> None:
     """Print your rated replies as JSON lines, for training elsewhere."""
     from ruvmlx.sona.export_examples import rows
 
-    found = list(rows(_history(flags, reading=True), format_))
+    history = _history(flags, reading=True)
+    found = list(rows(history, format_))
     for row in found:
         print_json(row)
     if not found:
-        log(f"Nothing to export: {format_} needs {_NEEDS[format_]}. Rate replies in `ruvmlx chat`.")
+        why = f"The format {format_} needs {_NEEDS[format_]}. {HOW_TO_RATE}"
+        log(f"Nothing to export. {nothing_in_use(status_facts(history.status())) or why}")
 
 
 @learn.command("chart")
@@ -288,7 +298,8 @@ def taste_chart(svg: str | None, as_json: bool, **flags: Any) -> None:
 
     from . import taste_chart as chart
 
-    record = UserTaste(_history(flags, reading=True)).record()
+    history = _history(flags, reading=True)
+    record = UserTaste(history).record()
     if svg:
         with replacing(Path(svg)) as file:
             file.write(chart.svg(record).encode())
@@ -301,7 +312,7 @@ def taste_chart(svg: str | None, as_json: bool, **flags: Any) -> None:
     else:
         for line in chart.plot(record) if record.ratings else []:
             show_whole(line)
-    say(chart.summary(record))
+    say(chart.summary(record, nothing_in_use(status_facts(history.status())) or HOW_TO_RATE))
 
 
 @learn.command("kv")

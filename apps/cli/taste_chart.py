@@ -6,6 +6,7 @@ from collections import Counter
 from ruvmlx.sona.taste_record import TasteRecord
 
 from ..charts import Axis, scatter
+from ..learning_words import HOW_TO_RATE
 from .text_output import count
 
 TITLE = "Stars that were predicted before each rating, against those that were given"
@@ -34,10 +35,11 @@ def _row(predicted: float) -> float:
     return min(ROWS, key=lambda row: abs(row - predicted))
 
 
-def summary(record: TasteRecord) -> str:
-    """Return sentences that say what the chart shows."""
+def summary(record: TasteRecord, next_step: str = HOW_TO_RATE) -> str:
+    """Return sentences that say what the chart shows. next_step: what the user can do if there is nothing to
+    show, as sentences."""
     if record.error is None or record.usual_error is None:
-        return "No rating is in use, so there is nothing to compare. Rate replies in `ruvmlx chat`."
+        return f"There is no rating to compare. {next_step}"
     gain = record.usual_error - record.error
     how = "about as well as" if abs(gain) < FELT else "better than" if gain > 0 else "worse than"
     return (

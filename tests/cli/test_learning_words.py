@@ -3,16 +3,24 @@
 from types import SimpleNamespace
 
 import pytest
-from ruvmlx.apps.learning_words import preference_line, rating_line, status_lines
+from ruvmlx.apps.learning_words import (
+    HOW_TO_RATE,
+    detail_rows,
+    nothing_in_use,
+    preference_line,
+    rating_line,
+    status_lines,
+)
 
 NOTHING = {
     "ratings": 0, "updates": 0, "pending": 0, "consolidations": 0, "adapter_version": 0, "kl": 0.0,
     "kl_cap": 0.1, "versions": [], "promoted": None, "reason": None, "targets": "head",
 }  # fmt: skip
 LEARNED = NOTHING | {"ratings": 3, "updates": 3, "pending": 3, "adapter_version": 3, "kl": 0.012}
+KLS = (0.0, 0.00004, 0.0001, 0.012)
 NEEDS = (
-    "The background learning needs 10 rated replies. Then the chat starts it in your pauses, or "
-    "`ruvmlx learn consolidate` starts it at once."
+    "The background learning reads all ratings together. It needs 10 rated replies; you have {given}. Then the "
+    "chat starts it in your pauses, or `ruvmlx learn consolidate` starts it at once."
 )
 
 
@@ -46,7 +54,7 @@ def test_what_was_learned_has_its_distance_and_the_way_back():
         "original one.",
         "The adapter (what was learned) is at version 3. `ruvmlx learn undo` takes the last rating back; "
         "`ruvmlx learn rollback V` goes to version V (0: the original model).",
-        NEEDS,
+        NEEDS.format(given=3),
     ]
     assert status_lines(LEARNED | {"ratings": 10, "updates": 10})[2] == (
         "3 ratings wait for the background learning: `ruvmlx learn consolidate` starts it now."
@@ -66,7 +74,7 @@ def test_preferences_are_counted_beside_the_ratings():
     lines = status_lines(facts)
     assert lines[0].startswith("Learned from 3 ratings and 1 preference; 1 changed nothing. ")
     assert "takes the last rating or preference back" in lines[1]
-    assert lines[2] == NEEDS
+    assert lines[2] == NEEDS.format(given=4)
     enough = status_lines(facts | {"ratings": 9})
     assert enough[2].startswith("4 ratings and preferences wait for the background learning")
     only = status_lines(facts | {"ratings": 0, "preferences": 2, "updates": 2})
@@ -82,6 +90,24 @@ def test_a_preference_is_told_by_the_lead_of_the_better_reply():
     assert preference_line(SimpleNamespace(applied=False, adapter_version=4)).startswith(
         "Kept your preference"
     )
+
+
+def test_nothing_in_use_has_the_true_next_step():
+    """After a rollback the ratings are there, so nobody is told to rate."""
+    facts = NOTHING | {"preferences": 0}
+    assert nothing_in_use(facts | {"ratings": 1}) == nothing_in_use(facts | {"preferences": 1}) == ""
+    assert nothing_in_use(facts) == f"No rating is in use. {HOW_TO_RATE}"
+    assert nothing_in_use(facts | {"versions": [0, 1, 2]}) == (
+        "No rating is in use. `ruvmlx learn rollback V` uses version V of the adapter again: 1 to 2."
+    )
+    imported = {"adapter_version": 1, "versions": [0, 1]}
+    assert nothing_in_use(facts | imported) == f"No rating is in use. {HOW_TO_RATE}"
+
+
+def test_a_small_distance_is_not_written_as_none():
+    facts = LEARNED | {"adapter": "default", "signals": []}
+    shown = {kl: dict(detail_rows(facts | {"kl": kl}))["distance"].split(" of ")[0] for kl in KLS}
+    assert shown == {0.0: "0.0000", 0.00004: "under 0.0001", 0.0001: "0.0001", 0.012: "0.0120"}
 
 
 def test_a_refused_training_says_why():

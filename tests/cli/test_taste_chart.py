@@ -4,6 +4,7 @@ import json
 import xml.etree.ElementTree as ET
 
 from ruvmlx.apps.cli import taste_chart
+from ruvmlx.apps.learning_words import HOW_TO_RATE
 
 from ruvmlx.sona.taste_record import PredictedRating, TasteRecord
 
@@ -45,10 +46,7 @@ def test_thumbs_have_columns_of_their_own():
 
 
 def test_nothing_rated_is_said():
-    assert (
-        taste_chart.summary(TasteRecord(()))
-        == "No rating is in use, so there is nothing to compare. Rate replies in `ruvmlx chat`."
-    )
+    assert taste_chart.summary(TasteRecord(())) == f"There is no rating to compare. {HOW_TO_RATE}"
 
 
 def test_the_picture_has_a_circle_for_each_place():
@@ -63,10 +61,8 @@ def test_the_picture_has_a_circle_for_each_place():
 
 
 def test_the_verb_prints_draws_and_reports(tiny_cli, tmp_path):  # noqa: F811
-    assert (
-        "No rating is in use, so there is nothing to compare. Rate replies in `ruvmlx chat`."
-        in tiny_cli("learn", "chart")[1]
-    )
+    for verb in (("chart",), ("export",)):
+        assert f"No rating is in use. {HOW_TO_RATE}" in "".join(tiny_cli("learn", *verb)[1:])
     for rating in ("up", "1"):
         assert tiny_cli("generate", "hi", "--max-tokens", "4", "--ignore-eos")[0] == 0
         assert tiny_cli("rate", "last", rating)[0] == 0
@@ -77,3 +73,13 @@ def test_the_verb_prints_draws_and_reports(tiny_cli, tmp_path):  # noqa: F811
     assert facts["correlation"] is None and facts["usual_error"] == 2.5
     code, said, _ = tiny_cli("learn", "chart", "--svg", str(tmp_path / "c.svg"))
     assert code == 0 and "c.svg" in said and (tmp_path / "c.svg").read_text().startswith("<svg")
+
+
+def test_after_a_rollback_the_way_back_is_said(tiny_cli):  # noqa: F811
+    """`chart` and `export` have the same ratings: none is in use, but the user gave one."""
+    assert tiny_cli("generate", "hi", "--max-tokens", "4", "--ignore-eos")[0] == 0
+    assert tiny_cli("rate", "last", "up")[0] == 0 and tiny_cli("learn", "rollback", "0")[0] == 0
+    for verb in ("chart", "export"):
+        said = " ".join("".join(tiny_cli("learn", verb)[1:]).split())
+        assert "`ruvmlx learn rollback V` uses version V of the adapter again: 1." in said
+        assert "Rate" not in said

@@ -45,9 +45,9 @@ def test_each_condition_says_how_far_it_is(open_tiny, speed):
         assert (triggers["merge"]["at"], triggers["merge"]["now"]) == (16, 0)
         assert triggers["tune"]["now"] is None
         said = trigger_line(triggers["tune"])
-        assert said == "trials of what is faster: below 50 tokens per second (now not known)"
+        assert said == "ruvmlx tries what is faster below 50 tokens a second (now not known)"
         said = trigger_line(triggers["rebalance"] | {"now": 0.0965})
-        assert said == "fewer bits for the KV cache: at 90% memory pressure (now 10%)"
+        assert said == "the KV cache gets fewer bits when 90% of the machine's memory is in use (now 10%)"
 
 
 def test_other_changes_by_itself_are_actions_too(open_tiny, speed):

@@ -105,7 +105,7 @@ class StyleLoop:
             pause()
             given = learner.taste.model.ratings
             if given < MINIMUM:
-                return _report(False, f"a style needs {MINIMUM} ratings; there are {given}")
+                return _report(False, f"a style needs {MINIMUM} ratings and has {given}")
             basis = self.basis(progress, pause)
             learner.taste.compare(self._model, learner.backend, pause)
             try:
