@@ -86,7 +86,8 @@ def _signal_line(group: dict[str, Any]) -> str:
 
 def rating_line(result: "RatingResult") -> str:
     """Return sentences about the effect of one rating."""
-    earlier = f"This rating replaces your earlier one ({result.replaces}). " if result.replaces else ""
+    replaced = _of_five(result.replaces) if result.replaces else ""
+    earlier = f"This rating replaces your earlier one ({replaced}). " if replaced else ""
     if result.reason == "facts":
         return (
             f"Kept your rating ({result.rating}, wrong facts). {earlier}Facts teach nothing: ratings change "
@@ -101,7 +102,12 @@ def rating_line(result: "RatingResult") -> str:
         effect = f". Your ratings together still ask for {wanted}."
     else:
         effect = f": {'more' if moved >= 0 else 'less'} like this."
-    return f"Learned from your rating ({result.rating}){effect} {earlier}{_after(result)}"
+    return f"Learned from your rating ({_of_five(result.rating)}){effect} {earlier}{_after(result)}"
+
+
+def _of_five(rating: str) -> str:
+    """Return a rating as words: "up", or "2 of 5"."""
+    return f"{rating} of 5" if rating.isdigit() else rating
 
 
 def preference_line(result: "PreferenceResult") -> str:
@@ -187,7 +193,8 @@ def _way_back(facts: dict[str, Any]) -> str:
     if not facts["adapter_version"]:
         kept = [v for v in facts["versions"] if v]
         if kept:
-            which = f"{min(kept)} to {max(kept)}" if len(kept) > 1 else f"{kept[0]}"
+            between = " or " if len(kept) == 2 else " to "
+            which = between.join(map(str, dict.fromkeys((min(kept), max(kept)))))
             return f"`ruvmlx learn rollback V` uses version V of the adapter again: {which}."
         return HOW_TO_RATE
     version = _version(facts["adapter_version"])

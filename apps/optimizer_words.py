@@ -26,7 +26,7 @@ KNOBS = {
 _TRIGGERS = {
     "merge": (
         "background",
-        "the chat starts the background learning at {least} rated replies, {at} of them new (now {now} new)",
+        "the background learning starts at {least} rated replies, {at} of them new (now {now} new)",
     ),
     "router": ("router", "it is trained at {at} rated choices of the router (now {now})"),
     "rebalance": (

@@ -326,7 +326,7 @@ def status_lines(runtime: Runtime) -> list[str]:
     lines = [
         f"model     {one_line(runtime.model.name)}",
         f"backend   {backend_words(runtime.backend.name, runtime.backend.kernels)}",
-        f"context   {runtime.model.context:,} tokens",
+        f"context   a chat can have {runtime.model.context:,} tokens",
     ]
     known = learn_status(runtime)
     if known is None:
@@ -335,8 +335,8 @@ def status_lines(runtime: Runtime) -> list[str]:
     return [
         *lines,
         f"ratings   {rated if known.ratings or known.preferences else 'none yet'}",
-        f"version   {known.adapter_version} of {runtime.learning.label}".rpartition("@")[0],
-        f"limit     {change_text(known.kl, known.kl_cap)} is used",
+        f"adapter   {runtime.learning.label}".replace("@", ", version "),
+        f"change    {change_text(known.kl, known.kl_cap)} is used",
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ruvmlx import settings as config
-from ruvmlx.errors import NotFound, UsageError
+from ruvmlx.errors import NotFound, RuvmlxError, UsageError
 from ruvmlx.settings import settings_file
 from ruvmlx.text import one_line, size
 
@@ -108,7 +108,7 @@ def _stands_at(version: int) -> str:
 
 
 NO_ADAPTER = "No adapter is in use now: the original model answers, and nothing is learned."
-_PROGRAMS = {"peft": "the library PEFT", "mlx-lm": "the program mlx-lm"}
+_PROGRAMS = {"peft": "PEFT, a library of Hugging Face", "mlx-lm": "the program mlx-lm"}
 
 
 def _report(facts: dict[str, Any], as_json: bool, line: str) -> None:
@@ -137,19 +137,18 @@ def list_adapters(as_json: bool) -> None:
         TableColumn(""),
         TableColumn("ADAPTER", style="bold"),
         TableColumn("VERSION", right=True),
-        TableColumn("RANK", right=True),
         TableColumn("SIZE", right=True),
         TableColumn("MODEL", cut=True),
     ]
     table(columns, [_row(row) for row in rows])
     star = "* is in use." if any(row["in_use"] for row in rows) else "None of these is in use."
     hint(f"{star} `ruvmlx adapters use NAME` switches. VERSION goes up with each change.")
-    hint("RANK is how many independent changes a layer may have; more of them take more memory.")
+    hint("SIZE counts all versions that are kept; a copy, or an import, begins with one.")
 
 
 def _row(row: dict[str, Any]) -> tuple[str, ...]:
-    figures = (str(row["version"]), str(row["rank"]), size(row["bytes"]))
-    return ("*" if row["in_use"] else "", row["name"], *figures, one_line(row["base"]))
+    star = "*" if row["in_use"] else ""
+    return (star, row["name"], str(row["version"]), size(row["bytes"]), one_line(row["base"]))
 
 
 @adapters.command("use")
@@ -241,8 +240,8 @@ def export(
     _report(
         facts,
         as_json,
-        f"Wrote adapter {opened.require_name()!r} in the format of {_PROGRAMS[chosen]} to the folder "
-        f"{folder}: {size(nbytes)}.",
+        f"Wrote adapter {opened.require_name()!r} to the folder {folder}, in the format of "
+        f"{_PROGRAMS[chosen]}.",
     )
 
 
@@ -275,8 +274,8 @@ def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None
     _report(
         facts,
         as_json,
-        f"Imported adapter {name!r}. It uses {share_text(adopted.kl, KL_CAP)} of the allowed change.\n"
-        f"`ruvmlx adapters use {name}` uses it.",
+        f"Imported adapter {name!r}. Its change is {share_text(adopted.kl, KL_CAP)} of the allowed change.\n"
+        f"`ruvmlx adapters use {name}` switches to it.",
     )
 
 
@@ -288,21 +287,21 @@ def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None
 def remove(name: str, force: bool, as_json: bool, **flags: Any) -> None:
     """Delete an adapter and its ratings for good. The model stays as it is."""
     if name == config.load().adapter and not force:
-        raise UsageError(_why_not_deleted(name))
+        raise _not_deleted(name)
     opened = _Open(flags)
     facts = opened.facts(name)
     opened.store.adapters.delete(opened.model.fingerprint, name)
-    _report(facts, as_json, f"Deleted adapter {name!r}: {size(facts['bytes'])} are free again.")
+    _report(facts, as_json, f"Deleted adapter {name!r} and its ratings.")
 
 
-def _why_not_deleted(name: str) -> str:
-    """Return the error's text for an adapter that is in use. The text proposes to delete the adapter only
-    if the adapter has learned something."""
+def _not_deleted(name: str) -> RuvmlxError:
+    """Return the error for an adapter that is in use: UsageError, which proposes --force, or NotFound if the
+    adapter has learned nothing."""
     from ruvmlx.store import Store
 
     if not any(row.name == name for row in Store(config.store_file()).adapters.all()):
-        return f"adapter {name!r} is empty: it has learned nothing yet. There is nothing to delete."
-    return (
+        return NotFound(f"adapter {name!r} is empty: it has learned nothing yet. There is nothing to delete.")
+    return UsageError(
         f"adapter {name!r} is in use. `ruvmlx adapters use NAME` switches to another one; --force deletes "
         f"{name!r} anyway, with all that it learned."
     )
@@ -330,7 +329,11 @@ def fuse(folder: Path, dtype: str | None, dequantize: bool, as_json: bool, **fla
         print_json(facts)
     else:
         say(f"Wrote {folder}: the model with what the adapter {opened.name!r} learned, {size(nbytes)}.")
-        hint(f"`ruvmlx chat --model {shell_path(folder)}` chats with it.")
+        if nbytes > (was := opened.model.bytes):
+            hint(
+                f"It is larger than the model ({size(was)}): the weights that learning changed have more bits."
+            )
+        hint(f"`ruvmlx chat --model {shell_path(folder)}` chats with it. The adapter is not applied twice.")
 
 
 VERBS = [adapters]

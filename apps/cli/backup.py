@@ -32,7 +32,7 @@ def backup(file: Path, replace: bool, as_json: bool) -> None:
         say(f"{_contents_text(facts)} are in {file} ({size(facts.bytes)}).")
         say("The log is in it, too. Settings, models and the server's API keys are not.")
         say("The copy was read again and has no fault.")
-        hint(f"`ruvmlx restore {shell_path(file)}` uses it, here or on another computer.")
+        hint(f"`ruvmlx restore {shell_path(file)}` replaces your data with it, here or on another computer.")
 
 
 @click.command(cls=Verb)
@@ -46,10 +46,10 @@ def restore(file: Path, as_json: bool) -> None:
     if as_json:
         print_json(asdict(facts) | {"kept": str(kept) if kept else None})
         return
-    say(f"{_contents_text(facts)} are in use now.")
+    say(f"Your data is now that of {short_path(file)}: {_contents_text(facts)}.")
     if kept:
-        say(f"What they replace is kept in {short_path(kept)}.")
-        hint(f"`ruvmlx restore {shell_path(kept)}` brings it back. You may delete that file.")
+        say(f"Your earlier data is in {short_path(kept)}. You may delete this file.")
+        hint(f"`ruvmlx restore {shell_path(kept)}` brings your earlier data back.")
 
 
 def _contents_text(facts) -> str:

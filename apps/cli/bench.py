@@ -138,9 +138,13 @@ def _compare(reports: tuple[str, ...], as_json: bool) -> None:
     for what in others:
         say(f"not the same: {what}")
     table(CHANGES, map(terminal.change_row, changes))
-    if any(change.name.endswith(": ours") for change in changes):
-        hint('A row with "ours" is about ruvmlx; the other rows are about other programs. "decode at 256" is')
-        hint("the speed of writing when the chat already has 256 tokens.")
+    ours = [change.name.endswith(": ours") for change in changes]
+    others_too = "" if all(ours) else "; the other rows are about other programs"
+    if any(ours):
+        hint(
+            f'A row with "ours" is about ruvmlx{others_too}. "decode at 256" is the speed of writing when the '
+            "chat already has 256 tokens."
+        )
     hint("BY CHANCE is how often chance alone makes such a difference.")
     for line in terminal.changes(changes, verdicts):
         say(line)

@@ -107,6 +107,13 @@ def generate(
         runtime.learning.settle()
         if as_json:
             print_json(_report(runtime, response))
+        elif response.finish_reason == "length" and sys.stderr is not None and sys.stderr.isatty():
+            is_limit = response.generation_tokens >= settings.max_tokens
+            log(
+                "note: cut off at --max-tokens."
+                if is_limit
+                else "note: cut off, because the context is full."
+            )
     if response.finish_reason == "cancelled":
         raise Interrupted("stopped; the text so far is kept and can be rated.")
 

@@ -70,7 +70,7 @@ PAGES = {
         ('rate last 2 --note "so stiff"', "two of five stars, and a note"),
     ),
     "learn": _page(
-        "Show what was learned, take it back, or train on it",
+        "Show what was learned, take it back, or train on your ratings",
         ("learn status", "what your ratings changed"),
         ("learn undo", "take the last rating back"),
     ),
@@ -125,7 +125,7 @@ PAGES = {
         ("learn router --train", "train the network that reads conversations"),
     ),
     "adapters": _page(
-        "Switch between several learned tastes",
+        "Keep what was learned under names, and switch between them",
         ("adapters ls", "all of them; * is the one in use"),
         ("adapters use work", "switch to one of them"),
     ),

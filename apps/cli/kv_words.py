@@ -38,10 +38,12 @@ def show_kv(facts: dict[str, Any]) -> None:
     say(f"Why: {facts['reason']}.")
     replies = count(facts["long_replies"], "long reply", "long replies")
     say(
-        f"{replies} on the backend {facts['backend']} can be measured: those in chats of "
-        f"{facts['long_is']:,} tokens or more."
-        + (" `ruvmlx learn kv --measure` measures now." if facts["long_replies"] else "")
+        f"A long reply is one in a chat of {facts['long_is']:,} tokens or more: only there, old tokens have "
+        f"fewer bits. {replies} on the backend {facts['backend']} can be measured."
     )
+    if facts["long_replies"]:
+        say("`ruvmlx learn kv --measure` measures now.")
+    say("With the setting kv_measure on, the chat measures in your pauses.")
     for c in facts["candidates"]:
         say(
             f"Measured: {_tiers_in_words(c)}. It changes what the model says by {c['kl']:.5f}, at most by "

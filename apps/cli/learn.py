@@ -28,7 +28,7 @@ from .verb import VerbGroup
 
 @click.group(cls=VerbGroup)
 def learn() -> None:
-    """Show what was learned, take it back, or train on it."""
+    """Show what was learned, take it back, or train on your ratings."""
 
 
 learn.add_command(check)
@@ -162,7 +162,8 @@ def _gone_line(wanted: int, version: int) -> str:
 def _rollback_line(was: int, version: int) -> str:
     if was != version:
         meaning = "" if version else ", the original model"
-        back = f" `ruvmlx learn rollback {was}` goes back to it." if was else ""
+        # At version 0, the next line says how to go back.
+        back = f" `ruvmlx learn rollback {was}` goes back to it." if was and version else ""
         return f"The adapter is at version {version}{meaning}. Before, it was at version {was}.{back}"
     if version == 0:
         return "There is nothing to go back from: the adapter is the original model, as it was then."
@@ -254,12 +255,15 @@ def _deepen(runtime: Any, cancel: threading.Event) -> dict[str, Any]:
     return {"promoted": None, "ppl_change": None} | report
 
 
+STARTED_OVER = "The adapter starts over, as after `ruvmlx learn rollback 0`. Nothing was deleted."
+
+
 @learn.command()
 @model_options
 @json_option
 def reset(as_json: bool, **flags: Any) -> None:
     """Start over from the original model. Versions stay on disk: `learn rollback` returns to one."""
-    _show_status(_history(flags).rollback(0), as_json, "The adapter starts over. Nothing was deleted.")
+    _show_status(_history(flags).rollback(0), as_json, STARTED_OVER)
 
 
 _NEEDS = {

@@ -54,7 +54,6 @@ def check(file: Path | None, full: bool, max_tokens: int, as_json: bool, **flags
         say(sentence)
     if not full:
         hint("`ruvmlx learn check --full` prints the replies.")
-        hint("Ctrl+T in the chat shows a reply before and after learning.")
 
 
 def _show(found: Any, full: bool) -> None:

@@ -66,8 +66,8 @@ def _show(facts: dict[str, Any]) -> None:
         say("The selector chooses for each question which model answers.")
         show_router(facts["models"])
     hint(
-        "A reward is a rating from 0 to 1, lower for a slow reply. The chances follow from the rewards; "
-        "before the first reward, they are guesses."
+        "CHOSEN and RATED count only replies for which it chose. A reward is a rating from 0 to 1, lower for "
+        "a slow reply; the chances follow from the rewards."
     )
 
 
@@ -101,12 +101,13 @@ def _selector(flags: dict[str, Any]) -> "ModelSelector | None":
 
 
 def show_router(facts: dict[str, Any]) -> None:
-    rows = []
+    """Print a table of the router's choices. Before the first rated choice, no chances are shown, because
+    they would be guesses."""
+    rows, is_rated = [], any(arm["rated"] for arm in facts["arms"])
     for arm in facts["arms"]:
         mean = "-" if arm["mean_reward"] is None else f"{arm['mean_reward']:.3f}"
-        rows.append(
-            (_arm_words(arm["arm"]), str(arm["chosen"]), str(arm["rated"]), mean, f"{arm['best']:.0%}")
-        )
+        chance = f"{arm['best']:.0%}" if is_rated else "-"
+        rows.append((_arm_words(arm["arm"]), str(arm["chosen"]), str(arm["rated"]), mean, chance))
     names = ("CHOSEN", "RATED", "MEAN REWARD", "CHANCE TO BE BEST")
     table([TableColumn("REPLIES WITH"), *(TableColumn(name, right=True) for name in names)], rows)
     if facts["training"]:

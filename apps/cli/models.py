@@ -52,7 +52,7 @@ def pull(name: str, as_json: bool) -> None:
 
     if not REPO.fullmatch(name) and not Path(name).exists():
         raise UsageError(
-            f"{name!r} is not the name of a repository of huggingface.co (owner/name). An example: "
+            f"{name!r} is not of the form owner/name, which the models of huggingface.co have. An example: "
             "`ruvmlx pull mlx-community/Qwen3-0.6B-4bit`. `ruvmlx models` suggests models."
         )
     with watching(pull=True) as watch:
@@ -75,7 +75,7 @@ def _show_model(
     """Print the facts of a model for people, as rounded numbers with units. fit: how the model fits into
     memory. more: other rows (name, value), which come after the size. whole: what the model reads, "chat" or
     "text"."""
-    of = f"{parameters(facts['parameters'])} parameters of {facts['bits']:.1f} bits on average"
+    of = f"{parameters(facts['parameters'])} weights of {facts['bits']:.1f} bits on average"
     table_of_facts([
         ("model", facts["name"]),
         ("size", f"{size(facts['bytes'])}: {of}"),
@@ -107,7 +107,7 @@ def list_models(as_json: bool) -> None:
         columns,
         [(row["name"], size(row["bytes"]), _fit_word(row, fits), short_path(row["path"])) for row in rows],
     )
-    hint("CONTEXT is the longest chat. The model limits it, or this machine's memory if that is less.")
+    hint("CONTEXT is the longest chat that the model and this machine's memory allow.")
     if any(row["embeds"] for row in rows):
         hint("A model that embeds makes vectors of texts (`ruvmlx embed`); CONTEXT is its longest text.")
     hint("A token is a word or a part of one. `ruvmlx show NAME` has the whole path.")
@@ -135,6 +135,9 @@ def propose_models(as_json: bool) -> None:
     ]
     table(columns, map(_offer_row, (*here, *offers)))
     hint("MEMORY includes a chat of 8,192 tokens. A token is a word or a part of one.")
+    hint("TOKENS/S is the speed of writing, computed for this machine.")
+    if any(":" in offer.name for offer in offers):
+        hint("GGUF is a format of models. What follows the colon says how numbers are stored: Q4 is 4 bits.")
     if offers:
         hint("Of the models to fetch, the one that should write the best replies stands first.")
         hint("A smaller one writes faster.")
@@ -286,7 +289,7 @@ def remove_model(name: str) -> None:
         raise UsageError(f"rm deletes a repository with all its files: `ruvmlx rm {asked['repo']}`.")
     if "/" not in name or cached_files(name) is None:
         raise UsageError(
-            f"{name} is not here. rm deletes only models that `ruvmlx pull` fetched. "
+            f"there is no {name} among the models that `ruvmlx pull` fetched, so there is nothing to delete. "
             "`ruvmlx ls` lists all models."
         )
     cache = scan_cache_dir(hub_cache())

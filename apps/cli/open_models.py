@@ -24,12 +24,13 @@ def ps(server: str, api_key: str | None, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    columns = [TableColumn(name) for name in ("MODEL", "ADAPTER", "MEMORY", "CHATS UP TO", "NOW")]
+    columns = [TableColumn(name) for name in ("MODEL", "ADAPTER", "MEMORY", "CHAT LIMIT", "NOW")]
     text_output.table(columns, [_row(model) for model in found["models"]])
     limit = f" of {size(found['limit_bytes'])}" if found["limit_bytes"] else ""
     planned, taken = size(found["planned_bytes"]), size(found["resident_bytes"])
-    text_output.hint("CHATS UP TO is the most memory for what the model has read of chats (the KV cache).")
-    log(f"The server plans to take {planned}{limit}, and more for long chats. It takes {taken} now.")
+    text_output.hint("MEMORY is what the model and its chats take; the program itself comes on top.")
+    text_output.hint("CHAT LIMIT is the most memory for what the model has read of chats (the KV cache).")
+    log(f"The whole server takes {taken} now. It plans with {planned}{limit}, and with more for long chats.")
 
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:

@@ -69,15 +69,14 @@ def _show(found: "Perplexity", backend: "Backend") -> None:
         ("perplexity", f"{found.ppl:.2f} on {found.tokens:,} tokens (lower is better; 1 is the best)"),
         (
             "cache",
-            f"{size(found.kv.bytes)} for what was read ({found.kv.policy}); {size(found.kv.f16_bytes)} if "
-            "every number had 16 bits (f16)",
+            f"{size(found.kv.bytes)} ({found.kv.policy}); {size(found.kv.f16_bytes)} with f16",
         ),
         ("computed by", backend_in_words(backend.name, backend.kernels)),
     ]
     if found.ppl_f16 is not None and found.kl_vs_f16 is not None:
         cost = (
-            f"{found.ppl_f16:.2f} with an f16 cache; the predictions with the two caches differ by "
-            f"{found.kl_vs_f16:.4f} (KL divergence, in nats per token; 0: they are the same)"
+            f"{found.ppl_f16:.2f} with 16 bits for every number of the KV cache (f16); the predictions then "
+            f"differ by {found.kl_vs_f16:.4f} (KL divergence, in nats per token; 0: they are the same)"
         )
         rows.insert(1, ("compared", cost))
     table_of_facts(rows)

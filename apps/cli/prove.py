@@ -134,7 +134,8 @@ def prove(as_json: bool, **flags: Any) -> None:
     if as_json:
         print_json(facts)
         return
-    _show_points(points, facts, len(setting.heldout))
+    rated = set(setting.prompts[: setting.ratings])
+    _show_points(points, facts, len(setting.heldout), sum(question in rated for question in setting.heldout))
 
 
 def _show_users(users: Any) -> None:
@@ -145,23 +146,26 @@ def _show_users(users: Any) -> None:
     hint("`ruvmlx prove --user brevity` measures with the first of them.")
 
 
-def _show_points(points: Sequence[Any], facts: dict[str, Any], questions: int) -> None:
-    """Print a table of the results after each number of ratings, and explain the table's columns."""
-    runs, unseen = count(facts["seeds"], "run"), count(questions, "question")
-    say(
-        f"The simulated user {facts['user']}, with {facts['arm']} learning, in {runs} with {unseen} that no "
-        "rating was about."
-    )
+def _show_points(points: Sequence[Any], facts: dict[str, Any], questions: int, rated: int) -> None:
+    """Print a table of the results after each number of ratings, and explain the table's columns. questions:
+    the number of questions of the test; rated: how many of them ratings were about, too."""
+    runs, asked = count(facts["seeds"], "run"), count(questions, "question")
+    say(f"The simulated user {facts['user']}, with {facts['arm']} learning, in {runs}.")
+    seen = f"{rated} of them {'was' if rated == 1 else 'were'} rated, too, which flatters the result"
+    say(f"The test has {asked}; {seen if rated else 'no rating was about them'}.")
     from ..prove import report
 
     names = ("RATINGS", "STARS", "BETTER", "BETWEEN", "KL", "PERPLEXITY", "TOKENS")
     table([TableColumn(name, right=True) for name in names], map(report.row, points))
     say(report.verdict(points[-1]))
     hint("STARS and TOKENS (the length) are means, before and after the ratings.")
-    hint("BETTER is how often a reply is better than the original model's; BETWEEN is its 95% interval.")
     hint(
-        "KL and PERPLEXITY say how much other text suffers: the distance from the original model in nats per "
-        "token (0 is none), and how much worse it predicts plain prose."
+        "BETTER is how often a reply has more stars than the original model's, where equal stars count as "
+        "half; BETWEEN is its 95% interval."
+    )
+    hint(
+        "KL is the distance from the original model on other text, in nats per token (0 is none); PERPLEXITY "
+        "is how much worse (+) the model predicts other text."
     )
 
 
@@ -390,7 +394,13 @@ def workers(flags: dict[str, Any], bench: Any) -> Any:
     if count == 1:
         return Workers(lambda: bench, 1)
     bench.measure()  # once, for all processes
-    return Workers(partial(open_bench, replace(resolve(flags), threads=1), log, bench.measured), count)
+    return Workers(
+        partial(open_bench, replace(resolve(flags), threads=1), _say_nothing, bench.measured), count
+    )
+
+
+def _say_nothing(text: str) -> None:
+    """Do not print the line about the backend, because the main process has printed it."""
 
 
 VERBS: list[click.Command] = [prove]

@@ -13,7 +13,7 @@ from ruvmlx.errors import RuvmlxError, UsageError
 from .options import SERVER
 
 F = TypeVar("F", bound=Callable[..., Any])
-START = "`ruvmlx serve` starts one."
+START = "Check the address, or start a server with `ruvmlx serve`."
 
 
 def server_options(function: F) -> F:

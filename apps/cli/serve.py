@@ -233,7 +233,8 @@ def _announce(serving: "Serving", url: str, access: "Access", as_json: bool) -> 
     show("# A chat in another terminal:")
     show_whole(f"ruvmlx chat --server{where}")
     chat_key = f"#key={quote(access.chat_keys[0])}" if access.chat_keys and sys.stdout.isatty() else ""
-    show(f"Your chats in a browser: {url.removesuffix('/v1')}/{chat_key}")
+    key_words = " (the key in the address opens them)" if chat_key else ""
+    show(f"Your chats in a browser{key_words}: {url.removesuffix('/v1')}/{chat_key}")
 
 
 VERBS = [serve]

@@ -38,7 +38,8 @@ def no_such_folder(folder: str, every: Sequence[Any]) -> str:
     """Return a sentence that says that no chat is in the folder, and a sentence with the folders of all
     chats."""
     names = sorted({one_line(s.folder) for s in every if s.folder})
-    known = f"The folders are: {', '.join(names)}." if names else "No chat is in a folder."
+    several = "The only folder is" if len(names) == 1 else "The folders are:"
+    known = f"{several} {', '.join(names)}." if names else "No chat is in a folder."
     return f"No chat is in folder {one_line(folder)}. {known}"
 
 
@@ -66,8 +67,8 @@ def bare_title(session: Any) -> str:
 def forgotten_words(number: int) -> str:
     if not number:
         return (
-            "There are no replies outside chats (of `ruvmlx generate` or the server), so nothing was "
-            "deleted. Your chats stay as they are."
+            "Nothing was deleted: no reply outside a chat is stored. (`ruvmlx generate` and the server write "
+            "such replies.) Your chats stay as they are."
         )
     replies = count(number, "reply", "replies")
     return f"Deleted the words of {replies} outside chats. Your chats and what the model learned stay."

@@ -130,8 +130,9 @@ def search_sessions(
         log(f"No chat has {wanted!r}.")
         return
     table(FOUND, [(hit.session.id, one_line(hit.session.title), found_words(hit, wanted)) for hit in found])
+    is_one = len(wanted.split()) == 1
     open_one = f"`ruvmlx chat --session ID --find {shlex.quote(wanted)}`"
-    hint(f"{open_one} opens the chat at its newest message with these words.")
+    hint(f"{open_one} opens the chat at its newest message with {'this word' if is_one else 'these words'}.")
 
 
 def _show_alike(text: str, limit: int, as_json: bool, flags: dict[str, Any]) -> None:
@@ -184,7 +185,7 @@ def export_session(session_id: str, form: str | None, out: Path | None, as_json:
         return
     click.echo(text, nl=False)
     if sys.stdout is not None and sys.stdout.isatty():
-        log(f"\n`ruvmlx sessions export {session_id} --out FILE` writes it to a file.")
+        log(f"\nThe chat ends here. `ruvmlx sessions export {session_id} --out FILE` writes it to a file.")
 
 
 @sessions.command("import")

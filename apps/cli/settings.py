@@ -33,8 +33,8 @@ def show_settings(origin: bool, as_json: bool) -> None:
         (k, _table_value(k, s), short_path(s.origin) if origin else settings.SPECS[k].doc)
         for k, s in found.items()
     ]
-    _show_groups("FROM" if origin else "MEANING", rows)
     hint("A value in brackets is a default: nothing sets another value.")
+    _show_groups("FROM" if origin else "MEANING", rows)
     hint("A size may be typed as 500MB or 2GB.")
     hint("`ruvmlx config set NAME VALUE` changes a setting for good.")
     hint("`ruvmlx config unset NAME` takes that back.")

@@ -61,7 +61,7 @@ def prose(prompt: str, reply: str, finished: bool) -> int:
 
 
 def plain(prompt: str, reply: str, finished: bool) -> int:
-    """Wants short words; words of nine and more letters cost stars."""
+    """Wants short words; words of nine or more letters cost stars."""
     words = words_of(reply)
     long = sum(len(w) >= 9 for w in words) / len(words) if words else 1.0
     return _stars(-long, (-0.22, -0.17, -0.12, -0.07))

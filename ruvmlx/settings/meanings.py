@@ -11,8 +11,9 @@ from ..tiers import EXAMPLE, describe_lengths, describe_tiers
 GROUPS = {
     "The model, and what computes it": {
         "model": (
-            "which model writes: a folder, a .gguf file, owner/name of huggingface.co, or the small "
-            "starter model; auto: ruvmlx chooses one for each question, and learns from your ratings which"
+            "the model that writes: starter (a small one that ruvmlx brings), a folder, a .gguf file, or "
+            "owner/name of huggingface.co; auto: ruvmlx chooses one of auto_models for each question, and "
+            "learns from your ratings which one"
         ),
         "auto_models": (
             "the models from which auto chooses, as in starter,owner/name; by default the starter and at "
@@ -35,29 +36,34 @@ GROUPS = {
     "How a reply is written. A token is a word or a part of one.": {
         "max_tokens": "the longest reply, in tokens; 100 tokens are about 75 English words",
         "temperature": (
-            "how freely words are drawn: 0 always takes the likeliest one, 1 draws as the model would; by"
-            " default the model's own, or 0.7"
+            "how freely tokens are drawn: 0 always takes the likeliest one, 1 draws each as often as the "
+            "model says, higher values draw unlikely ones more often; by default what the model's makers set, or 0.7"
         ),
         "top_p": "keeps the likeliest tokens whose chances add up to this share: 0.95 is 95%, 1 keeps all",
         "top_k": "keeps only so many of the likeliest tokens; 0 keeps all",
         "min_p": (
             "leaves out tokens with less than this share of the likeliest token's chance; 0 leaves out none"
         ),
-        "presence_penalty": "makes a token less likely once the reply has used it; -2 to 2, 0 is off",
+        "presence_penalty": (
+            "makes a token less likely once the reply has used it; -2 to 2: 0 is off, below 0 makes it more "
+            "likely"
+        ),
         "frequency_penalty": (
-            "makes a token less likely for each time that the reply has used it; -2 to 2, 0 is off"
+            "makes a token less likely for each time that the reply has used it; -2 to 2: 0 is off, below 0 "
+            "makes it more likely"
         ),
         "repetition_penalty": (
-            "makes a token less likely by this factor once the reply has used it; 0.1 to 2, 1 is off"
+            "makes a token less likely by this factor once the reply has used it; 0.1 to 2: 1 is off, below 1 "
+            "makes it more likely"
         ),
         "best_of": (
             "how many replies are written at once to a question; you see the one that suits your ratings "
             "best; auto: up to 4 replies, while they take at most 1.5 times as long as one"
         ),
         "speculate": (
-            "how many tokens are guessed ahead and checked together: the same reply, sooner; the guesses "
-            "come from earlier words of the chat, or from draft_model; auto: as many as save time on this "
-            "machine"
+            "how many tokens are guessed ahead, 1 to 7, and checked together: the same reply, sooner; the "
+            "guesses come from earlier words of the chat, or from draft_model; auto: as many as save time on "
+            "this machine; off: none"
         ),
         "optimizer": (
             "on: if replies come at under 50 tokens a second, ruvmlx measures, while you do not type, what "
@@ -73,7 +79,8 @@ GROUPS = {
             "none: only what the model's makers put there"
         ),
         "thinking": (
-            "whether the model thinks before it answers, if it can do both; auto: as its makers chose"
+            "on: the model thinks before it answers, if it can; off: it answers at once, if it can; auto: as "
+            "its makers chose"
         ),
     },
     "How the model learns from your ratings": {
@@ -95,21 +102,22 @@ GROUPS = {
             "consolidate`"
         ),
         "slow_loop": (
-            "how the model goes on learning from your ratings while you do not type: style mixes changes of "
-            "style that are made once for a model; training trains the parts that base_targets names; auto: "
-            "style if the model's changes of style are made, as the starter's are, and else training"
+            "how the background learning uses your ratings while you do not type: training changes the parts "
+            "that base_targets names; style only mixes ready-made changes of style, which a model such "
+            "as the starter has; auto: style if the model has them, and else training"
         ),
         "learn_targets": (
-            "which parts of the model a rating changes at once: head is the layer that chooses the next "
-            "token; also attention, ffn (the feed-forward layers), all, or names of matrices"
+            "which parts of the model a rating changes at once: head (the layer that chooses the next token), "
+            "attention (the layers that look back), ffn (the layers between them), all, or names of matrices "
+            "as in q_proj,v_proj"
         ),
         "base_targets": (
-            "which parts of the model background training changes (it reads all your ratings together); the "
-            "same words as for learn_targets"
+            "which parts of the model the background learning changes (it reads all your ratings together); "
+            "the same words as for learn_targets"
         ),
         "adapter_bits": (
-            "how many bits a weight of what background training learned has in memory; 4 needs less than a "
-            "fifth of the memory that 32 needs, and is less exact"
+            "how many bits each number of what the background learning made has in memory, 32 or 4; 4 needs "
+            "less than a fifth of the memory, and is less exact"
         ),
         "router": (
             "on: ruvmlx chooses for each reply whether to use what was learned; it learns this from your "
@@ -122,12 +130,12 @@ GROUPS = {
             "age, which saves memory), or auto, which chooses"
         ),
         "kv_tiers": (
-            f"how many tokens of a tiered cache have which bits, as in {EXAMPLE}: {describe_lengths()}; "
+            f"at which ages the tokens of a tiered cache lose bits, as in {EXAMPLE}: {describe_lengths()}; "
             "by default as `ruvmlx learn kv` says"
         ),
         "kv_limit": (
-            "how far a tiered cache may change the model's predictions, in nats per token (KL divergence): "
-            "0 is no change, 0.004 a very small one (`ruvmlx learn kv` shows what was measured)"
+            "how far a tiered cache that was chosen by measurement may change the model's predictions (KL "
+            "divergence, in nats per token): 0 is not at all, 0.004 very little; `ruvmlx learn kv` shows what was measured"
         ),
         "kv_budget": (
             "the most memory for the KV caches of all chats, as in 500MB or 2GB; to stay within it, "

@@ -93,9 +93,10 @@ class Versions:
         """Return, as text for the user, the versions that rollback accepts."""
         known = self.kept_versions(fingerprint, name)
         if not known:
-            return "there is only 0, the original model"
-        between = f"{len(known)} versions from {known[0]} to {known[-1]}" if len(known) > 1 else f"{known[0]}"
-        return f"there are {between}, and 0, the original model"
+            return "it has only version 0, the original model"
+        if len(known) == 1:
+            return f"it has version {known[0]}, and version 0, the original model"
+        return f"it has {len(known)} versions, {known[0]} to {known[-1]}, and version 0, the original model"
 
     def kept_versions(self, fingerprint: str, name: str) -> list[int]:
         """Return the versions that still have their weights, oldest first. Rollback can use these."""

@@ -196,7 +196,7 @@ def test_backup_and_restore(run, home, tmp_path, tiny_folder):
         assert run("rate", "last", rating, *model)[0] == 0
     assert run("backup", file)[0] == 2
     code, out, _ = run("restore", file)
-    assert code == 0 and out.startswith("0 chats, 1 rating and 1 adapter are in use now.")
+    assert code == 0 and ": 0 chats, 1 rating and 1 adapter.\n" in out
     assert json.loads(run("learn", "status", "--json", *model)[1])["ratings"] == 1
     kept = home / "ruvmlx.db.before-restore-1"
     gc.collect()  # `run` stays in this process, and the verb's store with it

@@ -123,7 +123,7 @@ def test_the_command_asks_the_server(house, home, shared_url):
         (("claude", "--server", url, "--name", "x"), "no model 'x'"),
         (
             ("claude", "--server", "http://127.0.0.1:9"),
-            "no server answers at http://127.0.0.1:9. `ruvmlx serve` starts one.",
+            "no server answers at http://127.0.0.1:9. Check the address, or start a server with",
         ),
     ):
         failed = invoke(*words)

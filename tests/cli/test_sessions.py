@@ -133,7 +133,7 @@ def test_replies_outside_chats_can_be_forgotten(run, chats, home, tiny_folder):
     before = store.replies.get(in_chat).text
     assert json.loads(run("sessions", "forget", ids[0], "--json")[1]) == {"forgotten": [ids[0]]}
     assert run("sessions", "forget", "--all")[2].startswith("Deleted the words of 1 reply outside chats.")
-    assert run("sessions", "forget", "--all")[2].startswith("There are no replies outside chats")
+    assert run("sessions", "forget", "--all")[2].startswith("Nothing was deleted: no reply outside a chat")
     assert store.replies.get(in_chat).text == before
     assert json.loads(run("learn", "status", "--json", *model)[1])["ratings"] == 2
     store.close()
@@ -215,6 +215,6 @@ def test_a_chat_is_put_into_a_folder_and_out_of_it(run, chats):
     [row] = json.loads(run("sessions", "ls", "--folder", "Work now", "--json")[1])
     assert row["id"] == first and row["folder"] == "Work now"
     said = run("sessions", "ls", "--folder", "Play")[1]
-    assert "No chat is in folder Play. The folders are: Work now." in said
+    assert "No chat is in folder Play. The only folder is Work now." in said
     run("sessions", "folder", first)
     assert [row["folder"] for row in json.loads(run("sessions", "ls", "--json")[1])] == ["", ""]

@@ -269,7 +269,7 @@ def test_the_verbs_ask_the_server(serve_models, tmp_path):
     assert (
         "default, version 0" in printed.output
         and "idle for" in printed.output
-        and "The server plans to take " in printed.output
+        and "The whole server takes " in printed.output
     )
     found = json.loads(CliRunner().invoke(cli, ["ps", "--json", *at]).stdout)
     assert [row["is_first"] for row in found["models"]] == [True, False]
