@@ -238,7 +238,8 @@ def _training(facts: dict[str, Any]) -> str:
     if waiting and given < MINIMUM:
         said.append(
             f"The background learning reads all ratings together. It needs {MINIMUM} rated replies; you have "
-            f"{given}. Then the chat starts it in your pauses, or `ruvmlx learn consolidate` starts it at once."
+            f"{given}. Then the chat starts it in your pauses, or `ruvmlx learn consolidate` starts it at "
+            "once."
         )
     elif waiting:
         what = f"{waiting} {_kinds(facts, 'and', 's')}" if facts.get("preferences") else _ratings(waiting)

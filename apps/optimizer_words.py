@@ -21,8 +21,8 @@ KNOBS = {
     "consolidation": "version, by background training,",
     "router": "router",
 }
-# The action of a condition -> the label of its row, and what the runtime does by itself. {at}: the number from
-# which the runtime acts; {now}: the number now; {least}: the least number of ratings.
+# The action of a condition -> the label of its row, and what the runtime does by itself. {at}: the number
+# from which the runtime acts; {now}: the number now; {least}: the least number of ratings.
 _TRIGGERS = {
     "merge": (
         "background",

@@ -330,9 +330,7 @@ def fuse(folder: Path, dtype: str | None, dequantize: bool, as_json: bool, **fla
     else:
         say(f"Wrote {folder}: the model with what the adapter {opened.name!r} learned, {size(nbytes)}.")
         if nbytes > (was := opened.model.bytes):
-            hint(
-                f"It is larger than the model ({size(was)}): the weights that learning changed have more bits."
-            )
+            hint(f"It is larger than the model ({size(was)}): the changed weights have more bits.")
         hint(f"`ruvmlx chat --model {shell_path(folder)}` chats with it. The adapter is not applied twice.")
 
 

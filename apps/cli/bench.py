@@ -142,8 +142,8 @@ def _compare(reports: tuple[str, ...], as_json: bool) -> None:
     others_too = "" if all(ours) else "; the other rows are about other programs"
     if any(ours):
         hint(
-            f'A row with "ours" is about ruvmlx{others_too}. "decode at 256" is the speed of writing when the '
-            "chat already has 256 tokens."
+            f'A row with "ours" is about ruvmlx{others_too}. "decode at 256" is the speed of writing when '
+            "the chat already has 256 tokens."
         )
     hint("BY CHANCE is how often chance alone makes such a difference.")
     for line in terminal.changes(changes, verdicts):

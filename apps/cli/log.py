@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 MOST_ROWS = 10_000  # the maximum number of rows that `log show` prints; `log export` has no limit
 EMPTY = "The log is empty. It gets a row for each reply, each rating and each change of an adapter."
-NOTHING_TO_CHECK = "The log is empty, so there is nothing to verify: no row can have been changed."
+NOTHING_TO_CHECK = (
+    "The log is empty, so there is nothing to verify. The check finds rows that somebody changed."
+)
 _PLURALS = {"summary": "summaries", "reply": "replies"}  # the plurals of kinds that are not the kind with "s"
 _NS = 1_000_000_000
 _HEX = re.compile(r"[0-9a-f]{32,}")

@@ -34,6 +34,7 @@ def show_settings(origin: bool, as_json: bool) -> None:
         for k, s in found.items()
     ]
     hint("A value in brackets is a default: nothing sets another value.")
+    say("")
     _show_groups("FROM" if origin else "MEANING", rows)
     hint("A size may be typed as 500MB or 2GB.")
     hint("`ruvmlx config set NAME VALUE` changes a setting for good.")
