@@ -6,9 +6,10 @@ The coefficients beta_k follow (style_choice.py) from the ratings in force (the 
 back). So the loop trains nothing, and an undo restores the earlier coefficients. The scale s is about as
 large as the confidence in the taste allows, within three limits. The limits of s are for the KL to the
 original model, for the perplexity of prose, and for faults in replies to questions that no user rated
-(faults.py). The running backend measures the KL, the perplexity and the faults. The MicroLoRA (the LoRA that
-the instant loop updates at each rating) stays active. The MicroLoRA is scaled to the part of the KL cap that
-the base LoRA does not use.
+(faults.py). The running backend measures the KL, the perplexity and the faults. The taste model must also
+predict more stars for these replies than for replies without the style. The MicroLoRA (the LoRA that the
+instant loop updates at each rating) stays active. The MicroLoRA is scaled to the part of the KL cap that the
+base LoRA does not use.
 
 If the adapter has another base LoRA (from the background loop, or imported), the style is added to this base
 LoRA.
@@ -49,7 +50,8 @@ KL = 0.08
 # The loop uses no style if `agreement` is below -DISAGREEMENT. With 8 to 30 ratings, chance alone often makes
 # `agreement` negative.
 DISAGREEMENT = 2.0
-# shares of s that the loop tries in turn, while replies have more faults than the original model's replies
+# shares of s that the loop tries in turn, until replies have no more faults than the original model's replies
+# and more predicted stars than replies without the style
 STEPS = (1.0, 0.7, 0.5)
 PARTS = TRIES + len(STEPS) + 1  # the maximum number of parts of a step, for the progress
 SAVE_EVERY = 60.0  # seconds from one save of the bank to the next
