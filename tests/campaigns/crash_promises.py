@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 STORED, RATED, BEGAN_DELETING, DELETED = "stored", "rated", "began deleting", "deleted"
+CLIENT_FAILED = "client: "  # a line of standard error that begins so: a request was refused
 _PREFIX = "the client was told: "
 
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .crash_promises import BEGAN_DELETING, DELETED, RATED, STORED, tell
+from .crash_promises import BEGAN_DELETING, CLIENT_FAILED, DELETED, RATED, STORED, tell
 
 TWO = ("before", "after")
 
@@ -32,6 +32,8 @@ class Verb:
     call: what runs in place of the command line, where a trial of the verb needs a server or a terminal
     stdin: what is typed
     errors: the fewest and the most lines of error after a fault; a chat has one for each typed line
+    has_promises: threads decide the order of its commits, so that a state between the first and the last has
+        no name; the state keeps what was told (crash_promises.py)
     late: exit codes that are right, besides the usual one, with a clock that has jumped
     """
 
@@ -43,6 +45,7 @@ class Verb:
     stdin: str = ""
     errors: tuple[int, int] = (1, 1)
     late: tuple[int, ...] = ()
+    has_promises: bool = False
     is_slow: bool = False
 
     def run(self, work: Path) -> int:
@@ -211,18 +214,20 @@ def serve_a_client(work: Path) -> int:
 
 
 def _client(port: int, keys: Path) -> None:
-    """A stored response, its continuation, a rating, the first response deleted; then SIGTERM."""
+    """Ask for a response and its continuation, rate the continuation, delete the first response, and send
+    SIGTERM."""
     try:
         end = time.monotonic() + 20
         while time.monotonic() < end:
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.1):
                 break
             time.sleep(0.01)
-        key = keys.read_text().split()[0]
-        first = _ask(port, key, "/v1/responses", {"input": "a question " * 30})["id"]
+        key, asked = keys.read_text().split()[0], {"model": "tiny"}
+        first = _ask(port, key, "/v1/responses", asked | {"input": "a question " * 30})["id"]
         one = first.removeprefix("resp_")
         tell(STORED, one)
-        second = _ask(port, key, "/v1/responses", {"input": "and more", "previous_response_id": first})["id"]
+        more = asked | {"input": "and more", "previous_response_id": first}
+        second = _ask(port, key, "/v1/responses", more)["id"]
         two = second.removeprefix("resp_")
         tell(STORED, two)
         _ask(port, key, "/v1/ratings", {"id": two, "rating": "up"})
@@ -231,13 +236,13 @@ def _client(port: int, keys: Path) -> None:
         _ask(port, key, f"/v1/responses/{first}", None)
         tell(DELETED, one)
     except OSError as error:
-        print(f"client: {error}", file=sys.stderr)
+        print(f"{CLIENT_FAILED}{error}", file=sys.stderr)
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _ask(port: int, key: str, path: str, body: dict | None) -> dict:
-    data = None if body is None else json.dumps({"model": "tiny", **body}).encode()
+    data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}{path}", data,
         {"Content-Type": "application/json", "Authorization": f"Bearer {key}"},
@@ -325,7 +330,7 @@ WRITES = [
     Verb("learn consolidate --deep", call=record_changes, is_slow=True),
     verb("learn kv --measure", is_slow=True),
     verb("learn router --train", is_slow=True),
-    Verb("serve", call=serve_a_client, is_slow=True),
+    Verb("serve", call=serve_a_client, is_slow=True, has_promises=True),
     Verb("page store", call=page_store),
     Verb("pull", call=pull, base="empty"),
     verb("doctor", ("the same",), errors=(0, 1)),

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from .crash_images import Disk, Op, Replay, read_log
 from .crash_places import PLACES, Place
-from .crash_promises import broken_promises
+from .crash_promises import CLIENT_FAILED, broken_promises
 from .crash_row import HEADING, Row, add_up
 from .crash_sample import sample_calls
 from .crash_trial import (
@@ -88,6 +88,8 @@ class Trials:
         self._row.calls = self._clean.calls
         if self._clean.code:
             self._finding("without any fault", f"exit {self._clean.code}: {self._clean.err.strip()[-300:]}")
+        if CLIENT_FAILED in self._clean.err:
+            self._finding("without any fault", self._clean.err.strip()[-300:])
         for found in (self._old, self._new):
             for fault in found.faults:
                 self._finding("without any fault", fault)
@@ -152,7 +154,7 @@ class Trials:
                 self._finding(where, wrong)
             place = self._judge(where, self._look(), is_failed=True)
             self._check_promises(where, ended)
-            if ended.code == self._clean.code == 0:
+            if ended.code == self._clean.code == 0 and CLIENT_FAILED not in ended.err:
                 self._check_done(where, place)
             self._row.faults += 1
 
@@ -184,6 +186,8 @@ class Trials:
             seen.add(mark)
             disk.write(self._bench.work)
             place = self._judge("image", self._look())
+            if is_done:
+                self._check_promises("image after the end", self._clean)
             if is_done and self._clean.code == 0:
                 self._check_done("image after the end", place)
         self._row.images = len(seen)
@@ -216,7 +220,7 @@ class Trials:
             for wrong in complaints:
                 self._finding(place.name, wrong)
             state = self._judge(place.name, self._look(), is_failed=True)
-            if ended.code == self._clean.code == 0:
+            if ended.code == self._clean.code == 0 and CLIENT_FAILED not in ended.err:
                 self._check_done(place.name, state)
             self._row.places += 1
 
@@ -233,11 +237,11 @@ class Trials:
         return self._seen[mark]
 
     def _judge(self, where: str, found: StartReport, is_failed: bool = False) -> int:
-        """Note what is wrong. Returns the place of the state in the verb's states, -1 for none of them.
+        """Note what is wrong. Return the place of the state in the verb's states; -1 for none of them.
         is_failed: the log may have a row for what failed."""
         for fault in found.faults:
             self._finding(where, fault)
-        if not found.state:
+        if not found.state or self._verb.has_promises:
             return -1
         last = len(self._verb.states) - 1
         known = [(last, self._new), (0, self._old), *enumerate(self._between, 1)]
