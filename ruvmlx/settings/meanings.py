@@ -37,7 +37,8 @@ GROUPS = {
         "max_tokens": "the longest reply, in tokens; 100 tokens are about 75 English words",
         "temperature": (
             "how freely tokens are drawn: 0 always takes the likeliest one, 1 draws each as often as the "
-            "model says, higher values draw unlikely ones more often; by default what the model's makers set, or 0.7"
+            "model says, higher values draw unlikely ones more often; by default what the "
+            "model's makers set, or 0.7"
         ),
         "top_p": "keeps the likeliest tokens whose chances add up to this share: 0.95 is 95%, 1 keeps all",
         "top_k": "keeps only so many of the likeliest tokens; 0 keeps all",
@@ -53,8 +54,8 @@ GROUPS = {
             "makes it more likely"
         ),
         "repetition_penalty": (
-            "makes a token less likely by this factor once the reply has used it; 0.1 to 2: 1 is off, below 1 "
-            "makes it more likely"
+            "makes a token less likely by this factor once the reply has used it; 0.1 to 2: 1 is off, below "
+            "1 makes it more likely"
         ),
         "best_of": (
             "how many replies are written at once to a question; you see the one that suits your ratings "
@@ -107,9 +108,9 @@ GROUPS = {
             "as the starter has; auto: style if the model has them, and else training"
         ),
         "learn_targets": (
-            "which parts of the model a rating changes at once: head (the layer that chooses the next token), "
-            "attention (the layers that look back), ffn (the layers between them), all, or names of matrices "
-            "as in q_proj,v_proj"
+            "which parts of the model a rating changes at once: head (the layer that chooses the next "
+            "token), attention (the layers that look back), ffn (the layers between them), all, or names of "
+            "matrices as in q_proj,v_proj"
         ),
         "base_targets": (
             "which parts of the model the background learning changes (it reads all your ratings together); "
@@ -135,7 +136,8 @@ GROUPS = {
         ),
         "kv_limit": (
             "how far a tiered cache that was chosen by measurement may change the model's predictions (KL "
-            "divergence, in nats per token): 0 is not at all, 0.004 very little; `ruvmlx learn kv` shows what was measured"
+            "divergence, in nats per token): 0 is not at all, 0.004 very little; `ruvmlx "
+            "learn kv` shows what was measured"
         ),
         "kv_budget": (
             "the most memory for the KV caches of all chats, as in 500MB or 2GB; to stay within it, "
