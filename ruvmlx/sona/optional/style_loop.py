@@ -191,7 +191,7 @@ class StyleLoop:
         facts |= {"ppl_change": math.expm1(found.rise), "scale": found.scale, "share": share, "gain": gain}
         if reason:
             return self._without_style(reason, facts, pause)
-        reason = f"the style that your {learner.taste.model.ratings} ratings show"
+        reason = f"a style from your {learner.taste.model.ratings} ratings"
         return self._promote(parent.version, styled, facts, reason)
 
     def _without_style(self, reason: str, facts: dict[str, Any], pause: Pause) -> dict[str, Any]:
