@@ -172,6 +172,8 @@ def _show_points(points: Sequence[Any], facts: dict[str, Any], questions: int, r
 def _as_chat(flags: dict[str, Any], as_json: bool) -> None:
     """Print the effect of thumbs-up and thumbs-down ratings. The flag --ratings sets the number of these
     ratings. Without --max-tokens and --temp, the trial uses the chat's own settings."""
+    from ruvmlx.sona.slow_loops import STYLE, loop_of_setting
+
     from ..prove import as_chat
 
     source = click.get_current_context().get_parameter_source
@@ -191,7 +193,13 @@ def _as_chat(flags: dict[str, Any], as_json: bool) -> None:
         given.get("temperature", settings.temperature),
     )
     raters = list(as_chat.THUMBS) if flags["thumbs"] == "all" else [flags["thumbs"]]
-    results = as_chat.run(open_bench(settings, log), setup, raters, flags["seeds"], log)
+    bench = open_bench(settings, log)
+    learn = flags["learn"]
+    if source("learn") is ParameterSource.DEFAULT:  # the chat's own slow loop, if it takes seconds
+        learn = (
+            "style" if loop_of_setting(settings.slow_loop, bench.model.fingerprint) == STYLE else "instant"
+        )
+    results = as_chat.run(bench, setup, raters, flags["seeds"], log, learn)
     if as_json:
         print_json({"results": [asdict(r) | {"change": round(r.change, 3)} for r in results]})
     else:

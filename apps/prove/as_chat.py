@@ -3,23 +3,24 @@ and down). The experiment uses the settings of the chat app.
 
 A simulated user (a rater) reads replies to the prompts in data/. The rater presses a thumb if the length of a
 reply pleases or annoys the rater, and does not rate other replies. Some raters press only thumbs up, or only
-thumbs down. After certain numbers of presses (the checkpoints), this module keeps a copy of the adapter that
-learned from the rater's presses. At the end, the model answers unseen questions with the adapter of each
-checkpoint. The replies for all raters are generated in one batch, each with the adapter of its rater.
+thumbs down. After certain numbers of presses (the checkpoints), the model answers unseen questions with what
+it learned from the rater's presses. With the instant loop, all raters read in one batch, each with an adapter
+of their own. With the style loop, each rater reads alone, because all replies of a batch have the same base
+LoRA.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from ruvmlx.engine import GenerationRequest, GenerationResponse
 from ruvmlx.engine.batch import generate_many
 from ruvmlx.lora import MicroLoRA
-from ruvmlx.models.config.model import Message
+from ruvmlx.models.config.model import Message, Tokenizer
 from ruvmlx.runtime import Runtime
+from ruvmlx.sona.faults import Faults
 
 from .readers import learner_of, replies_to
 from .trial import Arm, Bench, seed_for
@@ -29,6 +30,7 @@ from .users import words_of
 SHORT, LONG = 80, 120
 PRESSES = (5, 10, 20, 30)  # the numbers of presses at the checkpoints
 PATIENCE = 2  # a rater reads at most PATIENCE * n replies before the checkpoint at n presses
+FAULTS = ("empty", "loops", "foreign", "endless")  # fields of Faults (sona/faults.py)
 THUMBS = {"both": ("up", "down"), "down": ("down",), "up": ("up",)}  # kind of rater -> its thumbs
 
 
@@ -51,31 +53,18 @@ class ChatSetup:
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """The weights that a rater's presses gave until a checkpoint.
+class ChatResult:
+    """The result of one rater with one seed at one checkpoint.
 
     presses: the number of presses at the checkpoint
     pressed, read: the numbers of thumbs that the rater pressed and of replies that the rater read until the
         checkpoint; `pressed` is less than `presses` if the rater stopped at the limit of PATIENCE
-    micro: the MicroLoRA, which has the learned weights
-    kl, ppl_change: the KL to the original model (nats per token) and the relative change of perplexity on
-        neutral text (retention.py)
-    """
-
-    presses: int
-    pressed: int
-    read: int
-    micro: MicroLoRA | None
-    kl: float
-    ppl_change: float
-
-
-@dataclass(frozen=True)
-class ChatResult:
-    """The result of one rater with one seed at one checkpoint. Snapshot explains the other fields.
-
     words, words_base: the mean number of words in the replies to unseen questions, with the rater's weights
         and with the original model
+    kl, ppl_change: the KL to the original model (nats per token) and the relative change of perplexity on
+        neutral text (retention.py)
+    faults: {name of a fault of FAULTS: (number of the original model's replies to unseen questions that have
+        it, number of the replies with the rater's weights)}
     """
 
     rater: str
@@ -87,6 +76,7 @@ class ChatResult:
     words_base: float
     kl: float
     ppl_change: float
+    faults: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def change(self) -> float:
@@ -103,14 +93,16 @@ def thumb(rater: str, reply: str) -> str | None:
 
 @dataclass
 class _Person:
-    """A rater with one seed and a separate store."""
+    """A rater with one seed and a separate store. untouched: the original model's replies to the unseen
+    questions."""
 
     rater: str
     seed: int
     runtime: Runtime
+    untouched: Sequence[GenerationResponse]
     read: int = 0
     pressed: int = 0
-    snapshots: list[Snapshot] = field(default_factory=list)
+    results: list[ChatResult] = field(default_factory=list)
 
     def request(self, setup: ChatSetup) -> GenerationRequest:
         """Return a request for a reply to the rater's next question. The order of the questions depends on
@@ -129,82 +121,91 @@ class _Person:
             self.pressed += 1
 
     def checkpoint(self, bench: Bench, setup: ChatSetup) -> None:
-        """Keep a copy of the weights for each checkpoint that the rater has reached, or for which the rater
-        has read PATIENCE times as many replies."""
-        for presses in setup.presses[len(self.snapshots) :]:
+        """Add a result for each checkpoint that the rater has reached, or for which the rater has read
+        PATIENCE times as many replies."""
+        for presses in setup.presses[len(self.results) :]:
             if self.pressed < presses and self.read < PATIENCE * presses:
                 return
-            micro = learner_of(self).micro
-            self.snapshots.append(
-                Snapshot(presses, self.pressed, self.read, micro, *bench.neutral.compare(micro))
-            )
+            learner = learner_of(self)
+            learner.sync()
+            replies = _answers(self.runtime, setup, self.seed, learner.micro)
+            kl, ppl_change = bench.neutral.compare(learner.micro)
+            self.results.append(
+                ChatResult(
+                    self.rater, self.seed, presses, self.pressed, self.read, _mean_words(replies),
+                    _mean_words(self.untouched), round(kl, 4), round(ppl_change, 4),
+                    _count_faults(replies, self.untouched, bench.model.tokenizer),
+                )
+            )  # fmt: skip
 
 
 def run(
-    bench: Bench, setup: ChatSetup, raters: Sequence[str], seeds: int, log: Callable[[str], None]
+    bench: Bench,
+    setup: ChatSetup,
+    raters: Sequence[str],
+    seeds: int,
+    log: Callable[[str], None],
+    learn: str = "instant",
 ) -> list[ChatResult]:
-    """Run all raters with all seeds. Return a result for each rater, seed and checkpoint."""
+    """Run all raters with all seeds. Return a result for each rater, seed and checkpoint. learn: "instant" or
+    "style", as in Arm"""
     bench.measure()
-    with ExitStack() as stack:
-        people = []
-        for seed in range(seeds):
-            for rater in raters:
-                people.append(_Person(rater, seed, stack.enter_context(bench.runtime(Arm()))))
-        while busy := [p for p in people if len(p.snapshots) < len(setup.presses)]:
-            _round(bench, setup, busy)
-            log(f"{sum(p.pressed for p in people)} thumbs pressed on {sum(p.read for p in people)} replies")
-        return _results(setup, people, log)
+    with bench.runtime(Arm("off")) as runtime:
+        untouched = [_answers(runtime, setup, seed, None) for seed in range(seeds)]
+    everyone = [(rater, seed) for seed in range(seeds) for rater in raters]
+    found = list[ChatResult]()
+    for group in [[one] for one in everyone] if learn == "style" else [everyone]:
+        with ExitStack() as stack:
+            people = [
+                _Person(rater, seed, stack.enter_context(bench.runtime(Arm(learn))), untouched[seed])
+                for rater, seed in group
+            ]
+            while busy := [p for p in people if len(p.results) < len(setup.presses)]:
+                _round(bench, setup, busy)
+                pressed, read = sum(p.pressed for p in people), sum(p.read for p in people)
+                log(f"{pressed} thumbs pressed on {read} replies")
+                if learn == "style" and people[0].runtime.learning.is_due():
+                    people[0].runtime.learning.consolidate()
+            found += [result for person in people for result in person.results]
+    return found
 
 
 def _round(bench: Bench, setup: ChatSetup, people: Sequence[_Person]) -> None:
-    """Let each rater read one reply and press a thumb or none. If a rater has reached a checkpoint, keep a
-    copy of the rater's weights."""
-    for person, _, response in replies_to(
-        people, lambda p: p.request(setup), lambda _: False, bench.question_states
-    ):
+    """Let each rater read one reply and press a thumb or none. If a rater has reached a checkpoint, add the
+    result."""
+    received = replies_to(people, lambda p: p.request(setup), lambda _: False, bench.question_states)
+    for person, _, response in list(received):
         person.receive(response)
         person.checkpoint(bench, setup)
 
 
-def _results(setup: ChatSetup, people: Sequence[_Person], log: Callable[[str], None]) -> list[ChatResult]:
-    """Let the model answer the unseen questions once with the weights of each checkpoint, and once for each
-    seed without an adapter, all in one batch. Return the results."""
-    runtime, wanted = people[0].runtime, list[tuple[Any, int, MicroLoRA | None]]()
-    wanted += [(("base", seed), seed, None) for seed in sorted({p.seed for p in people})]
-    wanted += [((p.rater, p.seed, s.presses), p.seed, s.micro) for p in people for s in p.snapshots]
-    found = dict(mean_words(runtime, setup, wanted, log))
-    return [
-        ChatResult(
-            p.rater, p.seed, s.presses, s.pressed, s.read, round(found[p.rater, p.seed, s.presses], 1),
-            round(found["base", p.seed], 1), round(s.kl, 4), round(s.ppl_change, 4),
-        )
-        for p in people for s in p.snapshots
-    ]  # fmt: skip
+def _answers(
+    runtime: Runtime, setup: ChatSetup, seed: int, micro: MicroLoRA | None
+) -> list[GenerationResponse]:
+    """Return the model's replies to the unseen questions, in one batch, with the backend's base LoRA.
 
-
-def mean_words(
-    runtime: Runtime,
-    setup: ChatSetup,
-    wanted: Sequence[tuple[Any, int, MicroLoRA | None]],
-    log: Callable[[str], None],
-) -> Iterator[tuple[Any, float]]:
-    """Let the model answer the unseen questions with each of several weights. Yield (key, mean number of
-    words of the answers).
-
-    wanted: (key, random seed, MicroLoRA, or None for the original model) for each of the weights
+    micro: None for no adapter
     """
-    micro_of, lengths = {}, {key: list[int]() for key, *_ in wanted}
-    requests = []
-    for key, seed, micro in wanted:
-        for i, prompt in enumerate(setup.heldout):
-            requests.append(request_of(runtime, prompt, setup, seed_for(seed, 3, i)))
-            micro_of[requests[-1].request_id] = key, micro
-    for response in generate_many(runtime.engine, requests, lambda r: micro_of[r.request_id][1]):
-        key, _ = micro_of[response.request_id]
-        lengths[key].append(len(words_of(response.text)))
-        if len(lengths[key]) == len(setup.heldout):
-            log(f"{len(setup.heldout)} unseen questions, {key}: {np.mean(lengths[key]):.0f} words")
-            yield key, float(np.mean(lengths[key]))
+    requests = [
+        request_of(runtime, prompt, setup, seed_for(seed, 3, i)) for i, prompt in enumerate(setup.heldout)
+    ]
+    found = {r.request_id: r for r in generate_many(runtime.engine, requests, lambda _: micro)}
+    return [found[request.request_id] for request in requests]
+
+
+def _mean_words(replies: Sequence[GenerationResponse]) -> float:
+    return round(float(np.mean([len(words_of(reply.text)) for reply in replies])), 1)
+
+
+def _count_faults(
+    replies: Sequence[GenerationResponse], untouched: Sequence[GenerationResponse], tokenizer: Tokenizer
+) -> dict[str, tuple[int, int]]:
+    new, old = (
+        [(list(reply.token_ids), reply.finish_reason == "stop") for reply in of]
+        for of in (replies, untouched)
+    )
+    before, after = Faults.of(old, old, tokenizer), Faults.of(new, old, tokenizer)
+    return {name: (getattr(before, name), getattr(after, name)) for name in FAULTS}
 
 
 def request_of(runtime: Runtime, prompt: str, setup: ChatSetup, seed: int) -> GenerationRequest:
@@ -220,8 +221,8 @@ def request_of(runtime: Runtime, prompt: str, setup: ChatSetup, seed: int) -> Ge
 
 def table(results: Sequence[ChatResult]) -> str:
     """Return a table as text with a line for each kind of rater and checkpoint. A line has the change of the
-    mean number of words, the mean number of words for each seed, and the KL and the perplexity of the worst
-    seed."""
+    mean number of words, the mean number of words for each seed, the KL and the perplexity of the worst seed,
+    and the numbers of replies with faults."""
     lines = ["rater  presses  words          change  per seed"]
     for rater, presses in dict.fromkeys((r.rater, r.presses) for r in results):
         of = [r for r in results if (r.rater, r.presses) == (rater, presses)]
@@ -229,8 +230,18 @@ def table(results: Sequence[ChatResult]) -> str:
         each = "  ".join(
             f"{r.words_base:.0f}->{r.words:.0f} ({r.change:+.0%}, {r.pressed}/{r.read})" for r in of
         )
+        faults = ", ".join(
+            f"{name} {sum(r.faults[name][0] for r in of)}->{sum(r.faults[name][1] for r in of)}"
+            for name in of[0].faults
+        )
         lines.append(
             f"{rater:<5}  {presses:>7}  {base:5.0f} -> {now:4.0f}  {now / base - 1:+6.0%}  {each}"
-            f"  KL {max(r.kl for r in of):.3f}  perplexity {max(r.ppl_change for r in of):+.1%}"
+            f"  KL {max(r.kl for r in of):.3f}  perplexity {max(r.ppl_change for r in of):+.1%}  {faults}"
         )
-    return "\n".join([*lines, "per seed: words before -> after (change, thumbs pressed / replies read)"])
+    return "\n".join(
+        [
+            *lines,
+            "per seed: words before -> after (change, thumbs pressed / replies read)",
+            "at the end: replies with each fault, before -> after; endless: no end within the length limit",
+        ]
+    )

@@ -8,6 +8,7 @@ from ruvmlx.apps.cli import prove as command
 
 from apps.prove import as_chat
 from apps.prove.as_chat import ChatSetup, thumb
+from ruvmlx.chats.learning import Learning
 
 PROMPTS = [f"What is number {i}?" for i in range(7)]
 
@@ -42,9 +43,28 @@ def test_people_take_turns_and_each_has_weights_of_their_own(bench, monkeypatch)
         silent = r.rater == "up"
         assert r.pressed == (0 if silent else r.presses)
         assert r.read == (as_chat.PATIENCE * r.presses if silent else r.read) >= r.pressed
-        assert not silent or r.change == 0
+        assert not silent or (r.change == 0 and all(old == new for old, new in r.faults.values()))
+        assert r.faults["endless"][0] == 2  # six tokens end no reply of the tiny model
     downs = {r.seed: r.words_base for r in found}
-    assert len(as_chat.table(found).splitlines()) == 2 + 4 and len(downs) == 2
+    assert len(as_chat.table(found).splitlines()) == 3 + 4 and len(downs) == 2
+
+
+@pytest.mark.parametrize("learn", ["style", "instant"])
+def test_with_the_style_loop_each_person_reads_alone_and_the_loop_runs(bench, monkeypatch, learn):
+    monkeypatch.setattr(as_chat, "LONG", 0)
+    setup, at_once, ran = ChatSetup(PROMPTS, PROMPTS[:2], [1], max_tokens=6), [], set()
+    read = as_chat.replies_to
+
+    def replies_to(people, *more):
+        at_once.append(len(people))
+        return read(people, *more)
+
+    monkeypatch.setattr(as_chat, "replies_to", replies_to)
+    monkeypatch.setattr(Learning, "is_due", lambda self: True)
+    monkeypatch.setattr(Learning, "consolidate", lambda self, *_: ran.add(id(self)))
+    found = as_chat.run(bench, setup, ["down"], 2, lambda line: None, learn)
+    assert [r.seed for r in found] == [0, 1]
+    assert (set(at_once), len(ran)) == (({1}, 2) if learn == "style" else ({2}, 0))
 
 
 def test_a_reply_of_a_batch_is_rated_as_one_of_the_chat(bench, monkeypatch):
@@ -53,7 +73,7 @@ def test_a_reply_of_a_batch_is_rated_as_one_of_the_chat(bench, monkeypatch):
     monkeypatch.setattr(as_chat, "SHORT", 0)
     setup = ChatSetup(PROMPTS, PROMPTS[:1], [1], max_tokens=6)
     with bench.runtime() as runtime:
-        person = as_chat._Person("down", 0, runtime)
+        person = as_chat._Person("down", 0, runtime, as_chat._answers(runtime, setup, 0, None))
         while not person.pressed:
             as_chat._round(bench, setup, [person])
         learner, (row,) = runtime.learner, runtime.store.ratings.labels(bench.model.fingerprint, "prove")
@@ -71,8 +91,8 @@ def test_a_reply_of_a_batch_is_rated_as_one_of_the_chat(bench, monkeypatch):
 def test_the_command_uses_the_chats_settings_unless_told_otherwise(bench, monkeypatch, tmp_path):
     seen = []
 
-    def run(bench, setup, raters, seeds, log):
-        seen.append((setup, raters, seeds))
+    def run(bench, setup, raters, seeds, log, learn):
+        seen.append((setup, raters, seeds, learn))
         return [as_chat.ChatResult("down", 0, 5, 5, 6, 100.0, 200.0, 0.01, 0.002)]
 
     monkeypatch.setattr(command, "open_bench", lambda settings, say: bench)
@@ -83,8 +103,9 @@ def test_the_command_uses_the_chats_settings_unless_told_otherwise(bench, monkey
         command.prove, ["--as-chat", "--thumbs", "down", "--ratings", "7", "--max-tokens", "9", "--temp", "1"]
     )
     assert done.exit_code == 0 and "-50%" in done.output
-    (first, raters, seeds), (second, some, _) = seen
+    (first, raters, seeds, learn), (second, some, *_) = seen
     assert (first.max_tokens, first.temperature, list(first.presses)) == (512, None, [5, 10, 20, 30])
     assert raters == ["both", "down", "up"] and seeds == 1 and len(first.heldout) == 24
+    assert learn == "instant"  # the tiny model has no style basis
     assert (second.max_tokens, second.temperature, list(second.presses)) == (9, 1.0, [5, 7])
     assert some == ["down"]
