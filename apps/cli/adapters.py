@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ruvmlx import settings as config
-from ruvmlx.errors import NotFound, RuvmlxError, UsageError
+from ruvmlx.errors import NotFound, UsageError
 from ruvmlx.settings import settings_file
 from ruvmlx.text import one_line, size
 
@@ -287,21 +287,21 @@ def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None
 def remove(name: str, force: bool, as_json: bool, **flags: Any) -> None:
     """Delete an adapter and its ratings for good. The model stays as it is."""
     if name == config.load().adapter and not force:
-        raise _not_deleted(name)
+        raise UsageError(_why_not_deleted(name))
     opened = _Open(flags)
     facts = opened.facts(name)
     opened.store.adapters.delete(opened.model.fingerprint, name)
     _report(facts, as_json, f"Deleted adapter {name!r} and its ratings.")
 
 
-def _not_deleted(name: str) -> RuvmlxError:
-    """Return the error for an adapter that is in use: UsageError, which proposes --force, or NotFound if the
-    adapter has learned nothing."""
+def _why_not_deleted(name: str) -> str:
+    """Return the error's text for an adapter that is in use. The text proposes to delete the adapter only
+    if the adapter has learned something."""
     from ruvmlx.store import Store
 
     if not any(row.name == name for row in Store(config.store_file()).adapters.all()):
-        return NotFound(f"adapter {name!r} is empty: it has learned nothing yet. There is nothing to delete.")
-    return UsageError(
+        return f"adapter {name!r} is empty: it has learned nothing yet. There is nothing to delete."
+    return (
         f"adapter {name!r} is in use. `ruvmlx adapters use NAME` switches to another one; --force deletes "
         f"{name!r} anyway, with all that it learned."
     )

@@ -38,8 +38,8 @@ def show_kv(facts: dict[str, Any]) -> None:
     say(f"Why: {facts['reason']}.")
     replies = count(facts["long_replies"], "long reply", "long replies")
     say(
-        f"A long reply is one in a chat of {facts['long_is']:,} tokens or more: only there, old tokens have "
-        f"fewer bits. {replies} on the backend {facts['backend']} can be measured."
+        f"A long reply is one in a chat of {facts['long_is']:,} tokens or more, which all choices can be "
+        f"measured on. {replies} on the backend {facts['backend']} can be measured."
     )
     if facts["long_replies"]:
         say("`ruvmlx learn kv --measure` measures now.")

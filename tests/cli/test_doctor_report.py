@@ -357,3 +357,14 @@ def test_a_full_disk_fails_a_check_with_the_number(run, planted, monkeypatch, fr
     code, out, _ = run("doctor", "--json")
     found = next(c for c in json.loads(out)["checks"] if c["name"] == "disk space")
     assert (code, found["ok"]) == (0 if ok else 1, ok) and told in found["detail"]
+
+
+def test_what_was_not_checked_is_not_called_ok():
+    """JSON has `ok` for it, as scripts know it; people see a dash."""
+    for ok, detail, mark in (
+        (True, "no GPU: kernels not checked here", "-"),
+        (True, "not known without the model", "-"),
+        (True, "none", "ok"),
+        (False, "kernels not checked", "FAIL"),
+    ):
+        assert doctor._mark({"ok": ok, "detail": detail}) == mark

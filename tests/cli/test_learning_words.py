@@ -45,7 +45,7 @@ def test_nothing_learned_is_said_with_the_next_step():
 def test_after_a_rollback_to_the_original_nobody_is_told_that_there_are_no_ratings():
     first, way_back, _ = status_lines(NOTHING | {"versions": [0, 1, 2]})
     assert first == "Nothing that was learned is in use: replies are the original model's."
-    assert way_back == "`ruvmlx learn rollback V` uses version V of the adapter again: 1 to 2."
+    assert way_back == "`ruvmlx learn rollback V` uses version V of the adapter again: 1 or 2."
 
 
 def test_what_was_learned_has_its_distance_and_the_way_back():
@@ -98,8 +98,10 @@ def test_nothing_in_use_has_the_true_next_step():
     assert nothing_in_use(facts | {"ratings": 1}) == nothing_in_use(facts | {"preferences": 1}) == ""
     assert nothing_in_use(facts) == f"No rating is in use. {HOW_TO_RATE}"
     assert nothing_in_use(facts | {"versions": [0, 1, 2]}) == (
-        "No rating is in use. `ruvmlx learn rollback V` uses version V of the adapter again: 1 to 2."
+        "No rating is in use. `ruvmlx learn rollback V` uses version V of the adapter again: 1 or 2."
     )
+    assert nothing_in_use(facts | {"versions": [1, 2, 5]}).endswith(" again: 1 to 5.")
+    assert nothing_in_use(facts | {"versions": [0, 1]}).endswith(" again: 1.")
     imported = {"adapter_version": 1, "versions": [0, 1]}
     assert nothing_in_use(facts | imported) == f"No rating is in use. {HOW_TO_RATE}"
 
@@ -127,7 +129,7 @@ def test_a_refused_training_says_why():
 def test_a_reset_names_the_version_to_return_to():
     lines = status_lines(NOTHING | {"ratings": 2, "versions": [0, 1, 2]})
     assert lines[0] == "2 ratings given, none in use: replies are the original model's."
-    assert lines[1] == "`ruvmlx learn rollback V` uses version V of the adapter again: 1 to 2."
+    assert lines[1] == "`ruvmlx learn rollback V` uses version V of the adapter again: 1 or 2."
 
 
 def test_a_rating_that_changes_nothing_is_no_lesson():

@@ -107,7 +107,7 @@ def test_a_version_that_is_not_there_names_those_that_are(version, run, learned,
     """In the error itself; no list has to be looked up elsewhere."""
     code, _, err = run("learn", "rollback", version, *tiny(tiny_folder))
     assert code == 1 and one_line(err)
-    assert "2 versions from 1 to 2, and 0, the original model" in err
+    assert "it has 2 versions, 1 to 2, and version 0, the original model" in err
 
 
 def test_a_mistyped_model_brings_a_similar_one(run):

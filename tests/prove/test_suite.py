@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+from ruvmlx.apps.cli.prove import _show_points
 
 from apps import charts
 from apps.prove import claims, suite
@@ -85,6 +86,15 @@ def test_arms_are_compared_on_the_seeds_that_both_have(tmp_path):
     text = suite.markdown(path, "x", "y.svg")
     line = next(x for x in text.splitlines() if "full loop against the instant loop (brevity)" in x)
     assert line.endswith("| yes |"), line
+
+
+def test_questions_that_were_rated_are_not_called_unseen(capsys):
+    """The same file may be given for --prompts and --heldout."""
+    point = Point(1, 3.0, 2.0, 0.675, (0.5, 0.8), 0.01, 0.0, 90.0, 80.0, 1.0, 1.0, "Yes.")
+    facts = {"user": "brevity", "arm": "instant", "seeds": 1}
+    for rated, said in ((0, "no rating was about them"), (1, "1 of them was rated"), (2, "2 of them were")):
+        _show_points([point], facts, 2, rated)
+        assert f"The test has 2 questions; {said}" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
