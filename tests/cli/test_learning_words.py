@@ -162,7 +162,8 @@ def test_a_rating_says_what_it_did(rating, after, effect):
         replaces="",
     )
     line = rating_line(result)
-    assert f"Learned from your rating ({rating}){effect} 90% of the allowed change is used." in line
+    given = f"{rating} of 5" if rating.isdigit() else rating
+    assert f"Learned from your rating ({given}){effect} 90% of the allowed change is used." in line
     assert "changed nothing" in rating_line(SimpleNamespace(**vars(result) | {"applied": False}))
     assert "replaces" not in line
     for changed in ({}, {"applied": False}, {"reason": "facts"}):

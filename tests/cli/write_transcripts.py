@@ -168,6 +168,7 @@ STYLES = {
 }
 UNSTEADY = (
     (r"^Loading .*\n", ""),  # the progress of a load that takes long
+    (r"^\d+ of \d+ tokens\n", ""),  # the progress of a slow `perplexity`
     (r"rvm-[\w-]+", "KEY"),
     (r"^\d\d:\d\d:\d\d ", "TIME "),
     (r"\b(avx\w*|amx\w*|neon\w*|scalar)\b", "KERNELS"),
