@@ -39,7 +39,7 @@ LONGEST_WAIT = 900  # seconds by the clock; the machine may do other work
 MEASURED = {
     "replies": {"latency_ratio", "quality", "quality_parts"},
     "signals": {"latency_ratio", "quality", "reward"},
-    "kv_observations": {"us_per_token", "pressure", "ttft_ms", "others", "level"},
+    "kv_observations": {"us_per_token", "pressure", "ttft_ms", "replies", "others", "level"},
     "witness": {"body", "previous", "hash"},
     "drafts": {"process", "reply"},
     "attempts": {"report"},
