@@ -281,6 +281,15 @@ BATCH = (
     "before", "a file", "reply 1", "line 1", "its figures", "reply 2", "line 2", "an error's line",
     "a reply without its line", "two without a line", "a line lost", "after",
 )  # fmt: skip
+# The bank of replies is saved before each of its 13 parts and after the last one.
+STYLED = (
+    "before",
+    *(f"bank {i}" for i in range(1, 15)),
+    "basis beside the bank",
+    "basis",
+    "measured",
+    "after",
+)
 WRITES = [
     verb("adapters save work2"),
     verb("adapters use work", ("before", "setting", "after")),
@@ -329,7 +338,7 @@ WRITES = [
          errors=(1, 3), states=("before", "chat", "question", "reply", "trace", "rated", "noted", "after")),
     verb("embed -o {out}/vectors.npy words", name="embed"),
     Verb("learn consolidate", call=consolidate, is_slow=True),
-    Verb("learn consolidate, slow_loop style", call=consolidate_style, is_slow=True),
+    Verb("learn consolidate, slow_loop style", call=consolidate_style, states=STYLED, is_slow=True),
     Verb("learn consolidate --deep", call=record_changes, is_slow=True),
     verb("learn kv --measure", is_slow=True),
     verb("learn router --train", is_slow=True),
