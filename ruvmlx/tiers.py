@@ -44,7 +44,8 @@ COLD, WARM, HOT = range(len(TIERS))
 
 # The names of the tiers that a page leaves as it ages, in this order: ("hot", "warm")
 LENGTHS = tuple(tier.name for tier in reversed(TIERS[1:]))
-EXAMPLE = ",".join(str(tier.lengths[1]) for tier in reversed(TIERS[1:]))
+# lengths in the form of a setting: those of a chat without memory pressure, and an example
+USUAL, EXAMPLE = (",".join(str(tier.lengths[i]) for tier in reversed(TIERS[1:])) for i in (0, 1))
 
 
 def fill_lengths(lengths: Sequence[int]) -> tuple[int, ...]:

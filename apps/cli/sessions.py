@@ -68,7 +68,8 @@ def list_sessions(folder: str | None, as_json: bool) -> None:
         return
     show_rows(rows)
     hint("`ruvmlx chat --session ID` continues one.")
-    hint("The first letters of an ID are enough; `last` is the chat that was used last.")
+    newest = "the chat that was used last" if folder else f"now {every[0].id}"
+    hint(f"The first letters of an ID are enough; `last` is {newest}.")
     if any(row["pinned"] or row["folder"] for row in rows):
         hint("★ marks a pinned chat. The name of a folder stands before ›.")
 

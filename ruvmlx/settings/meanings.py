@@ -5,7 +5,7 @@ A text says what a value of the setting does, for a reader who has never met the
 a phrase without a full stop.
 """
 
-from ..tiers import EXAMPLE, describe_lengths, describe_tiers
+from ..tiers import EXAMPLE, USUAL, describe_lengths, describe_tiers
 
 # The heading of each group -> the settings of the group, with their meanings.
 GROUPS = {
@@ -103,9 +103,9 @@ GROUPS = {
             "consolidate`"
         ),
         "slow_loop": (
-            "how the background learning uses your ratings while you do not type: training changes the parts "
-            "that base_targets names; style only mixes ready-made changes of style, which a model such "
-            "as the starter has; auto: style if the model has them, and else training"
+            "how the background learning uses your ratings while you do not type; training: it changes the "
+            "parts that base_targets names; style: it only mixes ready-made changes of style, which a model "
+            "such as the starter has; auto: style if the model has such changes, training if not"
         ),
         "learn_targets": (
             "which parts of the model a rating changes at once: head (the layer that chooses the next "
@@ -132,7 +132,7 @@ GROUPS = {
         ),
         "kv_tiers": (
             f"at which ages the tokens of a tiered cache lose bits, as in {EXAMPLE}: {describe_lengths()}; "
-            "by default as `ruvmlx learn kv` says"
+            f"by default what kv_measure found best (`ruvmlx learn kv`), and before that {USUAL}"
         ),
         "kv_limit": (
             "how far a tiered cache that was chosen by measurement may change the model's predictions (KL "
