@@ -45,7 +45,7 @@ def _tell(made: ClientFile, written: bool, as_json: bool) -> None:
     if as_json:
         print_json({"path": made.path, "text": made.text, "written": written})
         return
-    where = f"Written to {made.path}:" if written else f"Put this into {made.path}, or add --write:"
+    where = f"Written to {made.path}:" if written else f"Put into {made.path}:"
     heading = where if made.path else "Environment variables:"
     # One line, so that the user can paste the heading with the text into the file.
     click.echo(f"# {sanitize(heading)}", err=True)

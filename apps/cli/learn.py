@@ -316,7 +316,7 @@ def taste_chart(svg: str | None, as_json: bool, **flags: Any) -> None:
     else:
         for line in chart.plot(record) if record.ratings else []:
             show_whole(line)
-    say(chart.summary(record, nothing_in_use(status_facts(history.status())) or HOW_TO_RATE))
+    say(chart.summary(record, nothing_in_use(status_facts(history.status()))))
 
 
 @learn.command("kv")

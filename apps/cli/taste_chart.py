@@ -35,11 +35,11 @@ def _row(predicted: float) -> float:
     return min(ROWS, key=lambda row: abs(row - predicted))
 
 
-def summary(record: TasteRecord, next_step: str = HOW_TO_RATE) -> str:
-    """Return sentences that say what the chart shows. next_step: what the user can do if there is nothing to
-    show, as sentences."""
+def summary(record: TasteRecord, nothing: str = "") -> str:
+    """Return sentences that say what the chart shows. nothing: the sentences to return if there is nothing to
+    show; "" for the usual ones."""
     if record.error is None or record.usual_error is None:
-        return f"There is no rating to compare. {next_step}"
+        return nothing or f"There is no rating to compare. {HOW_TO_RATE}"
     gain = record.usual_error - record.error
     how = "about as well as" if abs(gain) < FELT else "better than" if gain > 0 else "worse than"
     return (
