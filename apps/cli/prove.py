@@ -1,7 +1,6 @@
 """The command `ruvmlx prove` measures whether ratings help. A simulated user rates replies of the real model.
 Then the model answers other prompts, which it did not see during training."""
 
-import importlib.util
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -22,6 +21,7 @@ from ..prove.raters import RATERS
 from .number_types import Number, WholeNumber
 from .options import load_and_open, model_options, resolve
 from .output import json_option, log, print_json, show
+from .own_scorer import own_scorer
 from .text_output import TableColumn, count, hint, say, table
 from .verb import Verb
 
@@ -334,43 +334,10 @@ def _scorer(user: str | None, file: str | None):
     if user and file:
         raise UsageError("give --user or --scorer, not both.")
     if file:
-        return _own_scorer(file)
+        return own_scorer(file)
     if (user or "brevity") not in USERS:
         raise UsageError(f"no simulated user {user!r}; there are: {', '.join(USERS)}.")
     return USERS[user or "brevity"]
-
-
-def _own_scorer(given: str):
-    """Load the user's scorer, a function that gives stars to a reply. given: "FILE.py:function". The result
-    is a function that calls the scorer and checks that the stars are a whole number from 1 to 5."""
-    path, _, name = given.rpartition(":")
-    if not path or not Path(path).is_file():
-        raise UsageError(f"no scorer {given!r}; give a Python file and a function: taste.py:score.")
-    spec = importlib.util.spec_from_file_location("ruvmlx_scorer", path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{path} is not a Python file.")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as e:
-        raise UsageError(f"{path} cannot be loaded: {type(e).__name__}: {e}.") from e
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise UsageError(f"{path} has no function {name!r}.")
-    return _checked_scorer(function, given)
-
-
-def _checked_scorer(function, given: str):
-    def score(prompt: str, reply: str, finished: bool) -> int:
-        try:
-            stars = function(prompt, reply, finished)
-        except Exception as e:
-            raise UsageError(f"{given} failed: {type(e).__name__}: {e}.") from e
-        if isinstance(stars, bool) or stars not in (1, 2, 3, 4, 5):
-            raise UsageError(f"{given} returned {stars!r}; expected a whole number from 1 to 5.")
-        return int(stars)
-
-    return score
 
 
 def open_bench(settings: Settings, tell, measured=None):

@@ -81,7 +81,8 @@ class SessionManager:
         if own is not None and own.chain[0] != self.keys.root(own.policy, salt):
             own = None
         session = self._longest(own, prompt, salt) or own
-        session = self._disk.longest(session, prompt, self.policy, salt) or session or self._new(salt)
+        session = self._disk.longest(session, prompt, self.policy, salt) or session
+        session = session or self._with(self.policy, self.keys.root(self.policy, salt))
         self._running.add(session)
         if session_id is not None:
             self._name(session_id, session)
@@ -207,9 +208,6 @@ class SessionManager:
             point = fork.fork()
             point.owner, point.branching = source.owner, True
             self._keep_unnamed(point)
-
-    def _new(self, salt: str) -> Session:
-        return self._with(self.policy, self.keys.root(self.policy, salt))
 
     def _with(self, policy: TierPolicy | None, name: bytes) -> Session:
         return Session(self._backend.new_cache(policy), policy, self._backend.lora, chain=[name])

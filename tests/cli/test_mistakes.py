@@ -60,7 +60,7 @@ def test_none_which_turns_learning_off_is_proposed_only_for_a_very_similar_name(
     assert "Did you mean" not in str(refused.value) and find_adapter("none", of_a_new_user) is None
 
 
-def test_a_mistyped_adapter_is_told(run, learned, tiny_folder):
+def test_a_mistyped_adapter_is_told(run, learned, tiny_folder, tmp_path):
     """The reply comes from the original model. Only a name that is like another one brings a proposal."""
     asked = ("generate", "hi", "--max-tokens", "2", "--temp", "0", *tiny(tiny_folder))
     code, out, err = run(*asked, "--adapter", "wrok")
@@ -72,8 +72,9 @@ def test_a_mistyped_adapter_is_told(run, learned, tiny_folder):
     )
     for name in ("work", "default", "none"):
         assert run(*asked, "--adapter", name)[2] == ""
-    run("adapters", "export", "out", "--adapter", "work", *tiny(tiny_folder))
-    code, out, err = run("adapters", "import", "out", "imported", *tiny(tiny_folder))
+    folder = str(tmp_path / "out")
+    run("adapters", "export", folder, "--adapter", "work", *tiny(tiny_folder))
+    code, out, err = run("adapters", "import", folder, "imported", *tiny(tiny_folder))
     assert (code, err) == (0, "") and "`ruvmlx adapters use imported`" in out
 
 

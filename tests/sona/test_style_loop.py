@@ -1,5 +1,6 @@
 """The style loop on a tiny model: it moves the base, within the limits, as the ratings in force ask for."""
 
+import errno
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -309,6 +310,26 @@ def test_a_missing_basis_is_computed_in_pieces_and_kept(open_tiny, tiny, monkeyp
         found = loop.basis(lambda *_: None, lambda: None)
         assert files.basis() is not None and not files.bank().replies
         assert found.directions.shape == (M, tiny.config.n_layers, RANK, tiny.config.hidden_size)
+
+
+def test_a_full_disk_does_not_end_the_computation_of_a_basis(open_tiny, tiny, monkeypatch):
+    """The process goes on with the basis in memory."""
+    for name, value in {"REPLIES": 3, "MAX_REPLY_TOKENS": 5}.items():
+        monkeypatch.setattr(style_bank, name, value)
+    given = {"style_questions": ["What is a pond?", "How?"], "style_prose": ["A plain text."]}
+    monkeypatch.setattr(style_loop, "texts", given.__getitem__)
+    monkeypatch.setattr(style_loop, "SAVE_EVERY", 0.0)
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(style_file, "replacing", fail)
+    with open_tiny(slow_loop="style") as runtime:
+        loop = runtime.learning.loops.style()
+        found = loop.basis(lambda *_: None, lambda: None)
+        assert (
+            found is loop.basis(lambda *_: None, lambda: None) and not StyleFiles(tiny.fingerprint).has_basis
+        )
 
 
 def test_a_bank_that_a_killed_run_left_is_removed(tiny, basis, monkeypatch):

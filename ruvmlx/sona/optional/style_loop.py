@@ -19,6 +19,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -135,7 +136,8 @@ class StyleLoop:
         self._basis = self._basis or self._files.basis()
         if self._basis is None:
             self._basis = self._compute(progress, pause)
-            self._files.put_basis(self._basis)
+            with suppress(OSError):  # a full disk: this process has the basis, and the next one computes it
+                self._files.put_basis(self._basis)
         return self._basis
 
     def _compute(self, progress: Progress, pause: Pause) -> StyleBasis:
@@ -145,14 +147,20 @@ class StyleLoop:
             nonlocal saved
             progress(done, total, math.nan)
             if time.monotonic() - saved > SAVE_EVERY:
-                self._files.put_bank(bank)
+                self._save(bank)
                 saved = time.monotonic()
 
         self._learner.release()
         self._learner.room.check()
         try:
             return self._builder(bank).run(show, pause)
-        finally:
+        except BaseException:
+            self._save(bank)
+            raise
+
+    def _save(self, bank: StyleBank) -> None:
+        """Store the unfinished bank. On a full disk, only a later process loses what is finished."""
+        with suppress(OSError):
             self._files.put_bank(bank)
 
     def _builder(self, bank: StyleBank) -> BasisBuilder:
