@@ -47,7 +47,7 @@ FINISHED, _UNFINISHED = "replies/directions", "replies/direction-bank"
 
 def questions() -> list[str]:
     """Return 98 everyday questions. The directions come from the model's replies to these questions. With
-    fewer questions, the directions follow a taste less well (docs/learning.md)."""
+    fewer questions, the directions follow a taste less well (docs/studies.md)."""
     asked = [*reference_text.questions(), *embedding.everyday_questions(), *faults.questions()]
     return list(dict.fromkeys(asked))
 

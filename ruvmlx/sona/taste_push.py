@@ -182,7 +182,7 @@ class TastePush:
                 weights = taste.token_weights().mean[: len(MEASURES)]
                 total = total + ALONG * known.logits(weights, probe.tokens)
             # Clip the logits before their KL is limited. The KL then spreads over more tokens, and the user
-            # prefers the replies more often (docs/learning.md).
+            # prefers the replies more often (docs/studies.md).
             others = np.clip(total, -MAX_LOWER_LOGITS, MAX_RAISE_LOGITS)
             others[ends] = 0
             logits += limit_kl(others, max(PUSH_KL / 4, PUSH_KL - end_kl - probe.floor), probe)

@@ -46,7 +46,7 @@ from .style_scale import TRIES, MeasuredBase, ScaleSearch
 
 # The base's maximum KL at a confidence of 1, nats per token. The MicroLoRA has the rest of the cap on the KL
 # (KL_CAP of instant.py). With a larger part for the base, simulated users preferred the replies less often
-# (docs/learning.md).
+# (docs/studies.md).
 KL = 0.08
 # The loop uses no style if `agreement` is below -DISAGREEMENT. With 8 to 30 ratings, chance alone often makes
 # `agreement` negative.
