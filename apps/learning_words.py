@@ -60,15 +60,18 @@ def detail_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
             f"{_distance(facts['kl'])} of the allowed {facts['kl_cap']:g}: how far replies are from the "
             "original model's (KL divergence, in nats per token; 0 is the same)",
         ),
-        ("trainings", f"{facts['consolidations']} in use; {_ratings(facts['pending'])} in none of them"),
+        (
+            "trainings",
+            f"{facts['consolidations']} by the background learning; {_ratings(facts['pending'])} in none",
+        ),
         *((_signal_name(group), _signal_line(group)) for group in facts["signals"]),
     ]
 
 
 def _distance(kl: float) -> str:
-    """Return a distance in nats per token as text: "0.0120", or "under 0.0001" for a smaller one that is not
+    """Return a distance in nats per token as text: "0.0120", or "less than 0.0001" for a smaller one that is not
     0."""
-    return "under 0.0001" if 0 < kl < 0.0001 else f"{kl:.4f}"
+    return "less than 0.0001" if 0 < kl < 0.0001 else f"{kl:.4f}"
 
 
 def _signal_name(group: dict[str, Any]) -> str:

@@ -28,12 +28,15 @@ _TRIGGERS = {
         "background",
         "the background learning starts at {least} rated replies, {at} of them new (now {now} new)",
     ),
-    "router": ("router", "it is trained at {at} rated choices of the router (now {now})"),
+    "router": ("router", "if the router is on, it learns when {at} of its choices are rated (now {now})"),
     "rebalance": (
         "cache",
         "the KV cache gets fewer bits when {at} of the machine's memory is in use (now {now})",
     ),
-    "tune": ("speed", "ruvmlx tries what is faster below {at} tokens a second (now {now})"),
+    "tune": (
+        "speed",
+        "when replies are slower than {at} tokens a second, ruvmlx tries faster settings (now {now})",
+    ),
 }
 
 
@@ -56,7 +59,7 @@ def figures_line(figures: dict[str, Any]) -> str:
     speed, wait, quality = (figures[name] for name in ("tokens_per_second", "ttft_ms", "quality"))
     parts = [
         f"{count(figures['replies'], 'reply', 'replies')} measured",
-        f"{speed:.0f} tokens a second" if speed else "speed not known yet",
+        f"{speed:.0f} tokens a second" if speed else "too few tokens to tell the speed",
         f"first word after {wait / 1000:.2f} s" if wait else "",
         f"KV caches up to {size(figures['kv_bytes'])}",
         f"up to {figures['pressure']:.0%} of the machine's memory in use",

@@ -38,12 +38,12 @@ def show_kv(facts: dict[str, Any]) -> None:
     say(f"Why: {facts['reason']}.")
     replies = count(facts["long_replies"], "long reply", "long replies")
     say(
-        f"A long reply is one in a chat of {facts['long_is']:,} tokens or more, which all choices can be "
-        f"measured on. {replies} on the backend {facts['backend']} can be measured."
+        f"All choices can be measured on a long reply: one in a chat of {facts['long_is']:,} tokens or more. "
+        f"There {'is' if facts['long_replies'] == 1 else 'are'} {replies} of the backend {facts['backend']}."
     )
     if facts["long_replies"]:
         say("`ruvmlx learn kv --measure` measures now.")
-    say("With the setting kv_measure on, the chat measures in your pauses.")
+    say("After `ruvmlx config set kv_measure on`, the chat measures in your pauses.")
     for c in facts["candidates"]:
         say(
             f"Measured: {_tiers_in_words(c)}. It changes what the model says by {c['kl']:.5f}, at most by "

@@ -29,8 +29,8 @@ def ps(server: str, api_key: str | None, as_json: bool) -> None:
     limit = f" of {size(found['limit_bytes'])}" if found["limit_bytes"] else ""
     planned, taken = size(found["planned_bytes"]), size(found["resident_bytes"])
     text_output.hint("MEMORY is what the model and its chats take; the program itself comes on top.")
-    text_output.hint("CHAT LIMIT is the most memory for what the model has read of chats (the KV cache).")
-    log(f"The whole server takes {taken} now. It plans with {planned}{limit}, and with more for long chats.")
+    text_output.hint("CHAT LIMIT is the most memory for all chats of the model together (the KV cache).")
+    log(f"The whole server takes {taken} now. It may take {planned}{limit}, and more for long chats.")
 
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:
