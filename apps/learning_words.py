@@ -62,15 +62,16 @@ def detail_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "trainings",
-            f"{facts['consolidations']} by the background learning; {_ratings(facts['pending'])} in none",
+            f"{facts['consolidations']} by the background learning; "
+            f"{_ratings(facts['pending'])} not in one yet",
         ),
         *((_signal_name(group), _signal_line(group)) for group in facts["signals"]),
     ]
 
 
 def _distance(kl: float) -> str:
-    """Return a distance in nats per token as text: "0.0120", or "less than 0.0001" for a smaller one that is not
-    0."""
+    """Return a distance in nats per token as text: "0.0120", or "less than 0.0001" for a smaller one
+    that is not 0."""
     return "less than 0.0001" if 0 < kl < 0.0001 else f"{kl:.4f}"
 
 

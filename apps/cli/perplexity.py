@@ -69,7 +69,7 @@ def _show(found: "Perplexity", backend: "Backend") -> None:
         ("perplexity", f"{found.ppl:.2f} on {found.tokens:,} tokens (lower is better; 1 is the best)"),
         (
             "cache",
-            f"{size(found.kv.bytes)} ({found.kv.policy}); {size(found.kv.f16_bytes)} with 16 bits a number (f16)",
+            f"{size(found.kv.bytes)} ({found.kv.policy}); {size(found.kv.f16_bytes)} with 16 bits a number",
         ),
         ("computed by", backend_in_words(backend.name, backend.kernels)),
     ]

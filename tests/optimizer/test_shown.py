@@ -45,7 +45,9 @@ def test_each_condition_says_how_far_it_is(open_tiny, speed):
         assert (triggers["merge"]["at"], triggers["merge"]["now"]) == (16, 0)
         assert triggers["tune"]["now"] is None
         said = trigger_line(triggers["tune"])
-        assert said == "ruvmlx tries what is faster below 50 tokens a second (now not known)"
+        assert said == (
+            "when replies are slower than 50 tokens a second, ruvmlx tries faster settings (now not known)"
+        )
         said = trigger_line(triggers["rebalance"] | {"now": 0.0965})
         assert said == "the KV cache gets fewer bits when 90% of the machine's memory is in use (now 10%)"
 
