@@ -51,6 +51,7 @@ async def test_a_rating_key_reaches_the_store(open_tiny):
             await until(pilot, lambda: app.phase == "idle" or app.failure)
             assert not app.failure
             reply = await ask(app, pilot)
+            await pilot.pause(0.5)  # what the end of the reply began is no part of the key's way
             way.begin()
             await pilot.press("ctrl+y")
             await until(pilot, lambda: reply.effect)

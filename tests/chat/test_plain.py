@@ -268,7 +268,7 @@ def test_control_c_stops_a_reply_and_at_the_prompt_quits():
     terminal.send("\x03")
     terminal.expect(r"\(stopped\)\nYou: ")
     terminal.send("/status\n")
-    terminal.expect("ratings   0")
+    terminal.expect("ratings   none yet")
     terminal.expect("You: ")
     terminal.send("\x03")
     terminal.expect("closed")

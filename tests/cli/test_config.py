@@ -11,9 +11,9 @@ from .verbs import one_line
 
 def shown(out: str) -> dict[str, str]:
     """Setting -> its value, as the table prints it."""
-    start = out.splitlines()[0].index("VALUE")
-    end = out.splitlines()[0].index("MEANING")
-    rows = (line for line in out.splitlines()[1:] if line[2:].split(" ")[0] in settings.SPECS)
+    heading = next(line for line in out.splitlines() if "VALUE" in line and "MEANING" in line)
+    start, end = heading.index("VALUE"), heading.index("MEANING")
+    rows = (line for line in out.splitlines() if line[2:].split(" ")[0] in settings.SPECS)
     return {line[:start].strip(): line[start:end].strip() for line in rows}
 
 

@@ -106,6 +106,6 @@ def test_pull_on_a_terminal(served, tmp_path):  # noqa: F811
     assert terminal.wait() == 130
     served.pace = 0.0
     again = Terminal(argv, **known)
-    again.expect(r"size +3\.\d MB: 1\.5 M parameters")
+    again.expect(r"size +3\.\d MB: 1\.5 M weights")
     assert again.wait() == 0
     assert len(served.ranges) == 2 and served.ranges[1] > 0

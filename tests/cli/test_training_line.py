@@ -22,7 +22,7 @@ def test_the_time_left_follows_from_the_steps_so_far(monkeypatch):
     line = TrainingLine(TerminalLine(io.StringIO()), "steps")
     line.step(0, 12, float("nan"))
     line.step(2, 12, 0.5)
-    assert shown[-1] == "Training: 2 of 12 steps, 1 min 40 s left, loss +0.5000"
+    assert shown[-1] == "Learning: 2 of 12 steps, 1 min 40 s left, loss +0.5000"
 
 
 def test_the_first_line_comes_before_the_first_step_and_the_last_step_is_not_the_end():
@@ -33,9 +33,9 @@ def test_the_first_line_comes_before_the_first_step_and_the_last_step_is_not_the
     line.step(1, 12, 0.5)
     line.step(12, 12, -0.25)
     assert lines(sink)[1:] == [
-        "Training: 0 of 12 steps",
-        *[line for line in lines(sink) if line.startswith("Training: 1 of 12 steps") and "+0.5000" in line],
-        "Training: 12 of 12 steps, loss -0.2500",
+        "Learning: 0 of 12 steps",
+        *[line for line in lines(sink) if line.startswith("Learning: 1 of 12 steps") and "+0.5000" in line],
+        "Learning: 12 of 12 steps, loss -0.2500",
         f"{TESTING} …",
     ]
 
@@ -43,7 +43,7 @@ def test_the_first_line_comes_before_the_first_step_and_the_last_step_is_not_the
 def test_counted_replies_have_no_loss_and_no_test():
     sink = io.StringIO()
     TrainingLine(TerminalLine(sink), "replies").step(3, 3)
-    assert lines(sink)[-1] == "Training: 3 of 3 replies"
+    assert lines(sink)[-1] == "Learning: 3 of 3 replies"
 
 
 def test_without_a_terminal_there_is_no_line():
