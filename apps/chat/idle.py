@@ -46,16 +46,20 @@ class Lesson:
 
 
 def learn(
-    runtime: Runtime, session: str, cancel: threading.Event, show: Callable[[str], None], courtesy: Courtesy
+    runtime: Runtime,
+    cancel: threading.Event,
+    show: Callable[[str], None],
+    courtesy: Courtesy,
+    session: str = "",
 ) -> Lesson:
     """Do the idle work. First, erase deleted chats from the search index. Then train the adapter, if a
     training is due. If no training is due, measure the KV cache, or try what makes slow replies faster, if
     either is due. The work stops when the event `cancel` is set. Call this function in the runtime's thread.
 
-    session: the id of the open chat; if the training changed layers below the output head, the model reads
-        this chat again, so that the next reply need not wait for the reading
     show: a function that shows a line about the work. courtesy: the object that decides whether the machine
     is free for the work.
+    session: the id of the open chat, or "" for none; if the training changed layers below the output head,
+        the model reads this chat again, so that the next reply need not wait for the reading
     """
     while not soft_delete.clean_index(runtime.store, CLEANING) and not cancel.is_set():
         pass
@@ -173,7 +177,7 @@ class IdleLearner:
 
         try:
             lesson = await self._chat.host.run_idle(
-                lambda runtime, cancel: learn(runtime, session, cancel, show, self._courtesy)
+                lambda runtime, cancel: learn(runtime, cancel, show, self._courtesy, session)
             )
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             lesson = Lesson(describe.not_learned(error_line(error)), stuck=True)

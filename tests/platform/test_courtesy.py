@@ -99,7 +99,10 @@ def runtime(is_due=True):
     learning = SimpleNamespace(is_due=lambda: is_due and not steps, consolidate=consolidate)
     store = SimpleNamespace(search_index=SimpleNamespace(is_clean=lambda: True))
     optimizer = SimpleNamespace(due_when_idle=lambda: False)
-    return SimpleNamespace(learning=learning, tiers=tiers, optimizer=optimizer, store=store, steps=steps)
+    engine = SimpleNamespace(sessions=SimpleNamespace(read_again=lambda session, pause: 0))
+    return SimpleNamespace(
+        learning=learning, tiers=tiers, optimizer=optimizer, store=store, engine=engine, steps=steps
+    )
 
 
 def test_the_chat_says_why_it_waits_and_how_long_it_takes():
