@@ -228,8 +228,8 @@ def _version(number: int) -> str:
 
 
 def _training(facts: dict[str, Any]) -> str:
-    """Return sentences about the background learning (the slow loops): how often its result was put into use,
-    its newest result, and the number of ratings that wait for it."""
+    """Return sentences about the background learning, which is the slow loops. The sentences tell how
+    many results were put into use, the newest result, and how many ratings wait."""
     from ruvmlx.sona.adapter_history import MINIMUM
 
     done, waiting, said = facts["consolidations"], facts["pending"], list[str]()

@@ -147,8 +147,10 @@ def run(
     log: Callable[[str], None],
     learn: str = "instant",
 ) -> list[ChatResult]:
-    """Run all raters with all seeds. Return a result for each rater, seed and checkpoint. learn: "instant" or
-    "style", as in Arm"""
+    """Run each rater with each seed. Return a result for each rater, seed and checkpoint.
+
+    learn: the loop that learns, "instant" or "style" (Arm.learn)
+    """
     bench.measure()
     with bench.runtime(Arm("off")) as runtime:
         untouched = [_answers(runtime, setup, seed, None) for seed in range(seeds)]

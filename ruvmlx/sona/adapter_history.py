@@ -185,8 +185,8 @@ class AdapterHistory:
         return found[-1] if found else 0
 
     def new_and_missing(self, due: int = DUE) -> tuple[int, int]:
-        """Return (the number of ratings and preferences since the last run of the background or style loop,
-        the number of more ratings or preferences that the loop waits for). A loop needs MINIMUM ratings or
+        """Return two numbers of ratings and preferences: those since the last run of the background or style
+        loop, and those for which the loop still waits. A loop needs MINIMUM ratings or
         preferences in all, and `due` since its last run (one if the store has a stopped run)."""
         given, attempts = [version for version, _ in self.pairs.evidence_weights()], self.attempts()
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)

@@ -115,8 +115,8 @@ def sample(model: Model, backend: Backend, adapter: HeadAdapter | None, pause: P
 
 
 class FaultBaseline:
-    """One model's own replies to `questions()`, without any adapter. The model writes the replies once; then
-    they are in the store."""
+    """The replies of one model, without an adapter, to `questions()`. The model writes the replies once. The
+    store keeps the replies."""
 
     def __init__(self, store: Store, fingerprint: str):
         self._store, self._fingerprint = store, fingerprint

@@ -237,8 +237,11 @@ class Trials:
         return self._seen[mark]
 
     def _judge(self, where: str, found: StartReport, is_failed: bool = False) -> int:
-        """Note what is wrong. Return the place of the state in the verb's states; -1 for none of them.
-        is_failed: the log may have a row for what failed."""
+        """Add a finding for each fault. Return the index of the state in the list of the verb's states, or -1
+        if the list does not have the state.
+
+        is_failed: True if the log may have a row for what failed
+        """
         for fault in found.faults:
             self._finding(where, fault)
         if not found.state or self._verb.has_promises:

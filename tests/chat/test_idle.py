@@ -114,7 +114,7 @@ async def test_idle_training_reports_its_result_once(rated_opener, open_tiny, mo
 
 
 async def test_the_open_chat_is_read_again_after_training(rated_opener, monkeypatch):
-    """Else the next reply would begin with the reading of the whole chat."""
+    """A chat that was not read again would delay the next reply."""
     monkeypatch.setattr(promotion, "objection", lambda *_: "")
     monkeypatch.setattr(idle, "IDLE_AFTER", NEVER)
 

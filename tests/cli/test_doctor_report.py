@@ -360,7 +360,7 @@ def test_a_full_disk_fails_a_check_with_the_number(run, planted, monkeypatch, fr
 
 
 def test_what_was_not_checked_is_not_called_ok():
-    """JSON has `ok` for it, as scripts know it; people see a dash."""
+    """The JSON has the value `ok`, which scripts know. The text has a dash."""
     for ok, detail, mark in (
         (True, "no GPU: kernels not checked here", "-"),
         (True, "not known without the model", "-"),

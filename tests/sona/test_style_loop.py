@@ -224,7 +224,7 @@ def count_measurements(learner, monkeypatch) -> Counter:
     """Return a counter of the measurements that ended."""
     counts = Counter()
 
-    def counted(name, measure):
+    def with_counter(name, measure):
         def measure_and_count(*arguments):
             result = measure(*arguments)
             counts[name] += 1
@@ -232,9 +232,9 @@ def count_measurements(learner, monkeypatch) -> Counter:
 
         return measure_and_count
 
-    monkeypatch.setattr(learner.active, "probe_base", counted("probe", learner.active.probe_base))
-    monkeypatch.setattr(learner.active, "quick_kl", counted("KL", learner.active.quick_kl))
-    monkeypatch.setattr(faults, "sample", counted("replies", faults.sample))
+    monkeypatch.setattr(learner.active, "probe_base", with_counter("probe", learner.active.probe_base))
+    monkeypatch.setattr(learner.active, "quick_kl", with_counter("KL", learner.active.quick_kl))
+    monkeypatch.setattr(faults, "sample", with_counter("replies", faults.sample))
     return counts
 
 

@@ -9,7 +9,7 @@ from ruvmlx.sona.optional.style_scale import CLOSE_ENOUGH, RISE, TRIES, Measured
 WANTED = 0.04
 
 
-def measured(scale: float, kl: float, rise: float = 0.0) -> MeasuredBase:
+def measurement(scale: float, kl: float, rise: float = 0.0) -> MeasuredBase:
     return MeasuredBase(scale, SimpleNamespace(probe=SimpleNamespace(floor=kl, rise=rise)))
 
 
@@ -19,7 +19,7 @@ def search(kl, estimate, rise=lambda s: 0.0, first=1.0):
 
     def measure(scale):
         scales.append(scale)
-        return measured(scale, kl(scale), rise(scale))
+        return measurement(scale, kl(scale), rise(scale))
 
     found = ScaleSearch(measure, estimate, WANTED).run(first, lambda done: None)
     return found and found.scale, scales
@@ -71,6 +71,6 @@ def test_no_scale_within_the_limits_is_none():
 
 
 def test_a_model_that_computes_no_number_has_no_room():
-    assert measured(1, float("nan")).room(WANTED) == measured(1, 0.01, float("inf")).room(WANTED) == 0
-    assert measured(1, WANTED / 4).room(WANTED) == pytest.approx(2)
-    assert measured(1, WANTED / 4, 4 * RISE).room(WANTED) == pytest.approx(0.5)
+    assert measurement(1, float("nan")).room(WANTED) == measurement(1, 0.01, float("inf")).room(WANTED) == 0
+    assert measurement(1, WANTED / 4).room(WANTED) == pytest.approx(2)
+    assert measurement(1, WANTED / 4, 4 * RISE).room(WANTED) == pytest.approx(0.5)

@@ -64,8 +64,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Candidate:
-    """What the model would be. scale: the scale s of the style. stars: [Q], the stars that the taste model
-    predicts for the replies"""
+    """A base LoRA and a MicroLoRA that were tested together, and could be used.
+
+    scale: the scale s of the style; 0 without a style
+    ground: the base LoRA with the KL probe under it
+    update: the MicroLoRA, which is scaled to the caps
+    replies: the model's replies to the Q questions of faults.py
+    stars: [Q], the stars that the taste model predicts for the replies
+    """
 
     scale: float
     ground: ProbedBase
@@ -209,7 +215,7 @@ class StyleLoop:
         return self._promote(self._learner.version, self._plain(pause), facts, reason)
 
     def _plain(self, pause: Pause) -> "_Candidate":
-        """Return what the model would be without a style."""
+        """Test the model without a style, and return the result."""
         active, trained = self._learner.active, self._trained_base
         if trained is None:
             return self._candidate(0.0, ProbedBase(BaseLoRA({}), active.frozen_probe), pause)
@@ -217,8 +223,12 @@ class StyleLoop:
         return self._candidate(0.0, ground, pause)
 
     def _candidate(self, scale: float, ground: ProbedBase, pause: Pause) -> "_Candidate":
-        """Return what the model would be with a base LoRA: the MicroLoRA, scaled to the caps, and replies to
-        questions that no user rated. scale: the scale s of the style; 0 without a style"""
+        """Test a base LoRA, and return the result. The function scales the MicroLoRA to the caps. The model
+        then answers questions that no user rated.
+
+        scale: the scale s of the style; 0 without a style
+        ground: the base LoRA with the KL probe under it
+        """
         learner = self._learner
         taste = learner.taste_push.compute(learner.micro, ground.probe)
         update = instant.rescale_to_caps(learner.micro, ground.probe, taste)
@@ -235,8 +245,8 @@ class StyleLoop:
     def _within_limits(
         self, basis: StyleBasis, choice: StyleChoice, progress: Progress, pause: Pause
     ) -> MeasuredBase | None:
-        """Return the measured base LoRA of the style within the limits of KL and perplexity; None if there is
-        no such base LoRA."""
+        """Search the largest scale s within the limits of KL and perplexity. Return the measured base LoRA
+        with this scale. Return None if the search finds no scale."""
         wanted = self._wanted_kl(choice)
         search = ScaleSearch(
             lambda scale: self._at(basis, choice, scale, pause),
