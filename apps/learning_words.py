@@ -49,7 +49,11 @@ def detail_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """Return rows of (label, text) with the figures of the state of learning."""
     last = max(facts["versions"], default=0)
     return [
-        ("adapter", f"{facts['adapter']}, version {facts['adapter_version']} of {last}"),
+        (
+            "adapter",
+            f"{facts['adapter']}, at version {facts['adapter_version']}; the newest version is {last}. Each "
+            "rating, changed rating and training makes a version",
+        ),
         (
             "feedback",
             f"{_feedback_count(facts['ratings'], facts.get('preferences', 0))}, "
@@ -82,10 +86,13 @@ def _signal_name(group: dict[str, Any]) -> str:
 def _signal_line(group: dict[str, Any]) -> str:
     """Return a line about a group of learning signals: their number, and the mean quality of the replies (0
     to 1)."""
-    return (
-        f"{group['count']:,} in chats of {group['context']} tokens: {group['quality']:.0%} on average (0% is "
-        "bad, 100% is good)"
+    scale = (
+        "your stars (1 star is 0%, 5 stars are 100%)"
+        if group["kind"] == "explicit"
+        else "what you did with a reply (0% is bad, 100% is good)"
     )
+    average = f"{group['quality']:.0%} on average, by {scale}"
+    return f"{group['count']:,} in chats of {group['context']} tokens: {average}"
 
 
 def rating_line(result: "RatingResult") -> str:

@@ -26,7 +26,8 @@ KNOBS = {
 _TRIGGERS = {
     "merge": (
         "background",
-        "the background learning starts at {least} rated replies, {at} of them new (now {now} new)",
+        "the background learning starts when you have rated {least} replies or more, and {at} ratings are "
+        "new since its last run (now {now} new)",
     ),
     "router": ("router", "if the router is on, it learns when {at} of its choices are rated (now {now})"),
     "rebalance": (
@@ -63,7 +64,9 @@ def figures_line(figures: dict[str, Any]) -> str:
         f"first word after {wait / 1000:.2f} s" if wait else "",
         f"KV caches up to {size(figures['kv_bytes'])}",
         f"up to {figures['pressure']:.0%} of the machine's memory in use",
-        f"quality {quality:.0%} (a guess from length, repetition and end)" if quality is not None else "",
+        f"quality {quality:.0%} (a guess from the reply's length, repetition and end, not from your rating)"
+        if quality is not None
+        else "",
     ]
     return ", ".join(filter(None, parts))
 

@@ -143,7 +143,7 @@ def list_adapters(as_json: bool) -> None:
     table(columns, [_row(row) for row in rows])
     star = "* is in use." if any(row["in_use"] for row in rows) else "None of these is in use."
     hint(f"{star} `ruvmlx adapters use NAME` switches. VERSION goes up with each change.")
-    hint("SIZE is that of all kept versions together; a copy or an import has one version.")
+    hint("SIZE is that of all versions that are kept. A copy or an import has only one version.")
 
 
 def _row(row: dict[str, Any]) -> tuple[str, ...]:

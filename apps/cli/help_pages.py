@@ -70,7 +70,7 @@ PAGES = {
         ('rate last 2 --note "so stiff"', "two of five stars, and a note"),
     ),
     "learn": _page(
-        "Show what was learned, take it back, or train on your ratings",
+        "Show what the model learned from your ratings, undo it, or train now",
         ("learn status", "what your ratings changed"),
         ("learn undo", "take the last rating back"),
     ),

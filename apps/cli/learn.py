@@ -28,7 +28,7 @@ from .verb import VerbGroup
 
 @click.group(cls=VerbGroup)
 def learn() -> None:
-    """Show what was learned, take it back, or train on your ratings."""
+    """Show what the model learned from your ratings, undo it, or train now."""
 
 
 learn.add_command(check)

@@ -26,11 +26,13 @@ def ps(server: str, api_key: str | None, as_json: bool) -> None:
         return
     columns = [TableColumn(name) for name in ("MODEL", "ADAPTER", "MEMORY", "CHAT LIMIT", "NOW")]
     text_output.table(columns, [_row(model) for model in found["models"]])
-    limit = f" of {size(found['limit_bytes'])}" if found["limit_bytes"] else ""
     planned, taken = size(found["planned_bytes"]), size(found["resident_bytes"])
     text_output.hint("MEMORY is what the model and its chats take; the program itself comes on top.")
-    text_output.hint("CHAT LIMIT is the most memory for all chats of the model together (the KV cache).")
-    log(f"The whole server takes {taken} now. It may take {planned}{limit}, and more for long chats.")
+    text_output.hint(
+        "CHAT LIMIT: all chats of the model together (their KV cache) never take more than this."
+    )
+    limit = f" The limit for everything is {size(found['limit_bytes'])}." if found["limit_bytes"] else ""
+    log(f"The whole server takes {taken} now, and about {planned} with short chats in all models.{limit}")
 
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:

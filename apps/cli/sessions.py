@@ -30,6 +30,7 @@ from .session_words import (
     session_facts,
     show_deleted_rows,
     show_rows,
+    title_in_lists,
 )
 from .text_output import hint, say, table
 from .verb import VerbGroup
@@ -68,8 +69,9 @@ def list_sessions(folder: str | None, as_json: bool) -> None:
         return
     show_rows(rows)
     hint("`ruvmlx chat --session ID` continues one.")
-    newest = "the chat that was used last" if folder else f"now {every[0].id}"
-    hint(f"The first letters of an ID are enough; `last` is {newest}.")
+    newest = "" if folder else f": {title_in_lists(session_facts(every[0]))}"
+    hint("The first letters of an ID are enough.")
+    hint(f"`last` instead of an ID is the chat that was used last{newest}.")
     if any(row["pinned"] or row["folder"] for row in rows):
         hint("★ marks a pinned chat. The name of a folder stands before ›.")
 
