@@ -61,8 +61,8 @@ def detail_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "distance",
-            f"{_distance(facts['kl'])} of the allowed {facts['kl_cap']:g}: how far replies are from the "
-            "original model's (KL divergence, in nats per token; 0 is the same)",
+            f"{_distance(facts['kl'])}; the limit is {facts['kl_cap']:g}. It says how far the predictions on "
+            "usual text are from the original model's (KL divergence, in nats per token; 0 is the same)",
         ),
         (
             "trainings",

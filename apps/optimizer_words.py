@@ -29,7 +29,10 @@ _TRIGGERS = {
         "the background learning starts when you have rated {least} replies or more, and {at} ratings are "
         "new since its last run (now {now} new)",
     ),
-    "router": ("router", "if the router is on, it learns when {at} of its choices are rated (now {now})"),
+    "router": (
+        "router",
+        "if it is on (see `ruvmlx learn router`), it learns when {at} of its choices are rated (now {now})",
+    ),
     "rebalance": (
         "cache",
         "the KV cache gets fewer bits when {at} of the machine's memory is in use (now {now})",

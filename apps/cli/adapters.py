@@ -17,7 +17,7 @@ from .completion_values import complete_adapters
 from .options import BUILT_IN, load_model, resolve, setting_option, unknown_adapter
 from .output import json_option, log, print_json, show
 from .settings import note_setting
-from .text_output import TableColumn, hint, say, shell_path, table
+from .text_output import TableColumn, count, hint, say, shell_path, table
 from .verb import VerbGroup
 
 _model = setting_option("model", "Model that the adapter belongs to; the starter model by default.")
@@ -290,8 +290,9 @@ def remove(name: str, force: bool, as_json: bool, **flags: Any) -> None:
         raise UsageError(_why_not_deleted(name))
     opened = _Open(flags)
     facts = opened.facts(name)
+    ratings = len(opened.store.ratings.in_force(opened.model.fingerprint, name))
     opened.store.adapters.delete(opened.model.fingerprint, name)
-    _report(facts, as_json, f"Deleted adapter {name!r} and its ratings.")
+    _report(facts, as_json, f"Deleted adapter {name!r}; it had {count(ratings, 'rating')}.")
 
 
 def _why_not_deleted(name: str) -> str:

@@ -118,7 +118,7 @@ def _deleted_chats() -> str:
     if failed := soft_delete.delete_older(store):
         raise RuvmlxError("; ".join(failed))
     waiting = len(store.chats.soft_deleted())
-    return f"{waiting} can be restored" if waiting else "none"
+    return f"{waiting} can be restored" if waiting else "none waits to be erased"
 
 
 def _kv_caches() -> str:
@@ -126,7 +126,7 @@ def _kv_caches() -> str:
 
     folder, limit = CacheFolder.of_store(settings.store_file()), settings.load().kv_disk or 0
     chats, nbytes = folder.contents()
-    return f"{folder.path}: {count(chats, 'chat')}, {size(nbytes)} of {size(limit << 20)}"
+    return f"{folder.path}: {count(chats, 'chat')} on the disk, {size(nbytes)} of {size(limit << 20)}"
 
 
 def _memory() -> str:

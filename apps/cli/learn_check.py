@@ -53,7 +53,7 @@ def check(file: Path | None, full: bool, max_tokens: int, as_json: bool, **flags
     for sentence in learn_check.sentences(found.summary):
         say(sentence)
     if not full:
-        hint("`ruvmlx learn check --full` prints the replies.")
+        hint("`ruvmlx learn check --full` asks again and prints the replies, too.")
 
 
 def _show(found: Any, full: bool) -> None:

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 MOST_ROWS = 10_000  # the maximum number of rows that `log show` prints; `log export` has no limit
-EMPTY = "The log is empty. It gets a row for each reply, each rating and each change of an adapter."
+EMPTY = (
+    "The log is empty. It gets a row for each reply, for each rating, and each time an adapter learns or "
+    "forgets something."
+)
 NOTHING_TO_CHECK = (
     "The log is empty, so there is nothing to verify. The check finds rows that somebody changed."
 )

@@ -32,7 +32,10 @@ def ps(server: str, api_key: str | None, as_json: bool) -> None:
         "CHAT LIMIT: all chats of the model together (their KV cache) never take more than this."
     )
     limit = f" The limit for everything is {size(found['limit_bytes'])}." if found["limit_bytes"] else ""
-    log(f"The whole server takes {taken} now, and about {planned} with short chats in all models.{limit}")
+    log(
+        f"The whole server takes {taken} now. With short chats in its open models, it takes about {planned}."
+        f"{limit}"
+    )
 
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:

@@ -66,10 +66,15 @@ def _show(found: "Perplexity", backend: "Backend") -> None:
     """Print for people the perplexity of the text, and how much the tiers of the KV cache change the model's
     predictions."""
     rows = [
-        ("perplexity", f"{found.ppl:.2f} on {found.tokens:,} tokens (lower is better; 1 is the best)"),
+        (
+            "perplexity",
+            f"{found.ppl:.2f} on {found.tokens:,} tokens of the original model (lower is better; 1 is "
+            "the best)",
+        ),
         (
             "cache",
-            f"{size(found.kv.bytes)} ({found.kv.policy}); {size(found.kv.f16_bytes)} with 16 bits a number",
+            f"{size(found.kv.bytes)} with the setting in use ({found.kv.policy}); "
+            f"{size(found.kv.f16_bytes)} with 16 bits for every number",
         ),
         ("computed by", backend_in_words(backend.name, backend.kernels)),
     ]

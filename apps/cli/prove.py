@@ -150,7 +150,7 @@ def _show_points(points: Sequence[Any], facts: dict[str, Any], questions: int, r
     """Print a table of the results after each number of ratings, and explain the table's columns. questions:
     the number of questions of the test; rated: how many of them ratings were about, too."""
     runs, asked = count(facts["seeds"], "run"), count(questions, "question")
-    say(f"The simulated user {facts['user']}, with {facts['arm']} learning, in {runs}.")
+    say(f"A simulated user, {facts['user']!r}, rated replies in {runs}, with {facts['arm']} learning.")
     seen = f"{rated} of them {'was' if rated == 1 else 'were'} rated, too, which flatters the result"
     say(f"The test has {asked}; {seen if rated else 'no rating was about them'}.")
     from ..prove import report

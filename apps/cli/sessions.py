@@ -69,7 +69,7 @@ def list_sessions(folder: str | None, as_json: bool) -> None:
         return
     show_rows(rows)
     hint("`ruvmlx chat --session ID` continues one.")
-    newest = "" if folder else f": {title_in_lists(session_facts(every[0]))}"
+    newest = "" if folder else f" ({title_in_lists(session_facts(every[0]))})"
     hint("The first letters of an ID are enough.")
     hint(f"`last` instead of an ID is the chat that was used last{newest}.")
     if any(row["pinned"] or row["folder"] for row in rows):

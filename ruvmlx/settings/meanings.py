@@ -67,9 +67,9 @@ GROUPS = {
             "this machine; off: none"
         ),
         "optimizer": (
-            "on: if replies come at under 50 tokens a second, ruvmlx measures, while you do not type, what "
-            "makes them faster (guessed tokens, cores, replies at a time), and keeps what does; watch: it "
-            "only measures; off: neither"
+            "on: if replies come at under 50 tokens a second, ruvmlx measures, while you do not type, which "
+            "numbers of guessed tokens, cores and replies at a time make them faster, and uses these; it "
+            "leaves alone what you set yourself; watch: it only measures; off: neither"
         ),
         "draft_model": (
             "a small model of the same family, which guesses tokens that the model checks: the same reply, "
@@ -99,8 +99,8 @@ GROUPS = {
             "good, to stop it or have it written again as bad"
         ),
         "learn_when_idle": (
-            "on: while you do not type, the chat trains on your ratings; off: it waits for `ruvmlx learn "
-            "consolidate`"
+            "on: the background learning runs in the chat while you do not type; off: it runs only with "
+            "`ruvmlx learn consolidate`; each rating changes the model at once in both cases"
         ),
         "slow_loop": (
             "how the background learning uses your ratings while you do not type; training: it changes the "
@@ -132,7 +132,7 @@ GROUPS = {
         ),
         "kv_tiers": (
             f"at which ages the tokens of a tiered cache lose bits, as in {EXAMPLE}: {describe_lengths()}; "
-            f"by default what kv_measure found best (`ruvmlx learn kv`), and before that {USUAL}"
+            f"automatic: {USUAL}, until kv_measure has found something better (`ruvmlx learn kv` shows it)"
         ),
         "kv_limit": (
             "how far a tiered cache that was chosen by measurement may change the model's predictions (KL "

@@ -82,7 +82,7 @@ class Settings:
         None,
         pattern=re.compile(r"\d{1,9}" + rf"(,(\d{{1,9}}|all)){{1,{len(tiers.LENGTHS) - 1}}}", re.ASCII),
         expected=f"{_LENGTHS} in tokens, as in {tiers.EXAMPLE}",
-        unset="as measured",
+        unset="automatic",
         witnessed=True,
         public=True,
     )

@@ -52,7 +52,7 @@ class SweepPart:
 def run_part(bench: Bench, part: SweepPart) -> list[dict[str, Any]]:
     usual, instant.FADE = instant.FADE, part.fade
     try:
-        users = [DrawnUser.draw(number) for number in part.users]
+        users = [DrawnUser.draw(number, False) for number in part.users]
         found = run(bench, part.setup, users, part.seed, part.frozen, part.scale, lambda _: None)
         return [
             {"user": facts["user"], "fade": part.fade, "seed": part.seed, "wins": _wins(facts)}
