@@ -181,6 +181,17 @@ class TasteModel:
         )
         return NEUTRAL + mean, np.sqrt(variance)
 
+    def predict_gain(
+        self, after: Sequence[ReplyFeatures], before: Sequence[ReplyFeatures]
+    ) -> tuple[float, float]:
+        """Return (mean, standard deviation) of the gain in stars from the replies `before` to the replies
+        `after`: the difference of the mean predicted stars. The standard deviation says how well the ratings
+        determine the weights of the taste that the gain depends on."""
+        columns, scale, posterior = self.fitted.columns, self.fitted.scale, self.fitted.posterior
+        old, new = (design(of, columns, scale).mean(axis=0) for of in (before, after))
+        variance = (new - old) @ posterior.covariance @ (new - old)
+        return float((new - old) @ posterior.mean), float(np.sqrt(max(0.0, variance)))
+
     def predict_rating(self, one: RatedFeatures) -> tuple[float, float]:
         """Return the predicted (mean, standard deviation) of the stars of a rated reply."""
         mean, deviation = self.predict([one.features_from(self.share)])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.sona.taste import RatedFeatures, TasteModel
+from ruvmlx.sona.taste_columns import design
 from ruvmlx.sona.taste_features import features_of
 from tests.sona import simulated_tastes as sim
 
@@ -181,3 +182,29 @@ def test_thumbs_and_stars_mix():
         for i, (r, s) in enumerate(zip(sim.rating_features(shown, given), given, strict=True))
     ]
     assert agreement(TasteModel.fit(mixed), sim.lists) > 0.9
+
+
+def test_a_gain_is_the_difference_of_predictions_and_its_deviation_that_of_drawn_weights():
+    model = fit_taste(sim.shorter, 30)
+    after, before = sim.features(UNSEEN[:7]), sim.features(UNSEEN[40:])
+    gain, deviation = model.predict_gain(after, before)
+    assert gain == pytest.approx(model.predict(after)[0].mean() - model.predict(before)[0].mean())
+    fit, rng = model.fitted, np.random.default_rng(5)
+    weights = rng.multivariate_normal(fit.posterior.mean, fit.posterior.covariance, 20_000)
+    rows = (design(of, fit.columns, fit.scale) for of in (after, before))
+    drawn = np.subtract(*((row @ weights.T).mean(axis=0) for row in rows))
+    assert deviation == pytest.approx(drawn.std(), rel=0.03) and gain == pytest.approx(drawn.mean(), abs=0.05)
+
+
+def test_the_gain_of_shorter_replies_is_clear_after_30_ratings_but_seldom_after_ratings_by_dice():
+    by_length = sorted(UNSEEN, key=lambda one: len(one[1]))
+    shorter, longer = sim.features(by_length[:24]), sim.features(by_length[-24:])
+    gain, deviation = fit_taste(sim.shorter, 30).predict_gain(shorter, longer)
+    assert gain > 2 * deviation
+    clear = 0
+    for seed in range(20):
+        shown = sim.texts(30, seed)
+        model = TasteModel.fit(sim.rating_features(shown, np.random.default_rng(seed).integers(1, 6, 30)))
+        gain, deviation = model.predict_gain(shorter, longer)
+        clear += abs(gain) > deviation
+    assert clear <= 10
