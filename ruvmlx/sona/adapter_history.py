@@ -146,8 +146,8 @@ class AdapterHistory:
         report: dict[str, Any],
         pause: Callable[[], None] = lambda: None,
     ) -> int:
-        """Store a new base LoRA, an adapter version with this base, and the report of the consolidation in
-        one transaction. Return the number of the adapter version.
+        """Store a new base LoRA, an adapter version with this base, and the report of the consolidation, and
+        delete the saved run, in one transaction. Return the number of the adapter version.
 
         Raises HeadMoved, and writes nothing, if `parent` is no longer the version in use. `pause` can raise
         an exception to stop before the first write.
@@ -158,13 +158,15 @@ class AdapterHistory:
             id_ = self._store.bases.add(*self._key, data, report)
             version = self._store.versions.add(*self._key, parent, state, kl, norm, id_)
             self._store.bases.add_attempt(*self._key, parent, version, report)
+            self.put_training(None)
         return version
 
     def refuse(self, parent: int, report: dict[str, Any]) -> None:
         """Store the report of a refused consolidation, which has changed no weights. The report contains the
-        reason of the refusal."""
+        reason of the refusal. Delete the saved run in the same transaction."""
         with self._store.transaction():
             self._store.bases.add_attempt(*self._key, parent, None, report)
+            self.put_training(None)
 
     def attempts(self) -> list[Attempt]:
         """Return the finished consolidations (runs of the background or style loop), promoted or refused, the

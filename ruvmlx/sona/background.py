@@ -161,7 +161,6 @@ class Background:
         finally:
             learner.active.install()
         self._free()
-        learner.history.put_training(None)
         return report
 
     # -- the start of a run --------------------------------------------------------------------------
@@ -350,6 +349,7 @@ class Background:
             learner.sync()
             parent = learner.state
             if parent.base != training.facts["base"]:
+                learner.history.put_training(None)
                 return _report(False, "the adapter was changed meanwhile; nothing was done")
             result = promotion.judge(self._candidate(training, promotion.pause), bool(training.pairs))
             report = {"steps": training.step, "matrices": len(training.pairs), **result.report}

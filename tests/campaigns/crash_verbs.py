@@ -134,7 +134,7 @@ def page_store(work: Path) -> int:
 
 
 def consolidate(work: Path) -> int:
-    """`learn consolidate` with two steps, whose result is always used."""
+    """`learn consolidate` with two steps, whose result is always used. The run is saved after the first one."""
     from ruvmlx.sona import background, promotion
 
     from .crash_bases import open_runtime
@@ -166,6 +166,7 @@ def consolidate_style(work: Path) -> int:
     of = style_choice.StyleChoice.of
     style_choice.StyleChoice.of = lambda *a: replace(of(*a), confidence=1.0)  # type: ignore
     style_loop.agreement = lambda *a: 0.0
+    style_loop.gain_of = lambda *a: 1.0  # type: ignore[assignment]
     style_loop.StyleLoop._worse = lambda *a: ""  # type: ignore[method-assign]
 
     def choose() -> None:
@@ -337,7 +338,7 @@ WRITES = [
     Verb("chat --plain", ("chat", "--plain", "--max-tokens", "5"), stdin="a question\n/rate up\n/exit\n",
          errors=(1, 3), states=("before", "chat", "question", "reply", "trace", "rated", "noted", "after")),
     verb("embed -o {out}/vectors.npy words", name="embed"),
-    Verb("learn consolidate", call=consolidate, is_slow=True),
+    Verb("learn consolidate", call=consolidate, states=("before", "a step", "after"), is_slow=True),
     Verb("learn consolidate, slow_loop style", call=consolidate_style, states=STYLED, is_slow=True),
     Verb("learn consolidate --deep", call=record_changes, is_slow=True),
     verb("learn kv --measure", is_slow=True),

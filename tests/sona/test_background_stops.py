@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.sona import background, promotion
-from ruvmlx.sona.adapter_history import ATTEMPTS
+from ruvmlx.sona.adapter_history import ATTEMPTS, DUE, AdapterHistory
 from ruvmlx.sona.background import Background
 from ruvmlx.store import HeadMoved, checkpoints
 from ruvmlx.training import trainer
@@ -185,3 +185,23 @@ def test_a_stopped_run_whose_ratings_were_undone_starts_afresh(rated_runtime):
     rated_runtime.undo()
     rated_runtime.learner.sync()
     assert loop._resumable_run() is None
+
+
+@pytest.mark.parametrize("result", ["promote", "refuse"])
+def test_a_result_and_the_end_of_its_saved_run_are_one_commit(rated_runtime, monkeypatch, result):
+    """The process ends just after the commit of the result. Before, the saved run stayed, and the next run
+    then began after one rating in place of `DUE`."""
+    monkeypatch.setattr(background, "SAVE_EVERY", 1)
+    monkeypatch.setattr(promotion, "objection", lambda *a: "" if result == "promote" else "a test")
+    commit = getattr(AdapterHistory, result)
+
+    def commit_and_end(history, *facts):
+        assert history.training() is not None
+        commit(history, *facts)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(AdapterHistory, result, commit_and_end)
+    with pytest.raises(KeyboardInterrupt):
+        consolidate(rated_runtime)
+    history = rated_runtime.learner.history
+    assert history.training() is None and history.new_and_missing()[1] == DUE
