@@ -103,8 +103,7 @@ class Trials:
         begun = time.monotonic()
         rng = random.Random(extent.seed)
         self.kill(self._sample(rng, extent.kills))
-        trials = [(mode, at) for at in self._sample(rng, extent.faults) for mode in FAULTS]
-        self.fail(trials, rng, extent)
+        self.fail(self._faults(rng, extent.faults))
         self.crash(extent.images, extent.seed)
         self.jump_clock()
         self.visit(PLACES)
@@ -140,13 +139,18 @@ class Trials:
             last = max(last, place)
             self._row.kills += 1
 
-    def fail(self, trials: Sequence[tuple[Mode, int]], rng: random.Random, extent: Extent) -> None:
-        """Let calls fail. Of a sample one fault for each call."""
-        if extent.faults is not None:
-            trials = [trials[i + rng.randrange(len(FAULTS))] for i in range(0, len(trials), len(FAULTS))]
+    def _faults(self, rng: random.Random, count: int | None) -> list[tuple[Mode, int]]:
+        """Return all faults of all calls, or one fault of each of `count` calls. Only a write has a half."""
+        trials = list[tuple[Mode, int]]()
+        for at in self._sample(rng, count):
+            op = self._op(at)
+            modes = [mode for mode in FAULTS if mode is not Mode.SHORT_WRITE or op is None or op.kind == b"W"]
+            trials += [(mode, at) for mode in (modes if count is None else [rng.choice(modes)])]
+        return trials
+
+    def fail(self, trials: Sequence[tuple[Mode, int]]) -> None:
+        """Let calls fail in these ways."""
         for mode, at in trials:
-            if mode is Mode.SHORT_WRITE and (op := self._op(at)) and op.kind != b"W":
-                continue
             self._bench.reset(self._verb.base)
             ended = self._run(mode, at)
             where = self._where(mode, at)
