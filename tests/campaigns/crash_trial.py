@@ -210,13 +210,15 @@ class Bench:
         except FileNotFoundError:
             return ""
 
-    def check(self, again: Callable[[], int] | None = None) -> StartReport:
+    def check(
+        self, again: Callable[[], int] | None = None, then: Callable[[Path], list[str]] | None = None
+    ) -> StartReport:
         """Look at `work` as the next start does. again: the verb, which is then run once more, to see what it
-        leaves behind in out/."""
+        leaves behind in out/. then: what the next start does besides; it returns what is wrong."""
         answer = self._said / "found"
 
         def look() -> int:
-            answer.write_text(json.dumps(examine(self.work, again)))
+            answer.write_text(json.dumps(examine(self.work, again, then)))
             return 0
 
         ended = self.run(look, after=99)
@@ -240,7 +242,9 @@ def make_even(shim: ctypes.CDLL, now: int) -> None:
 # -- the next start ----------------------------------------------------------------------------------
 
 
-def examine(work: Path, again: Callable[[], int] | None) -> dict[str, Any]:
+def examine(
+    work: Path, again: Callable[[], int] | None, then: Callable[[Path], list[str]] | None
+) -> dict[str, Any]:
     """{"parts": {table or file: digest}, "faults": lines} of a folder `work` after a crash.
 
     Starts as a chat does (recovers drafts, erases what is due), runs the data's checks of `doctor`, starts
@@ -252,6 +256,7 @@ def examine(work: Path, again: Callable[[], int] | None) -> dict[str, Any]:
     faults += start(work)
     faults += [f"left behind after the next start: {name}" for name in left_over(work / "home")]
     parts = store_parts(work / "home" / "ruvmlx.db") | file_parts(work) | hub_parts(work / "out")
+    faults += then(work) if then else []
     if again is not None and (work / "out").is_dir():
         again()
         faults += ["`pull` does not go on"] * is_half_fetched(work / "out")

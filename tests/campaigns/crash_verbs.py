@@ -31,6 +31,7 @@ class Verb:
     states: the states that a crash may leave, in their order; those between the first and the last are
         commits of a verb of several steps
     call: what runs in place of the command line, where a trial of the verb needs a server or a terminal
+    then: what the next start does besides; it returns a line for each thing that is wrong
     stdin: what is typed
     errors: the fewest and the most lines of error after a fault; a chat has one for each typed line
     has_promises: threads decide the order of its commits, so that a state between the first and the last has
@@ -43,6 +44,7 @@ class Verb:
     base: str = "used"
     states: tuple[str, ...] = TWO
     call: Callable[[Path], int] | None = None
+    then: Callable[[Path], list[str]] | None = None
     stdin: str = ""
     errors: tuple[int, int] = (1, 1)
     late: tuple[int, ...] = ()
@@ -122,15 +124,15 @@ def save_role(work: Path) -> int:
 
 
 def page_store(work: Path) -> int:
-    """What a server writes of its KV caches when it ends, and at a request of more than a page."""
-    from .crash_bases import open_runtime, reply
+    from .crash_pages import write_pages
 
-    def write() -> None:
-        with open_runtime(kv_disk=8) as runtime:
-            reply(runtime, 1, prompt="a long question " * 20)
-            reply(runtime, 2, prompt="another long question " * 20)
+    return _plainly(write_pages)
 
-    return _plainly(write)
+
+def read_page_store(work: Path) -> list[str]:
+    from .crash_pages import read_pages
+
+    return read_pages()
 
 
 def consolidate(work: Path) -> int:
@@ -344,7 +346,7 @@ WRITES = [
     verb("learn kv --measure", is_slow=True),
     verb("learn router --train", is_slow=True),
     Verb("serve", call=serve_a_client, is_slow=True, has_promises=True),
-    Verb("page store", call=page_store),
+    Verb("page store", call=page_store, then=read_page_store),
     Verb("pull", call=pull, base="empty"),
     verb("doctor", ("the same",), errors=(0, 1)),
     verb("sessions pin last", base="old", name="a store of an older format"),

@@ -80,7 +80,7 @@ class Trials:
         log.unlink(missing_ok=True)
         self._clean = self._run(log=log)
         bench.import_again()
-        self._new = bench.check()
+        self._new = bench.check(then=verb.then)
         self._ops = read_log(log, bench.work)
         self._replay = Replay(self._disk, inodes, self._ops)
         self._between: list[StartReport] = []  # states between the first and the last, as they were found
@@ -237,7 +237,7 @@ class Trials:
             out = self._bench.work / "out"
             goes_on = out.is_dir() and (left_over(out) or is_half_fetched(out))
             again = (lambda: self._verb.run(self._bench.work)) if goes_on else None
-            self._seen[mark] = self._bench.check(again)
+            self._seen[mark] = self._bench.check(again, self._verb.then)
         return self._seen[mark]
 
     def _judge(self, where: str, found: StartReport, is_failed: bool = False) -> int:

@@ -8,13 +8,18 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import click
 import pytest
 from ruvmlx.apps.cli import cli
 
+from ruvmlx.backends.native.backend import NativeBackend
+from ruvmlx.tiers import PAGE
+
 from .crash_images import Disk, Op, Replay
+from .crash_pages import KEPT, read_pages, write_pages, write_replies
 from .crash_promises import BEGAN_DELETING, DELETED, RATED, STORED, broken_promises, tell
 from .crash_sample import sample_calls
 from .crash_verbs import READS, WRITES
@@ -138,6 +143,27 @@ def test_a_promise_that_the_store_does_not_keep_is_found(home, capfd):
     found = broken_promises(capfd.readouterr().out, path)
     assert [line.split()[5:8:2] for line in found] == [["d", "stored,"], ["b", "rated,"], ["a", "deleted,"]]
     assert broken_promises("told nothing", home / "missing.db") == []
+
+
+# -- the page store ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def tiny_backend(tiny):
+    return NativeBackend(tiny, threads=1)
+
+
+def test_a_wrong_page_of_the_page_store_is_found(open_tiny, home):
+    """The next start reads the pages. A page with other numbers and a right checksum changes the reply."""
+    write_pages(open_tiny)
+    cached, _ = write_replies(KEPT, open_tiny)
+    assert min(cached) >= 2 * PAGE and read_pages(open_tiny) == []
+    write_pages(open_tiny)  # the reading without a page store has removed it
+    for file in (home / "kv").glob("*.hot"):
+        data = bytearray(file.read_bytes()[:-4])
+        data[-4000::2] = bytes(2000)
+        file.write_bytes(data + zlib.crc32(data).to_bytes(4, "little"))
+    assert len(read_pages(open_tiny)) == 2
 
 
 # -- the images --------------------------------------------------------------------------------------
