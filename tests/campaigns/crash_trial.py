@@ -101,10 +101,11 @@ def is_loaded() -> bool:
 
 
 def start_with_shim(folder: Path) -> None:
-    """Start this program again with the shim loaded. Does not return."""
-    made = compile_shim(folder)
+    """Start this program again with the shim loaded, and with one thread for matrix products: the split of a
+    sum decides its last bit, and other threads outlive no fork. Does not return."""
+    more = {"LD_PRELOAD": str(compile_shim(folder)), "OPENBLAS_NUM_THREADS": "1"}
     arguments = [sys.executable, "-m", "tests.campaigns.crashes", *sys.argv[1:]]
-    os.execve(sys.executable, arguments, {**os.environ, "LD_PRELOAD": str(made)})
+    os.execve(sys.executable, arguments, os.environ | more)
 
 
 class Bench:

@@ -136,7 +136,7 @@ def read_page_store(work: Path) -> list[str]:
 
 
 def consolidate(work: Path) -> int:
-    """`learn consolidate` with two steps, whose result is always used. The run is saved after the first one."""
+    """`learn consolidate` with two steps and a result that is always used. The first step is saved."""
     from ruvmlx.sona import background, promotion
 
     from .crash_bases import open_runtime

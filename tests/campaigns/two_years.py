@@ -34,6 +34,7 @@ from ..chat.large_store import Size, fill
 Opener = Callable[[], Runtime]
 WORDS = ("a", "riv", "river", "needle")
 CHANGE = 0.003  # of each number that ratings move: a difference is then 15 KB, after 80 real ratings 11 KB
+COMMITS, WRITTEN = 2, 80_000  # of a rating; bytes
 RANK = 8  # of the bases, in all of attention
 START, RATE, SEARCH, BYTES = 1000.0, 15.0, 50.0, 1_000_000_000  # limits: ms, ms (p99), ms, bytes
 
@@ -143,6 +144,14 @@ def write(runtime: Runtime, seed: int) -> str:
     return request.request_id
 
 
+def sync_as_a_rating() -> None:
+    """Write and sync what a rating's commits write, in a file beside the store."""
+    with settings.store_file().with_name("synced").open("wb", buffering=0) as file:
+        for _ in range(COMMITS):
+            file.write(bytes(WRITTEN // COMMITS))
+            os.fsync(file.fileno())
+
+
 def measure(open_empty: Opener, open_full: Opener, use: Use, first: int, state: bytes) -> Figures:
     """open_empty: the same model over a store that has only what is measured of the model."""
     figures = Figures()
@@ -160,6 +169,7 @@ def measure(open_empty: Opener, open_full: Opener, use: Use, first: int, state: 
             figures.measure(
                 "rate: p99", RATE, lambda r=reply, n=n: runtime.rate(r, "up" if n % 3 else "down")
             )
+            figures.measure("as many bytes and fsyncs, without the program: p99", 0.0, sync_as_a_rating)
             newest = reply
         for words in WORDS:
             for _ in range(7):
