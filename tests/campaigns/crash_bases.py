@@ -108,6 +108,28 @@ def use(work: Path) -> int:
     return 0
 
 
+def write_long_replies(work: Path) -> int:
+    """Three replies on which all KV policies of `measure_tiers` can be measured, two of them measured."""
+    from .crash_verbs import measure_tiers
+
+    with open_runtime() as runtime:
+        for i in range(3):
+            reply(runtime, i, prompt=f"a long question {i} " * 22)
+    return measure_tiers(work)
+
+
+def route(work: Path) -> int:
+    """As many rated choices of the router as its training needs."""
+    from ruvmlx.sona.optional.router import MINIMUM
+
+    with open_runtime(router=True) as runtime:
+        for i in range(MINIMUM + 1):  # nothing is chosen before the first rating
+            reply_id = reply(runtime, i, prompt=f"question {i % 5}")
+            runtime.learning.settle()
+            runtime.rate(reply_id, "down" if i % 3 else "up")
+    return 0
+
+
 def write_chats(work: Path) -> int:
     folder = work / "out" / "chats"
     folder.mkdir()
@@ -165,6 +187,8 @@ MAKERS = [
     ("lost", "backed-up", lose_store),
     ("completed", "empty", lambda work: command(work, ("completion", "install", "--shell", "zsh"))),
     ("connected", "empty", connect_write),
+    ("long", "empty", write_long_replies),
+    ("routed", "empty", route),
     ("chats", "used", write_chats),
     ("first", "empty", write_chats),
     ("deleted", "used", lambda work: command(work, ("sessions", "rm", "last"))),

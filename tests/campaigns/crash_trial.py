@@ -40,6 +40,8 @@ MEASURED = {
     "replies": {"latency_ratio", "quality", "quality_parts"},
     "signals": {"latency_ratio", "quality", "reward"},
     "kv_observations": {"us_per_token", "pressure", "ttft_ms", "replies", "others", "level"},
+    "kv_measured": {"us", "us_f16"},
+    "kv_choices": {"report"},
     "witness": {"body", "previous", "hash"},
     "drafts": {"process", "reply"},
     "attempts": {"report"},

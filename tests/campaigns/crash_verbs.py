@@ -135,6 +135,18 @@ def read_page_store(work: Path) -> list[str]:
     return read_pages()
 
 
+def measure_tiers(work: Path) -> int:
+    """`learn kv --measure` of two policies whose pages of all tiers are in short replies."""
+    from ruvmlx.kv.policy import TierPolicy
+    from ruvmlx.kv.pool import PagePool
+    from ruvmlx.kv_tuning import tier_choice
+
+    tier_choice.CANDIDATES = tuple(TierPolicy("tiered", (64, warm)) for warm in (64, 128))
+    tier_choice.TIE = 1e9  # measured times decide nothing
+    PagePool.pressure = lambda self: 0.1  # type: ignore[method-assign]
+    return command(work, ("learn", "kv", "--measure"))
+
+
 def consolidate(work: Path) -> int:
     """`learn consolidate` with two steps and a result that is always used. The first step is saved."""
     from ruvmlx.sona import background, promotion
@@ -343,8 +355,9 @@ WRITES = [
     Verb("learn consolidate", call=consolidate, states=("before", "a step", "after"), is_slow=True),
     Verb("learn consolidate, slow_loop style", call=consolidate_style, states=STYLED, is_slow=True),
     Verb("learn consolidate --deep", call=record_changes, is_slow=True),
-    verb("learn kv --measure", is_slow=True),
-    verb("learn router --train", is_slow=True),
+    Verb("learn kv --measure", call=measure_tiers, base="long",
+         states=("before", "a policy", "both", "after"), is_slow=True),
+    verb("learn router --train", base="routed", is_slow=True),
     Verb("serve", call=serve_a_client, is_slow=True, has_promises=True),
     Verb("page store", call=page_store, then=read_page_store),
     Verb("pull", call=pull, base="empty"),
