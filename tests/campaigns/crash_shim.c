@@ -43,7 +43,8 @@
 #include <unistd.h>
 
 enum {
-  NONE, KILL_BEFORE, KILL_AFTER, IO_ERROR, NO_SPACE, SHORT_WRITE, DISK_FULL, READ_ONLY, NO_LOCKS, LOCKS_UNKNOWN
+  NONE, KILL_BEFORE, KILL_AFTER, IO_ERROR, NO_SPACE, SHORT_WRITE, DISK_FULL, READ_ONLY, NO_LOCKS, LOCKS_UNKNOWN,
+  STOP_BEFORE
 };
 
 static char root[PATH_MAX];
@@ -116,6 +117,9 @@ static void note(char kind, uint64_t inode, int64_t offset, const char *one, con
   syscall(SYS_writev, log_file, parts, 4);
 }
 
+/* STOP_BEFORE stops all threads before each call, until the parent has copied the folder. */
+static void stop(void) { syscall(SYS_tgkill, getpid(), syscall(SYS_gettid), SIGSTOP); }
+
 /* Count a call. Returns the error with which it must fail, or 0; *half: write a half only; *ends: the process
  * ends after it. */
 static int counted(int writes, int *half, int *ends) {
@@ -123,6 +127,7 @@ static int counted(int writes, int *half, int *ends) {
   *half = *ends = 0;
   if (mode == DISK_FULL) return number >= at && writes ? ENOSPC : 0;
   if (mode == READ_ONLY) return EROFS;
+  if (mode == STOP_BEFORE) stop();
   if (mode > READ_ONLY) return 0;
   if (number != at) return 0;
   switch (mode) {
@@ -342,7 +347,7 @@ int symlink(const char *target, const char *name) { return symlinkat(target, HER
 /* The error of a lock; 0 where files can be locked. */
 static int lock_error(int fd) {
   char path[PATH_MAX];
-  return mode < NO_LOCKS || !is_ours(fd, path) ? 0 : mode == NO_LOCKS ? ENOLCK : EOPNOTSUPP;
+  return (mode != NO_LOCKS && mode != LOCKS_UNKNOWN) || !is_ours(fd, path) ? 0 : mode == NO_LOCKS ? ENOLCK : EOPNOTSUPP;
 }
 
 static int controlled(int fd, int command, void *argument) {

@@ -11,6 +11,7 @@ import ctypes
 import gc
 import hashlib
 import importlib
+import itertools
 import json
 import os
 import random
@@ -66,6 +67,7 @@ class Mode(IntEnum):
     READ_ONLY = 7  # this mode and the next ones concern all calls
     NO_LOCKS = 8  # ENOLCK
     LOCKS_UNKNOWN = 9  # EOPNOTSUPP
+    STOP_BEFORE = 10  # each call: `at_stop` runs, and the process goes on
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,9 @@ class Bench:
         shutil.rmtree(self.base(base), ignore_errors=True)
         shutil.copytree(self.work, self.base(base), symlinks=True)
 
+    def drop(self, base: str) -> None:
+        shutil.rmtree(self.base(base))
+
     def mark(self) -> str:
         """A digest of all files of `work`. Of temporary names the numbers do not count."""
         found = hashlib.sha256()
@@ -149,15 +154,16 @@ class Bench:
         log: Path | None = None,
         after: int = 50,
         below: str = "",
+        at_stop: Callable[[int], None] | None = None,
     ) -> TrialResult:
         """Run `call` in a child with the shim armed. after: seconds that the clock is past BEGIN; other ids
         and random numbers belong to other seconds. below: the folder inside `work` whose calls the shim
-        counts; "" for all of `work`."""
+        counts; "" for all of `work`. at_stop: what runs at each stop of Mode.STOP_BEFORE, with the number of
+        the call."""
         for old in self._said.iterdir():
             old.unlink()
         if child := os.fork():
-            _, status = os.waitpid(child, 0)
-            return self._result(os.waitstatus_to_exitcode(status))
+            return self._result(os.waitstatus_to_exitcode(_wait(child, at_stop)))
         try:
             signal.setitimer(signal.ITIMER_PROF, LONGEST)
             signal.alarm(LONGEST_WAIT)
@@ -229,6 +235,18 @@ class Bench:
             return StartReport("", {}, (f"the next start fails: {ended.code} {ended.err.strip()[-300:]}",))
         found = json.loads(answer.read_text())
         return StartReport(digest(found["parts"]), found["parts"], tuple(found["faults"]))
+
+
+def _wait(child: int, at_stop: Callable[[int], None] | None) -> int:
+    """Wait for the child's end, and return its status. Let the child go on after each stop."""
+    for stop in itertools.count():
+        _, status = os.waitpid(child, os.WUNTRACED)
+        if not os.WIFSTOPPED(status):
+            break
+        if at_stop is not None:
+            at_stop(stop)
+        os.kill(child, signal.SIGCONT)
+    return status
 
 
 def make_even(shim: ctypes.CDLL, now: int) -> None:

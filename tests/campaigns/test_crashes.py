@@ -66,6 +66,12 @@ def test_a_disk_without_locks_and_a_read_only_one_are_named():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_stop_leaves_what_a_kill_leaves():
+    """Slow verbs are stopped at each call of one run; the slow twin of a stop is a run that ends there."""
+    done = campaign("sessions rename", "--compare", "--kills", "0", "--faults", "0", "--images", "0")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.full
 def test_no_crash_leaves_a_verb_between_two_states():
     done = campaign("--kills", "5", "--faults", "3", "--images", "5")
