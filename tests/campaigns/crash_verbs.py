@@ -359,7 +359,7 @@ WRITES = [
          states=("before", "a policy", "both", "after"), is_slow=True),
     verb("learn router --train", base="routed", is_slow=True),
     Verb("serve", call=serve_a_client, is_slow=True, has_promises=True),
-    Verb("page store", call=page_store, then=read_page_store),
+    Verb("page store", call=page_store, states=("before", "a reply", "after"), then=read_page_store),
     Verb("pull", call=pull, base="empty"),
     verb("doctor", ("the same",), errors=(0, 1)),
     verb("sessions pin last", base="old", name="a store of an older format"),

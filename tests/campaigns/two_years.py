@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,29 @@ def write(runtime: Runtime, seed: int) -> str:
     return request.request_id
 
 
+def measure_parts(figures: Figures, runtime: Runtime) -> None:
+    """Measure each part of the ratings that follow, by itself."""
+    learner = runtime.learner
+    assert learner is not None
+    parts = {
+        "the weights in use": (learner.active, "catch_up"),
+        "the trace": (learner.traces, "of"),
+        "its weight": (learner, "_weight"),
+        "new weights": (learner, "_apply"),
+        "taste": (learner.taste_push, "of"),
+        "the commit": (learner.history, "commit"),
+        "the index of ratings": (learner.rating_index, "add_rating"),
+        "what it changed": (learner, "_logprobs"),
+    }
+    for name, (owner, method) in parts.items():
+        work = partial(figures.measure, f"of it {name}: p99", 0.0)
+        setattr(owner, method, partial(_call, work, getattr(owner, method)))
+
+
+def _call(measured: Callable[[Callable[[], Any]], Any], work: Callable[..., Any], *a: Any, **k: Any) -> Any:
+    return measured(lambda: work(*a, **k))
+
+
 def sync_as_a_rating() -> None:
     """Write and sync what a rating's commits write, in a file beside the store."""
     with settings.store_file().with_name("synced").open("wb", buffering=0) as file:
@@ -164,6 +188,7 @@ def measure(open_empty: Opener, open_full: Opener, use: Use, first: int, state: 
     with open_full() as runtime:
         # No program has measured the newest base, which is random: the first rating does it.
         figures.measure("the first rating", 0.0, lambda: runtime.rate(write(runtime, use.timed), "up"))
+        measure_parts(figures, runtime)
         for n in range(use.timed):
             reply = figures.measure("a short reply, and its preparation", 0.0, lambda n=n: write(runtime, n))
             figures.measure(
