@@ -36,6 +36,8 @@ class Verb:
     errors: the fewest and the most lines of error after a fault; a chat has one for each typed line
     has_promises: threads decide the order of its commits, so that a state between the first and the last has
         no name; the state keeps what was told (crash_promises.py)
+    has_threads: threads decide the order of its calls, so that a later kill may find an earlier state
+    caches: how the names of files begin that the program makes again; a verb may end well without them
     late: exit codes that are right, besides the usual one, with a clock that has jumped
     """
 
@@ -49,6 +51,8 @@ class Verb:
     errors: tuple[int, int] = (1, 1)
     late: tuple[int, ...] = ()
     has_promises: bool = False
+    has_threads: bool = False
+    caches: tuple[str, ...] = ()
     is_slow: bool = False
 
     def run(self, work: Path) -> int:
@@ -353,13 +357,15 @@ WRITES = [
          errors=(1, 3), states=("before", "chat", "question", "reply", "trace", "rated", "noted", "after")),
     verb("embed -o {out}/vectors.npy words", name="embed"),
     Verb("learn consolidate", call=consolidate, states=("before", "a step", "after"), is_slow=True),
-    Verb("learn consolidate, slow_loop style", call=consolidate_style, states=STYLED, is_slow=True),
+    Verb("learn consolidate, slow_loop style", call=consolidate_style, states=STYLED,
+         caches=("home/style/",), is_slow=True),
     Verb("learn consolidate --deep", call=record_changes, is_slow=True),
     Verb("learn kv --measure", call=measure_tiers, base="long",
          states=("before", "a policy", "both", "after"), is_slow=True),
     verb("learn router --train", base="routed", is_slow=True),
     Verb("serve", call=serve_a_client, is_slow=True, has_promises=True),
-    Verb("page store", call=page_store, states=("before", "a reply", "after"), then=read_page_store),
+    Verb("page store", call=page_store, states=("before", "a reply", "after"), then=read_page_store,
+         has_threads=True),
     Verb("pull", call=pull, base="empty"),
     verb("doctor", ("the same",), errors=(0, 1)),
     verb("sessions pin last", base="old", name="a store of an older format"),
