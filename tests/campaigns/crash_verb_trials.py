@@ -110,13 +110,15 @@ class Trials:
         if has_stops:
             self.stop(calls)
         for at in calls:
-            where = self._where(Mode.KILL_BEFORE, at)
+            where, ended = self._where(Mode.KILL_BEFORE, at), None
             if has_stops:
                 self._bench.reset(_stop_name(at))
                 self._bench.drop(_stop_name(at))
             else:
-                self._check_killed(where, self._kill_at(at))
+                ended = self._kill_at(at)
             place = self._judge(where, self._look())
+            if ended is not None:
+                self._check_killed(where, ended)
             if 0 <= place < last and not self._verb.has_threads:
                 self._finding(where, f"an earlier state ({self._name(place)}) than after an earlier kill")
             last = max(last, place)

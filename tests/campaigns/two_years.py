@@ -194,7 +194,7 @@ def measure(open_empty: Opener, open_full: Opener, use: Use, first: int, state: 
             figures.measure(
                 "rate: p99", RATE, lambda r=reply, n=n: runtime.rate(r, "up" if n % 3 else "down")
             )
-            figures.measure("as many bytes and fsyncs, without the program: p99", 0.0, sync_as_a_rating)
+            figures.measure("the disk alone, as many bytes: p99", 0.0, sync_as_a_rating)
             newest = reply
         for words in WORDS:
             for _ in range(7):
