@@ -161,12 +161,14 @@ class AdapterHistory:
             self.put_training(None)
         return version
 
-    def refuse(self, parent: int, report: dict[str, Any]) -> None:
+    def refuse(self, parent: int, report: dict[str, Any], ends_run: bool = True) -> None:
         """Store the report of a refused consolidation, which has changed no weights. The report contains the
-        reason of the refusal. Delete the saved run in the same transaction."""
+        reason of the refusal. ends_run: True to delete the saved run in the same transaction; False if the
+        refused consolidation was not this run"""
         with self._store.transaction():
             self._store.bases.add_attempt(*self._key, parent, None, report)
-            self.put_training(None)
+            if ends_run:
+                self.put_training(None)
 
     def attempts(self) -> list[Attempt]:
         """Return the finished consolidations (runs of the background or style loop), promoted or refused, the

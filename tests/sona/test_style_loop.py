@@ -160,6 +160,13 @@ def test_a_style_whose_replies_please_less_is_not_used(rated_runtime, monkeypatc
     assert (backend.lora is not None) == pleases
 
 
+def test_a_refused_style_keeps_the_stopped_run_of_the_background_loop(rated_runtime, monkeypatch):
+    rated_runtime.learner.history.put_training(b"a run")
+    monkeypatch.setattr(faults, "MIN_VARIETY", 2.0)
+    assert not rated_runtime.learning.consolidate()["promoted"]
+    assert rated_runtime.learner.history.training() == b"a run"
+
+
 def test_ratings_without_a_style_take_the_old_one_back(rated_runtime):
     assert rated_runtime.learning.consolidate()["promoted"]
     learner = rated_runtime.learner

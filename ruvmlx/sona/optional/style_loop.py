@@ -315,7 +315,7 @@ class StyleLoop:
 
     def _refuse(self, reason: str, facts: dict[str, Any]) -> dict[str, Any]:
         report = _report(False, reason, **facts)
-        self._learner.history.refuse(self._learner.version, report)
+        self._learner.history.refuse(self._learner.version, report, ends_run=False)
         return report
 
 
