@@ -3,6 +3,7 @@ reply, and the waiting time."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Protocol
 
@@ -130,3 +131,16 @@ class Arrivals:
         """Yield the chunks that have arrived since the last call."""
         while self._chunks:
             yield self._chunks.popleft()
+
+    def drain_joined(self) -> Chunk | None:
+        """Return the chunks of one request that have arrived since the last call as one chunk, or None if no
+        chunk has arrived."""
+        chunks = list(self.drain())
+        if len(chunks) < 2:
+            return chunks[0] if chunks else None
+        return replace(
+            chunks[-1],
+            text="".join(chunk.text for chunk in chunks),
+            logprobs=tuple(token for chunk in chunks for token in chunk.logprobs),
+            note=next((chunk.note for chunk in chunks if chunk.note), ""),
+        )

@@ -12,6 +12,30 @@ priority has a larger share. (Friedman & Henderson 2003, "Fairness and efficienc
 from dataclasses import dataclass
 
 MORE = 8.0  # each step of priority multiplies a prompt's share of the speed by MORE
+FIRST = 32  # the maximum number of tokens of a piece of a prompt before the reading pace was measured
+PART = 16  # the maximum number of tokens of a piece of a prompt is a multiple of PART
+
+
+class ReadingPace:
+    """The measured speed at which prompts are read. It decides how long a piece of a prompt is.
+
+    speed: prompt tokens per second, in the newest pieces; 0: not measured yet
+    """
+
+    def __init__(self) -> None:
+        self.speed = 0.0
+
+    def piece(self, seconds: float) -> int:
+        """Return the maximum number of tokens of a piece that takes about `seconds`."""
+        tokens = int(seconds * self.speed) if self.speed else FIRST
+        return max(PART, tokens + -tokens % PART)
+
+    def measure(self, tokens: int, seconds: float, most: int) -> None:
+        """Update the speed: to the speed of a slower piece, or to the mean of the old speed and the speed of
+        a faster piece. Ignore pieces below `most` / 2 tokens, because fixed costs dominate them."""
+        if 2 * tokens >= most and seconds > 0:
+            speed = tokens / seconds
+            self.speed = min(speed, (self.speed + speed) / 2) if self.speed else speed
 
 
 @dataclass(eq=False)

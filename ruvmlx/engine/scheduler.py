@@ -29,18 +29,16 @@ from ..lora.base_lora import BaseLoRA
 from .admission import Admission, Grant
 from .best_of import BestOf
 from .queue import Arrivals, Job, Sink, Ticket, cache_ids, has_decoding, reader_of
-from .reading_order import ReadingOrder
+from .reading_order import ReadingOrder, ReadingPace
 from .recorder import Recorder
 from .run import EngineParts, Run
 from .side_change import on_living_side
-from .types import Chunk, GenerationRequest
+from .types import NO_NEWS, Chunk, GenerationRequest
 
 PLACES = 64  # a request can start while fewer than PLACES requests of its or a higher priority run
 DELAY = 0.1  # seconds: about the longest delay of a running reply's next token by a piece of a prompt
 SHARE = 0.5  # the planned time of a prompt's piece, divided by DELAY; below 1, as the measured pace varies
 ALONE = 0.15  # seconds: the planned time of a piece of a prompt while no reply is being decoded
-FIRST = 32  # the maximum number of tokens of a piece of a prompt before the reading pace was measured
-PART = 16  # the maximum number of tokens of a piece of a prompt is a multiple of PART
 
 
 class Scheduler:
@@ -56,7 +54,8 @@ class Scheduler:
         self._waiting: list[Ticket] = []  # in order of arrival
         self._active: list[Ticket] = []
         self.admission = Admission(engine)
-        self._pace = 0.0  # prompt tokens read per second, in the newest pieces; 0: not measured yet
+        self._pace = ReadingPace()
+        self._steps = 0  # the number of steps so far
         self._order = ReadingOrder()
         self._owed = 0.0  # seconds of decoding before the next piece of a prompt
         self._turn: BaseLoRA | None = None  # the base LoRA of the last step
@@ -90,13 +89,27 @@ class Scheduler:
     def stream(
         self, request: GenerationRequest, begin: Callable[[], Job], replies: int = 1
     ) -> Iterator[Chunk]:
-        """Yield the chunks of one request. Each step also serves the other requests."""
+        """Yield the chunks of one request. Each step also serves the other requests.
+
+        Several streams can take turns in one thread. A stream runs a step only if no other stream has run one
+        since its last turn, so one step serves a round of turns. While other requests wait or run, a turn
+        yields all that has arrived as one chunk, or NO_NEWS; no stream holds up the others.
+        """
         arrived = Arrivals()
+        seen = self._steps if not self else -1  # a stream that joins others leaves the first step to them
         ticket = self.add(request, begin, arrived, replies)
         try:
             while not arrived.over:
-                self.step()
-                yield from arrived.drain()
+                beside = len(self) > 1
+                if seen == self._steps:
+                    self.step()
+                seen = self._steps
+                if beside:
+                    yield arrived.drain_joined() or NO_NEWS
+                else:
+                    yield from arrived.drain()
+            if (rest := arrived.drain_joined()) is not None:
+                yield rest
             if arrived.error is not None:
                 raise arrived.error
         finally:
@@ -126,7 +139,8 @@ class Scheduler:
 
     def step(self) -> bool:
         """Read at most one piece of a prompt, then decode one token of every running reply that uses the base
-        LoRA of this step. Returns False if no request is left."""
+        LoRA of this step. Returns False if no request is left. An error that is raised ends all requests."""
+        self._steps += 1
         try:
             self._admit()
             group = self._next_group()
@@ -135,8 +149,8 @@ class Scheduler:
             self._decode(group)
             self._draw(group)
             self._owed -= perf_counter() - begun
-        except BaseException:  # After, for example, Ctrl-C, the content of the KV caches is unknown.
-            self.drop_all(keep=False)
+        except BaseException as error:  # After, for example, Ctrl-C, the content of the KV caches is unknown.
+            self.fail_all(error, keep=False)
             raise
         return len(self) > 0
 
@@ -147,17 +161,17 @@ class Scheduler:
             self.engine.backend.set_lora(self._home)
         self._installed = []
 
-    def fail_all(self, error: BaseException) -> None:
-        """End every request with the error `error`. The KV caches stay as they are."""
+    def fail_all(self, error: BaseException, keep: bool = True) -> None:
+        """End every request with the error `error`. keep: True if the KV caches of the requests are valid."""
         for ticket in [*self._active, *self._waiting]:
-            self._leave(ticket)
+            self._leave(ticket, keep)
             ticket.sink.fail(error)
         self.rest()
 
-    def drop_all(self, keep: bool = True) -> None:
-        """Remove every request. keep: True if the KV caches of the requests are valid."""
+    def drop_all(self) -> None:
+        """Remove every request. The KV caches stay as they are."""
         for ticket in [*self._active, *self._waiting]:
-            self._leave(ticket, keep)
+            self._leave(ticket)
 
     # -- one step ------------------------------------------------------------------------------------
 
@@ -262,29 +276,17 @@ class Scheduler:
             self._fail(ticket, error)
 
     def _read_piece(self, ticket: Ticket, run: Run) -> None:
-        most = None if self._delay is None else self._most()
+        seconds = SHARE * (self._delay or 0.0) if has_decoding(self._active) else ALONE
+        most = None if self._delay is None else self._pace.piece(seconds)
         begun, before = perf_counter(), run.unread
         chunk = run.read_piece(most)
         tokens, seconds = before - run.unread, perf_counter() - begun
         self._order.count(tokens)
         if most is not None and tokens:
-            self._measure(tokens, seconds, most)
+            self._pace.measure(tokens, seconds, most)
             self._owed = seconds / sum(not t.decoding for t in self._active)
         if chunk is not None:
             ticket.sink.take(chunk)
-
-    def _most(self) -> int:
-        """Return the maximum number of tokens of the next piece of a prompt."""
-        seconds = SHARE * (self._delay or 0.0) if has_decoding(self._active) else ALONE
-        tokens = int(seconds * self._pace) if self._pace else FIRST
-        return max(PART, tokens + -tokens % PART)
-
-    def _measure(self, tokens: int, seconds: float, most: int) -> None:
-        """Update the pace: to the tokens per second of a slower piece, or to the mean of the old pace and the
-        pace of a faster piece. Ignore pieces below `most` / 2 tokens, because fixed costs dominate them."""
-        if 2 * tokens >= most and seconds > 0:
-            pace = tokens / seconds
-            self._pace = min(pace, (self._pace + pace) / 2) if self._pace else pace
 
     def _decode(self, group: Sequence[Ticket]) -> None:
         """Decode the last tokens of two or more runs in one step. One run alone decodes in `_draw`."""

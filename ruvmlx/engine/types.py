@@ -179,3 +179,6 @@ class Chunk:
     # The logprobs of the tokens since the last chunk, if the request asks for them.
     logprobs: tuple[TokenLogprob, ...] = ()
     note: str = ""
+
+
+NO_NEWS = Chunk("")  # what a reply yields if a step served only other replies (Scheduler.stream)

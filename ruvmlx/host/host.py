@@ -7,8 +7,8 @@ MLX binds its streams to threads, and a reply takes seconds. So all calls of the
 user ends idle work (work of `run_idle`, which runs while no user needs the model). The coroutines never block
 the caller's event loop. The callers can have different event loops.
 
-`write` and `submit` stream any number of replies at the same time (serving.py). Other calls run between two
-steps of the replies.
+`write` streams any number of replies at the same time (serving.py). `submit` encodes a request in another
+thread, then streams its reply in the same way. Other calls run between two steps of the replies.
 
 model_holder.py holds the runtime in use. The chat in plain mode has no event loop, so it uses only the
 holder.
@@ -170,7 +170,7 @@ class Host:
     @property
     def _is_thread_busy(self) -> bool:
         """Return True if a reply of any host in this thread is in progress."""
-        return any(host._serving.busy or host.is_writing for host in self._hosts)
+        return any(host._serving.is_busy for host in self._hosts)
 
     def cancel_idle(self) -> None:
         """End the idle work that runs or waits in the runtime's thread, because a user needs the model now.
@@ -227,7 +227,7 @@ class Host:
         session_id: the chat that the reply belongs to.
         """
         self.interrupt()
-        return self._serving.serve(request, session_id)
+        return self._serving.submit(request, session_id)
 
     async def encode(self, work: Callable[[Runtime], T], letters: int) -> T:
         """Run work that only encodes text, in another thread than the model. letters: the length of the

@@ -1,19 +1,20 @@
 """This module computes replies in the runtime's thread, step by step, and passes their chunks to event loops.
 
-A reply of the chat comes from a generator (`write`). A reply over HTTP comes from a submitted request
-(`serve`). One step of any reply computes the next token of all replies that use the same base LoRA
-(engine/scheduler.py). Other calls of the runtime run between two steps.
+Every reply comes from a generator (`write`). The generator of a submitted request (`submit`) is the one that
+`ReplyWriter.generate` returns. The generators take turns. One step of any reply computes the next token of
+all replies that use the same base LoRA (engine/scheduler.py). Other calls of the runtime run between two
+turns.
 """
 
 import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from ..engine.types import Chunk, GenerationRequest
+from ..engine.types import NO_NEWS, Chunk, GenerationRequest
 from ..errors import RuvmlxError
 from ..runtime import Runtime
 
@@ -27,43 +28,63 @@ BeginReply = Callable[[Runtime, threading.Event], Iterator[Chunk]]
 
 
 class ServingLoop:
-    """The replies in progress of one host. Event loops call the coroutines; any thread can call `cancel_all`
-    and `is_writing`; only the runtime's thread calls the other methods."""
+    """The replies in progress of one host. Event loops call the coroutines; any thread can call `cancel_all`,
+    `is_busy` and `is_writing`; only the runtime's thread calls the other methods."""
 
     def __init__(
         self, pool: ThreadPoolExecutor, runtime: Callable[[], Runtime | None], between: Callable[[], None]
     ):
         """pool: the executor of the runtime's thread. runtime: a function that returns the runtime in use,
-        or None if no runtime is open. between: a function that the loop calls after each step."""
+        or None if no runtime is open. between: a function that the loop calls after each turn of a reply."""
         self._pool, self._runtime, self._between = pool, runtime, between
         self._encoders = [ThreadPoolExecutor(1, "encoding"), ThreadPoolExecutor(1, "encoding-long")]
         self._lock = threading.Lock()
-        self._requests: set[ServedRequest] = set()
-        self._written: set[GeneratedReply] = set()
-        self.busy = False  # True if the next step of the submitted requests is in the thread's queue
+        self._replies: set[ReplyInProgress] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Return True if a reply is in progress."""
+        return bool(self._replies)
 
     @property
     def is_writing(self) -> bool:
-        """Return True if a reply of `write` is in progress."""
-        return bool(self._written)
-
-    async def serve(self, request: GenerationRequest, session_id: str | None) -> AsyncIterator[list[Chunk]]:
-        """Submit a request and yield its chunks. If the caller closes the iterator, the request is
-        cancelled."""
-        served = ServedRequest(request, ChunkStream(asyncio.get_running_loop()))
+        """Return True if a reply is in progress that is no submitted request."""
         with self._lock:
-            self._requests.add(served)
+            return not all(reply.is_request for reply in self._replies)
+
+    async def write(
+        self, begin: BeginReply, cancel: threading.Event, is_request: bool = False
+    ) -> AsyncIterator[list[Chunk]]:
+        """Yield the chunks of begin(runtime, cancel). The model continues to write the reply even if the
+        caller reads no chunk.
+
+        is_request: True for a submitted request: the chunk with the response is the last one, and another
+            model in place of this one ends the reply with an error; False: the text so far is then the reply
+        """
+        reply = ReplyInProgress(begin, cancel, ChunkStream(asyncio.get_running_loop()), is_request)
+        with self._lock:
+            self._replies.add(reply)
+        self._pool.submit(self._take_turn, reply)
+        async for batch in reply.stream.batches():
+            yield batch
+
+    async def submit(self, request: GenerationRequest, session_id: str | None) -> AsyncIterator[list[Chunk]]:
+        """Encode a request in another thread, then `write` its reply. If the caller closes the iterator, the
+        request is cancelled."""
+        encoder = self._runtime()  # the token ids are those of this runtime's tokenizer
+
+        def begin(runtime: Runtime, _: threading.Event) -> Iterator[Chunk]:
+            if runtime is not encoder:
+                raise RuvmlxError(NOT_OPEN)
+            return runtime.writer.generate(request, session_id)
+
         try:
-            served.runtime = self._runtime()
-            served.request = await self._encoded_or_noted(request)
-            self._pool.submit(self._join, served, session_id)
-            async for batch in served.stream.batches():
+            request = await self._encoded_or_noted(request)
+            async for batch in self.write(begin, request.cancel, is_request=True):
                 yield batch
-        finally:
-            if not served.stream.is_over:
-                request.cancel.set()
-            with self._lock:
-                self._requests.discard(served)
+        except BaseException:
+            request.cancel.set()
+            raise
 
     async def encode(self, work: Callable[[Runtime], T], letters: int) -> T:
         """Run work that only encodes text, in a thread for short texts or a thread for long texts. With
@@ -92,112 +113,61 @@ class ServingLoop:
                     self._pool.submit(runtime.writer.archive.note_failure, request, error)
             raise
 
-    async def write(self, begin: BeginReply, cancel: threading.Event) -> AsyncIterator[list[Chunk]]:
-        """Yield the chunks of begin(runtime, cancel). The model continues to write the reply even if the
-        caller reads no chunk."""
-        reply = GeneratedReply(begin, cancel, ChunkStream(asyncio.get_running_loop()))
-        with self._lock:
-            self._written.add(reply)
-        self._pool.submit(self._write_step, reply)
-        async for batch in reply.stream.batches():
-            yield batch
-
     def cancel_all(self) -> None:
         """End every reply after its current step. Any thread can call this method."""
         with self._lock:
-            for cancel in [*(s.request.cancel for s in self._requests), *(r.cancel for r in self._written)]:
-                cancel.set()
+            for reply in self._replies:
+                reply.cancel.set()
 
     def rest(self) -> None:
         """Install the adapter in use in the model again after replies with other adapters, because all other
         calls of the runtime expect the adapter in use."""
-        if (self.busy or self._written) and (runtime := self._runtime()) is not None:
+        if self._replies and (runtime := self._runtime()) is not None:
             runtime.writer.scheduler.rest()
 
     def end_all(self, error: RuvmlxError) -> None:
-        """End every submitted request with `error`. End every reply of `write` and keep its text so far."""
-        self.finish_written()
-        if self.busy and (runtime := self._runtime()) is not None:
+        """End every submitted request with `error`. End every other reply and keep its text so far."""
+        replies = list(self._replies)
+        self._finish([reply for reply in replies if not reply.is_request])
+        begun = [reply for reply in replies if reply.is_request and reply.has_begun]
+        if begun and (runtime := self._runtime()) is not None:
             runtime.writer.scheduler.fail_all(error)
-        self.busy = False
+            self._finish(begun)
 
     def finish(self) -> None:
-        """Run the steps of the cancelled replies until all replies have ended, so that their texts are
-        stored."""
-        self.finish_written()
-        runtime = self._runtime()
-        while self.busy and runtime is not None:
-            self._one_step(runtime)
+        """Cancel all replies and take their turns until they have ended, so that their texts are stored."""
+        self._finish(list(self._replies))
 
     def close(self) -> None:
         """End the threads that encode texts."""
         for encoder in self._encoders:
             encoder.shutdown(wait=False, cancel_futures=True)
 
-    def finish_written(self) -> None:
-        """Stop the replies of `write` and keep their texts."""
-        for reply in list(self._written):
+    def _finish(self, replies: Sequence["ReplyInProgress"]) -> None:
+        for reply in replies:
             reply.cancel.set()
-            while self._wrote(reply):
+        for reply in replies:
+            while self._goes_on(reply):
                 pass
 
-    def _write_step(self, reply: "GeneratedReply") -> None:
-        """Write one chunk of a reply. Put the next step at the end of the queue, so that waiting calls run
-        first."""
-        if reply in self._written and self._wrote(reply):
-            self._between()
-            # the queue refuses work while the host closes; in this case `finish` writes the remaining chunks
+    def _take_turn(self, reply: "ReplyInProgress") -> None:
+        """Write what one turn of a reply yields. Put the next turn at the end of the queue, so that waiting
+        calls run first."""
+        if reply in self._replies and self._goes_on(reply):
+            # the queue refuses work while the host closes; in this case `finish` takes the remaining turns
             with contextlib.suppress(RuntimeError):
-                self._pool.submit(self._write_step, reply)
+                self._pool.submit(self._take_turn, reply)
+        self._between()
 
-    def _wrote(self, reply: "GeneratedReply") -> bool:
-        """Write one chunk of a reply. Return False if the reply has ended."""
+    def _goes_on(self, reply: "ReplyInProgress") -> bool:
+        """Write what one turn of a reply yields. Return False if the reply has ended."""
         runtime = self._runtime()
         if runtime is not None and reply.step(runtime):
             return True
         with self._lock:
-            self._written.discard(reply)
+            self._replies.discard(reply)
         reply.stream.end(None if runtime is not None else RuvmlxError(NOT_OPEN))
         return False
-
-    def _join(self, served: "ServedRequest", session_id: str | None) -> None:
-        try:
-            runtime = self._runtime()
-            # Refuse the request if no model is open, or if another model was opened since. The token ids of
-            # the request come from the earlier model's tokenizer.
-            if runtime is None or runtime is not served.runtime:
-                raise RuvmlxError(NOT_OPEN)
-            self.rest()
-            runtime.writer.submit(served.request, served, session_id)
-        except Exception as error:  # noqa: BLE001 - the caller receives the error
-            served.fail(error)
-            return
-        if not self.busy:
-            self.busy = True
-            self._step()
-
-    def _step(self) -> None:
-        """Run one step of the scheduler for all submitted requests. Put the next step at the end of the
-        queue, so that waiting calls run first."""
-        runtime = self._runtime()
-        if not self.busy or runtime is None:
-            return
-        self._one_step(runtime)
-        if self.busy:
-            # the queue refuses work while the host closes; in this case `finish` runs the remaining steps
-            with contextlib.suppress(RuntimeError):
-                self._pool.submit(self._step)
-
-    def _one_step(self, runtime: Runtime) -> None:
-        try:
-            more = runtime.writer.scheduler.step()
-        except Exception as error:  # noqa: BLE001 - the callers receive the error
-            runtime.writer.scheduler.fail_all(error)
-            more = False
-        self._between()
-        if not more:
-            self.rest()
-            self.busy = False
 
 
 class ChunkStream:
@@ -243,26 +213,16 @@ class ChunkStream:
             raise self._error
 
 
-class ServedRequest:
-    """A submitted request that receives its chunks from the scheduler (engine/scheduler.py)."""
+class ReplyInProgress:
+    """A reply whose chunks come from a generator. is_request: as in `ServingLoop.write`."""
 
-    def __init__(self, request: GenerationRequest, stream: ChunkStream):
-        self.request, self.stream = request, stream
-        self.runtime: Runtime | None = None  # the runtime whose tokenizer encoded the request
-
-    def take(self, chunk: Chunk) -> None:
-        self.stream.put(chunk, last=chunk.response is not None)
-
-    def fail(self, error: BaseException) -> None:
-        self.stream.end(error)
-
-
-class GeneratedReply:
-    """A reply whose chunks come from a generator."""
-
-    def __init__(self, begin: BeginReply, cancel: threading.Event, stream: ChunkStream):
-        self._begin, self.cancel, self.stream = begin, cancel, stream
+    def __init__(self, begin: BeginReply, cancel: threading.Event, stream: ChunkStream, is_request: bool):
+        self._begin, self.cancel, self.stream, self.is_request = begin, cancel, stream, is_request
         self._chunks: Iterator[Chunk] | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self._chunks is not None
 
     def step(self, runtime: Runtime) -> bool:
         """Write the next chunk. Return False if the generator has ended."""
@@ -270,9 +230,13 @@ class GeneratedReply:
             if self._chunks is None:
                 self._chunks = self._begin(runtime, self.cancel)
             chunk = next(self._chunks, None)
+            if chunk is not None and chunk.response is not None and self.is_request:
+                self.stream.put(chunk, last=True)
+                chunk = next(self._chunks, None)  # None: the generator ends
         except Exception as error:  # noqa: BLE001 - the caller receives the error
-            self.stream.end(error)
+            # the traceback of an error for the user would keep stack frames alive, and these the KV caches
+            self.stream.end(error.with_traceback(None) if isinstance(error, RuvmlxError) else error)
             return False
-        if chunk is not None:
+        if chunk is not None and chunk != NO_NEWS:
             self.stream.put(chunk)
         return chunk is not None

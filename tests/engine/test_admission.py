@@ -54,7 +54,7 @@ def new_engine(packed, policy, pages: float, chunk: int = 128):
 def use_pieces(running: Scheduler, monkeypatch, sizes=(16, 32, 64, 128), seed: int = 1) -> None:
     """Draw the lengths of the prompts' pieces and the times between them. So the real time plays no part."""
     rng = random.Random(seed)
-    monkeypatch.setattr(running, "_most", lambda: rng.choice(sizes))
+    monkeypatch.setattr(running._pace, "piece", lambda _: rng.choice(sizes))
     monkeypatch.setattr(scheduler, "perf_counter", rng.random)
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from ruvmlx.backends.native.backend import NativeBackend
-from ruvmlx.engine import LLMInferenceEngine, Sampling, scheduler
+from ruvmlx.engine import LLMInferenceEngine, Sampling, reading_order, scheduler
 from ruvmlx.engine.best_of import requests_for
 from ruvmlx.engine.queue import Ticket
+from ruvmlx.engine.reading_order import ReadingPace
 from ruvmlx.engine.scheduler import Arrivals, Scheduler
 from ruvmlx.errors import CacheTooLarge, UsageError
 from ruvmlx.kv.policy import TierPolicy
@@ -94,9 +95,9 @@ def test_parts_of_a_prompt_have_the_bits_of_the_whole(packed_model, pace, monkey
     """With pages in three tiers: none is demoted before its chunk is read."""
     backend = NativeBackend(packed_model, threads=2, chunk=128)
     engine = LLMInferenceEngine(packed_model, backend, TierPolicy("tiered", (64, 128)))
-    monkeypatch.setattr(Scheduler, "_measure", lambda self, *_: setattr(self, "_pace", pace))
+    monkeypatch.setattr(ReadingPace, "measure", lambda self, *_: setattr(self, "speed", pace))
     monkeypatch.setattr(scheduler, "ALONE", 0.05)  # also when the other reply has ended
-    monkeypatch.setattr(scheduler, "FIRST", 16)
+    monkeypatch.setattr(reading_order, "FIRST", 16)
     long = request(prompt="tell me about the sea and the ship " * 12, max_new_tokens=20, logprobs=3)
     other, reply, running = Reply(), Reply(), Scheduler(engine)
     running.submit(request(max_new_tokens=60), other)
@@ -113,8 +114,8 @@ def test_parts_of_a_prompt_have_the_bits_of_the_whole(packed_model, pace, monkey
 
 
 def test_a_prompt_is_read_in_whole_chunks_if_nobody_waits_and_they_are_fast(packed_model, monkeypatch):
-    monkeypatch.setattr(Scheduler, "_measure", lambda self, *_: setattr(self, "_pace", 3000.0))
-    monkeypatch.setattr(scheduler, "FIRST", 512)
+    monkeypatch.setattr(ReadingPace, "measure", lambda self, *_: setattr(self, "speed", 3000.0))
+    monkeypatch.setattr(reading_order, "FIRST", 512)
     engine = LLMInferenceEngine(packed_model, NativeBackend(packed_model, threads=2, chunk=128))
     reply, running = Reply(), Scheduler(engine)
     running.submit(request(prompt="word " * 80, max_new_tokens=2), reply)
@@ -125,7 +126,7 @@ def test_a_prompt_is_read_in_whole_chunks_if_nobody_waits_and_they_are_fast(pack
 
 
 def test_running_replies_get_a_token_in_every_step_while_a_prompt_is_read(engine, monkeypatch):
-    monkeypatch.setattr(Scheduler, "_measure", lambda *_: None)  # the pace is not known
+    monkeypatch.setattr(ReadingPace, "measure", lambda *_: None)  # the pace is not known
     first, second, running = Reply(), Reply(), Scheduler(engine)
     running.submit(request(max_new_tokens=100), first)
     running.step()

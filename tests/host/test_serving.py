@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
+from ruvmlx.engine.types import NO_NEWS
 from ruvmlx.errors import NotFound, RuvmlxError, UsageError
 from ruvmlx.host.host import Host
 from ruvmlx.models.config.model import Message
@@ -196,6 +197,44 @@ async def test_another_model_ends_the_requests(host, open_tiny):
         async for _ in arriving:
             pass
     assert (await reply_to(host, greedy_request()))[0].token_ids
+
+
+async def test_token_ids_of_an_earlier_model_are_refused(host, monkeypatch):
+    """The model was opened again after the request was encoded."""
+    encode = host._serving.encode_request
+
+    async def encode_then_open_again(request):
+        request = await encode(request)
+        await host.release()
+        await host.open(QUIET)
+        return request
+
+    monkeypatch.setattr(host._serving, "encode_request", encode_then_open_again)
+    with pytest.raises(RuvmlxError, match="no model is open"):
+        await reply_to(host, greedy_request())
+    monkeypatch.undo()
+    assert (await reply_to(host, greedy_request()))[0].token_ids
+
+
+async def test_a_chats_reply_that_waits_for_its_turn_holds_up_nobody(host):
+    """One place: the request has it. Meanwhile short calls run, and the chat's reader gets nothing."""
+
+    async def read(arriving):
+        return [chunk async for some in arriving for chunk in some]
+
+    def begin(runtime, cancel):
+        return runtime.writer.generate(greedy_request("chat", 4), session)
+
+    session = await host.call(lambda runtime: runtime.chats.new_chat())
+    await host.call(lambda runtime: setattr(runtime.writer.scheduler, "width", 1))
+    served = host.submit(greedy_request("served", 200))
+    await read_first_token(served)
+    waiting = asyncio.ensure_future(read(host.write(begin)))
+    while await host.call_between(lambda runtime: runtime.writer.scheduler.counts) != (1, 1):
+        assert not waiting.done()
+    assert (await read(served))[-1].response.generation_tokens == 200
+    chunks = await waiting
+    assert chunks[-1].response.generation_tokens == 4 and NO_NEWS not in chunks
 
 
 def write_replies(runtime, *questions):
