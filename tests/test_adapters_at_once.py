@@ -5,7 +5,6 @@ import pytest
 import ruvmlx
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import GenerationRequest, Sampling
-from ruvmlx.engine.types import Chunk
 from ruvmlx.models.config.model import Message
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
@@ -14,19 +13,6 @@ from ruvmlx.store import Store
 from .engine.test_admission import CountedBytes
 
 REQUESTS, ADAPTERS, PAGES = 100, 9, 12
-
-
-class LastChunk:
-    """A sink that keeps the end of a reply."""
-
-    def __init__(self) -> None:
-        self.response = self.error = None
-
-    def take(self, chunk: Chunk) -> None:
-        self.response = chunk.response
-
-    def fail(self, error: BaseException) -> None:
-        self.error = error
 
 
 @pytest.fixture
@@ -53,19 +39,23 @@ def test_a_hundred_requests_at_once_stay_within_the_budgets(runtime):
     """KV caches and adapters are within theirs after every step; every reply is its adapter's, and whole."""
     held, residency = CountedBytes(runtime.backend.pool), runtime.learning.residency
     requests = [request_for(i) for i in range(REQUESTS)]
-    sinks = [LastChunk() for _ in requests]
-    for request, sink in zip(requests, sinks, strict=True):
-        runtime.writer.submit(request, sink)
-    widest = most_adapters = 0
-    while runtime.writer.scheduler.step():
+    streams = {request.request_id: runtime.writer.generate(request) for request in requests}
+    responses, widest, most_adapters = {}, 0, 0
+    while streams:
+        for id_, chunk in [(id_, next(stream, None)) for id_, stream in streams.items()]:
+            if chunk is None:
+                del streams[id_]
+            elif chunk.response is not None:
+                responses[id_] = chunk.response
         widest = max(widest, runtime.writer.scheduler.counts[0])
         loaded = sum(adapter.bytes for adapter in residency.tiers())
         most_adapters = max(most_adapters, loaded)
     assert widest > 1 and 0 < held.most <= runtime.backend.pool.budget
     assert 0 < most_adapters <= residency.budget
-    for request, sink in zip(requests, sinks, strict=True):
-        assert sink.error is None and sink.response.generation_tokens == request.max_new_tokens
-        assert sink.response.adapter == request.adapter_id
+    for request in requests:
+        response = responses[request.request_id]
+        assert response.generation_tokens == request.max_new_tokens
+        assert response.adapter == request.adapter_id
         assert runtime.store.replies.get(request.request_id).adapter == request.adapter_id
     assert runtime.learning.label == "default@0"
     cold = [adapter for adapter in residency.tiers() if adapter.tier == "cold"]

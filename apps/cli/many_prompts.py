@@ -30,7 +30,8 @@ from .prompt_lines import NUMBERS, PromptLine, count_prompts, opened_prompts, pr
 from .prompt_results import Tally, result_file, skip_answered, write_line
 
 if TYPE_CHECKING:
-    from ruvmlx.engine.types import Chunk, GenerationRequest, GenerationResponse
+    from ruvmlx.chats.reply_writer import Chunks
+    from ruvmlx.engine.types import GenerationRequest, GenerationResponse
     from ruvmlx.runtime import Runtime
 
 AHEAD = 64  # the maximum number of prompts in progress, or answered but not yet written
@@ -116,19 +117,31 @@ def request_maker(runtime: "Runtime", system: str | None, seed: int | None, **co
 
 
 class _Answer:
-    """An object of this class receives the chunks of the reply to one line of the file of prompts from the
-    scheduler."""
+    """The reply to one line of the file of prompts, or the line's error."""
 
-    def __init__(self, line: PromptLine):
-        self.line = line
+    def __init__(self, line: PromptLine, begin: Callable[[PromptLine], "Chunks"]):
+        """begin: a function that streams the reply"""
+        self.line, self.error = line, line.error
         self.response: GenerationResponse | None = None
-        self.error = line.error
+        self._chunks: Chunks | None = None
+        if not line.error:
+            try:
+                self._chunks = begin(line)
+            except RuvmlxError as error:
+                self.error = error_line(error)
 
-    def take(self, chunk: "Chunk") -> None:
-        self.response = chunk.response
+    def take_turn(self) -> None:
+        """Take the next chunk of the reply."""
+        try:
+            if self._chunks is not None and not self.is_done:
+                self.response = next(self._chunks).response
+        except Exception as error:  # noqa: BLE001 - the line of the results has the error
+            self.error = error_line(error)
 
-    def fail(self, error: BaseException) -> None:
-        self.error = error_line(error)
+    def close(self) -> None:
+        """End the reply if it is not complete."""
+        if self._chunks is not None:
+            self._chunks.close()
 
     @property
     def is_done(self) -> bool:
@@ -177,19 +190,21 @@ def answer_all(
     try:
         while True:
             while len(pending) < AHEAD and (line := next(lines, None)) is not None:
-                pending.append(_begin(runtime, line, request_of))
+                pending.append(_Answer(line, lambda line: runtime.writer.generate(request_of(line))))
             if not pending:
                 return
             if pending[0].is_done:
+                pending[0].close()
                 _write_result(pending.popleft(), write, tally)
                 progress(1)
             elif cancel.is_set():
                 raise Interrupted("stopped; the same command goes on where the results end.")
             else:
-                runtime.writer.scheduler.step()
+                for answer in pending:
+                    answer.take_turn()
     finally:
-        runtime.writer.scheduler.drop_all()
-        runtime.writer.scheduler.rest()
+        for answer in pending:
+            answer.close()
 
 
 def _write_result(answer: _Answer, write: Write, tally: Tally) -> None:
@@ -199,13 +214,3 @@ def _write_result(answer: _Answer, write: Write, tally: Tally) -> None:
     else:
         tally.answered += 1
         tally.generation_tokens += answer.response.generation_tokens
-
-
-def _begin(runtime: "Runtime", line: PromptLine, request_of: RequestOf) -> _Answer:
-    answer = _Answer(line)
-    if not line.error:
-        try:
-            runtime.writer.submit(request_of(line), answer)
-        except RuvmlxError as error:
-            answer.fail(error)
-    return answer

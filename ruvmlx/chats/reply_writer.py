@@ -1,7 +1,7 @@
 """This module writes replies: it prepares the request, streams the reply, and commits it so that it can be
 rated."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from ..engine.batch import generate_many
 from ..engine.best_of import BestOf, Score, requests_for
 from ..engine.context_window import ContextWindow, question_of
 from ..engine.run import Run
-from ..engine.scheduler import Sink, replies_in_progress
+from ..engine.scheduler import replies_in_progress
 from ..kv_tuning.tier_review import TierReview
 from ..models.text.thinking import ThoughtCounter, opened_by
 from ..optimizer.optimizer import RealtimeOptimizer
@@ -25,7 +25,9 @@ from ..sona.learner import Learner
 from ..sona.trace import Trace
 from ..store import Store
 from .learning import Learning
-from .stored_replies import ReplyArchive, StoredReplies, WitnessedSink
+from .stored_replies import ReplyArchive, StoredReplies
+
+Chunks = Generator[Chunk, None, None]  # the chunks of a reply; `close` ends the reply early
 
 
 class ReplyWriter:
@@ -66,34 +68,20 @@ class ReplyWriter:
         asked = {k: v for k, v in (self._settings.sampling | given).items() if v is not None}
         return Sampling(**(own | asked))
 
-    def generate(self, request: GenerationRequest, session_id: str | None = None) -> Iterator[Chunk]:
-        """Stream one reply and commit it, so that it can be rated. The requests that `submit` has queued also
-        continue.
+    def generate(self, request: GenerationRequest, session_id: str | None = None) -> Chunks:
+        """Stream one reply and commit it, so that it can be rated. Several replies can take turns
+        (`Scheduler.stream`). Raises UsageError in this call if the request is empty or too long.
 
         session_id: the chat that the reply belongs to. The text of a stopped reply is kept. With best of n,
             the user sees the reply that fits the user's taste, and the other replies are committed beside it.
         """
-        request, begin, count = self._job_of(request, session_id)
-        return self._chunks_or_failure(request, self.scheduler.stream(request, begin, count))
-
-    def submit(self, request: GenerationRequest, sink: Sink, session_id: str | None = None) -> None:
-        """Queue a request. Each call of `scheduler.step` continues the request, and the sink gets the chunks.
-        The finished reply is saved in the store, as in `generate`. Raises UsageError in this call if the
-        request is empty or too long."""
-        request, begin, count = self._job_of(request, session_id)
-        self.scheduler.add(request, begin, WitnessedSink(sink, self.archive, request), count)
-
-    def _job_of(
-        self, request: GenerationRequest, session_id: str | None
-    ) -> tuple[GenerationRequest, Callable[[], StoredReplies], int]:
-        """Return what the scheduler needs for a reply that is stored: the request with its token ids, a
-        function that makes the job, and the number of replies. Every such reply comes from here."""
         request = self.prepare_request(request, routed=True)
         with self.archive.noting_failure(request):
             count = self._count(request, self._learning.of(request.adapter_id))
-        return request, lambda: self._begin(request, session_id, count), count
+        chunks = self.scheduler.stream(request, lambda: self._begin(request, session_id, count), count)
+        return self._chunks_or_failure(request, chunks)
 
-    def _chunks_or_failure(self, request: GenerationRequest, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    def _chunks_or_failure(self, request: GenerationRequest, chunks: Iterator[Chunk]) -> Chunks:
         with self.archive.noting_failure(request):
             yield from chunks
 

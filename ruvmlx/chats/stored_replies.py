@@ -11,7 +11,6 @@ from ..backends.base import preserve_lora
 from ..engine import Chunk, GenerationResponse
 from ..engine.best_of import BestOf
 from ..engine.context_window import question_of
-from ..engine.queue import Sink
 from ..engine.run import Run
 from ..engine.types import GenerationRequest
 from ..errors import PromptTooLong, StoreBusy, StoreError
@@ -142,18 +141,6 @@ class ReplyArchive:
         except (Exception, KeyboardInterrupt) as error:
             self.note_failure(request, error)
             raise
-
-
-class WitnessedSink:
-    """A sink (receiver of a reply's chunks) that also records a failed request in the witness log."""
-
-    def __init__(self, sink: Sink, archive: ReplyArchive, request: GenerationRequest):
-        self._archive, self._request, self._sink = archive, request, sink
-        self.take = sink.take
-
-    def fail(self, error: BaseException) -> None:
-        self._archive.note_failure(self._request, error)
-        self._sink.fail(error)
 
 
 class StoredReplies:
