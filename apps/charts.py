@@ -96,12 +96,12 @@ def _frame(title: str, below: str, x_axis: Axis, y_axis: Axis) -> list[str]:
     return drawn
 
 
-def bars(title: str, rows: Sequence[tuple[str, float, str]], most: float = 1.0) -> str:
-    """Return a bar chart. rows: (name, value, label) from top to bottom. most: the value of a full bar."""
+def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
+    """Return a bar chart. rows: (name, value, label) from top to bottom. A full bar is 1."""
     left, step = 330, 20
     drawn = [_text(10, 18, title, INK)]
     for i, (name, value, words) in enumerate(rows):
-        top, long = 30 + step * i, round((WIDTH - left - 110) * min(1.0, max(0.0, value / most)), 1)
+        top, long = 30 + step * i, round((WIDTH - left - 110) * min(1.0, max(0.0, value)), 1)
         drawn.append(_text(10, top + 13, name, GREY))
         drawn.append(_box(left, top, WIDTH - left - 110, 14, PALE))
         drawn.append(_box(left, top, long, 14, COLOURS[0]))
@@ -109,12 +109,16 @@ def bars(title: str, rows: Sequence[tuple[str, float, str]], most: float = 1.0) 
     return _picture(40 + step * len(rows), drawn)
 
 
-def ticks(high: float, count: int = 5) -> list[float]:
+TICKS = 5  # about the number of steps of an axis
+GAP = 14.0  # the distance between two labels at least
+
+
+def ticks(high: float) -> list[float]:
     """Return round numbers in equal steps from 0 up to `high`, or up to the first step above `high`. If
     `high` is not above 0, return 0 and 1."""
     if high <= 0:
         return [0.0, 1.0]
-    raw = high / count
+    raw = high / TICKS
     size = 10 ** math.floor(math.log10(raw))
     step = next(s * size for s in (1, 2, 2.5, 5, 10) if s * size >= raw)
     return [i * step for i in range(math.ceil(high / step - 1e-9) + 1)]
@@ -127,13 +131,13 @@ def _picture(height: float, drawn: Sequence[str]) -> str:
     )
 
 
-def _separate_labels(heights: Sequence[float], gap: float = 14) -> list[float]:
-    """Return the heights of labels, with some of them moved down so that neighbours are at least `gap` apart
+def _separate_labels(heights: Sequence[float]) -> list[float]:
+    """Return the heights of labels, with some of them moved down so that neighbours are at least GAP apart
     and do not overlap."""
     placed: dict[int, float] = {}
-    last = -gap
+    last = -GAP
     for i in sorted(range(len(heights)), key=lambda i: heights[i]):
-        last = placed[i] = max(heights[i], last + gap)
+        last = placed[i] = max(heights[i], last + GAP)
     return [placed[i] for i in range(len(heights))]
 
 

@@ -44,13 +44,13 @@ TRAIN_EVERY = 32  # the number of new ratings after which the selector's cell is
 Write = Callable[[Runtime], Iterator[Chunk]]
 
 
-def open_auto(settings: Settings, watch: Watch = QUIET, learn: bool = True) -> Runtime:
+def open_auto(settings: Settings, watch: Watch = QUIET) -> Runtime:
     """Open the models of `auto`. With only one model, return this model's own runtime, whose `caveat` says
     why."""
     found = find_candidates(settings, watch)
     if len(found.models) > 1:
-        return AutoRuntime(found, settings, watch, learn)
-    runtime = Runtime.open(replace(settings, model=found.best.name), learn, watch)
+        return AutoRuntime(found, settings, watch)
+    runtime = Runtime.open(replace(settings, model=found.best.name), watch=watch)
     runtime.backend.caveat = "; ".join(filter(None, [runtime.backend.caveat, found.note]))
     return runtime
 
@@ -60,9 +60,9 @@ class AutoRuntime(Runtime):
 
     is_auto = True
 
-    def __init__(self, found: AutoModels, settings: Settings, watch: Watch = QUIET, learn: bool = True):
+    def __init__(self, found: AutoModels, settings: Settings, watch: Watch = QUIET):
         """Open the smallest model. Raises RuvmlxError."""
-        self._settings, self._learn, self._limit = settings, learn, found.limit
+        self._settings, self._limit = settings, found.limit
         models = selector_models(found, settings)
         self._candidates = {model.fingerprint: candidate for candidate, model in models}
         self._open: dict[str, Runtime] = {}
@@ -82,7 +82,7 @@ class AutoRuntime(Runtime):
         """Return the runtime of a model. Open the model if it is not open."""
         if fingerprint not in self._open:
             name = self._candidates[fingerprint].name
-            runtime = Runtime.open(replace(self._settings, model=name), self._learn, watch)
+            runtime = Runtime.open(replace(self._settings, model=name), watch=watch)
             self._open[fingerprint] = runtime
             self._divide_caches()
         return self._open[fingerprint]

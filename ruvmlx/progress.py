@@ -115,9 +115,9 @@ class Count:
     """A counter of finished units of work that also measures the units per second. Any thread can use the
     counter."""
 
-    def __init__(self, what: str, total: int = 0, done: int = 0, unit: str = "bytes"):
-        self.what, self.total, self.done, self.unit = what, total, done, unit
-        self._seen: deque[tuple[float, int]] = deque([(time.monotonic(), done)])
+    def __init__(self, what: str, total: int = 0, unit: str = "bytes"):
+        self.what, self.total, self.done, self.unit = what, total, 0, unit
+        self._seen: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
 
     def add(self, n: int) -> None:
         self.done += n

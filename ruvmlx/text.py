@@ -169,15 +169,18 @@ def did_you_mean(word: str, known: Iterable[str], least: float = 0.6) -> str:
     return f" Did you mean {similar[0]!r}?" if similar else ""
 
 
-def excerpt(text: str, words: list[str], width: int = 60) -> str:
-    """Return up to `width` characters of a text around the first place where one of the words is (or from the
+EXCERPT = 60  # the maximum number of characters of an excerpt
+
+
+def excerpt(text: str, words: list[str]) -> str:
+    """Return up to EXCERPT characters of a text around the first place where one of the words is (or from the
     beginning), on one line. An ellipsis marks each end that was cut."""
     line = one_line(text)
     low = line.lower()
     at = min((p for p in (low.find(word.lower()) for word in words) if p >= 0), default=0)
-    start = max(0, min(at - width // 3, len(line) - width))
-    cut = line[start : start + width]
-    return ("…" if start else "") + cut + ("…" if start + width < len(line) else "")
+    start = max(0, min(at - EXCERPT // 3, len(line) - EXCERPT))
+    cut = line[start : start + EXCERPT]
+    return ("…" if start else "") + cut + ("…" if start + EXCERPT < len(line) else "")
 
 
 def backend_words(backend: str, kernels: str) -> str:

@@ -48,6 +48,11 @@ LENGTHS = tuple(tier.name for tier in reversed(TIERS[1:]))
 USUAL, EXAMPLE = (",".join(str(tier.lengths[i]) for tier in reversed(TIERS[1:])) for i in (0, 1))
 
 
+def lengths_by_name(lengths: Sequence[int]) -> dict[str, int]:
+    """Return the lengths by the name of their tier, for example {"hot": 256, "warm": 2048}."""
+    return dict(zip(LENGTHS, lengths, strict=True))
+
+
 def fill_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
     """Return one length for each name in LENGTHS. A tier without a given length gets the same length as the
     tier before it, so that no page is in this tier."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ruvmlx.chats.reply_writer import Chunks
 from ruvmlx.chats.stored_replies import ReplyArchive
 from ruvmlx.engine.types import Chunk, GenerationRequest, GenerationResponse, Sampling
 from ruvmlx.kv.cache import KVStats
@@ -89,7 +90,7 @@ class PacedReplies:
         self._rate, self._tell = rate, tell
         self._given = 0
 
-    def generate(self, request: GenerationRequest, session_id: str | None = None) -> Iterator[Chunk]:
+    def generate(self, request: GenerationRequest, session_id: str | None = None) -> Chunks:
         request = self._prepared(request)
         prompt = len(request.input_ids or ())
         started, times, words = time.monotonic(), list[float](), list[str]()

@@ -246,9 +246,7 @@ class Verdicts:
     def __init__(self) -> None:
         self.facts = {"name": "kernels"}
 
-    def verdicts(
-        self, head_dim: int, n_heads: int, n_kv_heads: int, dtype: str, alibi: bool = False
-    ) -> list[dict[str, Any]]:
+    def verdicts(self, head_dim: int, n_heads: int, n_kv_heads: int, dtype: str) -> list[dict[str, Any]]:
         """Check the GPU kernels for attention heads of this shape, and return the results. Without a GPU, the
         list is empty.
 
@@ -259,7 +257,7 @@ class Verdicts:
         from ruvmlx.backends.mlx.gpu_check import ask
         from ruvmlx.platform.gpu import gpu
 
-        results = ask(Shapes(head_dim, n_heads, n_kv_heads, dtype, alibi)).results if gpu.kind else ()
+        results = ask(Shapes(head_dim, n_heads, n_kv_heads, dtype)).results if gpu.kind else ()
         return [asdict(result) | {"message": result.message.splitlines()} for result in results]
 
 

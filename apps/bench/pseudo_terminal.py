@@ -110,9 +110,9 @@ class Typist:
     """An object that types letters and waits for the echo of each letter. took: the ms from each key to its
     echo."""
 
-    def __init__(self, terminal: PseudoTerminal, seed: int = 0):
+    def __init__(self, terminal: PseudoTerminal):
         self._terminal = terminal
-        self._rng = random.Random(seed)
+        self._rng = random.Random(0)
         self._in_line = 0
         self.took: list[float] = []
 

@@ -29,11 +29,11 @@ def _python() -> str:
 
 
 def _library() -> str:
-    from ruvmlx.kernels import decoder, layers
+    from ruvmlx.kernels import layers, matmul
     from ruvmlx.kernels.library import implementations, registry
 
     found = registry() | dict.fromkeys(layers.KERNELS, implementations()[0])
-    found["matmul"] = decoder.matmul_implementations()[0]
+    found["matmul"] = matmul.implementations()[0]
     used = Counter(found.values()).most_common()
     kinds = ", ".join(f"{n} with {impl}" for impl, n in used)
     return f"{count(len(found), 'function')} in C, for this CPU: {kinds}"

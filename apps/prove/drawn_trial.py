@@ -65,20 +65,12 @@ class DrawnSetup:
         """Return the requests of FrozenReplies: to unseen questions, to rated questions, and for unshown
         replies."""
         unseen = self.unseen(runtime, seed, REACH_BEST_OF)
-        return unseen, self.rated_requests(runtime, seed), self.unshown_requests(runtime)
+        rated = self._requests(runtime, self.chat.prompts, seed, _SCALE, SCALE_REPLIES)
+        return unseen, rated, self._requests(runtime, self.chat.prompts, 0, _UNSHOWN, unshown.REPLIES)
 
     def unseen(self, runtime: Runtime, seed: int, count: int) -> Requests:
         """Return `count` requests for replies to each unseen question."""
         return self._requests(runtime, self.chat.heldout, seed, _FIRST, count)
-
-    def rated_requests(self, runtime: Runtime, seed: int) -> Requests:
-        """Return SCALE_REPLIES requests for replies to each question whose replies the users rate."""
-        return self._requests(runtime, self.chat.prompts, seed, _SCALE, SCALE_REPLIES)
-
-    def unshown_requests(self, runtime: Runtime) -> Requests:
-        """Return `unshown.REPLIES` requests for unshown replies to each question whose replies the users
-        rate."""
-        return self._requests(runtime, self.chat.prompts, 0, _UNSHOWN, unshown.REPLIES)
 
     def _requests(
         self, runtime: Runtime, questions: Sequence[str], seed: int, purpose: int, count: int

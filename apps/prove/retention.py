@@ -1,8 +1,6 @@
-"""This module measures two properties that must hardly change while a model learns from ratings: the model's
-predictions on neutral text, and the variety of its replies."""
+"""This module measures a property that must hardly change while a model learns from ratings: the model's
+predictions on neutral text."""
 
-import itertools
-from collections.abc import Sequence
 from importlib import resources
 
 import numpy as np
@@ -45,20 +43,3 @@ class NeutralText:
             kl += float(np.sum(np.exp(new) * (new - old), dtype=np.float64))
             change += float(np.sum(np.take_along_axis(old - new, index, axis=1), dtype=np.float64))
         return kl / len(hidden), float(np.expm1(change / len(hidden)))
-
-
-def distinct_2(replies: Sequence[Sequence[int]]) -> float:
-    """Return the distinct-2 of replies (Li et al. 2016): the number of different pairs of adjacent tokens,
-    divided by the number of all pairs of adjacent tokens."""
-    pairs = [pair for ids in replies for pair in itertools.pairwise(ids)]
-    return len(set(pairs)) / len(pairs) if pairs else 1.0
-
-
-def variety_ratio(new: Sequence[Sequence[int]], old: Sequence[Sequence[int]]) -> float:
-    """Return the distinct-2 of the new replies divided by the distinct-2 of the old replies.
-
-    Longer texts repeat more pairs of tokens, so both replies to a prompt are cut to the length of the shorter
-    reply.
-    """
-    pairs = [(a[: len(b)], b[: len(a)]) for a, b in zip(new, old, strict=True)]
-    return distinct_2([a for a, _ in pairs]) / distinct_2([b for _, b in pairs])

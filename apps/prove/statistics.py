@@ -12,7 +12,7 @@ def win_rate(new: np.ndarray, old: np.ndarray) -> float:
     return float(np.mean((new > old) + 0.5 * (new == old)))
 
 
-def win_interval(new: np.ndarray, old: np.ndarray, seed: int = 0) -> tuple[float, float]:
+def win_interval(new: np.ndarray, old: np.ndarray) -> tuple[float, float]:
     """Return the 95% confidence interval of the win-rate, by a cluster bootstrap.
 
     Replies to one prompt are similar, so the bootstrap resamples whole prompts, with the replies for all
@@ -20,12 +20,12 @@ def win_interval(new: np.ndarray, old: np.ndarray, seed: int = 0) -> tuple[float
 
     new, old: [seeds, prompts], the scores of the learned and of the original model's replies
     """
-    return mean_interval(((new > old) + 0.5 * (new == old)).mean(axis=0), seed)
+    return mean_interval(((new > old) + 0.5 * (new == old)).mean(axis=0))
 
 
-def mean_interval(values: np.ndarray, seed: int = 0) -> tuple[float, float]:
+def mean_interval(values: np.ndarray) -> tuple[float, float]:
     """Return the 95% confidence interval of the mean of n values [n], by a bootstrap."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     drawn = values[rng.integers(0, values.size, (RESAMPLES, values.size))].mean(axis=1)
     low, high = np.quantile(drawn, [0.025, 0.975])
     return float(low), float(high)

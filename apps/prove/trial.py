@@ -18,12 +18,12 @@ from ruvmlx.models.config.model import Message
 from ruvmlx.platform.files import replacing
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
-from ruvmlx.sona import unshown
+from ruvmlx.sona import faults, unshown
 from ruvmlx.sona.judge import CandidateReply, TasteJudge
 from ruvmlx.sona.measure_directions import FINISHED
 from ruvmlx.store import Store
 
-from .retention import NeutralText, variety_ratio
+from .retention import NeutralText
 from .untouched_replies import JudgedReply, UntouchedReplies
 from .users import Scorer
 
@@ -322,7 +322,7 @@ def _checkpoint(
         ppl_change=ppl_change,
         mean_tokens=float(np.mean([len(r.token_ids) for r in new])),
         mean_tokens_base=float(np.mean([len(r.token_ids) for r in base])),
-        variety=variety_ratio([r.token_ids for r in new], [r.token_ids for r in base]),
+        variety=faults.variety([r.token_ids for r in new], [r.token_ids for r in base]),
         sample=new[0].text,
         best_scores=np.array([setting.score(r, turned) for r in picked]) if picked else None,
     )

@@ -308,13 +308,16 @@ def worker(backend: Backend, kind: str) -> Backend:
     return backend.worker(kind) if isinstance(backend, TwoSided) else backend
 
 
+ADAPTED_TOKENS = 64  # the number of tokens whose logits `adapted_logits` computes at a time
+
+
 def adapted_logits(
-    adapter: HeadAdapter | None, hidden: np.ndarray, head: Callable[[np.ndarray], np.ndarray], chunk: int = 64
+    adapter: HeadAdapter | None, hidden: np.ndarray, head: Callable[[np.ndarray], np.ndarray]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield (hidden [t, D], logits [t, V] with the adapter applied) for t tokens at a time: t = `chunk`, or
-    less in the last pair."""
-    for start in range(0, len(hidden), chunk):
-        h = np.ascontiguousarray(hidden[start : start + chunk])
+    """Yield (hidden [t, D], logits [t, V] with the adapter applied) for t tokens at a time: t =
+    ADAPTED_TOKENS, or less in the last pair."""
+    for start in range(0, len(hidden), ADAPTED_TOKENS):
+        h = np.ascontiguousarray(hidden[start : start + ADAPTED_TOKENS])
         logits = head(h)
         if adapter is not None:
             adapter.add_to_logits(logits, h)

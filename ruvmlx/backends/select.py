@@ -73,10 +73,10 @@ def _describe_auto(threads: int | None) -> Choice:
 
 
 def _describe_native(why: str, threads: int | None) -> Choice:
-    from ..kernels.decoder import matmul_implementations
+    from ..kernels.matmul import implementations
     from .native.backend import describe_kernels
 
-    n, impl = threads or cpu.physical_cores(), matmul_implementations()[0]
+    n, impl = threads or cpu.physical_cores(), implementations()[0]
     return Choice("native", "cpu", describe_kernels(n), f"{why}; the C decoder runs on {impl}")
 
 

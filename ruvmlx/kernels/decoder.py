@@ -129,16 +129,6 @@ def _lib() -> C.CDLL:
     return lib
 
 
-@functools.cache
-def matmul_implementations() -> tuple[str, ...]:
-    """Return the names of the implementations of matrix products that run on this machine, fastest first:
-    ("avx512vnni", ..., "scalar")."""
-    names: list[str] = []
-    while name := _lib().rvm_matmul_impl_name(len(names)):
-        names.append(name.decode())
-    return tuple(names)
-
-
 class Decoder:
     """A decoder runs one model."""
 

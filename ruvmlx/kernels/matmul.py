@@ -54,7 +54,8 @@ def _lib() -> C.CDLL:
 
 @functools.cache
 def implementations() -> tuple[str, ...]:
-    """Return the names of the implementations of matrix products that run on this machine, fastest first."""
+    """Return the names of the implementations of matrix products that run on this machine, fastest first:
+    ("avx512vnni", ..., "scalar")."""
     names: list[str] = []
     while name := _lib().rvm_matmul_impl_name(len(names)):
         names.append(name.decode())

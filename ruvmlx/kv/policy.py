@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..tiers import HOT, LENGTHS, PAGE, TIERS
+from ..tiers import HOT, LENGTHS, PAGE, TIERS, lengths_by_name
 
 EVERYTHING = 1 << 40  # a number of tokens that is larger than any context
 
@@ -38,7 +38,7 @@ class TierPolicy:
 
     def lengths_by_name(self) -> dict[str, Any]:
         """Return the lengths by the name of their tier, for example {"hot": 256, "warm": 2048}."""
-        return dict(zip(LENGTHS, self.lengths, strict=True))
+        return lengths_by_name(self.lengths)
 
     def counts(self, offset: int) -> tuple[int, ...]:
         """Return one number for each tier below hot: how many of the oldest pages, in a sequence of `offset`

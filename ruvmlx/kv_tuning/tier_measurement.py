@@ -31,7 +31,7 @@ from ..models.config.model import Model
 from ..pausing import Pause, Stopped, stop_when
 from ..sampling import log_softmax
 from ..store import KVChoiceRow, KVMeasured, KVObservation, Store
-from ..tiers import HOT, LENGTHS, PAGE
+from ..tiers import HOT, PAGE, lengths_by_name
 from . import tier_choice
 from .tier_choice import KL_LIMIT, REPLIES, CandidateSummary, KVChoice, choose, summary
 
@@ -249,7 +249,7 @@ class TierHistory:
 def _averages(lengths: tuple[int, ...], seen: list[KVObservation]) -> dict[str, Any]:
     timed = [s.us_per_token for s in seen if s.us_per_token > 0]
     return {
-        **dict(zip(LENGTHS, lengths, strict=True)),
+        **lengths_by_name(lengths),
         "replies": len(seen),
         "longest": max(s.tokens for s in seen),
         "bytes": max(sum(s.tier_bytes) for s in seen),

@@ -63,7 +63,7 @@ class AskedLength:
 
     def _count(self, text: str) -> int:
         if self.unit == "item":
-            return _nearest(_item_counts(text), self.number)
+            return min(_item_counts(text), key=lambda count: abs(count - self.number))
         return _COUNTS[self.unit](text)
 
 
@@ -100,7 +100,3 @@ def _item_counts(text: str) -> list[int]:
         return [entries]
     parts = [len(_SEPARATOR.split(sentence.strip())) for sentence in _SENTENCE_END.split(text)]
     return [_COUNTS["line"](text), _count_sentences(text), max(parts)]
-
-
-def _nearest(counts: list[int], number: int) -> int:
-    return min(counts, key=lambda count: abs(count - number))

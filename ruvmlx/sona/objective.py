@@ -46,23 +46,21 @@ def reward(rating: str, history: Sequence[str]) -> float:
     return float(np.clip(2 * (rank - low) / (high - low) - 1, -1, 1))
 
 
-def pair_weights(
-    strength: float, better_ratio: float, worse_ratio: float, tau: float = TAU
-) -> tuple[float, float]:
+def pair_weights(strength: float, better_ratio: float, worse_ratio: float) -> tuple[float, float]:
     """Return the weights of a preference: (w of the better reply, in [0, 1]; w of the worse reply, in [-1,
     0]). V(x) cancels, because both replies answer the same question.
 
     strength: the reward r of the preference; 1 for a clear preference
     better_ratio, worse_ratio: the log-ratios rho of the two replies
     """
-    better, worse = strength - tau * better_ratio, -strength - tau * worse_ratio
+    better, worse = strength - TAU * better_ratio, -strength - TAU * worse_ratio
     return float(np.clip(better, 0, 1)), float(np.clip(worse, -1, 0))
 
 
-def dro_weight(rating: str, r: float, value: float, log_ratio: float, tau: float = TAU) -> float:
+def dro_weight(rating: str, r: float, value: float, log_ratio: float) -> float:
     """Return the weight w of a rating, in [-1, 1]. w never contradicts the rating: w is at least 0 for up, 4
     and 5, and at most 0 for down, 1 and 2."""
-    w = float(np.clip(r - value - tau * log_ratio, -1, 1))
+    w = float(np.clip(r - value - TAU * log_ratio, -1, 1))
     if w != w:  # w is NaN; the later update of the weights refuses NaN
         return w
     if rating in ("up", "4", "5"):

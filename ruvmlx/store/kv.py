@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from ..tiers import LENGTHS, TIERS
+from ..tiers import LENGTHS, TIERS, lengths_by_name
 from .audit_log import Witness
 from .database import Database
 
@@ -99,7 +99,7 @@ class KVRecords:
         )
         if last is not None and (before := list(last)) != list(seen.lengths):
             facts = {"model": seen.fingerprint, "backend": seen.backend, "reply": seen.reply_id}
-            self._witness.record("kv_used", facts | _lengths_by_name(seen.lengths) | {"before": before})
+            self._witness.record("kv_used", facts | lengths_by_name(seen.lengths) | {"before": before})
         self._db.insert("kv_observations", created=time.time(), **_to_columns(seen))
         self._db.execute(
             "DELETE FROM kv_observations WHERE id <= (SELECT max(id) FROM kv_observations) - ?",
@@ -195,12 +195,8 @@ class KVRecords:
             values = _to_columns(choice) | {"report": json.dumps(choice.report)}
             self._db.replace("kv_choices", fingerprint=fingerprint, backend=backend, **values)
             if was != list(choice.lengths):
-                facts = {"model": fingerprint, "backend": backend, **_lengths_by_name(choice.lengths)}
+                facts = {"model": fingerprint, "backend": backend, **lengths_by_name(choice.lengths)}
                 self._witness.record("kv_choice", facts | {"before": was, "reason": choice.report["reason"]})
-
-
-def _lengths_by_name(lengths: tuple[int, ...]) -> dict[str, int]:
-    return dict(zip(LENGTHS, lengths, strict=True))
 
 
 def _columns(row_class: type) -> str:

@@ -13,7 +13,8 @@ import pytest
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.errors import RuvmlxError, UsageError
-from ruvmlx.kernels.decoder import MODULES, Cancelled, matmul_implementations
+from ruvmlx.kernels.decoder import MODULES, Cancelled
+from ruvmlx.kernels.matmul import implementations as matmul_implementations
 from ruvmlx.models.load import load_model
 from tests.models.make_gguf import make_gguf_model
 from tests.models.make_models import make_safetensors_model

@@ -5,7 +5,7 @@ import pytest
 
 from ruvmlx.backends.base import Drafting
 from ruvmlx.backends.native.backend import NativeBackend
-from ruvmlx.kernels.decoder import matmul_implementations
+from ruvmlx.kernels.matmul import implementations as matmul_implementations
 from ruvmlx.kv.policy import F16, TierPolicy
 from ruvmlx.models.load import load_model
 from tests.models.make_models import make_safetensors_model

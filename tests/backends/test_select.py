@@ -36,7 +36,7 @@ def test_a_gpu_that_is_switched_off_is_none(monkeypatch):
 
 def test_auto_without_the_library(monkeypatch):
     """No C library and no GPU: MLX on the CPU, and why."""
-    from ruvmlx.kernels import decoder
+    from ruvmlx.kernels import matmul
     from ruvmlx.kernels.library import LibraryError
     from ruvmlx.platform.mx import mx
 
@@ -45,7 +45,7 @@ def test_auto_without_the_library(monkeypatch):
 
     monkeypatch.setattr(mx.metal, "is_available", lambda: False)
     monkeypatch.setattr(mx.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(decoder, "matmul_implementations", missing)
+    monkeypatch.setattr(matmul, "implementations", missing)
     choice = select.describe("auto")
     assert (choice.name, choice.device) == ("mlx", "cpu")
     assert "librvm.so is not installed" in choice.why
@@ -55,9 +55,9 @@ def test_auto_without_the_library(monkeypatch):
 
 def test_native_names_instruction_set_and_threads():
     """ "native avx512vnni, 2 threads" """
-    from ruvmlx.kernels.decoder import matmul_implementations
+    from ruvmlx.kernels.matmul import implementations
 
-    assert select.describe("native", 2).kernels == f"native {matmul_implementations()[0]}, 2 threads"
+    assert select.describe("native", 2).kernels == f"native {implementations()[0]}, 2 threads"
     assert select.describe("native", 1).kernels.endswith("1 thread")
 
 

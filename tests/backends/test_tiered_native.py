@@ -10,7 +10,8 @@ import pytest
 
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend, ReferenceCache
-from ruvmlx.kernels.decoder import Cancelled, matmul_implementations
+from ruvmlx.kernels.decoder import Cancelled
+from ruvmlx.kernels.matmul import implementations as matmul_implementations
 from ruvmlx.kernels.page_table import NativePageTable, PageMemory
 from ruvmlx.kv.policy import EVERYTHING, TierPolicy
 from ruvmlx.kv.pool import PagePool

@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-from ruvmlx.apps.prove.retention import distinct_2, variety_ratio
 from ruvmlx.apps.prove.statistics import win_interval, win_rate
 
 
@@ -29,15 +28,3 @@ def test_seeds_of_one_prompt_are_no_independent_evidence():
     one = win_interval(wins, 1 - wins)
     copied = win_interval(np.repeat(wins, 5, axis=0), 1 - np.repeat(wins, 5, axis=0))
     assert copied == one
-
-
-def test_distinct_2_is_the_share_of_different_bigrams():
-    assert distinct_2([[1, 2, 3], [1, 2]]) == pytest.approx(2 / 3)
-    assert distinct_2([[1, 1, 1, 1]]) == pytest.approx(1 / 3)
-    assert distinct_2([[1]]) == 1.0
-
-
-def test_variety_compares_texts_of_one_length():
-    """A long reply repeats more than a short one by its length alone."""
-    assert variety_ratio([[1, 2, 3]], [[1, 2, 3, 1, 2, 3]]) == 1.0
-    assert variety_ratio([[7, 7, 7, 7]], [[1, 2, 3, 4]]) == pytest.approx(1 / 3)

@@ -25,7 +25,7 @@ from unittest.mock import patch
 import numpy as np
 from ruvmlx.apps.prove import prompts
 from ruvmlx.apps.prove.drawn_users import DrawnStars, DrawnUser
-from ruvmlx.apps.prove.retention import NeutralText, variety_ratio
+from ruvmlx.apps.prove.retention import NeutralText
 from ruvmlx.apps.prove.statistics import mean_interval
 from ruvmlx.apps.prove.trial import seed_for
 from ruvmlx.apps.prove.untouched_replies import JudgedReply, UntouchedReplies
@@ -44,6 +44,7 @@ from ruvmlx.models.load import load_model
 from ruvmlx.platform.files import replacing
 from ruvmlx.settings import home
 from ruvmlx.sona import calibration, taste_push
+from ruvmlx.sona.faults import variety
 from ruvmlx.sona.kl_probe import KLProbe, log_softmax_rows
 from ruvmlx.sona.measure_directions import MeasureDirections
 from ruvmlx.sona.optional.style_bank import BasisBuilder, StyleBank, texts
@@ -161,13 +162,13 @@ class StyleStudy:
                     }
                 written = {q: [new[r.request_id] for r in of] for q, of in again.items()}
                 rates[pair].append(_win_rate(stars, written, frozen))
-                variety = variety_ratio(
+                ratio = variety(
                     [of[0].token_ids for of in written.values()], [of[0].token_ids for of in frozen.values()]
                 )
                 print(
                     f"user {number}, {user.rater}, {pair[0]}+{pair[1]}: {rates[pair][-1]:.0%}; confidence "
                     f"{choice.confidence:.2f}, KL {kl:.3f}, perplexity {ppl_change:+.1%}, distinct-2 "
-                    f"{variety:.2f}; {user.words}",
+                    f"{ratio:.2f}; {user.words}",
                     flush=True,
                 )
         return rates

@@ -73,6 +73,8 @@ def test_variety_is_that_of_equally_long_parts():
     same, varied = [1, 2] * 20, [*range(40)]
     assert variety([varied], [varied]) == variety([varied[:9]], [varied]) == 1
     assert variety([same], [varied]) < 0.1
+    assert variety([[1, 2, 3]], [[1, 2, 3, 1, 2, 3]]) == 1
+    assert variety([[7, 7, 7, 7]], [[1, 2, 3, 4]]) == pytest.approx(1 / 3)
     assert "less variety" in Faults(variety=0.5).worse_than(Faults())
 
 

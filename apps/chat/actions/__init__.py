@@ -11,7 +11,7 @@ from ruvmlx.runtime import Runtime
 
 from ..commands import COMMANDS, KEYS_HELP, Command, help_lines, parse
 from ..context import ChatContext
-from ..messages import Notice
+from ..messages import Notice, ReplyMessage
 from ..palette import PaletteEntry
 from ..state import Outcome
 from ..view_model import Standing
@@ -55,7 +55,7 @@ class Actions:
         the command or send the message now, keep the text in the input."""
         if not self._chat.editing:
             await self.write.show_end()
-        if self.rewrite.is_begun():
+        if isinstance(self._chat.editing, ReplyMessage):
             self.rewrite.save(text.strip())
             return
         try:

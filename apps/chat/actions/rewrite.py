@@ -38,9 +38,6 @@ class RewriteActions:
         chat.prompt.begin_edit(text or reply.answer, HEADING)
         return True
 
-    def is_begun(self) -> bool:
-        return isinstance(self._chat.editing, ReplyMessage)
-
     def save(self, text: str) -> None:
         """Save the text as the user's version of the reply. If the runtime refuses the text, leave it in the
         input."""

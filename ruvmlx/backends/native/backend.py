@@ -15,8 +15,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from ...kernels.decoder import Decoder, matmul_implementations
+from ...kernels.decoder import Decoder
 from ...kernels.decoder_weights import DecoderShape
+from ...kernels.matmul import implementations
 from ...kernels.micro import NotFinite, all_finite
 from ...kernels.replies import ReplyWork
 from ...kv.cache import PagedCache, room_for
@@ -260,7 +261,7 @@ class NativeBackend:
 def describe_kernels(threads: int, matmul: str | None = None) -> str:
     """Return the name of the C kernels and the number of threads, for example "native avx512vnni, 2
     threads"."""
-    name = matmul or matmul_implementations()[0]
+    name = matmul or implementations()[0]
     return f"native {name}, {threads} thread{'s' if threads > 1 else ''}"
 
 

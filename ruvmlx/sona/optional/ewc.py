@@ -147,17 +147,13 @@ class EWC:
         self._history = history
 
     def ids(self) -> list[int]:
-        """Return the ids of the anchors that belong to the adapter version in use or to its ancestors, the
-        oldest first."""
         return [row.id for row in self._history.deep.anchors()]
 
     def load(self) -> list[Anchor]:
-        """Load from the store the anchors whose ids the function `ids` returns."""
         rows = self._history.deep.anchors()
         return [Anchor(self._history.base(row.base), Fisher.from_bytes(row.fisher)) for row in rows]
 
     def last_version(self) -> int:
-        """Return the adapter version of the newest anchor; 0 if there is no anchor."""
         rows = self._history.deep.anchors()
         return rows[-1].version if rows else 0
 
@@ -176,12 +172,6 @@ class EWC:
         report: dict[str, Any],
         pruned: dict[str, str],
     ) -> bool:
-        """Store the report of a run of the deep loop, and the run's anchor unless `importance` is None, in
-        one transaction. Return False, and write nothing, if the base LoRA in use is no longer the measured
-        base LoRA.
-
-        base: the id of the measured base LoRA
-        """
         data = importance.to_bytes() if importance is not None else None
         return self._history.deep.end_run(version, base, data, report, pruned, TASKS, merge_estimates)
 

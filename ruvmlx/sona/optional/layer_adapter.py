@@ -55,27 +55,21 @@ class LayerAdapter:
 
     @property
     def probe(self) -> KLProbe | None:
-        """The last measured KL probe under the base and the layer LoRA; None if no probe was measured."""
         return self.measured.probe if self.measured else None
 
     def forget_probe(self) -> None:
         self.measured = None
 
     def combined_lora(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
-        """Return the base and the layer LoRA as one LoRA. The same arguments return the same object, because
-        a KV cache is valid only for the LoRA object with which it was computed."""
         if self._combined[0] is not base or self._combined[1] is not layer_lora:
             self._combined = base, layer_lora, combine_loras(base, layer_lora)
         return self._combined[2]
 
     def combined_once(self, base: BaseLoRA | None, layer_lora: LayerLoRA | None) -> BaseLoRA | None:
-        """Return the base and the layer LoRA as one LoRA for a single use. This combination does not replace
-        the combination in use, which `combined_lora` keeps in its cache."""
         known = self._combined[0] is base and self._combined[1] is layer_lora
         return self._combined[2] if known else combine_loras(base, layer_lora)
 
     def has_base(self, lora: BaseLoRA | None, base: BaseLoRA | None) -> bool:
-        """Return True if `lora` is the base LoRA, or the newest combination of the base and a layer LoRA."""
         return lora is base or (self._combined[0] is base and self._combined[2] is lora)
 
     # -- before a rating -----------------------------------------------------------------------------
@@ -88,8 +82,6 @@ class LayerAdapter:
             self._unasked = layer_lora, layer_update.residual_b(layer_lora, self.targets)
 
     def needs_gradient(self, state: LearnerState) -> bool:
-        """Return True if a rating needs the layer gradient: the gradient of the reply's log-probability by
-        the weights of the layer LoRA."""
         return bool(self.targets.places) or state.layer_lora is not None
 
     def read(
@@ -118,8 +110,6 @@ class LayerAdapter:
         return added
 
     def logprob_shift(self, trace: Trace, state: LearnerState) -> float:
-        """Return the change of the reply's mean log-probability (nats) from the layer LoRA with which its
-        trace was recorded to the layer LoRA of `state`. The returned change is a first-order estimate."""
         if trace.layer_gradient is None:
             return 0.0
         layers = self.extend_layers(state) if self.targets.places else state.layer_lora
@@ -144,7 +134,6 @@ class LayerAdapter:
         return layer_update.LayerLimit.above(base, self.targets)
 
     def update(self, state: LearnerState, trace: Trace, weight: float, base: KLProbe) -> LayerLoRA | None:
-        """Return the layer LoRA after a rating of this weight."""
         if trace.layer_gradient is None or not weight or not self.targets.places:
             return state.layer_lora
         kept = instant.retention_factor(instant.next_trend(state.micro.trend, weight, trace.log_ratio))
@@ -159,8 +148,6 @@ class LayerAdapter:
     def layers_without(
         self, state: LearnerState, before: LearnerState, after: LearnerState, base: KLProbe
     ) -> LayerLoRA | None:
-        """Return the layer LoRA of `state` without the effect of the rating that led from `before` to
-        `after`, if this effect can still be computed."""
         layers, old, new = state.layer_lora, before.layer_lora, after.layer_lora
         if layers is None or new is None:
             return layers
@@ -187,7 +174,6 @@ class LayerAdapter:
         return known, layer_update.estimated_kl(known) / limit.kl
 
     def added_kl(self, layer_lora: LayerLoRA | None) -> float:
-        """Return the estimated KL that this layer LoRA adds to the last measured KL (nats per token)."""
         measured = self.measured.layer_lora if self.measured else None
         return layer_update.estimated_kl(layer_lora) - layer_update.estimated_kl(measured)
 
