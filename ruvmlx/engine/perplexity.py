@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..backends.base import Backend, HeadAdapter
+from ..backends.base import Backend
 from ..kv.cache import KVStats
 from ..kv.policy import F16, TierPolicy
 from ..sampling import log_softmax
@@ -39,10 +39,10 @@ def perplexity(
     tokens: list[int],
     context: int,
     policy: TierPolicy | None = None,
-    adapter: HeadAdapter | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Perplexity:
-    """Predict each token from the tokens before it, one at a time, in windows of `context` tokens.
+    """Predict each token with the original model, from the tokens before it, one at a time, in windows of
+    `context` tokens.
 
     Each window starts with an empty cache. The first token of a window is not predicted. A tiered cache is
     compared, token by token, with an f16 cache that receives the same tokens.
@@ -53,7 +53,7 @@ def perplexity(
         window = tokens[start : start + context]
         caches = [backend.new_cache(p) for p in ((policy, F16) if compare else (policy,))]
         for here, following in itertools.pairwise(window):
-            seen.add([log_softmax(backend.decode(here, c, adapter).logits) for c in caches], following)
+            seen.add([log_softmax(backend.decode(here, c).logits) for c in caches], following)
             if progress is not None:
                 progress(seen.tokens)
         if start == 0:

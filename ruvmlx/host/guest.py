@@ -6,16 +6,14 @@ model affects all chat apps.
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 from ..engine.types import Chunk
-from ..progress import QUIET, Watch
+from ..progress import Watch
 from ..runtime import Runtime
 from .host import Host
 from .serving import BeginReply
 
-T = TypeVar("T")
 LOOK_EVERY = 0.01  # seconds between two checks whether the guest's replies have ended
 Switch = Callable[[str, str, Watch], Awaitable[None]]  # a method with the parameters of `Host.switch`
 
@@ -33,6 +31,8 @@ class Guest:
         self._cancel = threading.Event()  # the event that ends the newest reply
         self._running: set[threading.Event] = set()  # the events that end the replies that have begun
         self._switching = False
+        self.call, self.call_between, self.call_in_slices = host.call, host.call_between, host.call_in_slices
+        self.run_idle, self.cancel_idle, self.settle = host.run_idle, host.cancel_idle, host.settle
 
     async def open(self, watch: Watch) -> None:
         """Do nothing, because the host is already open."""
@@ -40,24 +40,6 @@ class Guest:
     @property
     def is_open(self) -> bool:
         return self._host.is_open
-
-    async def call(self, work: Callable[[Runtime], T]) -> T:
-        return await self._host.call(work)
-
-    async def call_between(self, work: Callable[[Runtime], T]) -> T:
-        return await self._host.call_between(work)
-
-    async def call_in_slices(self, begin: Callable[[Runtime], Generator[None, None, T]]) -> T:
-        return await self._host.call_in_slices(begin)
-
-    async def run_idle(self, work: Callable[[Runtime, threading.Event], T]) -> T:
-        return await self._host.run_idle(work)
-
-    def cancel_idle(self) -> None:
-        self._host.cancel_idle()
-
-    async def settle(self, watch: Watch = QUIET) -> None:
-        await self._host.settle(watch)
 
     async def switch(self, model: str, session: str, watch: Watch) -> None:
         self._switching = True
