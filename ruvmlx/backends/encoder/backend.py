@@ -2,18 +2,17 @@
 has no KV cache and no output head: the methods that write text raise UsageError."""
 
 from collections.abc import Callable, Generator, Sequence
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
 from ...errors import AdapterMismatch, UsageError
-from ...kv.policy import TierPolicy
 from ...lora.base_lora import BaseLoRA
 from ...models.config.encoder import WORDS, EncoderConfig
 from ...models.config.model import Model, writes_nothing
 from ...models.weights.encoder_files import EncoderWeights
 from ...platform.numpy_blas import NumpyThreads
-from ..base import Adapters, HeadAdapter, KVCache, Step, check_tokens
+from ..base import KVCache, check_tokens
 from .forward import Encoder
 
 BATCH_TOKENS = 2048  # the number of tokens of the texts that are computed together; one text can have more
@@ -71,34 +70,10 @@ class EncoderBackend:
         if base is not None:
             raise AdapterMismatch(f"{writes_nothing(self._name)} It has no adapters: --adapter none.")
 
-    def new_cache(self, policy: TierPolicy | None = None) -> KVCache:
-        self._refuse()
-
-    def prefill(
-        self,
-        tokens: Sequence[int],
-        cache: KVCache,
-        adapter: HeadAdapter | None = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> Step:
-        self._refuse()
-
-    def decode(self, token: int, cache: KVCache, adapter: HeadAdapter | None = None) -> Step:
-        self._refuse()
-
-    def decode_batch(
-        self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
-    ) -> list[Step]:
-        self._refuse()
-
-    def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
-        self._refuse()
-
-    def head(self, hidden: np.ndarray) -> np.ndarray:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise UsageError(writes_nothing(self._name))
+
+    new_cache = prefill = decode = decode_batch = verify = head = _refuse
 
 
 def _batches(texts: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
