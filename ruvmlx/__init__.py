@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from .api import Chat, LocalModel, Reply, ReplyStream, embed, open
     from .api.aio import AsyncChat, AsyncModel, AsyncReplyStream, aopen
     from .api.listing import list_adapters, list_models
+    from .api.micro_adapter import ChangedMatrix, MicroAdapter, MicroStatus
     from .api.types import AdapterInfo, ModelInfo, Preference, Rating
     from .engine.context_window import Turn
     from .errors import RuvmlxError
     from .sampling import ReplyOptions
     from .sona.adapter_history import LearnStatus
+    from .sona.rating_batch import BatchResult
 
 __version__ = "0.1.0"
 
@@ -32,9 +34,13 @@ __all__ = [
     "AsyncChat",
     "AsyncModel",
     "AsyncReplyStream",
+    "BatchResult",
+    "ChangedMatrix",
     "Chat",
     "LearnStatus",
     "LocalModel",
+    "MicroAdapter",
+    "MicroStatus",
     "ModelInfo",
     "Preference",
     "Rating",
@@ -58,6 +64,10 @@ _MODULES = {
     "ReplyOptions": "sampling",
     "AsyncChat": "api.aio",
     "AsyncModel": "api.aio",
+    "BatchResult": "sona.rating_batch",
+    "ChangedMatrix": "api.micro_adapter",
+    "MicroAdapter": "api.micro_adapter",
+    "MicroStatus": "api.micro_adapter",
     "AsyncReplyStream": "api.aio",
     "LearnStatus": "sona.adapter_history",
     "RuvmlxError": "errors",

@@ -23,7 +23,7 @@ from ..errors import AdapterMismatch, CorruptFile
 from ..models.config.model import ModelShape
 from .base_lora import BaseLoRA, Pair, Place, place_shape
 from .merge import merge_changes
-from .micro_lora import MicroLoRA
+from .micro_lora import EVIDENCE_BITS, MicroLoRA, round_bits, round_steps
 
 # The curvature (LayerLoRA.curvature) before the first measurement. This value is large, because the matrices
 # act together: the KL is much larger than the sum of the KL of each matrix.
@@ -127,6 +127,27 @@ class LayerLoRA:
     def shrunk(self, factor: float) -> "LayerLoRA":
         """Return a copy of the LoRA. In the copy, `factor` multiplies lora_b and gain."""
         return self.replace_fields(lora_b=self.lora_b * np.float32(factor), gain=self.gain * factor)
+
+    @cached_property
+    def steps(self) -> np.ndarray:
+        """The step to which `rounded_copy` rounds each number of lora_b: [n], one power of 2 for each
+        matrix."""
+        if not self.places:
+            return np.zeros(0, np.float32)
+        largest = np.maximum.reduceat(np.abs(self.lora_b), self.starts)
+        return np.repeat(round_steps(largest), self.counts)
+
+    def rounded_copy(self) -> "LayerLoRA":
+        """Return a copy in which lora_b and evidence have fewer significant bits, so that a version takes
+        less room in the store after compression.
+
+        A number of lora_b changes by at most half of its step in `steps`, a number of evidence by at most one
+        part in 2^11.
+        """
+        return self.replace_fields(
+            lora_b=np.rint(self.lora_b / self.steps) * self.steps,
+            evidence=round_bits(self.evidence, EVIDENCE_BITS),
+        )
 
     def with_places_of(self, other: "LayerLoRA") -> "LayerLoRA":
         """Return a copy that also has the matrices of `other`, a fresh layer LoRA without evidence of

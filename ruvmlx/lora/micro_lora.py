@@ -96,7 +96,7 @@ class MicroLoRA:
         return replace(
             self,
             lora_b=np.rint(self.lora_b / steps) * steps,
-            evidence=_round_bits(self.evidence, EVIDENCE_BITS),
+            evidence=round_bits(self.evidence, EVIDENCE_BITS),
             taste=np.rint(self.taste / taste) * taste,
         )
 
@@ -153,12 +153,17 @@ class MicroLoRA:
 
 def row_steps(rows: np.ndarray) -> np.ndarray:
     """Return the step to which `rounded_copy` rounds each row: [r, n] -> [r, 1], powers of 2."""
-    largest = np.abs(rows).max(axis=1, keepdims=True, initial=np.float32(2**-100))
-    _, exponent = np.frexp(largest)
+    return round_steps(np.abs(rows).max(axis=1, keepdims=True, initial=0))
+
+
+def round_steps(largest: np.ndarray) -> np.ndarray:
+    """Return the steps to which groups of weights are rounded, powers of 2. largest: the magnitude of each
+    group's largest weight."""
+    _, exponent = np.frexp(np.maximum(largest, np.float32(2**-100)))
     return np.ldexp(np.float32(1), exponent - 1 - WEIGHT_BITS)
 
 
-def _round_bits(numbers: np.ndarray, bits: int) -> np.ndarray:
+def round_bits(numbers: np.ndarray, bits: int) -> np.ndarray:
     """Round float32 numbers to `bits` significant bits. Half of the last kept bit is added, then the bits
     after the last kept bit are set to 0."""
     low = 24 - bits

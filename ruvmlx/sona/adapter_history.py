@@ -5,7 +5,7 @@ A rating is in force until the user takes it back or replaces it. AdapterHistory
 model. So the commands `learn status` and `learn undo` need not load a model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from .unshown import UnshownReplies
 MINIMUM = 10  # the minimum number of ratings and preferences for a run of the background or style loop
 DUE = 16  # the number of new ratings after which the background loop starts
 STYLE_DUE = 8  # the number of new ratings after which the style loop starts
+BatchRow = tuple[str, str, str, float]  # (reply id, rating, note, weight) of a rating
 ATTEMPTS = 4  # the maximum number of times that a slow loop tries to commit, if ratings arrive meanwhile
 
 
@@ -129,6 +130,25 @@ class AdapterHistory:
             version = self._store.versions.add(*self._key, parent, state, kl, norm)
             self._store.ratings.add(*self._key, version, reply_id, rating, note, weight)
         return version
+
+    def commit_batch(
+        self, parent: int, rows: Sequence[BatchRow], state: bytes, kl: float, norm: float
+    ) -> int:
+        """Store several ratings, and the weights that result from them together, in one transaction. Return
+        the number of the new adapter version, which all these ratings made. rows: (reply id, rating, note,
+        weight) of each rating.
+
+        Raises HeadMoved, and writes nothing, if `parent` is no longer the version in use.
+        """
+        with self._store.transaction():
+            version = self._store.versions.add(*self._key, parent, state, kl, norm)
+            for row in rows:
+                self._store.ratings.add(*self._key, version, *row)
+        return version
+
+    def is_batch(self, version: int) -> bool:
+        """Return True if several ratings made this version together."""
+        return self._store.ratings.count_of(*self._key, version) > 1
 
     def adjust(self, parent: int, state: bytes, kl: float, norm: float) -> int:
         """Store the adapter in use, with scaled-down weights, as a new version that belongs to no rating.

@@ -131,70 +131,19 @@ class UncappedUpdate:
         return MicroLoRA(old.lora_a, b, self.evidence, share, self.trend, old.alpha, self.taste)
 
 
-def update_by(
-    adapter: MicroLoRA,
-    pushes: Sequence[ReplyPush],
-    probe: KLProbe,
-    kl: float = 0.0,
-    reserve: float = 0.0,
-    taste: np.ndarray | None = None,
-) -> Update | None:
-    """Return the adapter after one piece of evidence; None if the weights of all replies in `pushes` are 0. A
-    piece of evidence is one rated reply or two compared replies.
-
-    pushes: a ReplyPush for each reply, with the statistics of the reply's trace under this adapter
-    kl: the adapter's KL before the update
-    reserve: the part of the KL cap that the layer LoRA uses
-    taste: [A], the taste model's new part of lora_b; None to keep the adapter's part
-
-    Raises NotFinite if a weight, the gradients or the update are not finite.
-    """
-    given = [push for push in pushes if push.weight != 0]
-    if not given:
-        return None
-    trend = adapter.trend
-    for push in given:
-        _require_weight(push.weight)
-        if not push.stats.finite:
-            raise NotFinite(BROKEN)
-        trend = next_trend(trend, push.weight, push.log_ratio)
-    before, stats = stored_evidence(adapter, probe), given[0].stats
-    gradient, information, weight = _evidence_of(given, before, probe)
-    evidence, block = probe.coordinates.solver.add_rating(
-        before, gradient, information, stats.beside, weight,
-        retention_factor(trend), RULE, probe.answer_contexts(adapter), adapter.scale, MAX_MAGNITUDE,
-    )  # fmt: skip
-    taste = adapter.taste if taste is None else taste
-    whole = UncappedUpdate(adapter, _add_taste(block, taste), evidence, stats.covered, trend, taste)
-    return cap_update(whole, probe, min(KL_CAP, kl + PER_RATING) - reserve)
-
-
-def _evidence_of(
-    given: Sequence[ReplyPush], before: np.ndarray, probe: KLProbe
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return (gradient, Fisher information, weight) of one piece of evidence: one reply, or two replies to
-    one question. The parts of the gradients that two replies share cancel in the sum, so they add no noise to
-    S, the sum of squares."""
-    gradients = [gradient_of(push.stats, push.weight, before, probe) for push in given]
-    if len(given) == 1:
-        return gradients[0], given[0].stats.information, given[0].weight
-    gradient = sum(np.float32(push.weight) * g for push, g in zip(given, gradients, strict=True))
-    information = sum(np.float32(abs(push.weight)) * push.stats.information for push in given)
-    return np.asarray(gradient), np.asarray(information), 1.0
-
-
 def update_trend(adapter: MicroLoRA, pushes: Sequence[ReplyPush], kl: float) -> Update | None:
     """Update only the adapter's trend, because the learner's ratings do not change the output head. Return
     None if all pushes have a weight of 0."""
     given = [push for push in pushes if push.weight != 0]
     trend = adapter.trend
     for push in given:
-        _require_weight(push.weight)
+        require_weight(push.weight)
         trend = next_trend(trend, push.weight, push.log_ratio)
     return Update(replace(adapter, trend=trend), kl) if given else None
 
 
-def _require_weight(weight: float) -> None:
+def require_weight(weight: float) -> None:
+    """Raise NotFinite unless a rating's weight is finite."""
     if not math.isfinite(weight):
         raise NotFinite(f"the rating's weight is {weight}")
 
@@ -205,7 +154,7 @@ def rescale_to_caps(adapter: MicroLoRA, probe: KLProbe, taste: np.ndarray | None
     share = np.float32(1 / adapter.gain if adapter.gain else 0)
     block = probe.coordinates.columns(adapter.lora_b) * share
     if taste is not None:
-        block = _add_taste(_add_taste(block, -share * adapter.gain * adapter.taste), taste)
+        block = add_taste(add_taste(block, -share * adapter.gain * adapter.taste), taste)
     _require_finite(block)
     covered, new = probe.coordinates.covers(adapter), adapter.taste if taste is None else taste
     return cap_update(UncappedUpdate(adapter, block, adapter.evidence, covered, adapter.trend, new), probe)
@@ -299,14 +248,14 @@ def residual_block(adapter: MicroLoRA, evidence: np.ndarray, probe: KLProbe) -> 
         return np.zeros((adapter.rank, probe.tokens.size + 1), np.float32)
     share = np.float32(1 / adapter.gain)
     now = probe.coordinates.columns(adapter.lora_b) * share
-    rest = now - _add_taste(block_of(adapter, evidence, probe), adapter.taste)
+    rest = now - add_taste(block_of(adapter, evidence, probe), adapter.taste)
     # A value below one rounding step comes from `MicroLoRA.rounded_copy`. If each rating kept these rounding
     # errors, they would add up.
     rest[np.abs(rest) < row_steps(adapter.lora_b) * share] = 0
     return rest
 
 
-def _add_taste(block: np.ndarray, taste: np.ndarray) -> np.ndarray:
+def add_taste(block: np.ndarray, taste: np.ndarray) -> np.ndarray:
     """Return the block [r, A + 1] with the taste model's part [A] added to its first row."""
     if not taste.size:
         return block
@@ -322,7 +271,7 @@ def without_update(adapter: MicroLoRA, before: MicroLoRA, after: MicroLoRA, prob
     new = old - (stored_evidence(after, probe) - stored_evidence(before, probe))
     new[1:] = np.maximum(new[1:], 0)
     trend = _unit(adapter.trend - (after.trend - before.trend))
-    block = _add_taste(block_of(adapter, new, probe), adapter.taste) + residual_block(adapter, old, probe)
+    block = add_taste(block_of(adapter, new, probe), adapter.taste) + residual_block(adapter, old, probe)
     _require_finite(block)
     covered = probe.coordinates.covers(adapter)
     return cap_update(UncappedUpdate(adapter, block, new, covered, trend, adapter.taste), probe)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -29,6 +30,7 @@ from ..store import HeadMoved, PreferenceRow, ReplyRow, Store
 from . import instant, objective
 from .active_adapter import ActiveAdapter
 from .adapter_history import AdapterHistory
+from .evidence import Protect, update_by
 from .faults import FaultBaseline
 from .kl_probe import KLProbe
 from .layer_part import LayerKLGuard, LayerPart
@@ -37,7 +39,7 @@ from .rating_index import RatingIndex
 from .reply_traces import ReplyTraces
 from .state import LearnerState, PreferenceResult, RatingResult
 from .taste_push import TastePush
-from .trace import Trace, adapted_logits
+from .trace import Trace, mean_logprobs
 from .user_taste import UserTaste
 from .weight_anchors import WeightAnchors
 
@@ -45,7 +47,7 @@ _ATTEMPTS = 2  # the number of attempts to commit a rating before the learner ta
 _NEVER_STORED = -1
 
 T = TypeVar("T")
-_Weighed = Sequence[tuple[Trace, float]]  # (trace of a reply, weight of the reply in the update)
+Weighed = Sequence[tuple[Trace, float]]  # (trace of a reply, weight of the reply in the update)
 
 
 class Learner:
@@ -158,7 +160,7 @@ class Learner:
 
     def rate(self, reply_id: str, rating: str, note: str = "", watch: Watch = QUIET) -> RatingResult:
         """Update the weights by a rating, and commit both to the store. The effect of an earlier rating of
-        the same reply is removed first, if `_undo_steps` can remove it. A bad rating for wrong facts
+        the same reply is removed first, if `undo_steps` can remove it. A bad rating for wrong facts
         (ratings.FACTS) has the weight 0.
 
         watch: an object that gets the progress of the model's measurement; a rating of a model that was never
@@ -171,9 +173,9 @@ class Learner:
         rating = objective.check_rating(rating)
         reply = self.rateable(reply_id)
         self.active.measure(watch=watch, is_hurried=True)
-        return self._retry_commit(lambda: self._rate(reply, rating, note, started))
+        return self.retry_commit(lambda: self._rate(reply, rating, note, started))
 
-    def _retry_commit(self, attempt: Callable[[], T]) -> T:
+    def retry_commit(self, attempt: Callable[[], T]) -> T:
         """Call `attempt`, which computes and commits an update, and return its result. If another process
         commits first, call `attempt` again. The last attempt holds the store's write lock from its start, so
         no other process can commit. Raises StoreBusy if the last attempt cannot get the lock."""
@@ -191,10 +193,10 @@ class Learner:
         self.active.catch_up()
         self.active.install_base()
         before, earlier = self.state, self.history.reasons.rating_of(reply.id)
-        base = self._undo_steps(self.history.steps_of_reply(before.version, reply.id))
+        base = self.undo_steps(self.history.steps_of_reply(before.version, reply.id))
         trace = self.traces.of(reply, base)
-        weight = self._weight(reply, rating, trace) if reason_of(rating, note) != "facts" else 0.0
-        new, apply_us = self._apply(base, [(trace, weight)], "rating")
+        weight = self.weigh(reply, rating, note, trace)
+        new, apply_us = self.apply_feedback(base, [[(trace, weight)]], "rating")
         version = self.history.commit(
             before.version, reply.id, rating, note, weight,
             pack_adapter(new.micro, new.layer_lora), new.kl, new.micro.norm,
@@ -226,6 +228,8 @@ class Learner:
         if given is None or given[0] not in BAD:
             raise UsageError("a reason goes with a bad rating: down, 1 or 2. This reply has none.")
         rating, note, version = given
+        if self.history.is_batch(version):
+            raise UsageError("this rating was given together with others; take it back and rate again.")
         try:
             with self._store.transaction():
                 if version == self.history.version():
@@ -237,7 +241,7 @@ class Learner:
 
     def prefer(self, better_id: str, worse_id: str, kind: str, strength: float = 1.0) -> PreferenceResult:
         """Update the weights by a preference between two replies to one question, and commit both to the
-        store. The effect of an earlier preference between these replies is removed first, if `_undo_steps`
+        store. The effect of an earlier preference between these replies is removed first, if `undo_steps`
         can remove it.
 
         kind: "compare", "regenerated" or "edit"; strength: 1 for a clear choice, else less than 1
@@ -252,7 +256,7 @@ class Learner:
         if better.prompt != worse.prompt:
             raise UsageError("a preference is between replies to one question; these answer two.")
         self.active.measure(is_hurried=True)
-        return self._retry_commit(lambda: self._prefer(better, worse, kind, strength, started))
+        return self.retry_commit(lambda: self._prefer(better, worse, kind, strength, started))
 
     def _prefer(
         self, better: ReplyRow, worse: ReplyRow, kind: str, strength: float, started: float
@@ -260,10 +264,10 @@ class Learner:
         self.active.catch_up()
         self.active.install_base()
         before = self.state
-        base = self._undo_steps(self.history.pairs.steps(before.version, better.id, worse.id))
+        base = self.undo_steps(self.history.pairs.steps(before.version, better.id, worse.id))
         traces = [self.traces.of(reply, base) for reply in (better, worse)]
         weights = self._pair_weights(strength, *traces) if better.teaches and worse.teaches else (0.0, 0.0)
-        new, apply_us = self._apply(base, [*zip(traces, weights, strict=True)], "preference")
+        new, apply_us = self.apply_feedback(base, [[*zip(traces, weights, strict=True)]], "preference")
         row = PreferenceRow(better.id, worse.id, kind, strength, weights[0] - weights[1])
         state = pack_adapter(new.micro, new.layer_lora)
         version = self.history.pairs.commit(before.version, row, state, new.kl, new.micro.norm)
@@ -293,16 +297,17 @@ class Learner:
             )
         return reply
 
-    def _undo_steps(self, steps: list[tuple[int, int]]) -> LearnerState:
+    def undo_steps(self, steps: list[tuple[int, int]]) -> LearnerState:
         """Return the weights in use without the effect of the updates in `steps`. The effect of an update
-        stays if the base LoRA was replaced after the update (a consolidation, a run of the background or
-        style loop, has then used its rating), or if the store no longer has the update's weights.
+        stays if a consolidation (a run of the background or style loop) replaced the base LoRA after it, if
+        several ratings made the update together (RatingBatch), or if the store no longer has its weights.
 
         steps: (adapter version before, adapter version after) of each update, the oldest first
         """
         state = self.state
         if not self._learns:
             return state
+        steps = [step for step in steps if not self.history.is_batch(step[1])]
         # To take back the newest update, load the weights of the version before the update.
         while steps and steps[-1][1] == state.version:
             state = self.active.load(steps.pop()[0])  # the store always keeps the newest ancestor versions
@@ -318,27 +323,36 @@ class Learner:
             state = LearnerState(taken.adapter, state.base, _NEVER_STORED, taken.kl, layers)
         return state
 
-    def _weight(self, reply: ReplyRow, rating: str, trace: Trace) -> float:
+    def weigh(self, reply: ReplyRow, rating: str, note: str, trace: Trace) -> float:
+        """Return the weight, -1 to 1, with which a rating of this reply changes the weights; 0 for a bad
+        rating for wrong facts (ratings.FACTS)."""
+        if reason_of(rating, note) == "facts":
+            return 0.0
         r, value = self.rating_index.weigh(reply, rating)
         learns = self._learns and reply.teaches
         w = objective.dro_weight(rating, r, value, trace.log_ratio) if learns else 0.0
         return w * trace.importance if w < 0 else w
 
-    def _apply(self, base: LearnerState, given: _Weighed, what: str) -> tuple[LearnerState, float]:
-        """Return the state after feedback on one or more replies (`base` itself if all weights in `given` are
-        0), and the duration of the update in microseconds. what: the kind of feedback, for the error
-        message."""
+    def apply_feedback(
+        self, base: LearnerState, pieces: Sequence[Weighed], what: str, protect: Protect | None = None
+    ) -> tuple[LearnerState, float]:
+        """Return the state after one update by some ratings or preferences (`base` itself if all weights are
+        0), and the duration of the update in microseconds.
+
+        pieces: for each rating or preference, the traces and weights of its replies
+        what: the kind of feedback, for the error message; protect: as in `update_by`
+        """
         self.probe.prepare()
-        pushes = [self._push(trace, weight) for trace, weight in given]
+        pushes = [[self._push(trace, weight) for trace, weight in piece] for piece in pieces]
         started = time.perf_counter()
         try:
-            layers = self._layers_after(base, given)
+            layers = self._layers_after(base, [*chain.from_iterable(pieces)])
             more = self.layers.added_kl(layers)
             if self.targets.head:
-                taste = self._taste_for(base.micro)
-                update = instant.update_by(base.micro, pushes, self.probe, base.kl, max(0.0, more), taste)
+                room = base.kl, max(0.0, more), self._taste_for(base.micro)
+                update = update_by(base.micro, pushes, self.probe, *room, protect)
             else:
-                update = instant.update_trend(base.micro, pushes, self.probe.floor)
+                update = instant.update_trend(base.micro, [*chain.from_iterable(pushes)], self.probe.floor)
         except kernels.NotFinite as e:
             raise RuvmlxError(
                 f"the {what} was not applied: the update is not finite ({e}). The adapter is unchanged."
@@ -352,9 +366,8 @@ class Learner:
 
     def _taste_for(self, micro: MicroLoRA) -> np.ndarray | None:
         """Return the part of the new weights that the taste model adds; None to keep the adapter's part."""
-        if not self._pushes_taste(micro):
-            return None
-        return self.taste_push.of(self.version, micro, self.probe)
+        pushes = self._pushes_taste(micro)
+        return self.taste_push.of(self.version, micro, self.probe) if pushes else None
 
     def _pushes_taste(self, micro: MicroLoRA) -> bool:
         """Return True if the taste model changes this adapter's weights. The taste model changes only
@@ -366,7 +379,7 @@ class Learner:
         stats = trace.stats or instant.prepare_stats(trace, self.probe)
         return instant.ReplyPush(stats, weight, trace.log_ratio)
 
-    def _layers_after(self, state: LearnerState, given: _Weighed) -> LayerLoRA | None:
+    def _layers_after(self, state: LearnerState, given: Weighed) -> LayerLoRA | None:
         for trace, weight in given:
             layers = self.layers.update(state, trace, weight, self.active.probed_base.probe)
             state = replace(state, layer_lora=layers)
@@ -378,17 +391,9 @@ class Learner:
         The result is exact for changes of the MicroLoRA. For changes of a layer LoRA, the result is a
         first-order estimate from the layer gradient.
         """
-        tokens = np.asarray(trace.tokens, np.int32)
-        sums = [0.0, 0.0]
-        at = 0
-        for hidden, frozen in adapted_logits(None, trace.hidden_states, self.backend.head):
-            for i, adapter in enumerate((old.micro, new.micro)):
-                logits = frozen.copy()
-                adapter.add_to_logits(logits, hidden)
-                sums[i] += float(kernels.logprobs(logits, tokens[at : at + len(hidden)]).sum())
-            at += len(hidden)
+        means = mean_logprobs(trace, (old.micro, new.micro), self.backend.head)
         before, after = (self.layers.logprob_shift(trace, state) for state in (old, new))
-        return sums[0] / len(tokens) + before, sums[1] / len(tokens) + after
+        return means[0] + before, means[1] + after
 
 
 def _has_changed(before: LearnerState, after: LearnerState) -> bool:

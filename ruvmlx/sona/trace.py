@@ -12,6 +12,7 @@ the model over the reply (instant.py).
 
 import io
 import zipfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +21,8 @@ from ..backends.base import adapted_logits
 from ..kernels import micro as kernels
 from ..kernels.replies import ReplyWork
 from ..lora import MicroLoRA
+
+Head = Callable[[np.ndarray], np.ndarray]  # hidden [T, D] -> logits [T, V]
 
 
 @dataclass(frozen=True)
@@ -237,3 +240,16 @@ class Trace:
             return new
         except (ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
             return None
+
+
+def mean_logprobs(trace: Trace, adapters: Sequence[MicroLoRA], head: Head) -> list[float]:
+    """Return the mean log-probability per token (nats) of the trace's reply under each of some MicroLoRAs.
+    head: the function from hidden states to logits without a MicroLoRA."""
+    tokens, sums, at = np.asarray(trace.tokens, np.int32), [0.0] * len(adapters), 0
+    for hidden, frozen in adapted_logits(None, trace.hidden_states, head):
+        for i, adapter in enumerate(adapters):
+            logits = frozen.copy()
+            adapter.add_to_logits(logits, hidden)
+            sums[i] += float(kernels.logprobs(logits, tokens[at : at + len(hidden)]).sum())
+        at += len(hidden)
+    return [total / len(tokens) for total in sums]

@@ -3,6 +3,7 @@ and preferences in force are then as if the user had never rated the reply."""
 
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 
 from ..errors import NotFound, UsageError
 from ..store import Store
@@ -43,14 +44,15 @@ def take_back(store: Store, learner: Learner, reply_id: str) -> LearnStatus:
 
 
 def _later(learner: Learner, first: int, reply_id: str) -> list[Callable[[], object]]:
-    """Return one function for each rating and preference in force that was given after adapter version
-    `first`, the oldest first. Each function gives its rating or preference again. Ratings of the reply
-    `reply_id` are left out."""
-    history, found = learner.history, dict[int, Callable[[], object]]()
+    """Return one function for each rating and preference in force that made adapter version `first` or a
+    later version, the oldest first. Each function gives its rating or preference again. Ratings of the reply
+    `reply_id` are left out. The other ratings of a batch (rating_batch.py) are given one by one."""
+    history, found = learner.history, list[tuple[int, Callable[[], object]]]()
     for row in history.ratings():
         if row.reply_id != reply_id:
-            found[row.version_after] = partial(learner.rate, row.reply_id, row.rating, row.note)
+            found.append((row.version_after, partial(learner.rate, row.reply_id, row.rating, row.note)))
     for pair in history.pairs.in_force():
         kind = history.pairs.kind(pair.version)
-        found[pair.version] = partial(learner.prefer, pair.better, pair.worse, kind, pair.strength)
-    return [found[version] for version in sorted(found) if version > first]
+        again = partial(learner.prefer, pair.better, pair.worse, kind, pair.strength)
+        found.append((pair.version, again))
+    return [give for version, give in sorted(found, key=itemgetter(0)) if version >= first]

@@ -1,4 +1,5 @@
-"""This module stores ratings of replies. Each rating made one version of an adapter.
+"""This module stores ratings of replies. Each rating made one version of an adapter; the ratings of a batch
+made one version together.
 
 A rating is in force if its version is the head (the version in use) or an ancestor of the head. A later
 rating of the same reply, if it is in force, replaces the earlier rating. Undo and rollback move the head.
@@ -221,6 +222,11 @@ class Ratings:
             reply_id,
         )
         return [(row["parent"], row["version"]) for row in rows]
+
+    def count_of(self, fingerprint: str, name: str, version: int) -> int:
+        """Return the number of ratings that made a version, in force or not."""
+        sql = "SELECT count(*) FROM ratings WHERE fingerprint = ? AND adapter = ? AND version = ?"
+        return self._db.value(sql, fingerprint, name, version)
 
     def last_version(self, fingerprint: str, name: str, head: int) -> int:
         """Return the newest version, among the head and its ancestors, that a rating made; 0 if there is

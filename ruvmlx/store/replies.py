@@ -231,6 +231,11 @@ class Replies:
 
     # -- question states -----------------------------------------------------------------------------
 
+    def count(self, fingerprint: str, adapter: str) -> int:
+        """Return the number of stored replies that an adapter wrote."""
+        sql = "SELECT count(*) FROM replies WHERE fingerprint = ? AND adapter = ?"
+        return self._db.value(sql, fingerprint, adapter)
+
     def set_query(self, reply_id: str, query: np.ndarray) -> None:
         """Commit the pooled hidden state [D] of the question that a reply answers."""
         with self._db.transaction():

@@ -20,6 +20,10 @@ MOST_DIFFERENCES = 31
 KEEP_NEAREST = 64
 # the number of newest versions that keep their weights: about 11 KB each for the starter model
 KEEP_NEWEST = 10_000
+# the maximum number of bytes of one adapter's weights in the store; the oldest versions beyond it lose their
+# weights, except the KEEP_NEAREST nearest. The starter model's 7,500 newest versions take less.
+KEEP_BYTES = 110_000_000
+COUNT_EVERY = 256  # the number of versions from one count of these bytes to the next; a count takes some ms
 # the maximum number of versions compressed per rating, in a store that had format 14 or older: 3 ms each
 PACKED_AT_ONCE = 1
 
@@ -140,14 +144,18 @@ class Weights:
     # -- old versions --------------------------------------------------------------------------------
 
     def delete_old(self, fingerprint: str, name: str, head: int) -> bool:
-        """Delete the weights of the versions that are older than the newest KEEP_NEWEST versions. Return True
-        if weights were deleted. A version that was stored as the difference from a deleted version becomes
-        whole. The weights of the head and of its nearest ancestors (KEEP_NEAREST versions) stay."""
+        """Delete the weights of the versions that are older than the newest KEEP_NEWEST versions, and, at
+        every COUNT_EVERY-th version, of the oldest versions beyond KEEP_BYTES bytes. Return True if weights
+        were deleted. A version that was stored as the difference from a deleted version becomes whole. The
+        weights of the head and of its nearest ancestors (KEEP_NEAREST versions) stay."""
         old = (
             " fingerprint = ?1 AND name = ?2 AND state IS NOT NULL AND packed IN (0, 1)"
-            " AND version <= ?3 - ?5 AND version NOT IN (SELECT version FROM ancestors)"
+            " AND version <= ?5 AND version NOT IN (SELECT version FROM ancestors)"
         )
-        of = fingerprint, name, head, KEEP_NEAREST, KEEP_NEWEST
+        newest_old = head - KEEP_NEWEST
+        if head % COUNT_EVERY == 0:
+            newest_old = max(newest_old, self._newest_beyond(fingerprint, name, KEEP_BYTES))
+        of = fingerprint, name, head, KEEP_NEAREST, newest_old
         found = self._db.rows(WITH_ANCESTORS + f"SELECT version FROM adapters WHERE{old}", *of)
         gone = [row["version"] for row in found]
         for version in gone:
@@ -155,6 +163,22 @@ class Weights:
         for version in gone:
             self._set(fingerprint, name, version, None, 0)
         return bool(gone)
+
+    def _newest_beyond(self, fingerprint: str, name: str, most: int) -> int:
+        """Return the newest version whose weights, together with those of all newer versions, take more than
+        `most` bytes in the store; 0 if there is none."""
+        rows = self._db.rows(
+            "SELECT version, length(state) AS size FROM adapters"
+            " WHERE fingerprint = ? AND name = ? AND state IS NOT NULL ORDER BY version DESC",
+            fingerprint,
+            name,
+        )
+        total = 0
+        for row in rows:
+            total += row["size"]
+            if total > most:
+                return row["version"]
+        return 0
 
     def _make_children_whole(self, fingerprint: str, name: str, version: int, gone: list[int]) -> None:
         rows = self._db.rows(

@@ -9,6 +9,7 @@ from ruvmlx.lora import MicroLoRA
 from ruvmlx.lora.micro_lora import row_steps
 from ruvmlx.sona import instant
 from ruvmlx.sona.calibration import HeadRows, directions, features, measure, states_to_measure
+from ruvmlx.sona.evidence import update_by
 from ruvmlx.sona.kl_probe import log_softmax_rows
 from ruvmlx.sona.reference_text import read
 from ruvmlx.sona.trace import Trace
@@ -31,7 +32,7 @@ def trace(engine, tiny, probe):
 def update_once(adapter, trace, weight, probe, stats=None):
     """The update of one rating."""
     push = instant.ReplyPush(stats or instant.prepare_stats(trace, probe), weight, trace.log_ratio)
-    return instant.update_by(adapter, [push], probe)
+    return update_by(adapter, [[push]], probe)
 
 
 def mean_logprob(trace, adapter, backend) -> float:
@@ -364,7 +365,7 @@ def strong_update(trace, probe, adapter, kl=0.0) -> instant.Update:
     a = probe.tokens.size
     taste = 50 * np.random.default_rng(6).normal(size=a).astype(np.float32)
     push = instant.ReplyPush(instant.prepare_stats(trace, probe), 1.0, trace.log_ratio)
-    return instant.update_by(adapter, [push], probe, kl, taste=taste)
+    return update_by(adapter, [[push]], probe, kl, taste=taste)
 
 
 def test_one_rating_moves_answers_by_half_of_what_all_may(trace, probe, tiny_backend, monkeypatch):

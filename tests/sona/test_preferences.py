@@ -7,7 +7,8 @@ import pytest
 
 from ruvmlx.chats.chat_file import as_json
 from ruvmlx.errors import AdapterMismatch, NotFound, StoreBusy, UsageError
-from ruvmlx.sona import instant, objective
+from ruvmlx.sona import objective
+from ruvmlx.sona.evidence import update_by
 from ruvmlx.sona.export_examples import rows
 from ruvmlx.store.audit import disagreement
 
@@ -63,7 +64,7 @@ def test_a_preference_is_one_piece_of_evidence(open_tiny):
         traces = [learner.traces.of(runtime.store.replies.get(i), base) for i in (better, worse)]
         pushes = [learner._push(trace, weight) for trace, weight in zip(traces, (1.0, -1.0), strict=True)]
         given = (pushes, pushes[:1], pushes[1:])
-        both, up, down = (instant.update_by(base.micro, p, learner.probe).adapter.evidence for p in given)
+        both, up, down = (update_by(base.micro, [p], learner.probe).adapter.evidence for p in given)
         np.testing.assert_allclose(both[0], up[0] + down[0], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(both[1], (up[0] + down[0]) ** 2, rtol=1e-3, atol=1e-5)
         np.testing.assert_allclose(both[2], up[2] + down[2], rtol=1e-4, atol=1e-5)
@@ -75,7 +76,7 @@ def test_a_reply_is_no_better_than_itself(open_tiny):
         learner, base = runtime.learner, runtime.learner.state
         trace = learner.traces.of(runtime.store.replies.get(reply(runtime)), base)
         pushes = [learner._push(trace, weight) for weight in (1.0, -1.0)]
-        update = instant.update_by(base.micro, pushes, learner.probe)
+        update = update_by(base.micro, [pushes], learner.probe)
         np.testing.assert_allclose(update.adapter.lora_b, 0, atol=1e-6)
 
 

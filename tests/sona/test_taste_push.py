@@ -8,6 +8,7 @@ import pytest
 from ruvmlx.lora import MicroLoRA
 from ruvmlx.sona import instant, taste_push
 from ruvmlx.sona.calibration import measure
+from ruvmlx.sona.evidence import update_by
 from ruvmlx.sona.kl_probe import log_softmax_rows
 from ruvmlx.sona.taste import RatedFeatures, TasteModel
 from ruvmlx.sona.taste_features import features_of
@@ -145,7 +146,7 @@ def taste_of(probe, seed=0) -> np.ndarray:
 def rate_reply(trace, adapter, weight, probe, taste, backend) -> MicroLoRA:
     trace = trace.replay(adapter, 1, backend.head) if adapter is not trace.adapter else trace
     push = instant.ReplyPush(instant.prepare_stats(trace, probe), weight, trace.log_ratio)
-    return instant.update_by(adapter, [push], probe, taste=taste).adapter
+    return update_by(adapter, [[push]], probe, taste=taste).adapter
 
 
 def test_the_weights_hold_the_newest_taste_once(trace, probe, tiny_backend):

@@ -40,7 +40,7 @@ def limit_layer_kl(layers: LayerAdapter, active: ActiveAdapter, pause: Pause | N
         known, used = layers.note(layer_lora, active.probed_base.probe, probe)
         if used > SLACK:
             share = used ** (-(2**refusals) / 2) if refusals < LOOKS - 1 else 0.0
-            _commit_scaled(active, layers, known.shrunk(share))
+            _commit_scaled(active, layers, known.shrunk(share).rounded_copy())
 
 
 def _commit_scaled(active: ActiveAdapter, layers: LayerAdapter, layer_lora: LayerLoRA) -> None:

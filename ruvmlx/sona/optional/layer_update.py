@@ -26,6 +26,7 @@ import numpy as np
 
 from ...kernels.micro import NotFinite
 from ...lora.layer_lora import LayerLoRA
+from ...lora.micro_lora import EVIDENCE_BITS, round_bits
 from ...lora.targets import Targets
 from ..instant import KL_CAP, MAX_MAGNITUDE, PER_RATING, RISE_CAP
 from ..kl_probe import KLProbe
@@ -89,7 +90,9 @@ def update(
         raise NotFinite("a gradient is NaN, infinite or far too large")
     tokens = kept * layer_lora.tokens + abs(weight) * gradient.tokens
     most = min(CAREFUL * limit.kl, estimated_kl(layer_lora) + PER_RATING)
-    return cap_kl(_uncapped_layers(layer_lora, evidence, tokens, targets, unasked_b), most)
+    # theta is computed from the rounded evidence, so that `residual_b` later finds only lora_b's rounding
+    evidence = round_bits(evidence, EVIDENCE_BITS)
+    return cap_kl(_uncapped_layers(layer_lora, evidence, tokens, targets, unasked_b), most).rounded_copy()
 
 
 def without_rating(
@@ -101,8 +104,9 @@ def without_rating(
         return layer_lora  # the LoRAs have different lora_a, so the effect of the rating stays
     evidence = layer_lora.evidence - (after.evidence - (before.evidence if before else 0))
     evidence[1] = np.maximum(evidence[1], 0)
+    evidence = round_bits(evidence, EVIDENCE_BITS)
     tokens = max(0.0, layer_lora.tokens - after.tokens + (before.tokens if before else 0.0))
-    return cap_kl(_uncapped_layers(layer_lora, evidence, tokens, targets), limit.kl)
+    return cap_kl(_uncapped_layers(layer_lora, evidence, tokens, targets), limit.kl).rounded_copy()
 
 
 def _uncapped_layers(
@@ -126,7 +130,12 @@ def residual_b(layer_lora: LayerLoRA, targets: Targets) -> np.ndarray:
     part."""
     if not layer_lora.gain:
         return np.zeros_like(layer_lora.lora_b)
-    return layer_lora.lora_b * np.float32(1 / layer_lora.gain) - evidence_theta(layer_lora, targets)
+    share = np.float32(1 / layer_lora.gain)
+    rest = layer_lora.lora_b * share - evidence_theta(layer_lora, targets)
+    # A value below one rounding step comes from `LayerLoRA.rounded_copy`. If each rating kept these rounding
+    # errors, they would add up.
+    rest[np.abs(rest) < layer_lora.steps * share] = 0
+    return rest
 
 
 def cap_kl(layer_lora: LayerLoRA, kl: float) -> LayerLoRA:

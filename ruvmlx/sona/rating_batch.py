@@ -1,0 +1,119 @@
+"""This module gives several ratings as one update of the adapter's weights.
+
+    batch = RatingBatch()
+    batch.accumulate(learner, reply_id, "up")      # `pending` is the number of ratings
+    batch.apply(learner)                           # one update, one adapter version, one transaction
+    batch.apply_with_ewc(learner, 12, 1.0)         # the same, held near what version 12 had learned
+    batch.reset()                                  # discard the ratings
+
+All ratings of a batch get their weights under the same adapter, the one in use when the batch is applied, so
+their order hardly matters. One undo takes the whole batch back. Until a batch is applied, its ratings are
+only in memory, and the weights and the store do not change.
+"""
+
+import time
+from dataclasses import dataclass, replace
+
+from ..errors import UsageError
+from ..lora.layer_lora import pack_adapter
+from ..ratings import reason_of
+from . import instant, objective
+from .evidence import Protect
+from .learner import Learner
+from .state import LearnerState
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """The effect of a batch of ratings on the adapter's weights.
+
+    ratings: the number of ratings in the batch
+    applied: True if they changed the adapter
+    kl, kl_cap: the KL to the frozen model after the update, and its maximum, nats per token
+    adapter_version: the version that the batch made
+    seconds: the duration of the update and its commit
+    """
+
+    ratings: int
+    applied: bool
+    kl: float
+    kl_cap: float
+    adapter_version: int
+    seconds: float
+
+
+class RatingBatch:
+    """Ratings that wait for one common update. A later rating of the same reply replaces the earlier one."""
+
+    def __init__(self) -> None:
+        self._given = dict[str, tuple[str, str]]()  # {reply id: (rating, note)}
+
+    @property
+    def pending(self) -> int:
+        """The number of ratings that wait."""
+        return len(self._given)
+
+    def reset(self) -> None:
+        """Discard the ratings that wait."""
+        self._given.clear()
+
+    def accumulate(self, learner: Learner, reply_id: str, rating: str, note: str = "") -> int:
+        """Add a rating. Return the number of ratings that wait. Raises the errors of `Learner.rate` for an
+        unknown rating, an unknown reply and another model's reply."""
+        rating = objective.check_rating(rating)
+        self._given[learner.rateable(reply_id).id] = rating, note
+        return self.pending
+
+    def apply(self, learner: Learner) -> BatchResult:
+        """Update the weights by all ratings that wait, and commit weights and ratings to the store. Raises
+        UsageError if no rating waits. If the update fails, the ratings still wait and nothing is changed."""
+        return self._apply(learner, None)
+
+    def apply_with_ewc(self, learner: Learner, version: int, strength: float = 1.0) -> BatchResult:
+        """Do the same as `apply`, with an EWC penalty (evidence.py) on changes of what an earlier version of
+        the adapter had learned.
+
+        version: the earlier version, one of those that `rollback` accepts
+        strength: the factor of the penalty, 0 or more
+
+        Raises UsageError for another strength, NotFound if the store has no weights of this version.
+        """
+        if not 0 <= strength < instant.MAX_MAGNITUDE:
+            raise UsageError(f"the strength of the penalty is {strength}; it must be 0 or more.")
+        return self._apply(learner, (learner.active.load(version).micro, strength))
+
+    def _apply(self, learner: Learner, protect: Protect | None) -> BatchResult:
+        if not self._given:
+            raise UsageError("no rating waits; accumulate one first.")
+        started = time.perf_counter()
+        learner.active.measure(is_hurried=True)
+        new, changed = learner.retry_commit(lambda: self._commit(learner, protect))
+        count = self.pending
+        self.reset()
+        seconds = time.perf_counter() - started
+        return BatchResult(count, changed, new.kl, instant.KL_CAP, new.version, seconds)
+
+    def _commit(self, learner: Learner, protect: Protect | None) -> tuple[LearnerState, bool]:
+        """Compute and commit the update. Return the new state, and True if the weights have changed. Raises
+        HeadMoved if another process commits first."""
+        active, history = learner.active, learner.history
+        active.catch_up()
+        active.install_base()
+        before = learner.state
+        replies = {id_: learner.rateable(id_) for id_ in self._given}
+        steps = {step for id_ in replies for step in history.steps_of_reply(before.version, id_)}
+        base = learner.undo_steps(sorted(steps, key=lambda step: step[1]))
+        traces = {id_: learner.traces.of(reply, base) for id_, reply in replies.items()}
+        weights = {id_: learner.weigh(replies[id_], *self._given[id_], traces[id_]) for id_ in replies}
+        new, _ = learner.apply_feedback(
+            base, [[(traces[id_], weights[id_])] for id_ in replies], "batch of ratings", protect
+        )
+        state = pack_adapter(new.micro, new.layer_lora)
+        rows = [(id_, *given, weights[id_]) for id_, given in self._given.items()]
+        version = history.commit_batch(before.version, rows, state, new.kl, new.micro.norm)
+        active.state = replace(new, base=before.base, version=version)
+        learner.taste_push.note_rating(before.version, version)
+        for id_, (rating, note) in self._given.items():
+            if reason_of(rating, note) != "facts":
+                learner.rating_index.add_rating(replies[id_], rating, version)
+        return active.state, new is not base
