@@ -224,6 +224,26 @@ def test_the_oldest_are_deleted_and_the_rest_is_exact(store, path, monkeypatch):
     assert disagreement(store) == ""
 
 
+def test_weights_beyond_the_bytes_are_deleted_and_the_rest_is_exact(store, path, monkeypatch):
+    """At each fourth version, the oldest leave until the rest takes at most so many bytes. The nearest stay,
+    even if they take more."""
+    whole = len(zlib.compress(weights_of(1), level=1))
+    monkeypatch.setattr(weights, "KEEP_BYTES", 2 * whole)
+    monkeypatch.setattr(weights, "COUNT_EVERY", 4)
+    monkeypatch.setattr(weights, "KEEP_NEAREST", 2)
+    states = grown(store, 15)
+    assert store.versions.kept_versions(*KEY)[0] > 1
+    sizes = dict(tuple(row) for row in store.db.rows("SELECT version, length(state) FROM adapters"))
+    kept = {version: size for version, size in sizes.items() if size}
+    assert sum(size for version, size in kept.items() if version <= 12) <= 2 * whole + max(kept.values())
+    assert list(kept) == list(range(min(kept), 16)) and 3 < len(kept) < 12
+    assert read(path, kept) == {version: states[version] for version in kept}
+    assert disagreement(store) == ""
+    monkeypatch.setattr(weights, "KEEP_BYTES", 1)
+    add(store, 15, weights_of(16))
+    assert store.versions.kept_versions(*KEY) == [15, 16]
+
+
 def test_a_copy_needs_nothing_of_its_original(store):
     states = grown(store, 12)
     store.adapters.copy(*KEY, "copy")
