@@ -99,7 +99,7 @@ class Learning:
         given = self._settings
         learner = open_learner(
             self._store, self._model, self._backend, name, self._learns,
-            given.implicit_feedback, given.learn_targets, given.adapter_bits,
+            given.implicit_feedback, given.learn_targets, given.adapter_bits, given.micro_rank,
         )  # fmt: skip
         learner.room = self.room
         return learner

@@ -120,6 +120,10 @@ GROUPS = {
             "how many bits each number of what the background learning made has in memory, 32 or 4; 4 needs "
             "less than a fifth of the memory, and is less exact"
         ),
+        "micro_rank": (
+            "what a rating can change of a new adapter: 2 (words, and words near a reply's end, each on its "
+            "own) or 1 (words alone); an adapter that has learned keeps its number"
+        ),
         "router": (
             "on: ruvmlx chooses for each reply whether to use what was learned; it learns this from your "
             "ratings and from the time that replies take"

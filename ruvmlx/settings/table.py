@@ -251,6 +251,13 @@ class Settings:
         witnessed=True,
         public=True,
     )
+    micro_rank: int = _setting(
+        int,
+        2,
+        choices=("1", "2"),
+        witnessed=True,
+        public=True,
+    )
     router: bool = _setting(
         bool,
         False,

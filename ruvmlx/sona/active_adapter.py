@@ -32,7 +32,7 @@ from ..pausing import Pause, stop_when
 from ..progress import QUIET, Watch
 from ..store import Store
 from .adapter_history import AdapterHistory
-from .base_probe import probe_under, quick_kl
+from .base_probe import limit_rank, probe_under, quick_kl
 from .calibration import Measured, Measurement
 from .kl_probe import KLProbe
 from .shipped import shipped_bytes
@@ -74,21 +74,25 @@ class ActiveAdapter:
 
     def __init__(
         self, store: Store, model: Model, backend: Backend, history: AdapterHistory, layers: LayerInstaller,
-        bits: int = 32,
+        bits: int = 32, rank: int = RANK,
     ):  # fmt: skip
         """bits: the bits of a weight of base LoRAs in memory, 32 or 4. A base LoRA that the store has with 4
-        bits keeps them."""
-        self._bits = bits
+        bits keeps them. rank: the rank of the MicroLoRA of an adapter that begins, 1 or 2; an adapter that
+        has learned keeps its rank."""
+        self._bits, self._rank = bits, rank
         self._store, self._model, self._layers = store, model, layers
         self.backend, self.history = backend, history
         self._measurement = self._new_measurement()
         # the part of the measurement that the backend's other side does while a reply is written
         self._ahead: Future[KLProbe] | None = None
         self._hurry = Event()  # ends `_ahead`, because a rating waits
-        self._probe = self._stored_probe()
+        self._whole: KLProbe | None = None  # the KL probe with all measured directions
+        self._probe: KLProbe | None = None  # the same with the directions of the adapter's rank
+        self._keep_probe(self._stored_probe())
         self._bases: OrderedDict[int, BaseLoRA] = OrderedDict()
         self._probed: dict[int, ProbedBase] = {}  # {id of a base LoRA: this LoRA and its KL probe}
         self.state = self.load(history.version())
+        self._use_rank(self.state.micro.rank)
         self.base = self._load_base(self.state.base)
         backend.set_lora(self.base)
 
@@ -116,11 +120,12 @@ class ActiveAdapter:
             slow
         """
         if self._probe is None:
-            self._probe = self._stored_probe()  # another process can have stored the probe
+            self._keep_probe(self._stored_probe())  # another process can have stored the probe
         if self._probe is None:
             with original_model(self.backend):
-                self._probe = self._measure_model(pause, watch, is_hurried)
-            self._store.model_data.put_reference_text(self._model.fingerprint, self._probe.to_bytes())
+                probe = self._measure_model(pause, watch, is_hurried)
+            self._store.model_data.put_reference_text(self._model.fingerprint, probe.to_bytes())
+            self._keep_probe(probe)
         if self.state.version == 0 and is_blank(self.state.micro):
             self.state = self.load(0)
         if self.base is not None and self.state.base not in self._probed:
@@ -222,13 +227,26 @@ class ActiveAdapter:
         elif not (state.layer_lora and state.layer_lora.moves):
             self._layers.forget_probe()
         self.state = state
+        self._use_rank(state.micro.rank)
+
+    def _keep_probe(self, probe: KLProbe | None) -> None:
+        self._whole = probe
+        self._probe = limit_rank(probe, self._rank) if probe is not None else None
+
+    def _use_rank(self, rank: int) -> None:
+        """Measure KL with the directions of a MicroLoRA of this rank from now on."""
+        if rank != self._rank:
+            self._rank = rank
+            self._probed.clear()
+            self._layers.forget_probe()
+            self._keep_probe(self._whole)
 
     def load(self, version: int) -> LearnerState:
         """Return the weights of a stored adapter version (0: the original model). Raises NotFound if the
         store no longer has these weights."""
         config = self._model.shape
         if version == 0:
-            blank = np.zeros((config.hidden_size, RANK), np.float32)
+            blank = np.zeros((config.hidden_size, self._rank), np.float32)
             directions = blank if self._probe is None else self._probe.directions
             return LearnerState(MicroLoRA.fresh(directions, config.vocab_size), 0, 0, 0.0)
         row = self.history.adapter(version)

@@ -16,6 +16,26 @@ from .kl_probe import ROWS, Drift, KLProbe, log_softmax_rows, spread_rows
 
 QUICK_TEXTS = 4  # the number of answers that `quick_kl` reads
 
+# What a probe has computed that does not depend on the rank of lora_a
+_OF_ANY_RANK = (
+    "groups", "few", "vocab_size", "log_probabilities", "packed_probs", "probabilities", "likely",
+    "_following_indices",
+)  # fmt: skip
+
+
+def limit_rank(probe: KLProbe, rank: int) -> KLProbe:
+    """Return a KL probe of the model without any adapter with only the first `rank` calibrated directions;
+    the probe itself if it has no more."""
+    if probe.directions.shape[1] <= rank:
+        return probe
+    found = replace(
+        probe,
+        directions=np.ascontiguousarray(probe.directions[:, :rank]),
+        drift=np.ascontiguousarray(probe.drift[:rank]),
+    )
+    vars(found).update({name: vars(probe)[name] for name in _OF_ANY_RANK if name in vars(probe)})
+    return found
+
 
 def quick_kl(
     frozen: KLProbe, backend: Backend, tokenizer: Tokenizer, max_context: int, pause: Pause | None = None

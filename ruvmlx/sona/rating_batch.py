@@ -14,6 +14,8 @@ only in memory, and the weights and the store do not change.
 import time
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ..errors import UsageError
 from ..lora.layer_lora import pack_adapter
 from ..ratings import reason_of
@@ -76,11 +78,15 @@ class RatingBatch:
         version: the earlier version, one of those that `rollback` accepts
         strength: the factor of the penalty, 0 or more
 
-        Raises UsageError for another strength, NotFound if the store has no weights of this version.
+        Raises UsageError for another strength, and for a version with another lora_a (a consolidation or
+        another rank changed it). Raises NotFound if the store has no weights of this version.
         """
         if not 0 <= strength < instant.MAX_MAGNITUDE:
             raise UsageError(f"the strength of the penalty is {strength}; it must be 0 or more.")
-        return self._apply(learner, (learner.active.load(version).micro, strength))
+        kept = learner.active.load(version).micro
+        if not np.array_equal(kept.lora_a, learner.micro.lora_a):
+            raise UsageError(f"version {version} learned along other directions; name a later version.")
+        return self._apply(learner, (kept, strength))
 
     def _apply(self, learner: Learner, protect: Protect | None) -> BatchResult:
         if not self._given:

@@ -4,6 +4,7 @@ implement protocols of this package."""
 from functools import partial
 
 from ..backends.base import Backend
+from ..lora.micro_lora import RANK
 from ..models.config.model import Model
 from ..store import Store
 from .active_adapter import ActiveAdapter
@@ -17,7 +18,7 @@ from .rating_index import RatingIndex
 
 def open_learner(
     store: Store, model: Model, backend: Backend, name: str = "default",
-    learn: bool = True, implicit: bool = False, targets: str = "head", bits: int = 32,
+    learn: bool = True, implicit: bool = False, targets: str = "head", bits: int = 32, rank: int = RANK,
 ) -> Learner:  # fmt: skip
     """Return the learner of one named adapter on one model. This function measures no KL probe; the first
     rating does, if no earlier call has (ActiveAdapter.measure).
@@ -26,10 +27,11 @@ def open_learner(
     implicit: True if the rating index also uses implicit feedback on unrated replies (signal.py)
     targets: the matrices that ratings change (lora/targets.py)
     bits: the bits of a weight of base LoRAs in memory, 32 or 4
+    rank: the rank of the MicroLoRA of an adapter that begins, 1 or 2
     """
     layers = LayerAdapter(store, model, backend, targets)
     history = AdapterHistory(store, model.fingerprint, name, model.is_own)
     rating_index = RatingIndex(store, model, backend, history, implicit)
-    active = ActiveAdapter(store, model, backend, history, layers, bits)
+    active = ActiveAdapter(store, model, backend, history, layers, bits, rank)
     guard, anchors = partial(limit_layer_kl, layers), EWC(history)
     return Learner(store, model, active, rating_index, layers, guard, anchors, learn)
