@@ -182,20 +182,24 @@ def _before(history: Any, date: datetime | None) -> Any:
 @learn.command()
 @click.option("--steps", type=WholeNumber(min=1), help="Training steps; 12 by default.")
 @click.option("--ewc", type=Number(min=0), help="How strongly to keep what --deep recorded.")
+@click.option("--dropout", type=Number(min=0, max=0.9), help="Share of inputs that each text leaves out.")
 @click.option(
     "--deep", is_flag=True, help="Do not train: record what was learned, tidy the memory of questions."
 )
 @model_options
 @json_option
-def consolidate(steps: int | None, ewc: float | None, deep: bool, as_json: bool, **flags: Any) -> None:
+def consolidate(
+    steps: int | None, ewc: float | None, dropout: float | None, deep: bool, as_json: bool, **flags: Any
+) -> None:
     """Learn from all your ratings together now. A test decides whether the result is used.
 
-    The setting slow_loop says how; --steps and --ewc always train. Ctrl-C stops it; the next call continues.
+    The setting slow_loop says how; --steps, --ewc and --dropout always train. Ctrl-C stops it; the next call
+    continues.
     Once a week, and when your questions or ratings change, it first does what --deep does.
     """
-    if deep and (steps or ewc is not None):
-        raise UsageError("--deep trains nothing, so it takes neither --steps nor --ewc.")
-    given = {"steps": steps, "ewc": ewc}
+    given = {"steps": steps, "ewc": ewc, "dropout": dropout}
+    if deep and any(value is not None for value in given.values()):
+        raise UsageError("--deep trains nothing, so it takes none of --steps, --ewc and --dropout.")
     cancel = threading.Event()
     with open_runtime(resolve(flags)) as runtime, ctrl_c_sets(cancel):
         report = _deepen(runtime, cancel) if deep else _consolidate(runtime, given, cancel)

@@ -39,14 +39,16 @@ from ..settings import BASE_TARGETS
 from ..store import HeadMoved
 from ..training.accumulator import GradientAccumulator
 from ..training.adamw import Training
+from ..training.dropout import Masks, draw_masks, leave_out
 from ..training.slices import TrainingText
 from ..training.trainer import Trainer
-from . import objective, replay
+from . import replay
 from .adapter_history import ATTEMPTS, MINIMUM
 from .base_targets import GradientSizes, candidates, probe_base
 from .learner import Learner
 from .promotion import Candidate, PromotionTest
-from .replay import Buffer, RatedExample
+from .replay import Buffer
+from .training_weight import KeptWeight, coefficient
 
 SCALE = 2.0  # alpha / rank of the trained base LoRA
 HEAD_RANK = 8
@@ -74,6 +76,7 @@ class TrainingSettings:
     targets: str = BASE_TARGETS  # the matrices to train, in the form of the setting `base_targets`
     depth: float = 1.0  # the share of the layers to train, counted from the last layer
     minimum: int = MINIMUM
+    dropout: float = 0.0  # the share of the inputs that each text leaves out; training/dropout.py
     ewc: float = 0.0  # the strength of the EWC penalty; optional/ewc.py says why the strength is 0
 
     def rate(self, step: int) -> float:
@@ -299,28 +302,36 @@ class Background:
         begins again if the adapter version has changed."""
         assert self._trainer is not None
         base, trainer, key = training.base, self._trainer, (training.step, self._learner.version)
-        standing = BaseLoRA({**self._standing, **base.pairs}, base.scale)  # untrained pairs stay active
-        whole = combine_loras(standing, self._learner.layer_lora) or standing
         total = self._gradients
         if self._step_key != key:
             total.reset()
         self._step_key = key
-        examples, texts = buffer.batch(training.facts["version"], training.step)
+        seed = training.facts["version"], training.step
+        examples, texts = buffer.batch(*seed)
         frozen = training.facts["frozen"]
         promotion.frozen_logprobs(examples, frozen)
         for example in examples[total.pending :]:
             now = partial(coefficient, example, frozen[example.reply_id], self.settings.nll)
-            push = _Weight(now, -1 / len(examples))
+            push = KeptWeight(now, -1 / len(examples))
+            whole, masks = self._masked_change(base, (*seed, total.pending))
             value, grads = trainer.reply(whole, example.text, push, pause)
-            total.accumulate(push.last * value, base_part(grads, base))
+            total.accumulate(push.last * value, leave_out(base_part(grads, base), masks))
             pause()
         for text in texts[max(0, total.pending - len(examples)) :]:
             if text not in self._frozen:
                 self._frozen[text] = trainer.states(None, text, pause)
-            hold = _Weight(lambda kl: self.settings.kl, 1 / len(texts))
+            hold = KeptWeight(lambda kl: self.settings.kl, 1 / len(texts))
+            whole, masks = self._masked_change(base, (*seed, total.pending))
             value, grads = trainer.kl(whole, text, self._frozen[text], hold, pause)
-            total.accumulate(hold.last * value, base_part(grads, base))
+            total.accumulate(hold.last * value, leave_out(base_part(grads, base), masks))
             pause()
+
+    def _masked_change(self, base: BaseLoRA, seed: Sequence[int]) -> tuple[BaseLoRA, Masks]:
+        """Return the model's whole change for one text, and the dropout's masks of the trained factors."""
+        masks = draw_masks(base, self.settings.dropout, seed)
+        trained = leave_out(base.pairs, masks)
+        standing = BaseLoRA({**self._standing, **trained}, base.scale)  # untrained pairs stay active
+        return combine_loras(standing, self._learner.layer_lora) or standing, masks
 
     # -- the end -------------------------------------------------------------------------------------
 
@@ -373,27 +384,6 @@ class Background:
 def _between(start: Pair, end: Pair, share: float) -> Pair:
     a, b = (x + np.float32(share) * (y - x) for x, y in zip(start, end, strict=True))
     return a, b
-
-
-def coefficient(example: RatedExample, frozen: float, nll: float, now: float) -> float:
-    """Return the factor with which training raises the reply's mean log-probability. A factor below 0 makes
-    the reply less likely. frozen, now: mean log-probability in the frozen and current model, nats/token."""
-    w = objective.dro_weight(example.rating, example.reward, example.value, now - frozen)
-    if w < 0:  # TOPR's taper (trace.py) lowers the weight of a disliked reply that became unlikely
-        drawn = frozen if example.drawn is None else example.drawn
-        w *= float(np.exp(min(0.0, now - drawn)))
-    return w + (nll if example.reward > 0 else 0.0)
-
-
-class _Weight:
-    """A function that returns `weigh(value) * share` and keeps its last result in `last`."""
-
-    def __init__(self, weigh: Callable[[float], float], share: float):
-        self._weigh, self._share, self.last = weigh, share, 0.0
-
-    def __call__(self, value: float) -> float:
-        self.last = self._weigh(value) * self._share
-        return self.last
 
 
 def _report(promoted: bool, reason: str, **more: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import numpy as np
 from ruvmlx import settings
 from ruvmlx.engine.types import GenerationRequest, Sampling
 from ruvmlx.lora.base_lora import BaseLoRA, place_shape
-from ruvmlx.lora.layer_lora import pack_adapter
+from ruvmlx.lora.layer_lora import LayerLoRA, pack_adapter
 from ruvmlx.lora.micro_lora import MicroLoRA
 from ruvmlx.runtime import Runtime
 from ruvmlx.store.audit import disagreement
@@ -36,6 +36,7 @@ Opener = Callable[[], Runtime]
 WORDS = ("a", "riv", "river", "needle")
 CHANGE = 0.003  # of each number that ratings move: a difference is then 15 KB, after 80 real ratings 11 KB
 COMMITS, WRITTEN = 2, 80_000  # of a rating; bytes
+LAYER_CHANGE = 0.05  # of each number below the head that ratings move
 RANK = 8  # of the bases, in all of attention
 START, RATE, SEARCH, BYTES = 1000.0, 15.0, 50.0, 1_000_000_000  # limits: ms, ms (p99), ms, bytes
 
@@ -102,11 +103,12 @@ def _rate_and_train(runtime: Runtime, use: Use) -> None:
     rng, learner = random.Random(0), runtime.learner
     assert learner is not None
     history, micro, version = learner.history, learner.micro, learner.version
+    layers = learner.layer_lora
     between = max(1, use.ratings // use.trainings)
     for n in range(use.ratings):
-        micro = _change_head(micro, n)
+        micro, layers = _change_head(micro, n), _change_layers(layers, n)
         number = 1 + n * use.replies // use.ratings
-        stars, state = str(rng.randint(1, 5)), pack_adapter(micro, learner.layer_lora)
+        stars, state = str(rng.randint(1, 5)), pack_adapter(micro, layers)
         version = history.commit(version, f"{number:012x}", stars, "", 1.0, state, 0.01, micro.norm)
         if n % between == between // 2:
             report = {"steps": 12, "matrices": 4 * runtime.model.config.n_layers}
@@ -118,6 +120,18 @@ def _change_head(micro: MicroLoRA, seed: int) -> MicroLoRA:
     noise = {name: 1 + CHANGE * rng.standard_normal(getattr(micro, name).shape) for name in names}
     numbers = {name: (getattr(micro, name) * noise[name]).astype(np.float32) for name in names}
     return replace(micro, **numbers).rounded_copy()
+
+
+def _change_layers(layers: LayerLoRA | None, seed: int) -> LayerLoRA | None:
+    """The layers below the head after one more rating; None if ratings change the head alone."""
+    if layers is None:
+        return None
+    rng = np.random.default_rng(seed)
+    noise = {
+        n: 1 + LAYER_CHANGE * rng.standard_normal(getattr(layers, n).shape) for n in ("lora_b", "evidence")
+    }
+    numbers = {name: (getattr(layers, name) * noise[name]).astype(np.float32) for name in noise}
+    return layers.replace_fields(**numbers).rounded_copy()
 
 
 def _base(runtime: Runtime, seed: int) -> BaseLoRA:

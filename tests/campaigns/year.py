@@ -2,6 +2,7 @@
 
     python -m tests.campaigns.year            makes such a store in a scratch folder, and prints its sizes
     python -m tests.campaigns.year 18         for 18 days
+    python -m tests.campaigns.year 365 attention      with ratings that change these matrices (learn_targets)
 
 Replies, ratings and weights are simulated as two_years.py does, with one training: each that is kept adds its
 base LoRA. test_year.py runs it on a small store.
@@ -76,9 +77,10 @@ def simulate(open_runtime: Opener, days: int) -> Sizes:
 
 def main() -> None:
     days = int(sys.argv[1]) if len(sys.argv) > 1 else 365
+    targets = sys.argv[2] if len(sys.argv) > 2 else "head"
     with tempfile.TemporaryDirectory(prefix="ruvmlx-campaign-") as folder:
         os.environ["RUVMLX_HOME"] = str(Path(folder))
-        found = simulate(lambda: Runtime.open(settings.Settings()), days)
+        found = simulate(lambda: Runtime.open(settings.Settings(learn_targets=targets)), days)
     print("\n".join(found.lines(days)))
 
 
