@@ -100,6 +100,7 @@ class Learning:
         learner = open_learner(
             self._store, self._model, self._backend, name, self._learns,
             given.implicit_feedback, given.learn_targets, given.adapter_bits, given.micro_rank,
+            given.layer_rank,
         )  # fmt: skip
         learner.room = self.room
         return learner

@@ -1,13 +1,15 @@
-"""This module defines the LayerLoRA: a rank-1 change of any linear layers, which is small enough that each
-rating can update it. With the matrix W and the input x of a layer, the changed output is
+"""This module defines the LayerLoRA: a change of any linear layers of rank 1 or 2, which is small enough that
+each rating can update it. With the matrix W and the input x of a layer, the changed output at rank 1 is
 
     y = W x + lora_b (lora_a . x)
 
-lora_a [in] is calibrated once and never changes. On average over reference texts, lora_a . x is 1 in answers
-and 0 in prose (sona/optional/layer_gradients.py), so lora_b [out] is added to the layer's outputs mostly in
-replies. With a random lora_a, lora_a . x would mostly depend on the topic of a reply. The lora_b of all
-changed matrices together is one vector of n numbers; n is the sum of the output widths. So an update takes
-only a few vector operations.
+At rank 2, a second term of the same form is added, with a lora_a of its own. lora_a [in] is calibrated once
+and then never changes. On average over reference texts, the first lora_a . x is 1 in answers and 0 in prose
+(sona/optional/layer_gradients.py), so lora_b [out] is added to the layer's outputs mostly in replies. The
+second lora_a . x is 1 in the second halves of answers and 0 in their first halves. With a random lora_a,
+lora_a . x would mostly depend on the topic of a reply. The lora_b of all changed matrices together is one
+vector of n numbers; n is the sum of the output widths of all parts. So an update takes only a few vector
+operations.
 """
 
 import io
@@ -16,6 +18,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 
 import numpy as np
 
@@ -35,12 +38,13 @@ _PREFIX = "body."
 
 @dataclass(frozen=True)
 class LayerLoRA:
-    """A rank-1 change of some matrices. The arrays never change after construction.
+    """A change of some matrices. The arrays never change after construction. A matrix with a change of rank 2
+    has two parts, one after the other.
 
-    places: (module, layer) of each changed matrix
-    widths: (in, out) of each matrix
-    lora_a: [sum of in], the lora_a of all matrices, float32
-    lora_b: [n], the lora_b of all matrices, float32
+    places: (module, layer) of the matrix of each part
+    widths: (in, out) of each part
+    lora_a: [sum of in], the lora_a of all parts, float32
+    lora_b: [n], the lora_b of all parts, float32
     evidence: [2, n], the sums G and S over the ratings so far (sona/optional/layer_update.py)
     fisher: [n], the Fisher information of the original model's answers with respect to lora_b, per token
     tokens: N, the weighted number of tokens of the rated replies
@@ -61,21 +65,27 @@ class LayerLoRA:
 
     @classmethod
     def fresh(cls, reads: Mapping[Place, np.ndarray], fisher: Mapping[Place, np.ndarray]) -> "LayerLoRA":
-        """Return a layer LoRA that changes nothing yet. reads: the lora_a [in] of each matrix. fisher: the
-        Fisher information [out] of each matrix."""
-        widths = tuple((a.size, fisher[place].size) for place, a in reads.items())
+        """Return a layer LoRA that changes nothing yet. reads: the lora_a [in] or [in, rank] of each matrix.
+        fisher: the Fisher information [out] or [rank, out] of each matrix."""
+        parts = [
+            (place, a, f)
+            for place, of_matrix in reads.items()
+            for a, f in zip(np.atleast_2d(of_matrix.T), np.atleast_2d(fisher[place]), strict=True)
+        ]
+        widths = tuple((a.size, f.size) for _, a, f in parts)
         n = sum(out for _, out in widths)
-        a, f = (_concatenate(list(x.values())) for x in (reads, {place: fisher[place] for place in reads}))
-        return cls(tuple(reads), widths, a, np.zeros(n, np.float32), np.zeros((2, n), np.float32), f)
+        a, f = _concatenate([a for _, a, _ in parts]), _concatenate([f for *_, f in parts])
+        places = tuple(place for place, *_ in parts)
+        return cls(places, widths, a, np.zeros(n, np.float32), np.zeros((2, n), np.float32), f)
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """The index in lora_b at which each matrix's part begins."""
+        """The index in lora_b at which each part begins."""
         return np.cumsum([0, *(out for _, out in self.widths)])[:-1]
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """The length of each matrix's part of lora_b."""
+        """The length of each part of lora_b."""
         return np.array([out for _, out in self.widths])
 
     @cached_property
@@ -101,16 +111,22 @@ class LayerLoRA:
 
     @cached_property
     def pairs(self) -> dict[Place, Pair]:
-        """{place of a matrix: its factors (lora_a [in, 1], lora_b [1, out])}."""
+        """{place of a matrix: its factors (lora_a [in, rank], lora_b [rank, out])}."""
         ins, outs = (np.cumsum([w[i] for w in self.widths])[:-1] for i in (0, 1))
         parts = zip(self.places, np.split(self.lora_a, ins), np.split(self.lora_b, outs), strict=True)
-        return {place: (a[:, None], b[None]) for place, a, b in parts}
+        found = dict[Place, tuple[list[np.ndarray], list[np.ndarray]]]()
+        for place, a, b in parts:
+            columns, rows = found.setdefault(place, ([], []))
+            columns.append(a)
+            rows.append(b)
+        return {place: (np.stack(a, axis=1), np.stack(b)) for place, (a, b) in found.items()}
 
     def flat(self, grads: Mapping[Place, Pair], scale: float) -> np.ndarray:
         """Return the gradient with respect to lora_b [n]. grads: the gradients with respect to the pairs of
-        the LoRA that `combine_loras` made from this layer LoRA; the last row of a pair's second factor is
-        lora_b / scale."""
-        return _concatenate([grads[place][1][-1] for place in self.places]) / np.float32(scale)
+        the LoRA that `combine_loras` made from this layer LoRA; the last rows of a pair's second factor
+        are lora_b / scale."""
+        ranks = {place: a.shape[1] for place, (a, _) in self.pairs.items()}
+        return _concatenate([grads[p][1][-rank:].ravel() for p, rank in ranks.items()]) / np.float32(scale)
 
     def replace_fields(self, **new) -> "LayerLoRA":
         """Return a copy with new values of some fields. `new` must not have places, widths or lora_a. The
@@ -131,7 +147,7 @@ class LayerLoRA:
     @cached_property
     def steps(self) -> np.ndarray:
         """The step to which `rounded_copy` rounds each number of lora_b: [n], one power of 2 for each
-        matrix."""
+        part."""
         if not self.places:
             return np.zeros(0, np.float32)
         largest = np.maximum.reduceat(np.abs(self.lora_b), self.starts)
@@ -193,6 +209,8 @@ class LayerLoRA:
         shapes = self.lora_a.shape, self.lora_b.shape
         if shapes != sizes or self.fisher.shape != sizes[1] or self.evidence.shape != (2, *sizes[1]):
             raise CorruptFile(_DAMAGED)
+        if len([place for place, _ in groupby(self.places)]) != len(set(self.places)):
+            raise CorruptFile(_DAMAGED)  # the parts of a matrix do not follow each other
         facts = np.array([self.tokens, self.gain, self.curvature])
         if not all(np.isfinite(x).all() for x in (*(getattr(self, name) for name in _ARRAYS), facts)):
             raise CorruptFile(_DAMAGED)
@@ -259,9 +277,9 @@ def fold_layers(
 ) -> BaseLoRA:
     """Return the base LoRA with the layer LoRA's change folded in.
 
-    most: the maximum rank of a pair. If a pair's rank is below `most`, the rank grows by at most one. If a
-        pair's rank is `most` or more, the rank does not grow, and the smallest singular direction of the sum
-        is dropped.
+    most: the maximum rank of a pair. If a pair's rank is below `most`, the rank grows by at most the rank of
+        the layer LoRA's change. If a pair's rank is `most` or more, the rank does not grow, and the smallest
+        singular directions of the sum are dropped.
     pause: a function that is called after each pair that is folded; it can raise an exception to stop
     """
     if layer_lora is None or not layer_lora.moves:
@@ -272,7 +290,7 @@ def fold_layers(
             continue
         old = pairs.get(place, (np.zeros((a.shape[0], 0), np.float32), np.zeros((0, b.shape[1]), np.float32)))
         rank = old[0].shape[1]
-        kept = merge_changes(old, base.scale, (a, b), 1.0, max(rank, min(most, rank + 1))).kept
+        kept = merge_changes(old, base.scale, (a, b), 1.0, max(rank, min(most, rank + b.shape[0]))).kept
         pairs[place] = kept[0], np.ascontiguousarray(kept[1] / np.float32(base.scale))
         pause()
     return replace(base, pairs=pairs)

@@ -124,6 +124,10 @@ GROUPS = {
             "what a rating can change of a new adapter: 2 (words, and words near a reply's end, each on its "
             "own) or 1 (words alone); an adapter that has learned keeps its number"
         ),
+        "layer_rank": (
+            "the same for each of the other matrices that learn_targets names: 1 or 2 kinds of change; 2 "
+            "takes more time and room"
+        ),
         "router": (
             "on: ruvmlx chooses for each reply whether to use what was learned; it learns this from your "
             "ratings and from the time that replies take"

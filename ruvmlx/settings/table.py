@@ -258,6 +258,13 @@ class Settings:
         witnessed=True,
         public=True,
     )
+    layer_rank: int = _setting(
+        int,
+        1,
+        choices=("1", "2"),
+        witnessed=True,
+        public=True,
+    )
     router: bool = _setting(
         bool,
         False,

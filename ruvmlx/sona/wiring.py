@@ -19,6 +19,7 @@ from .rating_index import RatingIndex
 def open_learner(
     store: Store, model: Model, backend: Backend, name: str = "default",
     learn: bool = True, implicit: bool = False, targets: str = "head", bits: int = 32, rank: int = RANK,
+    layer_rank: int = 1,
 ) -> Learner:  # fmt: skip
     """Return the learner of one named adapter on one model. This function measures no KL probe; the first
     rating does, if no earlier call has (ActiveAdapter.measure).
@@ -28,8 +29,9 @@ def open_learner(
     targets: the matrices that ratings change (lora/targets.py)
     bits: the bits of a weight of base LoRAs in memory, 32 or 4
     rank: the rank of the MicroLoRA of an adapter that begins, 1 or 2
+    layer_rank: the rank of the change of each matrix below the head that begins to change, 1 or 2
     """
-    layers = LayerAdapter(store, model, backend, targets)
+    layers = LayerAdapter(store, model, backend, targets, layer_rank)
     history = AdapterHistory(store, model.fingerprint, name, model.is_own)
     rating_index = RatingIndex(store, model, backend, history, implicit)
     active = ActiveAdapter(store, model, backend, history, layers, bits, rank)

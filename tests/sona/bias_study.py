@@ -2,10 +2,10 @@
 
     python -m tests.sona.bias_study          a minute on the starter model
 
-The first direction of the MicroLoRA reads about 1 in replies and about 0 in prose, so a row of lora_b is a bias
-that acts in replies. A plain bias reads 1 everywhere. Both get the same change of logits, learned from ratings of
-one kind, and are scaled to the same KL in answers (`KL`, nats per token). The rise of the negative
-log-likelihood of prose is then the price; RISE_CAP of instant.py is its limit.
+The first direction of the MicroLoRA reads about 1 in replies and about 0 in prose, so a row of lora_b is a
+bias in replies. A plain bias reads 1 everywhere. Both get the same change of logits, learned from ratings,
+and are scaled to the same KL in answers (`KL`, nats per token). The rise of the negative log-likelihood of
+prose is then the price; RISE_CAP of instant.py is its limit.
 """
 
 import os

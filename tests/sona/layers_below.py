@@ -24,15 +24,15 @@ def true_logprob(runtime, reply_id) -> float:
     return learner.traces.replay(row, learner.state).logprob / len(row.sampled_ids)
 
 
-def random_body(config, seed=0, places=(("q_proj", 0), ("v_proj", 1), ("down_proj", 1))) -> LayerLoRA:
+def random_body(config, seed=0, places=(("q_proj", 0), ("v_proj", 1), ("down_proj", 1)), rank=1) -> LayerLoRA:
     """One that was rated already."""
     from ruvmlx.lora.base_lora import place_shape
 
     rng = np.random.default_rng(seed)
     shapes = {p: place_shape(config, *p) for p in places}
     layer_lora = LayerLoRA.fresh(
-        {p: rng.normal(0, 0.1, i).astype(np.float32) for p, (i, _) in shapes.items()},
-        {p: rng.uniform(0.5, 2, o).astype(np.float32) for p, (_, o) in shapes.items()},
+        {p: rng.normal(0, 0.1, (i, rank)).astype(np.float32) for p, (i, _) in shapes.items()},
+        {p: rng.uniform(0.5, 2, (rank, o)).astype(np.float32) for p, (_, o) in shapes.items()},
     )
     n = layer_lora.lora_b.size
     return replace(

@@ -9,7 +9,7 @@ import pytest
 
 from ruvmlx.lora.layer_lora import combine_loras
 from ruvmlx.sona import instant, objective
-from ruvmlx.sona.optional.layer_gradients import LayerGradients
+from ruvmlx.sona.optional.layer_gradients import LayerGradients, _halves
 from ruvmlx.training.slices import TrainingText
 
 from ..backends.test_lora import random_base
@@ -20,9 +20,10 @@ from .training_runs import steady, tiny_backend  # noqa: F401 - fixtures
 # -- gradients ---------------------------------------------------------------------------------------
 
 
-def test_gradients_are_finite_differences(open_tiny):
+@pytest.mark.parametrize("rank", [1, 2])
+def test_gradients_are_finite_differences(open_tiny, rank):
     """At the steepest coordinate of each of a few matrices, with a head and a base in force."""
-    with open_tiny(learn_targets="all") as runtime:
+    with open_tiny(learn_targets="all", layer_rank=rank) as runtime:
         learner, row = runtime.learner, runtime.store.replies.get(reply(runtime, settle=False))
         base, micro = random_base(runtime.model.config, size=0.05), learner.micro
         layer_lora = learner.layers.extend_layers(learner.state)
@@ -31,6 +32,7 @@ def test_gradients_are_finite_differences(open_tiny):
             layer_lora, lora_b=0.02 * rng.normal(size=layer_lora.lora_b.size).astype(np.float32)
         )
         found = learner.layers.gradients.gradient(base, layer_lora, micro, row)
+        assert all(a.shape[1] == rank for a, _ in layer_lora.pairs.values())
         assert found.tokens == len(row.sampled_ids) and found.values.shape == layer_lora.lora_b.shape
         trainer, text = learner.layers.gradients._graph(), TrainingText.cut(row.prompt_ids, row.sampled_ids)
         trainer.set_head(base, micro)
@@ -79,13 +81,14 @@ def test_a_rating_before_there_is_a_gradient_takes_it_first(open_tiny):
         assert learned_state(runtime) == late
 
 
-def test_a_measurement_that_is_stopped_goes_on_where_it_was(open_tiny):
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_measurement_that_is_stopped_goes_on_where_it_was(open_tiny, rank):
     """However often it is stopped, between any two texts."""
     from ruvmlx.pausing import Stopped
 
-    with open_tiny(learn_targets="v_proj") as runtime:
+    with open_tiny(learn_targets="v_proj", layer_rank=rank) as runtime:
         places, read = runtime.learner.targets.places, []
-        whole = LayerGradients(runtime.store, runtime.model, runtime.backend)._calibrate(places, None)
+        whole = LayerGradients(runtime.store, runtime.model, runtime.backend, rank)._calibrate(places, None)
         reader = runtime.learner.layers.gradients
         graph = reader._graph()
         for name in ("inputs", "reply"):
@@ -98,13 +101,29 @@ def test_a_measurement_that_is_stopped_goes_on_where_it_was(open_tiny):
                 return plain(*args, **more)
 
             setattr(graph, name, stopping)
-        for _ in range(20):
+        for _ in range(20 * rank**2):
             with suppress(Stopped):
                 layer_lora = reader._calibrate(places, None)
                 break
         assert len(read) > 10 and layer_lora.frame == whole.frame
         np.testing.assert_array_equal(layer_lora.fisher, whole.fisher)
         assert not reader._done
+
+
+def test_what_the_two_directions_read(open_tiny):
+    """On average, the first reads 1 in answers; the second 1 in their second halves, 0 in their first."""
+    with open_tiny(learn_targets="v_proj,down_proj", layer_rank=2) as runtime:
+        reader, places = runtime.learner.layers.gradients, runtime.learner.targets.places
+        layers, answers = reader.fresh(places), reader._texts()[0]
+        said = reader._means(places, answers, None)
+        early, late = (reader._means(places, texts, None) for texts in _halves(answers))
+        assert list(layers.pairs) == list(places) and len(layers.places) == 2 * len(places)
+        for place, (a, b) in layers.pairs.items():
+            assert not b.any() and a[:, 0] @ said[place] == pytest.approx(1, abs=1e-3)
+            assert a[:, 1] @ late[place] == pytest.approx(1, abs=1e-3)
+            assert a[:, 1] @ early[place] == pytest.approx(0, abs=1e-3)
+            assert np.linalg.matrix_rank(a) == 2
+        assert np.all(layers.fisher > 0)
 
 
 # -- the log-ratio to the frozen model ---------------------------------------------------------------

@@ -69,9 +69,10 @@ def test_a_reply_in_flight_keeps_its_adapter(open_tiny):
 # -- one adapter with the rest -----------------------------------------------------------------------
 
 
-def test_body_and_base_together_are_both(tiny):
+@pytest.mark.parametrize("rank", [1, 2])
+def test_body_and_base_together_are_both(tiny, rank):
     """Their sum, matrix by matrix; the gradients of the base's own factors are found again."""
-    layer_lora, base = random_body(tiny.config), random_base(tiny.config, size=0.1)
+    layer_lora, base = random_body(tiny.config, rank=rank), random_base(tiny.config, size=0.1)
     both = combine_loras(base, layer_lora)
     for place in both.pairs:
         whole = base.scale * base.pairs[place][0] @ base.pairs[place][1] if place in base.pairs else 0
@@ -86,15 +87,16 @@ def test_body_and_base_together_are_both(tiny):
     assert combine_loras(base, layer_lora.with_zero_b()) is base and combine_loras(None, None) is None
 
 
-def test_consolidation_keeps_the_outputs(tiny):
+@pytest.mark.parametrize("rank", [1, 2])
+def test_consolidation_keeps_the_outputs(tiny, rank):
     backend = open_backend("reference", tiny)
-    layer_lora, base = random_body(tiny.config), random_base(tiny.config, size=0.1)
+    layer_lora, base = random_body(tiny.config, rank=rank), random_base(tiny.config, size=0.1)
     tokens = list(range(3, 40))
     backend.set_lora(combine_loras(base, layer_lora))
     wanted = backend.hidden_states(tokens)
     asked: list[int] = []
     backend.set_lora(fold_layers(base, layer_lora, 64, lambda: asked.append(1)))
-    assert len(asked) == len(layer_lora.places)
+    assert len(asked) == len(layer_lora.pairs)
     np.testing.assert_allclose(backend.hidden_states(tokens), wanted, atol=1e-5 * abs(wanted).max())
     backend.set_lora(base)
     assert abs(backend.hidden_states(tokens) - wanted).max() > 1e-3 * abs(wanted).max()
@@ -124,9 +126,10 @@ def test_a_promotion_takes_the_body_along(open_tiny, monkeypatch):
         assert runtime.rate(reply(runtime, seed=7), "up").applied and learner.layer_lora.moves
 
 
-def test_it_is_stored_beside_the_head(tiny):
+@pytest.mark.parametrize("rank", [1, 2])
+def test_it_is_stored_beside_the_head(tiny, rank):
     micro = MicroLoRA.fresh(np.ones((tiny.config.hidden_size, 2)), tiny.config.vocab_size)
-    layer_lora = random_body(tiny.config)
+    layer_lora = random_body(tiny.config, rank=rank)
     data = pack_adapter(micro, layer_lora)
     again = unpack_layers(data, tiny.config)
     stored = MicroLoRA.from_bytes(data, tiny.config.hidden_size, tiny.config.vocab_size)

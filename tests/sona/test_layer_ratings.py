@@ -22,15 +22,16 @@ from .training_runs import steady, tiny_backend  # noqa: F401 - fixtures
 
 def slow_theta(layer_lora, targets) -> np.ndarray:
     """pushed, number by number."""
-    out, lengths, at = [], {}, 0
+    out, parts, lengths, at = [], [], {}, 0
     for place, (_, width) in zip(layer_lora.places, layer_lora.widths, strict=True):
-        lengths[place] = sum(float(g) ** 2 for g in layer_lora.evidence[0, at : at + width])
+        parts.append(sum(float(g) ** 2 for g in layer_lora.evidence[0, at : at + width]))
+        lengths[place] = lengths.get(place, 0.0) + parts[-1]
         at += width
     best = sorted((p for p in lengths if p in targets.places), key=lambda p: -lengths[p])
     best, at = best[: targets.top or None], 0
-    for place, (_, width) in zip(layer_lora.places, layer_lora.widths, strict=True):
+    for place, (_, width), length in zip(layer_lora.places, layer_lora.widths, parts, strict=True):
         noise = sum(float(s) for s in layer_lora.evidence[1, at : at + width])
-        clear = max(0.0, 1 - layer_update.NOISE * noise / lengths[place]) if place in best else 0.0
+        clear = max(0.0, 1 - layer_update.NOISE * noise / length) if place in best else 0.0
         for i in range(at, at + width):
             g, s, f = (
                 float(layer_lora.evidence[0, i]),
@@ -44,9 +45,10 @@ def slow_theta(layer_lora, targets) -> np.ndarray:
 
 
 @pytest.mark.parametrize("targets", ["all", "attention", "attention,down_proj,top:1", "v_proj:1"])
-def test_an_update_equals_its_slow_twin(tiny, targets):
+@pytest.mark.parametrize("rank", [1, 2])
+def test_an_update_equals_its_slow_twin(tiny, targets, rank):
     rng, targets = np.random.default_rng(3), parse(targets, tiny.config)
-    layer_lora = random_body(tiny.config)
+    layer_lora = random_body(tiny.config, rank=rank)
     layer_lora = replace(
         layer_lora, evidence=layer_lora.evidence * np.float32([[4], [1]])
     )  # not all of it is noise
@@ -128,8 +130,9 @@ def test_what_is_read_is_1_in_answers_and_0_in_prose():
 
 @pytest.mark.parametrize("targets", ["attention", "ffn", "q_proj,v_proj:1", "top:3", "all"])
 @pytest.mark.parametrize("rating,way", [("up", 1), ("down", -1)])
-def test_a_rating_moves_the_replys_logprob(open_tiny, targets, rating, way):
-    with open_tiny(learn_targets=targets) as runtime:
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_rating_moves_the_replys_logprob(open_tiny, targets, rating, way, rank):
+    with open_tiny(learn_targets=targets, layer_rank=rank) as runtime:
         reply_id = reply(runtime)
         before, head = true_logprob(runtime, reply_id), runtime.learner.micro
         result = runtime.rate(reply_id, rating)
@@ -139,12 +142,14 @@ def test_a_rating_moves_the_replys_logprob(open_tiny, targets, rating, way):
         assert result.kl <= result.kl_cap
         layer_lora, moved = runtime.learner.layer_lora, runtime.learner.targets
         assert {p for p, (_, b) in layer_lora.pairs.items() if b.any()} <= set(moved.places)
+        assert {len(b) for _, b in layer_lora.pairs.values()} == {rank}
         assert sum(b.any() for _, b in layer_lora.pairs.values()) == (moved.top or len(moved.places))
         assert np.array_equal(runtime.learner.micro.lora_b, head.lora_b) == (not moved.head)
 
 
-def test_undo_rollback_and_restart_are_bit_for_bit(open_tiny):
-    with open_tiny(learn_targets="all") as runtime:
+@pytest.mark.parametrize("rank", [1, 2])
+def test_undo_rollback_and_restart_are_bit_for_bit(open_tiny, rank):
+    with open_tiny(learn_targets="all", layer_rank=rank) as runtime:
         states, before = {}, []
         for i in range(4):
             reply_id = reply(runtime, seed=i)  # meanwhile it may be scaled back: a version of its own

@@ -33,11 +33,13 @@ class LayerAdapter:
     """The implementation of the protocols LayerPart and LayerInstaller. If ratings change only the output
     head, and the adapter has no layer LoRA, the functions of this object change nothing."""
 
-    def __init__(self, store: Store, model: Model, backend: Backend, targets: str):
+    def __init__(self, store: Store, model: Model, backend: Backend, targets: str, rank: int = 1):
+        """targets: the matrices that ratings change (lora/targets.py). rank: the rank of the change of each
+        matrix below the head that begins to change, 1 or 2."""
         self.targets = parse(targets, model.shape)
         if self.targets.places:
             _ = model.config  # raises UnsupportedModel if ruvmlx itself has no decoder for the model
-        self.gradients = LayerGradients(store, model, backend)
+        self.gradients = LayerGradients(store, model, backend, rank)
         self.measured: ProbedLayers | None = None
         self._fresh: LayerLoRA | None = None
         self._unasked: tuple[LayerLoRA | None, np.ndarray | None] = (None, None)
@@ -122,7 +124,7 @@ class LayerAdapter:
         if not missing:
             assert layers is not None
             return layers
-        if self._fresh is None or list(self._fresh.places) != missing:
+        if self._fresh is None or list(dict.fromkeys(self._fresh.places)) != missing:
             self._fresh = self.gradients.fresh(missing, pause)
         return layers.with_places_of(self._fresh) if layers else self._fresh
 

@@ -39,8 +39,9 @@ class LayerGradients:
     """An object that computes gradients by the weights of a LayerLoRA: of replies for ratings, and of the
     reference text for the calibration. Only the backend's thread can use this object."""
 
-    def __init__(self, store: Store, model: Model, backend: Backend):
-        self._store, self._model, self._backend = store, model, backend
+    def __init__(self, store: Store, model: Model, backend: Backend, rank: int = 1):
+        """rank: the rank of a new layer LoRA, 1 or 2."""
+        self._store, self._model, self._backend, self._rank = store, model, backend, rank
         self._trainer: Trainer | None = None
         self._done: dict[Any, Any] = {}  # the results of an unfinished calibration for each text
 
@@ -95,7 +96,7 @@ class LayerGradients:
         """Return a calibrated layer LoRA for the matrices at these places (module, layer), with lora_b = 0.
         The calibration is measured once per model and set of matrices, then stored."""
         name = zlib.crc32(json.dumps(places).encode())
-        key = f"{self._model.fingerprint}/body-{name:08x}"
+        key = f"{self._model.fingerprint}/body-{name:08x}" + ("-2" if self._rank == 2 else "")
         stored = self._store.model_data.reference_text(key)
         known = _read_calibration(stored, self._model) if stored else None
         if known is None:
@@ -112,8 +113,14 @@ class LayerGradients:
         trainer.set_head(None, None)
         answers, prose = self._texts()
         said, other = (self._means(places, texts, pause) for texts in (answers, prose[: len(answers)]))
-        reads = {place: answer_direction(said[place], other[place]) for place in places}
-        plain = LayerLoRA.fresh(reads, {p: np.ones(_width(self._model, p), np.float32) for p in places})
+        reads = {place: answer_direction(said[place], other[place])[:, None] for place in places}
+        if self._rank == 2:
+            early, late = (self._means(places, texts, pause) for texts in _halves(answers))
+            for place, read in reads.items():
+                near_end = answer_direction(late[place], early[place])
+                reads[place] = np.column_stack([read[:, 0], near_end])
+        ones = {p: np.ones((self._rank, _width(self._model, p)), np.float32) for p in places}
+        plain = LayerLoRA.fresh(reads, ones)
         zero = combine_loras(None, plain, empty=True)
         assert zero is not None
         squares = np.zeros_like(plain.lora_b)
@@ -124,9 +131,8 @@ class LayerGradients:
                 found = self._done[plain.frame, text] = plain.flat(grads, 1.0)
             squares += np.float32(text.answer_tokens) * np.square(found)
         parts = np.split(squares / np.float32(len(answers)), plain.starts[1:])
-        fisher = {
-            p: f + np.float32(MIN_FISHER_SHARE * f.mean() + 1e-12) for p, f in zip(places, parts, strict=True)
-        }
+        raised = [f + np.float32(MIN_FISHER_SHARE * f.mean() + 1e-12) for f in parts]
+        fisher = {p: np.stack(raised[i * self._rank : (i + 1) * self._rank]) for i, p in enumerate(places)}
         self._done.clear()
         return LayerLoRA.fresh(reads, fisher)
 
@@ -166,6 +172,20 @@ def answer_direction(answers: np.ndarray, prose: np.ndarray) -> np.ndarray:
     if apart @ apart < 1e-4 * (answers @ answers):
         apart = answers
     return (apart / max(apart @ answers, 1e-12)).astype(np.float32)
+
+
+def _halves(texts: Sequence["TrainingText"]) -> tuple[list["TrainingText"], list["TrainingText"]]:
+    """Return the texts with only the first half of each answer, and with only the second half as the answer.
+    Answers of one token are left out."""
+    from ...training.slices import TrainingText
+
+    early, late = list[TrainingText](), list[TrainingText]()
+    for text in texts:
+        middle = text.first + text.answer_tokens // 2
+        if middle > text.first:
+            early.append(TrainingText(text.tokens[:middle], text.first))
+            late.append(TrainingText(text.tokens, middle))
+    return early, late
 
 
 def _width(model: Model, place: Place) -> int:

@@ -8,7 +8,7 @@ For reply i of n_i tokens with weight w_i and gradient g_i of its log-probabilit
 
 F is the Fisher information per token of the original model's answers, so G / F is a natural gradient. Earlier
 ratings fade at the same rate as in the output head (instant.py). J is James and Stein's factor for each
-matrix, max(0, 1 - NOISE sum S / sum G^2). J is small for a change that only one reply needs, because this
+part, max(0, 1 - NOISE sum S / sum G^2). J is small for a change that only one reply needs, because this
 change is mostly the topic of that reply.
 
 The KL divergence from the frozen model is capped twice. At a rating, the KL that the layer LoRA adds is
@@ -165,14 +165,15 @@ def evidence_theta(layer_lora: LayerLoRA, targets: Targets) -> np.ndarray:
 
 
 def places_mask(layer_lora: LayerLoRA, signal: np.ndarray, targets: Targets) -> np.ndarray:
-    """Return a mask of the layer LoRA's matrices that ratings change. signal: the squared length of G for
-    each matrix; with `targets.top`, only the matrices with the largest signals change."""
-    wanted = set(targets.places)
-    mask = np.array([place in wanted for place in layer_lora.places], bool)
-    if 0 < targets.top < mask.sum():
-        order = np.argsort(np.where(mask, -signal, np.inf), kind="stable")
-        mask = np.isin(np.arange(mask.size), order[: targets.top])
-    return mask
+    """Return a mask of the layer LoRA's parts that ratings change. signal: the squared length of G for each
+    part; with `targets.top`, only the matrices whose parts together have the largest signals change."""
+    wanted = {place: 0.0 for place in layer_lora.places if place in set(targets.places)}
+    if 0 < targets.top < len(wanted):
+        for place, length in zip(layer_lora.places, signal.tolist(), strict=True):
+            if place in wanted:
+                wanted[place] += length
+        wanted = dict(sorted(wanted.items(), key=lambda item: -item[1])[: targets.top])
+    return np.array([place in wanted for place in layer_lora.places], bool)
 
 
 def estimated_kl(layer_lora: LayerLoRA | None) -> float:
