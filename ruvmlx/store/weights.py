@@ -23,7 +23,7 @@ KEEP_NEWEST = 10_000
 # the maximum number of bytes of one adapter's weights in the store; the oldest versions beyond it lose their
 # weights, except the KEEP_NEAREST nearest. The starter model's 7,500 newest versions take less.
 KEEP_BYTES = 110_000_000
-COUNT_EVERY = 256  # the number of versions from one count of these bytes to the next; a count takes some ms
+COUNTS = 32  # these bytes are counted again after growing by about this part; a count takes some ms
 # the maximum number of versions compressed per rating, in a store that had format 14 or older: 3 ms each
 PACKED_AT_ONCE = 1
 
@@ -145,15 +145,21 @@ class Weights:
 
     def delete_old(self, fingerprint: str, name: str, head: int) -> bool:
         """Delete the weights of the versions that are older than the newest KEEP_NEWEST versions, and, at
-        every COUNT_EVERY-th version, of the oldest versions beyond KEEP_BYTES bytes. Return True if weights
-        were deleted. A version that was stored as the difference from a deleted version becomes whole. The
-        weights of the head and of its nearest ancestors (KEEP_NEAREST versions) stay."""
+        some versions, of the oldest versions beyond KEEP_BYTES bytes. Return True if weights were deleted. A
+        version that was stored as the difference from a deleted version becomes whole. The weights of the
+        head and of its nearest ancestors (KEEP_NEAREST versions) stay."""
         old = (
             " fingerprint = ?1 AND name = ?2 AND state IS NOT NULL AND packed IN (0, 1)"
             " AND version <= ?5 AND version NOT IN (SELECT version FROM ancestors)"
         )
         newest_old = head - KEEP_NEWEST
-        if head % COUNT_EVERY == 0:
+        size = self._db.value(
+            "SELECT length(state) FROM adapters WHERE fingerprint = ? AND name = ? AND version = ?",
+            fingerprint,
+            name,
+            head,
+        )
+        if head % max(1, KEEP_BYTES // (COUNTS * (size or 1))) == 0:
             newest_old = max(newest_old, self._newest_beyond(fingerprint, name, KEEP_BYTES))
         of = fingerprint, name, head, KEEP_NEAREST, newest_old
         found = self._db.rows(WITH_ANCESTORS + f"SELECT version FROM adapters WHERE{old}", *of)

@@ -7,8 +7,8 @@
     gradients.reset()                              # discard the sums without a step
 
 The background loop, which trains a base LoRA (sona/background.py), makes its optimiser steps with this
-accumulator. The instant loop, which updates a small LoRA at each rating (sona/instant.py), needs no
-accumulator. The instant loop keeps sums of evidence in the adapter, and computes the weights from these sums.
+accumulator. The instant loop, which updates a small LoRA at each rating, has sums of evidence in the
+adapter, and an accumulator of its own with the same functions (sona/evidence.py).
 """
 
 from collections.abc import Mapping

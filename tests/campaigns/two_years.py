@@ -36,7 +36,7 @@ Opener = Callable[[], Runtime]
 WORDS = ("a", "riv", "river", "needle")
 CHANGE = 0.003  # of each number that ratings move: a difference is then 15 KB, after 80 real ratings 11 KB
 COMMITS, WRITTEN = 2, 80_000  # of a rating; bytes
-LAYER_CHANGE = 0.05  # of each number below the head that ratings move
+LAYER_CHANGE = 0.2  # of each number below the head that ratings move: a difference is as large as a real one
 RANK = 8  # of the bases, in all of attention
 START, RATE, SEARCH, BYTES = 1000.0, 15.0, 50.0, 1_000_000_000  # limits: ms, ms (p99), ms, bytes
 

@@ -53,22 +53,41 @@ def rise_at(text: KLContexts, row: np.ndarray, kl: float) -> tuple[float, float]
     return high, text.distance(row, high)[1]
 
 
-def study(probe: KLProbe, row: np.ndarray, kl: float = KL) -> dict[str, float]:
-    """{form of the change: rise of prose at this KL in answers, nats per token}."""
+def kl_within(text: KLContexts, row: np.ndarray, most: float, scale: float) -> float:
+    """The KL in answers at the largest scale, up to `scale`, at which prose rises by at most `most`."""
+    if text.distance(row, scale)[1] <= most:
+        return text.distance(row, scale)[0]
+    low, high = 0.0, scale
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if text.distance(row, middle)[1] <= most else (low, middle)
+    return text.distance(row, low)[0]
+
+
+def study(probe: KLProbe, row: np.ndarray, kl: float = KL) -> dict[str, tuple[float, float]]:
+    """{form of the change: (rise of prose at this KL in answers, KL in answers within RISE_CAP)}, in nats per
+    token."""
     reads = {
         "MicroLoRA's first direction": np.ascontiguousarray(probe._projections[:, :1]),
         "a plain bias": np.ones((len(probe.contexts), 1), np.float32),
     }
-    return {name: rise_at(probe._read(u), row, kl)[1] for name, u in reads.items()}
+    found = {}
+    for name, u in reads.items():
+        text = probe._read(u)
+        scale, rise = rise_at(text, row, kl)
+        found[name] = rise, kl_within(text, row, instant.RISE_CAP, scale)
+    return found
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ruvmlx-study-") as folder:
         os.environ["RUVMLX_HOME"] = folder
         probe, row = learned_probe()
-        for name, rise in study(probe, row).items():
-            share = rise / instant.RISE_CAP
-            print(f"{name:32}{rise:10.5f} nats per token of prose, {100 * share:6.1f}% of the limit")
+        for name, (rise, within) in study(probe, row).items():
+            share = 100 * rise / instant.RISE_CAP
+            print(
+                f"{name:30}{rise:9.5f} nats of prose ({share:.0f}% of the limit); within it, KL {within:.4f}"
+            )
 
 
 if __name__ == "__main__":

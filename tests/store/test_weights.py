@@ -225,18 +225,16 @@ def test_the_oldest_are_deleted_and_the_rest_is_exact(store, path, monkeypatch):
 
 
 def test_weights_beyond_the_bytes_are_deleted_and_the_rest_is_exact(store, path, monkeypatch):
-    """At each fourth version, the oldest leave until the rest takes at most so many bytes. The nearest stay,
-    even if they take more."""
+    """The oldest leave until the rest takes so many bytes at most. The nearest stay even with more bytes."""
     whole = len(zlib.compress(weights_of(1), level=1))
-    monkeypatch.setattr(weights, "KEEP_BYTES", 2 * whole)
-    monkeypatch.setattr(weights, "COUNT_EVERY", 4)
+    monkeypatch.setattr(weights, "KEEP_BYTES", 4 * whole)
     monkeypatch.setattr(weights, "KEEP_NEAREST", 2)
     states = grown(store, 15)
     assert store.versions.kept_versions(*KEY)[0] > 1
     sizes = dict(tuple(row) for row in store.db.rows("SELECT version, length(state) FROM adapters"))
     kept = {version: size for version, size in sizes.items() if size}
-    assert sum(size for version, size in kept.items() if version <= 12) <= 2 * whole + max(kept.values())
-    assert list(kept) == list(range(min(kept), 16)) and 3 < len(kept) < 12
+    assert sum(kept.values()) <= 4 * whole + max(kept.values())
+    assert list(kept) == list(range(min(kept), 16)) and 3 < len(kept) < 9
     assert read(path, kept) == {version: states[version] for version in kept}
     assert disagreement(store) == ""
     monkeypatch.setattr(weights, "KEEP_BYTES", 1)
