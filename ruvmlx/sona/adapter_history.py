@@ -142,8 +142,8 @@ class AdapterHistory:
         """
         with self._store.transaction():
             version = self._store.versions.add(*self._key, parent, state, kl, norm)
-            for row in rows:
-                self._store.ratings.add(*self._key, version, *row)
+            for reply_id, rating, note, weight in rows:
+                self._store.ratings.add(*self._key, version, reply_id, rating, note, weight)
         return version
 
     def is_batch(self, version: int) -> bool:
