@@ -122,7 +122,7 @@ class MicroAdapter:
     # -- the whole adapter ---------------------------------------------------------------------------
 
     @property
-    def enabled(self) -> bool:
+    def is_enabled(self) -> bool:
         """True if the model writes its replies with this adapter."""
         return self._model._call(lambda runtime: _name_in_use(runtime) == self.name)
 
@@ -132,7 +132,7 @@ class MicroAdapter:
 
     def disable(self) -> None:
         """Let the model write its replies without an adapter, if this adapter is in use."""
-        if self.enabled:
+        if self.is_enabled:
             self._model.use_adapter(None)
 
     def start_over(self) -> "LearnStatus":

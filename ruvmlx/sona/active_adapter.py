@@ -32,7 +32,7 @@ from ..pausing import Pause, stop_when
 from ..progress import QUIET, Watch
 from ..store import Store
 from .adapter_history import AdapterHistory
-from .base_probe import limit_rank, probe_under, quick_kl
+from .base_probe import RankedProbe, probe_under, quick_kl
 from .calibration import Measured, Measurement
 from .kl_probe import KLProbe
 from .shipped import shipped_bytes
@@ -79,20 +79,19 @@ class ActiveAdapter:
         """bits: the bits of a weight of base LoRAs in memory, 32 or 4. A base LoRA that the store has with 4
         bits keeps them. rank: the rank of the MicroLoRA of an adapter that begins, 1 or 2; an adapter that
         has learned keeps its rank."""
-        self._bits, self._rank = bits, rank
+        self._bits = bits
         self._store, self._model, self._layers = store, model, layers
         self.backend, self.history = backend, history
         self._measurement = self._new_measurement()
         # the part of the measurement that the backend's other side does while a reply is written
         self._ahead: Future[KLProbe] | None = None
         self._hurry = Event()  # ends `_ahead`, because a rating waits
-        self._whole: KLProbe | None = None  # the KL probe with all measured directions
-        self._probe: KLProbe | None = None  # the same with the directions of the adapter's rank
-        self._keep_probe(self._stored_probe())
+        self._frozen = RankedProbe(rank)
+        self._frozen.keep(self._stored_probe())
         self._bases: OrderedDict[int, BaseLoRA] = OrderedDict()
         self._probed: dict[int, ProbedBase] = {}  # {id of a base LoRA: this LoRA and its KL probe}
         self.state = self.load(history.version())
-        self._use_rank(self.state.micro.rank)
+        self._frozen.change_rank(self.state.micro.rank)
         self.base = self._load_base(self.state.base)
         backend.set_lora(self.base)
 
@@ -102,7 +101,7 @@ class ActiveAdapter:
     def knows_model(self) -> bool:
         """True if the KL probe of the model without any adapter is known. While this KL probe is unknown,
         adapter version 0 is blank: its lora_a is zero, also in the traces of its replies (trace.py)."""
-        return self._probe is not None
+        return self._frozen.probe is not None
 
     @property
     def is_measured(self) -> bool:
@@ -119,13 +118,13 @@ class ActiveAdapter:
         is_hurried: True if a rating waits; the measurement of the model is then less exact if the machine is
             slow
         """
-        if self._probe is None:
-            self._keep_probe(self._stored_probe())  # another process can have stored the probe
-        if self._probe is None:
+        if self._frozen.probe is None:
+            self._frozen.keep(self._stored_probe())  # another process can have stored the probe
+        if self._frozen.probe is None:
             with original_model(self.backend):
                 probe = self._measure_model(pause, watch, is_hurried)
             self._store.model_data.put_reference_text(self._model.fingerprint, probe.to_bytes())
-            self._keep_probe(probe)
+            self._frozen.keep(probe)
         if self.state.version == 0 and is_blank(self.state.micro):
             self.state = self.load(0)
         if self.base is not None and self.state.base not in self._probed:
@@ -135,7 +134,7 @@ class ActiveAdapter:
     def measure_ahead(self) -> None:
         """Begin the measurement of the model on the backend's other side, if it has one, while a reply is
         written. The next `measure` completes it."""
-        if self._probe is None and self._ahead is None and isinstance(self.backend, TwoSided):
+        if self._frozen.probe is None and self._ahead is None and isinstance(self.backend, TwoSided):
             self._hurry.clear()
             self._ahead = self.backend.start_beside(KL, self._measure_beside)
 
@@ -170,10 +169,10 @@ class ActiveAdapter:
     def frozen_probe(self) -> KLProbe:
         """The KL probe of the frozen model (the model without any adapter). If the probe is unknown, this
         property measures it first."""
-        if self._probe is None:
+        if self._frozen.probe is None:
             self.measure()
-        assert self._probe is not None
-        return self._probe
+        assert self._frozen.probe is not None
+        return self._frozen.probe
 
     @property
     def layer_lora(self) -> LayerLoRA | None:
@@ -196,7 +195,7 @@ class ActiveAdapter:
         bases = sum(base.nbytes for base in self._bases.values())
         probes = sum(probed.probe.nbytes for probed in self._probed.values())
         own = self.state.micro.nbytes + (self.layer_lora.nbytes if self.layer_lora else 0)
-        frozen = self._probe.nbytes if self._probe is not None else 0
+        frozen = self._frozen.probe.nbytes if self._frozen.probe is not None else 0
         return own + frozen + bases + probes + self._layers.nbytes
 
     @property
@@ -227,27 +226,17 @@ class ActiveAdapter:
         elif not (state.layer_lora and state.layer_lora.moves):
             self._layers.forget_probe()
         self.state = state
-        self._use_rank(state.micro.rank)
-
-    def _keep_probe(self, probe: KLProbe | None) -> None:
-        self._whole = probe
-        self._probe = limit_rank(probe, self._rank) if probe is not None else None
-
-    def _use_rank(self, rank: int) -> None:
-        """Measure KL with the directions of a MicroLoRA of this rank from now on."""
-        if rank != self._rank:
-            self._rank = rank
+        if self._frozen.change_rank(state.micro.rank):
             self._probed.clear()
             self._layers.forget_probe()
-            self._keep_probe(self._whole)
 
     def load(self, version: int) -> LearnerState:
         """Return the weights of a stored adapter version (0: the original model). Raises NotFound if the
         store no longer has these weights."""
         config = self._model.shape
         if version == 0:
-            blank = np.zeros((config.hidden_size, self._rank), np.float32)
-            directions = blank if self._probe is None else self._probe.directions
+            blank = np.zeros((config.hidden_size, self._frozen.rank), np.float32)
+            directions = blank if self._frozen.probe is None else self._frozen.probe.directions
             return LearnerState(MicroLoRA.fresh(directions, config.vocab_size), 0, 0, 0.0)
         row = self.history.adapter(version)
         micro = MicroLoRA.from_bytes(row.state, config.hidden_size, config.vocab_size)

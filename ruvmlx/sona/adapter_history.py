@@ -131,25 +131,6 @@ class AdapterHistory:
             self._store.ratings.add(*self._key, version, reply_id, rating, note, weight)
         return version
 
-    def commit_batch(
-        self, parent: int, rows: Sequence[BatchRow], state: bytes, kl: float, norm: float
-    ) -> int:
-        """Store several ratings, and the weights that result from them together, in one transaction. Return
-        the number of the new adapter version, which all these ratings made. rows: (reply id, rating, note,
-        weight) of each rating.
-
-        Raises HeadMoved, and writes nothing, if `parent` is no longer the version in use.
-        """
-        with self._store.transaction():
-            version = self._store.versions.add(*self._key, parent, state, kl, norm)
-            for reply_id, rating, note, weight in rows:
-                self._store.ratings.add(*self._key, version, reply_id, rating, note, weight)
-        return version
-
-    def is_batch(self, version: int) -> bool:
-        """Return True if several ratings made this version together."""
-        return self._store.ratings.count_of(*self._key, version) > 1
-
     def adjust(self, parent: int, state: bytes, kl: float, norm: float) -> int:
         """Store the adapter in use, with scaled-down weights, as a new version that belongs to no rating.
         Raises HeadMoved if `parent` is no longer the version in use."""
@@ -304,6 +285,27 @@ class AdapterHistory:
             last=attempts[-1] if attempts else None,
             preferences=pairs,
         )
+
+
+def commit_batch(
+    history: AdapterHistory, parent: int, rows: Sequence[BatchRow], state: bytes, kl: float, norm: float
+) -> int:
+    """Store several ratings, and the weights that result from them together, in one transaction. Return the
+    number of the new adapter version, which all these ratings made.
+
+    Raises HeadMoved, and writes nothing, if `parent` is no longer the version in use.
+    """
+    store, key = history._store, history._key
+    with store.transaction():
+        version = store.versions.add(*key, parent, state, kl, norm)
+        for reply_id, rating, note, weight in rows:
+            store.ratings.add(*key, version, reply_id, rating, note, weight)
+    return version
+
+
+def is_batch(history: AdapterHistory, version: int) -> bool:
+    """Return True if several ratings made this version together."""
+    return history._store.ratings.count_of(*history._key, version) > 1
 
 
 def signal_groups(history: AdapterHistory) -> list[SignalGroup]:

@@ -37,6 +37,30 @@ def limit_rank(probe: KLProbe, rank: int) -> KLProbe:
     return found
 
 
+class RankedProbe:
+    """The KL probe of the model without any adapter, for MicroLoRAs of one rank.
+
+    rank: the rank; probe: the probe with the directions of this rank; None while the model was not measured
+    """
+
+    def __init__(self, rank: int):
+        self.rank = rank
+        self.probe: KLProbe | None = None
+        self._whole: KLProbe | None = None  # with all measured directions
+
+    def keep(self, probe: KLProbe | None) -> None:
+        """Use this measured probe from now on."""
+        self._whole, self.probe = probe, limit_rank(probe, self.rank) if probe is not None else None
+
+    def change_rank(self, rank: int) -> bool:
+        """Use the directions of this rank from now on. Return True if the rank was another one."""
+        if rank == self.rank:
+            return False
+        self.rank = rank
+        self.keep(self._whole)
+        return True
+
+
 def quick_kl(
     frozen: KLProbe, backend: Backend, tokenizer: Tokenizer, max_context: int, pause: Pause | None = None
 ) -> float:

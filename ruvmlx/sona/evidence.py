@@ -36,7 +36,7 @@ Protect = tuple[MicroLoRA, float]  # (the version whose weights a penalty protec
 
 
 @dataclass(frozen=True)
-class Piece:
+class EvidencePiece:
     """One piece of evidence, for a MicroLoRA of rank r, A movable tokens and k features.
 
     gradient, information: [r, A + k], the gradient of the log-probability, and the Fisher information
@@ -70,7 +70,7 @@ class EvidenceAccumulator:
         """Discard the pieces without an update of the weights."""
         self.pending, self.trend = 0, self.adapter.trend
         # The newest piece is kept apart, because one kernel adds it and computes the weights.
-        self._newest: Piece | None = None
+        self._newest: EvidencePiece | None = None
         self._older = instant.stored_evidence(self.adapter, self._probe)
         self._beside, self._covered = np.zeros(0, np.float32), True
 
@@ -97,7 +97,9 @@ class EvidenceAccumulator:
                 raise NotFinite(instant.BROKEN)
             trend = instant.next_trend(trend, push.weight, push.log_ratio)
         older = self.sums
-        self._newest = Piece(*_evidence_of(given, older, self._probe), instant.retention_factor(trend))
+        self._newest = EvidencePiece(
+            *_evidence_of(given, older, self._probe), instant.retention_factor(trend)
+        )
         self._older, self.trend, self.pending = older, trend, self.pending + 1
         self._beside, self._covered = given[0].stats.beside, given[0].stats.covered
 
@@ -135,10 +137,10 @@ class EvidenceAccumulator:
         earlier = instant.stored_evidence(kept, self._probe)
         sums = protected_sums(self.sums, earlier, strength, self._probe)
         nothing = np.zeros(sums.shape[1:], np.float32)
-        return self._compute(sums, Piece(nothing, nothing, 0.0, 1.0), kl, reserve, taste)
+        return self._compute(sums, EvidencePiece(nothing, nothing, 0.0, 1.0), kl, reserve, taste)
 
     def _compute(
-        self, older: np.ndarray, newest: Piece, kl: float, reserve: float, taste: np.ndarray | None
+        self, older: np.ndarray, newest: EvidencePiece, kl: float, reserve: float, taste: np.ndarray | None
     ) -> Update:
         old, probe = self.adapter, self._probe
         evidence, block = probe.coordinates.solver.add_rating(

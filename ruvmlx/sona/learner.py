@@ -29,7 +29,7 @@ from ..ratings import BAD, REASONS, reason_of, with_reason
 from ..store import HeadMoved, PreferenceRow, ReplyRow, Store
 from . import instant, objective
 from .active_adapter import ActiveAdapter
-from .adapter_history import AdapterHistory
+from .adapter_history import AdapterHistory, is_batch
 from .evidence import Protect, update_by
 from .faults import FaultBaseline
 from .kl_probe import KLProbe
@@ -228,7 +228,7 @@ class Learner:
         if given is None or given[0] not in BAD:
             raise UsageError("a reason goes with a bad rating: down, 1 or 2. This reply has none.")
         rating, note, version = given
-        if self.history.is_batch(version):
+        if is_batch(self.history, version):
             raise UsageError("this rating was given together with others; take it back and rate again.")
         try:
             with self._store.transaction():
@@ -307,7 +307,7 @@ class Learner:
         state = self.state
         if not self._learns:
             return state
-        steps = [step for step in steps if not self.history.is_batch(step[1])]
+        steps = [step for step in steps if not is_batch(self.history, step[1])]
         # To take back the newest update, load the weights of the version before the update.
         while steps and steps[-1][1] == state.version:
             state = self.active.load(steps.pop()[0])  # the store always keeps the newest ancestor versions

@@ -20,6 +20,7 @@ from ..errors import UsageError
 from ..lora.layer_lora import pack_adapter
 from ..ratings import reason_of
 from . import instant, objective
+from .adapter_history import commit_batch
 from .evidence import Protect
 from .learner import Learner
 from .state import LearnerState
@@ -116,7 +117,7 @@ class RatingBatch:
         )
         state = pack_adapter(new.micro, new.layer_lora)
         rows = [(id_, *given, weights[id_]) for id_, given in self._given.items()]
-        version = history.commit_batch(before.version, rows, state, new.kl, new.micro.norm)
+        version = commit_batch(history, before.version, rows, state, new.kl, new.micro.norm)
         active.state = replace(new, base=before.base, version=version)
         learner.taste_push.note_rating(before.version, version)
         for id_, (rating, note) in self._given.items():

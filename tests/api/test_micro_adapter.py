@@ -48,16 +48,16 @@ def test_the_switch(model):
     learned = model.reply("hello").token_ids
     adapter.disable()
     adapter.disable()
-    assert not adapter.enabled and not adapter.status.enabled and model.adapter is None
+    assert not adapter.is_enabled and not adapter.status.enabled and model.adapter is None
     assert model.reply("hello").text == plain
     adapter.enable()
-    assert adapter.enabled and model.reply("hello").token_ids == learned
+    assert adapter.is_enabled and model.reply("hello").token_ids == learned
 
 
 def test_another_adapter_learns_while_one_is_in_use(model):
     work = ruvmlx.MicroAdapter(model, "work")
     work.accumulate(model.reply("hello"), "up")
-    assert work.apply().adapter_version == 1 and not work.enabled
+    assert work.apply().adapter_version == 1 and not work.is_enabled
     assert model.adapter == "default@0" and work.status.version == 1
 
 
