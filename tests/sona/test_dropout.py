@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from ruvmlx.lora.base_lora import BaseLoRA
-from ruvmlx.sona import promotion
+from ruvmlx.sona import background, promotion
+from ruvmlx.training.accumulator import GradientAccumulator
 from ruvmlx.training.dropout import draw_masks, leave_out
 from ruvmlx.training.slices import TrainingText
 from ruvmlx.training.trainer import Trainer
@@ -82,6 +83,30 @@ def test_a_run_with_dropout_is_another_and_the_same_again(rated_runtime, monkeyp
     monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
     plain, one, other = (trained_bytes(rated_runtime, s) for s in (QUICK, DROPPED, DROPPED))
     assert one == other != plain
+
+
+def test_the_loop_takes_its_gradients_with_the_masks(rated_runtime, monkeypatch):  # noqa: F811
+    """Where all masks leave the first input out, no gradient of lora_a reaches it, and others reach the rest."""
+    seen, real = [], GradientAccumulator.apply
+
+    def leave_the_first_out(base, rate, seed):
+        assert rate == DROPPED.dropout
+        masks = {p: np.ones((a.shape[0], 1), np.float32) for p, (a, _) in base.pairs.items()}
+        for mask in masks.values():
+            mask[0] = 0
+        return masks
+
+    def note_and_apply(self, *given):
+        seen.append({p: (a.copy(), b.copy()) for p, (a, b) in self.pairs.items()})
+        return real(self, *given)
+
+    monkeypatch.setattr(background, "draw_masks", leave_the_first_out)
+    monkeypatch.setattr(GradientAccumulator, "apply", note_and_apply)
+    consolidate(rated_runtime, DROPPED)
+    assert len(seen) == DROPPED.steps
+    for pairs in seen[1:]:  # lora_b is zero before the first step
+        for a, b in pairs.values():
+            assert not a[0].any() and a[1:].any() and b.any()
 
 
 @pytest.mark.parametrize("at", [120, 181])
