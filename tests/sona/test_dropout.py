@@ -86,7 +86,7 @@ def test_a_run_with_dropout_is_another_and_the_same_again(rated_runtime, monkeyp
 
 
 def test_the_loop_takes_its_gradients_with_the_masks(rated_runtime, monkeypatch):  # noqa: F811
-    """Where all masks leave the first input out, no gradient of lora_a reaches it, and others reach the rest."""
+    """Where all masks leave the first input out, no gradient of lora_a reaches it; the rest have some."""
     seen, real = [], GradientAccumulator.apply
 
     def leave_the_first_out(base, rate, seed):

@@ -126,6 +126,19 @@ def test_one_rating_of_a_batch_is_taken_back_alone(open_tiny):
         assert weights(runtime) == found and disagreement(runtime.store) == ""
 
 
+def test_another_rating_of_one_reply_leaves_the_rest_of_the_batch(open_tiny):
+    """What the batch taught stays in the sums; the ratings in force are the new one and the other three."""
+    with open_tiny() as runtime:
+        ids = [reply(runtime, seed=i) for i in range(len(RATINGS))]
+        batch_of(runtime, ids).apply(runtime.learner)
+        taught = runtime.learner.micro.evidence[2].copy()
+        runtime.rate(ids[1], "up")
+        assert np.all(runtime.learner.micro.evidence[2] >= 0.6 * taught) and taught.any()
+        given = {row.reply_id: row.rating for row in runtime.learner.history.ratings()}
+        assert given == dict(zip(ids, RATINGS, strict=True)) | {ids[1]: "up"}
+        assert disagreement(runtime.store) == ""
+
+
 def test_a_rating_by_another_process_meanwhile_is_kept(open_tiny, monkeypatch):
     """The batch is computed again over the other's version."""
     with open_tiny() as runtime, open_tiny() as other:
