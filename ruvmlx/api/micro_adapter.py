@@ -110,8 +110,8 @@ class MicroAdapter:
     def apply_with_ewc(self, version: int, strength: float = 1.0) -> "BatchResult":
         """Do the same as `apply`, with a penalty on changes of what an earlier version had learned (EWC).
 
-        version: a version of this adapter. strength: the factor of the penalty, 0 or more; at 1, the ratings
-        of that version count about once more.
+        version: a version of this adapter. strength: the factor of the penalty, 0 or more; the larger, the
+        nearer the weights stay to those of that version.
         """
         return self._with(lambda learner: self._batch.apply_with_ewc(learner, version, strength))
 
