@@ -108,7 +108,7 @@ def test_nothing_in_use_has_the_true_next_step():
 
 def test_a_small_distance_is_not_written_as_none():
     facts = LEARNED | {"adapter": "default", "signals": []}
-    shown = {kl: dict(detail_rows(facts | {"kl": kl}))["distance"].split(" of ")[0] for kl in KLS}
+    shown = {kl: dict(detail_rows(facts | {"kl": kl}))["distance"].split(";")[0] for kl in KLS}
     assert shown == {0.0: "0.0000", 0.00004: "less than 0.0001", 0.0001: "0.0001", 0.012: "0.0120"}
 
 
