@@ -92,6 +92,19 @@ class Ticket:
     def running(self) -> list[Run]:
         return self.job.running if self.job is not None and self.decoding else []
 
+    def stop(self, keep: bool) -> None:
+        """End the runs and drop the job. keep: False if the layers of a cache can hold different numbers of
+        tokens."""
+        for run in self.job.runs if self.job else ():
+            if not keep:
+                run.forget_cache()
+            run.sync()
+        self.release()
+
+    def release(self) -> None:
+        """Drop the job, and so its KV caches. A stream can keep the ticket until its next turn."""
+        self.job = self.reader = None
+
 
 def reader_of(ticket: Ticket, going: Sequence[Ticket]) -> Ticket:
     """Return the request in `going` that already reads the same prompt as `ticket`. If there is no such

@@ -324,6 +324,7 @@ class Scheduler:
             if not ticket.running:
                 last = ticket.job.end()
                 self._active.remove(ticket)
+                ticket.release()
                 ticket.sink.take(last)
         except Exception as error:  # noqa: BLE001 - the error goes to the sink
             self._fail(ticket, error, keep=True)
@@ -349,10 +350,7 @@ class Scheduler:
         for held in (self._waiting, self._active):
             if ticket in held:
                 held.remove(ticket)
-                for run in ticket.job.runs if ticket.job else ():
-                    if not keep:
-                        run.forget_cache()
-                    run.sync()
+                ticket.stop(keep)
 
 
 def fits_into(scheduler: Scheduler, nbytes: int) -> bool:
