@@ -142,8 +142,8 @@ def list_adapters(as_json: bool) -> None:
     ]
     table(columns, [_row(row) for row in rows])
     star = "* is in use." if any(row["in_use"] for row in rows) else "None of these is in use."
-    hint(f"{star} `ruvmlx adapters use NAME` switches. VERSION goes up with each change.")
-    hint("SIZE is that of all versions that are kept. A copy or an import has only one version.")
+    hint(f"{star} `ruvmlx adapters use NAME` switches. VERSION is the one in use.")
+    hint("SIZE is that of all kept versions: most are differences, which are small. A copy has one version.")
 
 
 def _row(row: dict[str, Any]) -> tuple[str, ...]:

@@ -126,7 +126,7 @@ def _kv_caches() -> str:
 
     folder, limit = CacheFolder.of_store(settings.store_file()), settings.load().kv_disk or 0
     chats, nbytes = folder.contents()
-    return f"{folder.path}: {count(chats, 'chat')} on the disk, {size(nbytes)} of {size(limit << 20)}"
+    return f"{folder.path}: caches of {count(chats, 'chat')}, {size(nbytes)} of {size(limit << 20)}"
 
 
 def _memory() -> str:

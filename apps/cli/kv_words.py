@@ -43,7 +43,7 @@ def show_kv(facts: dict[str, Any]) -> None:
     )
     if facts["long_replies"]:
         say("`ruvmlx learn kv --measure` measures now.")
-    say("After `ruvmlx config set kv_measure on`, the chat measures in your pauses.")
+    say("After `ruvmlx config set kv_measure on`, the chat makes these measurements in your pauses.")
     for c in facts["candidates"]:
         say(
             f"Measured: {_tiers_in_words(c)}. It changes what the model says by {c['kl']:.5f}, at most by "

@@ -33,7 +33,7 @@ def ps(server: str, api_key: str | None, as_json: bool) -> None:
     )
     limit = f" The limit for everything is {size(found['limit_bytes'])}." if found["limit_bytes"] else ""
     log(
-        f"The whole server takes {taken} now. With short chats in its open models, it takes about {planned}."
+        f"The whole server takes {taken} now. Short chats in the open models can raise that to {planned}."
         f"{limit}"
     )
 

@@ -151,6 +151,7 @@ def _show_points(points: Sequence[Any], facts: dict[str, Any], questions: int, r
     the number of questions of the test; rated: how many of them ratings were about, too."""
     runs, asked = count(facts["seeds"], "run"), count(questions, "question")
     say(f"A simulated user, {facts['user']!r}, rated replies in {runs}, with {facts['arm']} learning.")
+    say("The simulation has its own adapter; it changed none of yours.")
     seen = f"{rated} of them {'was' if rated == 1 else 'were'} rated, too, which flatters the result"
     say(f"The test has {asked}; {seen if rated else 'no rating was about them'}.")
     from ..prove import report

@@ -121,12 +121,12 @@ GROUPS = {
             "less than a fifth of the memory, and is less exact"
         ),
         "micro_rank": (
-            "what a rating can change of a new adapter: 2 (words, and words near a reply's end, each on its "
-            "own) or 1 (words alone); an adapter that has learned keeps its number"
+            "what your ratings can teach a new adapter: 1, which words to write; 2, also which words to "
+            "write near the end of a reply; an adapter that has learned keeps its number"
         ),
         "layer_rank": (
-            "the same for each of the other matrices that learn_targets names: 1 or 2 kinds of change; 2 "
-            "takes more time and room"
+            "the same for the other matrices that learn_targets names: 1, one change for the whole reply; 2, "
+            "also one for its second half, which takes more time and room"
         ),
         "router": (
             "on: ruvmlx chooses for each reply whether to use what was learned; it learns this from your "

@@ -132,7 +132,7 @@ def test_the_command_line_keeps_them(starter_file, home, process):  # noqa: F811
         sizes.append(sum(file.stat().st_size for file in files))
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600} and sizes[0] < sizes[1]
     told = re.sub(r"\n {8,}", "", process("doctor").stdout.decode())  # a long path is cut anywhere
-    assert re.search(r"KV caches +\S+/kv: 1 chat, ?[\d.]+ MB of 1.1 GB", told)
+    assert re.search(r"KV caches +\S+/kv: caches of 1 chat, ?[\d.]+ MB of 1.1 GB", told)
     assert process("config", "set", "kv_disk", "0").returncode == 0
     process("chat", stdin="/status\n")
     assert chats_with_pages(home) == set()
