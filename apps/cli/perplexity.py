@@ -68,8 +68,8 @@ def _show(found: "Perplexity", backend: "Backend") -> None:
     rows = [
         (
             "perplexity",
-            f"{found.ppl:.2f} for {found.tokens:,} tokens of the text, by the original model (lower is better; "
-            "1 is the best)",
+            f"{found.ppl:.2f} for {found.tokens:,} tokens of the text, by the original model (lower is "
+            "better; 1 is the best)",
         ),
         (
             "cache",
