@@ -166,8 +166,8 @@ def measure_parts(figures: Figures, runtime: Runtime) -> None:
     parts = {
         "the weights in use": (learner.active, "catch_up"),
         "the trace": (learner.traces, "of"),
-        "its weight": (learner, "_weight"),
-        "new weights": (learner, "_apply"),
+        "its weight": (learner, "weigh"),
+        "new weights": (learner, "apply_feedback"),
         "taste": (learner.taste_push, "of"),
         "the commit": (learner.history, "commit"),
         "the index of ratings": (learner.rating_index, "add_rating"),

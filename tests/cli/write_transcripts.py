@@ -137,7 +137,7 @@ mcp --server http://127.0.0.1:PORT < agent.jsonl
 stop --server http://127.0.0.1:PORT
 """
 SETS = {"plain": PLAIN, "starter": STARTER}
-READY = b"Your chats in a browser"  # the last line of `serve`
+READY = b"/#key="  # in the last line of `serve`
 OUTSIDE = dict(os.environ)
 AGENT = (
     {
