@@ -80,7 +80,8 @@ class MicroAdapter:
     """
 
     def __init__(self, model: LocalModel, name: str | None = None):
-        """name: the adapter's name; None: the adapter in use. Raises NotFound if no adapter is in use."""
+        """name: the name of the adapter to control; None for the adapter in use. Raises NotFound if the name
+        is None and no adapter is in use."""
         from ..sona.rating_batch import RatingBatch
 
         self._model, self._batch = model, RatingBatch()
@@ -116,7 +117,7 @@ class MicroAdapter:
         return self._with(lambda learner: self._batch.apply_with_ewc(learner, version, strength))
 
     def reset(self) -> None:
-        """Discard the ratings that wait. The weights do not change."""
+        """Discard the ratings that wait for `apply`. The weights do not change."""
         self._batch.reset()
 
     # -- the whole adapter ---------------------------------------------------------------------------

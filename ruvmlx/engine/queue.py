@@ -102,7 +102,8 @@ class Ticket:
         self.release()
 
     def release(self) -> None:
-        """Drop the job, and so its KV caches. A stream can keep the ticket until its next turn."""
+        """Drop the job and its KV caches. The request's stream can keep the ticket until the stream's next
+        turn, and must not keep the caches so long."""
         self.job = self.reader = None
 
 

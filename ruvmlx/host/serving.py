@@ -28,8 +28,9 @@ BeginReply = Callable[[Runtime, threading.Event], Iterator[Chunk]]
 
 
 class ServingLoop:
-    """The replies in progress of one host. Event loops call the coroutines; any thread can call `cancel_all`,
-    `is_busy` and `is_writing`; only the runtime's thread calls the other methods."""
+    """An object of this class has the replies in progress of one host. Event loops call its coroutines. Any
+    thread can call `cancel_all`, `is_busy` and `is_writing`. Only the runtime's thread can call the other
+    methods."""
 
     def __init__(
         self, pool: ThreadPoolExecutor, runtime: Callable[[], Runtime | None], between: Callable[[], None]

@@ -1,4 +1,4 @@
-"""This module gives several ratings as one update of the adapter's weights.
+"""This module updates the adapter's weights once for several ratings.
 
     batch = RatingBatch()
     batch.accumulate(learner, reply_id, "up")      # `pending` is the number of ratings
@@ -28,10 +28,10 @@ from .state import LearnerState
 
 @dataclass(frozen=True)
 class BatchResult:
-    """The effect of a batch of ratings on the adapter's weights.
+    """The result of one update by a batch of ratings.
 
     ratings: the number of ratings in the batch
-    applied: True if they changed the adapter
+    applied: True if the ratings changed the adapter
     kl, kl_cap: the KL to the frozen model after the update, and its maximum, nats per token
     adapter_version: the version that the batch made
     seconds: the duration of the update and its commit

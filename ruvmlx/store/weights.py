@@ -171,8 +171,8 @@ class Weights:
         return bool(gone)
 
     def _newest_beyond(self, fingerprint: str, name: str, most: int) -> int:
-        """Return the newest version whose weights, together with those of all newer versions, take more than
-        `most` bytes in the store; 0 if there is none."""
+        """Return the newest version at which the limit `most` is exceeded; 0 if there is none. The limit, in
+        bytes, is for the weights of a version and of all newer versions together."""
         rows = self._db.rows(
             "SELECT version, length(state) AS size FROM adapters"
             " WHERE fingerprint = ? AND name = ? AND state IS NOT NULL ORDER BY version DESC",

@@ -20,8 +20,8 @@ def write_pages(opener: Opener = open_runtime) -> None:
 
 
 def read_pages(opener: Opener = open_runtime) -> list[str]:
-    """Ask again, with the page store that the crash left and without one. Return a line for each reply that
-    differs."""
+    """Let the model write the replies twice: with the page store after the crash, and without a page store.
+    Return a line for each reply that differs between the two runs."""
     _, found = write_replies(KEPT, opener)
     _, wanted = write_replies(0, opener)
     return [

@@ -256,7 +256,8 @@ class Trials:
     # -- what is found -------------------------------------------------------------------------------
 
     def _look(self) -> StartReport:
-        """Return what the next start finds. The bench does not examine the same files twice."""
+        """Start the program on the files after the crash, and return a report on this start. If the bench has
+        examined the same files before, return the earlier report."""
         mark = self._bench.mark()
         if mark not in self._seen:
             out = self._bench.work / "out"

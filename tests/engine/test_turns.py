@@ -21,12 +21,12 @@ class Turns:
         self.engine, self.running = engine, Scheduler(engine)
         self.streams, self.steps, step = [], 0, Scheduler.step
 
-        def counted(scheduler):
+        def count_step(scheduler):
             self.steps += 1
             assert self.steps < 1000, "a stream waits for ever"
             return step(scheduler)
 
-        monkeypatch.setattr(Scheduler, "step", counted)
+        monkeypatch.setattr(Scheduler, "step", count_step)
 
     def begin(self, prompt, tokens):
         asked = request(prompt=prompt, max_new_tokens=tokens)
@@ -64,7 +64,9 @@ def test_each_reply_is_as_alone_and_a_round_is_one_step(engine, monkeypatch):
         if len(turns.streams) > 1:
             for _, job, _, chunks in turns.streams:
                 told = [chunk.generated for chunk in chunks if chunk != NO_NEWS]
-                assert max(told, default=0) >= len(job.leader.ids) - 1  # the last step can come after this turn
+                assert (
+                    max(told, default=0) >= len(job.leader.ids) - 1
+                )  # the last step can come after this turn
     monkeypatch.undo()
     for asked, _, _, chunks in all_streams:
         alone = fresh(engine).generate(asked)

@@ -12,8 +12,8 @@ from .feedback import reply
 
 
 @pytest.fixture
-def given(open_tiny):
-    """(learner, pushes of five replies under the fresh adapter)."""
+def learner_and_pushes(open_tiny):
+    """Return (learner, pushes of five rated replies under the fresh adapter)."""
     weights, ratios = (1.0, -0.7, 0.4, -1.0, 0.9), (0.1, 0.05, -0.1, 0.12, -0.2)
     with open_tiny() as runtime:
         ids = [reply(runtime, seed=i) for i in range(len(weights))]
@@ -42,9 +42,9 @@ def slow_theta(evidence, probe):
     return theta
 
 
-def test_one_update_follows_from_all_pieces(given):
+def test_one_update_follows_from_all_pieces(learner_and_pushes):
     """Evidence, trend and weights are those of the slow twin; before `apply`, the adapter does not change."""
-    learner, pushes = given
+    learner, pushes = learner_and_pushes
     micro, probe = learner.micro, learner.probe
     evidence = EvidenceAccumulator(micro, probe)
     for i, push in enumerate(pushes):
@@ -63,9 +63,9 @@ def test_one_update_follows_from_all_pieces(given):
     assert found.any() and (evidence.pending, evidence.adapter) == (0, update.adapter)
 
 
-def test_a_rating_is_one_piece_and_one_update(given):
+def test_a_rating_is_one_piece_and_one_update(learner_and_pushes):
     """What the loop's own function does in one call is a piece and an update of the accumulator."""
-    learner, pushes = given
+    learner, pushes = learner_and_pushes
     evidence = EvidenceAccumulator(learner.micro, learner.probe)
     evidence.accumulate(pushes[:1])
     one, other = evidence.apply(), update_by(learner.micro, [pushes[:1]], learner.probe)
@@ -74,17 +74,17 @@ def test_a_rating_is_one_piece_and_one_update(given):
     assert one.kl == other.kl > 0
 
 
-def test_each_piece_has_its_share_of_the_cap(given, monkeypatch):
+def test_each_piece_has_its_share_of_the_cap(learner_and_pushes, monkeypatch):
     """The KL that one update adds is limited for each piece, and by the whole cap."""
-    learner, pushes = given
+    learner, pushes = learner_and_pushes
     monkeypatch.setattr(instant, "PER_RATING", 0.002)
     one = update_by(learner.micro, [pushes[:1]], learner.probe)
     all_ = update_by(learner.micro, [[push] for push in pushes], learner.probe)
     assert one.kl <= 0.002 and 0.002 < all_.kl <= 0.01
 
 
-def test_reset_forgets_what_is_pending(given):
-    learner, pushes = given
+def test_reset_forgets_what_is_pending(learner_and_pushes):
+    learner, pushes = learner_and_pushes
     evidence = EvidenceAccumulator(learner.micro, learner.probe)
     evidence.accumulate(pushes[1:2])
     evidence.accumulate(pushes[2:3])
@@ -95,8 +95,8 @@ def test_reset_forgets_what_is_pending(given):
     np.testing.assert_array_equal(evidence.apply().adapter.evidence, wanted.adapter.evidence)
 
 
-def test_what_is_not_finite_is_refused_and_changes_nothing(given):
-    learner, pushes = given
+def test_what_is_not_finite_is_refused_and_changes_nothing(learner_and_pushes):
+    learner, pushes = learner_and_pushes
     evidence = EvidenceAccumulator(learner.micro, learner.probe)
     evidence.accumulate(pushes[:1])
     before = evidence.sums
@@ -110,19 +110,19 @@ def test_what_is_not_finite_is_refused_and_changes_nothing(given):
 # -- the penalty -------------------------------------------------------------------------------------
 
 
-def learned_and_turned(given):
+def learned_and_turned(learner_and_pushes):
     """(what two replies taught, what the same replies with the opposite ratings teach then)."""
-    learner, pushes = given
+    learner, pushes = learner_and_pushes
     kept = update_by(learner.micro, [[p] for p in pushes[:2]] * 3, learner.probe).adapter
     against = [instant.ReplyPush(p.stats, -p.weight, 0.0) for p in pushes[:2]]
     return kept, [against] * 2
 
 
 @pytest.mark.parametrize("strength", [0.3, 40.0])
-def test_the_penalty_is_that_of_its_formula(given, strength):
+def test_the_penalty_is_that_of_its_formula(learner_and_pushes, strength):
     """The sums change as their slow twin says; S, the noise of ratings, stays."""
-    learner, _ = given
-    kept, _ = learned_and_turned(given)
+    learner, _ = learner_and_pushes
+    kept, _ = learned_and_turned(learner_and_pushes)
     now = np.ascontiguousarray(0.3 * kept.evidence)
     zero, tokens = slow_theta(kept.evidence, learner.probe), learner.probe.tokens.size
     np.testing.assert_allclose(theta_of(kept.evidence, learner.probe), zero, atol=1e-4 * np.abs(zero).max())
@@ -134,10 +134,10 @@ def test_the_penalty_is_that_of_its_formula(given, strength):
     assert np.abs(found[0] - now[0]).max() > 1e-3 * np.abs(now[0]).max()
 
 
-def test_the_penalty_keeps_more_of_what_was_learned(given):
+def test_the_penalty_keeps_more_of_what_was_learned(learner_and_pushes):
     """The stronger, the nearer to the old weights, up to these themselves; at 0, it is a plain update."""
-    learner, _ = given
-    kept, against = learned_and_turned(given)
+    learner, _ = learner_and_pushes
+    kept, against = learned_and_turned(learner_and_pushes)
     target, found = slow_theta(kept.evidence, learner.probe), []
     for strength in (None, 0.0, 10.0, 1e3, 1e8):
         evidence = EvidenceAccumulator(kept, learner.probe)
@@ -153,7 +153,7 @@ def test_the_penalty_keeps_more_of_what_was_learned(given):
     assert off[0] > 0.3 * np.linalg.norm(target[known]) and off[4] < 0.02 * off[0]
 
 
-def test_without_a_piece_there_is_no_penalty(given):
-    learner, _ = given
-    kept, _ = learned_and_turned(given)
+def test_without_a_piece_there_is_no_penalty(learner_and_pushes):
+    learner, _ = learner_and_pushes
+    kept, _ = learned_and_turned(learner_and_pushes)
     assert EvidenceAccumulator(learner.micro, learner.probe).apply_with_ewc(kept, 1.0) is None
