@@ -38,8 +38,9 @@ def show_kv(facts: dict[str, Any]) -> None:
     say(f"Why: {facts['reason']}.")
     replies = count(facts["long_replies"], "long reply", "long replies")
     say(
-        f"A long reply is one in a chat of {facts['long_is']:,} tokens or more. It has enough tokens of "
-        f"each kind to compare. There {'is' if facts['long_replies'] == 1 else 'are'} {replies} so far."
+        f"A long reply is one in a chat of {facts['long_is']:,} tokens or more. Only such a chat has enough "
+        "tokens of each age to compare the bits. "
+        f"There {'is' if facts['long_replies'] == 1 else 'are'} {replies} so far."
     )
     if facts["long_replies"]:
         say("`ruvmlx learn kv --measure` measures now.")

@@ -31,10 +31,11 @@ def ps(server: str, api_key: str | None, as_json: bool) -> None:
     text_output.hint(
         "CHAT LIMIT: all chats of the model together (their KV cache) never take more than this."
     )
-    limit = f" The limit for everything is {size(found['limit_bytes'])}." if found["limit_bytes"] else ""
+    most = found["limit_bytes"]
+    limit = f" All models and chats together never take more than {size(most)}." if most else ""
     log(
-        f"The whole server takes {taken} now. Short chats in the open models can raise that to {planned}."
-        f"{limit}"
+        f"The whole server takes {taken} now. While it answers and learns in short chats, it can take "
+        f"{planned}. A longer chat takes more: `ruvmlx show` says how much.{limit}"
     )
 
 

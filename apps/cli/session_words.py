@@ -67,8 +67,8 @@ def bare_title(session: Any) -> str:
 def forgotten_words(number: int) -> str:
     if not number:
         return (
-            "Nothing was deleted: at the moment there are no stored replies outside a chat. (The replies of "
-            "`ruvmlx generate` and of the server are stored so.) Your chats stay as they are."
+            "Nothing was deleted: at the moment there are no stored replies outside a chat. (`ruvmlx "
+            "generate` and the server store such replies.) Your chats stay as they are."
         )
     replies = count(number, "reply", "replies")
     return f"Deleted the words of {replies} outside chats. Your chats and what the model learned stay."

@@ -231,8 +231,8 @@ def sentences(summary: CheckSummary) -> list[str]:
         said = [f"Length: no reply has another number of words ({words})."]
     else:
         said = [
-            f"Length: no clear difference ({words} on average; "
-            f"{summary.shorter} shorter, {summary.longer} longer)."
+            f"Length: {words} on average ({summary.shorter} shorter, {summary.longer} longer). "
+            f"With {count(of, 'question', 'questions')}, such a difference can be chance."
         ]
     if cut := summary.cut_before + summary.cut_after:
         said.append(
@@ -245,8 +245,8 @@ def sentences(summary: CheckSummary) -> list[str]:
 def _preference(summary: CheckSummary) -> str:
     if not summary.is_taste_clear:
         return (
-            "Your ratings do not show yet what you like, so nothing says which replies you would prefer. "
-            "`/compare` in the chat lets you judge."
+            "Your ratings do not show yet what you like, so this check cannot say which replies you would "
+            "prefer. More ratings of more replies show it. `/compare` in the chat lets you judge."
         )
     of, won = summary.questions, max(summary.preferred, summary.not_preferred)
     if summary.is_preference_clear and summary.preferred > summary.not_preferred:

@@ -67,9 +67,9 @@ GROUPS = {
             "this machine; off: none"
         ),
         "optimizer": (
-            "on: if replies come at under 50 tokens a second, ruvmlx measures, while you do not type, which "
-            "numbers of guessed tokens, cores and replies at a time make them faster, and uses these; it "
-            "leaves alone what you set yourself; watch: it only measures; off: neither"
+            "on: if replies come at under 50 tokens a second, ruvmlx tries, while you do not type, other "
+            "values of speculate and threads, and how many replies of best_of it computes together; it uses "
+            "the fastest ones, but a value that you set yourself stays; watch: it only measures; off: neither"
         ),
         "draft_model": (
             "a small model of the same family, which guesses tokens that the model checks: the same reply, "
@@ -86,8 +86,8 @@ GROUPS = {
     },
     "How the model learns from your ratings": {
         "adapter": (
-            "the name of the adapter in use: an adapter keeps what the model learned from you, beside the "
-            "model; none: nothing is learned or used"
+            "the name of the adapter in use, at first the one that is called `default`: an adapter keeps "
+            "what the model learned from you, beside the model; none: nothing is learned or used"
         ),
         "rate_thoughts": "on: ratings also change how the model thinks; off: only how it answers",
         "examples": (
@@ -113,20 +113,20 @@ GROUPS = {
             "matrices as in q_proj,v_proj"
         ),
         "base_targets": (
-            "which parts of the model the background learning changes (it reads all your ratings together); "
-            "the same words as for learn_targets"
+            "which parts of the model the background learning changes, when slow_loop is training, or auto "
+            "with a model that has no changes of style; the same words as for learn_targets"
         ),
         "adapter_bits": (
             "how many bits each number of what the background learning made has in memory, 32 or 4; 4 needs "
             "less than a fifth of the memory, and is less exact"
         ),
         "micro_rank": (
-            "what your ratings can teach a new adapter: 1, which words to write; 2, also which words to "
-            "write near the end of a reply; an adapter that has learned keeps its number"
+            "what a rating can change in the head of a new adapter: 1, which words to write; 2, also which "
+            "words to write near the end of a reply; an adapter that has learned keeps its number"
         ),
         "layer_rank": (
-            "the same for the other matrices that learn_targets names: 1, one change for the whole reply; 2, "
-            "also one for its second half, which takes more time and room"
+            "what a rating can change in the parts other than the head, if learn_targets names any: 1, one "
+            "change for the whole reply; 2, also one for its second half, which takes more time and memory"
         ),
         "router": (
             "on: ruvmlx chooses for each reply whether to use what was learned; it learns this from your "

@@ -28,7 +28,7 @@ CLEAR = replace(SHORTER, is_taste_clear=True, preferred=16, not_preferred=4, is_
         (CLEAR, "By your ratings you would prefer the reply with what was learned in 16 of 20."),
         (replace(SHORTER, words_after=120.0, longer=18), "Longer: 93 → 120 words on average; 18 of 20"),
         (SAME, "Length: no reply has another number of words (93 → 93 words)."),
-        (replace(SHORTER, is_length_clear=False), "no clear difference (93 → 64 words on average; 17"),
+        (replace(SHORTER, is_length_clear=False), "With 20 questions, such a difference can"),
         (SHORTER, "Your ratings do not show yet what you like"),
         (replace(CLEAR, preferred=12, not_preferred=8, is_preference_clear=False), "neither side is clearly"),
         (replace(CLEAR, preferred=3, not_preferred=17), "without what was learned in 17 of 20"),
