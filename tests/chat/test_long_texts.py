@@ -80,7 +80,7 @@ async def test_the_figures_below_the_input_are_not_those_of_another_branch(branc
         await ask(app, pilot, "Name a river.")
         await pilot.press("ctrl+g")
         await until(pilot, lambda: app.phase == "idle" and app.chat.transcript.replies[-1].branch == (2, 2))
-        assert "tokens/s" in screen_text(app)
+        assert "first word" in screen_text(app)
         app.chat.prompt.text = "/prev"
         await pilot.press("enter")
         await until(pilot, lambda: app.chat.transcript.replies[-1].branch == (1, 2))
