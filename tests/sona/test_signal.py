@@ -140,14 +140,6 @@ def test_the_buffer_is_bounded_and_says_what_it_dropped(open_tiny, monkeypatch):
         assert store.signals.dropped_count() == 7 and runtime.learner.rating_index.status().dropped == 7
 
 
-def test_ten_thousand_signals_are_kept(open_tiny):
-    with open_tiny() as runtime:
-        store, reply_id = runtime.store, reply(runtime)
-        store.signals.add([SignalRow(reply_id, "implicit", "copied", 1, 0, 1, 0, n) for n in range(10_003)])
-        assert store.signals.count() == 10_000 and store.signals.dropped_count() == 3
-        assert store.signals.all(runtime.model.fingerprint)[0].context_tokens == 3
-
-
 def test_a_deleted_chat_takes_its_signals_along(open_tiny):
     with open_tiny(implicit_feedback=True) as runtime:
         session = chat(runtime, "one", "two")
