@@ -9,6 +9,7 @@ import click
 
 from ruvmlx.errors import UsageError
 from ruvmlx.text import backend_in_words, size
+from ruvmlx.tiers import HOT
 
 from .number_types import WholeNumber
 from .options import load_and_open, model_options, resolve
@@ -83,7 +84,7 @@ def _show(found: "Perplexity", backend: "Backend") -> None:
             f"{found.ppl_f16:.2f} with 16 bits for every number of the KV cache (f16); the predictions then "
             f"differ by {found.kl_vs_f16:.4f} (KL divergence, in nats per token; 0: they are the same)"
         )
-        if size(found.kv.bytes) == size(found.kv.f16_bytes):
+        if not any(found.kv.tokens[:HOT]):
             cost += ". This text is so short that both caches have 16 bits for every number"
         rows.insert(1, ("compared", cost))
     table_of_facts(rows)

@@ -80,8 +80,8 @@ class MicroAdapter:
     """
 
     def __init__(self, model: LocalModel, name: str | None = None):
-        """name: the name of the adapter to control; None for the adapter in use. Raises NotFound if the name
-        is None and no adapter is in use."""
+        """name: the name of the adapter that this object changes; None: the adapter in use. Raises NotFound
+        if `name` is None and no adapter is in use."""
         from ..sona.rating_batch import RatingBatch
 
         self._model, self._batch = model, RatingBatch()

@@ -102,8 +102,8 @@ class Ticket:
         self.release()
 
     def release(self) -> None:
-        """Drop the job and its KV caches. The request's stream can keep the ticket until the stream's next
-        turn, and must not keep the caches so long."""
+        """Drop the job and its KV caches. The stream of the request keeps this ticket until the next turn of
+        the stream, and the memory of the caches must be free before."""
         self.job = self.reader = None
 
 

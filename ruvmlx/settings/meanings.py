@@ -68,8 +68,8 @@ GROUPS = {
         ),
         "optimizer": (
             "on: if replies come at under 50 tokens a second, ruvmlx tries, while you do not type, other "
-            "values of speculate and threads, and how many replies of best_of it computes together; it uses "
-            "the fastest ones, but a value that you set yourself stays; watch: it only measures; off: neither"
+            "values of speculate and threads, and how many requests it answers at the same time; it uses the "
+            "fastest ones, but a value that you set yourself stays; watch: it only measures; off: neither"
         ),
         "draft_model": (
             "a small model of the same family, which guesses tokens that the model checks: the same reply, "

@@ -171,8 +171,8 @@ class Weights:
         return bool(gone)
 
     def _newest_beyond(self, fingerprint: str, name: str, most: int) -> int:
-        """Return the newest version at which the limit `most` is exceeded; 0 if there is none. The limit, in
-        bytes, is for the weights of a version and of all newer versions together."""
+        """Add up the bytes of the stored weights from the newest version backwards. Return the first version
+        with which the sum is over `most` bytes. Return 0 if the sum stays within the limit."""
         rows = self._db.rows(
             "SELECT version, length(state) AS size FROM adapters"
             " WHERE fingerprint = ? AND name = ? AND state IS NOT NULL ORDER BY version DESC",
