@@ -42,5 +42,6 @@ def parse_number(argument: str, last: int, what: str) -> int | None:
 
 def parse_version(argument: str) -> int:
     if not argument.isascii() or not argument.isdigit() or len(argument) >= 10:
-        raise UsageError(f"a version is a number that /learning shows, got {argument[:20]!r}")
+        got = f"got {argument[:20]!r}" if argument else "and none was given"
+        raise UsageError(f"/rollback needs the number of a version, which /learning shows, {got}")
     return int(argument)

@@ -235,7 +235,7 @@ KEYS_HELP = (
     ("Esc", "stop a reply and keep its text"),
     ("Ctrl+Y, Ctrl+N, Ctrl+R", "rate up, rate down, take back"),
     ("Tab, then + - 1 ... 5", "choose a reply (↑ ↓) and rate it"),
-    ("Tab, then > < ! ?", "why it is bad: too long, too short, tone, facts"),
+    ("Tab, -, then > < ! ?", "why it is bad: too long, too short, tone, facts"),
     ("Tab, then r m e ← →", "again, more, edit the question, switch"),
     ("Tab, then E", "rewrite the reply; it learns from your version"),
     ("Tab, then y c t", "copy the reply, its code; show its thought"),

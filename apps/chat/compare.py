@@ -9,7 +9,7 @@ replies, and asks for no choice. Both replies stay in the chat as branches (alte
 import random
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import NotFound, UsageError
@@ -104,13 +104,31 @@ def candidate(runtime: Runtime, session: str, with_learned: bool) -> Candidate:
     return Candidate(message, with_learned)
 
 
-def choice(argument: str, candidates: list[Candidate]) -> tuple[Candidate, Candidate]:
-    """Return the chosen reply and the other reply. argument: "1" or "2"."""
-    if len(candidates) < 2:
-        raise NotFound("there are no two replies to choose from; /compare writes two")
-    if argument not in ("1", "2"):
-        raise UsageError(f"choose 1 or 2, got {argument[:20]!r}")
-    return candidates[int(argument) - 1], candidates[2 - int(argument)]
+@dataclass(frozen=True)
+class Comparison:
+    """The two replies of a comparison. end: the id of the chat's last message after the comparison."""
+
+    candidates: list[Candidate] = field(default_factory=list)
+    end: int | None = None
+
+    @classmethod
+    def ended(cls, runtime: Runtime, session: str, candidates: list[Candidate]) -> "Comparison":
+        return cls(candidates, last_message_id(runtime, session))
+
+    def choice(self, argument: str, runtime: Runtime, session: str) -> tuple[Candidate, Candidate]:
+        """Return the chosen reply and the other reply. argument: "1" or "2". Raise NotFound if there are no
+        two replies, or if the chat went on after them."""
+        if len(self.candidates) < 2:
+            raise NotFound("there are no two replies to choose from; /compare writes two")
+        if last_message_id(runtime, session) != self.end:
+            raise NotFound("the chat went on after the two replies; /compare writes two new ones")
+        if argument not in ("1", "2"):
+            raise UsageError(f"choose 1 or 2, got {argument[:20]!r}")
+        return self.candidates[int(argument) - 1], self.candidates[2 - int(argument)]
+
+
+def last_message_id(runtime: Runtime, session: str) -> int | None:
+    return next((turn.id for turn in reversed(runtime.chats.turns(session))), None)
 
 
 def lengths(without: str, with_it: str) -> str:

@@ -54,6 +54,13 @@ def best_of(count: int | str, knows: bool) -> str:
     return f"A question gets {count} replies; {shown}. /best 1 ends this."
 
 
+def with_mark(effect: str, rating: str | None) -> str:
+    """Return the line below a reply. effect: the text that says what a rating or a choice changed, or "". The
+    line begins with the mark of the reply's rating, also if `effect` is about a choice."""
+    mark = rating_mark(rating) if rating else ""
+    return effect if mark in effect else " · ".join(filter(None, (mark, effect)))
+
+
 def rating_words(rating: str) -> str:
     return {"up": "good", "down": "bad"}.get(rating) or f"{rating} of 5"
 
@@ -83,7 +90,13 @@ def effect(result: RatingResult, key: str) -> str:
     return f"{mark} · {rating_effect(result, key)}"
 
 
-ASK_WHY = "Why? Tab, then > too long · < too short · ! wrong tone · ? wrong facts"
+REASON_KEYS = "> too long · < too short · ! wrong tone · ? wrong facts"
+
+
+def why_question(has_focus: bool) -> str:
+    """Return the question about a bad rating. has_focus: True if the keys of the reasons work now; False if
+    the key Tab must come before."""
+    return f"Why? {REASON_KEYS}" if has_focus else f"Why? Tab, then {REASON_KEYS}"
 
 
 def asks_why(result: RatingResult) -> bool:
@@ -335,7 +348,7 @@ def status_lines(runtime: Runtime) -> list[str]:
     return [
         *lines,
         f"ratings   {rated if known.ratings or known.preferences else 'none yet'}",
-        f"adapter   {runtime.learning.label}".replace("@", ", version "),
+        f"adapter   {runtime.learning.require_learner().history.name}, version {known.adapter_version}",
         f"change    {change_text(known.kl, known.kl_cap)} is used",
     ]
 

@@ -28,7 +28,9 @@ ENDINGS = {
 }
 
 
+# titles of the line above the first message that the model reads
 READ_FROM_HERE = "the model reads from here on"
+READ_NOTES_AND_REST = "the model reads notes on what is above, and all from here on"
 WHY_KEYS = {
     "greater_than_sign": "long",
     "less_than_sign": "short",
@@ -42,8 +44,6 @@ class UserMessage(Static):
         super().__init__(mentions.as_shown(sanitize(text)), markup=False)
         self.text = sanitize(text)
         self.message_id = message_id
-        # this title is visible only if the CSS gives the message a top border
-        self.border_title = READ_FROM_HERE
 
     def place(self, turn: Turn) -> None:
         self.message_id = turn.id
@@ -64,7 +64,6 @@ class ToolMessage(Static):
     def __init__(self, call: ParsedCall, result: str | None = None, message_id: int | None = None) -> None:
         super().__init__(markup=False)
         self.call, self.result, self.message_id = call, result, message_id
-        self.border_title = READ_FROM_HERE
 
     def place(self, turn: Turn) -> None:
         """Take the message id and the result of the tool call from the turn (message) that the store has
@@ -137,7 +136,6 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
     def __init__(self, text: str = "") -> None:
         super().__init__()
         self.text = sanitize(text)
-        self.border_title = READ_FROM_HERE
         self.finished = bool(text)
         # True if chunks of the reply have arrived, which means that the runtime has accepted the user's
         # message
@@ -249,9 +247,9 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         self._show_line("thought", Content(words))
 
     def _show_note(self) -> None:
-        rating = self.effect or (describe.rating_mark(self.rating) if self.rating else "")
+        rating = describe.with_mark(self.effect, self.rating)
         where = " · ".join(filter(None, (self.chosen, describe.branch(*self.branch), self.ending)))
-        why = describe.ASK_WHY if self.asks_why and not self.progress else ""
+        why = describe.why_question(self.has_focus) if self.asks_why and not self.progress else ""
         lines = [line for line in (where, self.progress or rating, why) if line]
         if note := self._show_line("note", self._colour_mark("\n".join(lines))):
             note.set_class(bool(self.progress), "progress")
@@ -282,9 +280,23 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
     watch_rating = watch_progress = watch_ending = watch_effect = watch_branch = watch_asks_why = _show_note
     watch_chosen = _show_note
 
+    def watch_has_focus(self, has_focus: bool) -> None:
+        super().watch_has_focus(has_focus)
+        self._show_note()
+
     def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
         """Open a clicked link if the link is a web address. A link of another kind could open a file or a
         program."""
         event.stop()
         if event.href.startswith(("https://", "http://")):
             self.app.open_url(sanitize(event.href))
+
+
+ChatMessage = UserMessage | ReplyMessage | ToolMessage
+
+
+def message_of(turn: Turn) -> ChatMessage:
+    """Return the widget of a turn."""
+    if turn.role == "tool":
+        return ToolMessage(turn.calls[0], turn.content, turn.id)
+    return UserMessage(turn.content, turn.id) if turn.role == "user" else ReplyMessage.of_turn(turn)

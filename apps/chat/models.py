@@ -14,7 +14,7 @@ from ruvmlx.models.find.hub import offline
 from ruvmlx.models.find.local import list_local_models
 from ruvmlx.progress import Progress, parameters
 from ruvmlx.runtime import Runtime
-from ruvmlx.settings import AUTO, resolve, settings_file
+from ruvmlx.settings import AUTO, parse, resolve, settings_file
 from ruvmlx.text import did_you_mean, one_line, size
 
 from .arguments import parse_number
@@ -164,6 +164,16 @@ def find_adapter(argument: str, runtime: Runtime) -> str | None:
             f"To begin it: /adapter {name[:40]} new"
         )
     return None if name == NO_ADAPTER else name
+
+
+def new_adapter_line(word: str) -> str:
+    """Return the picker's line for a typed word that is no listed adapter's exact name, or "" if no adapter
+    can have this name."""
+    try:
+        is_name = parse("adapter", word, "/adapter") == word != NO_ADAPTER and " " not in word
+    except UsageError:
+        return ""
+    return f"Start a new one: {word}" if is_name else ""
 
 
 def adapter_lines(runtime: Runtime) -> list[str]:

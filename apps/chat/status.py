@@ -20,6 +20,7 @@ from . import keys
 from .describe import NEARLY_FULL, ratings_text, seconds
 
 GAP = "  ·  "
+READING_SPEED = 12  # characters a second of a slow reader
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ class StatusLine(Static):
         return Content(left + " " * max(0, width - cell_len(left) - cell_len(right)) + right)
 
     def flash(self, message: str, seconds: float = 3.0) -> None:
-        """Show a message for some seconds."""
+        """Show a message for some seconds, or longer if the message is long."""
+        seconds = max(seconds, len(message) / READING_SPEED)
         self.message = message
         if self._flashing:
             self._flashing.stop()

@@ -13,11 +13,12 @@ from textual.layout import DockArrangeResult
 from textual.scrollbar import ScrollBar
 from textual.widget import Widget
 
+from ruvmlx.chats.conversations import ALL_READ, ChatRoom
 from ruvmlx.runtime import Turn
 
-from . import windowed
+from . import messages, windowed
 from .markdown import ReplyMarkdown
-from .messages import Notice, ReplyMessage, ToolMessage, UserMessage
+from .messages import ChatMessage, Notice, ReplyMessage, UserMessage, message_of
 from .steps.write import is_shown
 from .stream import wait_until_drawn
 from .view_model import Standing
@@ -30,8 +31,6 @@ TEXT_SECONDS = 0.2  # the longest wait, in seconds, for the widgets of the texts
 EARLIER = 10  # the number of earlier messages that are loaded when the user scrolls to the top
 FRAME_ROWS, FRAME_COLUMNS = 2, 6  # rows and columns around the text of a message
 MAX_COLUMNS = 1 << 16  # a number of columns that no terminal has
-
-ChatMessage = UserMessage | ReplyMessage | ToolMessage
 
 
 @dataclass
@@ -70,7 +69,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self._notice: Notice | None = None  # a new notice, until the next layout
         self._found: int | None = None  # the id of the message that a search found
         self._ratings: Mapping[str, str | None] = {}  # newer ratings of the replies that have no widgets yet
-        self._left_out: frozenset[int] = frozenset()  # ids of messages that the model no longer reads
+        self._room: ChatRoom = ALL_READ  # the messages that the model no longer reads
         self._loading = asyncio.Lock()
         self._held: ScrollHold | None = None
 
@@ -129,7 +128,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self._ratings = {}
         with self.app.batch_update():
             await self.remove_children()
-            await self.mount_all(map(_widget, spoken[begin:end]) if spoken else [Welcome(model)])
+            await self.mount_all(map(message_of, spoken[begin:end]) if spoken else [Welcome(model)])
             await _wait_for_texts(self.query(ReplyMarkdown))
         self.anchor(not places)
 
@@ -183,7 +182,7 @@ class Transcript(VerticalScroll, can_focus=False):
             return
         with self.app.batch_update():
             await self.cut(kept[-1])
-            await self.mount_all(map(_widget, spoken[after:]))
+            await self.mount_all(map(message_of, spoken[after:]))
         for widget in kept:
             widget.place(spoken[place[widget.message_id]])
         self._later = []
@@ -315,7 +314,7 @@ class Transcript(VerticalScroll, can_focus=False):
             if reply.reply_id in ratings:
                 reply.restore_rating(ratings[reply.reply_id], standing.version)
                 reply.show_newest(reply.reply_id == standing.newest)
-        self._left_out = standing.room.left_out
+        self._room = standing.room
         self._mark_left_out()
         if self._lacks_earlier and (earlier := _turns_before(self.messages, standing.turns)) is not None:
             self._lacks_earlier, self._earlier = False, earlier
@@ -325,14 +324,18 @@ class Transcript(VerticalScroll, can_focus=False):
     def _rated_widget(self, turn: Turn) -> ChatMessage:
         """Return the widget of a message, with the newest rating that `show_standing` has received."""
         rating = self._ratings.get(turn.reply_id or "", turn.rating)
-        return _widget(replace(turn, rating=rating))
+        return message_of(replace(turn, rating=rating))
 
     def _mark_left_out(self) -> None:
         """Dim the messages that the model no longer reads, and draw a line above the first message that the
         model reads."""
-        before = False
+        before, title = (
+            False,
+            messages.READ_NOTES_AND_REST if self._room.summed_up else messages.READ_FROM_HERE,
+        )
         for message in self.messages:
-            is_out = message.message_id in self._left_out
+            is_out = message.message_id in self._room.left_out
+            message.border_title = title
             message.set_class(is_out, "left-out")
             message.set_class(before and not is_out, "read-from-here")
             before = is_out
@@ -392,9 +395,3 @@ def _count_to_fill(turns: list[Turn], rows: float, columns: int) -> tuple[int, f
             return count, filled
         filled += FRAME_ROWS + sum(1 + len(line) // columns for line in turn.content.splitlines())
     return min(len(turns), MAX_SHOWN_MESSAGES), filled
-
-
-def _widget(turn: Turn) -> ChatMessage:
-    if turn.role == "tool":
-        return ToolMessage(turn.calls[0], turn.content, turn.id)
-    return UserMessage(turn.content, turn.id) if turn.role == "user" else ReplyMessage.of_turn(turn)

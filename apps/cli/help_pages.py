@@ -53,7 +53,7 @@ PAGES = {
     "chat": _page(
         "Chat, and rate the replies",
         ("chat --continue", "go on with the last chat"),
-        ("chat --model owner/name --max-tokens 200", "another model, shorter replies"),
+        ("chat --model owner/name --max-tokens 200", "another model; a reply ends after 200 tokens"),
         ("chat --plain", "line by line, for screen readers and pipes"),
     ),
     "generate": _page(
@@ -271,7 +271,7 @@ PAGES = {
     "config": _page(
         "Show and change settings",
         ("config show", "all settings"),
-        ("config set max_tokens 200", "shorter replies from now on"),
+        ("config set max_tokens 200", "from now on, a reply ends after 200 tokens"),
     ),
     "config show": _page(
         "Show all settings",
@@ -280,7 +280,7 @@ PAGES = {
     ),
     "config set": _page(
         "Change a setting for good",
-        ("config set max_tokens 200", "shorter replies"),
+        ("config set max_tokens 200", "a reply ends after 200 tokens"),
         ("config set temperature 0.2", "replies that vary less"),
     ),
     "config unset": _page(

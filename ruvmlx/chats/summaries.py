@@ -12,6 +12,7 @@ A chat has at most one summary. The summary is used only if the last message tha
 current branch.
 """
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -111,7 +112,9 @@ class Summaries:
                 elif not chunk.response:
                     yield replace(chunk, text="")
                 if chunk.response:
-                    text = split(chunk.response.text).answer.strip() or text
+                    notes = split(chunk.response.text).answer.strip()
+                    is_cut = chunk.response.finish_reason == "length"
+                    text = (whole_sentences(notes) if is_cut else notes) or text
             if cancel.is_set():
                 return
         self._store.chats.set_summary(session_id, text, old[-1].id)
@@ -166,6 +169,12 @@ class Summaries:
             parts[-1].append(f"{NAMES[turn.role]}: {words}")
             used += size
         return parts
+
+
+def whole_sentences(text: str) -> str:
+    """Return `text` up to the end of its last whole sentence or line. Return all of it if it has neither."""
+    ends = [found.end() for found in re.finditer(r"[.!?](?=\s)|[^\s](?=\n)", text)]
+    return text[: ends[-1]] if ends else text
 
 
 def _spoken_turns(turns: list[Turn]) -> list[Turn]:

@@ -2,6 +2,8 @@
 
 import io
 
+import pytest
+from ruvmlx.apps.chat import models
 from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.plain import PlainChat
 from ruvmlx.apps.chat.state import ChatState
@@ -53,3 +55,10 @@ async def test_the_app_swaps_and_shows_it():
         assert runtime.adapter == "work" and "Others: work@3" in screen_text(app)
         reply = await ask(app, pilot)
         assert reply.text == "Two."
+
+
+@pytest.mark.parametrize("word", ["/adapter work new", "two words", "none", "", "a/b", "x" * 300])
+def test_words_that_are_no_name_begin_no_adapter(word):
+    """F4 offers no new adapter for them: the list then says that nothing matches."""
+    assert models.new_adapter_line(word) == ""
+    assert models.new_adapter_line("work") == "Start a new one: work"

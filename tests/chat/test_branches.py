@@ -246,3 +246,22 @@ async def test_an_error_during_again_leaves_the_old_reply(chatting, monkeypatch)
         await pilot.press("ctrl+g")
         await until(pilot, lambda: "not today" in screen_text(app) and app.phase == "idle")
         assert shown_texts(app) == before
+
+
+async def test_a_reply_with_the_same_words_is_told(chatting):
+    """Greedy: the other reply is the same, and the status line says what lets replies differ."""
+    async with chatting(sampling=Sampling(0.0)) as (app, pilot):
+        await ask(app, pilot, "Hello")
+        await pilot.press("ctrl+g")
+        await until(pilot, lambda: "the same words again" in screen_text(app))
+
+
+async def test_a_long_message_of_the_status_line_stays_longer(chatting, monkeypatch):
+    async with chatting() as (app, _):
+        status, waits = app.chat.status, []
+        timer = status.set_timer(99, print)
+        monkeypatch.setattr(status, "set_timer", lambda seconds, _: waits.append(seconds) or timer)
+        status.flash("Copied")
+        status.flash("w" * 120)
+        status.flash("Copied", 20)
+        assert waits == [3, 10, 20]

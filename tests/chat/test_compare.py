@@ -89,6 +89,23 @@ async def test_esc_chooses_neither_and_choose_does_so_later(chatting, rated_chat
         assert "‹ 1/2 ›" in screen_text(app)
 
 
+async def test_choose_refuses_once_the_chat_went_on(chatting, rated_chat):  # noqa: F811
+    """A message after the comparison: the two replies are no longer on the screen, so /choose judges none."""
+    async with chatting(session=rated_chat, sampling=Sampling(0.0)) as (app, pilot):
+        await send(app, pilot, "/compare")
+        await until(
+            pilot, lambda: isinstance(app.screen, CompareScreen) and "the left is better" in screen_text(app)
+        )
+        await pilot.press("escape")
+        await until(pilot, lambda: app.phase == "idle" and not isinstance(app.screen, CompareScreen))
+        await ask(app, pilot, "Something else")
+        shown = shown_texts(app)
+        await send(app, pilot, "/choose 2")
+        await until(pilot, lambda: "the chat went on after the two replies" in screen_text(app))
+        assert shown_texts(app) == shown
+        assert app.chat.status.learned.preferences == 0
+
+
 async def test_a_stopped_comparison_leaves_nothing_to_choose(chatting, rated_chat):  # noqa: F811
     """Esc while they are written: there is nothing to choose, and the chat goes on."""
     async with chatting(session=rated_chat, max_new_tokens=300, sampling=Sampling(0.0)) as (app, pilot):
@@ -130,6 +147,14 @@ def test_plain_mode_compares_and_chooses(open_tiny, rated_chat, capsys):
         assert runtime.chats.turns(rated_chat)[-1].branch == 3 and runtime.status().preferences == 1
         code, said = run_plain(runtime, "/compare", "/choose 1")
         assert code == 1 and said == "" and capsys.readouterr().err.count("ruvmlx: ") == 2
+
+
+def test_plain_mode_refuses_a_choice_once_the_chat_went_on(open_tiny, rated_chat, capsys):
+    with open_tiny() as runtime:
+        code, _ = run_plain(runtime, "/compare", "Something else", "/choose 2", session=rated_chat)
+        assert code == 1 and "the chat went on after the two replies" in capsys.readouterr().err
+        assert runtime.status().preferences == 0
+        assert runtime.chats.turns(rated_chat)[-2].content == "Something else"
 
 
 def test_plain_mode_shows_the_reply_before_until_one_is_chosen(open_tiny, rated_chat):

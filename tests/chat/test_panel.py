@@ -37,7 +37,7 @@ async def test_ratings_undo_and_rollback_update_the_panel(chatting, size):  # no
         await send(app, pilot, "/rollback 0")
         await until(pilot, lambda: "default, version 0" in screen_text(app))
         await send(app, pilot, "/rollback x")
-        await until(pilot, lambda: "a version is a number" in screen_text(app))
+        await until(pilot, lambda: "/rollback needs the number of a version" in screen_text(app))
         await pilot.press("f2")
         await until(pilot, lambda: "default, version" not in screen_text(app))
 

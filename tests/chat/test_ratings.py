@@ -38,6 +38,29 @@ async def test_rating_shows_its_effect_on_one_line(size, keys, mark, after):
         assert wanted in lines_of(app.screen)[-2]
 
 
+async def test_the_question_why_names_the_keys_that_work_now():
+    """In the choose mode the keys of the reasons work at once; Tab would leave the mode."""
+    async with chatting(ScriptedRuntime(["One."])) as (app, pilot):
+        reply = await ask(app, pilot)
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: "Why? Tab, then > too long" in screen_text(app))
+        await pilot.press("tab")
+        await until(pilot, lambda: "Why? > too long" in screen_text(app))
+        assert app.focused is reply
+        await pilot.press("escape")
+        await until(pilot, lambda: "Why? Tab, then > too long" in screen_text(app))
+
+
+async def test_a_chosen_reply_keeps_the_mark_of_its_rating():
+    """The mark is the same before and after the chat is opened again."""
+    async with chatting(ScriptedRuntime(["One."])) as (app, pilot):
+        reply = await ask(app, pilot)
+        await pilot.press("ctrl+y")
+        await until(pilot, lambda: reply.rating)
+        reply.effect = "◆ preferred · Learned"
+        await until(pilot, lambda: "▲ good · ◆ preferred · Learned" in screen_text(app))
+
+
 async def test_an_earlier_reply_can_be_chosen():
     """Tab takes the newest reply, the arrows an earlier one; Esc goes back to the input."""
     runtime = ScriptedRuntime(["One."], ["Two."])

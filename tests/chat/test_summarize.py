@@ -4,7 +4,7 @@ import io
 
 import pytest
 from ruvmlx.apps.chat import describe
-from ruvmlx.apps.chat.messages import Notice
+from ruvmlx.apps.chat.messages import READ_NOTES_AND_REST, Notice
 from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.plain import PlainChat
 from ruvmlx.apps.chat.status import Meter, room_parts
@@ -82,6 +82,7 @@ async def test_the_app_shows_the_notes_and_marks_what_they_replace(summing):
         assert "oldest 1 summed up" in screen and "not read" not in screen
         assert app.chat.transcript.messages[0].has_class("left-out") and app.chat.status.background == ""
         await ask(app, pilot, "Second?")
+        await until(pilot, lambda: READ_NOTES_AND_REST in screen_text(app))
         app.chat.prompt.text = "/summarize off"
         await pilot.press("enter")
         await until(pilot, lambda: len(app.query(Notice)) == 2 and "summed up" not in screen_text(app))

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from ruvmlx.chats.summaries import whole_sentences
 from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import NotFound
 from ruvmlx.models.config.model import Message
@@ -153,3 +154,31 @@ def test_what_is_offered_is_done(open_tiny, summary_prompts, sizes):
         assert offered == [(False, False), (True, False)]
     if sizes == (220, 220):
         assert offered == [(False, False), (True, True)]  # two of four messages
+
+
+@pytest.mark.parametrize(
+    ("notes", "kept"),
+    [
+        ("He goes to Rome. He wants a hot", "He goes to Rome."),
+        ("- Rome\n- 3.5 days\n- a hot", "- Rome\n- 3.5 days"),
+        ("He goes to Rome, because", "He goes to Rome, because"),
+        ("Is it Rome? Yes! He", "Is it Rome? Yes!"),
+        ("", ""),
+    ],
+)
+def test_notes_that_were_cut_end_with_a_whole_sentence(notes, kept):
+    assert whole_sentences(notes) == kept
+
+
+def test_notes_at_the_limit_are_stored_without_their_cut_sentence(open_tiny, monkeypatch):
+    """The notes are cut by the number of tokens in the middle of their second sentence."""
+    with open_tiny() as runtime:
+        chat = runtime.chats.new_chat()
+        for question in QUESTIONS:
+            say(runtime, chat, question)
+        response = replace(say(runtime, chat, "More?"), text="It is Rome. It is a", finish_reason="length")
+        monkeypatch.setattr(
+            runtime.chats.summaries._engine, "stream", lambda _: iter([Chunk("", response=response)])
+        )
+        list(runtime.chats.summaries.write(chat, threading.Event(), 8))
+        assert runtime.chats.summaries.of(chat).text == "It is Rome."

@@ -119,7 +119,11 @@ def test_no_word_is_left_when_the_chat_says_that_it_deleted_for_good(open_again,
         say(runtime, chat, QUESTION)
         assert traces(home, tiny)
         said = library.delete(runtime, ChatState(options, session=chat), "now").words
-        assert said == "Deleted for good. This is a new chat." and traces(home, tiny) == []
+        assert (
+            said
+            == ("The chat is deleted for good; what its ratings taught stays learned. This is a new chat.")
+            and traces(home, tiny) == []
+        )
         chat = runtime.chats.new_chat()
         say(runtime, chat, QUESTION)
         reader = Store(home / "ruvmlx.db")

@@ -44,11 +44,14 @@ class CompareActions:
         screen, session = CompareScreen(chat, text, is_blind), chat.state.session
         before = await chat.host.call(lambda runtime: compare.shown_reply_id(runtime, session, text))
         chosen = await chat.ask(screen)
-        chat.state.candidates = screen.candidates if is_blind else []
         if chat.phase == "replying":
             chat.phase = "idle"
             if chosen is None:
                 await chat.host.call(lambda runtime: compare.show_again(runtime, session, before))
+            both = screen.candidates if is_blind else []
+            chat.state.comparison = await chat.host.call(
+                lambda runtime: compare.Comparison.ended(runtime, session, both)
+            )
             await self._write.show_turns()
             self._write.settle()
             if chosen is not None:
@@ -56,15 +59,17 @@ class CompareActions:
 
     async def choose(self, argument: str) -> None:
         chat, session, limit = self._chat, self._chat.state.session, self._chat.reply_limit
-        chosen, other = compare.choice(argument, chat.state.candidates)
+        comparison = chat.state.comparison
 
-        def prefer(runtime: Runtime) -> tuple[PreferenceResult, Standing]:
+        def prefer(runtime: Runtime) -> tuple[compare.Candidate, PreferenceResult, Standing]:
+            chosen, other = comparison.choice(argument, runtime, session)
             learned = runtime.chats.prefer(session, chosen.message, other.message)
-            return learned, Standing.of(runtime, session, limit)
+            return chosen, learned, Standing.of(runtime, session, limit)
 
         done = await chat.attempt(prefer)
         if done:
+            chosen, learned, standing = done
             await self._write.show_turns()
-            self._rate.show(done[1])
-            self._rate.show_preference(chosen.message, done[0])
-            self._rate.tell_preference(done[0], compare.choice_text(chosen))
+            self._rate.show(standing)
+            self._rate.show_preference(chosen.message, learned)
+            self._rate.tell_preference(learned, compare.choice_text(chosen))

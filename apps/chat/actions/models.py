@@ -175,7 +175,7 @@ class ModelActions:
         entries = await self._chat.attempt(models.adapters)
         if entries is None:
             return
-        screen = PickerScreen("Adapters", lambda: entries, lambda word: f"Start a new one: {word}")
+        screen = PickerScreen("Adapters", lambda: entries, models.new_adapter_line)
         chosen = await self._chat.ask(screen)
         if chosen is not None and self._chat.phase == "idle":
             is_known = chosen in {entry.name for entry in entries}

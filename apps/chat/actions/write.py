@@ -25,6 +25,8 @@ from ..stream import show_reply
 from .rate import RateActions
 from .tools import ToolActions
 
+SAME_WORDS = "The model wrote the same words again; /set temperature 1 lets replies differ more"
+
 
 class WriteActions:
     def __init__(self, chat: ChatContext, rate: RateActions, tools: ToolActions) -> None:
@@ -84,6 +86,8 @@ class WriteActions:
             await chat.transcript.add(reply)
 
         await self._write(write_again(chat.state, old.message_id if old else None), reply, place)
+        if old and reply.finished and reply.text == old.text:
+            chat.status.flash(SAME_WORDS)
 
     def more(self, _: str = "") -> None:
         """Let the model continue the chosen reply, if this reply was cut or stopped."""

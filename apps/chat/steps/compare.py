@@ -13,23 +13,27 @@ def compare_replies(runtime: Runtime, state: ChatState, argument: str) -> Outcom
     """Begin a blind comparison: let the model write the first reply. The next step, `then` of the outcome,
     writes the second reply."""
     compare.check(runtime, state.session, argument)
-    state.candidates = []
+    state.comparison = compare.Comparison()
     before = compare.shown_reply_id(runtime, state.session, argument)
-    return _write_side(state, argument, compare.order(), before)
+    return _write_side(state, argument, compare.order(), [], before)
 
 
-def _write_side(state: ChatState, text: str, sides: list[bool], before: int | None) -> Outcome:
+def _write_side(
+    state: ChatState, text: str, sides: list[bool], written: list[compare.Candidate], before: int | None
+) -> Outcome:
     """Let the model write one of the two replies. sides: the replies that the model has not written yet; True
-    means a reply with the adapter, and False means a reply without the adapter. before: the message id of the
-    reply that the chat shows again until the user chooses, or None."""
+    means a reply with the adapter, and False means a reply without the adapter. written: the replies that the
+    model has written. before: the message id of the reply that the chat shows again until the user chooses,
+    or None."""
     learned, *rest = sides
-    number = len(state.candidates) + 1
+    number = len(written) + 1
 
     def finish_side(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-        state.candidates.append(compare.candidate(runtime, state.session, learned))
+        both = [*written, compare.candidate(runtime, state.session, learned)]
         if rest:
-            return _write_side(state, text, rest, before)
+            return _write_side(state, text, rest, both, before)
         compare.show_again(runtime, state.session, before)
+        state.comparison = compare.Comparison.ended(runtime, state.session, both)
         return Outcome(f"Which is better? /choose 1 or /choose 2.{NO_CHOICE if before else ''}")
 
     begin = compare.writing(state.session, text, number == 1, learned, state.options)
@@ -63,6 +67,6 @@ def _write_named(state: ChatState, text: str, seed: int, replies: list[str], bef
 
 
 def choose(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
-    chosen, other = compare.choice(argument, state.candidates)
+    chosen, other = state.comparison.choice(argument, runtime, state.session)
     state.lesson = runtime.chats.prefer(state.session, chosen.message, other.message)
     return Outcome(describe.preference_words(state.lesson, compare.choice_text(chosen)))

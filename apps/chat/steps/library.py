@@ -66,9 +66,9 @@ def delete(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     if argument:
         gone = runtime.erase_chat(state.session)
         left = "" if gone else f" {soft_delete.why_words_are_left(runtime.store)}"
-        said, flash = f"Deleted for good.{left} This is a new chat.", f"Deleted for good{left and '.'}{left}"
+        kept = f"The chat is deleted for good; what its ratings taught stays learned.{left}"
         opens = runtime.chats.new_chat(state.users_system)
-        return Outcome(said, flash=flash, seconds=3 if gone else 10, opens=opens)
+        return Outcome(f"{kept} This is a new chat.", flash=kept, opens=opens)
     runtime.store.chats.soft_delete(state.session)
     return Outcome(
         "Deleted; for a day, /restore brings it back. This is a new chat.",
