@@ -105,14 +105,14 @@ def candidate(runtime: Runtime, session: str, with_learned: bool) -> Candidate:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ReplyComparison:
     """The two replies of a comparison. end: the id of the chat's last message after the comparison."""
 
     candidates: list[Candidate] = field(default_factory=list)
     end: int | None = None
 
     @classmethod
-    def ended(cls, runtime: Runtime, session: str, candidates: list[Candidate]) -> "Comparison":
+    def at_end(cls, runtime: Runtime, session: str, candidates: list[Candidate]) -> "ReplyComparison":
         return cls(candidates, last_message_id(runtime, session))
 
     def choice(self, argument: str, runtime: Runtime, session: str) -> tuple[Candidate, Candidate]:

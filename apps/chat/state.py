@@ -14,7 +14,7 @@ from ruvmlx.kv.cache import KVStats
 from ruvmlx.platform.sensors import Sensors
 from ruvmlx.runtime import PreferenceResult, RatingResult, Runtime, Turn
 
-from .compare import Comparison
+from .compare import ReplyComparison
 from .options import ChatOptions
 from .tools.chat_tools import ChatTools
 
@@ -29,7 +29,7 @@ class ChatState:
     system: str | None = None  # the system prompt of the chat
     selected: int | None = None  # the message id of the selected reply
     # the newest /compare; fewer than two candidates if the model did not finish both replies
-    comparison: Comparison = field(default_factory=Comparison)
+    comparison: ReplyComparison = field(default_factory=ReplyComparison)
     response: GenerationResponse | None = None  # the newest reply of the model, with its figures
     lesson: RatingResult | PreferenceResult | None = None  # the result of the newest rating or choice
     # plain mode: the number of oldest messages that the model did not read, as of the newest reply
@@ -68,14 +68,14 @@ class ChatState:
         turn its tool servers off."""
         self.session, self.system = session, system
         self.options = self.changed_options.get(session, self._first_options)
-        self.selected, self.comparison, self.response, self.left_out = None, Comparison(), None, 0
+        self.selected, self.comparison, self.response, self.left_out = None, ReplyComparison(), None, 0
         self.told_full = False
         self.tools.turn_all_off()
 
     def model_changed(self) -> None:
         """Forget the two compared replies and the newest reply, because the former model wrote them, and the
         newest rating or choice, because the former model learned from it."""
-        self.comparison, self.response, self.lesson = Comparison(), None, None
+        self.comparison, self.response, self.lesson = ReplyComparison(), None, None
 
     @property
     def kv(self) -> KVStats | None:

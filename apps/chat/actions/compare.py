@@ -50,7 +50,7 @@ class CompareActions:
                 await chat.host.call(lambda runtime: compare.show_again(runtime, session, before))
             both = screen.candidates if is_blind else []
             chat.state.comparison = await chat.host.call(
-                lambda runtime: compare.Comparison.ended(runtime, session, both)
+                lambda runtime: compare.ReplyComparison.at_end(runtime, session, both)
             )
             await self._write.show_turns()
             self._write.settle()

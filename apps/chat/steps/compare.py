@@ -13,7 +13,7 @@ def compare_replies(runtime: Runtime, state: ChatState, argument: str) -> Outcom
     """Begin a blind comparison: let the model write the first reply. The next step, `then` of the outcome,
     writes the second reply."""
     compare.check(runtime, state.session, argument)
-    state.comparison = compare.Comparison()
+    state.comparison = compare.ReplyComparison()
     before = compare.shown_reply_id(runtime, state.session, argument)
     return _write_side(state, argument, compare.order(), [], before)
 
@@ -33,7 +33,7 @@ def _write_side(
         if rest:
             return _write_side(state, text, rest, both, before)
         compare.show_again(runtime, state.session, before)
-        state.comparison = compare.Comparison.ended(runtime, state.session, both)
+        state.comparison = compare.ReplyComparison.at_end(runtime, state.session, both)
         return Outcome(f"Which is better? /choose 1 or /choose 2.{NO_CHOICE if before else ''}")
 
     begin = compare.writing(state.session, text, number == 1, learned, state.options)
