@@ -10,7 +10,7 @@ from ..engine.context_window import Turn, alternating
 from ..engine.types import INTERACTIVE, Begun
 from ..errors import NotFound, UsageError
 from ..models.config.model import Message, writes_nothing
-from ..models.text.system_prompt import system_prompt, with_system
+from ..models.text.system_prompt import system_prompt
 from ..sampling import check_sampling
 from ..sona.state import PreferenceResult
 from ..store import Store
@@ -133,8 +133,7 @@ class Conversations:
         ids = self._store.replies.get(shown).prompt_ids if shown else []
         if not ids:
             messages, _ = self._read(session_id, [*turns, Turn("user", "...")], 1)
-            sent = with_system(self._model, list(messages))
-            ids = self._model.tokenizer.encode_chat(sent)
+            ids = self._model.tokenizer.encode_chat(messages)
         return self._model.tokenizer.text_with_specials(ids)
 
     def count_tokens(self, text: str) -> int:

@@ -12,7 +12,6 @@ from ..errors import PromptTooLong, UsageError
 from ..kv.disk import CacheFolder
 from ..kv.policy import TierPolicy
 from ..models.config.model import Model, writes_nothing
-from ..models.text.system_prompt import with_system
 from .draft_length import draft_length
 from .draft_model import DraftModel
 from .recorder import Recorder
@@ -58,11 +57,8 @@ class LLMInferenceEngine:
         elif request.messages is not None:
             if not any(m.content.strip() for m in request.messages if m.role == "user"):
                 raise UsageError("the prompt is empty; give some text.")
-            # A request with tools usually comes from an agent program, which has its own system prompt. So
-            # the engine does not add the model's default system prompt.
-            messages = request.messages if request.tools else with_system(self.model, request.messages)
             ids = tokenizer.encode_chat(
-                messages,
+                request.messages,
                 thinking=request.thinking,
                 tools=request.tools,
                 salt=request.cache_salt,

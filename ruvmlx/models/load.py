@@ -30,7 +30,7 @@ def load_model(name: str | None = None, watch: Watch = QUIET) -> Model:
         return _load_folder(found.name, found.path)
     model = load_gguf(found.path, found.name)
     if found.path == starter_path():
-        model.default_sampling, model.default_system = STARTER_SAMPLING, STARTER_SYSTEM
+        model.default_sampling, model.tokenizer.default_system = STARTER_SAMPLING, STARTER_SYSTEM
     return model
 
 

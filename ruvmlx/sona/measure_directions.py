@@ -161,9 +161,13 @@ def centre(rows: np.ndarray) -> np.ndarray:
 
 
 def regress(gradients: np.ndarray, measures: np.ndarray) -> np.ndarray:
-    """Return the coefficients [M, A] of the ridge regression of measures [N, M] on gradients [N, A]."""
-    gram = gradients @ gradients.T
-    gram += RIDGE * max(np.trace(gram) / len(gram), 1e-12) * np.eye(len(gram))
+    """Return the coefficients [M, A] of the ridge regression of measures [N, M] on gradients [N, A]. The
+    function solves the smaller of the two equal systems, of N or of A equations."""
+    ridge = RIDGE * max(float(np.mean(np.sum(gradients**2, axis=1))), 1e-12)
+    if len(gradients) > gradients.shape[1]:
+        gram = gradients.T @ gradients + ridge * np.eye(gradients.shape[1])
+        return np.linalg.solve(gram, gradients.T @ measures).T.astype(np.float32)
+    gram = gradients @ gradients.T + ridge * np.eye(len(gradients))
     return (np.linalg.solve(gram, measures).T @ gradients).astype(np.float32)
 
 

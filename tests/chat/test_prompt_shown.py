@@ -36,7 +36,7 @@ def test_the_templates_own_system_prompt_is_shown(starter_file, open_tiny):
         assert run_plain(runtime, "/system").strip() == "No system prompt."
         runtime.chats._model = starter = load_model("starter")
         assert run_plain(runtime, "/system").strip() == "No system prompt."  # a measured one, which is empty
-        starter.default_system = None
+        starter.tokenizer.default_system = None
         assert runtime.chats.template_system() == OWN
         assert f"No system prompt of yours. The model's template sends its own: {OWN}" in run_plain(
             runtime, "/system"

@@ -10,7 +10,7 @@ from ruvmlx.models.config.families import FAMILIES
 from ruvmlx.models.config.model import Message
 from ruvmlx.models.config.sampling_defaults import ADVICE, sampling_defaults
 from ruvmlx.models.load import load_model
-from ruvmlx.models.text.system_prompt import SystemPrompt, system_prompt, with_system
+from ruvmlx.models.text.system_prompt import SystemPrompt, system_prompt
 from ruvmlx.settings import SAMPLING
 from tests.models.make_models import make_safetensors_model
 
@@ -74,38 +74,47 @@ def test_who_decides_the_system_prompt(model):
     assert system_prompt(says, "be kind") == SystemPrompt("be kind", "yours")
     assert system_prompt(says, "") == SystemPrompt("", "none")
     assert system_prompt(says) == SystemPrompt("You are Tiny.", "template")
-    assert system_prompt(replace(says, default_system="Hm.")) == SystemPrompt("Hm.", "measured")
-    assert system_prompt(replace(says, default_system="Hm."), "mine") == SystemPrompt("mine", "yours")
+    says.tokenizer.default_system = "Hm."
+    assert system_prompt(says) == SystemPrompt("Hm.", "measured")
+    assert system_prompt(says, "mine") == SystemPrompt("mine", "yours")
     for template in (SILENT, NO_PLACE):
         assert system_prompt(model(template)) == SystemPrompt("", "none")
 
 
 def test_a_default_never_joins_a_system_message(model):
-    """It heads conversations that have none; an empty system message is the user's word, too."""
-    asked, own = Message("user", "hi"), Message("system", "")
-    with_default = model(SAYS_SO, default_system="Hm.")
-    assert with_system(with_default, [asked]) == [Message("system", "Hm."), asked]
-    assert with_system(with_default, [own, asked]) == [own, asked]
-    assert with_system(model(SAYS_SO), [asked]) == [asked]
+    """It heads conversations that have none; an empty system message is the user's word, too, and a request
+    with tools has a program's."""
+    asked, own, default = Message("user", "hi"), Message("system", ""), Message("system", "Hm.")
+    template = SAYS_SO + "{% if tools %}{{ tools }}{% endif %}"
+    plain, says = model(template).tokenizer, model(template).tokenizer
+    says.default_system = "Hm."
+    assert says.encode_chat([asked]) == plain.encode_chat([default, asked]) != plain.encode_chat([asked])
+    assert says.encode_chat([own, asked]) == plain.encode_chat([own, asked])
+    tools = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]
+    assert says.encode_chat([asked], tools=tools) == plain.encode_chat([asked], tools=tools)
 
 
-def test_the_engine_reads_what_the_function_says(model):
-    """The prompt's tokens are those of the conversation with the default; with tools it is left out."""
+def test_the_engine_and_learning_read_what_the_function_says(model):
+    """The prompt's tokens are those of the conversation with the default."""
     from ruvmlx.backends.reference import ReferenceBackend
 
-    plain = model(SAYS_SO)
-    engine = LLMInferenceEngine(replace(plain, default_system="Hm."), ReferenceBackend(plain))
+    plain, says = model(SAYS_SO), model(SAYS_SO)
+    says.tokenizer.default_system = "Hm."
+    engine = LLMInferenceEngine(says, ReferenceBackend(says))
     asked = [Message("user", "hi")]
     ids = engine.prompt_ids(GenerationRequest(messages=asked))
     assert ids == plain.tokenizer.encode_chat([Message("system", "Hm."), *asked])
+    assert ids == says.tokenizer.encode_chat(asked)
     own = [Message("system", "mine"), *asked]
     assert engine.prompt_ids(GenerationRequest(messages=own)) == plain.tokenizer.encode_chat(own)
 
 
 def test_the_starter_has_both(starter):
     """Its own template would add a line; the measured default is sent instead."""
-    assert starter.default_system is not None and system_prompt(starter).origin == "measured"
-    assert system_prompt(replace(starter, default_system=None)).text.endswith("trained by Hugging Face")
+    assert starter.tokenizer.default_system is not None and system_prompt(starter).origin == "measured"
+    assert starter.tokenizer.chat_text([Message("user", "?")]).count("trained by Hugging Face") == 1
+    prompt = starter.tokenizer.text_with_specials(starter.tokenizer.encode_chat([Message("user", "?")]))
+    assert "Hugging Face" not in prompt and prompt.startswith("<|im_start|>system\n<|im_end|>")
 
 
 def test_a_files_repetition_penalty_is_left_out():

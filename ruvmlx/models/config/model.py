@@ -137,6 +137,9 @@ class Tokenizer(Protocol):
     special_tokens: Mapping[str, int]
     chat_template: str | None
     strips_leading_space: bool  # True if `decode` removes the space that SentencePiece puts before a text
+    # The system prompt of conversations without a system message; "" is a possible value. None: the template
+    # decides.
+    default_system: str | None
 
     def encode(
         self, text: str, *, add_bos: bool = True, special: bool = False, most: int | None = None
@@ -174,7 +177,9 @@ class Tokenizer(Protocol):
         values: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the token ids of a conversation. The model's chat template (code from the model's files)
-        writes the conversation's text in a sandbox.
+        writes the conversation's text in a sandbox. A conversation without a system message and without tools
+        begins with `default_system`. A request with tools usually comes from an agent program, which has a
+        system prompt of its own.
 
         thinking: True asks the template for a thought before the answer, False for none; None: the template
             decides. Some templates ignore `thinking`.
@@ -209,9 +214,6 @@ class Model:
     bytes: int
     # The recommended sampling settings (sampling_defaults.py).
     default_sampling: Mapping[str, float] = field(default_factory=dict)
-    # The system prompt for conversations without a system message; "" is a possible value. None: the template
-    # decides.
-    default_system: str | None = None
     context_limit: int | None = None  # the user's limit of the context in tokens; None: the user set no limit
     types: Mapping[str, int] = field(default_factory=dict)  # {tensor type: number of weights} of a GGUF file
     # True if the files hold a model for text and images, of which ruvmlx runs only the text part

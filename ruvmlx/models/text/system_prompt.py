@@ -1,7 +1,6 @@
 """This module finds the system prompt that a model receives in a conversation, and its origin: the user,
 ruvmlx or the chat template."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..config.model import Message, Model
@@ -12,7 +11,7 @@ _QUESTION = "\ue000question\ue000"
 
 @dataclass(frozen=True)
 class SystemPrompt:
-    """A system prompt and its origin: "yours", "measured" (the model's `default_system`, chosen by
+    """A system prompt and its origin: "yours", "measured" (the tokenizer's `default_system`, chosen by
     measurements), "template" (the chat template adds it to conversations without one), or "none"."""
 
     text: str
@@ -27,19 +26,10 @@ def system_prompt(model: Model, given: str | None = None) -> SystemPrompt:
     """
     if given is not None:
         return SystemPrompt(given, "yours" if given else "none")
-    if model.default_system is not None:
-        return SystemPrompt(model.default_system, "measured")
+    if model.tokenizer.default_system is not None:
+        return SystemPrompt(model.tokenizer.default_system, "measured")
     written = _of_template(model)
     return SystemPrompt(written, "template" if written else "none")
-
-
-def with_system(model: Model, messages: Sequence[Message]) -> list[Message]:
-    """Return the conversation with the model's `default_system` as its first message. If the conversation has
-    a system message, or the model has no `default_system`, return the conversation unchanged."""
-    own = any(message.role == "system" for message in messages)
-    if own or model.default_system is None:
-        return list(messages)
-    return [Message("system", model.default_system), *messages]
 
 
 def _of_template(model: Model) -> str:

@@ -65,6 +65,7 @@ class BaseTokenizer(ABC):
         self.chat_template = chat_template
         self.strips_leading_space = strips_leading_space
         self._special_ids = frozenset(self.special_tokens.values()) | self.eos_ids
+        self.default_system: str | None = None
         self._bytes: dict[int, bytes] = {}
 
     # For subclasses ------------------------------------------------------------------------------
@@ -130,6 +131,9 @@ class BaseTokenizer(ABC):
         most: a limit of tokens. For a text of more tokens, the method can return only the ids of the text's
             beginning, but returns more than `most` ids.
         """
+        has_system = any(message.role == "system" for message in messages)
+        if self.default_system is not None and not (has_system or tools):
+            messages = [Message("system", self.default_system), *messages]
         text = self._chat.render(messages, add_generation_prompt, thinking, tools, values)
         if opening:
             text = self._chat.begin_reply(text, opening)
