@@ -50,6 +50,7 @@ from .welcome import Welcome
 # seconds that the app has to leave its screen after a signal; they begin when the attempt to close the
 # runtime has ended
 GRACE = 3.0
+KEY_WAIT = 0.25  # the maximum number of seconds for which a key waits for the input
 
 
 class ChatApp(ChatShell):
@@ -166,17 +167,34 @@ class ChatApp(ChatShell):
             self.actions.rate.look_after_a_while()
         if isinstance(event, events.Paste):
             event.text = sanitize(event.text)
+        if isinstance(event, events.Key) and not event.is_forwarded:
+            if self.chat.selected_reply() is not None:
+                await self._handle_key_of_reply(event)
+                return
+            await super().on_event(event)
+            if event.key == "tab":
+                await self._wait_for_prompt()
+            return
         await super().on_event(event)
 
-    async def on_key(self, event: events.Key) -> None:
-        """Type a character into the input, and give the input the focus, if a reply has the focus and no
-        binding takes the character's key."""
-        if self.chat.selected_reply() is None or not event.is_printable or event.character is None:
-            return
-        event.prevent_default()
-        if not await self._check_bindings(event.key):
-            self.chat.prompt.focus()
+    async def _handle_key_of_reply(self, event: events.Key) -> None:
+        """Handle a key while a reply has the focus: run the key's binding, or type its character into the
+        input and give the input the focus. The next key comes after this, so it acts where this key has put
+        the focus."""
+        self.app_focus = True
+        for priority in (True, False):
+            if await self._check_bindings(event.key, priority=priority):
+                return
+        if event.is_printable and event.character is not None:
+            self.screen.set_focus(self.chat.prompt)
             self.chat.prompt.insert(event.character)
+
+    async def _wait_for_prompt(self) -> None:
+        """Wait until the input has handled its keys, because Tab can move the focus, and the next key must go
+        to the widget with the focus."""
+        until = time.monotonic() + KEY_WAIT
+        while self.chat.prompt.message_queue_size and time.monotonic() < until:
+            await asyncio.sleep(0)
 
     @on(events.DescendantFocus)
     def _show_mode(self, event: events.DescendantFocus) -> None:
@@ -283,10 +301,10 @@ class ChatApp(ChatShell):
     def action_stop_or_write(self) -> None:
         """Stop the reply that the model writes, and give the input the focus."""
         self.actions.write.stop()
-        self.chat.prompt.focus()
+        self.action_write()
 
     def action_write(self) -> None:
-        self.chat.prompt.focus()
+        self.screen.set_focus(self.chat.prompt)
 
     def action_help(self) -> None:
         self.actions.command("help")

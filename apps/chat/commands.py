@@ -118,7 +118,7 @@ COMMANDS = {
         "What was learned: a reply without and with it", takes_argument=True,
     ),
     "choose": CommandSpec(
-        "/choose 1|2", "choose the better of the two replies", compare.choose, "compare.choose",
+        "/choose 1|2", "choose the better reply of /compare", compare.choose, "compare.choose",
         "Choose one of the compared replies", takes_argument=True, asks=True,
     ),
     "copy": CommandSpec(
@@ -146,7 +146,8 @@ COMMANDS = {
         "Chats: list and search", takes_argument=True,
     ),
     "open": CommandSpec(
-        "/open ID|N", "open a chat; N is its number in /chats", library.open_chat, takes_argument=True
+        "/open ID|N", "open a chat by its ID; in plain mode, by its number", library.open_chat,
+        takes_argument=True,
     ),
     "new": CommandSpec("/new", "start a new chat", library.new_chat, title="New chat"),
     "title": CommandSpec(
@@ -193,7 +194,7 @@ COMMANDS = {
         "Model by its name: a repository, a folder, a file", takes_argument=True, asks=True,
     ),
     "models": CommandSpec(
-        "/models", "list the models here, numbered for /model", models.list_models, "models.choose",
+        "/models", "list the models here", models.list_models, "models.choose",
         "Models: list and change",
     ),
     "adapters": CommandSpec(
@@ -202,7 +203,7 @@ COMMANDS = {
         "What was learned, by name (adapters)",
     ),
     "adapter": CommandSpec(
-        "/adapter [NAME|none]", "use what was learned as NAME, or none of it", models.use_adapter,
+        "/adapter [NAME|none]", "use what was learned as NAME; NAME new: begin it", models.use_adapter,
         title="Adapter by its name", takes_argument=True, asks=True,
     ),
     "tools": CommandSpec(
@@ -227,7 +228,6 @@ COMMANDS = {
 }  # fmt: skip
 
 KEYS_HELP = (
-    ("", ""),
     ("Enter, Ctrl+J", "send, new line (also Shift+Enter)"),
     ("Tab after / or @", "complete a command, a setting, a file's name"),
     ("Ctrl+E", "write the message in your own editor ($EDITOR)"),
@@ -247,6 +247,7 @@ KEYS_HELP = (
     ("F8", "sum up the oldest messages, to save context"),
     ("PgUp, PgDn", "scroll"),
     ("Ctrl+P, Ctrl+Q", "themes and more, quit"),
+    ("", ""),
 )
 
 _SHORT = {
@@ -304,9 +305,9 @@ def message_text(text: str) -> str:
     return text[1:] if text.startswith("//") else text
 
 
-def help_lines(more: Iterable[tuple[str, str]] = ()) -> list[str]:
-    """Return the lines of /help, with the commands in two columns. more: rows (left column, right column)
-    that follow the commands."""
-    rows = [(row.usage, row.help) for row in COMMANDS.values() if row.usage] + list(more)
+def help_lines(keys: Iterable[tuple[str, str]] = ()) -> list[str]:
+    """Return the lines of /help, with the commands in two columns. keys: rows (left column, right column)
+    that come before the commands."""
+    rows = [*keys, *((row.usage, row.help) for row in COMMANDS.values() if row.usage)]
     width = max(len(left) for left, _ in rows)
     return [f"{left:<{width}}  {right}".rstrip() for left, right in rows]

@@ -33,10 +33,6 @@ class Candidate:
     message: int
     learned: bool
 
-    @property
-    def side_text(self) -> str:
-        return SIDES[self.learned]
-
 
 def order() -> list[bool]:
     """Return the random order in which the two replies are written: [True, False] or [False, True]. True
@@ -119,7 +115,10 @@ class ReplyComparison:
         """Return the chosen reply and the other reply. argument: "1" or "2". Raise NotFound if there are no
         two replies, or if the chat went on after them."""
         if len(self.candidates) < 2:
-            raise NotFound("there are no two replies to choose from; /compare writes two")
+            raise NotFound(
+                "/choose is for the two replies of /compare; of other replies, the one from which you go on "
+                "is preferred"
+            )
         if last_message_id(runtime, session) != self.end:
             raise NotFound("the chat went on after the two replies; /compare writes two new ones")
         if argument not in ("1", "2"):
@@ -141,4 +140,4 @@ def lengths(without: str, with_it: str) -> str:
 
 
 def choice_text(chosen: Candidate) -> str:
-    return f"the reply {chosen.side_text}"
+    return "the reply with what was learned" if chosen.learned else "the original model's reply"

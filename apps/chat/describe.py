@@ -348,7 +348,7 @@ def status_lines(runtime: Runtime) -> list[str]:
     return [
         *lines,
         f"ratings   {rated if known.ratings or known.preferences else 'none yet'}",
-        f"adapter   {runtime.learning.require_learner().history.name}, version {known.adapter_version}",
+        f"adapter   {str(runtime.learning.label).rpartition('@')[0]}, version {known.adapter_version}",
         f"change    {change_text(known.kl, known.kl_cap)} is used",
     ]
 

@@ -24,6 +24,8 @@ context: How many tokens the model can read at once: your messages, its replies 
 KL: The distance between what two models say, in nats per token: 0 is the same model. ruvmlx keeps
     what was learned below a limit, and shows the share of it that is used (the allowed change).
 log-probability: How likely the model finds a text, per token: -0.1 is very likely, -3 is not.
+preference: Your choice between two replies to one question, or your own version of a reply. The
+    model learns from it at once, as from a rating.
 rating: Your opinion of a reply: good, bad, or 1 to 5 stars. The model learns from it at once.
 system prompt: A text that the model reads before the chat, for example "Answer briefly". /system
     sets it, /prompt shows all that the model reads.

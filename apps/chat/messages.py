@@ -143,6 +143,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         self.message_id: int | None = None
         self.copied = 0  # the number of the reply's code block that was copied last, from 1; 0: none
         self._effect_of = 0  # the adapter version whose effect the text `effect` describes
+        self.coming_rating = ""  # the rating that is being stored; "": none is
         # the text `effect` while this reply's rating is the newest feedback, and after newer feedback
         self._effects = ("", "")
 

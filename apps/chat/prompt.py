@@ -209,7 +209,7 @@ class Prompt(OrderedKeys, TextArea):
         self.set_aside()
         self.text = text
         self.move_cursor(self.document.end)
-        self.focus()
+        self.screen.set_focus(self)
 
     def begin_edit(self, text: str, heading: str = EDITING) -> None:
         """Put an earlier message into the input, where the user can edit it. `end_edit` shows the draft
@@ -220,7 +220,7 @@ class Prompt(OrderedKeys, TextArea):
         self.text, self._doing = text, heading
         self._head()
         self.move_cursor(self.document.end)
-        self.focus()
+        self.screen.set_focus(self)
 
     def end_edit(self) -> None:
         if self._aside is not None:

@@ -166,6 +166,8 @@ def use_adapter(name: str, new: bool, as_json: bool, **flags: Any) -> None:
             f"{unknown_adapter(name, known)} `ruvmlx adapters use {name} --new` creates it "
             "and uses it from then on."
         )
+    if name not in (*known, *BUILT_IN):
+        opened.store.adapters.begin(opened.model.fingerprint, name)
     path = settings_file.save("adapter", name)
     note_setting("adapter", name)
     setting = config.resolve()["adapter"]

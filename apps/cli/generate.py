@@ -64,7 +64,8 @@ def generate(
 
     if (prompt is None) == (prompts is None):
         raise UsageError(
-            'give either a prompt or --prompts FILE, as in `ruvmlx generate "Name three rivers."`; '
+            "give either a prompt (- reads it from a pipe) or --prompts FILE, as in "
+            '`ruvmlx generate "Name three rivers."`; '
             "`ruvmlx generate --help` has more examples."
         )
     if out is not None and prompts is None:

@@ -124,10 +124,12 @@ def undo(as_json: bool, **flags: Any) -> None:
 
 
 def _undone_line(kind: str) -> str:
-    """Return sentences about what `undo` took back. kind: "rating" or "preference"."""
-    if kind == "preference":
-        return "Your newest choice between two replies no longer counts."
-    return "Your newest rating no longer counts. An older rating of the same reply counts again."
+    """Return a sentence about what `undo` took back. kind: `LearnStatus.undone`."""
+    return {
+        "preference": "Your newest choice between two replies no longer counts.",
+        "change of a rating": "Your newest change of a rating, or its reason, no longer counts; the rating "
+        "before it counts again.",
+    }.get(kind, "Your newest rating no longer counts.")
 
 
 @learn.command()

@@ -36,7 +36,8 @@ class LearnStatus:
     pending: the number of ratings and preferences that are newer than the newest base LoRA
     consolidations: the number of new base LoRAs among the versions that led to the version in use
     last: the newest finished consolidation, promoted or refused
-    undone: the kind of feedback that `undo` took back: "rating" or "preference"
+    undone: what `undo` took back: "rating", "change of a rating" (a reason, or another rating of a reply that
+        was rated before) or "preference"
     kl: the KL divergence of the adapter from the original model; kl_cap: the maximum KL that learning allows
         (both in nats per token on the reference text)
     """
@@ -219,6 +220,7 @@ class AdapterHistory:
         NotFound if there is no rating and no preference in force, or if the weights before it are no longer
         stored.
         """
+        before = self.status()
         with self._store.transaction():
             rated = self._store.ratings.last_version(*self._key, self.version())
             version = max(rated, self.pairs.last_version())
@@ -227,7 +229,9 @@ class AdapterHistory:
             self._store.versions.move_head(
                 *self._key, self._store.versions.parent_of(*self._key, version), "undo"
             )
-        return replace(self.status(), undone="rating" if version == rated else "preference")
+        found = self.status()
+        rating = "rating" if found.ratings < before.ratings else "change of a rating"
+        return replace(found, undone=rating if version == rated else "preference")
 
     def newest_feedback(self) -> str | None:
         """Return the id of the reply whose rating or preference `undo` takes back; of a preference, the id of

@@ -29,7 +29,8 @@ class NamedRow:
 
 
 class Adapters:
-    """This class manages named adapters. An adapter exists once it has a version."""
+    """This class manages named adapters. An adapter exists once it has a version, or once `begin` has begun
+    it."""
 
     def __init__(
         self,
@@ -65,6 +66,11 @@ class Adapters:
         if not found:
             raise NotFound(f"this model has no adapter {name!r}; `ruvmlx adapters ls` lists its adapters.")
         return found[0]
+
+    def begin(self, fingerprint: str, name: str) -> None:
+        """Make an adapter of version 0, the original model, if the model has no adapter with this name."""
+        with self._db.transaction():
+            self._db.execute("INSERT OR IGNORE INTO adapter_heads VALUES (?, ?, 0)", fingerprint, name)
 
     def add(
         self, fingerprint: str, name: str, state: bytes, base: bytes | None, kl: float, norm: float
@@ -116,7 +122,7 @@ class Adapters:
         return row
 
     def _refuse_existing(self, fingerprint: str, name: str) -> None:
-        if any(row.name == name for row in self.all(fingerprint)):
+        if self._db.row("SELECT 1 FROM adapters WHERE fingerprint = ? AND name = ?", fingerprint, name):
             raise UsageError(
                 f"there is an adapter {name!r} already; choose another name, or remove it first."
             )

@@ -12,6 +12,7 @@ from ruvmlx.apps.chat.steps.models import use_adapter
 from ruvmlx import settings as config
 
 from ..lora.test_residency import with_two_adapters
+from ..test_runtime import say
 from .helpers import ask, chatting, screen_text, until
 from .scripted import ScriptedRuntime
 
@@ -62,3 +63,18 @@ def test_words_that_are_no_name_begin_no_adapter(word):
     """F4 offers no new adapter for them: the list then says that nothing matches."""
     assert models.new_adapter_line(word) == ""
     assert models.new_adapter_line("work") == "Start a new one: work"
+
+
+def test_a_new_adapter_is_listed_before_it_learns(open_tiny, capsys):
+    """It is found again after a switch to another one, and an import can still take its name."""
+    with open_tiny() as runtime:
+        state = ChatState(ChatOptions())
+        use_adapter(runtime, state, "home new")
+        use_adapter(runtime, state, "default")
+        assert [row.name for row in runtime.adapters()] == ["home"] and runtime.adapters()[0].version == 0
+        assert "home@0" in use_adapter(runtime, state, "home").words
+        use_adapter(runtime, state, "home new")  # once more changes nothing
+        assert len(runtime.adapters()) == 1
+        say(runtime, runtime.chats.new_chat(), "hello")
+        runtime.rate("last", "down")
+        assert [(row.name, row.version) for row in runtime.adapters()] == [("home", 1)]

@@ -61,7 +61,7 @@ async def test_choosing_a_reply_prefers_it_to_the_other(chatting, rated_chat, mo
         assert reply.message_id == candidates[side].message and reply.rating is None
         assert reply.branch[1] == 3
         await until(pilot, lambda: "◆ preferred" in screen_text(app))
-        await until(pilot, lambda: compare.SIDES[1 - side] in screen_text(app))
+        await until(pilot, lambda: compare.choice_text(candidates[side]) in screen_text(app))
         turns = await app.host.call(lambda runtime: runtime.chats.turns(rated_chat))
         assert turns[-1].id == candidates[side].message
         other = {c.message for c in candidates} - {turns[-1].id}
@@ -126,7 +126,7 @@ async def test_a_stopped_comparison_leaves_nothing_to_choose(chatting, rated_cha
         await until(pilot, lambda: app.phase == "idle" and not isinstance(app.screen, CompareScreen))
         assert shown_texts(app)[2] == "Which way?"
         await send(app, pilot, "/choose 1")
-        await until(pilot, lambda: "no two replies" in screen_text(app))
+        await until(pilot, lambda: "for the two replies of /compare" in screen_text(app))
 
 
 async def test_without_anything_learned_there_is_nothing_to_compare(chatting):  # noqa: F811
@@ -200,7 +200,7 @@ async def test_the_effect_is_shown_side_by_side_with_names(chatting, rated_chat,
         assert await app.host.call(lambda runtime: runtime.status().preferences) == 0
         await until(pilot, lambda: "‹ 1/3 ›" in screen_text(app))  # the reply that was shown before
         await send(app, pilot, "/choose 1")
-        await until(pilot, lambda: "no two replies to choose from" in screen_text(app))
+        await until(pilot, lambda: "for the two replies of /compare" in screen_text(app))
 
 
 def test_plain_mode_names_both_sides(open_tiny, rated_chat):

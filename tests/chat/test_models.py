@@ -7,6 +7,7 @@ import time
 import pytest
 from ruvmlx.apps.chat import models
 from ruvmlx.apps.chat.app import ChatApp
+from ruvmlx.apps.chat.compare import Candidate, ReplyComparison
 from ruvmlx.apps.chat.messages import Notice
 from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.picker_screen import PickerScreen
@@ -229,10 +230,10 @@ async def test_only_adapters_of_this_model_can_be_selected(chatting):
 async def test_a_change_of_the_model_ends_a_comparison(chatting):
     async with chatting(WIDE) as (app, pilot):
         await ask(app, pilot, "Hello")
-        app.chat.state.candidates = ["left", "right"]
+        app.chat.state.comparison = ReplyComparison([Candidate(1, True), Candidate(2, False)], 2)
         await send(app, pilot, f"/model {TWO}")
         await wait_for_model(app, pilot, TWO)
-        assert app.chat.state.candidates == []
+        assert app.chat.state.comparison == ReplyComparison()
 
 
 @BOTH_SIZES

@@ -1,10 +1,12 @@
 """Keys that arrive at once, as over a slow connection: each acts before the next."""
 
+import time
+
 import pytest
 from ruvmlx.apps.chat.ordered_keys import OrderedInput
 from textual import events
 
-from .helpers import chatting, until
+from .helpers import ask, chatting, until
 from .scripted import ScriptedRuntime
 
 LEFT, HOME, BACK = "left", "home", "backspace"
@@ -47,3 +49,51 @@ async def test_the_keys_of_a_list_keep_their_order(key):
         await until(pilot, lambda: len(field.value) >= 4)
         await pilot.pause(0.1)
         assert field.value == "athe"
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        (["tab", *"save"], "save"),
+        (["tab", *"please tell me more"], "please tell me more"),
+        (["tab", "up", *"what"], "what"),
+        (["tab", "escape", *"rule"], "rule"),
+    ],
+)
+async def test_letters_after_the_first_one_are_text(keys, text):
+    """A letter without a binding leaves the choice of a reply; the keys that follow at once do not act."""
+    async with chatting(ScriptedRuntime(["One."], ["Two."])) as (app, pilot):
+        replies = [await ask(app, pilot), await ask(app, pilot)]
+        send_at_once(app, keys)
+        await until(pilot, lambda: app.chat.prompt.text == text)
+        await pilot.pause(0.1)
+        assert app.chat.prompt.text == text and app.chat.editing is None and app.focused is app.chat.prompt
+        assert len(app.chat.transcript.replies) == 2 and not any(reply.rating for reply in replies)
+
+
+async def test_keys_after_tab_rate_the_reply_that_they_chose():
+    async with chatting(ScriptedRuntime(["One."], ["Two."])) as (app, pilot):
+        first, second = await ask(app, pilot), await ask(app, pilot)
+        send_at_once(app, ["tab", "up", "2"])
+        await until(pilot, lambda: first.rating == "2")
+        assert second.rating is None and app.chat.prompt.text == ""
+
+
+async def test_a_reason_waits_for_its_rating(monkeypatch):
+    """The keys - and > at once, or while the rating is being stored."""
+    runtime = ScriptedRuntime(["One."])
+    rate, given = runtime.rate, []
+
+    def rate_slowly(*arguments, **options):
+        time.sleep(0.3)
+        return rate(*arguments, **options)
+
+    runtime.rate = rate_slowly
+    async with chatting(runtime) as (app, pilot):
+        reply = await ask(app, pilot)
+        monkeypatch.setattr(
+            runtime.choices, "give_reason", lambda *said: given.append(said) or rate(said[0], "down")
+        )
+        send_at_once(app, ["tab", "minus", "greater_than_sign"])
+        await until(pilot, lambda: given)
+        assert given == [(reply.reply_id, "long")] and app.chat.prompt.text == ""

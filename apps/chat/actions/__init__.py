@@ -158,7 +158,8 @@ class Actions:
             return session and idle and bool(chat.transcript.replies)
         if what == "rate.give_reason":
             reply = chat.chosen_reply()
-            return reply is not None and reply.rating in BAD and not self.rate.is_too_early
+            rating = reply and (reply.coming_rating or reply.rating)
+            return rating in BAD and not self.rate.is_too_early
         if what == "draft.complete_or_choose":
             return bool(chat.suggestions.rows) or self.offers("select.select")
         if what in ("rate.rate", "select.select"):
@@ -181,6 +182,7 @@ class Actions:
 
         outcome, standing = await self._chat.host.call_between(work)
         if standing:
+            self._chat.status.message = ""  # what a rating changed: another adapter or version is in use now
             self.rate.show(standing)
         await self._show(outcome)
 

@@ -21,6 +21,8 @@ from .. import keys
 from ..context import ChatContext, StatusWatch
 from ..messages import Notice
 
+OFFLINE = "HF_HUB_OFFLINE is set, so no model can be fetched; these models are here"
+
 
 class _FetchWatch(Watch):
     """An observer that shows the progress of a download in the status line. If the chat ends, the observer
@@ -87,6 +89,8 @@ class FetchActions:
         elif self._offer is not None:
             self.fetch(self._offer.name)
         else:
+            if offline():
+                self._chat.status.flash(OFFLINE)
             self._choose()
 
     def fetch(self, name: str) -> None:

@@ -1,6 +1,7 @@
 """This module handles ratings in the app. The module gives the user's ratings to the runtime, and shows the
 ratings that the store (the database) has. Other processes can also write ratings into the store."""
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable
@@ -14,7 +15,7 @@ from ruvmlx.sona.adapter_history import AdapterHistory
 from .. import describe, keys
 from ..arguments import parse_rating, parse_reason
 from ..context import ChatContext, StatusWatch
-from ..messages import Notice
+from ..messages import Notice, ReplyMessage
 from ..view_model import RatingPlace, Standing
 from .panel import PanelActions
 
@@ -27,27 +28,33 @@ class RateActions:
     def __init__(self, chat: ChatContext, panel: PanelActions) -> None:
         self._chat, self._panel = chat, panel
         self.looked_at = time.monotonic()
+        self._in_order = asyncio.Lock()  # a reason waits for its rating
 
     def rate_as_typed(self, argument: str) -> None:
         self.rate(*parse_rating(argument))
 
     def rate(self, rating: str, note: str = "") -> None:
         """Rate the chosen reply: the selected reply, or else the newest reply."""
-        self._chat.start(lambda: self._rate(rating, note))
+        reply = self._reply_to_rate()
+        if reply:
+            reply.coming_rating = rating
+            self._chat.start(lambda: self._rate(reply, rating, note))
 
-    async def _rate(self, rating: str, note: str) -> None:
+    async def _rate(self, reply: ReplyMessage, rating: str, note: str) -> None:
         watch = StatusWatch(self._chat.status)
-        await self._learn(lambda runtime, reply_id: runtime.rate(reply_id, rating, note, watch=watch), watch)
+        await self._learn(
+            reply, lambda runtime, reply_id: runtime.rate(reply_id, rating, note, watch=watch), watch
+        )
         watch.end()
 
     def give_reason_as_typed(self, argument: str) -> None:
         self.give_reason(parse_reason(argument))
 
     def give_reason(self, reason: str) -> None:
-        """Add a reason to the bad rating that the user gave the chosen reply."""
-        self._chat.start(
-            lambda: self._learn(lambda runtime, reply_id: runtime.choices.give_reason(reply_id, reason))
-        )
+        """Add a reason to the bad rating that the user gave the chosen reply, or that is being stored."""
+        if reply := self._reply_to_rate():
+            give = lambda runtime, reply_id: runtime.choices.give_reason(reply_id, reason)  # noqa: E731
+            self._chat.start(lambda: self._learn(reply, give))
 
     def take_back(self) -> None:
         """Take back the rating of the selected reply. If this reply has no rating, say where the newest
@@ -75,21 +82,29 @@ class RateActions:
                 self.show(standing)
             chat.status.flash(said, EFFECT_SHOWN)
 
-    async def _learn(self, learn: Callable[[Runtime, str], RatingResult], watch: Watch = QUIET) -> None:
-        """Rate the chosen reply by a call of `learn(runtime, reply_id)`, and show what the rating changed.
-        watch: gets the progress if the model must be measured first."""
-        chat = self._chat
-        reply = None if self.is_too_early else chat.chosen_reply()
+    def _reply_to_rate(self) -> ReplyMessage | None:
+        """Return the chosen reply. If there is none, or if a rating must wait, say so and return None."""
+        reply = None if self.is_too_early else self._chat.chosen_reply()
         if reply is None or reply.reply_id is None:
-            is_growing = chat.phase == "replying" and not chat.selected_reply()
-            chat.status.flash(STILL_WRITTEN if is_growing else "There is no reply to rate yet")
-            return
-        reply_id, session, limit = reply.reply_id, chat.state.session, chat.reply_limit
+            is_growing = self._chat.phase == "replying" and not self._chat.selected_reply()
+            self._chat.status.flash(STILL_WRITTEN if is_growing else "There is no reply to rate yet")
+            return None
+        return reply
+
+    async def _learn(
+        self, reply: ReplyMessage, learn: Callable[[Runtime, str], RatingResult], watch: Watch = QUIET
+    ) -> None:
+        """Rate a reply by a call of `learn(runtime, reply_id)`, and show what the rating changed. watch: gets
+        the progress if the model must be measured first."""
+        chat, reply_id = self._chat, reply.reply_id
+        assert reply_id is not None
+        session, limit = chat.state.session, chat.reply_limit
         reply.progress = "rating"
-        done = await chat.attempt_measured(
-            lambda runtime: (learn(runtime, reply_id), Standing.of(runtime, session, limit)), watch
-        )
-        reply.progress = ""
+        async with self._in_order:
+            done = await chat.attempt_measured(
+                lambda runtime: (learn(runtime, reply_id), Standing.of(runtime, session, limit)), watch
+            )
+        reply.progress = reply.coming_rating = ""
         if done:
             chat.state.lesson = done[0]
             self.ask_why_no_more()

@@ -19,7 +19,7 @@ class SelectActions:
         if step < 0 and transcript.has_earlier and reply is transcript.replies[0]:
             self._chat.start(partial(self._select_earlier, reply, step))
         else:
-            transcript.neighbour(reply, step).focus()
+            self._chat.app.screen.set_focus(transcript.neighbour(reply, step))
 
     async def _select_earlier(self, reply: ReplyMessage, step: int) -> None:
         await self._chat.transcript.load_earlier()

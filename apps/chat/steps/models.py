@@ -29,6 +29,8 @@ def use_adapter(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     if argument:
         name = models.find_adapter(argument, runtime)
         runtime.learning.use(name)
+        if name is not None and argument != name:  # "NAME new"
+            runtime.store.adapters.begin(runtime.model.fingerprint, name)
         state.lesson = None  # the former adapter learned it
         kept = models.remember_adapter(name) if state.options.keeps_adapter else ""
     said = " ".join(filter(None, (describe.adapter(runtime), kept)))
