@@ -1,0 +1,137 @@
+"""One model over two or three processes writes what it writes in one: caches, adapters, ratings, batches.
+
+Each check was seen to fail with a sum left out, and with a rank's part of the heads exchanged.
+"""
+
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ruvmlx.models.load import load_model
+from tests.models.make_gguf import make_gguf_model
+from tests.models.make_models import make_safetensors_model
+
+from .shared_model import (
+    PROMPT,
+    SMALL,
+    WAIT,
+    Pair,
+    assert_same,
+    go_on,
+    greedy,
+    joined_ranks,
+    random_base,
+    random_micro,
+)
+
+K_QUANT = {"hidden_size": 256, "n_heads": 8, "n_kv_heads": 2, "head_dim": 64, "intermediate_size": 768}
+SHAPES = {
+    "llama": {"dtype": "float32"},
+    "mistral": {"sliding_window": 64},
+    "qwen2": {"family": "qwen2", "dtype": "bfloat16"},
+    "qwen3-norms": {"family": "qwen3"},
+    "all-biases": {"attention_bias": True, "mlp_bias": True, "tie": True},
+    "4-bit": {"bits": 4},  # 192 neurons in groups of 64: one rank gets 64, the other 128
+}
+
+
+@pytest.fixture(scope="module")
+def two():
+    with joined_ranks(2):
+        yield
+
+
+@pytest.fixture(scope="module")
+def pair(two, tmp_path_factory):
+    return Pair(make_safetensors_model(tmp_path_factory.mktemp("sharded") / "m"))
+
+
+@pytest.mark.parametrize("policy", [None, SMALL], ids=["plain", "tiered"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_same_tokens(two, tmp_path, shape, policy):
+    pair = Pair(make_safetensors_model(tmp_path / "m", **SHAPES[shape]))
+    assert_same(pair, lambda backend: greedy(backend, policy))
+
+
+@pytest.mark.parametrize("quant", ["Q4_K", "Q6_K", "Q5_0", "Q8_0", "F16"])
+def test_gguf_blocks_are_cut_at_their_bounds(two, tmp_path, quant):
+    pair = Pair(make_gguf_model(tmp_path / "m.gguf", quant=quant, n_layers=1, **K_QUANT))
+    assert_same(pair, lambda backend: greedy(backend, SMALL, n=4))
+
+
+def test_adapters(pair):
+    """MicroLoRA in the head; a base LoRA of all matrices, with 32 and 4 bits; and without them again."""
+    micro = random_micro(pair.model)
+    before = greedy(pair.many)
+    for base in (None, random_base(pair.model), random_base(pair.model, packed=True), None):
+        for backend in pair.both:
+            backend.set_lora(base)
+        assert_same(pair, lambda backend: greedy(backend, SMALL, micro))
+    after = greedy(pair.many)
+    assert before[0] == after[0]
+    np.testing.assert_array_equal(before[1], after[1])
+
+
+def test_a_batch_of_plain_and_tiered_caches(pair):
+    def run(backend):
+        caches = [backend.new_cache(policy) for policy in (None, SMALL, SMALL, None)]
+        for i, cache in enumerate(caches):
+            backend.prefill(PROMPT[i : 150 + 7 * i], cache)
+        for token in (5, 6, 7):
+            steps = backend.decode_batch([token + i for i in range(4)], caches)
+        return [int(step.logits.argmax()) for step in steps], np.stack([step.logits for step in steps])
+
+    assert_same(pair, run)
+
+
+@pytest.mark.parametrize("policy", [None, SMALL], ids=["plain", "tiered"])
+def test_trims_forks_dumps_and_restores(pair, policy):
+    def run(backend):
+        cache = backend.new_cache(policy)
+        backend.prefill(PROMPT, cache)
+        other = cache.fork()
+        assert cache.trim(9)
+        cache_tokens = go_on(backend, cache, backend.prefill(PROMPT[cache.offset :][:5], cache).logits, 70)
+        dump = other.dump()
+        data = io.BytesIO(b"".join(bytes(part) for part in dump.parts))
+        assert len(data.getvalue()) == dump.nbytes
+        restored = backend.new_cache(policy)
+        restored.restore(dump.facts, data.read)
+        del other
+        assert restored.offset == len(PROMPT)
+        tokens, logits = go_on(backend, restored, backend.decode(3, restored).logits)
+        return cache_tokens[0] + tokens, logits
+
+    assert_same(pair, run)
+
+
+def test_a_dump_of_other_ranks_is_refused(pair):
+    cache = pair.many.new_cache()
+    pair.many.prefill(PROMPT[:9], cache)
+    facts = cache.dump().facts
+    with pytest.raises(ValueError, match="ranks"):
+        pair.many.new_cache().restore(facts | {"ranks": facts["ranks"][:1]}, lambda n: b"")
+
+
+def test_three_processes(tmp_path):
+    folder = make_safetensors_model(tmp_path / "m", n_layers=1, n_heads=6, n_kv_heads=3)
+    words = [sys.executable, "-m", "tests.backends.shared_model", str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=4 * WAIT)
+    assert done.stdout.strip() == "the same", done.stderr
+
+
+def test_shards_hold_the_model_once(tmp_path):
+    """The parts of all ranks together are the whole matrices, and a bias of a sum is in one part."""
+    from ruvmlx.backends.sharded.shard import Part
+
+    model = load_model(str(make_safetensors_model(tmp_path / "m", attention_bias=True, mlp_bias=True)))
+    whole = model.load_weights()
+    shards = [Part.of(model, rank, 2).shard(model).load_weights() for rank in (0, 1)]
+    for name, axis in (("self_attn.k_proj.weight", 0), ("mlp.down_proj.weight", 1), ("mlp.up_proj.bias", 0)):
+        name = f"model.layers.1.{name}"
+        np.testing.assert_array_equal(np.concatenate([s[name] for s in shards], axis), whole[name])
+    assert ["model.layers.0.self_attn.o_proj.bias" in shard for shard in shards] == [True, False]
+    assert "lm_head.weight" not in shards[1]
