@@ -5,6 +5,7 @@ in a process: `python -m tests.backends.shared_model FOLDER` runs the same scena
 """
 
 import contextlib
+import itertools
 import json
 import os
 import subprocess
@@ -15,13 +16,18 @@ from pathlib import Path
 
 import numpy as np
 
-from apps.cli.launch import _free_ports, _start_values
+from apps.cli.launch import _drop_library_lines, _free_ports, _start_values
 from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.backends.sharded import cluster, place
+from ruvmlx.engine import GenerationRequest
+from ruvmlx.errors import RuvmlxError
 from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.lora.base_lora import MODULES, BaseLoRA, place_shape
 from ruvmlx.lora.micro_lora import MicroLoRA
 from ruvmlx.models.load import load_model
+from ruvmlx.runtime import Runtime
+from ruvmlx.settings import Settings
+from tests.test_runtime import say
 
 SMALL = TierPolicy("tiered", (64, 128))  # pages of all tiers after few tokens
 PROMPT = [int(t) for t in np.random.default_rng(7).integers(0, 320, 230)]
@@ -131,7 +137,32 @@ def check_all(folder: Path) -> None:
     assert_same(pair, lambda backend: greedy(backend, SMALL, n=4))
 
 
-if __name__ == "__main__":
+def ask_for_ever(folder: str) -> None:
+    """Open a runtime as rank 0 and write replies until an error. Say when the first prompt is being read."""
+    settings = Settings(model=folder, kv_disk=10)
+    with Runtime.open(settings) as runtime:
+        chat = runtime.chats.new_chat()
+        say(runtime, chat, "hello", n=2)
+        for i in itertools.count():
+            request = GenerationRequest(prompt=f"{i} " + "hello " * 200, max_new_tokens=9)
+            for _ in runtime.writer.generate(request):
+                if not i:
+                    print("reading", flush=True)
+
+
+def start_asking(folder: Path) -> subprocess.Popen:
+    """Start `ask_for_ever` in a process of its own, inside of `ranks`."""
+    words = [sys.executable, "-m", "tests.backends.shared_model", "ask", str(folder)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+if __name__ == "__main__" and sys.argv[1] == "ask":
+    _drop_library_lines()
+    try:
+        ask_for_ever(sys.argv[2])
+    except RuvmlxError as error:
+        sys.exit(f"ruvmlx: {error}")
+elif __name__ == "__main__":
     with joined_ranks(3):
         check_all(Path(sys.argv[1]))
     print("the same")

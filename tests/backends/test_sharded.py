@@ -6,11 +6,19 @@ Each check was seen to fail with a sum left out, and with a rank's part of the h
 import io
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ruvmlx.backends.sharded import cluster
+from ruvmlx.backends.sharded.cluster import PeerRefused
+from ruvmlx.backends.sharded.shard import Part
+from ruvmlx.errors import UnsupportedModel
 from ruvmlx.models.load import load_model
+from ruvmlx.pausing import MemoryRanOut
+from ruvmlx.training.trainer import Trainer
 from tests.models.make_gguf import make_gguf_model
 from tests.models.make_models import make_safetensors_model
 
@@ -125,8 +133,6 @@ def test_three_processes(tmp_path):
 
 def test_shards_hold_the_model_once(tmp_path):
     """The parts of all ranks together are the whole matrices, and a bias of a sum is in one part."""
-    from ruvmlx.backends.sharded.shard import Part
-
     model = load_model(str(make_safetensors_model(tmp_path / "m", attention_bias=True, mlp_bias=True)))
     whole = model.load_weights()
     shards = [Part.of(model, rank, 2).shard(model).load_weights() for rank in (0, 1)]
@@ -135,3 +141,34 @@ def test_shards_hold_the_model_once(tmp_path):
         np.testing.assert_array_equal(np.concatenate([s[name] for s in shards], axis), whole[name])
     assert ["model.layers.0.self_attn.o_proj.bias" in shard for shard in shards] == [True, False]
     assert "lm_head.weight" not in shards[1]
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"fingerprint": "0" * 64}, "has other weights"),
+        ({"path": Path("/nowhere"), "name": "no/such-model"}, "it has no model no/such-model"),
+    ],
+)
+def test_a_rank_without_the_same_model_is_refused(pair, change, said):
+    with pytest.raises(PeerRefused, match=f"rank 1 .*{said}"):
+        cluster.open_leader(replace(pair.model, **change), 1)
+
+
+@pytest.mark.parametrize(
+    "shape, n, said",
+    [
+        ({}, 3, "4 heads and 2 key-value heads. Try 2 machines"),
+        ({"family": "mpt", "intermediate_size": 256, "head_dim": 16}, 2, "ALiBi"),
+        ({"bits": 4, "group_size": 32, "head_dim": 16, "n_heads": 2}, 2, "o_proj has blocks of 32 columns"),
+    ],
+)
+def test_a_model_that_cannot_be_divided_is_refused(tmp_path, shape, n, said):
+    model = load_model(str(make_safetensors_model(tmp_path / "m", **shape)))
+    with pytest.raises(UnsupportedModel, match=said):
+        Part.of(model, 1, n)
+
+
+def test_training_needs_the_whole_model(pair):
+    with pytest.raises(MemoryRanOut, match="training needs the whole model in one process"):
+        Trainer(pair.model, backend=pair.many)

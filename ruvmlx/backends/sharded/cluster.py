@@ -120,6 +120,6 @@ def _checked_rank(hello: dict[str, Any], sock: socket.socket, place: Place, addr
 
 def _refuse(sock: socket.socket, line: str) -> None:
     with contextlib.suppress(OSError):
-        sock.sendall(messages.encode({"do": "failed", "line": line}))
+        sock.sendall(messages.encode({"do": "refused", "line": line}))
     sock.close()
     raise PeerRefused(line)

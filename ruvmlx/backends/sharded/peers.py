@@ -35,6 +35,7 @@ class Link:
     def __init__(self, sock: socket.socket, name: str, on_loss: Callable[["Link"], None]):
         self._sock, self.name, self._on_loss = sock, name, on_loss
         self.lost = ""  # why the other end is lost; "": it is there
+        self._is_refusal = False  # True if `lost` is a whole line: rank 0 refused this rank
         self.ended = False  # True if the other end said that it ends
         self._sending, self._closed = threading.Lock(), threading.Event()
         self._inbox: queue.SimpleQueue[tuple[dict[str, Any], bytes] | None] = queue.SimpleQueue()
@@ -67,7 +68,9 @@ class Link:
 
     @property
     def line(self) -> str:
-        return f"{self.name} is lost: {self.lost}. Start `ruvmlx launch` again."
+        if self._is_refusal:
+            return self.lost
+        return f"{self.name} is lost: {self.lost.rstrip('.')}. Start `ruvmlx launch` again."
 
     def close(self, goodbye: bool = True) -> None:
         """End the connection. goodbye: tell the other end, which else would report a loss."""
@@ -92,8 +95,9 @@ class Link:
                 if facts.get("do") == "end":
                     self.ended = True
                     break
-                if facts.get("do") == "failed":
-                    self._lose(str(facts["line"]).rstrip("."))
+                if facts.get("do") in ("failed", "refused"):
+                    self._is_refusal = facts["do"] == "refused"
+                    self._lose(str(facts["line"]))
                     break
                 if facts.get("do") != "beat":
                     self._inbox.put((facts, data))
@@ -170,8 +174,11 @@ class Peers:
             raise PeerLost(f"the machines are out of step: {self.broken}. Start `ruvmlx launch` again.")
 
     def close(self) -> None:
+        """End all connections. MLX waits for its sockets at the end of the process, so they are closed, too."""
         for link in self.links:
             link.close()
+        if self.ring is not None:
+            self.ring.break_off()
 
     @contextmanager
     def step(self) -> Iterator[None]:
