@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -28,6 +28,8 @@ from .verb import Verb
 VERBS_OVER_RANKS = ("chat", "generate", "serve", "bench")
 MOST_RANKS = 64
 LIBRARIES = (b"[ring]", b"[jaccl]", b"[mpi]")  # how MLX's lines on standard error begin
+# Leave the chat's screen: show the cursor, and end the reports of the mouse and of pasted text.
+LEAVE_SCREEN = "\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[<u"
 END = 10.0  # seconds in which the other ranks must end after rank 0
 STDIO = "RUVMLX_LAUNCH_STDIO"  # the path of the socket from which rank 0 takes the launcher's terminal
 
@@ -75,12 +77,16 @@ def launch(
 
 def _run_rank(command: Sequence[str]) -> int:
     """Run this process's rank: the verb itself, or the loop that computes a shard."""
-    with contextlib.ExitStack() as stack:
-        if path := os.environ.get(STDIO):
-            if place.Place.of_environment().rank == 0:
-                stack.callback(_take_stdio(path).close)
-        _drop_library_lines()
-        return _run_verb(command) if place.Place.of_environment().rank == 0 else _follow()
+    path, rank = os.environ.get(STDIO), place.Place.of_environment().rank
+    launcher = _take_stdio(path) if path and rank == 0 else None
+    _drop_library_lines()
+    if rank:
+        _follow()
+    code = _run_verb(command)
+    if launcher is not None:
+        launcher.sendall(bytes([code]))
+        launcher.close()
+    return code
 
 
 def _run_verb(command: Sequence[str]) -> int:
@@ -93,12 +99,16 @@ def _run_verb(command: Sequence[str]) -> int:
     return run()
 
 
-def _follow() -> int:
+def _follow() -> NoReturn:
     from ruvmlx.backends.sharded.follower import follow
+    from ruvmlx.backends.sharded.peers import end_process
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    follow(place.Place.of_environment())
-    return 0
+    try:
+        follow(place.Place.of_environment())
+    except RuvmlxError as error:
+        end_process(str(error))
+    os._exit(0)  # without the end of MLX's threads, which can wait for rank 0
 
 
 def _drop_library_lines() -> None:
@@ -141,10 +151,12 @@ def _launch_here(n: int, command: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="ruvmlx-launch-") as folder:
         hostfile = Path(folder) / "hosts.json"
         hostfile.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in _free_ports(n)]))
-        env = os.environ | _start_values("127.0.0.1", n, "ring") | {"MLX_HOSTFILE": str(hostfile)}
+        last = Path(folder) / "last"
+        env = os.environ | _start_values("127.0.0.1", n, "ring")
+        env |= {"MLX_HOSTFILE": str(hostfile), place.LAST_LINE: str(last)}
         env.setdefault("RUVMLX_THREADS", str(max(1, (os.cpu_count() or 1) // n)))
         words = [*_program(sys.executable), "launch", "--as-rank", "--", *command]
-        with _followers(n, words, env, Path(folder)) as others:
+        with _restored_terminal(last), _followers(n, words, env, Path(folder)) as others:
             first = subprocess.Popen(words, env=env | {"MLX_RANK": "0"})
             return _wait(first, others)
 
@@ -173,6 +185,23 @@ def _followers(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+@contextlib.contextmanager
+def _restored_terminal(last: Path) -> Iterator[None]:
+    """After the block, if rank 0 ended itself, restore the terminal and raise an error with its last line."""
+    import termios
+
+    shown = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+    before = termios.tcgetattr(0) if shown else None
+    yield
+    if not last.exists():
+        return
+    if before is not None:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
+        sys.stdout.write(LEAVE_SCREEN)
+        sys.stdout.flush()
+    raise RuvmlxError(last.read_text())
 
 
 def _wait(first: subprocess.Popen[bytes], others: Sequence[tuple[subprocess.Popen[bytes], Path]]) -> int:
@@ -253,18 +282,19 @@ def _launch_hosts(hosts: Sequence[Mapping[str, Any]], backend: str, python: str 
     with tempfile.TemporaryDirectory(prefix="ruvmlx-launch-") as folder:
         hostfile, stdio = Path(folder) / "hosts.json", Path(folder) / "stdio"
         hostfile.write_text(json.dumps(hosts))
-        values = _start_values(hosts[0]["ips"][0], len(hosts), backend) | {STDIO: str(stdio)}
+        values = _start_values(hosts[0]["ips"][0], len(hosts), backend) | {STDIO: str(stdio), place.LAST_LINE: f"{folder}/last"}
         kept = {name: value for name, value in os.environ.items() if name.startswith("RUVMLX_")}
         env = [word for name, value in (kept | values).items() for word in ("--env", f"{name}={value}")]
         words = [program, "--backend", backend, "--hostfile", str(hostfile), *env]
         if backend == "ring":
             words += ["--starting-port", str(_free_ports(1)[0])]
         words += ["--", *_program(python or sys.executable), "launch", "--as-rank", "--", *command]
-        return _run_mlx_launch(words, stdio, Path(folder) / "errors")
+        with _restored_terminal(Path(folder) / "last"):
+            return _run_mlx_launch(words, stdio, Path(folder) / "errors")
 
 
 def _run_mlx_launch(words: Sequence[str], stdio: Path, errors: Path) -> int:
-    """Run mlx.launch, lend rank 0 this process's standard input, output and error, and return the exit
+    """Run mlx.launch, lend rank 0 this process's standard input, output and error, and return rank 0's exit
     code."""
     with socket.socket(socket.AF_UNIX) as server, errors.open("wb") as out:
         server.bind(str(stdio))
@@ -274,16 +304,29 @@ def _run_mlx_launch(words: Sequence[str], stdio: Path, errors: Path) -> int:
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=out)
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, _: process.send_signal(number))
-        while process.poll() is None:
-            with contextlib.suppress(TimeoutError):
-                sock, _ = server.accept()
-                with sock:
-                    socket.send_fds(sock, [b"0"], [0, 1, 2])
-                    sock.settimeout(None)
-                    sock.recv(1)
-                break
-        code = process.wait()
+        code = _exit_code(server, process)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END)
+        process.kill()
+        process.wait()
+    if code is None:
+        lines = errors.read_text(errors="replace").strip().splitlines()
+        why = lines[-1] if lines else f"it ended with exit code {process.returncode}"
+        raise RuvmlxError(f"mlx.launch could not start ruvmlx on all machines: {why}. See docs/launch.md.")
     return code
+
+
+def _exit_code(server: socket.socket, process: subprocess.Popen[bytes]) -> int | None:
+    """Wait for rank 0, and return its exit code; None if rank 0 did not start."""
+    while process.poll() is None:
+        with contextlib.suppress(TimeoutError):
+            sock, _ = server.accept()
+            with sock:
+                socket.send_fds(sock, [b"0"], [0, 1, 2])
+                sock.settimeout(None)
+                said = sock.recv(1)
+                return said[0] if said else 1
+    return None
 
 
 VERBS = [launch]

@@ -95,8 +95,8 @@ class LeaderBackend(Shard):
     each step. handle: the number by which the other ranks know this model."""
 
     def __init__(self, model: Model, part: Part, peers: Peers, handle: int, **options: Any):
-        assert peers.ring is not None
-        super().__init__(model, part, peers.ring.group, **options)
+        assert peers.group is not None
+        super().__init__(model, part, peers.group, **options)
         self.shape, self.peers, self.handle = model.config, peers, handle
         self.kernels = f"{self.kernels}, over {part.ranks} machines"
 

@@ -13,12 +13,13 @@ from typing import Any
 
 from ...errors import RuvmlxError
 from ...models.config.model import Model, missing_features
+from ...platform.mx import mx
 from ...progress import QUIET, Watch
 from ..mlx.runner import default_device
 from . import messages
 from .backend import LeaderBackend
 from .forecast import Forecast
-from .peers import Peers, Ring
+from .peers import Peers
 from .place import Place, ranks
 from .shard import Part
 from .versions import installed
@@ -69,7 +70,7 @@ def joined() -> Peers:
         _accept_all(server, place, peers)
     peers.tell({"do": "ring"})
     with peers.step():
-        peers.ring = Ring(place.backend)
+        peers.group = mx.distributed.init(strict=True, backend=place.backend)
     atexit.register(peers.close)
     return peers
 

@@ -21,7 +21,7 @@ from ..mlx.runner import default_device
 from . import forecast
 from .backend import Shard
 from .messages import digest
-from .peers import Link, Peers, Ring
+from .peers import Link, Peers
 from .place import Place
 from .shard import Part
 from .versions import installed
@@ -76,7 +76,7 @@ class Follower:
     # -- models ------------------------------------------------------------------------------------
 
     def _do_ring(self, facts: dict[str, Any], data: bytes) -> None:
-        self._peers.ring = Ring(self._place.backend)
+        self._peers.group = mx.distributed.init(strict=True, backend=self._place.backend)
 
     def _do_open(self, facts: dict[str, Any], data: bytes) -> None:
         """Find the model of rank 0, and answer why this rank cannot run it, or ""."""
@@ -100,12 +100,12 @@ class Follower:
     def _do_load(self, facts: dict[str, Any], data: bytes) -> None:
         from ..mlx.gpu_check import check
 
-        assert self._peers.ring is not None
+        assert self._peers.group is not None
         held, device = self._models[facts["model"]], default_device()
         options = {} if device == "cpu" else {"check": check}
         threads = facts["threads"]
         held.shard = Shard(
-            held.model, held.part, self._peers.ring.group, device=device, threads=threads, **options
+            held.model, held.part, self._peers.group, device=device, threads=threads, **options
         )
         if held.shard.pool is not None:
             held.shard.pool.pressure = lambda: 0.0  # rank 0 alone decides the level
@@ -122,9 +122,9 @@ class Follower:
         self._link.send({"speed": forecast.read_speed()})
 
     def _do_sums(self, facts: dict[str, Any], data: bytes) -> None:
-        assert self._peers.ring is not None
+        assert self._peers.group is not None
         with self._peers.step():
-            forecast.compute_sums(self._peers.ring.group, facts["width"], facts["dtype"], facts["n"])
+            forecast.compute_sums(self._peers.group, facts["width"], facts["dtype"], facts["n"])
 
     # -- steps and caches --------------------------------------------------------------------------
 

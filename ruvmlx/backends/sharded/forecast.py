@@ -61,7 +61,7 @@ class Forecast:
     @classmethod
     def measure(cls, peers: Peers, model: Model, ranks: int) -> "Forecast":
         """Measure this machine alone, then all machines at once."""
-        assert peers.ring is not None
+        assert peers.group is not None
         own = read_speed()
         peers.tell({"do": "read_speed"})
         speeds = [read_speed(), *(link.receive()[0]["speed"] for link in peers.links)]
@@ -70,7 +70,7 @@ class Forecast:
         width = model.config.hidden_size
         peers.tell({"do": "sums", "width": width, "dtype": wire, "n": SUMS})
         with peers.step():
-            seconds = compute_sums(peers.ring.group, width, wire, SUMS)
+            seconds = compute_sums(peers.group, width, wire, SUMS)
         whole = bytes_of_weights(model.types, model.bytes, model.parameters, "mlx", device)
         return cls.of(model, whole, own, speeds, seconds, cpu.memory_limit(device == "metal"))
 

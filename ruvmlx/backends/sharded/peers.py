@@ -1,27 +1,31 @@
 """This module connects rank 0 with the other ranks over TCP, and notices within seconds that a rank is lost.
 
 MLX's own connection carries the sums of each layer, and this connection all else. Each end sends a beat every
-BEAT seconds. If nothing comes for SILENCE seconds, or if the connection closes, the other end is lost. Then
-`Link.lost` has the reason, and MLX's sockets are shut down, so that a sum that waits for the lost rank fails.
+BEAT seconds. If nothing comes for SILENCE seconds, or if the connection closes, the other end is lost, and
+`Link.lost` has the reason. The next step then raises PeerLost. A step that runs can wait for ever: after a
+lost connection, MLX 0.32 fails the sums that it has begun and never ends the later ones (ring.cpp, where the
+worker returns). So the process ends itself, with one line. The store is whole at any moment.
 """
 
 import contextlib
 import os
 import queue
 import socket
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from ...errors import RuvmlxError
 from ...platform.mx import mx
-from . import messages
+from . import messages, place
 
 BEAT, SILENCE = 1.0, 8.0
-END_GRACE = 5.0  # seconds from the loss of a rank until the process ends if MLX still waits for the rank
+GRACE = 0.5  # seconds from the loss of a rank until the process ends if MLX still waits for the rank
 
 
 class PeerLost(RuvmlxError):
@@ -119,30 +123,12 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-class Ring:
-    """MLX's connection of all ranks. A loss of a rank shuts down the sockets of the connection."""
-
-    def __init__(self, backend: str):
-        before = _open_files()
-        self.group = mx.distributed.init(strict=True, backend=backend)
-        self._sockets = _open_files() - before
-
-    def break_off(self) -> None:
-        for number in self._sockets:
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as sock:
-                sock.shutdown(socket.SHUT_RDWR)
-
-
-def _open_files() -> set[int]:
-    return {int(name) for name in os.listdir("/dev/fd")}
-
-
 class Peers:
     """The links of this process. Only one thread at a time sends messages with `tell` and `ask`."""
 
     def __init__(self) -> None:
         self.links: list[Link] = []
-        self.ring: Ring | None = None
+        self.group: mx.distributed.Group | None = None  # MLX's connection of all ranks
         self._working = 0  # the number of running steps
         self._first_loss = threading.Event()
         self.broken = ""  # why the ranks are out of step; "": they are not
@@ -174,11 +160,8 @@ class Peers:
             raise PeerLost(f"the machines are out of step: {self.broken}. Start `ruvmlx launch` again.")
 
     def close(self) -> None:
-        """End all connections. MLX waits for its sockets at the end of the process, so they are closed, too."""
         for link in self.links:
             link.close()
-        if self.ring is not None:
-            self.ring.break_off()
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -208,24 +191,30 @@ class Peers:
             self._working -= 1
 
     def _break_off(self, error: BaseException) -> None:
-        if isinstance(error, PeerLost) or "peer" in str(error):
+        if "peer" in str(error):
             self._first_loss.wait(BEAT)  # the reading thread knows the lost rank by name
         if not any(link.lost for link in self.links):
             self.broken = " ".join(str(error).split())[:120] or type(error).__name__
-        if self.ring is not None:
-            self.ring.break_off()
         for link in self.links:
             link.close(goodbye=False)
 
     def _note_loss(self, link: Link) -> None:
         self._first_loss.set()
-        if self.ring is not None:
-            self.ring.break_off()
         if self._working:
             threading.Thread(target=self._end_in_time, args=(link,), daemon=True).start()
 
     def _end_in_time(self, link: Link) -> None:
-        time.sleep(END_GRACE)
+        time.sleep(GRACE)
         if self._working:
-            os.write(2, f"ruvmlx: {link.line}\n".encode())
-            os._exit(1)
+            end_process(link.line)
+
+
+def end_process(line: str) -> NoReturn:
+    """End this process at once. The launcher restores the terminal and prints the line; without a launcher,
+    standard error gets the line."""
+    path = os.environ.get(place.LAST_LINE)
+    if path and place.Place.of_environment().rank == 0:
+        Path(path).write_text(line)
+    else:
+        print(f"ruvmlx: {line}", file=sys.stderr, flush=True)
+    os._exit(1)

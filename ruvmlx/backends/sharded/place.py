@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ...pausing import MemoryRanOut
 
 RANKS, LEADER, KEY, BACKEND = "RUVMLX_RANKS", "RUVMLX_LEADER", "RUVMLX_LAUNCH_KEY", "RUVMLX_RING"
+LAST_LINE = "RUVMLX_LAUNCH_LAST_LINE"  # the file for the last line of a rank 0 that ends itself
 _RANK_NAMES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")  # mlx.launch, Open MPI, other MPI programs
 
 
