@@ -30,7 +30,7 @@ MOST_RANKS = 64
 LIBRARIES = (b"[ring]", b"[jaccl]", b"[mpi]")  # how MLX's lines on standard error begin
 # Leave the chat's screen: show the cursor, and end the reports of the mouse and of pasted text.
 LEAVE_SCREEN = "\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[<u"
-END = 10.0  # seconds in which the other ranks must end after rank 0
+END = 2.0  # seconds in which the other ranks must end by themselves after rank 0
 STDIO = "RUVMLX_LAUNCH_STDIO"  # the path of the socket from which rank 0 takes the launcher's terminal
 
 
@@ -180,11 +180,10 @@ def _followers(
         yield started
     finally:
         for process, _ in started:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(END)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()  # it has nothing to save
+            process.wait()
 
 
 @contextlib.contextmanager
@@ -258,13 +257,14 @@ def _read_hosts(text: str) -> list[dict[str, Any]]:
             ) from None
     else:
         names = [name.strip() for name in text.split(",") if name.strip()]
-        hosts = [{"ssh": name, "ips": [_address(name)]} for name in names]
+        hosts = [{"ssh": name} for name in names]
     if len(hosts) < 2:
         raise UsageError(
             f"--hosts {text} names {len(hosts)} machine{'s' * (len(hosts) != 1)}; two or more are needed, this one "
             "first, as in --hosts 10.0.0.1,10.0.0.2."
         )
-    return [hosts[0] | {"ssh": "127.0.0.1"}, *hosts[1:]]
+    found = [{"ips": [_address(host["ssh"])]} | host if "ips" not in host else host for host in hosts]
+    return [found[0] | {"ssh": "127.0.0.1"}, *found[1:]]
 
 
 def _address(name: str) -> str:
