@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from apps.cli.launch import _drop_library_lines, _free_ports, _start_values
 from ruvmlx.backends.mlx.backend import MLXBackend
@@ -36,20 +37,18 @@ WAIT = 60.0  # seconds; only a process that hangs takes so long
 
 @contextlib.contextmanager
 def ranks(n: int, **changes: str) -> Iterator[list[subprocess.Popen]]:
-    """Start the ranks above 0; in the block, this process is rank 0. changes: other values of the
-    environment of the ranks above 0."""
-    with tempfile.TemporaryDirectory() as folder:
+    """Start the ranks above 0; in the block, the environment says that this process is rank 0. changes: other
+    values of the environment of the ranks above 0."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
         hosts = Path(folder) / "hosts.json"
         hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in _free_ports(n)]))
         env = _start_values("127.0.0.1", n, "ring") | {"MLX_HOSTFILE": str(hosts), "RUVMLX_THREADS": "1"}
         started = [follower(env | {"MLX_RANK": str(rank)} | changes) for rank in range(1, n)]
-        before = dict(os.environ)
-        os.environ.update(env | {"MLX_RANK": "0"})
+        for name, value in (env | {"MLX_RANK": "0"}).items():
+            patched.setenv(name, value)
         try:
             yield started
         finally:
-            os.environ.clear()
-            os.environ.update(before)
             for process in started:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(0 if changes else 10)
@@ -63,22 +62,31 @@ def follower(env: dict[str, str]) -> subprocess.Popen:
 
 
 @contextlib.contextmanager
-def joined_ranks(n: int):
-    """As `ranks`, with the connection of all ranks."""
-    with ranks(n) as started:
+def joined_ranks(n: int) -> Iterator[None]:
+    """Connect all ranks. In the block, `over_ranks` lets this process be rank 0."""
+    with ranks(n), pytest.MonkeyPatch.context() as patched:
         peers = cluster.joined()
+        patched.delenv(place.RANKS)
         try:
-            yield started
+            yield
         finally:
             peers.close()
+
+
+@contextlib.contextmanager
+def over_ranks(n: int = 2) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(place.RANKS, str(n))
+        yield
 
 
 class Pair:
     """A model over all ranks, and the same model in this process alone."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, n: int = 2):
         self.model = load_model(str(folder))
-        self.many = cluster.open_leader(self.model, 1)
+        with over_ranks(n):
+            self.many = cluster.open_leader(self.model, 1)
         self.one = MLXBackend(self.model, device="cpu")
 
     @property
@@ -128,7 +136,7 @@ def random_base(model, packed: bool = False) -> BaseLoRA:
 
 def check_all(folder: Path) -> None:
     """The scenarios of three ranks."""
-    pair = Pair(folder)
+    pair = Pair(folder, 3)
     for policy in (None, SMALL):
         assert_same(pair, lambda backend, policy=policy: greedy(backend, policy, random_micro(pair.model), n=4))
     base = random_base(pair.model)

@@ -7,20 +7,25 @@ import io
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ruvmlx.backends.sharded import cluster
+from ruvmlx.backends.sharded.backend import LeaderBackend
 from ruvmlx.backends.sharded.cluster import PeerRefused
+from ruvmlx.backends.sharded.forecast import Forecast
 from ruvmlx.backends.sharded.shard import Part
 from ruvmlx.errors import UnsupportedModel
 from ruvmlx.models.load import load_model
 from ruvmlx.pausing import MemoryRanOut
+from ruvmlx.sampling import Sampling
 from ruvmlx.training.trainer import Trainer
 from tests.models.make_gguf import make_gguf_model
 from tests.models.make_models import make_safetensors_model
+from tests.test_runtime_mlx import chat_of, open_on  # noqa: F401 - a fixture
 
 from .shared_model import (
     PROMPT,
@@ -31,6 +36,7 @@ from .shared_model import (
     go_on,
     greedy,
     joined_ranks,
+    over_ranks,
     random_base,
     random_micro,
 )
@@ -48,7 +54,15 @@ SHAPES = {
 
 @pytest.fixture(scope="module")
 def two():
+    """The connection of two ranks."""
     with joined_ranks(2):
+        yield
+
+
+@pytest.fixture
+def over_two(two):
+    """The test is rank 0 of two."""
+    with over_ranks():
         yield
 
 
@@ -104,8 +118,9 @@ def test_trims_forks_dumps_and_restores(pair, policy):
         assert cache.trim(9)
         cache_tokens = go_on(backend, cache, backend.prefill(PROMPT[cache.offset :][:5], cache).logits, 70)
         dump = other.dump()
-        data = io.BytesIO(b"".join(bytes(part) for part in dump.parts))
-        assert len(data.getvalue()) == dump.nbytes
+        parts = list(dump.parts)
+        assert sum(part.nbytes for part in parts) == dump.nbytes
+        data = io.BytesIO(b"".join(map(bytes, parts)))
         restored = backend.new_cache(policy)
         restored.restore(dump.facts, data.read)
         del other
@@ -143,6 +158,45 @@ def test_shards_hold_the_model_once(tmp_path):
     assert "lm_head.weight" not in shards[1]
 
 
+def test_a_chat_with_ratings(two, tiny, open_on):
+    """Replies before and after ratings and an undo, and after a restart, whose cache comes from the disk."""
+    pair = Pair(tiny.path)
+    many, one = (chat_of(open_on, backend, backend.kernels) for backend in pair.both)
+    for a, b in zip(many[0], one[0], strict=True):
+        for name in ("token_ids", "cached_tokens", "applied", "adapter_version"):
+            assert getattr(a, name, None) == getattr(b, name, None)
+    micro, wanted = many[-1].lora_b, one[-1].lora_b
+    np.testing.assert_allclose(micro, wanted, atol=1e-2 * np.abs(wanted).max())
+    assert np.abs(wanted).max() > 0
+
+
+def test_a_token_stream(two, tmp_path, monkeypatch):
+    """With the layers that a GPU uses, MLX draws the tokens, one step ahead of the reader."""
+    monkeypatch.setattr(cluster, "LeaderBackend", partial(LeaderBackend, own_layers=False))
+    pair = Pair(make_safetensors_model(tmp_path / "m"))
+
+    def run(backend):
+        cache, drawn = backend.new_cache(SMALL), []
+        for part in (PROMPT[:60], PROMPT[60:100]):  # the second stream begins after the first was closed
+            stream = backend.stream(cache, None, Sampling(0.0), 20)
+            stream.prefill(part)
+            drawn += [stream.read() for _ in range(12)]
+            stream.close()
+        return drawn, stream.take_hidden()
+
+    assert pair.many.streams
+    assert_same(pair, run)
+
+
+def test_all_ranks_are_measured_before_the_model_loads(over_two, pair, monkeypatch):
+    said = []
+    monkeypatch.setattr(cluster, "report", said.append)
+    found = Forecast.measure(cluster.joined(), pair.model, 2)
+    assert 0 < found.together < 1 / (5 * found.sum_seconds) and found.alone > 0 and not said
+    cluster.open_leader(pair.model, 1)
+    assert len(said) == 1 and said[0].startswith("2 machines: about ")
+
+
 @pytest.mark.parametrize(
     "change, said",
     [
@@ -150,7 +204,7 @@ def test_shards_hold_the_model_once(tmp_path):
         ({"path": Path("/nowhere"), "name": "no/such-model"}, "it has no model no/such-model"),
     ],
 )
-def test_a_rank_without_the_same_model_is_refused(pair, change, said):
+def test_a_rank_without_the_same_model_is_refused(over_two, pair, change, said):
     with pytest.raises(PeerRefused, match=f"rank 1 .*{said}"):
         cluster.open_leader(replace(pair.model, **change), 1)
 
@@ -169,6 +223,6 @@ def test_a_model_that_cannot_be_divided_is_refused(tmp_path, shape, n, said):
         Part.of(model, 1, n)
 
 
-def test_training_needs_the_whole_model(pair):
+def test_training_needs_the_whole_model(over_two, pair):
     with pytest.raises(MemoryRanOut, match="training needs the whole model in one process"):
         Trainer(pair.model, backend=pair.many)

@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ...kv.cache import Dump, KVStats, PagedCache
 from ...kv.storage import Bytes
 from ..mlx.plain_cache import MLXCache
@@ -78,7 +80,7 @@ class SharedCache:
         yield from own
         for link in self._peers.links:
             link.send(self._message("bytes"))
-            yield link.receive()[1]
+            yield np.frombuffer(link.receive()[1], np.uint8)
 
     def restore(self, facts: Mapping[str, Any], read: Callable[[int], bytes]) -> None:
         parts: Sequence[Any] = facts["ranks"]
