@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,21 +26,25 @@ from .verb import Verb
 
 VERBS_OVER_RANKS = ("chat", "generate", "serve", "bench")
 MOST_RANKS = 64
-LIBRARIES = (b"[ring]", b"[jaccl]", b"[mpi]")  # how MLX's lines on standard error begin
 # Leave the chat's screen: show the cursor, and end the reports of the mouse and of pasted text.
 LEAVE_SCREEN = "\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[<u"
 END = 2.0  # seconds in which the other ranks must end by themselves after rank 0
+Started = tuple[subprocess.Popen[bytes], Path]  # a rank above 0, and the file of its errors
 STDIO = "RUVMLX_LAUNCH_STDIO"  # the path of the socket from which rank 0 takes the launcher's terminal
 
 
 @click.command(cls=Verb, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--hosts", metavar="A,B", help="Addresses of the machines, this one first; or a hostfile of MLX.")
+@click.option(
+    "--hosts", metavar="A,B", help="Addresses of the machines, this one first; or a hostfile of MLX."
+)
 @click.option("-n", "processes", type=WholeNumber(2, MOST_RANKS), help="So many processes on this machine.")
 @click.option(
     "--backend", type=click.Choice(["ring", "jaccl", "mpi"]), default="ring", show_default=True,
     help="MLX's connection between the machines.",
 )  # fmt: skip
-@click.option("--python", metavar="PATH", help="Python with ruvmlx on the other machines, if it is elsewhere.")
+@click.option(
+    "--python", metavar="PATH", help="Python with ruvmlx on the other machines, if it is elsewhere."
+)
 @click.option("--as-rank", is_flag=True, hidden=True)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def launch(
@@ -65,10 +68,16 @@ def launch(
     if as_rank:
         raise click.exceptions.Exit(_run_rank(command))
     if (hosts is None) == (processes is None):
-        raise UsageError("give either --hosts A,B or -n N, as in `ruvmlx launch --hosts 10.0.0.1,10.0.0.2 -- chat`.")
+        raise UsageError(
+            "give either --hosts A,B or -n N, as in `ruvmlx launch --hosts 10.0.0.1,10.0.0.2 -- chat`."
+        )
     if processes is not None and backend != "ring":
         raise UsageError(f"--backend {backend} goes with --hosts; with -n, leave it out.")
-    code = _launch_here(processes, command) if processes else _launch_hosts(_read_hosts(str(hosts)), backend, python, command)
+    code = (
+        _launch_here(processes, command)
+        if processes
+        else _launch_hosts(_read_hosts(str(hosts)), backend, python, command)
+    )
     raise click.exceptions.Exit(code)
 
 
@@ -79,7 +88,7 @@ def _run_rank(command: Sequence[str]) -> int:
     """Run this process's rank: the verb itself, or the loop that computes a shard."""
     path, rank = os.environ.get(STDIO), place.Place.of_environment().rank
     launcher = _take_stdio(path) if path and rank == 0 else None
-    _drop_library_lines()
+    drop_library_lines()
     if rank:
         _follow()
     code = _run_verb(command)
@@ -94,41 +103,33 @@ def _run_verb(command: Sequence[str]) -> int:
 
     from . import run
 
-    cluster.report = log
+    cluster.reports.append(log)
     sys.argv[1:] = command
     return run()
 
 
 def _follow() -> NoReturn:
     from ruvmlx.backends.sharded.follower import follow
-    from ruvmlx.backends.sharded.peers import end_process
+    from ruvmlx.backends.sharded.peers import PeerLost, end_process
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         follow(place.Place.of_environment())
-    except RuvmlxError as error:
+    except PeerLost as error:
         end_process(str(error))
     os._exit(0)  # without the end of MLX's threads, which can wait for rank 0
 
 
-def _drop_library_lines() -> None:
-    """Leave out the lines that MLX's connections write to standard error, because ruvmlx says the same in one
-    line. Python's own standard error keeps its file, for example the terminal."""
+def drop_library_lines() -> None:
+    """Drop what MLX's connections write to standard error, because ruvmlx says the same in one line. Python's
+    own standard error keeps its file, for example the terminal."""
     if sys.stderr is None:
         return
-    own = os.dup(2)
-    sys.stderr = sys.__stderr__ = open(own, "w", buffering=1, encoding=sys.stderr.encoding, errors="replace")  # noqa: SIM115
-    readable, writable = os.pipe()
-    os.dup2(writable, 2)
-    os.close(writable)
-
-    def pass_on() -> None:
-        with open(readable, "rb", buffering=0) as lines:
-            for line in iter(lines.readline, b""):
-                if not line.startswith(LIBRARIES):
-                    os.write(own, line)
-
-    threading.Thread(target=pass_on, name="ruvmlx-stderr", daemon=True).start()
+    own = open(os.dup(2), "w", buffering=1, encoding=sys.stderr.encoding, errors="replace")  # noqa: SIM115
+    sys.stderr, sys.__stderr__ = own, own  # type: ignore[misc]  # Textual writes to sys.__stderr__
+    library = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(library, 2)
+    os.close(library)
 
 
 def _take_stdio(path: str) -> socket.socket:
@@ -162,19 +163,17 @@ def _launch_here(n: int, command: Sequence[str]) -> int:
 
 
 @contextlib.contextmanager
-def _followers(
-    n: int, words: Sequence[str], env: Mapping[str, str], folder: Path
-) -> Iterator[list[tuple[subprocess.Popen[bytes], Path]]]:
-    """Start the ranks above 0, and end them after the block. Yield each process with the file of its
-    errors."""
-    started: list[tuple[subprocess.Popen[bytes], Path]] = []
+def _followers(n: int, words: Sequence[str], env: Mapping[str, str], folder: Path) -> Iterator[list[Started]]:
+    """Start the ranks above 0, and end them after the block."""
+    started: list[Started] = []
     try:
         for rank in range(1, n):
             errors = folder / f"rank{rank}"
             with errors.open("wb") as out:
-                options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+                own = {**env, "MLX_RANK": str(rank)}
+                no = subprocess.DEVNULL
                 process = subprocess.Popen(
-                    words, env=env | {"MLX_RANK": str(rank)}, stderr=out, start_new_session=True, **options
+                    words, env=own, stdin=no, stdout=no, stderr=out, start_new_session=True
                 )
             started.append((process, errors))
         yield started
@@ -203,7 +202,7 @@ def _restored_terminal(last: Path) -> Iterator[None]:
     raise RuvmlxError(last.read_text())
 
 
-def _wait(first: subprocess.Popen[bytes], others: Sequence[tuple[subprocess.Popen[bytes], Path]]) -> int:
+def _wait(first: subprocess.Popen[bytes], others: Sequence[Started]) -> int:
     """Wait for rank 0 and return its exit code. If another rank cannot start, end rank 0. Ctrl-C reaches rank
     0 from the terminal; other signals are passed on."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -213,13 +212,15 @@ def _wait(first: subprocess.Popen[bytes], others: Sequence[tuple[subprocess.Pope
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = first.wait(0.2)
             break
-        failed = [errors for process, errors in others if process.poll() and errors.stat().st_size]
-        if failed:
+        failed = [errors for process, errors in others if process.poll() not in (None, 0, place.LOST)]
+        if lines := [line for errors in failed for line in errors.read_text(errors="replace").splitlines()]:
             first.terminate()
             first.wait()
-            raise RuvmlxError(f"a rank did not start: {failed[0].read_text(errors='replace').strip().splitlines()[-1]}")
+            raise RuvmlxError(f"a rank did not start: {lines[-1].removeprefix('ruvmlx: ')}")
     if code < 0:
-        raise RuvmlxError(f"rank 0 was ended by {signal.Signals(-code).name}. Your data are whole; start again.")
+        raise RuvmlxError(
+            f"rank 0 was ended by {signal.Signals(-code).name}. Your data are whole; start again."
+        )
     return code
 
 
@@ -260,8 +261,8 @@ def _read_hosts(text: str) -> list[dict[str, Any]]:
         hosts = [{"ssh": name} for name in names]
     if len(hosts) < 2:
         raise UsageError(
-            f"--hosts {text} names {len(hosts)} machine{'s' * (len(hosts) != 1)}; two or more are needed, this one "
-            "first, as in --hosts 10.0.0.1,10.0.0.2."
+            f"--hosts {text} names {len(hosts)} machine{'s' * (len(hosts) != 1)}; two or more are needed, this "
+            "one first, as in --hosts 10.0.0.1,10.0.0.2."
         )
     found = [{"ips": [_address(host["ssh"])]} | host if "ips" not in host else host for host in hosts]
     return [found[0] | {"ssh": "127.0.0.1"}, *found[1:]]
@@ -271,10 +272,14 @@ def _address(name: str) -> str:
     try:
         return socket.gethostbyname(name)
     except OSError:
-        raise UsageError(f"--hosts: no machine is called {name!r}; give its address, such as 10.0.0.2.") from None
+        raise UsageError(
+            f"--hosts: no machine is called {name!r}; give its address, such as 10.0.0.2."
+        ) from None
 
 
-def _launch_hosts(hosts: Sequence[Mapping[str, Any]], backend: str, python: str | None, command: Sequence[str]) -> int:
+def _launch_hosts(
+    hosts: Sequence[Mapping[str, Any]], backend: str, python: str | None, command: Sequence[str]
+) -> int:
     """Start all ranks with mlx.launch, which uses ssh for the other machines."""
     program = shutil.which("mlx.launch", path=str(Path(sys.executable).parent)) or shutil.which("mlx.launch")
     if program is None:
@@ -282,7 +287,10 @@ def _launch_hosts(hosts: Sequence[Mapping[str, Any]], backend: str, python: str 
     with tempfile.TemporaryDirectory(prefix="ruvmlx-launch-") as folder:
         hostfile, stdio = Path(folder) / "hosts.json", Path(folder) / "stdio"
         hostfile.write_text(json.dumps(hosts))
-        values = _start_values(hosts[0]["ips"][0], len(hosts), backend) | {STDIO: str(stdio), place.LAST_LINE: f"{folder}/last"}
+        values = _start_values(hosts[0]["ips"][0], len(hosts), backend) | {
+            STDIO: str(stdio),
+            place.LAST_LINE: f"{folder}/last",
+        }
         kept = {name: value for name, value in os.environ.items() if name.startswith("RUVMLX_")}
         env = [word for name, value in (kept | values).items() for word in ("--env", f"{name}={value}")]
         words = [program, "--backend", backend, "--hostfile", str(hostfile), *env]

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apps.cli.launch import _drop_library_lines, _free_ports, _start_values
+from apps.cli.launch import _free_ports, _start_values, drop_library_lines
 from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.backends.sharded import cluster, place
 from ruvmlx.engine import GenerationRequest
@@ -138,7 +138,9 @@ def check_all(folder: Path) -> None:
     """The scenarios of three ranks."""
     pair = Pair(folder, 3)
     for policy in (None, SMALL):
-        assert_same(pair, lambda backend, policy=policy: greedy(backend, policy, random_micro(pair.model), n=4))
+        assert_same(
+            pair, lambda backend, policy=policy: greedy(backend, policy, random_micro(pair.model), n=4)
+        )
     base = random_base(pair.model)
     for backend in pair.both:
         backend.set_lora(base)
@@ -165,7 +167,7 @@ def start_asking(folder: Path) -> subprocess.Popen:
 
 
 if __name__ == "__main__" and sys.argv[1] == "ask":
-    _drop_library_lines()
+    drop_library_lines()
     try:
         ask_for_ever(sys.argv[2])
     except RuvmlxError as error:

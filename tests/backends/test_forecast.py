@@ -31,10 +31,12 @@ def test_the_slowest_rank_and_the_sums_decide(model):
 def test_it_says_where_one_machine_is_faster(model):
     line = Forecast(2, 25.0, 12.0, 2e-3).line
     assert line == (
-        "2 machines: about 12 tokens per second, one machine: about 25. One machine is faster (a sum over the "
-        "connection takes 2 ms): run without `launch`."
+        "2 machines: about 12 tokens per second, one machine: about 25. One machine is faster (a sum over "
+        "the connection takes 2 ms): run without `launch`."
     )
-    assert Forecast(2, 12.0, 20.0, 1e-4).line == "2 machines: about 20 tokens per second, one machine: about 12."
+    assert (
+        Forecast(2, 12.0, 20.0, 1e-4).line == "2 machines: about 20 tokens per second, one machine: about 12."
+    )
 
 
 def test_a_model_that_does_not_fit_one_machine(model):

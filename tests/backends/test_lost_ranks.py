@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ruvmlx.backends.sharded import cluster, messages, place, versions
+from ruvmlx.backends.sharded import cluster, messages, peers, place
 from ruvmlx.backends.sharded.cluster import PeerRefused
 from ruvmlx.settings import store_file
 from ruvmlx.store import Store
@@ -67,7 +67,7 @@ def test_a_rank_with_another_key_is_refused():
 def test_a_rank_with_another_version_is_refused(monkeypatch):
     monkeypatch.setattr(cluster, "installed", lambda: "ruvmlx 0.0.1 with MLX 0.1")
     said, there = refused()
-    assert f"has {versions.installed()}; rank 0 has ruvmlx 0.0.1 with MLX 0.1. Install the same" in said
+    assert f"has {peers.installed()}; rank 0 has ruvmlx 0.0.1 with MLX 0.1. Install the same" in said
     assert there == f"ruvmlx: {said}\n"
 
 

@@ -25,7 +25,8 @@ from ruvmlx.sampling import Sampling
 from ruvmlx.training.trainer import Trainer
 from tests.models.make_gguf import make_gguf_model
 from tests.models.make_models import make_safetensors_model
-from tests.test_runtime_mlx import chat_of, open_on  # noqa: F401 - a fixture
+from tests.test_runtime_mlx import chat_of
+from tests.test_runtime_mlx import open_on as open_on
 
 from .shared_model import (
     PROMPT,
@@ -190,7 +191,7 @@ def test_a_token_stream(two, tmp_path, monkeypatch):
 
 def test_all_ranks_are_measured_before_the_model_loads(over_two, pair, monkeypatch):
     said = []
-    monkeypatch.setattr(cluster, "report", said.append)
+    monkeypatch.setattr(cluster, "reports", [said.append])
     found = Forecast.measure(cluster.joined(), pair.model, 2)
     assert 0 < found.together < 1 / (5 * found.sum_seconds) and found.alone > 0 and not said
     cluster.open_leader(pair.model, 1)

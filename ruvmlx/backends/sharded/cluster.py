@@ -19,15 +19,13 @@ from ..mlx.runner import default_device
 from . import messages
 from .backend import LeaderBackend
 from .forecast import Forecast
-from .peers import Peers
+from .peers import Peers, installed
 from .place import Place, ranks
 from .shard import Part
-from .versions import installed
 
 ARRIVE = 60.0  # seconds in which all ranks must have connected
 HELLO = 10.0  # seconds in which a new connection must say which rank it is
-# A function that shows a line to the user, before the model loads.
-report: Callable[[str], None] = lambda line: None
+reports: list[Callable[[str], None]] = []  # functions that show a line to the user, before the model loads
 _handles = itertools.count(1)
 
 
@@ -50,7 +48,9 @@ def open_leader(model: Model, threads: int | None, watch: Watch = QUIET) -> Lead
     ):
         if answer["why"]:
             raise PeerRefused(f"{link.name} cannot run {model.name}: {answer['why'].rstrip('.')}.")
-    report(Forecast.measure(peers, model, ranks()).line)
+    line = Forecast.measure(peers, model, ranks()).line
+    for report in reports:
+        report(line)
     peers.tell({"do": "load", "model": handle, "threads": threads})
     device = default_device()
     options: dict[str, Any] = {} if device == "cpu" else {"check": partial(check, watch=watch)}
@@ -84,8 +84,8 @@ def _accept_all(server: socket.socket, place: Place, peers: Peers) -> None:
         except TimeoutError:
             missing = ", ".join(f"rank {r}" for r in range(1, place.ranks) if r not in found)
             raise PeerRefused(
-                f"{missing} did not come within {ARRIVE:.0f} s. Check that ruvmlx starts on each machine, and "
-                f"that it reaches port {place.leader[1]} of this one."
+                f"{missing} did not come within {ARRIVE:.0f} s. Check that ruvmlx starts on each machine, "
+                f"and that it reaches port {place.leader[1]} of this one."
             ) from None
         hello = _read_hello(sock)
         if hello is not None:
@@ -113,7 +113,9 @@ def _checked_rank(hello: dict[str, Any], sock: socket.socket, place: Place, addr
     """Return the rank of a new connection. Raise PeerRefused, and tell the other end, if it must not join."""
     name = f"rank {hello['rank']} ({hello['host']}, {address})"
     if not secrets.compare_digest(str(hello["key"]), place.key):
-        _refuse(sock, f"{name} has the key of another start. End the ruvmlx processes there, and start again.")
+        _refuse(
+            sock, f"{name} has the key of another start. End the ruvmlx processes there, and start again."
+        )
     if hello["version"] != installed():
         _refuse(sock, f"{name} has {hello['version']}; rank 0 has {installed()}. Install the same version.")
     return int(hello["rank"])

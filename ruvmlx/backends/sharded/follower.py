@@ -21,10 +21,9 @@ from ..mlx.runner import default_device
 from . import forecast
 from .backend import Shard
 from .messages import digest
-from .peers import Link, Peers
+from .peers import Link, Peers, installed
 from .place import Place
 from .shard import Part
-from .versions import installed
 
 CONNECT = 60.0  # seconds in which rank 0 must answer
 

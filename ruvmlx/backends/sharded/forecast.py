@@ -97,8 +97,8 @@ class Forecast:
         if self.alone < self.together:
             return f"{line}."
         return (
-            f"{line}. One machine is faster (a sum over the connection takes {1e3 * self.sum_seconds:.2g} ms): "
-            "run without `launch`."
+            f"{line}. One machine is faster (a sum over the connection takes "
+            f"{1e3 * self.sum_seconds:.2g} ms): run without `launch`."
         )
 
 

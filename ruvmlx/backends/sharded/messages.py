@@ -21,11 +21,11 @@ class BadMessage(RuvmlxError):
     """A message between two ranks was damaged, or is no message of ruvmlx."""
 
 
-def digest(data: bytes | memoryview) -> str:
+def digest(data: bytes | bytearray | memoryview) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def encode(facts: dict[str, Any], data: bytes | memoryview = b"") -> bytes:
+def encode(facts: dict[str, Any], data: bytes = b"") -> bytes:
     if len(data):
         facts = facts | {"hash": digest(data)}
     text = json.dumps(facts).encode()
@@ -37,7 +37,9 @@ def read(sock: socket.socket) -> tuple[dict[str, Any], bytes]:
     connection, and BadMessage if the message is damaged."""
     n_facts, n_data = LENGTHS.unpack(_read_bytes(sock, LENGTHS.size))
     if n_facts > LONGEST_FACTS:
-        raise BadMessage(f"a message says that it has {n_facts} bytes of facts; at most {LONGEST_FACTS} are sent")
+        raise BadMessage(
+            f"a message says that it has {n_facts} bytes of facts; at most {LONGEST_FACTS} are sent"
+        )
     try:
         facts = json.loads(_read_bytes(sock, n_facts))
     except ValueError:

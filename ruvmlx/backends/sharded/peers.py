@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,6 +27,11 @@ from . import messages, place
 
 BEAT, SILENCE = 1.0, 8.0
 GRACE = 0.5  # seconds from the loss of a rank until the process ends if MLX still waits for the rank
+
+
+def installed() -> str:
+    """Return the versions that all ranks must share."""
+    return f"ruvmlx {version('ruvmlx')} with MLX {version('mlx')}"
 
 
 class PeerLost(RuvmlxError):
@@ -217,4 +223,4 @@ def end_process(line: str) -> NoReturn:
         Path(path).write_text(line)
     else:
         print(f"ruvmlx: {line}", file=sys.stderr, flush=True)
-    os._exit(1)
+    os._exit(place.LOST)

@@ -8,6 +8,7 @@ from ...pausing import MemoryRanOut
 
 RANKS, LEADER, KEY, BACKEND = "RUVMLX_RANKS", "RUVMLX_LEADER", "RUVMLX_LAUNCH_KEY", "RUVMLX_RING"
 LAST_LINE = "RUVMLX_LAUNCH_LAST_LINE"  # the file for the last line of a rank 0 that ends itself
+LOST = 75  # the exit code of a rank that lost another one
 _RANK_NAMES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")  # mlx.launch, Open MPI, other MPI programs
 
 
@@ -40,6 +41,6 @@ def require_whole_model() -> None:
     model."""
     if ranks() > 1:
         raise MemoryRanOut(
-            "training needs the whole model in one process: run it without `ruvmlx launch`. Ratings change the "
-            "output head over several machines, too"
+            "training needs the whole model in one process: run it without `ruvmlx launch`. Ratings change "
+            "the output head over several machines, too"
         )

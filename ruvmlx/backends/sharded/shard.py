@@ -68,7 +68,8 @@ class Part:
     @property
     def bounds(self) -> Bounds:
         queries, keys = (
-            heads // self.ranks * self.config.head_dim for heads in (self.config.n_heads, self.config.n_kv_heads)
+            heads // self.ranks * self.config.head_dim
+            for heads in (self.config.n_heads, self.config.n_kv_heads)
         )
         r = self.rank
         return Bounds((r * queries, (r + 1) * queries), (r * keys, (r + 1) * keys), self.neurons)
@@ -89,9 +90,7 @@ class Part:
         return replace(mine, vocab_size=1, tie_word_embeddings=True, biases=whole.biases.difference(COLUMNS))
 
     def shard(self, model: Model) -> Model:
-        return replace(
-            model, shape=self.shape, load_weights=lambda: ShardWeights(model.load_weights(), self)
-        )
+        return replace(model, shape=self.shape, load_weights=lambda: ShardWeights(model.load_weights(), self))
 
     def lora(self, base: BaseLoRA | None) -> BaseLoRA | None:
         """Return this rank's part of a base LoRA. Rank 0 has the change of the output head."""
@@ -125,9 +124,12 @@ def _check(model: Model, ranks: int) -> None:
 def _cannot(model: Model, ranks: int, why: str) -> UnsupportedModel:
     heads = model.config.n_kv_heads
     fitting = [str(n) for n in range(2, heads + 1) if heads % n == 0 and model.config.n_heads % n == 0]
-    other = f"Try {' or '.join(fitting)} machines" if fitting and str(ranks) not in fitting else "Run it alone"
+    other = (
+        f"Try {' or '.join(fitting)} machines" if fitting and str(ranks) not in fitting else "Run it alone"
+    )
     return UnsupportedModel(
-        f"{model.name} cannot be divided evenly over {ranks} machines: {why}. {other}, or choose another model."
+        f"{model.name} cannot be divided evenly over {ranks} machines: {why}. {other}, or choose another "
+        "model."
     )
 
 
@@ -147,7 +149,9 @@ def _columns(weights: Weights, module: str, width: int) -> int:
     MLX's affine layout by its groups and its words of 32 codes."""
     if tensor := stored_tensor(weights, module):
         stored = tensor.type.name == "fp8" and stored_matrix(weights, module)
-        return lcm(tensor.type.block, stored.block[1]) if isinstance(stored, FloatMatrix) else tensor.type.block
+        return (
+            lcm(tensor.type.block, stored.block[1]) if isinstance(stored, FloatMatrix) else tensor.type.block
+        )
     if f"{module}.scales" not in weights:
         return 1
     return lcm(width // weights[f"{module}.scales"].shape[1], 32)
@@ -225,8 +229,8 @@ def _cut_floats(stored: FloatMatrix, rows: slice, columns: tuple[int, int] | Non
         return replace(cut, block=cut.shape)
     if start % tall or left % wide:
         raise UnsupportedModel(
-            f"{stored.name} has blocks of {tall} rows and {wide} columns; a machine's part begins at row {start} "
-            f"and column {left}. Choose a file with MLX's 4-bit weights."
+            f"{stored.name} has blocks of {tall} rows and {wide} columns; a machine's part begins at row "
+            f"{start} and column {left}. Choose a file with MLX's 4-bit weights."
         )
     scales = stored.scales[start // tall : -(-stop // tall), left // wide : -(-right // wide)]
     return replace(cut, scales=np.ascontiguousarray(scales))
