@@ -66,7 +66,7 @@ def cli() -> None:
 
 _OWN_FILE = (
     "adapters bench chat completion connect doctor embed "
-    "generate learn log perplexity prove rate serve sessions"
+    "generate launch learn log perplexity prove rate serve sessions"
 )
 FILES = {verb: verb for verb in _OWN_FILE.split()} | {  # maps each verb to its module
     "backup": "backup",

@@ -38,6 +38,7 @@ SECTIONS = {
     "Models": ("ls", "models", "pull", "show", "rm", "perplexity"),
     "Programs and this machine": (
         "serve",
+        "launch",
         "embed",
         "connect",
         "mcp",
@@ -328,6 +329,11 @@ PAGES = {
         ("serve", "for programs on this machine"),
         ("serve --host 0.0.0.0 --port 9000", "for others, too; a key is made and asked for"),
         ("serve --install", "start it at every login; asks first"),
+    ),
+    "launch": _page(
+        "Run one model over several machines, or several processes",
+        ("launch --hosts 10.0.0.1,10.0.0.2 -- chat", "over this machine (first) and another"),
+        ('launch -n 2 -- generate "Name three rivers."', "two processes on this machine, to try it"),
     ),
     "embed": _page(
         "Turn texts into vectors",

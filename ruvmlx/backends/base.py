@@ -102,6 +102,14 @@ class KVCache(Protocol):
         """
 
 
+@runtime_checkable
+class Holding(Protocol):
+    """A cache with KV pages. `hold` announces n tokens that the caller will append in several calls, so that
+    the cache gets the same bits as from one call."""
+
+    def hold(self, n: int) -> None: ...
+
+
 class Backend(Protocol):
     name: str  # "mlx" | "native" | "hybrid" | "reference"
     kernels: str  # the name of the compute library, for people: "metal", "cpu+openblas", ...

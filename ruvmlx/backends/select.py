@@ -18,6 +18,7 @@ from ..platform import cpu
 from ..progress import QUIET, Watch
 from ..tiers import EXAMPLE, LENGTHS, PAGE, fill_lengths
 from .base import Backend
+from .sharded.place import ranks
 from .weight_bytes import first_layers
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Choice:
     device: str  # "metal" | "cuda" | "cpu"
     kernels: str  # "metal", "cuda", "native avx512vnni, 2 threads", "cpu+openblas 0.3.34", "numpy"
     why: str
+    ranks: int = 1  # the number of processes over which the model is divided
 
 
 def describe(name: str = "auto", threads: int | None = None) -> Choice:
@@ -45,6 +47,8 @@ def describe(name: str = "auto", threads: int | None = None) -> Choice:
     that is available: MLX on Metal, MLX on CUDA, the native decoder, MLX on the CPU."""
     if name not in NAMES:
         raise UsageError(f"no backend is called {name!r}; choose one of {', '.join(NAMES)}")
+    if (n := ranks()) > 1:
+        return _describe_ranks(name, n)
     if name == "reference":
         return Choice("reference", "cpu", "numpy", "asked for: the slow NumPy oracle")
     if name == "native":
@@ -52,6 +56,14 @@ def describe(name: str = "auto", threads: int | None = None) -> Choice:
     if name == "hybrid":
         return _describe_hybrid(threads)
     return _describe_mlx("asked for: ") if name == "mlx" else _describe_auto(threads)
+
+
+def _describe_ranks(name: str, n: int) -> Choice:
+    if name not in ("auto", "mlx"):
+        raise UsageError(f"--backend {name}: `ruvmlx launch` divides a model with MLX. Leave --backend out.")
+    one = _describe_mlx()
+    why = f"`ruvmlx launch` divides the model over {n} machines; {one.why}"
+    return replace(one, kernels=f"{one.kernels}, over {n} machines", why=why, ranks=n)
 
 
 def _describe_hybrid(threads: int | None) -> Choice:
@@ -142,7 +154,7 @@ def for_model(choice: Choice, name: str, shape: ModelShape) -> Choice:
     if name in ("native", "hybrid", "reference"):
         raise UsageError(f"--backend {name}: {missing_features(shape)}. Leave --backend out, or choose mlx.")
     found = _describe_mlx()
-    return replace(found, why=f"mlx-lm's own code for {shape.model_type}; {found.why}")
+    return replace(found, ranks=choice.ranks, why=f"mlx-lm's own code for {shape.model_type}; {found.why}")
 
 
 def open_backend(
@@ -180,6 +192,10 @@ def _open(name: str, model: Model, threads: int | None, watch: Watch) -> Backend
         from .encoder.backend import EncoderBackend
 
         return EncoderBackend(model, threads)
+    if choice.ranks > 1:
+        from .sharded.cluster import open_leader
+
+        return open_leader(model, threads, watch)
     if choice.name == "native":
         from .native.backend import NativeBackend
 

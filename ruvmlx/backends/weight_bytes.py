@@ -3,6 +3,7 @@ backend divides a model of which two copies do not fit."""
 
 from collections.abc import Mapping
 
+from ..models.config.model import ModelShape
 from ..platform import cpu
 from .matrix_types import bytes_in_memory
 
@@ -24,6 +25,13 @@ def bytes_of_weights(types: Mapping[str, int], stored: int, parameters: int, nam
     if name == "mlx" and device == "cpu" and whole <= cpu.total_memory() / 4:
         return whole
     return bytes_in_memory(types, name) if types else stored
+
+
+def bytes_of_shard(shape: ModelShape, parameters: int, whole: int, ranks: int) -> int:
+    """Return the bytes that rank 0 holds of `whole` bytes of weights: its share of the layers, the embedding
+    and the output head."""
+    tables = shape.vocab_size * shape.hidden_size * (1 if shape.tie_word_embeddings else 2)
+    return whole * ((parameters - tables) // ranks + tables) // max(1, parameters)
 
 
 def hybrid_limit(device: str) -> int:

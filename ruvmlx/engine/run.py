@@ -10,10 +10,9 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from ..backends.base import HeadAdapter, Step, Streaming
+from ..backends.base import HeadAdapter, Holding, Step, Streaming
 from ..errors import UsageError
 from ..kernels.replies import ReplyWork
-from ..kv.cache import PagedCache
 from ..models.config.model import Model
 from ..models.text.thinking import opened_by
 from ..models.text.tool_calls import shown_marks
@@ -169,7 +168,7 @@ class Run:
         tokens, or the rest of the chunk or prompt if the rest is short."""
         chunk, cache = self._chunk, self.session.cache
         rest = min(chunk - self._read % chunk, self.unread)
-        if self._read % chunk == 0 and isinstance(cache, PagedCache):
+        if self._read % chunk == 0 and isinstance(cache, Holding):
             cache.hold(rest)
         self._in_parts = True
         parts = min(-(-rest // max(most, LEAST_PART)), max(1, rest // LEAST_PART))

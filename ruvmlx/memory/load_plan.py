@@ -6,7 +6,7 @@ from pathlib import Path
 
 from .. import settings
 from ..backends.select import Choice, for_model
-from ..backends.weight_bytes import bytes_of_weights, hybrid_limit
+from ..backends.weight_bytes import bytes_of_shard, bytes_of_weights, hybrid_limit
 from ..errors import RuvmlxError
 from ..kv.cache import SLACK
 from ..models.config.header_facts import Facts
@@ -49,14 +49,14 @@ class Need:
         """Return the bytes that a model needs. context: the number of tokens in the KV cache; None: CONTEXT.
         If the model's own maximum context is smaller, that number of tokens is used."""
         shape, tokens = facts.shape, min(facts.shape.max_context, context or CONTEXT)
-        each = token_bytes(shape) * cached_tokens(shape, tokens)
+        each = token_bytes(shape, backend.ranks) * cached_tokens(shape, tokens)
         if not shape.writes:  # an encoder keeps nothing of a text, and learns nothing
             return cls(weight_bytes(facts, backend), 0, PROGRAM + each)
         return cls(weight_bytes(facts, backend), each, PROGRAM + PER_WORD * shape.vocab_size)
 
 
-def token_bytes(shape: ModelShape) -> int:
-    """Return the bytes of one token's keys and values in 16 bits. For a model that only mlx-lm can run, the
+def token_bytes(shape: ModelShape, ranks: int = 1) -> int:
+    """Return the bytes of one token's keys and values in 16 bits, in one of `ranks` processes. For a model that only mlx-lm can run, the
     function uses the width of the hidden states as the width of the keys. For all but a few architectures,
     the result is then an upper bound. For an encoder, the bytes are those of a token's states while a text is
     read."""
@@ -65,7 +65,7 @@ def token_bytes(shape: ModelShape) -> int:
         return 4 * STATES * width
     if isinstance(shape, ModelConfig):
         width = shape.n_kv_heads * shape.head_dim
-    return 2 * shape.n_layers * width * 2
+    return 2 * shape.n_layers * width * 2 // ranks
 
 
 def cached_tokens(shape: ModelShape, context: int) -> int:
@@ -96,7 +96,7 @@ class Fit:
             facts.shape,
             (memory or MachineMemory.now(backend)).limit,
         )
-        fit = cls(need.weights, need.work, token_bytes(shape), limit, shape.max_context)
+        fit = cls(need.weights, need.work, token_bytes(shape, backend.ranks), limit, shape.max_context)
         return (
             fit
             if cached_tokens(shape, shape.max_context) <= fit.room
@@ -134,7 +134,8 @@ def weight_bytes(facts: Facts, backend: Choice) -> int:
     if not facts.shape.writes:
         words = facts.shape.vocab_size * facts.shape.hidden_size
         return 4 * (facts.parameters - words) + words * facts.bytes // facts.parameters
-    return bytes_of_weights(facts.types, facts.bytes, facts.parameters, backend.name, backend.device)
+    whole = bytes_of_weights(facts.types, facts.bytes, facts.parameters, backend.name, backend.device)
+    return bytes_of_shard(facts.shape, facts.parameters, whole, backend.ranks) if backend.ranks > 1 else whole
 
 
 @dataclass(frozen=True)

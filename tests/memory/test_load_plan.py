@@ -41,6 +41,15 @@ def test_need_counts_weights_context_and_program(facts):
     assert need.total == need.weights + need.cache + need.work
 
 
+def test_a_rank_holds_its_share(facts):
+    """Half of the layers and of the keys and values; but the embedding and the head whole."""
+    many = Choice("mlx", "metal", "metal, over 2 machines", "", ranks=2)
+    need, whole, c = Need.of(facts, many), Need.of(facts, METAL), facts.shape
+    tables = 2 * c.vocab_size * c.hidden_size * facts.bytes / facts.parameters
+    assert need.weights == pytest.approx((whole.weights - tables) / 2 + tables, rel=0.01)
+    assert need.cache == whole.cache / 2 and Fit.of(facts, many).kv_per_token == planning.token_bytes(c) / 2
+
+
 def test_the_starter_models_estimate_is_not_below_what_was_seen(starter):
     """365 MB at most, on the first opening, with a short chat (native backend)."""
     assert 365e6 < Need.of(Facts.of(starter), NATIVE).total < 600e6

@@ -140,7 +140,7 @@ class MLXBackend(MLXRunner):
         check_tokens(tokens, self.shape.vocab_size)
         steps: dict[int, Step] = {}
         for paged in (True, False):
-            rows = [i for i, cache in enumerate(caches) if isinstance(cache, PagedCache) == paged]
+            rows = [i for i, cache in enumerate(caches) if self._has_pages(cache) == paged]
             if rows:
                 outputs = self._run_batch([tokens[i] for i in rows], [caches[i] for i in rows])
                 steps |= dict(zip(rows, map(Step, *outputs), strict=True))
@@ -152,6 +152,9 @@ class MLXBackend(MLXRunner):
                 own.add_to_logits(row, step.hidden)
             finite(row)
         return [steps[i] for i in range(len(tokens))]
+
+    def _has_pages(self, cache: KVCache) -> bool:
+        return isinstance(cache, PagedCache)
 
     def _run_batch(self, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[np.ndarray]:
         """Run one decode step. Return logits [B, V] and hidden [B, D]. If the step fails, the caches keep

@@ -1,0 +1,1 @@
+"""This package runs one model over several processes (ranks), which can be on several machines."""

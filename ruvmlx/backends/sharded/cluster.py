@@ -1,0 +1,128 @@
+"""This module opens a model over all ranks: rank 0 waits for the others, checks that they have the same
+version, key and model, and lets each load its shard."""
+
+import atexit
+import contextlib
+import itertools
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+from ...errors import RuvmlxError
+from ...models.config.model import Model, missing_features
+from ...platform.mx import mx
+from ...progress import QUIET, Watch
+from ..mlx.runner import default_device
+from . import messages
+from .backend import LeaderBackend
+from .forecast import Forecast
+from .peers import Peers, installed
+from .place import Place, ranks
+from .shard import Part
+
+ARRIVE = 60.0  # seconds in which all ranks must have connected
+HELLO = 10.0  # seconds in which a new connection must say which rank it is
+reports: list[Callable[[str], None]] = []  # functions that show a line to the user, before the model loads
+_handles = itertools.count(1)
+
+
+class PeerRefused(RuvmlxError):
+    """Another rank has another version, key or model than rank 0."""
+
+
+def open_leader(model: Model, threads: int | None, watch: Watch = QUIET) -> LeaderBackend:
+    """Open a model over all ranks. Raises PeerRefused, PeerLost, or UnsupportedModel if the model cannot be
+    divided."""
+    from ..mlx.gpu_check import check
+
+    if not model.is_own:
+        raise PeerRefused(f"{model.name} cannot be divided: {missing_features(model.shape)}. Run it alone.")
+    part = Part.of(model, 0, ranks())
+    peers, handle = joined(), next(_handles)
+    facts = {"path": str(model.path), "name": model.name, "fingerprint": model.fingerprint}
+    for link, (answer, _) in zip(
+        peers.links, peers.ask({"do": "open", "model": handle} | facts), strict=True
+    ):
+        if answer["why"]:
+            raise PeerRefused(f"{link.name} cannot run {model.name}: {answer['why'].rstrip('.')}.")
+    line = Forecast.measure(peers, model, ranks()).line
+    for report in reports:
+        report(line)
+    peers.tell({"do": "load", "model": handle, "threads": threads})
+    device = default_device()
+    options: dict[str, Any] = {} if device == "cpu" else {"check": partial(check, watch=watch)}
+    backend = LeaderBackend(model, part, peers, handle, device=device, threads=threads, **options)
+    found = [link.receive()[0] for link in peers.links]
+    peers.tell({"do": "wire", "model": handle, "dtype": backend.wire_name})
+    if backend.pool is not None and not all(facts["pages"] for facts in found):
+        backend.go_without_pages("The KV cache has no tiers, because another machine cannot compute them.")
+    return backend
+
+
+@cache
+def joined() -> Peers:
+    """Return the links to all other ranks. The first call waits for the ranks."""
+    place, peers = Place.of_environment(), Peers()
+    with socket.create_server(("", place.leader[1]), backlog=place.ranks) as server:
+        _accept_all(server, place, peers)
+    peers.tell({"do": "ring"})
+    with peers.step():
+        peers.group = mx.distributed.init(strict=True, backend=place.backend)
+    atexit.register(peers.close)
+    return peers
+
+
+def _accept_all(server: socket.socket, place: Place, peers: Peers) -> None:
+    ends, found = time.monotonic() + ARRIVE, dict[int, tuple[socket.socket, str]]()
+    while len(found) < place.ranks - 1:
+        server.settimeout(max(0.0, ends - time.monotonic()) or 1e-3)
+        try:
+            sock, address = server.accept()
+        except TimeoutError:
+            missing = ", ".join(f"rank {r}" for r in range(1, place.ranks) if r not in found)
+            raise PeerRefused(
+                f"{missing} did not come within {ARRIVE:.0f} s. Check that ruvmlx starts on each machine, "
+                f"and that it reaches port {place.leader[1]} of this one."
+            ) from None
+        hello = _read_hello(sock)
+        if hello is not None:
+            rank = _checked_rank(hello, sock, place, address[0])
+            found[rank] = sock, f"rank {rank} ({hello['host']})"
+    for rank in sorted(found):
+        peers.add(*found[rank])
+
+
+def _read_hello(sock: socket.socket) -> dict[str, Any] | None:
+    """Return the first message of a connection; None if the other end is no rank."""
+    sock.settimeout(HELLO)
+    try:
+        facts, _ = messages.read(sock)
+    except (OSError, EOFError, RuvmlxError):
+        sock.close()
+        return None
+    if {"rank", "key", "version", "host"} <= facts.keys():
+        return facts
+    sock.close()
+    return None
+
+
+def _checked_rank(hello: dict[str, Any], sock: socket.socket, place: Place, address: str) -> int:
+    """Return the rank of a new connection. Raise PeerRefused, and tell the other end, if it must not join."""
+    name = f"rank {hello['rank']} ({hello['host']}, {address})"
+    if not secrets.compare_digest(str(hello["key"]), place.key):
+        _refuse(
+            sock, f"{name} has the key of another start. End the ruvmlx processes there, and start again."
+        )
+    if hello["version"] != installed():
+        _refuse(sock, f"{name} has {hello['version']}; rank 0 has {installed()}. Install the same version.")
+    return int(hello["rank"])
+
+
+def _refuse(sock: socket.socket, line: str) -> None:
+    with contextlib.suppress(OSError):
+        sock.sendall(messages.encode({"do": "refused", "line": line}))
+    sock.close()
+    raise PeerRefused(line)

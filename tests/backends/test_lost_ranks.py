@@ -1,0 +1,107 @@
+"""A lost rank ends the others with one line, soon, and leaves the store whole; a wrong rank is refused."""
+
+import contextlib
+import socket
+import sqlite3
+import time
+
+import pytest
+
+from ruvmlx.backends.sharded import cluster, messages, peers, place
+from ruvmlx.backends.sharded.cluster import PeerRefused
+from ruvmlx.settings import store_file
+from ruvmlx.store import Store
+from tests.models.make_models import make_safetensors_model
+
+from .shared_model import WAIT, ranks, start_asking
+
+SOON = 10.0  # seconds; half a second was measured
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    sizes = {"n_layers": 1, "n_heads": 6, "n_kv_heads": 6, "max_context": 2048}
+    return make_safetensors_model(tmp_path_factory.mktemp("lost") / "m", **sizes)
+
+
+@pytest.mark.parametrize("n, killed", [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
+def test_each_rank_killed_in_the_middle_of_a_prompt(folder, home, n, killed):
+    with ranks(n) as others, start_asking(folder) as first:
+        assert first.stdout.readline() == "reading\n", first.stderr.read()
+        every = [first, *others]
+        every.pop(killed).kill()
+        started = time.monotonic()
+        for process in every:
+            process.wait(WAIT)
+        took = time.monotonic() - started
+        lines = [process.stderr.read().splitlines() for process in every]
+    name = "rank 0" if not killed else f"rank {killed} "
+    assert [len(found) for found in lines] == [1] * (n - 1), lines
+    assert lines[0][0].startswith("ruvmlx: rank ") and name in lines[0][0] and "is lost" in lines[0][0]
+    assert took < SOON
+    check_store()
+
+
+def check_store() -> None:
+    with sqlite3.connect(store_file()) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    with contextlib.closing(Store(store_file())) as store:
+        assert store.replies.get("last") is not None
+
+
+def refused(**changes: str) -> tuple[str, str]:
+    """Return what rank 0 and the other rank say."""
+    with ranks(2, **changes) as (other,):
+        with pytest.raises(PeerRefused) as found:
+            cluster.joined.__wrapped__()
+        other.wait(WAIT)
+        return str(found.value), other.stderr.read()
+
+
+def test_a_rank_with_another_key_is_refused():
+    said, there = refused(**{place.KEY: "another"})
+    assert "rank 1" in said and "has the key of another start" in said
+    assert there == f"ruvmlx: {said}\n"
+
+
+def test_a_rank_with_another_version_is_refused(monkeypatch):
+    monkeypatch.setattr(cluster, "installed", lambda: "ruvmlx 0.0.1 with MLX 0.1")
+    said, there = refused()
+    assert f"has {peers.installed()}; rank 0 has ruvmlx 0.0.1 with MLX 0.1. Install the same" in said
+    assert there == f"ruvmlx: {said}\n"
+
+
+def test_ranks_that_do_not_come_are_named(monkeypatch):
+    monkeypatch.setattr(cluster, "ARRIVE", 0.3)
+    with ranks(2, **{place.LEADER: "127.0.0.1:1"}), pytest.raises(PeerRefused, match="rank 1 did not come"):
+        cluster.joined.__wrapped__()
+
+
+def test_other_programs_do_not_disturb_the_start(monkeypatch):
+    """A connection that says nothing of ruvmlx is closed, and the wait goes on."""
+    monkeypatch.setattr(cluster, "ARRIVE", 0.3)
+    link, other = socket.socketpair()
+    with link, other:
+        other.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert cluster._read_hello(link) is None
+
+
+@pytest.mark.parametrize("at", [0, 13, -1])
+def test_a_damaged_message_is_refused(at):
+    message = bytearray(messages.encode({"do": "lora"}, b"weights of an adapter"))
+    message[at] ^= 1
+    link, other = socket.socketpair()
+    with link, other:
+        link.settimeout(1)
+        other.sendall(message)
+        other.shutdown(socket.SHUT_WR)
+        with pytest.raises((messages.BadMessage, EOFError)):
+            messages.read(link)
+
+
+def test_a_message_arrives_whole():
+    link, other = socket.socketpair()
+    with link, other:
+        other.sendall(messages.encode({"do": "lora", "n": 3}, b"weights"))
+        facts, data = messages.read(link)
+    assert facts == {"do": "lora", "n": 3, "hash": messages.digest(b"weights")} and data == b"weights"

@@ -1,0 +1,107 @@
+"""`ruvmlx launch`: the real command over two processes, and what it refuses."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from apps.cli.launch import _free_ports, _read_hosts
+from ruvmlx.errors import UsageError
+
+from .verbs import one_line
+
+WAIT = 120.0  # seconds; only a process that hangs takes so long
+
+
+@pytest.fixture
+def asked(tiny_folder):
+    """The words of a short reply of the tiny model."""
+    return ["generate", "hello", "--model", str(tiny_folder), "--max-tokens", "6", "--temp", "0", "--json"]
+
+
+@pytest.mark.parametrize("how", [["-n", "2"], ["--hosts", "127.0.0.1,127.0.0.1"]], ids=["processes", "hosts"])
+def test_the_same_reply_as_alone(process, asked, how):
+    """Over two processes, started by ruvmlx or by mlx.launch; first comes the forecast, in one line."""
+    many = process("launch", *how, "--", *asked)
+    one = process(*asked, "--backend", "mlx")
+    assert many.returncode == 0, many.stderr
+    assert json.loads(many.stdout)["token_ids"] == json.loads(one.stdout)["token_ids"]
+    assert json.loads(many.stdout)["kernels"].endswith("over 2 machines")
+    assert many.stderr.decode().startswith("2 machines: about ") and many.stderr.count(b"\n") == 1
+
+
+def test_standard_input_and_the_exit_code_are_those_of_the_command(process, tiny_folder):
+    words = ["generate", "-", "--model", str(tiny_folder), "--max-tokens", "3"]
+    for how in (["-n", "2"], ["--hosts", "127.0.0.1,127.0.0.1"]):
+        done = process("launch", *how, "--", *words, stdin="  ")
+        assert done.returncode == 2
+        assert done.stderr.decode() == "ruvmlx: the prompt is empty; give some text.\n"
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ([], "launch needs a command after --, one of chat, generate, serve, bench; got none."),
+        (["-n", "2", "--", "models"], "got 'models'"),
+        (["--", "chat"], "give either --hosts A,B or -n N"),
+        (["-n", "2", "--hosts", "a,b", "--", "chat"], "give either --hosts A,B or -n N"),
+        (["-n", "2", "--backend", "jaccl", "--", "chat"], "--backend jaccl goes with --hosts"),
+        (["--hosts", "127.0.0.1", "--", "chat"], "names 1 machine; two or more are needed, this one first"),
+        (["--hosts", "127.0.0.1,no.such.invalid", "--", "chat"], "no machine is called 'no.such.invalid'"),
+        (["--hosts", "missing.json", "--", "chat"], "expected a hostfile of MLX"),
+        (["-n", "1", "--", "chat"], "1 is not in the range"),
+    ],
+)
+def test_wrong_words_are_refused_in_one_line(run, words, said):
+    code, out, err = run("launch", *words)
+    assert (code, out) == (2, "") and one_line(err) and said in err
+
+
+def test_a_model_that_cannot_be_divided(process, asked):
+    """The tiny model has 2 key-value heads. The other ranks end, too."""
+    done = process("launch", "-n", "3", "--", *asked)
+    assert done.returncode == 1 and one_line(done.stderr.decode())
+    assert b"cannot be divided evenly over 3 machines" in done.stderr
+
+
+def test_a_rank_that_cannot_start_ends_the_command(process, asked, tmp_path):
+    """Its last line is shown."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\nif os.environ.get('MLX_RANK') == '1':\n"
+        "    print('ruvmlx: this rank is broken', file=sys.stderr)\n    os._exit(1)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = process("launch", "-n", "2", "--", *asked, PYTHONPATH=path)
+    assert done.returncode == 1
+    assert done.stderr == b"ruvmlx: a rank did not start: this rank is broken\n"
+
+
+def test_sigterm_ends_all_ranks(tiny_folder):
+    words = ["launch", "-n", "2", "--", "serve", "--port", "0", "--model", str(tiny_folder), "--json"]
+    started = subprocess.Popen([sys.executable, "-m", "ruvmlx", *words], stdout=subprocess.PIPE)
+    with started:
+        pid = json.loads(started.stdout.readline())["pid"]
+        assert pid != started.pid
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(WAIT) == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_hosts_of_a_file(tmp_path):
+    """The first machine is this one, and needs no ssh."""
+    hosts = [{"ssh": f"mac{i}", "ips": [f"10.0.0.{i}"], "rdma": [None, None]} for i in (1, 2)]
+    file = tmp_path / "hosts.json"
+    file.write_text(json.dumps({"hosts": hosts}))
+    found = _read_hosts(str(file))
+    assert [host["ssh"] for host in found] == ["127.0.0.1", "mac2"] and found[1] == hosts[1]
+    file.write_text('{"hosts": [{"ssh": "mac1"}]}')
+    with pytest.raises(UsageError, match="expected a hostfile"):
+        _read_hosts(str(file))
+
+
+def test_ports_are_free_and_differ():
+    assert len(set(_free_ports(5))) == 5
