@@ -61,8 +61,8 @@ class ChatEntry:
 
 def entries(runtime: Runtime, words: str = "") -> list[ChatEntry]:
     """Return the entries of all chats, or of the chats that contain `words` or have `words` in their folder's
-    name. Pinned chats come first. After the pinned chats, the folder that was used last comes first, and in
-    each folder the chat that was used last comes first."""
+    name. Pinned chats come first, the one that was used last before the others. Then the folder that was used
+    last comes first, and in each folder the chat that was used last comes first."""
     store, wanted = runtime.store, words.split()
     if not wanted:
         return _in_order(_entry(s) for s in store.chats.all())
@@ -89,9 +89,9 @@ def _in_order(found: Iterable[ChatEntry]) -> list[ChatEntry]:
     entries, used = list(found), dict[str, float]()
     for entry in entries:
         used[entry.folder] = max(entry.updated, used.get(entry.folder, 0.0))
-    return sorted(
-        entries, key=lambda e: (not e.is_pinned, not e.is_pinned and -used[e.folder], e.folder, -e.updated)
-    )
+    pinned = sorted((e for e in entries if e.is_pinned), key=lambda e: -e.updated)
+    others = (e for e in entries if not e.is_pinned)
+    return pinned + sorted(others, key=lambda e: (-used[e.folder], e.folder, -e.updated))
 
 
 def pin(runtime: Runtime, session: str) -> str:

@@ -135,7 +135,10 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
         return Content.assemble(row, (f"\n    {entry.said}", "$secondary")) if entry.said else row
 
     def on_resize(self) -> None:
-        self._search(self.highlighted_chat.id if self.highlighted_chat else None)
+        """Fill the list. At first, the open chat has the highlight, so that a key such as Delete does not act
+        on another chat by accident."""
+        shown = self.highlighted_chat
+        self._search(shown.id if shown else self._chat.state.session)
 
     @on(Input.Changed)
     def _filter_chats(self, event: Input.Changed) -> None:

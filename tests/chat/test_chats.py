@@ -1,7 +1,7 @@
 """Saved chats in the app and in plain mode, on a real store."""
 
 import pytest
-from ruvmlx.apps.chat import chats_screen
+from ruvmlx.apps.chat import chat_files, chats_screen
 from ruvmlx.apps.chat.app import ChatApp
 from ruvmlx.apps.chat.chats_screen import ChatsScreen
 from ruvmlx.apps.chat.messages import UserMessage
@@ -278,3 +278,25 @@ def test_plain_mode_opens_by_id(open_tiny, three):
     with open_tiny() as runtime:
         _, said = run_plain(runtime, f"/open {three[1][:10]}", "/system", session=three[0])
     assert "System prompt: of zebras" in said
+
+
+def test_pinned_chats_are_in_the_order_of_their_last_use(open_tiny):
+    """As in `sessions ls`, whatever their folders are."""
+    with open_tiny() as runtime:
+        older, newer, plain = (runtime.chats.new_chat() for _ in range(3))
+        for at, chat in enumerate((older, newer, plain)):
+            runtime.store.messages.add_user(chat, f"message {at}")
+            runtime.store.db.execute("UPDATE sessions SET updated = ? WHERE id = ?", 100.0 + at, chat)
+        runtime.store.chats.set_folder(newer, "travel")
+        for chat in (older, newer):
+            runtime.store.chats.pin(chat)
+        assert [entry.id for entry in chat_files.entries(runtime)] == [newer, older, plain]
+
+
+async def test_the_list_begins_at_the_open_chat(chatting, three):  # noqa: F811
+    """A pinned chat stands above it; Delete acts on the open one."""
+    async with chatting(session=three[0]) as (app, pilot):
+        await app.host.call(lambda runtime: runtime.store.chats.pin(three[1]))
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: len(rows(app)) == 3)
+        assert app.screen.highlighted_chat.id == three[0] and app.screen.options.highlighted > 0
