@@ -53,7 +53,7 @@ def refused(**changes: str) -> tuple[str, str]:
     """Return what rank 0 and the other rank say."""
     with ranks(2, **changes) as (other,):
         with pytest.raises(PeerRefused) as found:
-            cluster.joined.__wrapped__()
+            cluster.join_ranks.__wrapped__()
         other.wait(WAIT)
         return str(found.value), other.stderr.read()
 
@@ -65,16 +65,19 @@ def test_a_rank_with_another_key_is_refused():
 
 
 def test_a_rank_with_another_version_is_refused(monkeypatch):
-    monkeypatch.setattr(cluster, "installed", lambda: "ruvmlx 0.0.1 with MLX 0.1")
+    monkeypatch.setattr(cluster, "installed_versions", lambda: "ruvmlx 0.0.1 with MLX 0.1")
     said, there = refused()
-    assert f"has {peers.installed()}; rank 0 has ruvmlx 0.0.1 with MLX 0.1. Install the same" in said
+    assert (
+        f"has {peers.installed_versions_versions()}; rank 0 has ruvmlx 0.0.1 with MLX 0.1. Install the same"
+        in said
+    )
     assert there == f"ruvmlx: {said}\n"
 
 
 def test_ranks_that_do_not_come_are_named(monkeypatch):
     monkeypatch.setattr(cluster, "ARRIVE", 0.3)
     with ranks(2, **{place.LEADER: "127.0.0.1:1"}), pytest.raises(PeerRefused, match="rank 1 did not come"):
-        cluster.joined.__wrapped__()
+        cluster.join_ranks.__wrapped__()
 
 
 def test_other_programs_do_not_disturb_the_start(monkeypatch):
