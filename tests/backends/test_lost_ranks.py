@@ -68,7 +68,7 @@ def test_a_rank_with_another_version_is_refused(monkeypatch):
     monkeypatch.setattr(cluster, "installed_versions", lambda: "ruvmlx 0.0.1 with MLX 0.1")
     said, there = refused()
     assert (
-        f"has {peers.installed_versions_versions()}; rank 0 has ruvmlx 0.0.1 with MLX 0.1. Install the same"
+        f"has {peers.installed_versions()}; rank 0 has ruvmlx 0.0.1 with MLX 0.1. Install the same"
         in said
     )
     assert there == f"ruvmlx: {said}\n"
