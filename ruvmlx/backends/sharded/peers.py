@@ -55,10 +55,11 @@ class PeerLink:
             threading.Thread(target=work, name="ruvmlx-peer", daemon=True).start()
 
     def send(self, facts: dict[str, Any], data: bytes = b"") -> None:
-        message = messages.encode(facts, data)
+        rest = memoryview(messages.encode(facts, data))
         try:
             with self._sending:
-                self._sock.sendall(message)
+                while rest:  # each call has its own time limit, which a long message may exceed as a whole
+                    rest = rest[self._sock.send(rest) :]
         except OSError as error:
             self._lose(_reason(error))
         self.check()
