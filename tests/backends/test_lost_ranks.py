@@ -59,14 +59,16 @@ def test_a_rank_that_stands_still_is_lost(folder, home):
 def test_a_long_message_may_take_longer_than_a_silence(monkeypatch):
     """Bytes that move are no silence."""
     monkeypatch.setattr(peers, "SILENCE", 0.4)
-    here, there = socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here, (there, _) = socket.create_connection(server.getsockname()), server.accept()
     with here, there:
         link = peers.PeerLink(here, "rank 1", lambda link: None)
-        sender = threading.Thread(target=link.send, args=({"do": "restore"}, bytes(1 << 21)))
+        sender = threading.Thread(target=link.send, args=({"do": "restore"}, bytes(1 << 24)))
         sender.start()
         while sender.is_alive():
-            there.recv(1 << 16)
-            time.sleep(0.03)
+            there.sendall(messages.encode({"do": "beat"}))
+            there.recv(1 << 20)
+            time.sleep(0.1)
         assert not link.lost
         link.close()
 
