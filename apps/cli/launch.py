@@ -86,7 +86,7 @@ def launch(
 
 def _run_rank(command: Sequence[str]) -> int:
     """Run this process's rank: the verb itself, or the loop that computes a shard."""
-    path, rank = os.environ.get(STDIO), place.Place.of_environment().rank
+    path, rank = os.environ.get(STDIO), place.RankPlace.of_environment().rank
     launcher = _take_stdio(path) if path and rank == 0 else None
     drop_library_lines()
     if rank:
@@ -114,7 +114,7 @@ def _follow() -> NoReturn:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        follow(place.Place.of_environment())
+        follow(place.RankPlace.of_environment())
     except PeerLost as error:
         end_process(str(error))
     os._exit(0)  # without the end of MLX's threads, which can wait for rank 0
@@ -261,8 +261,8 @@ def _read_hosts(text: str) -> list[dict[str, Any]]:
         hosts = [{"ssh": name} for name in names]
     if len(hosts) < 2:
         raise UsageError(
-            f"--hosts {text} names {len(hosts)} machine{'s' * (len(hosts) != 1)}; two or more are needed, this "
-            "one first, as in --hosts 10.0.0.1,10.0.0.2."
+            f"--hosts {text} names {len(hosts)} of two or more machines; give all of them, this one "
+            "first, as in --hosts 10.0.0.1,10.0.0.2."
         )
     found = [{"ips": [_address(host["ssh"])]} | host if "ips" not in host else host for host in hosts]
     return [found[0] | {"ssh": "127.0.0.1"}, *found[1:]]

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from ..backends.base import Backend
 from ..backends.select import Choice
+from ..backends.sharded.place import reason_against_training
 from ..models.config.header_facts import Facts
 from ..models.config.model import Model, ModelConfig
 from ..pausing import MemoryRanOut, Pause
@@ -66,6 +67,8 @@ class LearningRoom:
         return min(free, self._limit - resident()) if self._limit else free
 
     def check(self) -> None:
+        if why := reason_against_training():
+            self._refuse(why)
         need, left = self.need, self.bytes_left
         if need > left:
             self._refuse(f"training needs about {size(need)} of memory, and {size(max(0, left))} are left")

@@ -56,10 +56,11 @@ class Need:
 
 
 def token_bytes(shape: ModelShape, ranks: int = 1) -> int:
-    """Return the bytes of one token's keys and values in 16 bits, in one of `ranks` processes. For a model that only mlx-lm can run, the
-    function uses the width of the hidden states as the width of the keys. For all but a few architectures,
-    the result is then an upper bound. For an encoder, the bytes are those of a token's states while a text is
-    read."""
+    """Return the bytes of one token's keys and values in 16 bits, in one of `ranks` processes.
+
+    For a model that only mlx-lm can run, the function uses the width of the hidden states as the width of the
+    keys. For all but a few architectures, the result is then an upper bound. For an encoder, the bytes are
+    those of a token's states while a text is read."""
     width = shape.hidden_size
     if not shape.writes:
         return 4 * STATES * width

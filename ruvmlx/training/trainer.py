@@ -18,7 +18,6 @@ from ..backends.mlx import cpu_layers, graph
 from ..backends.mlx.backend import MLXBackend, plan
 from ..backends.mlx.lora_layers import ChangedLinear
 from ..backends.mlx.runner import default_device
-from ..backends.sharded.place import require_whole_model
 from ..lora.base_lora import BaseLoRA, Pair, Place, Squares, place_shape
 from ..lora.micro_lora import MicroLoRA
 from ..models.config.model import Model
@@ -70,7 +69,6 @@ class Trainer:
         backend: Backend | None = None,
         pause: Pause = lambda: None,
     ):
-        require_whole_model()
         kind = device or default_device()
         self._device = mx.Device(mx.cpu) if kind == "cpu" else gpu.device
         self._load = cpu.OtherLoad()

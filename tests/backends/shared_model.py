@@ -65,7 +65,7 @@ def follower(env: dict[str, str]) -> subprocess.Popen:
 def joined_ranks(n: int) -> Iterator[None]:
     """Connect all ranks. In the block, `over_ranks` lets this process be rank 0."""
     with ranks(n), pytest.MonkeyPatch.context() as patched:
-        peers = cluster.joined()
+        peers = cluster.join_ranks()
         patched.delenv(place.RANKS)
         try:
             yield

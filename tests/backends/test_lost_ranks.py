@@ -1,8 +1,10 @@
 """A lost rank ends the others with one line, soon, and leaves the store whole; a wrong rank is refused."""
 
 import contextlib
+import signal
 import socket
 import sqlite3
+import threading
 import time
 
 import pytest
@@ -42,6 +44,35 @@ def test_each_rank_killed_in_the_middle_of_a_prompt(folder, home, n, killed):
     check_store()
 
 
+def test_a_rank_that_stands_still_is_lost(folder, home):
+    """As a pulled cable: nothing comes, and no connection is closed."""
+    with ranks(2) as (other,), start_asking(folder) as first:
+        assert first.stdout.readline() == "reading\n", first.stderr.read()
+        other.send_signal(signal.SIGSTOP)
+        first.wait(WAIT)
+        other.kill()
+        said = first.stderr.read()
+    assert said.startswith("ruvmlx: rank 1 ") and "it sent nothing for 8 seconds" in said
+    check_store()
+
+
+def test_a_long_message_may_take_longer_than_a_silence(monkeypatch):
+    """Bytes that move are no silence."""
+    monkeypatch.setattr(peers, "SILENCE", 0.4)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here, (there, _) = socket.create_connection(server.getsockname()), server.accept()
+    with here, there:
+        link = peers.PeerLink(here, "rank 1", lambda link: None)
+        sender = threading.Thread(target=link.send, args=({"do": "restore"}, bytes(1 << 24)))
+        sender.start()
+        while sender.is_alive():
+            there.sendall(messages.encode({"do": "beat"}))
+            there.recv(1 << 20)
+            time.sleep(0.1)
+        assert not link.lost
+        link.close()
+
+
 def check_store() -> None:
     with sqlite3.connect(store_file()) as db:
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -53,7 +84,7 @@ def refused(**changes: str) -> tuple[str, str]:
     """Return what rank 0 and the other rank say."""
     with ranks(2, **changes) as (other,):
         with pytest.raises(PeerRefused) as found:
-            cluster.joined.__wrapped__()
+            cluster.join_ranks.__wrapped__()
         other.wait(WAIT)
         return str(found.value), other.stderr.read()
 
@@ -65,16 +96,16 @@ def test_a_rank_with_another_key_is_refused():
 
 
 def test_a_rank_with_another_version_is_refused(monkeypatch):
-    monkeypatch.setattr(cluster, "installed", lambda: "ruvmlx 0.0.1 with MLX 0.1")
+    monkeypatch.setattr(cluster, "installed_versions", lambda: "ruvmlx 0.0.1 with MLX 0.1")
     said, there = refused()
-    assert f"has {peers.installed()}; rank 0 has ruvmlx 0.0.1 with MLX 0.1. Install the same" in said
+    assert f"has {peers.installed_versions()}; rank 0 has ruvmlx 0.0.1 with MLX 0.1. Install the same" in said
     assert there == f"ruvmlx: {said}\n"
 
 
 def test_ranks_that_do_not_come_are_named(monkeypatch):
     monkeypatch.setattr(cluster, "ARRIVE", 0.3)
     with ranks(2, **{place.LEADER: "127.0.0.1:1"}), pytest.raises(PeerRefused, match="rank 1 did not come"):
-        cluster.joined.__wrapped__()
+        cluster.join_ranks.__wrapped__()
 
 
 def test_other_programs_do_not_disturb_the_start(monkeypatch):

@@ -19,10 +19,10 @@ from ruvmlx.backends.sharded.cluster import PeerRefused
 from ruvmlx.backends.sharded.forecast import Forecast
 from ruvmlx.backends.sharded.shard import Part
 from ruvmlx.errors import UnsupportedModel
+from ruvmlx.memory.learning_room import LearningRoom
 from ruvmlx.models.load import load_model
 from ruvmlx.pausing import MemoryRanOut
 from ruvmlx.sampling import Sampling
-from ruvmlx.training.trainer import Trainer
 from tests.models.make_gguf import make_gguf_model
 from tests.models.make_models import make_safetensors_model
 from tests.test_runtime_mlx import chat_of
@@ -192,7 +192,7 @@ def test_a_token_stream(two, tmp_path, monkeypatch):
 def test_all_ranks_are_measured_before_the_model_loads(over_two, pair, monkeypatch):
     said = []
     monkeypatch.setattr(cluster, "reports", [said.append])
-    found = Forecast.measure(cluster.joined(), pair.model, 2)
+    found = Forecast.measure(cluster.join_ranks(), pair.model, 2)
     assert 0 < found.together < 1 / (5 * found.sum_seconds) and found.alone > 0 and not said
     cluster.open_leader(pair.model, 1)
     assert len(said) == 1 and said[0].startswith("2 machines: about ")
@@ -224,6 +224,6 @@ def test_a_model_that_cannot_be_divided_is_refused(tmp_path, shape, n, said):
         Part.of(model, 1, n)
 
 
-def test_training_needs_the_whole_model(over_two, pair):
+def test_training_needs_the_whole_model(over_two, tiny):
     with pytest.raises(MemoryRanOut, match="training needs the whole model in one process"):
-        Trainer(pair.model, backend=pair.many)
+        LearningRoom(tiny, None).check()

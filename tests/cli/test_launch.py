@@ -49,7 +49,10 @@ def test_standard_input_and_the_exit_code_are_those_of_the_command(process, tiny
         (["--", "chat"], "give either --hosts A,B or -n N"),
         (["-n", "2", "--hosts", "a,b", "--", "chat"], "give either --hosts A,B or -n N"),
         (["-n", "2", "--backend", "jaccl", "--", "chat"], "--backend jaccl goes with --hosts"),
-        (["--hosts", "127.0.0.1", "--", "chat"], "names 1 machine; two or more are needed, this one first"),
+        (
+            ["--hosts", "127.0.0.1", "--", "chat"],
+            "names 1 of two or more machines; give all of them",
+        ),
         (["--hosts", "127.0.0.1,no.such.invalid", "--", "chat"], "no machine is called 'no.such.invalid'"),
         (["--hosts", "missing.json", "--", "chat"], "expected a hostfile of MLX"),
         (["-n", "1", "--", "chat"], "1 is not in the range"),

@@ -91,6 +91,7 @@ restore copy.db
 ps --server http://127.0.0.1:1
 stop --server http://127.0.0.1:1
 connect llm --server http://127.0.0.1:1
+launch --hosts 10.0.0.1 -- chat
 bench compare old.json new.json
 prove --user list
 completion install --shell bash

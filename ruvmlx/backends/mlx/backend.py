@@ -19,7 +19,7 @@ from ...models.config.model import Model, Weights
 from ...models.weights.stored import stored_tensor
 from ...platform import cpu
 from ...platform.mx import BLAS, mx, nn
-from ..base import Adapters, KVCache, Step, check_tokens, each, finite
+from ..base import KVCache
 from . import cpu_layers, graph, lora_layers, plain_batch, tiered, tiered_cpu
 from .check_results import CheckResult, KernelVerdict, Shapes
 from .gpu_memory import GPUMemory
@@ -132,44 +132,15 @@ class MLXBackend(MLXRunner):
             return MLXCache(self.config.n_layers, window)
         return PagedCache(self.pool, policy, window or 0)
 
-    def decode_batch(
-        self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
-    ) -> list[Step]:
-        """Append one token to each cache and return the steps. All caches with KV pages run in one step of
-        the graph, and all plain caches (without pages) in another step."""
-        check_tokens(tokens, self.shape.vocab_size)
-        steps: dict[int, Step] = {}
-        for paged in (True, False):
-            rows = [i for i, cache in enumerate(caches) if self._has_pages(cache) == paged]
-            if rows:
-                outputs = self._run_batch([tokens[i] for i in rows], [caches[i] for i in rows])
-                steps |= dict(zip(rows, map(Step, *outputs), strict=True))
-        logits = [steps[i].logits for i in range(len(tokens))]
-        for row, step, own in zip(
-            logits, map(steps.get, range(len(tokens))), each(adapter, tokens), strict=True
-        ):
-            if own is not None and step is not None:
-                own.add_to_logits(row, step.hidden)
-            finite(row)
-        return [steps[i] for i in range(len(tokens))]
+    @property
+    def graph(self) -> nn.Module:
+        return self._graph
 
-    def _has_pages(self, cache: KVCache) -> bool:
-        return isinstance(cache, PagedCache)
-
-    def _run_batch(self, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[np.ndarray]:
-        """Run one decode step. Return logits [B, V] and hidden [B, D]. If the step fails, the caches keep
-        their numbers of tokens."""
-        self.adapt_threads()
-        with mx.stream(self.device), self.running(caches, 1) as held:
-            rows = mx.array(list(tokens), mx.uint32)[:, None]
-            outputs = self._all(self.forward(rows, held.layers)[:, 0])
-            mx.eval(*outputs, *held.arrays())
-        return [np.array(a, copy=False) for a in outputs]
-
-    def forward(self, tokens: mx.array, layers: Sequence[Any]) -> mx.array:
+    def forward(self, tokens: mx.array, layers: Sequence[Any], given: mx.array | None = None) -> mx.array:
         """Return hidden states [B, L, D] after the final norm of tokens [B, L]. layers: for each layer, its
-        cache or an object in place of the cache."""
-        return self._forward(self._graph, tokens, layers)
+        cache or an object in place of the cache. given: the input of the first layer; None: the tokens are
+        embedded."""
+        return self._forward(self._graph, tokens, layers, given)
 
     def last_layers(
         self, given: np.ndarray, cache: KVCache, outputs: int, head: bool = True

@@ -8,12 +8,13 @@ from typing import Any, cast
 
 import numpy as np
 
+from ...kv.cache import PagedCache
 from ...models.config.model import ModelShape
 from ...platform import cpu
 from ...platform.gpu import gpu
 from ...platform.mx import BLAS, mx
 from ...sampling import Sampling
-from ..base import PAUSED, HeadAdapter, KVCache, Step, check_tokens, finite
+from ..base import PAUSED, Adapters, HeadAdapter, KVCache, Step, check_tokens, each, finite
 from .stream import HeldChange, MLXTokenStream, StreamCache
 
 # by device: the maximum number of prompt tokens in one prefill step
@@ -97,6 +98,37 @@ class MLXRunner(ABC):
         check_tokens([token], self.shape.vocab_size)
         return _step(self._run([token], cache, self._last), adapter)
 
+    def decode_batch(
+        self, tokens: Sequence[int], caches: Sequence[KVCache], adapter: Adapters = None
+    ) -> list[Step]:
+        """Append one token to each cache and return the steps. All caches with KV pages run in one step of
+        the graph, and all plain caches (without pages) in another step."""
+        check_tokens(tokens, self.shape.vocab_size)
+        steps: dict[int, Step] = {}
+        for paged in (True, False):
+            rows = [i for i, cache in enumerate(caches) if _has_pages(cache) == paged]
+            if rows:
+                outputs = self._run_batch([tokens[i] for i in rows], [caches[i] for i in rows])
+                steps |= dict(zip(rows, map(Step, *outputs), strict=True))
+        logits = [steps[i].logits for i in range(len(tokens))]
+        for row, step, own in zip(
+            logits, map(steps.get, range(len(tokens))), each(adapter, tokens), strict=True
+        ):
+            if own is not None and step is not None:
+                own.add_to_logits(row, step.hidden)
+            finite(row)
+        return [steps[i] for i in range(len(tokens))]
+
+    def _run_batch(self, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[np.ndarray]:
+        """Run one decode step. Return logits [B, V] and hidden [B, D]. If the step fails, the caches keep
+        their numbers of tokens."""
+        self.adapt_threads()
+        with mx.stream(self.device), self.running(caches, 1) as held:
+            rows = mx.array(list(tokens), mx.uint32)[:, None]
+            outputs = self._all(self.forward(rows, held.layers)[:, 0])
+            mx.eval(*outputs, *held.arrays())
+        return [np.array(a, copy=False) for a in outputs]
+
     def verify(self, tokens: Sequence[int], cache: KVCache, adapter: HeadAdapter | None = None) -> np.ndarray:
         """Return the logits [T, V] after each of the tokens [T]."""
         check_tokens(tokens, self.shape.vocab_size)
@@ -163,6 +195,11 @@ class MLXRunner(ABC):
 
     def _none(self, hidden: mx.array) -> list[mx.array]:
         return []
+
+
+def _has_pages(cache: KVCache) -> bool:
+    """Return True if a cache has pages. A cache of several processes has this process's part as `local`."""
+    return isinstance(getattr(cache, "local", cache), PagedCache)
 
 
 def _step(outputs: Sequence[np.ndarray], adapter: HeadAdapter | None) -> Step:

@@ -15,10 +15,10 @@ from ...sampling import Sampling
 from ..base import HeadAdapter, KVCache
 from ..mlx.backend import MLXBackend, dtype_name
 from ..mlx.plain_cache import MLXCache
+from ..mlx.runner import MLXRunner
 from ..mlx.stream import HeadChange, MLXTokenStream
 from .caches import SharedCache
-from .messages import digest
-from .peers import Peers
+from .peers import PeerLinks
 from .shard import Part
 
 
@@ -35,117 +35,132 @@ class Summed(nn.Module):
         return mx.distributed.all_sum(y.astype(self._wire), group=self._group).astype(y.dtype)
 
 
-class Shard(MLXBackend):
-    """The MLX backend of one rank. `forward` must run at the same time on all ranks."""
+class Shard:
+    """One rank's part of a model. `forward` must run at the same time on all ranks. local: the backend of
+    this rank's part."""
 
     def __init__(self, model: Model, part: Part, group: mx.distributed.Group, **options: Any):
         """options: as for MLXBackend."""
-        super().__init__(part.shard(model), **options)
-        self.part, self.group = part, group
-        self.wire = self.compute_dtype()
+        self.local = MLXBackend(part.shard(model), **options)
+        self.part, self._group = part, group
+        self._wire = self.local.compute_dtype()
         self._wrap_sums()
+
+    @property
+    def wire(self) -> str:
+        """Return the name of the dtype of the sums."""
+        return dtype_name(self._wire)
 
     def use_wire(self, name: str) -> None:
         """Send sums in the dtype of rank 0, because all ranks must share it."""
-        self.wire = getattr(mx, name)
-        for owner, place in self._sums():
-            setattr(owner, place, getattr(owner, place).linear)
+        self._unwrap_sums()
+        self._wire = getattr(mx, name)
         self._wrap_sums()
 
     def _sums(self) -> Iterator[tuple[nn.Module, str]]:
         """Yield (owner, attribute) of each linear layer whose outputs are summed."""
-        for layer in self._graph.model.layers:
+        graph = self.local.graph
+        for layer in graph.model.layers:
             yield getattr(layer.self_attn, "plain", layer.self_attn), "o_proj"
             yield layer.mlp, "down_proj"
 
     def _wrap_sums(self) -> None:
         for owner, name in self._sums():
-            setattr(owner, name, Summed(getattr(owner, name), self.group, self.wire))
+            setattr(owner, name, Summed(getattr(owner, name), self._group, self._wire))
+
+    def _unwrap_sums(self) -> None:
+        for owner, name in self._sums():
+            setattr(owner, name, getattr(owner, name).linear)
 
     def set_lora(self, base: BaseLoRA | None) -> None:
         """Install this rank's part of a base LoRA of the whole model."""
         if base is not None:
             base.check(self.part.config)
-        for owner, name in self._sums():
-            setattr(owner, name, getattr(owner, name).linear)
+        self._unwrap_sums()
         try:
-            super().set_lora(self.part.lora(base))
+            self.local.set_lora(self.part.lora(base))
         finally:
             self._wrap_sums()
-        self.lora = base
-
-    def lent_graph(self) -> nn.Module | None:
-        """Return None, because training needs the whole model."""
-        return None
 
     def forward(self, tokens: mx.array, layers: Sequence[Any]) -> mx.array:
-        """Rank 0 embeds the tokens and sends the result to the other ranks: as a sum, to which the other
-        ranks add zeros."""
-        dtype = self.compute_dtype()
+        """Return hidden states as MLXBackend.forward. Rank 0 embeds the tokens and sends the result to the
+        other ranks: as a sum, to which the other ranks add zeros."""
+        dtype = self.local.compute_dtype()
         if self.part.rank:
-            given = mx.zeros((*tokens.shape, self.part.config.hidden_size), self.wire)
+            given = mx.zeros((*tokens.shape, self.part.config.hidden_size), self._wire)
         else:
-            given = self._graph.model.embed_tokens(tokens).astype(self.wire)
-        given = mx.distributed.all_sum(given, group=self.group).astype(dtype)
-        return self._forward(self._graph, tokens, layers, given)
+            given = self.local.graph.model.embed_tokens(tokens).astype(self._wire)
+        given = mx.distributed.all_sum(given, group=self._group).astype(dtype)
+        return self.local.forward(tokens, layers, given)
 
 
-class LeaderBackend(Shard):
+class LeaderBackend(MLXRunner):
     """The backend of rank 0, which the runtime uses like that of a whole model. It tells the other ranks of
     each step. handle: the number by which the other ranks know this model."""
 
-    def __init__(self, model: Model, part: Part, peers: Peers, handle: int, **options: Any):
+    name = "mlx"
+
+    def __init__(self, model: Model, part: Part, peers: PeerLinks, handle: int, **options: Any):
         assert peers.group is not None
-        super().__init__(model, part, peers.group, **options)
-        self.shape, self.peers, self.handle = model.config, peers, handle
-        self.kernels = f"{self.kernels}, over {part.ranks} machines"
+        self._peers, self._handle = peers, handle
+        super().__init__(model.config, options["device"], options.get("threads"))
+        self.shard = Shard(model, part, peers.group, **options)
+        local = self.shard.local
+        self.config, self.nbytes = model.config, local.nbytes
+        self.lora: BaseLoRA | None = None
+        self.pool, self.caveat, self.gpu_memory = local.pool, local.caveat, local.gpu_memory
+        self.streams, self.kernels = local.streams, f"{local.kernels}, over {part.ranks} machines"
 
     def __del__(self) -> None:
-        if "peers" in vars(self):
-            self.peers.dropped.append(("model", self.handle))
+        self._peers.dropped.append(("model", self._handle))
 
     def go_without_pages(self, why: str) -> None:
-        self._do_without_kernels(why)
-
-    @property
-    def wire_name(self) -> str:
-        return dtype_name(self.wire)
+        """Use KV caches without pages from now on, because another rank has no pages."""
+        self.pool, self.caveat = None, " ".join(filter(None, (self.caveat, why)))
 
     def set_lora(self, base: BaseLoRA | None) -> None:
         data = base.to_bytes() if base is not None else b""
         if base is not None:
-            base.check(self.part.config)
-        answers = self.peers.ask({"do": "lora", "model": self.handle}, data)
-        assert all(facts["hash"] == digest(data) for facts, _ in answers)
-        super().set_lora(base)
+            base.check(self.config)
+        self._peers.ask({"do": "lora", "model": self._handle}, data)
+        self.shard.set_lora(base)
+        self.lora = base
 
-    def new_cache(self, policy: TierPolicy | None = None) -> SharedCache:  # type: ignore[override]
-        cache = SharedCache(super().new_cache(policy), self.peers, self.handle)
-        lengths = policy.lengths if policy and isinstance(cache.local, PagedCache) else None
+    def new_cache(self, policy: TierPolicy | None = None) -> SharedCache:
+        local = self.shard.local.new_cache(policy if self.pool is not None else None)
+        cache = SharedCache(local, self._peers, self._handle)
+        lengths = policy.lengths if policy and isinstance(local, PagedCache) else None
         cache.tell("cache", policy=policy and policy.name, lengths=lengths)
         return cache
+
+    def forward(self, tokens: mx.array, layers: Sequence[Any]) -> mx.array:
+        return self.shard.forward(tokens, layers)
+
+    def output_head(self, hidden: mx.array) -> mx.array:
+        return self.shard.local.output_head(hidden)
+
+    def compute_dtype(self) -> mx.Dtype:
+        return self.shard.local.compute_dtype()
 
     @contextmanager
     def running(self, caches: Sequence[KVCache], n: int) -> Iterator[Any]:
         """Return a context manager for a step of all ranks. First make room here, because rank 0 alone
         decides the tiers of pages."""
         shared = cast(Sequence[SharedCache], caches)
-        self.peers.check()
+        self._peers.check()
         levels = _reserve([cache.local for cache in shared], n)
         facts = {"ids": [cache.id for cache in shared], "n": n, "levels": levels}
         shared[0].tell("step", **facts)
-        with self.peers.step(), super().running([cache.local for cache in shared], n) as held:
+        local = self.shard.local
+        with self._peers.step(), local.running([cache.local for cache in shared], n) as held:
             yield held
-
-    def _has_pages(self, cache: KVCache) -> bool:
-        return isinstance(cast(SharedCache, cache).local, PagedCache)
 
     def stream(
         self, cache: KVCache, adapter: HeadAdapter | None, sampling: Sampling, limit: int
     ) -> MLXTokenStream:
         with mx.stream(self.device):
             change = self._micro.of(adapter)
-        return SharedStream(self, cast(SharedCache, cache), change, sampling, limit)
+        return SharedStream(self, self._peers, cast(SharedCache, cache), change, sampling, limit)
 
     def _none(self, hidden: mx.array) -> list[mx.array]:
         """Return a part of the hidden states, so that MLX computes the sums of all layers on all ranks."""
@@ -176,13 +191,14 @@ class SharedStream(MLXTokenStream):
     def __init__(
         self,
         backend: LeaderBackend,
+        peers: PeerLinks,
         cache: SharedCache,
         change: HeadChange | None,
         sampling: Sampling,
         limit: int,
     ):
         super().__init__(backend, cache, change, sampling, limit)
-        self._peers = backend.peers
+        self._peers = peers
 
     def prefill(self, tokens: Sequence[int], progress: Callable[[int], None] | None = None) -> None:
         with self._peers.waiting():

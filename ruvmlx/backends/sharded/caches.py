@@ -9,7 +9,7 @@ import numpy as np
 from ...kv.cache import Dump, KVStats, PagedCache
 from ...kv.storage import Bytes
 from ..mlx.plain_cache import MLXCache
-from .peers import Peers
+from .peers import PeerLinks
 
 _ids = itertools.count(1)
 
@@ -18,7 +18,7 @@ class SharedCache:
     """A cache of which each rank has the keys and values of its own heads. `local` is rank 0's part. All
     ranks do the same to their parts, in the same order."""
 
-    def __init__(self, local: MLXCache | PagedCache, peers: Peers, model: int):
+    def __init__(self, local: MLXCache | PagedCache, peers: PeerLinks, model: int):
         self.local, self._peers, self._model, self.id = local, peers, model, next(_ids)
 
     def tell(self, do: str, **facts: Any) -> None:

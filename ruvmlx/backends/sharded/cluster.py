@@ -19,8 +19,8 @@ from ..mlx.runner import default_device
 from . import messages
 from .backend import LeaderBackend
 from .forecast import Forecast
-from .peers import Peers, installed
-from .place import Place, ranks
+from .peers import PeerLinks, installed_versions
+from .place import RankPlace, ranks
 from .shard import Part
 
 ARRIVE = 60.0  # seconds in which all ranks must have connected
@@ -41,7 +41,7 @@ def open_leader(model: Model, threads: int | None, watch: Watch = QUIET) -> Lead
     if not model.is_own:
         raise PeerRefused(f"{model.name} cannot be divided: {missing_features(model.shape)}. Run it alone.")
     part = Part.of(model, 0, ranks())
-    peers, handle = joined(), next(_handles)
+    peers, handle = join_ranks(), next(_handles)
     facts = {"path": str(model.path), "name": model.name, "fingerprint": model.fingerprint}
     for link, (answer, _) in zip(
         peers.links, peers.ask({"do": "open", "model": handle} | facts), strict=True
@@ -56,16 +56,16 @@ def open_leader(model: Model, threads: int | None, watch: Watch = QUIET) -> Lead
     options: dict[str, Any] = {} if device == "cpu" else {"check": partial(check, watch=watch)}
     backend = LeaderBackend(model, part, peers, handle, device=device, threads=threads, **options)
     found = [link.receive()[0] for link in peers.links]
-    peers.tell({"do": "wire", "model": handle, "dtype": backend.wire_name})
+    peers.tell({"do": "wire", "model": handle, "dtype": backend.shard.wire})
     if backend.pool is not None and not all(facts["pages"] for facts in found):
         backend.go_without_pages("The KV cache has no tiers, because another machine cannot compute them.")
     return backend
 
 
 @cache
-def joined() -> Peers:
+def join_ranks() -> PeerLinks:
     """Return the links to all other ranks. The first call waits for the ranks."""
-    place, peers = Place.of_environment(), Peers()
+    place, peers = RankPlace.of_environment(), PeerLinks()
     with socket.create_server(("", place.leader[1]), backlog=place.ranks) as server:
         _accept_all(server, place, peers)
     peers.tell({"do": "ring"})
@@ -75,7 +75,7 @@ def joined() -> Peers:
     return peers
 
 
-def _accept_all(server: socket.socket, place: Place, peers: Peers) -> None:
+def _accept_all(server: socket.socket, place: RankPlace, peers: PeerLinks) -> None:
     ends, found = time.monotonic() + ARRIVE, dict[int, tuple[socket.socket, str]]()
     while len(found) < place.ranks - 1:
         server.settimeout(max(0.0, ends - time.monotonic()) or 1e-3)
@@ -109,15 +109,18 @@ def _read_hello(sock: socket.socket) -> dict[str, Any] | None:
     return None
 
 
-def _checked_rank(hello: dict[str, Any], sock: socket.socket, place: Place, address: str) -> int:
+def _checked_rank(hello: dict[str, Any], sock: socket.socket, place: RankPlace, address: str) -> int:
     """Return the rank of a new connection. Raise PeerRefused, and tell the other end, if it must not join."""
     name = f"rank {hello['rank']} ({hello['host']}, {address})"
     if not secrets.compare_digest(str(hello["key"]), place.key):
         _refuse(
             sock, f"{name} has the key of another start. End the ruvmlx processes there, and start again."
         )
-    if hello["version"] != installed():
-        _refuse(sock, f"{name} has {hello['version']}; rank 0 has {installed()}. Install the same version.")
+    if hello["version"] != installed_versions():
+        _refuse(
+            sock,
+            f"{name} has {hello['version']}; rank 0 has {installed_versions()}. Install the same version.",
+        )
     return int(hello["rank"])
 
 

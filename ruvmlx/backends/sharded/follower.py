@@ -4,7 +4,7 @@ import contextlib
 import platform
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from ..mlx.runner import default_device
 from . import forecast
 from .backend import Shard
 from .messages import digest
-from .peers import Link, Peers, installed
-from .place import Place
+from .peers import PeerLink, PeerLinks, installed_versions
+from .place import RankPlace
 from .shard import Part
 
 CONNECT = 60.0  # seconds in which rank 0 must answer
@@ -39,11 +39,29 @@ class OpenShard:
 
 
 class Follower:
-    """The state of a rank above 0. Each method `_do_...` does what the message with this name says."""
+    """The state of a rank above 0. Each message has the name of its work and the facts for it."""
 
-    def __init__(self, place: Place, link: Link, peers: Peers):
+    def __init__(self, place: RankPlace, link: PeerLink, peers: PeerLinks):
         self._place, self._link, self._peers = place, link, peers
         self._models: dict[int, OpenShard] = {}
+        self._works: dict[str, Callable[[dict[str, Any], bytes], None]] = {
+            "ring": self._join_ring,
+            "open": self._find_model,
+            "load": self._load_shard,
+            "wire": self._use_wire,
+            "lora": self._install_lora,
+            "read_speed": self._measure_reading,
+            "sums": self._compute_sums,
+            "cache": self._make_cache,
+            "step": self._compute_step,
+            "trim": self._trim,
+            "retract": self._retract,
+            "hold": self._hold,
+            "fork": self._fork,
+            "dump": self._dump,
+            "bytes": self._send_bytes,
+            "restore": self._restore,
+        }
 
     def run(self) -> None:
         """Do what rank 0 says, until rank 0 ends."""
@@ -51,7 +69,7 @@ class Follower:
             facts, data = self._link.receive()
             for kind, number in facts.get("dropped", ()):
                 self._drop(kind, number)
-            getattr(self, f"_do_{facts['do']}")(facts, data)
+            self._works[facts["do"]](facts, data)
 
     def _drop(self, kind: str, number: int) -> None:
         if kind == "model":
@@ -66,7 +84,7 @@ class Follower:
         assert held.shard is not None
         return held, held.shard
 
-    def _cache(self, facts: dict[str, Any]) -> MLXCache | PagedCache:
+    def _cache_of(self, facts: dict[str, Any]) -> MLXCache | PagedCache:
         cache = self._models[facts["model"]].caches[facts["id"]]
         if isinstance(cache, PagedCache):
             cache.pool.level = cache.pool.least = facts["level"]
@@ -74,10 +92,10 @@ class Follower:
 
     # -- models ------------------------------------------------------------------------------------
 
-    def _do_ring(self, facts: dict[str, Any], data: bytes) -> None:
+    def _join_ring(self, facts: dict[str, Any], data: bytes) -> None:
         self._peers.group = mx.distributed.init(strict=True, backend=self._place.backend)
 
-    def _do_open(self, facts: dict[str, Any], data: bytes) -> None:
+    def _find_model(self, facts: dict[str, Any], data: bytes) -> None:
         """Find the model of rank 0, and answer why this rank cannot run it, or ""."""
         why = ""
         try:
@@ -96,7 +114,7 @@ class Follower:
             why = str(error)
         self._link.send({"why": why})
 
-    def _do_load(self, facts: dict[str, Any], data: bytes) -> None:
+    def _load_shard(self, facts: dict[str, Any], data: bytes) -> None:
         from ..mlx.gpu_check import check
 
         assert self._peers.group is not None
@@ -106,74 +124,74 @@ class Follower:
         held.shard = Shard(
             held.model, held.part, self._peers.group, device=device, threads=threads, **options
         )
-        if held.shard.pool is not None:
-            held.shard.pool.pressure = lambda: 0.0  # rank 0 alone decides the level
-        self._link.send({"pages": held.shard.pool is not None, "bytes": held.shard.nbytes})
+        if held.shard.local.pool is not None:
+            held.shard.local.pool.pressure = lambda: 0.0  # rank 0 alone decides the level
+        self._link.send({"pages": held.shard.local.pool is not None, "bytes": held.shard.local.nbytes})
 
-    def _do_wire(self, facts: dict[str, Any], data: bytes) -> None:
+    def _use_wire(self, facts: dict[str, Any], data: bytes) -> None:
         self._open(facts)[1].use_wire(facts["dtype"])
 
-    def _do_lora(self, facts: dict[str, Any], data: bytes) -> None:
+    def _install_lora(self, facts: dict[str, Any], data: bytes) -> None:
         self._open(facts)[1].set_lora(BaseLoRA.from_bytes(data) if data else None)
         self._link.send({"hash": digest(data)})
 
-    def _do_read_speed(self, facts: dict[str, Any], data: bytes) -> None:
+    def _measure_reading(self, facts: dict[str, Any], data: bytes) -> None:
         self._link.send({"speed": forecast.read_speed()})
 
-    def _do_sums(self, facts: dict[str, Any], data: bytes) -> None:
+    def _compute_sums(self, facts: dict[str, Any], data: bytes) -> None:
         assert self._peers.group is not None
         with self._peers.step():
             forecast.compute_sums(self._peers.group, facts["width"], facts["dtype"], facts["n"])
 
     # -- steps and caches --------------------------------------------------------------------------
 
-    def _do_cache(self, facts: dict[str, Any], data: bytes) -> None:
+    def _make_cache(self, facts: dict[str, Any], data: bytes) -> None:
         held, shard = self._open(facts)
         lengths = facts["lengths"]
         policy = TierPolicy(facts["policy"], tuple(lengths)) if lengths else None
-        held.caches[facts["id"]] = shard.new_cache(policy)
+        held.caches[facts["id"]] = shard.local.new_cache(policy)
 
-    def _do_step(self, facts: dict[str, Any], data: bytes) -> None:
+    def _compute_step(self, facts: dict[str, Any], data: bytes) -> None:
         held, shard = self._open(facts)
         caches, n = [held.caches[i] for i in facts["ids"]], facts["n"]
         for cache, (before, after) in zip(caches, facts["levels"], strict=False):
             assert isinstance(cache, PagedCache)
             cache.pool.level, cache.pool.least = before, after
             cache.reserve(n)
-        shard.adapt_threads()
+        shard.local.adapt_threads()
         tokens = mx.zeros((len(caches), n), mx.uint32)
-        with self._peers.step(), mx.stream(shard.device), shard.running(caches, n) as running:
+        with self._peers.step(), mx.stream(shard.local.device), shard.local.running(caches, n) as running:
             hidden = shard.forward(tokens, running.layers)
             mx.eval(hidden, *running.arrays())
         if n > 1:
             mx.clear_cache()
 
-    def _do_trim(self, facts: dict[str, Any], data: bytes) -> None:
-        cache = self._cache(facts)
+    def _trim(self, facts: dict[str, Any], data: bytes) -> None:
+        cache = self._cache_of(facts)
         if not cache.trim(facts["n"]) or cache.offset != facts["left"]:
             raise RuvmlxError(f"its cache has {cache.offset} tokens; rank 0's has {facts['left']}")
 
-    def _do_retract(self, facts: dict[str, Any], data: bytes) -> None:
-        self._cache(facts).retract(facts["n"])
+    def _retract(self, facts: dict[str, Any], data: bytes) -> None:
+        self._cache_of(facts).retract(facts["n"])
 
-    def _do_hold(self, facts: dict[str, Any], data: bytes) -> None:
-        cache = self._cache(facts)
+    def _hold(self, facts: dict[str, Any], data: bytes) -> None:
+        cache = self._cache_of(facts)
         assert isinstance(cache, PagedCache)
         cache.hold(facts["n"])
 
-    def _do_fork(self, facts: dict[str, Any], data: bytes) -> None:
-        self._models[facts["model"]].caches[facts["new"]] = self._cache(facts).fork()
+    def _fork(self, facts: dict[str, Any], data: bytes) -> None:
+        self._models[facts["model"]].caches[facts["new"]] = self._cache_of(facts).fork()
 
-    def _do_dump(self, facts: dict[str, Any], data: bytes) -> None:
-        dump = self._cache(facts).dump()
+    def _dump(self, facts: dict[str, Any], data: bytes) -> None:
+        dump = self._cache_of(facts).dump()
         self._models[facts["model"]].parts[facts["id"]] = dump.parts
         self._link.send({"facts": dump.facts, "nbytes": dump.nbytes})
 
-    def _do_bytes(self, facts: dict[str, Any], data: bytes) -> None:
+    def _send_bytes(self, facts: dict[str, Any], data: bytes) -> None:
         parts = self._models[facts["model"]].parts.pop(facts["id"])
         self._link.send({}, b"".join(bytes(part) for part in parts))
 
-    def _do_restore(self, facts: dict[str, Any], data: bytes) -> None:
+    def _restore(self, facts: dict[str, Any], data: bytes) -> None:
         at, why = 0, ""
 
         def read(n: int) -> bytes:
@@ -182,18 +200,18 @@ class Follower:
             return data[at - n : at]
 
         try:
-            self._cache(facts).restore(facts["facts"], read)
+            self._cache_of(facts).restore(facts["facts"], read)
         except (ValueError, KeyError, TypeError) as error:
             why = str(error) or type(error).__name__
         self._link.send({"why": why})
 
 
-def follow(place: Place) -> None:
+def follow(place: RankPlace) -> None:
     """Connect to rank 0 and do what it says, until it ends. Raises RuvmlxError."""
     sock = _connect(place)
-    peers = Peers()
+    peers = PeerLinks()
     link = peers.add(sock, f"rank 0 ({place.leader[0]})")
-    hello = {"do": "hello", "rank": place.rank, "key": place.key, "version": installed()}
+    hello = {"do": "hello", "rank": place.rank, "key": place.key, "version": installed_versions()}
     link.send(hello | {"host": platform.node()})
     try:
         Follower(place, link, peers).run()
@@ -207,7 +225,7 @@ def follow(place: Place) -> None:
         peers.close()
 
 
-def _connect(place: Place) -> socket.socket:
+def _connect(place: RankPlace) -> socket.socket:
     """Connect to rank 0, which can start later than this rank."""
     ends = time.monotonic() + CONNECT
     while True:

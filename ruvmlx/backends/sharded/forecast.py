@@ -17,7 +17,7 @@ from ...platform.mx import mx
 from ..mlx.backend import dtype_name, plan
 from ..mlx.runner import default_device
 from ..weight_bytes import bytes_of_weights
-from .peers import Peers
+from .peers import PeerLinks
 
 READ = 128 << 20  # bytes of the matrix whose product is timed; more than a processor's caches hold
 WIDTH = 2048  # the number of columns of this matrix
@@ -59,7 +59,7 @@ class Forecast:
     sum_seconds: float
 
     @classmethod
-    def measure(cls, peers: Peers, model: Model, ranks: int) -> "Forecast":
+    def measure(cls, peers: PeerLinks, model: Model, ranks: int) -> "Forecast":
         """Measure this machine alone, then all machines at once."""
         assert peers.group is not None
         own = read_speed()

@@ -2,9 +2,9 @@
 
 MLX's own connection carries the sums of each layer, and this connection all else. Each end sends a beat every
 BEAT seconds. If nothing comes for SILENCE seconds, or if the connection closes, the other end is lost, and
-`Link.lost` has the reason. The next step then raises PeerLost. A step that runs can wait for ever: after a
-lost connection, MLX 0.32 fails the sums that it has begun and never ends the later ones (ring.cpp, where the
-worker returns). So the process ends itself, with one line. The store is whole at any moment.
+`PeerLink.lost` has the reason. The next step then raises PeerLost. A step that runs can wait for ever: after
+a lost connection, MLX 0.32 fails the sums that it has begun and never ends the later ones (ring.cpp, where
+the worker returns). So the process ends itself, with one line. The store is whole at any moment.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ BEAT, SILENCE = 1.0, 8.0
 GRACE = 0.5  # seconds from the loss of a rank until the process ends if MLX still waits for the rank
 
 
-def installed() -> str:
+def installed_versions() -> str:
     """Return the versions that all ranks must share."""
     return f"ruvmlx {version('ruvmlx')} with MLX {version('mlx')}"
 
@@ -38,11 +38,11 @@ class PeerLost(RuvmlxError):
     """Another rank has ended, or the connection to it is broken."""
 
 
-class Link:
+class PeerLink:
     """A connection to another rank. name: the rank and the machine, for people. A thread reads the messages,
     another thread sends beats."""
 
-    def __init__(self, sock: socket.socket, name: str, on_loss: Callable[["Link"], None]):
+    def __init__(self, sock: socket.socket, name: str, on_loss: Callable[["PeerLink"], None]):
         self._sock, self.name, self._on_loss = sock, name, on_loss
         self.lost = ""  # why the other end is lost; "": it is there
         self._is_refusal = False  # True if `lost` is a whole line: rank 0 refused this rank
@@ -55,10 +55,11 @@ class Link:
             threading.Thread(target=work, name="ruvmlx-peer", daemon=True).start()
 
     def send(self, facts: dict[str, Any], data: bytes = b"") -> None:
-        message = messages.encode(facts, data)
+        rest = memoryview(messages.encode(facts, data))
         try:
             with self._sending:
-                self._sock.sendall(message)
+                while rest:  # each call has its own time limit, which a long message may exceed as a whole
+                    rest = rest[self._sock.send(rest) :]
         except OSError as error:
             self._lose(_reason(error))
         self.check()
@@ -129,11 +130,11 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-class Peers:
+class PeerLinks:
     """The links of this process. Only one thread at a time sends messages with `tell` and `ask`."""
 
     def __init__(self) -> None:
-        self.links: list[Link] = []
+        self.links: list[PeerLink] = []
         self.group: mx.distributed.Group | None = None  # MLX's connection of all ranks
         self._working = 0  # the number of running steps
         self._first_loss = threading.Event()
@@ -142,8 +143,8 @@ class Peers:
         # collector deletes them at any moment
         self.dropped: deque[tuple[str, int]] = deque()
 
-    def add(self, sock: socket.socket, name: str) -> Link:
-        link = Link(sock, name, self._note_loss)
+    def add(self, sock: socket.socket, name: str) -> PeerLink:
+        link = PeerLink(sock, name, self._note_loss)
         self.links.append(link)
         return link
 
@@ -204,12 +205,12 @@ class Peers:
         for link in self.links:
             link.close(goodbye=False)
 
-    def _note_loss(self, link: Link) -> None:
+    def _note_loss(self, link: PeerLink) -> None:
         self._first_loss.set()
         if self._working:
             threading.Thread(target=self._end_in_time, args=(link,), daemon=True).start()
 
-    def _end_in_time(self, link: Link) -> None:
+    def _end_in_time(self, link: PeerLink) -> None:
         time.sleep(GRACE)
         if self._working:
             end_process(link.line)
@@ -219,7 +220,7 @@ def end_process(line: str) -> NoReturn:
     """End this process at once. The launcher restores the terminal and prints the line; without a launcher,
     standard error gets the line."""
     path = os.environ.get(place.LAST_LINE)
-    if path and place.Place.of_environment().rank == 0:
+    if path and place.RankPlace.of_environment().rank == 0:
         Path(path).write_text(line)
     else:
         print(f"ruvmlx: {line}", file=sys.stderr, flush=True)

@@ -4,8 +4,6 @@ environment. The module imports nothing large."""
 import os
 from dataclasses import dataclass
 
-from ...pausing import MemoryRanOut
-
 RANKS, LEADER, KEY, BACKEND = "RUVMLX_RANKS", "RUVMLX_LEADER", "RUVMLX_LAUNCH_KEY", "RUVMLX_RING"
 LAST_LINE = "RUVMLX_LAUNCH_LAST_LINE"  # the file for the last line of a rank 0 that ends itself
 LOST = 75  # the exit code of a rank that lost another one
@@ -13,7 +11,7 @@ _RANK_NAMES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")  # mlx.launch, Op
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """The place of this process among the ranks. leader: the address of rank 0, where the other ranks
     connect. key: a random text of this start. backend: MLX's name of the connection for sums."""
 
@@ -24,7 +22,7 @@ class Place:
     backend: str
 
     @classmethod
-    def of_environment(cls) -> "Place":
+    def of_environment(cls) -> "RankPlace":
         host, _, port = os.environ[LEADER].rpartition(":")
         number = next((os.environ[name] for name in _RANK_NAMES if name in os.environ), "0")
         backend = os.environ.get(BACKEND, "ring")
@@ -36,11 +34,11 @@ def ranks() -> int:
     return int(os.environ.get(RANKS, "1"))
 
 
-def require_whole_model() -> None:
-    """Raise MemoryRanOut if this process has only a shard of the model, because training needs the whole
-    model."""
-    if ranks() > 1:
-        raise MemoryRanOut(
-            "training needs the whole model in one process: run it without `ruvmlx launch`. Ratings change "
-            "the output head over several machines, too"
-        )
+def reason_against_training() -> str:
+    """Return why this process cannot train, because it has only a shard of the model; "": it can."""
+    if ranks() == 1:
+        return ""
+    return (
+        "training needs the whole model in one process: run it without `ruvmlx launch`. Ratings change the "
+        "output head over several machines, too"
+    )
