@@ -173,7 +173,7 @@ class ChatApp(ChatShell):
                 return
             await super().on_event(event)
             if event.key == "tab":
-                await self._wait_for_prompt()
+                await _wait_for_keys(self.chat.prompt)
             return
         await super().on_event(event)
 
@@ -188,13 +188,6 @@ class ChatApp(ChatShell):
         if event.is_printable and event.character is not None:
             self.screen.set_focus(self.chat.prompt)
             self.chat.prompt.insert(event.character)
-
-    async def _wait_for_prompt(self) -> None:
-        """Wait until the input has handled its keys, because Tab can move the focus, and the next key must go
-        to the widget with the focus."""
-        until = time.monotonic() + KEY_WAIT
-        while self.chat.prompt.message_queue_size and time.monotonic() < until:
-            await asyncio.sleep(0)
 
     @on(events.DescendantFocus)
     def _show_mode(self, event: events.DescendantFocus) -> None:
@@ -308,6 +301,14 @@ class ChatApp(ChatShell):
 
     def action_help(self) -> None:
         self.actions.command("help")
+
+
+async def _wait_for_keys(prompt: Prompt) -> None:
+    """Wait until the input has handled its keys, because Tab can move the focus, and the next key must go to
+    the widget with the focus."""
+    until = time.monotonic() + KEY_WAIT
+    while prompt.message_queue_size and time.monotonic() < until:
+        await asyncio.sleep(0)
 
 
 async def _remember_theme(chat: ChatContext, name: str) -> None:
