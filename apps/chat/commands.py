@@ -146,7 +146,7 @@ COMMANDS = {
         "Chats: list and search", takes_argument=True,
     ),
     "open": CommandSpec(
-        "/open ID|N", "open a chat by its ID; in plain mode, by its number", library.open_chat,
+        "/open ID|N", "open a chat (N: its number, in plain mode)", library.open_chat,
         takes_argument=True,
     ),
     "new": CommandSpec("/new", "start a new chat", library.new_chat, title="New chat"),
@@ -203,7 +203,7 @@ COMMANDS = {
         "What was learned, by name (adapters)",
     ),
     "adapter": CommandSpec(
-        "/adapter [NAME|none]", "use what was learned as NAME; NAME new: begin it", models.use_adapter,
+        "/adapter [NAME|none]", "use what was learned as NAME (new: begin it)", models.use_adapter,
         title="Adapter by its name", takes_argument=True, asks=True,
     ),
     "tools": CommandSpec(

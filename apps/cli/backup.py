@@ -21,7 +21,8 @@ from .verb import Verb
 def backup(file: Path, replace: bool, as_json: bool) -> None:
     """Copy all chats, ratings and adapters to FILE, also while ruvmlx runs, and check the copy.
 
-    Models, settings, your own roles and API keys are not in it. Keep it as private as the data folder.
+    Models, settings, API keys and the roles that you saved are not in it. Keep it as private as the data
+    folder.
     """
     from ruvmlx.store.backup import back_up
 
@@ -30,7 +31,7 @@ def backup(file: Path, replace: bool, as_json: bool) -> None:
         print_json(facts)
     else:
         say(f"{_contents_text(facts)} are in {file} ({size(facts.bytes)}).")
-        say("The log is in it, too. Settings, models, your own roles and the server's API keys are not.")
+        say("The log is in it, too. Models, settings, API keys and the roles that you saved are not.")
         say("The copy was read again and has no fault.")
         hint(f"`ruvmlx restore {shell_path(file)}` replaces your data with it, here or on another computer.")
 

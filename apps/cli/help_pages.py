@@ -240,7 +240,7 @@ PAGES = {
         ("sessions restore 3f2a", "brings one of them back"),
     ),
     "log": _page(
-        "Show the record of requests, ratings and adapters",
+        "Show the record of replies, ratings and adapters",
         ("log show", "the newest rows"),
         ("log verify", "was a row changed or removed?"),
     ),

@@ -261,8 +261,8 @@ def _read_hosts(text: str) -> list[dict[str, Any]]:
         hosts = [{"ssh": name} for name in names]
     if len(hosts) < 2:
         raise UsageError(
-            f"--hosts {text} names {len(hosts)} of two or more machines; give all of them, this one "
-            "first, as in --hosts 10.0.0.1,10.0.0.2."
+            f"--hosts needs two or more machines, got {len(hosts)}: {text}. Name this computer first, as in "
+            "--hosts 10.0.0.1,10.0.0.2; `-n 2` tries it with two processes of this computer."
         )
     found = [{"ips": [_address(host["ssh"])]} | host if "ips" not in host else host for host in hosts]
     return [found[0] | {"ssh": "127.0.0.1"}, *found[1:]]

@@ -127,8 +127,9 @@ def _undone_line(kind: str) -> str:
     """Return a sentence about what `undo` took back. kind: `LearnStatus.undone`."""
     return {
         "preference": "Your newest choice between two replies no longer counts.",
-        "change of a rating": "Your newest change of a rating, or its reason, no longer counts; the rating "
-        "before it counts again.",
+        "change of a rating": (
+            "Your newest change of a rating no longer counts. The reply has the rating that it had before."
+        ),
     }.get(kind, "Your newest rating no longer counts.")
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROUTER_WORDS = {
     "on": "It learns from your ratings and from the time that replies take.",
-    "off": "So it chooses nothing; `ruvmlx config set router on` lets it choose.",
+    "off": "So every reply uses what was learned; `ruvmlx config set router on` lets it choose.",
 }
 ARM_WORDS = {"adapter": "what was learned", "plain": "the original model"}  # words for the router's choices
 

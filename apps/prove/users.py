@@ -97,17 +97,17 @@ def context(prompt: str, reply: str, finished: bool) -> int:
 
 
 def always_1(prompt: str, reply: str, finished: bool) -> int:
-    """Gives 1 star to every reply, to test whether senseless ratings harm the model."""
+    """Gives 1 star to every reply, to test whether senseless ratings harm a trial adapter."""
     return 1
 
 
 def always_5(prompt: str, reply: str, finished: bool) -> int:
-    """Gives 5 stars to every reply, to test whether senseless ratings harm the model."""
+    """Gives 5 stars to every reply, to test whether senseless ratings harm a trial adapter."""
     return 5
 
 
 def random(prompt: str, reply: str, finished: bool) -> int:
-    """Gives arbitrary stars, to test whether senseless ratings harm the model."""
+    """Gives arbitrary stars, to test whether senseless ratings harm a trial adapter."""
     return 1 + zlib.crc32(reply.encode()) % 5
 
 

@@ -119,7 +119,7 @@ class Fit:
         parts = (
             f"{size(self.weights)} for the weights, {size(self.work)} for the program and learning, "
             f"{size(self.kv_per_token * 1000)} for each 1,000 tokens of a {whole}. "
-            f"This machine can give one model {size(self.limit)}."
+            f"This machine can give its models and chats {size(self.limit)}."
         )
         if not self.fits:
             return f"does not fit: {parts}"

@@ -103,7 +103,7 @@ GROUPS = {
             "`ruvmlx learn consolidate`; each rating changes the model at once in both cases"
         ),
         "slow_loop": (
-            "how the background learning uses your ratings while you do not type; training: it changes the "
+            "how the background learning uses your ratings; training: it changes the "
             "parts that base_targets names; style: it only mixes ready-made changes of style, which a model "
             "such as the starter has; auto: style if the model has such changes, training if not"
         ),
@@ -121,8 +121,8 @@ GROUPS = {
             "less than a fifth of the memory, and is less exact"
         ),
         "micro_rank": (
-            "what a rating can change in the head of a new adapter: 1, which words to write; 2, also which "
-            "words to write near the end of a reply; an adapter that has learned keeps its number"
+            "what a rating can change in the output head if the adapter is new: 1, which words to write; 2, "
+            "also which words to write near the end of a reply; an adapter that has learned keeps its number"
         ),
         "layer_rank": (
             "what a rating can change in the parts other than the head, if learn_targets names any: 1, one "

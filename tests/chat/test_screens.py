@@ -107,7 +107,7 @@ async def chats(app, pilot):
 
 async def helping(app, pilot):
     await pilot.press("f1")
-    await until(pilot, lambda: "/rate up|down|1-5" in screen_text(app))
+    await until(pilot, lambda: "Ctrl+Y, Ctrl+N, Ctrl+R" in screen_text(app))
 
 
 @pytest.fixture

@@ -314,5 +314,5 @@ def test_a_choice_is_of_the_comparison_on_the_screen(open_tiny, store, capsys):
         chat = PlainSession(runtime, [QUESTION, "/compare", "/new"])
         before = version(runtime)
         chat.type("/choose 1")
-        assert "no two replies" in capsys.readouterr().err
+        assert "for the two replies of /compare" in capsys.readouterr().err
         assert version(runtime) == before

@@ -51,7 +51,7 @@ def test_standard_input_and_the_exit_code_are_those_of_the_command(process, tiny
         (["-n", "2", "--backend", "jaccl", "--", "chat"], "--backend jaccl goes with --hosts"),
         (
             ["--hosts", "127.0.0.1", "--", "chat"],
-            "names 1 of two or more machines; give all of them",
+            "needs two or more machines, got 1",
         ),
         (["--hosts", "127.0.0.1,no.such.invalid", "--", "chat"], "no machine is called 'no.such.invalid'"),
         (["--hosts", "missing.json", "--", "chat"], "expected a hostfile of MLX"),
