@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import click
 
+from ruvmlx import settings as config
 from ruvmlx.backends.sharded import place
 from ruvmlx.errors import RuvmlxError, UsageError
 
@@ -28,6 +29,7 @@ VERBS_OVER_RANKS = ("chat", "generate", "serve", "bench")
 MOST_RANKS = 64
 # Leave the chat's screen: show the cursor, and end the reports of the mouse and of pasted text.
 LEAVE_SCREEN = "\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[<u"
+HEAD = "head"  # the value of learn_targets with which ratings need no gradient of other layers
 END = 2.0  # seconds in which the other ranks must end by themselves after rank 0
 Started = tuple[subprocess.Popen[bytes], Path]  # a rank above 0, and the file of its errors
 STDIO = "RUVMLX_LAUNCH_STDIO"  # the path of the socket from which rank 0 takes the launcher's terminal
@@ -73,12 +75,24 @@ def launch(
         )
     if processes is not None and backend != "ring":
         raise UsageError(f"--backend {backend} goes with --hosts; with -n, leave it out.")
+    _require_head_alone()
     code = (
         _launch_here(processes, command)
         if processes
         else _launch_hosts(_read_hosts(str(hosts)), backend, python, command)
     )
     raise click.exceptions.Exit(code)
+
+
+def _require_head_alone() -> None:
+    """Raise UsageError if ratings change layers below the output head, because their gradients need the whole
+    model in one process."""
+    setting = config.resolve()["learn_targets"]
+    if setting.value != HEAD:
+        raise UsageError(
+            f"learn_targets is {setting.value} ({setting.origin}), which needs the whole model in one process; "
+            f"with launch it must be {HEAD}: `ruvmlx config set learn_targets {HEAD}`."
+        )
 
 
 # -- one rank -----------------------------------------------------------------------------------------

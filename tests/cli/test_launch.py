@@ -63,6 +63,14 @@ def test_wrong_words_are_refused_in_one_line(run, words, said):
     assert (code, out) == (2, "") and one_line(err) and said in err
 
 
+def test_ratings_of_layers_below_the_head_are_refused(run, monkeypatch):
+    """Their gradients would need the whole model on rank 0."""
+    monkeypatch.setenv("RUVMLX_LEARN_TARGETS", "attention")
+    code, out, err = run("launch", "-n", "2", "--", "generate", "hi")
+    assert (code, out) == (2, "") and one_line(err)
+    assert "learn_targets is attention (environment)" in err
+
+
 def test_a_model_that_cannot_be_divided(process, asked):
     """The tiny model has 2 key-value heads. The other ranks end, too."""
     done = process("launch", "-n", "3", "--", *asked)
