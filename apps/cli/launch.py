@@ -90,7 +90,7 @@ def _require_head_alone() -> None:
     setting = config.resolve()["learn_targets"]
     if setting.value != HEAD:
         raise UsageError(
-            f"learn_targets is {setting.value} ({setting.origin}), which needs the whole model in one process; "
+            f"learn_targets is {setting.value} ({setting.origin}), which needs the whole model on one rank; "
             f"with launch it must be {HEAD}: `ruvmlx config set learn_targets {HEAD}`."
         )
 
