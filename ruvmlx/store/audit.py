@@ -199,11 +199,11 @@ def _preferences(store: Store, logged: _Logged) -> str:
 
 
 def _heads(store: Store, logged: _Logged) -> str:
-    """Return "" if every head (the version in use of an adapter) is the version that the log put in use last;
-    else the first difference."""
+    """Return "" if every head (the version in use of an adapter) is the version that the log put in use last,
+    or version 0 of an adapter that has learned nothing; else the first difference."""
     missing = dict(logged.heads)
     for model, name, version in store.db.rows("SELECT fingerprint, name, version FROM adapter_heads"):
-        if missing.pop((model, name), None) != version:
+        if missing.pop((model, name), 0) != version:
             return f"adapter {name!r} is at version {version}, which nothing in the log led to"
     return next((f"nothing says which version of adapter {name!r} is in use" for _, name in missing), "")
 

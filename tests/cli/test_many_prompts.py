@@ -201,8 +201,8 @@ def test_two_processes_do_not_write_one_file(tiny_cli, prompts, tmp_path):
 def test_wrong_flags_are_one_line(tiny_cli, prompts):
     file = str(prompts(PROMPTS))
     for flags, said in (
-        ([], "either a prompt or --prompts"),
-        (["hi", "--prompts", file], "either a prompt or --prompts"),
+        ([], "either a prompt (- reads it from a pipe) or --prompts"),
+        (["hi", "--prompts", file], "either a prompt (- reads it from a pipe) or --prompts"),
         (["hi", "--out", "x"], "goes with --prompts"),
         (["--prompts", file, "--json"], "needs --out"),
         (["--prompts", file, "--out", file], "is the file of prompts"),
