@@ -379,6 +379,7 @@ READS = {
     "bench": "writes into a scratch folder; its report is text that can be made again",
     "config path": "reads",
     "config show": "reads",
+    "launch": "runs another verb, which has a row; the ranks above 0 write nothing",
     "learn check": "reads; nothing is stored",
     "learn export": "prints",
     "learn status": "reads",
