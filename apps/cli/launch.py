@@ -27,7 +27,8 @@ from .verb import Verb
 
 VERBS_OVER_RANKS = ("chat", "generate", "serve", "bench")
 MOST_RANKS = 64
-# Leave the chat's screen: show the cursor, and end the reports of the mouse and of pasted text.
+# These control sequences put the terminal back as it was before the chat: they show the usual screen and the
+# cursor, and the terminal no longer reports the mouse and pasted text in the chat's form.
 LEAVE_SCREEN = "\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[<u"
 HEAD = "head"  # the value of learn_targets with which ratings need no gradient of other layers
 END = 2.0  # seconds in which the other ranks must end by themselves after rank 0
@@ -135,8 +136,8 @@ def _follow() -> NoReturn:
 
 
 def drop_library_lines() -> None:
-    """Drop what MLX's connections write to standard error, because ruvmlx says the same in one line. Python's
-    own standard error keeps its file, for example the terminal."""
+    """Drop the lines that MLX's connections write to standard error. The program says the same in one line.
+    Python's `sys.stderr` still writes to the terminal."""
     if sys.stderr is None:
         return
     own = open(os.dup(2), "w", buffering=1, encoding=sys.stderr.encoding, errors="replace")  # noqa: SIM115

@@ -1,4 +1,5 @@
-"""Models over several processes for tests: the other ranks, and what both ways of running must agree on.
+"""This module runs a model over several processes, for tests. It starts the ranks above 0. Its scenarios give
+results that must be equal in one process and in several processes.
 
 The test process is rank 0 of two. Three ranks need a process of their own, because MLX keeps one connection
 in a process: `python -m tests.backends.shared_model FOLDER` runs the same scenarios there.

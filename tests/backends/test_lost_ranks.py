@@ -80,7 +80,7 @@ def check_store() -> None:
         assert store.replies.get("last") is not None
 
 
-def refused(**changes: str) -> tuple[str, str]:
+def refusal(**changes: str) -> tuple[str, str]:
     """Return what rank 0 and the other rank say."""
     with ranks(2, **changes) as (other,):
         with pytest.raises(PeerRefused) as found:
@@ -90,14 +90,14 @@ def refused(**changes: str) -> tuple[str, str]:
 
 
 def test_a_rank_with_another_key_is_refused():
-    said, there = refused(**{place.KEY: "another"})
+    said, there = refusal(**{place.KEY: "another"})
     assert "rank 1" in said and "has the key of another start" in said
     assert there == f"ruvmlx: {said}\n"
 
 
 def test_a_rank_with_another_version_is_refused(monkeypatch):
     monkeypatch.setattr(cluster, "installed_versions", lambda: "ruvmlx 0.0.1 with MLX 0.1")
-    said, there = refused()
+    said, there = refusal()
     assert f"has {peers.installed_versions()}; rank 0 has ruvmlx 0.0.1 with MLX 0.1. Install the same" in said
     assert there == f"ruvmlx: {said}\n"
 

@@ -160,7 +160,8 @@ def test_shards_hold_the_model_once(tmp_path):
 
 
 def test_a_chat_with_ratings(two, tiny, open_on):
-    """Replies before and after ratings and an undo, and after a restart, whose cache comes from the disk."""
+    """The replies are equal before and after ratings, after an undo, and after a restart. After the restart,
+    the cache comes from the disk."""
     pair = Pair(tiny.path)
     many, one = (chat_of(open_on, backend, backend.kernels) for backend in pair.both)
     for a, b in zip(many[0], one[0], strict=True):

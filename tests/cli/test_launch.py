@@ -17,16 +17,16 @@ WAIT = 120.0  # seconds; only a process that hangs takes so long
 
 
 @pytest.fixture
-def asked(tiny_folder):
+def prompt_words(tiny_folder):
     """The words of a short reply of the tiny model."""
     return ["generate", "hello", "--model", str(tiny_folder), "--max-tokens", "6", "--temp", "0", "--json"]
 
 
 @pytest.mark.parametrize("how", [["-n", "2"], ["--hosts", "127.0.0.1,127.0.0.1"]], ids=["processes", "hosts"])
-def test_the_same_reply_as_alone(process, asked, how):
+def test_the_same_reply_as_alone(process, prompt_words, how):
     """Over two processes, started by ruvmlx or by mlx.launch; first comes the forecast, in one line."""
-    many = process("launch", *how, "--", *asked)
-    one = process(*asked, "--backend", "mlx")
+    many = process("launch", *how, "--", *prompt_words)
+    one = process(*prompt_words, "--backend", "mlx")
     assert many.returncode == 0, many.stderr
     assert json.loads(many.stdout)["token_ids"] == json.loads(one.stdout)["token_ids"]
     assert json.loads(many.stdout)["kernels"].endswith("over 2 machines")
@@ -71,21 +71,21 @@ def test_ratings_of_layers_below_the_head_are_refused(run, monkeypatch):
     assert "learn_targets is attention (environment)" in err
 
 
-def test_a_model_that_cannot_be_divided(process, asked):
+def test_a_model_that_cannot_be_divided(process, prompt_words):
     """The tiny model has 2 key-value heads. The other ranks end, too."""
-    done = process("launch", "-n", "3", "--", *asked)
+    done = process("launch", "-n", "3", "--", *prompt_words)
     assert done.returncode == 1 and one_line(done.stderr.decode())
     assert b"cannot be divided evenly over 3 machines" in done.stderr
 
 
-def test_a_rank_that_cannot_start_ends_the_command(process, asked, tmp_path):
+def test_a_rank_that_cannot_start_ends_the_command(process, prompt_words, tmp_path):
     """Its last line is shown."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\nif os.environ.get('MLX_RANK') == '1':\n"
         "    print('ruvmlx: this rank is broken', file=sys.stderr)\n    os._exit(1)\n"
     )
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = process("launch", "-n", "2", "--", *asked, PYTHONPATH=path)
+    done = process("launch", "-n", "2", "--", *prompt_words, PYTHONPATH=path)
     assert done.returncode == 1
     assert done.stderr == b"ruvmlx: a rank did not start: this rank is broken\n"
 

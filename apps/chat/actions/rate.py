@@ -94,8 +94,8 @@ class RateActions:
     async def _learn(
         self, reply: ReplyMessage, learn: Callable[[Runtime, str], RatingResult], watch: Watch = QUIET
     ) -> None:
-        """Rate a reply by a call of `learn(runtime, reply_id)`, and show what the rating changed. watch: gets
-        the progress if the model must be measured first."""
+        """Call `learn(runtime, reply_id)`, which rates a reply. Then show what the rating changed. watch: the
+        object that gets the progress if the model must be measured first."""
         chat, reply_id = self._chat, reply.reply_id
         assert reply_id is not None
         session, limit = chat.state.session, chat.reply_limit

@@ -172,8 +172,8 @@ class PeerLinks:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """In the `with` block, the ranks compute one step. An exception leaves the ranks out of step, so the
-        connection ends. If a rank is lost, raise PeerLost."""
+        """In the `with` block, the ranks compute one step. After an exception, the ranks can be at different
+        tokens, so this method ends the connection. It raises PeerLost if a rank is lost."""
         self._working += 1
         try:
             yield
@@ -186,7 +186,8 @@ class PeerLinks:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """In the `with` block, this rank waits for MLX. If a rank is lost, raise PeerLost."""
+        """In the `with` block, this rank waits for a result of MLX. The method raises PeerLost if a rank is
+        lost."""
         self._working += 1
         try:
             yield

@@ -219,7 +219,8 @@ def _bytes(stored: StoredMatrix, columns: tuple[int, int] | None) -> slice:
 
 
 def _cut_floats(stored: FloatMatrix, rows: slice, columns: tuple[int, int] | None) -> FloatMatrix:
-    """Cut a matrix of small floats at the bounds of the blocks that share a scale."""
+    """Cut a matrix of 8-bit or 4-bit floats. Its numbers form blocks, and a block has one scale. So the cuts
+    lie between blocks."""
     (height, width), (tall, wide) = stored.shape, stored.block
     start, stop, _ = rows.indices(height)
     left, right = columns or (0, width)
