@@ -343,14 +343,18 @@ def check_tokens(tokens: Sequence[int], vocab_size: int) -> None:
 
 
 def finite(values: np.ndarray) -> np.ndarray:
-    """Return `values` unchanged. Raises RuvmlxError if one of the values is NaN or infinite."""
+    """Return `values` unchanged. Raises NotFiniteLogits if one of the values is NaN or infinite."""
     if not np.isfinite(values).all():
         raise not_finite()
     return values
 
 
-def not_finite() -> RuvmlxError:
-    return RuvmlxError(
+class NotFiniteLogits(RuvmlxError):
+    """The logits of a model, or its hidden states, have NaN or infinity."""
+
+
+def not_finite() -> NotFiniteLogits:
+    return NotFiniteLogits(
         "the model answered NaN or infinity instead of logits; its weights are damaged or overflow in "
         "this precision: try another model file, or another backend with --backend"
     )

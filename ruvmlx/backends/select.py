@@ -18,8 +18,8 @@ from ..platform import cpu
 from ..progress import QUIET, Watch
 from ..tiers import EXAMPLE, LENGTHS, PAGE, fill_lengths
 from .base import Backend
-from .sharded.place import ranks
-from .weight_bytes import first_layers
+from .sharded.place import all_are_here, ranks
+from .weight_bytes import bytes_of_weights, first_layers
 
 if TYPE_CHECKING:
     from .mlx.any_backend import AnyBackend
@@ -195,7 +195,7 @@ def _open(name: str, model: Model, threads: int | None, watch: Watch) -> Backend
     if choice.ranks > 1:
         from .sharded.cluster import open_leader
 
-        return open_leader(model, threads, watch)
+        return open_leader(model, threads, partial(_open_alone, threads), watch)
     if choice.name == "native":
         from .native.backend import NativeBackend
 
@@ -207,10 +207,30 @@ def _open(name: str, model: Model, threads: int | None, watch: Watch) -> Backend
     return _mlx_on_cpu(model, threads, watch)
 
 
+def _open_alone(threads: int | None, model: Model, layers: int) -> Backend | None:
+    """Open the first layers of a model as one machine of `ruvmlx launch` runs it alone. Return None if the
+    whole model does not fit this machine."""
+    if all_are_here():
+        threads = None  # the ranks share the cores
+    choice = _describe_auto(threads)
+    whole = bytes_of_weights(model.types, model.bytes, model.parameters, choice.name, choice.device)
+    if whole > cpu.memory_limit(choice.device == "metal"):
+        return None
+    if choice.name == "native":
+        from .native.backend import NativeBackend
+
+        return NativeBackend(model, threads, layers=layers)
+    from .mlx.backend import MLXBackend
+    from .mlx.gpu_check import check
+
+    check_gpu = check if choice.device != "cpu" else None
+    return MLXBackend(model, choice.device, threads, check=check_gpu, layers=layers)
+
+
 def _open_hybrid(model: Model, device: str, threads: int | None, watch: Watch) -> Backend:
     """Open a model on both sides, or a part of its layers on each side if two copies do not fit."""
+    from ..models.weights.halves import halves
     from .hybrid.backend import join_sides
-    from .hybrid.halves import halves
     from .hybrid.split import SplitBackend
     from .native.backend import NativeBackend
 

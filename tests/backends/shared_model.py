@@ -26,6 +26,7 @@ from ruvmlx.errors import RuvmlxError
 from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.lora.base_lora import MODULES, BaseLoRA, place_shape
 from ruvmlx.lora.micro_lora import MicroLoRA
+from ruvmlx.models.config.model import Model
 from ruvmlx.models.load import load_model
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
@@ -81,13 +82,17 @@ def over_ranks(n: int = 2) -> Iterator[None]:
         yield
 
 
+def no_machine(model: Model, layers: int) -> None:
+    """Say that no machine has room for the model, so that the forecast measures all ranks alone."""
+
+
 class Pair:
     """A model over all ranks, and the same model in this process alone."""
 
     def __init__(self, folder: Path, n: int = 2):
         self.model = load_model(str(folder))
         with over_ranks(n):
-            self.many = cluster.open_leader(self.model, 1)
+            self.many = cluster.open_leader(self.model, 1, no_machine)
         self.one = MLXBackend(self.model, device="cpu")
 
     @property

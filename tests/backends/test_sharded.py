@@ -16,7 +16,6 @@ import pytest
 from ruvmlx.backends.sharded import cluster
 from ruvmlx.backends.sharded.backend import LeaderBackend
 from ruvmlx.backends.sharded.cluster import PeerRefused
-from ruvmlx.backends.sharded.forecast import Forecast
 from ruvmlx.backends.sharded.shard import Part
 from ruvmlx.errors import UnsupportedModel
 from ruvmlx.memory.learning_room import LearningRoom
@@ -37,6 +36,7 @@ from .shared_model import (
     go_on,
     greedy,
     joined_ranks,
+    no_machine,
     over_ranks,
     random_base,
     random_micro,
@@ -193,10 +193,11 @@ def test_a_token_stream(two, tmp_path, monkeypatch):
 def test_all_ranks_are_measured_before_the_model_loads(over_two, pair, monkeypatch):
     said = []
     monkeypatch.setattr(cluster, "reports", [said.append])
-    found = Forecast.measure(cluster.join_ranks(), pair.model, 2)
-    assert 0 < found.together < 1 / (5 * found.sum_seconds) and found.alone > 0 and not said
-    cluster.open_leader(pair.model, 1)
+    opened = []
+    many = cluster.open_leader(pair.model, 1, lambda model, layers: opened.append((model, layers)))
+    assert opened == [(pair.model, pair.model.config.n_layers)] and many.config == pair.model.config
     assert len(said) == 1 and said[0].startswith("2 machines: about ")
+    assert said[0].endswith("the model does not fit one machine.")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,7 @@ def test_all_ranks_are_measured_before_the_model_loads(over_two, pair, monkeypat
 )
 def test_a_rank_without_the_same_model_is_refused(over_two, pair, change, said):
     with pytest.raises(PeerRefused, match=f"rank 1 .*{said}"):
-        cluster.open_leader(replace(pair.model, **change), 1)
+        cluster.open_leader(replace(pair.model, **change), 1, no_machine)
 
 
 @pytest.mark.parametrize(

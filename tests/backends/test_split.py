@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from ruvmlx.backends import select, weight_bytes
-from ruvmlx.backends.hybrid.halves import halves
 from ruvmlx.backends.hybrid.split import SplitBackend
 from ruvmlx.backends.hybrid.split_cache import SplitCache
 from ruvmlx.backends.mlx.backend import MLXBackend
@@ -14,6 +13,7 @@ from ruvmlx.errors import AdapterMismatch, UsageError
 from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.models.load import load_model
+from ruvmlx.models.weights.halves import halves
 from ruvmlx.platform import cpu
 from tests.backends.test_hybrid import random_lora
 from tests.engine.test_engine import request

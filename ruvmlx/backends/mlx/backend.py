@@ -16,6 +16,7 @@ from ...kv.policy import F16, TierPolicy
 from ...kv.pool import PagePool
 from ...lora.base_lora import BaseLoRA
 from ...models.config.model import Model, Weights
+from ...models.weights.halves import halves, repeat_layers
 from ...models.weights.stored import stored_tensor
 from ...platform import cpu
 from ...platform.mx import BLAS, mx, nn
@@ -48,6 +49,7 @@ class MLXBackend(MLXRunner):
         chunk: int = 0,
         own_layers: bool = True,
         check: Callable[[Shapes], KernelVerdict] | None = None,
+        layers: int = 0,
     ):
         """own_layers: False: on a CPU, use the layers that a GPU uses, in place of the faster layers of
         cpu_layers.py
@@ -55,6 +57,8 @@ class MLXBackend(MLXRunner):
         check: a function that is called before any computation and returns which of ruvmlx's kernels work on
             the device. The constructor raises GPUFailed if not even mlx-lm's own graph works. None: the
             constructor assumes that all kernels work.
+        layers: over 0: load only so many layers, and compute them again and again, until a token has passed
+            as many layers as the model has. A step then takes as long as a step of the whole model.
         """
         kind = device or default_device()
         super().__init__(model.config, kind, threads, chunk)
@@ -65,12 +69,14 @@ class MLXBackend(MLXRunner):
             how = how._replace(own_layers=how.own_layers and own_layers)
             self._shapes = Shapes.of(model.config, dtype_name(how.dtype))
             found = _require_graph(check(self._shapes)) if check else None
-            self._graph = graph.build(model.config, weights, how.dtype, how.unpack)
+            part = halves(model, layers)[0] if layers else model
+            self._graph = graph.build(part.config, part.load_weights(), how.dtype, how.unpack)
             if how.own_layers:
-                cpu_layers.install(self._graph, model.config)
+                cpu_layers.install(self._graph, part.config)
                 tiered_cpu.install(self._graph)
             else:
-                tiered.install(self._graph, model.config)
+                tiered.install(self._graph, part.config)
+            self._graph.model.layers = repeat_layers(self._graph.model.layers, model.config.n_layers)
             # free MLX's buffers of the temporary arrays from the unpacking and joining of weights
             mx.clear_cache()
         self.nbytes = sum(a.nbytes for a in graph.parameters(self._graph).values())

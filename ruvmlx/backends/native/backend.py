@@ -11,6 +11,7 @@ import ctypes as C
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -28,6 +29,7 @@ from ...lora.quantised import Packed
 from ...models.config.alibi import alibi_slopes
 from ...models.config.model import Model, ModelConfig
 from ...models.config.rope import rope
+from ...models.weights.halves import halves, repeat_layers
 from ...platform import cpu
 from ..base import PAUSED, Adapters, HeadAdapter, KVCache, Step, check_tokens, each, finite, not_finite
 from .storage import NativeStorage
@@ -50,11 +52,21 @@ class NativeBackend:
     # order as a single step, so the results are equal bit for bit.
     longest_draft = 7
 
-    def __init__(self, model: Model, threads: int | None = None, chunk: int = CHUNK, impl: str | None = None):
+    def __init__(
+        self,
+        model: Model,
+        threads: int | None = None,
+        chunk: int = CHUNK,
+        impl: str | None = None,
+        layers: int = 0,
+    ):
+        """layers: over 0: load only so many layers, and compute them again and again, as in MLXBackend."""
         self.config = model.config
         self.chunk = chunk
         n = self.threads = threads or cpu.physical_cores()
-        weights = packed_weights(model.load_weights(), model.config, n)
+        part = halves(model, layers)[0] if layers else model
+        weights = packed_weights(part.load_weights(), part.config, n)
+        weights = replace(weights, layers=repeat_layers(weights.layers, model.config.n_layers))
         self.decoder = Decoder(decoder_shape(model.config), weights, threads=n, max_tokens=chunk, impl=impl)
         self.scratch = self.decoder.nbytes
         self.nbytes = weights.nbytes + self.scratch

@@ -59,8 +59,8 @@ class Shard:
 
     def _sums(self) -> Iterator[tuple[nn.Module, str]]:
         """Yield (owner, attribute) of each linear layer whose outputs are summed."""
-        graph = self.local.graph
-        for layer in graph.model.layers:
+        layers = self.local.graph.model.layers
+        for layer in {id(layer): layer for layer in layers}.values():  # a pretend model has layers repeatedly
             yield getattr(layer.self_attn, "plain", layer.self_attn), "o_proj"
             yield layer.mlp, "down_proj"
 

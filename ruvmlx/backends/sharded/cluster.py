@@ -3,6 +3,7 @@ version, key and model, and lets each load its shard."""
 
 import atexit
 import contextlib
+import gc
 import itertools
 import secrets
 import socket
@@ -15,10 +16,12 @@ from ...errors import RuvmlxError
 from ...models.config.model import Model, missing_features
 from ...platform.mx import mx
 from ...progress import QUIET, Watch
+from ..base import Backend
 from ..mlx.runner import default_device
+from ..weight_bytes import bytes_of_weights
 from . import messages
 from .backend import LeaderBackend
-from .forecast import Forecast
+from .forecast import Forecast, decode_speed, pretend_layers
 from .peers import PeerLinks, installed_versions
 from .place import RankPlace, ranks
 from .shard import Part
@@ -27,17 +30,19 @@ ARRIVE = 60.0  # seconds in which all ranks must have connected
 HELLO = 10.0  # seconds in which a new connection must say which rank it is
 reports: list[Callable[[str], None]] = []  # functions that show a line to the user, before the model loads
 _handles = itertools.count(1)
+# opens the first layers of a model as this machine runs it alone, or returns None: the model does not fit
+OpenAlone = Callable[[Model, int], Backend | None]
 
 
 class PeerRefused(RuvmlxError):
     """Another rank has another version, key or model than rank 0."""
 
 
-def open_leader(model: Model, threads: int | None, watch: Watch = QUIET) -> LeaderBackend:
+def open_leader(
+    model: Model, threads: int | None, open_alone: OpenAlone, watch: Watch = QUIET
+) -> LeaderBackend:
     """Open a model over all ranks. Raises PeerRefused, PeerLost, or UnsupportedModel if the model cannot be
     divided."""
-    from ..mlx.gpu_check import check
-
     if not model.is_own:
         raise PeerRefused(f"{model.name} cannot be divided: {missing_features(model.shape)}. Run it alone.")
     part = Part.of(model, 0, ranks())
@@ -48,13 +53,47 @@ def open_leader(model: Model, threads: int | None, watch: Watch = QUIET) -> Lead
     ):
         if answer["why"]:
             raise PeerRefused(f"{link.name} cannot run {model.name}: {answer['why'].rstrip('.')}.")
-    line = Forecast.measure(peers, model, ranks()).line
+    load = partial(_load, model, part, peers, threads=threads, watch=watch)
+    forecast = _measure(model, peers, handle, load, open_alone)
     for report in reports:
-        report(line)
-    peers.tell({"do": "load", "model": handle, "threads": threads})
+        report(forecast.line)
+    return load(handle)
+
+
+def _measure(
+    model: Model, peers: PeerLinks, handle: int, load: Callable[..., LeaderBackend], open_alone: OpenAlone
+) -> Forecast:
+    """Measure pretend models: on this machine alone, then on all machines."""
+    whole = bytes_of_weights(model.types, model.bytes, model.parameters, "mlx", default_device())
+    layers, pretend = pretend_layers(model, whole, ranks()), next(_handles)
+    one = open_alone(model, layers)
+    alone = decode_speed(one) if one is not None else 0.0
+    del one
+    peers.tell({"do": "pretend", "model": pretend, "of": handle})
+    together = decode_speed(load(pretend, layers))
+    gc.collect()
+    mx.clear_cache()
+    return Forecast(ranks(), alone, together)
+
+
+def _load(
+    model: Model,
+    part: Part,
+    peers: PeerLinks,
+    handle: int,
+    layers: int = 0,
+    *,
+    threads: int | None,
+    watch: Watch,
+) -> LeaderBackend:
+    """Load a model on all ranks. layers: as for MLXBackend."""
+    from ..mlx.gpu_check import check
+
+    peers.tell({"do": "load", "model": handle, "threads": threads, "layers": layers})
     device = default_device()
-    options: dict[str, Any] = {} if device == "cpu" else {"check": partial(check, watch=watch)}
-    backend = LeaderBackend(model, part, peers, handle, device=device, threads=threads, **options)
+    options: dict[str, Any] = {"device": device, "threads": threads, "layers": layers}
+    options |= {} if device == "cpu" else {"check": partial(check, watch=watch)}
+    backend = LeaderBackend(model, part, peers, handle, **options)
     found = [link.receive()[0] for link in peers.links]
     peers.tell({"do": "wire", "model": handle, "dtype": backend.shard.wire})
     if backend.pool is not None and not all(facts["pages"] for facts in found):

@@ -18,7 +18,6 @@ from ...models.load import load_model
 from ...platform.mx import mx
 from ..mlx.plain_cache import MLXCache
 from ..mlx.runner import default_device
-from . import forecast
 from .backend import Shard
 from .messages import digest
 from .peers import PeerLink, PeerLinks, installed_versions
@@ -47,11 +46,10 @@ class Follower:
         self._works: dict[str, Callable[[dict[str, Any], bytes], None]] = {
             "ring": self._join_ring,
             "open": self._find_model,
+            "pretend": self._add_pretend_model,
             "load": self._load_shard,
             "wire": self._use_wire,
             "lora": self._install_lora,
-            "read_speed": self._measure_reading,
-            "sums": self._compute_sums,
             "cache": self._make_cache,
             "step": self._compute_step,
             "trim": self._trim,
@@ -114,16 +112,19 @@ class Follower:
             why = str(error)
         self._link.send({"why": why})
 
+    def _add_pretend_model(self, facts: dict[str, Any], data: bytes) -> None:
+        """Give the model `of` the handle `model`, too, under which a part of its layers is loaded."""
+        held = self._models[facts["of"]]
+        self._models[facts["model"]] = OpenShard(held.model, held.part)
+
     def _load_shard(self, facts: dict[str, Any], data: bytes) -> None:
         from ..mlx.gpu_check import check
 
         assert self._peers.group is not None
         held, device = self._models[facts["model"]], default_device()
-        options = {} if device == "cpu" else {"check": check}
-        threads = facts["threads"]
-        held.shard = Shard(
-            held.model, held.part, self._peers.group, device=device, threads=threads, **options
-        )
+        options = {name: facts[name] for name in ("threads", "layers")} | {"device": device}
+        options |= {} if device == "cpu" else {"check": check}
+        held.shard = Shard(held.model, held.part, self._peers.group, **options)
         if held.shard.local.pool is not None:
             held.shard.local.pool.pressure = lambda: 0.0  # rank 0 alone decides the level
         self._link.send({"pages": held.shard.local.pool is not None, "bytes": held.shard.local.nbytes})
@@ -134,14 +135,6 @@ class Follower:
     def _install_lora(self, facts: dict[str, Any], data: bytes) -> None:
         self._open(facts)[1].set_lora(BaseLoRA.from_bytes(data) if data else None)
         self._link.send({"hash": digest(data)})
-
-    def _measure_reading(self, facts: dict[str, Any], data: bytes) -> None:
-        self._link.send({"speed": forecast.read_speed()})
-
-    def _compute_sums(self, facts: dict[str, Any], data: bytes) -> None:
-        assert self._peers.group is not None
-        with self._peers.step():
-            forecast.compute_sums(self._peers.group, facts["width"], facts["dtype"], facts["n"])
 
     # -- steps and caches --------------------------------------------------------------------------
 

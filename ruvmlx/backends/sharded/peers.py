@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -171,32 +171,23 @@ class PeerLinks:
             link.close()
 
     @contextmanager
-    def step(self) -> Iterator[None]:
-        """In the `with` block, the ranks compute one step. After an exception, the ranks can be at different
-        tokens, so this method ends the connection. It raises PeerLost if a rank is lost."""
+    def step(self, failures: type[BaseException] = BaseException) -> Iterator[None]:
+        """In the `with` block, the ranks compute one step. After an exception of the class `failures`, the
+        ranks can be at different tokens, so this method ends the connection. It raises PeerLost if a rank is
+        lost."""
         self._working += 1
         try:
             yield
-        except BaseException as error:
+        except failures as error:
             self._break_off(error)
             self.check()
             raise
         finally:
             self._working -= 1
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """In the `with` block, this rank waits for a result of MLX. The method raises PeerLost if a rank is
-        lost."""
-        self._working += 1
-        try:
-            yield
-        except RuntimeError as error:
-            self._break_off(error)
-            self.check()
-            raise
-        finally:
-            self._working -= 1
+    def waiting(self) -> AbstractContextManager[None]:
+        """In the `with` block, this rank waits for a result of MLX, whose errors are RuntimeErrors."""
+        return self.step(RuntimeError)
 
     def _break_off(self, error: BaseException) -> None:
         if "peer" in str(error):

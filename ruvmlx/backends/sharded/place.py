@@ -34,6 +34,11 @@ def ranks() -> int:
     return int(os.environ.get(RANKS, "1"))
 
 
+def all_are_here() -> bool:
+    """Return True if all ranks are processes of this machine, as `ruvmlx launch -n` starts them."""
+    return os.environ.get(LEADER, "").startswith("127.0.0.1:")
+
+
 def reason_against_training() -> str:
     """Return why this process cannot train, because it has only a shard of the model; "": it can."""
     if ranks() == 1:

@@ -5,22 +5,30 @@ first half keeps the embedding. The second half has the output head in the place
 does not use. So each half holds one matrix of the vocabulary.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
-from ...models.config.model import Model, ModelConfig, Weights
-from ...models.files.gguf import GGUFTensor
-from ...models.files.small_floats import FloatMatrix
-from ...models.weights.stored import NamedWeights, StoredMatrix, stored_matrix, stored_tensor
+from ..config.model import Model, ModelConfig, Weights
+from ..files.gguf import GGUFTensor
+from ..files.small_floats import FloatMatrix
+from .stored import NamedWeights, StoredMatrix, stored_matrix, stored_tensor
 
 EMBEDDING, HEAD, LAYERS = "model.embed_tokens.", "lm_head.", "model.layers."
+Layer = TypeVar("Layer")
 
 
 def halves(model: Model, split: int) -> tuple[Model, Model]:
     """Return (a model of the layers 0 .. split - 1, a model of the other layers and the output head)."""
     layers = range(model.config.n_layers)
     return _half(model, layers[:split], False), _half(model, layers[split:], True)
+
+
+def repeat_layers(layers: Sequence[Layer], n: int) -> list[Layer]:
+    """Return n layers: the given ones, again and again."""
+    return [layers[i % len(layers)] for i in range(n)]
 
 
 def _half(model: Model, layers: range, is_last: bool) -> Model:
