@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 LIMIT = 0.2
 PROMPT = "Tell me about the rivers of Europe."
-FORECAST = re.compile(r"about ([0-9.]+(?:e[+-]?[0-9]+)?)")
+FORECAST = re.compile(r"about (\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 
 
 def run_words(words: Sequence[str]) -> tuple[float, list[float]]:
