@@ -219,6 +219,7 @@ def export(
 ) -> None:
     """Write the adapter in use as a FOLDER that mlx-lm or PEFT loads."""
     from ruvmlx.lora import interchange
+    from ruvmlx.lora.base_lora import EMBEDDING
     from ruvmlx.lora.merge import HEAD
 
     opened = _Open(flags)
@@ -227,7 +228,7 @@ def export(
     change = opened.change()
     if without_head:
         change = replace(change, pairs={p: pair for p, pair in change.pairs.items() if p != HEAD})
-    tied = opened.model.shape.tie_word_embeddings and HEAD in change.pairs
+    tied = opened.model.shape.tie_word_embeddings and not change.pairs.keys().isdisjoint({HEAD, EMBEDDING})
     chosen = kind or ("peft" if tied and bits == "32" else "mlx-lm")
     model = opened.model
     interchange.export(change, model.shape, folder, chosen, int(bits), model.name, model.wrapped)
@@ -256,7 +257,7 @@ def export(
 def import_adapter(folder: Path, name: str, as_json: bool, **flags: Any) -> None:
     """Import a FOLDER of mlx-lm or PEFT (or of `export --bits 4`) as NAME, and measure its distance from the
     model."""
-    from ruvmlx.lora.interchange import load
+    from ruvmlx.lora.interchange_reader import load
     from ruvmlx.sona.import_adapter import import_adapter
     from ruvmlx.sona.instant import KL_CAP
 

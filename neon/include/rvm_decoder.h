@@ -26,7 +26,8 @@ typedef enum {
     RVM_UP_PROJ,
     RVM_DOWN_PROJ,
     RVM_N_PROJ,
-    RVM_LM_HEAD = RVM_N_PROJ
+    RVM_LM_HEAD = RVM_N_PROJ,
+    RVM_EMBEDDING
 } rvm_module;
 
 typedef struct {
@@ -129,7 +130,9 @@ RVM_API int rvm_decoder_replies(rvm_decoder *d, rvm_reply *replies, size_t n);
 
 /* Add a LoRA to one linear layer from the next call on: y += scale * (x A) B. The decoder copies A and B. A call with
  * rank 0 removes the LoRA of the linear layer.
- * A: [in, rank]   B: [rank, out]   layer: the index of the layer; ignored for RVM_LM_HEAD
+ * A: [in, rank]   B: [rank, out]   layer: the index of the layer; ignored for RVM_LM_HEAD and RVM_EMBEDDING
+ * The embedding has the matrices A [vocab_size, rank] and B [rank, hidden_size]. Its LoRA adds scale * A[t] B to the row
+ * of token t. The output head does not change, even if it is the same matrix as the embedding.
  * bits: 32, or 4 for factors that are packed as lora_project of rvm_layers.h describes */
 RVM_API int rvm_decoder_set_lora(rvm_decoder *d, size_t layer, rvm_module module, const float *lora_a,
                                  const float *lora_b, int bits, size_t rank, float scale);

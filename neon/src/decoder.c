@@ -35,6 +35,24 @@ static void tock(const stage *s, int part) {
     s->c->d->tick = t;
 }
 
+/* Return weight i of a packed row of `width` weights (rvm_layers.h describes the row). */
+static float packed_weight(const float *row, size_t width, size_t i) {
+    const size_t groups = (width + 31) / 32, g = i / 32;
+    const uint8_t pair = ((const uint8_t *)row)[i / 2];
+    return row[4 * groups + g] * (float)(i % 2 ? pair >> 4 : pair & 15) + row[5 * groups + g];
+}
+
+/* Add the embedding's LoRA to the row x [hidden_size] of a token: x += scale * A[token] B. */
+static void add_embedding_lora(const stage *s, size_t token, float *x) {
+    rvm_decoder *d = s->c->d;
+    const lora *l = &d->embedding_lora;
+    const size_t vocab = d->config.vocab_size, dim = d->config.hidden_size;
+    float u[RVM_MAX_RANK];
+    for (size_t k = 0; k < l->rank; k++)
+        u[k] = l->scale * (l->bits == 4 ? packed_weight(l->a + k * lora_words(vocab, 4), vocab, token) : l->a[token * l->rank + k]);
+    if (l->rank) checked(s->c, d->kernels->lora_add(u, l->b, l->bits, 1, l->rank, dim, 0, dim, x, dim));
+}
+
 static void embed(const stage *s, size_t t) {
     rvm_decoder *d = s->c->d;
     const size_t hd = d->config.head_dim, half = d->config.rope_dims / 2, dim = d->config.hidden_size;
@@ -45,6 +63,7 @@ static void embed(const stage *s, size_t t) {
         d->turn[t * hd + half + i] = (float)(factor * sin(position * d->frequencies[i]));
     }
     checked(s->c, rvm_matrix_row(d->embedding, (size_t)token, d->x + t * dim));
+    add_embedding_lora(s, (size_t)token, d->x + t * dim);
 }
 
 static void embed_phase(const stage *s) {

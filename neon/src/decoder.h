@@ -65,6 +65,7 @@ struct rvm_decoder {
     layer *layers;
     linear head;
     const rvm_matrix *embedding;
+    lora embedding_lora; /* embedding_lora: a: [vocab_size, rank], b: [rank, hidden_size] */
     const float *norm, *norm_bias;
     double *frequencies;
     float *slopes; /* slopes: [n_heads], ALiBi's slopes, or NULL */

@@ -179,6 +179,7 @@ void rvm_decoder_destroy(rvm_decoder *d) {
     for (size_t i = 0; d->layers && i < d->config.n_layers; i++)
         for (size_t m = 0; m < RVM_N_PROJ; m++) free(d->layers[i].linear[m].lora.a);
     free(d->head.lora.a);
+    free(d->embedding_lora.a);
     free(d->layers);
     free(d->frequencies);
     free(d->slopes);
@@ -200,8 +201,22 @@ void rvm_decoder_profile(rvm_decoder *d, double seconds[RVM_N_PARTS]) {
     memset(d->seconds, 0, sizeof d->seconds);
 }
 
-static int copy_lora(lora *to, const linear *l, const float *a, const float *b, int bits, size_t rank, float scale) {
-    const size_t na = rank * lora_words(l->in, bits), nb = rank * lora_words(l->out, bits);
+/* The place of a LoRA: its field in the decoder, and the sizes of its matrices A [in, rank] and B [rank, out]. */
+typedef struct {
+    lora *lora;
+    size_t in, out;
+} place;
+
+/* Return the place of a module in layer i. The field `lora` is NULL if the model does not have the module. */
+static place place_of(rvm_decoder *d, size_t i, rvm_module module) {
+    if (module == RVM_EMBEDDING) return (place){&d->embedding_lora, d->config.vocab_size, d->config.hidden_size};
+    if (module != RVM_LM_HEAD && (module >= RVM_N_PROJ || i >= d->config.n_layers)) return (place){0};
+    linear *l = module == RVM_LM_HEAD ? &d->head : d->layers[i].linear + module;
+    return l->matrix ? (place){&l->lora, l->in, l->out} : (place){0};
+}
+
+static int copy_lora(lora *to, const place *p, const float *a, const float *b, int bits, size_t rank, float scale) {
+    const size_t na = rank * lora_words(p->in, bits), nb = rank * lora_words(p->out, bits);
     float *memory = malloc((na + nb) * sizeof *memory);
     if (!memory) return RVM_NO_MEMORY;
     memcpy(memory, a, na * sizeof *a);
@@ -213,15 +228,14 @@ static int copy_lora(lora *to, const linear *l, const float *a, const float *b, 
 int rvm_decoder_set_lora(rvm_decoder *d, size_t i, rvm_module module, const float *lora_a, const float *lora_b,
                          int bits, size_t rank, float scale) {
     if (!d || rank > RVM_MAX_RANK || (bits != 32 && bits != 4) || (rank && (!lora_a || !lora_b)) || !isfinite(scale)) return RVM_BAD_ARGUMENT;
-    if (module != RVM_LM_HEAD && (i >= d->config.n_layers || module >= RVM_N_PROJ)) return RVM_BAD_ARGUMENT;
-    linear *l = module == RVM_LM_HEAD ? &d->head : d->layers[i].linear + module;
-    if (!l->matrix) return RVM_BAD_ARGUMENT;
+    const place p = place_of(d, i, module);
+    if (!p.lora) return RVM_BAD_ARGUMENT;
     if (atomic_flag_test_and_set(&d->busy)) return RVM_BUSY;
     lora made = {0};
-    const int rc = rank ? copy_lora(&made, l, lora_a, lora_b, bits, rank, scale) : RVM_OK;
+    const int rc = rank ? copy_lora(&made, &p, lora_a, lora_b, bits, rank, scale) : RVM_OK;
     if (rc == RVM_OK) {
-        free(l->lora.a);
-        l->lora = made;
+        free(p.lora->a);
+        *p.lora = made;
     }
     atomic_flag_clear(&d->busy);
     return rc;

@@ -30,8 +30,9 @@ T = TypeVar("T")
 class ChangedMatrix:
     """A matrix of the model that an adapter changes, or can change.
 
-    module: such as "q_proj" or "lm_head". layer: its layer; 0 for lm_head.
-    inputs, outputs: the numbers of the matrix's inputs and outputs.
+    module: such as "q_proj" or "lm_head". layer: its layer; 0 for lm_head and embed_tokens.
+    inputs, outputs: the numbers of the matrix's inputs and outputs. The embedding has an input for each
+        token.
     rank: the rank of the change. made_by: "rating" (MicroLoRA or layer LoRA) or "training" (base LoRA).
     """
 

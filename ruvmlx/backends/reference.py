@@ -20,7 +20,7 @@ import numpy as np
 from ..errors import UsageError
 from ..kv.cache import Dump, KVStats
 from ..kv.policy import F16, TierPolicy
-from ..lora.base_lora import BaseLoRA
+from ..lora.base_lora import EMBEDDING, BaseLoRA
 from ..models.config.alibi import alibi_slopes
 from ..models.config.model import Model, ModelConfig, Weights
 from ..models.config.rope import query_scales
@@ -174,13 +174,22 @@ class ReferenceBackend:
     def _forward(self, tokens: Sequence[int], cache: ReferenceCache) -> np.ndarray:
         """Run tokens [T]; return hidden [T, D] after the final norm. After the call the cache holds T more
         tokens."""
-        h = self._weights["model.embed_tokens.weight"][np.asarray(tokens, np.int64)]
+        h = self._embed_tokens(np.asarray(tokens, np.int64))
         for i in range(self.config.n_layers):
             p = f"model.layers.{i}"
             h = h + self._attention(i, self._norm(f"{p}.input_layernorm", h), cache)
             h = h + self._mlp(p, self._norm(f"{p}.post_attention_layernorm", h))
         cache.offset += len(tokens)
         return self._norm("model.norm", h)
+
+    def _embed_tokens(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the embedding's rows [T, D] of the tokens [T], plus scale * lora_a[t] @ lora_b if the base
+        LoRA changes the embedding."""
+        rows = self._weights["model.embed_tokens.weight"][tokens]
+        if self.lora is None or EMBEDDING not in self.lora.pairs:
+            return rows
+        a, b = self.lora.pairs[EMBEDDING]
+        return rows + np.float32(self.lora.scale) * a[tokens] @ b
 
     def _norm(self, name: str, x: np.ndarray) -> np.ndarray:
         weight, eps = self._weights[f"{name}.weight"], self.config.rms_norm_eps

@@ -28,7 +28,8 @@ Array = NDArray[np.float32]
 
 CANCELLED, NO_MEMORY, BUSY = 3, 4, 5
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-LM_HEAD = len(MODULES)
+# the numbers of the C enum rvm_module
+_NUMBERS = {module: i for i, module in enumerate((*MODULES, "lm_head", "embed_tokens"))}
 
 # the fields of the C struct rvm_row: the page table, the number of earlier tokens and the new token of one
 # sequence
@@ -310,9 +311,13 @@ class Decoder:
         y += scale * (x @ lora_a) @ lora_b. None removes the LoRA. Both arrays are copied. They are float32,
         or uint32 for factors that are packed with 4 bits (layers.lora_shapes).
 
-        module: one of MODULES, or "lm_head", for which the parameter `layer` is ignored
+        The LoRA of the embedding ("embed_tokens") adds scale * lora_a[t] @ lora_b to the row of token t, with
+        lora_a [V, rank] and lora_b [rank, D]. It does not change the output head, even of a model that has
+        one matrix for both.
+
+        module: one of MODULES, or "lm_head" or "embed_tokens", for which the parameter `layer` is ignored
         """
-        number = LM_HEAD if module == "lm_head" else MODULES.index(module)
+        number = _NUMBERS[module]
         if lora_a is None or lora_b is None:
             _done("set_lora", _lib().rvm_decoder_set_lora(self.handle, layer, number, None, None, 32, 0, 0.0))
             return
@@ -326,11 +331,13 @@ class Decoder:
         _done("set_lora", _lib().rvm_decoder_set_lora(self.handle, layer, number, a, b, bits, rank, scale))
 
     def lora_shape(self, module: str) -> tuple[int, int]:
-        """Return (number of inputs, number of outputs) of a linear layer."""
+        """Return (number of inputs, number of outputs) of a linear layer. The embedding has an input for each
+        token."""
         s = self.shape
         d, f, q, kv = s.hidden_size, s.intermediate_size, s.n_heads * s.head_dim, s.n_kv_heads * s.head_dim
         sizes = {"q_proj": (d, q), "k_proj": (d, kv), "v_proj": (d, kv), "o_proj": (q, d)}
         sizes |= {"gate_proj": (d, f), "up_proj": (d, f), "down_proj": (f, d), "lm_head": (d, s.vocab_size)}
+        sizes["embed_tokens"] = s.vocab_size, d
         return sizes[module]
 
     def use_threads(self, n: int) -> None:

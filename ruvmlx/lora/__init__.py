@@ -4,8 +4,8 @@ changes (BaseLoRA).
 
 The package defines the arrays, the files and the arithmetic of adapters. The package can import `kernels`,
 `models` and `platform`, but no backend, and not the package `sona`, which decides how adapters change. Read
-`micro_lora.py` first, then `base_lora.py` and `merge.py`. `interchange.py` reads and writes the adapter files
-of other tools.
+`micro_lora.py` first, then `base_lora.py` and `merge.py`. `interchange.py` writes the adapter files of other
+tools, and `interchange_reader.py` reads them.
 """
 
 from .micro_lora import MicroLoRA

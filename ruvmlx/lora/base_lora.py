@@ -3,6 +3,13 @@ loop (sona/background.py) trains a BaseLoRA. With the matrix W and the input x o
 is
 
 y = W x + scale * lora_b^T (lora_a^T x)        scale = alpha / rank       (Hu et al. 2021)
+
+The embedding E [V, D] has a change, too: lora_a is [V, rank], lora_b is [rank, D], and the row of token t is
+
+E[t] + scale * lora_a[t] lora_b
+
+So the embedding is a linear layer whose input is 1 for the token and 0 for all other tokens. A model with
+tied embeddings keeps the weights of its output head: only the rows that the first layer reads change.
 """
 
 import hashlib
@@ -19,8 +26,10 @@ from ..errors import AdapterMismatch, CorruptFile
 from ..models.config.model import ModelConfig, ModelShape
 from .quantised import Packed, pack_pair, unpack_pair
 
-MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
-Place = tuple[str, int]  # (module, layer) of a matrix; lm_head has layer 0
+_OF_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+MODULES = (*_OF_LAYERS, "lm_head", "embed_tokens")
+Place = tuple[str, int]  # (module, layer) of a matrix; lm_head and embed_tokens have layer 0
+EMBEDDING: Place = ("embed_tokens", 0)
 Pair = tuple[np.ndarray, np.ndarray]  # (lora_a [in, rank], lora_b [rank, out]); float32, contiguous
 # The sums of the squared elements of a matrix [in, out]: (row sums [in], column sums [out]).
 Squares = tuple[np.ndarray, np.ndarray]
@@ -99,7 +108,9 @@ class BaseLoRA:
         return replace(self, pairs=_as_pairs(found)) if found else None
 
     def to_bytes(self) -> bytes:
-        """Encode this LoRA. The factors keep their bits."""
+        """Encode this LoRA. The factors keep their bits. Of the embedding's lora_a [V, rank], only the rows
+        that are not 0 are stored (a row of -0.0 comes back as 0): training changes only the rows of the
+        tokens that it saw. Factors with 4 bits are stored whole."""
         out = io.BytesIO()
         arrays: dict[str, Any] = {"scale": np.float32(self.scale)}
         for (module, layer), (a, b) in self.parts.items():
@@ -107,6 +118,10 @@ class BaseLoRA:
             if isinstance(a, Packed) and isinstance(b, Packed):
                 arrays[f"{name}.widths"] = np.array([a.n, b.n])
                 a, b = a.to_words(), b.to_words()
+            elif (module, layer) == EMBEDDING and isinstance(a, np.ndarray):
+                rows = np.flatnonzero(a.any(axis=1)).astype(np.int32)
+                arrays |= {f"{name}.rows": rows, f"{name}.height": len(a)}
+                a = a[rows]
             arrays |= {f"{name}.a": a, f"{name}.b": b}
         np.savez(out, **arrays)
         return out.getvalue()
@@ -123,13 +138,8 @@ class BaseLoRA:
             for name in arrays:
                 layer, module, factor = name.split(".")
                 if factor == "a":
-                    a, b, place = arrays[name], arrays[f"{layer}.{module}.b"], (module, int(layer))
-                    if is_packed:
-                        n_in, n_out = arrays[f"{layer}.{module}.widths"].tolist()
-                        parts[place] = Packed.from_words(a, n_in), Packed.from_words(b, n_out)
-                    else:
-                        parts[place] = tuple(np.ascontiguousarray(x, np.float32) for x in (a, b))
-        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as e:
+                    parts[module, int(layer)] = _stored_parts(arrays, f"{layer}.{module}", is_packed)
+        except (ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile) as e:
             raise CorruptFile("the stored base adapter is damaged; `ruvmlx learn rollback` goes back.") from e
         return cls(_as_pairs(parts), scale)
 
@@ -155,6 +165,19 @@ class BaseLoRA:
 _NOT_FINITE = "the adapter holds NaN or Inf{}; `ruvmlx learn rollback` goes back."
 
 
+def _stored_parts(arrays: Mapping[str, np.ndarray], name: str, is_packed: bool) -> tuple:
+    """Return the two factors of the place `name` from the arrays of a stored BaseLoRA."""
+    a, b = arrays[f"{name}.a"], arrays[f"{name}.b"]
+    if is_packed:
+        n_in, n_out = arrays[f"{name}.widths"].tolist()
+        return Packed.from_words(a, n_in), Packed.from_words(b, n_out)
+    if name == f"{EMBEDDING[1]}.{EMBEDDING[0]}":
+        whole = np.zeros((int(arrays[f"{name}.height"]), a.shape[1]), np.float32)
+        whole[arrays[f"{name}.rows"]] = a
+        a = whole
+    return np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
+
+
 def _as_pairs(parts: Mapping[Place, Any]) -> Mapping[Place, Pair]:
     """Return factors in the form of `BaseLoRA.parts` as the `pairs` of a BaseLoRA."""
     return PackedPairs(parts) if any(isinstance(a, Packed) for a, _ in parts.values()) else parts
@@ -169,12 +192,14 @@ def missing_modules(config: ModelShape) -> frozenset[str]:
 def place_shape(config: ModelShape, module: str, layer: int) -> tuple[int, int] | None:
     """Return (number of inputs, number of outputs) of a linear layer; None if an adapter cannot change this
     linear layer, because the model does not have it or because mlx-lm's code runs the model (then only
-    lm_head can change). module: one of MODULES."""
+    lm_head can change). The embedding has an input for each token. module: one of MODULES."""
     c, d = config, config.hidden_size
     if module == "lm_head":
         return (d, c.vocab_size) if layer == 0 else None
     if not isinstance(c, ModelConfig):
         return None
+    if module == "embed_tokens":
+        return (c.vocab_size, d) if layer == 0 else None
     q, kv, ffn = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim, c.intermediate_size
     shapes = {"q_proj": (d, q), "k_proj": (d, kv), "v_proj": (d, kv), "o_proj": (q, d)}
     shapes |= {"gate_proj": (d, ffn), "up_proj": (d, ffn), "down_proj": (ffn, d)}

@@ -2,12 +2,13 @@
 other tools can load.
 
     W' = W + scale * (lora_a lora_b)^T      computed in float32, stored as float16, bfloat16 or float32
+    E' = E + scale * lora_a lora_b          of the embedding E [V, D]
 
 Quantised matrices that the adapter does not change stay quantised, unless `dequantise` is True. (Quantised
 matrices are in MLX's affine layout, which rounds GGUF's Q2_K, Q3_K and Q6_K, and nvfp4, mxfp8 and fp8, to 8
 bits.) Changed matrices are not quantised again, because the rounding would remove most of the change. If the
-adapter changes the output head, the head is no longer tied to the embedding, and the embedding keeps its own
-weights.
+adapter changes the output head or the embedding, the head is no longer tied to the embedding: a change of one
+of the two leaves the other's weights as they are.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +28,6 @@ from ..models.weights.stored import rounded_matrix
 from ..platform.files import folder_beside, sync_folder
 from .base_lora import BaseLoRA, Pair
 from .interchange import full_name
-from .merge import HEAD
 
 _ROWS = 4096  # the number of rows that are computed at a time, so that a large head does not need much memory
 _EMBEDDING = "model.embed_tokens"
@@ -57,7 +57,13 @@ class _Source:
 
     def keeps(self, module: str) -> bool:
         """Return True if the matrix is quantised and stays quantised in the new folder."""
-        return f"{module}.scales" in self.weights and not self.dequantise and module not in self.pairs
+        packed = f"{self.origin(module)}.scales" in self.weights
+        return packed and not self.dequantise and module not in self.pairs
+
+    def origin(self, module: str) -> str:
+        """Return the module whose weights the matrix has in the model: a tied output head has the
+        embedding's."""
+        return module if f"{module}.weight" in self.weights else _EMBEDDING
 
 
 def fuse(
@@ -86,7 +92,7 @@ def fuse(
 
 def _write(source: _Source, folder: Path) -> None:
     modules = dict(matrices(source.model.config))
-    tied = source.model.shape.tie_word_embeddings and full_name(HEAD) not in source.pairs
+    tied = source.model.shape.tie_word_embeddings and source.pairs.keys().isdisjoint({"lm_head", _EMBEDDING})
     if not tied:
         modules.setdefault("lm_head", modules[_EMBEDDING])
     names = [part for module in modules for part in source.parts(module)]
@@ -101,7 +107,8 @@ def _arrays(source: _Source, modules: Mapping[str, tuple[int, int]]) -> Iterator
     for module, (_, n_in) in modules.items():
         if source.keeps(module):
             for name in source.parts(module):
-                yield name, _narrow_scales(source.weights[name], source.dtype)
+                stored = source.weights[source.origin(module) + name.removeprefix(module)]
+                yield name, _narrow_scales(stored, source.dtype)
         else:
             yield f"{module}.weight", _fused_matrix(source, module, n_in)
     for name, _ in vectors(source.model.config):
@@ -121,17 +128,15 @@ def _narrow_scales(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def _fused_matrix(source: _Source, module: str, n_in: int) -> np.ndarray:
     """Return a matrix [out, in] in `source.dtype`, with the adapter's change if there is one. _ROWS rows are
     computed at a time."""
-    # A tied output head has no separate weights, so the fused head is the embedding's weights plus the
-    # change.
-    origin = module if f"{module}.weight" in source.weights else _EMBEDDING
-    n_out, float32 = _reader(source.weights, origin, n_in)
+    n_out, float32 = _reader(source.weights, source.origin(module), n_in)
     out = np.empty((n_out, n_in), source.dtype)
     for at in range(0, len(out), _ROWS):
         rows = slice(at, at + _ROWS)
         w = float32(rows)
         if module in source.pairs:
             a, b = source.pairs[module]
-            w = w + np.float32(source.scale) * (b[:, rows].T @ a.T)
+            change = a[rows] @ b if module == _EMBEDDING else b[:, rows].T @ a.T
+            w = w + np.float32(source.scale) * change
         out[rows] = _cast(w, source.dtype, module)
     return out
 
@@ -192,6 +197,6 @@ def _quantization(source: _Source, modules: Mapping[str, tuple[int, int]]) -> di
 
 
 def _format(source: _Source, module: str, n_in: int) -> dict[str, int]:
-    words = source.weights[f"{module}.weight"].shape[1]
-    groups = source.weights[f"{module}.scales"].shape[1]
+    origin = source.origin(module)
+    words, groups = (source.weights[f"{origin}.{kind}"].shape[1] for kind in ("weight", "scales"))
     return {"group_size": n_in // groups, "bits": 32 * words // n_in}

@@ -2,6 +2,7 @@
 (the matrices that the background loop trains). Examples: "head", "q_proj,v_proj:20-29", "ffn,top:8".
 
 head (lm_head)   attention (q k v o)   ffn (gate up down)   all (head, attention and ffn)
+embedding (embed_tokens; no other word names it)
 v_proj           the module v_proj in all layers; v_proj:20 in layer 20, v_proj:20-29 in layers 20 to 29
 top:K            only the K matrices with the largest gradients, among the matrices of the layers that the
                  setting names (or among all matrices of the layers, if it names none)
@@ -12,11 +13,12 @@ from dataclasses import dataclass
 from ..errors import UsageError
 from ..models.config.model import ModelShape
 from ..settings import TARGETS, TARGETS_EXPECTED
-from .base_lora import MODULES, Place, missing_modules
+from .base_lora import EMBEDDING, MODULES, Place, missing_modules
 
 _BODY = MODULES[:7]
 _GROUPS = {"head": ("lm_head",), "attention": MODULES[:4], "ffn": MODULES[4:7], "all": ("lm_head", *_BODY)}
-_GROUPS |= {name: (name,) for name in MODULES}
+_GROUPS |= {"embedding": ("embed_tokens",)} | {name: (name,) for name in MODULES}
+_OUTSIDE = frozenset(MODULES[7:])  # the modules that are in no layer
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,8 @@ class Targets:
     `base_targets`, the background loop trains these matrices.
 
     head: True if the setting names the output head
-    places: (module, layer) of each changed matrix in the layers, in the model's order
+    places: (module, layer) of each changed matrix in the layers, in the model's order; first the embedding,
+        if the setting names it
     top: the maximum number of places that are changed: the places with the largest gradients; 0 for no limit
     """
 
@@ -51,13 +54,20 @@ def parse(text: str, shape: ModelShape, name: str = "learn_targets") -> Targets:
         if group in missing:
             raise UsageError(f"{name}: {item!r} is not among the matrices of a {shape.model_type} model.")
         layers = _layers(item, rest, shape.n_layers, name)
-        found |= {(module, layer) for module in _GROUPS[group] for layer in layers if module not in missing}
+        for module in _GROUPS[group]:
+            if module not in missing:
+                found |= {(module, layer) for layer in ([0] if module in _OUTSIDE else layers)}
     head = ("lm_head", 0) in found
     places = {place for place in found if place[0] != "lm_head"}
     if top and not places:
         every = [module for module in _BODY if module not in missing]
         places = {(module, layer) for module in every for layer in range(shape.n_layers)}
-    return Targets(head, tuple(sorted(places, key=lambda p: (p[1], MODULES.index(p[0])))), top)
+    return Targets(head, tuple(sorted(places, key=_position)), top)
+
+
+def _position(place: Place) -> tuple[bool, int, int]:
+    """Return a key that sorts places in the model's order."""
+    return place != EMBEDDING, place[1], MODULES.index(place[0])
 
 
 def _layers(item: str, rest: str, n_layers: int, name: str) -> range:

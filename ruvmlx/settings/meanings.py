@@ -109,8 +109,9 @@ GROUPS = {
         ),
         "learn_targets": (
             "which parts of the model a rating changes at once: head (the layer that chooses the next "
-            "token), attention (the layers that look back), ffn (the layers between them), all, or names of "
-            "matrices as in q_proj,v_proj"
+            "token), attention (the layers that look back), ffn (the layers between them), all (these "
+            "three), embedding (what the model reads for each token), or names of matrices as in "
+            "q_proj,v_proj"
         ),
         "base_targets": (
             "which parts of the model the background learning changes, when slow_loop is training, or auto "

@@ -16,10 +16,11 @@ from .setting_spec import SettingSpec
 
 _LENGTHS = ",".join(tiers.LENGTHS)  # hot,warm
 _MODULE = "(q|k|v|o|gate|up|down)_proj"
-_TARGET = rf"(head|lm_head|attention|ffn|all|top:[1-9]\d{{0,3}}|{_MODULE}(:\d{{1,4}}(-\d{{1,4}})?)?)"
+_GROUP = "head|lm_head|attention|ffn|embedding|embed_tokens|all"
+_TARGET = rf"({_GROUP}|top:[1-9]\d{{0,3}}|{_MODULE}(:\d{{1,4}}(-\d{{1,4}})?)?)"
 TARGETS = re.compile(rf"{_TARGET}(,{_TARGET})*", re.ASCII)
 BASE_TARGETS = "attention,ffn"
-TARGETS_EXPECTED = "head, attention, ffn, all, top:8, or modules as in q_proj,v_proj:20-29"
+TARGETS_EXPECTED = "head, attention, ffn, embedding, all, top:8, or modules as in q_proj,v_proj:20-29"
 
 AUTO = "auto"  # the value of the setting `model` that lets ruvmlx choose a model for each question
 _OWN = "the model's own"

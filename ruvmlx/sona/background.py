@@ -29,7 +29,7 @@ import numpy as np
 from ..errors import RuvmlxError
 from ..kernels.micro import NotFinite
 from ..lora import MicroLoRA
-from ..lora.base_lora import BaseLoRA, Pair, Place, place_shape
+from ..lora.base_lora import BaseLoRA, Pair, Place
 from ..lora.layer_lora import base_part, combine_loras, fold_layers, pack_adapter
 from ..lora.merge import HEAD, fold_micro
 from ..lora.targets import parse
@@ -44,7 +44,7 @@ from ..training.slices import TrainingText
 from ..training.trainer import Trainer
 from . import replay
 from .adapter_history import ATTEMPTS, MINIMUM
-from .base_targets import GradientSizes, candidates, probe_base
+from .base_targets import GradientSizes, candidates, new_pair, probe_base
 from .learner import Learner
 from .promotion import Candidate, PromotionTest
 from .replay import Buffer
@@ -214,11 +214,10 @@ class Background:
         depend only on the seed and the base LoRA in use."""
         old, rng, pairs = self._learner.base, np.random.default_rng(seed), dict[Place, Pair]()
         root = np.float32(np.sqrt(old.scale / SCALE)) if old else np.float32(1)
-        for module, layer in places:
-            known = old.pairs.get((module, layer)) if old else None
-            pairs[module, layer] = (
-                (known[0] * root, known[1] * root) if known else self._new_pair(module, layer, rng)
-            )
+        for place in places:
+            known = old.pairs.get(place) if old else None
+            new = self._model.config, place, self.settings.rank, rng
+            pairs[place] = (known[0] * root, known[1] * root) if known else new_pair(*new)
             pause()
         return pairs
 
@@ -229,13 +228,6 @@ class Background:
             return {}
         factor = np.float32(old.scale / training.scale)
         return {p: (a, b * factor) for p, (a, b) in old.pairs.items() if p not in training.pairs}
-
-    def _new_pair(self, module: str, layer: int, rng: np.random.Generator) -> Pair:
-        """Return a LoRA pair that changes nothing yet: lora_a is random and lora_b is zero."""
-        shape = place_shape(self._model.config, module, layer)
-        assert shape is not None
-        a = rng.normal(0, shape[0] ** -0.5, (shape[0], self.settings.rank)).astype(np.float32)
-        return a, np.zeros((self.settings.rank, shape[1]), np.float32)
 
     def _anchor_ids(self) -> list[int]:
         """Return the ids of the EWC anchors (optional/ewc.py); an empty list if the EWC penalty is off."""

@@ -1,6 +1,6 @@
-"""This module decides which matrices the background loop trains. The setting `base_targets` names the
-matrices. With a number K in the setting, the loop trains only the K named matrices with the largest
-gradients. The size of a matrix's gradient is
+"""This module decides which matrices the background loop trains, and with which factors a matrix begins. The
+setting `base_targets` names the matrices. With a number K in the setting, the loop trains only the K named
+matrices with the largest gradients. The size of a matrix's gradient is
     size = sum over replies i of ||G_i||^2    (G_i [in, out]: the matrix's gradient of reply i's mean log p)
 
 The sum of a size is over the replies of the first training step. The gradients G_i are taken at the weights
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..lora.base_lora import BaseLoRA, Pair, Place, place_shape
+from ..lora.base_lora import EMBEDDING, BaseLoRA, Pair, Place, place_shape
 from ..lora.targets import Targets
 from ..models.config.model import ModelConfig
 from ..pausing import Pause
@@ -64,3 +64,19 @@ def probe_base(config: ModelConfig, base: BaseLoRA | None, places: Sequence[Plac
         zero = np.zeros((shape[0], 1), np.float32), np.zeros((1, shape[1]), np.float32)
         pairs[module, layer] = base.pairs.get((module, layer), zero) if base else zero
     return BaseLoRA(pairs, base.scale if base else 1.0)
+
+
+def new_pair(config: ModelConfig, place: Place, rank: int, rng: np.random.Generator) -> Pair:
+    """Return a LoRA pair that changes nothing yet: lora_a is random and lora_b is zero.
+
+    In the embedding's pair, lora_a is zero and lora_b is random. lora_a [V, rank] has a row for each token,
+    and a row whose token is in no text of the training has no gradient. So the training changes only the
+    tokens that it saw. With a random lora_a, lora_b would change all tokens. (PEFT begins so, too.)
+    """
+    shape = place_shape(config, *place)
+    assert shape is not None
+    n_in, n_out = shape
+    a, b = np.zeros((n_in, rank), np.float32), np.zeros((rank, n_out), np.float32)
+    if place == EMBEDDING:
+        return a, rng.normal(0, n_out**-0.5, b.shape).astype(np.float32)
+    return rng.normal(0, n_in**-0.5, a.shape).astype(np.float32), b

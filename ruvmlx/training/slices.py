@@ -102,7 +102,13 @@ def stage_work(tokens: int) -> dict[str, float]:
     }
 
 
-STAGES = (("down_proj",), ("gate_proj", "up_proj"), ("o_proj",), ("q_proj", "k_proj", "v_proj"))
+STAGES = (
+    ("down_proj",),
+    ("gate_proj", "up_proj"),
+    ("o_proj",),
+    ("q_proj", "k_proj", "v_proj"),
+    ("embed_tokens",),
+)
 
 
 def from_the_last(grads: Mapping[str, mx.array], text: TrainingText) -> Iterator[list[str]]:

@@ -16,7 +16,6 @@ import numpy as np
 from ..backends.base import Backend
 from ..backends.mlx import cpu_layers, graph
 from ..backends.mlx.backend import MLXBackend, plan
-from ..backends.mlx.lora_layers import ChangedLinear
 from ..backends.mlx.runner import default_device
 from ..lora.base_lora import BaseLoRA, Pair, Place, Squares, place_shape
 from ..lora.micro_lora import MicroLoRA
@@ -26,6 +25,7 @@ from ..pausing import Pause
 from ..platform import cpu
 from ..platform.gpu import gpu
 from ..platform.mx import BLAS, mx, nn
+from .changed_modules import EMBEDDING, changed_rows, linear, probed_linear, token_shares, token_sums, unwrap
 from .losses import Measure, Value, divergence, logprob, mlp_inner, softmax, sums
 from .slices import Stops, TrainingText, evaluate, evenly, from_the_last, stage_work
 
@@ -40,12 +40,6 @@ def _build_graph(model: Model, kind: str, pause: Pause) -> nn.Module:
     weights = AskingWeights(model.load_weights(), lambda _: pause(), pause)
     how = plan(weights, kind)
     return graph.build(model.config, weights, how.dtype, how.unpack, pause)
-
-
-def _unwrap(module: nn.Module) -> nn.Module:
-    """Return the plain module of mlx-lm that a backend's wrappers contain."""
-    module = module.plain if "plain" in module else module
-    return module.linear if isinstance(module, ChangedLinear) else module
 
 
 class LayerInput(NamedTuple):
@@ -134,8 +128,8 @@ class Trainer:
             factors = self._factors(base)
 
             def loss(probes):
-                linear = partial(_probed_linear, probes, inputs)
-                hidden = self._forward(layer_input, factors, text, stops, linear)
+                run = partial(probed_linear, probes, inputs)
+                hidden = self._forward(layer_input, factors, text, stops, run, probes.get(EMBEDDING))
                 _, slope = self._loss_and_slope(mx.stop_gradient(hidden), logprob(text), stops)
                 return mx.sum(hidden.astype(mx.float32) * slope)
 
@@ -145,25 +139,35 @@ class Trainer:
             for names in from_the_last(grads, text):
                 evaluate([[grads[name] for name in names]], pause)
                 for name in names:  # free each gradient [T, out] after its sums are computed
-                    found[name] = sums(inputs.pop(name), grads.pop(name))
+                    found[name] = self._sums(name, inputs.pop(name, None), grads.pop(name), text)
                     evaluate([found[name]], pause)
             places = {f"{layer}.{module}": (module, layer) for module, layer in base.pairs}
             return {places[name]: (np.array(rows), np.array(cols)) for name, (rows, cols) in found.items()}
+
+    def _sums(self, name: str, x: mx.array | None, g: mx.array, text: TrainingText) -> tuple:
+        """Return the sums of `squares` of one matrix. x [T, in]: its input; None for the embedding. g: the
+        gradient [T, out] of its output."""
+        if x is not None:
+            return sums(x, g)
+        found = token_sums(text.tokens[:-1], np.array(g.astype(mx.float32)), self._vocab_size)
+        return tuple(map(mx.array, found))
 
     def inputs(
         self, places: Sequence[Place], text: TrainingText, pause: Pause | None = None
     ) -> dict[Place, np.ndarray]:
         """Return the mean input [in] float32 of each matrix over the answer's positions, in the original
-        model."""
+        model. The input of the embedding is 1 for the token and 0 for all others."""
         BLAS.adapt(self._load.cores())
         with mx.stream(self._device):
             stops, inputs = Stops(), dict[str, mx.array]()
             probes = {f"{layer}.{module}": mx.zeros((), self._dtype) for module, layer in places}
             self._forward(
-                self._layer_input(text, 0, pause), {}, text, stops, partial(_probed_linear, probes, inputs)
+                self._layer_input(text, 0, pause), {}, text, stops, partial(probed_linear, probes, inputs)
             )
             means = {n: x[text.first - 1 :].astype(mx.float32).mean(axis=0) for n, x in inputs.items()}
             inputs.clear()
+            if EMBEDDING in probes:
+                means[EMBEDDING] = mx.array(token_shares(text.tokens[text.first - 1 : -1], self._vocab_size))
             stops.add(*means.values())
             evaluate(stops.slices(), pause)
             return {(module, layer): np.array(means[f"{layer}.{module}"]) for module, layer in places}
@@ -177,7 +181,7 @@ class Trainer:
             stops, inputs = Stops(), dict[str, mx.array]()
             probes = {f"{layer}.{module}": mx.zeros((), self._dtype) for module, layer in places}
             self._forward(
-                self._layer_input(text, 0, pause), {}, text, stops, partial(_probed_linear, probes, inputs)
+                self._layer_input(text, 0, pause), {}, text, stops, partial(probed_linear, probes, inputs)
             )
             at = mx.array(text.first - 1 + rows)
             found = {name: x[at].astype(mx.float32) for name, x in inputs.items()}
@@ -315,22 +319,24 @@ class Trainer:
         factors: Mapping[str, mx.array],
         text: TrainingText,
         stops: Stops,
-        linear: Callable | None = None,
+        run: Callable = linear,
+        probe: mx.array | None = None,
     ) -> mx.array:
-        """Run layer `layer_input.first` and all later layers. Return the answer's hidden states [n, D]."""
-        layers, x = self._graph.model.layers, layer_input.x
+        """Run layer `layer_input.first` and all later layers. Return the answer's hidden states [n, D]. run:
+        the function that runs linear layers. probe: zeros [T, D] to add to the embedding's output."""
+        layers, x = self._graph.model.layers, changed_rows(layer_input.x, factors, text.tokens[:-1], probe)
         for i in range(layer_input.first, len(layers)):
-            x = self._layer(x, layers[i], partial(linear or _linear, factors, i), stops)
+            x = self._layer(x, layers[i], partial(run, factors, i), stops)
         return self._graph.model.norm(x[text.first - 1 :])
 
     def _layer_input(self, text: TrainingText, first: int, pause: Pause | None) -> "LayerInput":
         """Return the input of layer `first`. Training does not change this input, so it is cached."""
         layer_input = self._known.pop((text, first), None)
         if layer_input is None:
-            x, stops = self._graph.model.embed_tokens(mx.array([text.tokens[:-1]]))[0], Stops()
+            x, stops = unwrap(self._graph.model.embed_tokens)(mx.array([text.tokens[:-1]]))[0], Stops()
             stops.add(x)
             for i, layer in enumerate(self._graph.model.layers[:first]):
-                x = self._layer(x, layer, partial(_linear, {}, i), stops)
+                x = self._layer(x, layer, partial(linear, {}, i), stops)
             evaluate(stops.slices(), pause)
             layer_input = LayerInput(first, x)
         self._known[text, first] = layer_input
@@ -340,7 +346,7 @@ class Trainer:
 
     def _layer(self, x: mx.array, layer: nn.Module, linear: Callable, stops: Stops) -> mx.array:
         """Return the output of one layer: x [T, D] -> [T, D]."""
-        own, mlp, work = _unwrap(layer.self_attn), layer.mlp, stage_work(len(x))
+        own, mlp, work = unwrap(layer.self_attn), layer.mlp, stage_work(len(x))
         y = layer.input_layernorm(x)
         q, k, v = linear(y, own, ("q_proj", "k_proj", "v_proj"))
         stops.add(q, k, v, work=work["v_proj"])
@@ -368,33 +374,7 @@ class Trainer:
         return out.reshape(-1, n, d).swapaxes(0, 1).reshape(n, -1)
 
 
-def _linear(factors: Mapping[str, mx.array], layer: int, x: mx.array, own: nn.Module, names: Sequence[str]):
-    """Run the named modules of a layer, with their LoRA changes, on one input: x [T, in] -> [T, out] each."""
-    found = [name for name in names if f"{layer}.{name}.a" in factors]
-    out = {name: _unwrap(own[name])(x) for name in names}
-    if found:
-        a = [factors[f"{layer}.{name}.a"] for name in found]
-        u = x.astype(mx.float32) @ mx.concatenate(a, axis=1)
-        stops = np.cumsum([w.shape[1] for w in a])[:-1].tolist()
-        for name, part in zip(found, mx.split(u, stops, axis=1), strict=True):
-            out[name] = out[name] + (part @ factors[f"{layer}.{name}.b"]).astype(x.dtype)
-    return [out[name] for name in names]
-
-
-def _probed_linear(
-    probes: Mapping[str, mx.array], inputs: dict[str, mx.array], factors: Mapping[str, mx.array], layer: int,
-    x: mx.array, own: nn.Module, names: Sequence[str],
-):  # fmt: skip
-    """Run `_linear`, and add a probe (zeros from `_probes`) to each output that has a probe. Store the input
-    x of each matrix with a probe in `inputs`."""
-    out = _linear(factors, layer, x, own, names)
-    for i, name in enumerate(names):
-        if (key := f"{layer}.{name}") in probes:
-            inputs[key] = x
-            out[i] = out[i] + probes[key]
-    return out
-
-
 def _first(base: BaseLoRA, layers: int) -> int:
-    """Return the lowest layer that the base LoRA changes; `layers` if the base LoRA changes no layer."""
+    """Return the lowest layer that the base LoRA changes; `layers` if the base LoRA changes no layer. The
+    embedding counts as layer 0, because its change comes after the cached input of that layer."""
     return min((layer for module, layer in base.pairs if module != "lm_head"), default=layers)

@@ -129,10 +129,10 @@ def random_micro(model) -> MicroLoRA:
 
 
 def random_base(model, packed: bool = False) -> BaseLoRA:
-    """A base LoRA that changes all linear layers."""
+    """A base LoRA that changes all linear layers and the embedding."""
     rng, pairs = np.random.default_rng(3), {}
     for module in MODULES:
-        for layer in range(1 if module == "lm_head" else model.config.n_layers):
+        for layer in range(1 if module in ("lm_head", "embed_tokens") else model.config.n_layers):
             n_in, n_out = place_shape(model.config, module, layer)
             a, b = rng.standard_normal((n_in, 2)), rng.standard_normal((2, n_out))
             pairs[module, layer] = a.astype(np.float32), b.astype(np.float32)

@@ -36,6 +36,7 @@ def random_lora(config, scale=0.5):
     rng = np.random.default_rng(3)
     shapes = {("q_proj", 1): (config.hidden_size, config.n_heads * config.head_dim)}
     shapes[("lm_head", 0)] = config.hidden_size, config.vocab_size
+    shapes[("embed_tokens", 0)] = config.vocab_size, config.hidden_size
     return BaseLoRA(
         {
             place: tuple(rng.standard_normal(s).astype(np.float32) for s in ((n, 2), (2, out)))

@@ -11,7 +11,7 @@ from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
 from ruvmlx.errors import AdapterMismatch, CorruptFile
-from ruvmlx.lora.base_lora import MODULES, BaseLoRA, place_shape
+from ruvmlx.lora.base_lora import EMBEDDING, MODULES, BaseLoRA, place_shape
 from ruvmlx.models.load import load_model
 from ruvmlx.platform import cpu
 from tests.models.make_models import make_safetensors_model
@@ -30,29 +30,34 @@ OPEN = {
 
 
 def random_base(config, seed=3, modules=MODULES, size=0.15) -> BaseLoRA:
-    """Ranks 1, 3, 5 and 7 in turn; every second layer lacks its k_proj and up_proj."""
+    """Ranks 1, 3, 5 and 7 in turn; every second layer lacks its k_proj and up_proj. The embedding's lora_a is
+    as large as the products of the others with their inputs are, because it is read, not multiplied."""
     rng, pairs = np.random.default_rng(seed), {}
     for i, module in enumerate(modules):
-        for layer in range(1 if module == "lm_head" else config.n_layers):
+        for layer in range(1 if module in ("lm_head", "embed_tokens") else config.n_layers):
             if layer % 2 and module in ("k_proj", "up_proj"):
                 continue
             shape, rank = place_shape(config, module, layer), (1, 3, 5, 7)[(i + layer) % 4]
             if shape is None:
                 continue
             n_in, n_out = shape
-            a = rng.normal(0, n_in**-0.5, (n_in, rank)).astype(np.float32)
+            spread = 1 if module == "embed_tokens" else n_in**-0.5
+            a = rng.normal(0, spread, (n_in, rank)).astype(np.float32)
             pairs[module, layer] = (a, rng.normal(0, size, (rank, n_out)).astype(np.float32))
     return BaseLoRA(pairs, scale=0.7)
 
 
 def fused(model, base) -> ReferenceBackend:
-    """The oracle with W + scale * (A B)^T in its weights."""
+    """The oracle with W + scale * (A B)^T in its weights, and E + scale * A B in its embedding."""
     backend = ReferenceBackend(model)
     weights = backend._weights
     if "lm_head.weight" not in weights:  # tied: the embedding itself stays as it is
         backend.config = backend.config.__class__(**vars(backend.config) | {"tie_word_embeddings": False})
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     for (module, layer), (a, b) in base.pairs.items():
+        if module == "embed_tokens":
+            weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"] + base.scale * (a @ b)
+            continue
         block = "mlp" if module in MODULES[4:7] else "self_attn"
         name = "lm_head" if module == "lm_head" else f"model.layers.{layer}.{block}.{module}"
         weights[f"{name}.weight"] = weights[f"{name}.weight"] + base.scale * (a @ b).T
@@ -115,6 +120,30 @@ def test_4_bits_run_as_their_floats(model, name):
     assert worst(dict(enumerate(backend.head(hidden))), oracle.head(hidden)) < tolerance
     backend.set_lora(base)
     np.testing.assert_array_equal(backend.verify(TOKENS[:70], backend.new_cache()), plain)
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_the_embedding_alone_at_every_rank(model, name):
+    """Ranks below, at and above the four rows that kernels take at a time. The head stays as it is, in a
+    model with one matrix for both, too."""
+    backend, untouched = OPEN[name](model), ReferenceBackend(model)
+    hidden = untouched.hidden_states(TOKENS[:9])
+    rng, (height, width) = np.random.default_rng(11), place_shape(model.config, *EMBEDDING)
+    tolerance = NATIVE_TOLERANCE if name == "native" else FLOAT32_TOLERANCE
+    for rank in (1, 4, 7):
+        a, b = rng.normal(0, 1, (height, rank)), rng.normal(0, 0.15, (rank, width))
+        base = BaseLoRA({EMBEDDING: (a.astype(np.float32), b.astype(np.float32))}, 0.7)
+        for change in (base, base.to_4_bits()) if name != "reference" else (base,):
+            backend.set_lora(change)
+            oracle = fused(model, BaseLoRA(dict(change.pairs), change.scale))
+            want = oracle.verify(TOKENS[:41], oracle.new_cache())
+            caches = [backend.new_cache(), backend.new_cache()]
+            got = dict(enumerate(backend.verify(TOKENS[:39], caches[0])))
+            backend.prefill(TOKENS[:40], caches[1])
+            rows = backend.decode_batch(TOKENS[39:41], caches)
+            got |= {39 + i: row.logits for i, row in enumerate(rows)}
+            assert worst(got, want) < tolerance
+            assert worst(dict(enumerate(backend.head(hidden))), untouched.head(hidden)) < tolerance
 
 
 @pytest.mark.parametrize("name", OPEN)

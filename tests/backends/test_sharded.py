@@ -159,6 +159,18 @@ def test_shards_hold_the_model_once(tmp_path):
     assert "lm_head.weight" not in shards[1]
 
 
+def test_rank_0_has_the_changes_of_the_head_and_the_embedding(tmp_path):
+    """Whole: they are not divided, also if a rank has fewer neurons than the embedding has columns."""
+    model = load_model(str(make_safetensors_model(tmp_path / "m", intermediate_size=96)))
+    base = random_base(model)
+    parts = [Part.of(model, rank, 2).lora(base) for rank in (0, 1)]
+    for module in ("lm_head", "embed_tokens"):
+        assert [(module, 0) in part.pairs for part in parts] == [True, False]
+        for got, want in zip(parts[0].pairs[module, 0], base.pairs[module, 0], strict=True):
+            np.testing.assert_array_equal(got, want)
+    assert parts[1].pairs["up_proj", 1][1].shape == (2, 48)
+
+
 def test_a_chat_with_ratings(two, tiny, open_on):
     """The replies are equal before and after ratings, after an undo, and after a restart. After the restart,
     the cache comes from the disk."""

@@ -12,7 +12,7 @@ from ruvmlx.backends.mlx import backend as mlx
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.lora import MicroLoRA
-from ruvmlx.lora.base_lora import MODULES, BaseLoRA
+from ruvmlx.lora.base_lora import EMBEDDING, MODULES, BaseLoRA
 from ruvmlx.models.load import load_model
 from ruvmlx.platform.mx import mx
 from ruvmlx.sampling import log_softmax
@@ -26,7 +26,7 @@ from tests.models.make_models import make_safetensors_model
 from .test_agreement import SHAPES, STORED, TOKENS
 from .test_lora import FAMILIES, random_base
 
-TARGETS = MODULES[:7]  # attention and MLP
+TARGETS = (*MODULES[:7], "embed_tokens")  # attention, MLP and the embedding
 TEXT = TrainingText(tuple(TOKENS[:83]), 71)
 
 
@@ -203,6 +203,32 @@ def test_squares_are_those_of_the_full_gradient(model, how):
             for axis in (1, 0):
                 want = (full**2).sum(axis=axis)
                 np.testing.assert_allclose(got[place][1 - axis], want, rtol=1e-2, atol=1e-4 * want.max())
+
+
+def test_the_embedding_has_gradients_at_the_texts_tokens_alone(model):
+    """A token that occurs three times has one row, the sum of three. Other tokens' rows are zeros."""
+    base, trainer = random_base(model.config, modules=("embed_tokens",), size=0.05), Trainer(model, "cpu")
+    text = TrainingText((*TOKENS[:40], TOKENS[3], *TOKENS[40:60], TOKENS[3], *TOKENS[60:70]), 61)
+    _, grads = trainer.reply(base, text)
+    (by_a, _), (a, b) = grads[EMBEDDING], base.pairs[EMBEDDING]
+    seen = np.unique(text.tokens[:-1])
+    assert len(seen) < model.config.vocab_size - 9
+    np.testing.assert_array_equal(np.flatnonzero(by_a.any(axis=1)), seen)
+    step = np.zeros_like(a)
+    step[TOKENS[3]] = 3e-2 * np.sign(by_a[TOKENS[3]])
+    values = [trainer.reply(BaseLoRA({EMBEDDING: (w, b)}, base.scale), text)[0] for w in (a - step, a + step)]
+    slope = np.abs(by_a[TOKENS[3]]).sum()
+    assert (values[1] - values[0]) / 6e-2 == pytest.approx(slope, rel=3e-2, abs=2e-3)
+
+
+def test_the_mean_input_of_the_embedding_is_a_share_of_each_token(model):
+    text = TrainingText((5, 9, 5, 5, 7, 2, 5, 9, 3), 3)
+    got = Trainer(model, "cpu").inputs([EMBEDDING, ("v_proj", 1)], text)
+    want = np.zeros(model.config.vocab_size)
+    for token in (5, 5, 7, 2, 5, 9):  # the tokens at which the answer's six tokens are predicted
+        want[token] += 1 / 6
+    np.testing.assert_allclose(got[EMBEDDING], want, atol=1e-6)
+    assert got["v_proj", 1].shape == (model.config.hidden_size,)
 
 
 def test_squares_can_be_left_between_slices(model, monkeypatch):

@@ -14,7 +14,7 @@ import numpy as np
 from ruvmlx.chats import chat_file
 from ruvmlx.engine import grammar
 from ruvmlx.engine.grammar import Constraint, Vocabulary, compiled_matcher
-from ruvmlx.lora import interchange
+from ruvmlx.lora import interchange, interchange_reader
 from ruvmlx.lora.base_lora import BaseLoRA, place_shape
 from ruvmlx.models.config.model import Message
 from ruvmlx.models.files.safetensors_file import read_safetensors
@@ -173,7 +173,7 @@ def adapter(folder: Path) -> Target:
         out.mkdir()
         for name, part in zip(files, parts(data[1:]), strict=True):
             (out / name).write_bytes(part)
-        for pair in interchange.load(out, config).pairs.values():
+        for pair in interchange_reader.load(out, config).pairs.values():
             assert all(np.isfinite(w).all() for w in pair)
 
     return Target(seeds, run, lambda data, rng: data[:1] + framed_mutant(data[1:], rng))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ruvmlx.lora import MicroLoRA
-from ruvmlx.lora.base_lora import MODULES, BaseLoRA
+from ruvmlx.lora.base_lora import EMBEDDING, MODULES, BaseLoRA
 from ruvmlx.lora.interchange import (
     CONFIG,
     FILES,
@@ -17,14 +17,18 @@ TOKENS = [5, 77, 300, 12, 9, 31]
 
 
 def a_change(config, rng, head=True, scale=0.5) -> BaseLoRA:
-    """Every module in turn, with ranks that differ, and some layers left alone."""
+    """Every module in turn, with ranks that differ, and some layers left alone. A tied embedding stays as it
+    is, because mlx-lm cannot change it without the head."""
     sizes, pairs = {place: size for place, size in places(config).values()}, {}
+    if config.tie_word_embeddings:
+        del sizes[EMBEDDING]
     for i, place in enumerate(sizes):
-        if (head or place != HEAD) and i % 3 != 1:
+        if (head or place != HEAD) and (i % 3 != 1 or place == EMBEDDING):
             (n_in, n_out), rank = sizes[place], 1 + i % 4
-            a = (rng.standard_normal((n_in, rank)) / n_in**0.5).astype(np.float32)
+            spread = 1 if place == EMBEDDING else n_in**0.5
+            a = (rng.standard_normal((n_in, rank)) / spread).astype(np.float32)
             pairs[place] = (a, 0.3 * rng.standard_normal((rank, n_out)).astype(np.float32))
-    assert {module for module, _ in pairs} >= set(MODULES) - {"lm_head"}
+    assert {module for module, _ in pairs} >= set(MODULES) - {"lm_head", "embed_tokens"}
     return BaseLoRA(pairs, scale)
 
 
@@ -34,8 +38,9 @@ def a_micro(config, rng) -> MicroLoRA:
 
 
 def deltas(change: BaseLoRA) -> dict[str, np.ndarray]:
-    """Full name -> dense change [out, in]."""
-    return {full_name(p): change.scale * (a @ b).T for p, (a, b) in change.pairs.items()}
+    """Full name -> dense change [out, in]; of the embedding [V, D]."""
+    dense = {p: change.scale * (a @ b) for p, (a, b) in change.pairs.items()}
+    return {full_name(p): delta if p == EMBEDDING else delta.T for p, delta in dense.items()}
 
 
 def logits(model) -> np.ndarray:

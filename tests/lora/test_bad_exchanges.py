@@ -15,8 +15,8 @@ from ruvmlx.lora.interchange import (
     CONFIG,
     FILES,
     export,
-    load,
 )
+from ruvmlx.lora.interchange_reader import load
 from ruvmlx.models.files.safetensors_writer import write_json, write_safetensors
 from ruvmlx.platform import files
 

@@ -16,8 +16,8 @@ from ruvmlx.lora.interchange import (
     combine_adapter,
     divide_adapter,
     export,
-    load,
 )
+from ruvmlx.lora.interchange_reader import load
 from ruvmlx.lora.merge import HEAD
 from ruvmlx.models.config.families import FAMILIES
 from ruvmlx.models.config.layout import matrices
@@ -105,9 +105,11 @@ def test_peft_finds_a_wrapped_language_model(tmp_path):
     names = set(read_safetensors(tmp_path / "out" / FILES["peft"]))
     targets = json.loads((tmp_path / "out" / CONFIG).read_text())["target_modules"]
     assert "base_model.model.lm_head.lora_A.weight" in names and "lm_head" in targets
-    inside = {target for target in targets if target != "lm_head"}
+    embedding = "model.language_model.embed_tokens"
+    assert f"base_model.model.{embedding}.lora_embedding_A" in names
+    inside = {target for target in targets if target not in ("lm_head", embedding)}
     assert inside and all(target.startswith("model.language_model.layers.") for target in inside)
-    assert {f"base_model.model.{target}.lora_B.weight" for target in targets} <= names
+    assert {f"base_model.model.{target}.lora_B.weight" for target in inside} <= names
     again = load(tmp_path / "out", model.config)
     assert deltas(again).keys() == deltas(change).keys()
     for name, delta in deltas(change).items():

@@ -4,6 +4,7 @@ import pytest
 
 from ruvmlx import settings
 from ruvmlx.errors import UsageError
+from ruvmlx.lora.base_lora import EMBEDDING
 from ruvmlx.lora.targets import Targets, parse
 from tests.models.shapes import Shape
 
@@ -27,6 +28,9 @@ def test_the_head_is_the_default():
         ("v_proj:1,q_proj:0-1", False, [("q_proj", 0), ("q_proj", 1), ("v_proj", 1)], 0),
         ("top:3", False, ATTENTION + FFN, 3),
         ("lm_head,ffn,top:2", True, FFN, 2),
+        ("embedding", False, [EMBEDDING], 0),
+        ("ffn,head,embed_tokens", True, [EMBEDDING, *FFN], 0),
+        ("embedding,top:1", False, [EMBEDDING], 1),
     ],
 )
 def test_what_the_words_mean(text, head, places, top):
@@ -37,13 +41,31 @@ def test_what_the_words_mean(text, head, places, top):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "heads", "top:0", "top", "q_proj,", "lm_head:0", "q_proj:1-", "attention:3", "head ffn"]
+    "text",
+    [
+        "",
+        "heads",
+        "top:0",
+        "top",
+        "q_proj,",
+        "lm_head:0",
+        "q_proj:1-",
+        "attention:3",
+        "head ffn",
+        "embedding:0",
+    ],
 )
 def test_what_is_no_target(text):
     for refuse in (lambda: parse(text, LLAMA), lambda: settings.parse("learn_targets", text, "a test")):
         with pytest.raises(UsageError, match="expected head, attention") as error:
             refuse()
         assert "\n" not in str(error.value)
+
+
+def test_places_are_in_the_models_order():
+    found = parse("v_proj,embedding,down_proj:0,q_proj:1", LLAMA).places
+    layers = [("v_proj", 0), ("down_proj", 0), ("q_proj", 1), ("v_proj", 1)]
+    assert found == (EMBEDDING, *layers)
 
 
 @pytest.mark.parametrize("text", ["q_proj:2", "v_proj:1-2", "v_proj:1-0"])

@@ -8,7 +8,7 @@ import pytest
 
 from ruvmlx import settings
 from ruvmlx.errors import UsageError
-from ruvmlx.lora.base_lora import MODULES
+from ruvmlx.lora.base_lora import EMBEDDING, MODULES, BaseLoRA
 from ruvmlx.lora.merge import HEAD
 from ruvmlx.sona import background, base_targets, promotion
 from ruvmlx.sona.background import Background
@@ -47,6 +47,7 @@ def trained_places(runtime) -> set:
         ("ffn", FFN),
         ("all", ATTENTION + FFN),
         ("q_proj:1,v_proj:0-1", [("q_proj", 1), ("v_proj", 0), ("v_proj", 1)]),
+        ("embedding,k_proj:1", [EMBEDDING, ("k_proj", 1)]),
     ],
 )
 def test_the_chosen_matrices_are_trained(rated_runtime, promote_always, targets, places):  # noqa: F811
@@ -54,6 +55,28 @@ def test_the_chosen_matrices_are_trained(rated_runtime, promote_always, targets,
     report, losses = consolidate(rated_runtime, replace(QUICK, targets=targets))
     assert report["promoted"] and report["matrices"] == len(places) and len(losses) == 4
     assert trained_places(rated_runtime) == {*places, HEAD} and rated_runtime.learner.micro.norm < 1e-6
+
+
+def test_the_embedding_changes_at_the_tokens_of_the_texts_alone(rated_runtime, promote_always):  # noqa: F811
+    """A token that was in no text of the training keeps its row, to the bit; the store has no row for it. A
+    stopped run goes on with the same numbers."""
+    runtime, seen, real = rated_runtime, set(), Trainer._run
+
+    def train_and_note(self, base, text, *rest):
+        seen.update(text.tokens[:-1])
+        return real(self, base, text, *rest)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Trainer, "_run", train_and_note)
+        report, _ = consolidate(runtime, replace(QUICK, targets="embedding"))
+    assert report["promoted"] and report["matrices"] == 1
+    base, height = runtime.learner.base, runtime.model.config.vocab_size
+    a, b = base.pairs[EMBEDDING]
+    changed = set(np.flatnonzero((a @ b).any(axis=1)).tolist())
+    assert changed == seen and len(seen) < height
+    assert len(BaseLoRA({EMBEDDING: (a, b)}).to_bytes()) < 4 * a.size + 4 * b.size
+    again = BaseLoRA.from_bytes(base.to_bytes())
+    np.testing.assert_array_equal(again.pairs[EMBEDDING][0], a)
 
 
 def test_the_default_is_what_was_trained_before_there_was_a_choice():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.backends.native.backend import NativeBackend
-from ruvmlx.lora.base_lora import BaseLoRA
+from ruvmlx.lora.base_lora import MODULES, BaseLoRA
 from ruvmlx.sampling import log_softmax
 from ruvmlx.sona import base_probe, instant
 from ruvmlx.sona.kl_probe import log_softmax_rows
@@ -23,7 +23,7 @@ def tiny_backend(tiny):
 
 def promote(runtime, seed=3, size=0.02) -> BaseLoRA:
     """Install a small random base below the micro in use."""
-    learner, base = runtime.learner, random_base(runtime.model.config, seed, size=size)
+    learner, base = runtime.learner, random_base(runtime.model.config, seed, MODULES[:8], size)
     learner.sync()
     kl = learner.active.probe_base(base).probe.kl(learner.micro)
     learner.active.install()

@@ -32,7 +32,9 @@ def talk(runtime, session, text, seed=5) -> tuple[list[int], int]:
     return response.token_ids, response.cached_tokens
 
 
-@pytest.mark.parametrize("targets,stale", [("attention", True), ("all", True), ("head", False)])
+@pytest.mark.parametrize(
+    "targets,stale", [("attention", True), ("all", True), ("embedding", True), ("head", False)]
+)
 def test_pages_of_the_old_version_are_not_used(open_tiny, targets, stale):
     """After a rating the next turn reads its prompt anew, if the layer LoRA has changed, and says what a run
     without any cache says."""

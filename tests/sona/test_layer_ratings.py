@@ -128,7 +128,7 @@ def test_what_is_read_is_1_in_answers_and_0_in_prose():
 # -- ratings -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("targets", ["attention", "ffn", "q_proj,v_proj:1", "top:3", "all"])
+@pytest.mark.parametrize("targets", ["attention", "ffn", "q_proj,v_proj:1", "top:3", "all", "embedding"])
 @pytest.mark.parametrize("rating,way", [("up", 1), ("down", -1)])
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_rating_moves_the_replys_logprob(open_tiny, targets, rating, way, rank):

@@ -1,6 +1,7 @@
 """This module installs a BaseLoRA in the MLX graph. The module wraps the graph's linear layers in
-ChangedLinear. In the CPU layers, one product (cpu_layers.Joined) computes several linear layers; the module
-then sets the attribute `change` of Joined to one LowRankChange for all linear layers of the product.
+ChangedLinear, and the embedding in ChangedEmbedding. In the CPU layers, one product (cpu_layers.Joined)
+computes several linear layers; the module then sets the attribute `change` of Joined to one LowRankChange for
+all linear layers of the product.
 
 The LoRA's matrices lora_a and lora_b have the dtype of the graph. The scale of the LoRA is multiplied into
 lora_b. If the LoRA has 4 bits per weight, MLX's arrays have them, too, and each call dequantises the matrices
@@ -12,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ...lora.base_lora import MODULES, BaseLoRA, Pair
+from ...lora.base_lora import EMBEDDING, MODULES, BaseLoRA, Pair
 from ...lora.quantised import BITS, GROUP, Packed
 from ...platform.mx import mx, nn
 from .cpu_layers import CPUMLP, CPUAttention
@@ -29,6 +30,10 @@ class LowRankChange:
     def __call__(self, x: mx.array) -> mx.array:
         return (x @ self.lora_a) @ self.lora_b
 
+    def rows(self, tokens: mx.array) -> mx.array:
+        """Return the change [..., out] of the embedding's rows of the tokens [...]."""
+        return self.lora_a[tokens] @ self.lora_b
+
 
 class PackedChange:
     """The change of a linear layer by factors with 4 bits per weight: lora_a [rank, in] and lora_b [rank,
@@ -42,6 +47,19 @@ class PackedChange:
     def __call__(self, x: mx.array) -> mx.array:
         a, b = map(self._dequantise, self._factors, self._widths)
         return (x @ a.T) @ b
+
+    def rows(self, tokens: mx.array) -> mx.array:
+        """Return the change [..., out] of the embedding's rows of the tokens [...]. Of lora_a [rank, V], only
+        the groups that have the tokens are dequantised."""
+        flat = tokens.reshape(-1)
+        weight, scales, biases = self._factors[0]
+        # codes: [rank, T, words of a group]   groups: [rank, T, GROUP]   a: [T, rank]
+        codes = weight.reshape(len(weight), scales.shape[1], -1)[:, flat // GROUP]
+        scale, bias = (w[:, flat // GROUP][..., None] for w in (scales, biases))
+        groups = mx.dequantize(codes, scale, bias, group_size=GROUP, bits=BITS)
+        a = mx.take_along_axis(groups, (flat % GROUP)[None, :, None], axis=2)[..., 0].T
+        change = a.astype(self._dtype) @ self._dequantise(self._factors[1], self._widths[1])
+        return change.reshape(*tokens.shape, -1)
 
     def _dequantise(self, parts: Sequence[mx.array], n: int) -> mx.array:
         """Return the matrix [rank, n] in the dtype of the graph, without the padding of its last group."""
@@ -64,9 +82,24 @@ class ChangedLinear(nn.Module):
         return self.linear(x) + self._change(x)
 
 
+class ChangedEmbedding(nn.Module):
+    """An embedding whose rows are the original rows plus a low-rank change. `as_linear`, which is the output
+    head of a model with tied embeddings, uses the original rows."""
+
+    def __init__(self, embedding: nn.Module, change: Change):
+        super().__init__()
+        self.embedding, self._change = embedding, change
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        return self.embedding(tokens) + self._change.rows(tokens)
+
+    def as_linear(self, hidden: mx.array) -> mx.array:
+        return self.embedding.as_linear(hidden)
+
+
 def install(graph: nn.Module, base: BaseLoRA | None, dtype: mx.Dtype) -> Change | None:
-    """Install the base LoRA `base` in the graph's layers, in place of the installed base LoRA; None removes
-    it. Return the LoRA's change of the output head, which the caller must add, or None."""
+    """Install the base LoRA `base` in the graph's layers and embedding, in place of the installed base LoRA;
+    None removes it. Return the LoRA's change of the output head, which the caller must add, or None."""
     scale = base.scale if base else 1.0
     pairs = {place: (a, _times(b, scale)) for place, (a, b) in base.parts.items()} if base else {}
     for i, layer in enumerate(graph.model.layers):
@@ -74,6 +107,7 @@ def install(graph: nn.Module, base: BaseLoRA | None, dtype: mx.Dtype) -> Change 
             for owner, name, modules in _places(block):
                 found = [pairs.get((module, i)) for module in modules]
                 _set(owner, name, found, dtype)
+    _set_embedding(graph.model, pairs.get(EMBEDDING), dtype)
     head = pairs.get(("lm_head", 0))
     return _change(head, dtype) if head else None
 
@@ -111,6 +145,12 @@ def _set(owner: nn.Module, name: str, pairs: Sequence[Any], dtype: mx.Dtype) -> 
         return
     linear, pair = held.linear if isinstance(held, ChangedLinear) else held, pairs[0]
     setattr(owner, name, linear if pair is None else ChangedLinear(linear, _change(pair, dtype)))
+
+
+def _set_embedding(model: nn.Module, pair: Any, dtype: mx.Dtype) -> None:
+    held = model.embed_tokens
+    plain = held.embedding if isinstance(held, ChangedEmbedding) else held
+    model.embed_tokens = plain if pair is None else ChangedEmbedding(plain, _change(pair, dtype))
 
 
 def _join_pairs(

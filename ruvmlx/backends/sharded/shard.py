@@ -93,19 +93,20 @@ class Part:
         return replace(model, shape=self.shape, load_weights=lambda: ShardWeights(model.load_weights(), self))
 
     def lora(self, base: BaseLoRA | None) -> BaseLoRA | None:
-        """Return this rank's part of a base LoRA. Rank 0 has the change of the output head."""
+        """Return this rank's part of a base LoRA. Rank 0 has the changes of the output head and of the
+        embedding."""
         if base is None:
             return None
         pairs = {
             place: self._pair(place[0], pair)
             for place, pair in base.pairs.items()
-            if place[0] != HEAD or self.rank == 0
+            if place[0] in (*ROWS, *COLUMNS) or self.rank == 0
         }
         return BaseLoRA(pairs, base.scale)
 
     def _pair(self, module: str, pair: Pair) -> Pair:
         lora_a, lora_b = pair
-        if module == HEAD:
+        if module not in (*ROWS, *COLUMNS):
             return pair
         start, stop = self.bounds.of(module)
         if module in COLUMNS:
