@@ -11,9 +11,9 @@ read with 32 and with 4 bits by the native backend, or by --backend mlx. The tab
     agrees  of the pairs of replies whose gains (log p - log p of the original) differ with 32 bits by more
             than 0.001 nats per token, the share that 4 bits put in the same order
 
-The replies are the untouched starter's (tests/data/starter_replies.json.gz). How often users prefer what
-they taught needs ratings, and hours: `RUVMLX_ADAPTER_BITS=4 ruvmlx prove --user brevity --learn style`,
-beside the same command with 32 bits.
+The replies are the untouched starter's (tests/data/starter_replies.json.gz). four_bits_wins.py measures how
+often users prefer replies of either form. How often they prefer what they taught needs ratings, and hours:
+`RUVMLX_ADAPTER_BITS=4 ruvmlx prove --user brevity --learn style`, beside the same command with 32 bits.
 """
 
 import argparse
