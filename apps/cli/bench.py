@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ruvmlx.backends.sharded.place import ranks
 from ruvmlx.errors import UsageError
 
 from .number_types import WholeNumber
@@ -73,6 +74,8 @@ def bench(
         raise UsageError(f"{suite} takes no files; `bench compare OLD.json NEW.json` does.")
     from ..bench import suites, terminal
 
+    if ranks() > 1:
+        suite = _suite_over_ranks(suite)
     settings = resolve(flags)
     plan = suites.BenchPlan(
         suites.NAMES if suite == "all" else (suite,),
@@ -100,6 +103,16 @@ def bench(
     for line in terminal.end_lines(found):
         show_whole(line)
     hint("OF LIMIT is the share of what this machine could reach at best; ± is the uncertainty of a value.")
+
+
+def _suite_over_ranks(suite: str) -> str:
+    """Return the suite that `ruvmlx launch` measures: the only one that opens the model once."""
+    if suite not in ("all", "model"):
+        raise UsageError(
+            f"bench {suite} opens several models at once; with launch, `bench model` measures the one that "
+            "is divided."
+        )
+    return "model"
 
 
 def _write(report: Path, found: dict[str, Any], suite: str, vs: str, quick: bool) -> None:

@@ -78,6 +78,22 @@ def test_a_model_that_cannot_be_divided(process, prompt_words):
     assert b"cannot be divided evenly over 3 machines" in done.stderr
 
 
+def test_bench_measures_the_divided_model(process, tiny_folder):
+    words = ["bench", "--quick", "--rounds", "3", "--context", "64", "--model", str(tiny_folder), "--json"]
+    done = process("launch", "-n", "2", "--", *words)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert {row["suite"] for row in rows} == {"model"}
+    assert next(row["value"] for row in rows if row["name"] == "decode at 64: ours") > 0
+
+
+def test_other_suites_of_bench_are_refused(run, monkeypatch):
+    """They would wait for ranks that another process has."""
+    monkeypatch.setenv("RUVMLX_RANKS", "2")
+    code, out, err = run("bench", "kv")
+    assert (code, out) == (2, "") and one_line(err) and "`bench model` measures" in err
+
+
 def test_a_rank_that_cannot_start_ends_the_command(process, prompt_words, tmp_path):
     """Its last line is shown."""
     (tmp_path / "sitecustomize.py").write_text(
