@@ -153,7 +153,7 @@ def chat(folder: Path) -> Target:
 def adapter(folder: Path) -> Target:
     config = load_model(str(make_safetensors_model(folder / "tiny", max_context=512))).config
     rng, pairs, seeds = np.random.default_rng(0), {}, []
-    for module in ("q_proj", "down_proj"):
+    for module in ("q_proj", "down_proj", "embed_tokens"):
         n_in, n_out = place_shape(config, module, 0)
         b = rng.standard_normal((2, n_out)).astype(np.float32)
         pairs[module, 0] = rng.standard_normal((n_in, 2)).astype(np.float32), b
