@@ -1,7 +1,7 @@
 """This module measures the KL probe under a base LoRA. The model reads the reference text (reference_text.py)
 again with the base LoRA, and its predictions are compared with the predictions of the frozen model (the model
-without any adapter). The reading takes seconds for a small model. `quick_kl` reads a few answers only, for a
-search that compares several base LoRAs."""
+without any adapter). The reading takes seconds for a small model. `kl_in_answers` reads the answers only, for
+a search that compares several base LoRAs."""
 
 from dataclasses import replace
 
@@ -12,9 +12,9 @@ from ..models.config.model import Tokenizer
 from ..pausing import Pause
 from . import reference_text
 from .coordinates import pack_columns
-from .kl_probe import ROWS, Drift, KLProbe, log_softmax_rows, spread_rows
-
-QUICK_TEXTS = 4  # the number of answers that `quick_kl` reads
+from .kl_probe import ROWS, KLProbe, log_softmax_rows
+from .prose_drift import Drift
+from .whole_text import WholeText
 
 # What a probe has computed that does not depend on the rank of lora_a
 _OF_ANY_RANK = (
@@ -61,41 +61,20 @@ class RankedProbe:
         return True
 
 
-def quick_kl(
-    frozen: KLProbe, backend: Backend, tokenizer: Tokenizer, max_context: int, pause: Pause | None = None
+def kl_in_answers(
+    whole: WholeText, backend: Backend, tokenizer: Tokenizer, max_context: int, pause: Pause | None = None
 ) -> float:
-    """Estimate KL(base || frozen) in answers, nats per token, from QUICK_TEXTS answers of the reference text.
-    The arguments are those of `probe_under`."""
-    known = range(len(reference_text.texts())) if frozen.read_texts is None else frozen.read_texts.tolist()
-    pairs = [reference_text.texts()[i] for i in known]
-    sizes = [
-        len(ids) - first
-        for ids, first in (reference_text.encode_pair(tokenizer, *pair, max_context) for pair in pairs)
-    ]
-    answers = [at for at, (question, _) in enumerate(pairs) if question]
-    chosen = spread_rows(np.array(answers), QUICK_TEXTS)
-    states = reference_text.read(backend, tokenizer, max_context, pause, [known[at] for at in chosen]).states
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    places = np.concatenate([np.arange(starts[at], starts[at + 1]) for at in chosen])
-    # The KL probe has only some of the states of each text.
-    _, in_probe, in_states = np.intersect1d(frozen.rows, places, return_indices=True)
-    before, base = frozen.contexts[in_probe], backend.lora
-    total = 0.0
-    try:
-        for i in range(0, len(in_probe), ROWS):
-            backend.set_lora(None)
-            old = log_softmax_rows(frozen.head(before[i : i + ROWS]))
-            backend.set_lora(base)
-            new = log_softmax_rows(frozen.head(np.ascontiguousarray(states[in_states[i : i + ROWS]])))
-            total += float(np.sum(np.exp(new) * (new - old)))
-    finally:
-        backend.set_lora(base)
-    return total / max(1, len(in_probe))
+    """Return KL(base || frozen) in answers, nats per token, of the base LoRA that the backend has now. The
+    model reads the answers only. The arguments are those of `probe_under`."""
+    pause = pause or (lambda: None)
+    text = reference_text.read(backend, tokenizer, max_context, pause, whole.answers)
+    return whole.kl(text.states, backend, pause)
 
 
 def probe_under(
-    frozen: KLProbe, backend: Backend, tokenizer: Tokenizer, max_context: int, pause: Pause | None = None
-) -> KLProbe:
+    frozen: KLProbe, whole: WholeText, backend: Backend, tokenizer: Tokenizer, max_context: int,
+    pause: Pause | None = None,
+) -> KLProbe:  # fmt: skip
     """Measure the KL probe under the base LoRA that the backend has now. The base LoRA stays in the backend.
 
     frozen: the frozen model's KL probe. Before the base LoRA is installed, the caller must call the function
@@ -106,21 +85,20 @@ def probe_under(
     answers = frozen.answered_contexts
     text = reference_text.read(backend, tokenizer, max_context, pause, frozen.read_texts)
     contexts = np.ascontiguousarray(text.states[frozen.rows])
-    prose = text.states[text.answers :], text.following[text.answers :]
-    drift = Drift(*prose, frozen.directions, frozen.tokens).run(backend.head, pause)
-    known = frozen.log_probabilities
-    new = replace(frozen, contexts=contexts, drift=drift, head=backend.head, frozen=known)
-    lost = _compare(frozen, new, backend, pause)
-    new.rise = sum(share * float(np.mean(lost[part])) for part, share in frozen.groups.in_prose)
+    n, known = text.answers, frozen.log_probabilities
+    drift = Drift(text.states[n:], text.following[n:], frozen.directions, frozen.tokens)
+    slope = drift.run(backend.head, pause)
+    new = replace(frozen, contexts=contexts, drift=slope, head=backend.head, frozen=known)
+    _compare(frozen, new, backend, pause)
+    new.rise, new.floor = whole.rise(drift.losses), whole.kl(text.states[:n], backend, pause)
     new.answered_contexts = answers
-    new.probabilities, new.floor  # noqa: B018 - computed now, while this base is installed
+    new.probabilities  # noqa: B018 - computed now, while this base is installed
     return new
 
 
-def _compare(frozen: KLProbe, new: KLProbe, backend: Backend, pause: Pause) -> np.ndarray:
-    """Set `packed_probs` and `packed_ratio` of the KL probe `new`. Return log(p_frozen / p_base) of the token
-    that follows each of the M contexts (positions in the reference text): [M]."""
-    base, probabilities, ratios, lost = backend.lora, [], [], []
+def _compare(frozen: KLProbe, new: KLProbe, backend: Backend, pause: Pause) -> None:
+    """Set `packed_probs` and `packed_ratio` of the KL probe `new`."""
+    base, probabilities, ratios = backend.lora, [], []
     try:
         for i in range(0, len(new.contexts), ROWS):
             backend.set_lora(None)
@@ -128,8 +106,6 @@ def _compare(frozen: KLProbe, new: KLProbe, backend: Backend, pause: Pause) -> n
             backend.set_lora(base)
             pause()
             rows = log_softmax_rows(frozen.head(new.contexts[i : i + ROWS]))
-            y = frozen.following[i : i + ROWS]
-            lost.append((before - rows)[np.arange(len(y)), y])
             probabilities.append(pack_columns(np.exp(rows), frozen.tokens))
             mean = pack_columns(np.exp(rows) * (rows - before), frozen.tokens)
             p = probabilities[-1]
@@ -140,4 +116,3 @@ def _compare(frozen: KLProbe, new: KLProbe, backend: Backend, pause: Pause) -> n
     pause()
     new.packed_probs = np.ascontiguousarray(np.concatenate(probabilities))
     new.packed_ratio = np.ascontiguousarray(np.concatenate(ratios))
-    return np.concatenate(lost)

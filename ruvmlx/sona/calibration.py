@@ -22,7 +22,8 @@ from ..models.config.model import Model, Tokenizer
 from ..pausing import Pause, ThreadedWork
 from ..progress import QUIET, Told, Watch
 from . import reference_text
-from .kl_probe import Drift, Head, KLProbe, softmax_rows, spread_rows
+from .kl_probe import Head, KLProbe, softmax_rows, spread_rows
+from .prose_drift import Drift
 from .reference_replies import ReferenceReplies
 from .reference_text import Reading
 

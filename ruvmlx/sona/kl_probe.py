@@ -18,7 +18,6 @@ import numpy as np
 from ..kernels.rating import KLContexts
 from ..lora import MicroLoRA
 from ..lora.micro_lora import ALPHA
-from ..pausing import Pause
 from . import reference_text
 from .coordinates import Coordinates, pack_columns
 
@@ -98,12 +97,15 @@ class KLProbe:
     following: [M], the token that follows each context in its text
     directions: [D, r], the calibrated lora_a
     tokens, eos, precision, features: the fields of Coordinates (coordinates.py)
-    drift: [r, A + 1], the gradient of the prose's mean negative log-likelihood by lora_b (`Drift`)
+    drift: [r, A + 1], the gradient of the prose's mean negative log-likelihood by lora_b (prose_drift.py)
     head: the function from hidden states [T, D] to logits [T, V]
     frozen: the frozen model's log-probabilities [m, V] in the `few` contexts; None without a base LoRA
     packed_ratio: [M, A + 1], log(p_base / p_frozen) of each movable token; the last column has the mean of
         this value over all other tokens, weighted by p_base
-    rise: the rise of the prose's mean negative log-likelihood under the base (nats)
+    rise: the rise of the prose's mean negative log-likelihood under the base (nats per token)
+    floor: KL(base || frozen) in answers (nats per token). This KL comes from the base LoRA alone, so no scale
+        of the MicroLoRA can lower it.
+        `rise` and `floor` are means over all tokens of the reference text (whole_text.py).
     read_texts: the indices of the reference texts that were read; None if all were read
     """
 
@@ -122,6 +124,7 @@ class KLProbe:
     frozen: np.ndarray | None = None
     packed_ratio: np.ndarray | None = None
     rise: float = 0.0
+    floor: float = 0.0
     read_texts: np.ndarray | None = None
     # The last lora_a that was equal to `directions`. From one rating to the next, lora_a is usually the same
     # array, so `reads` need not compare its numbers again.
@@ -187,17 +190,6 @@ class KLProbe:
         """The values log(p_base / p_frozen) [m, V] in the `few` contexts; None without a base LoRA."""
         return None if self.frozen is None else self.log_probabilities - self.frozen
 
-    @cached_property
-    def floor(self) -> float:
-        """The mean of KL(base || frozen) over the contexts in answers (nats per token). This KL comes from
-        the base LoRA alone, so no scale of the MicroLoRA can lower it."""
-        if self.packed_ratio is None:
-            return 0.0
-        n = self.answers
-        return float(
-            np.mean(np.sum(self.packed_probs[:n].astype(np.float64) * self.packed_ratio[:n], axis=1))
-        )
-
     def prepare(self) -> None:
         """Compute the values that ratings read from a cache, so that the first rating need not wait."""
         self._own, self.answered_contexts, self.coordinates.solver  # noqa: B018 - kept once computed
@@ -262,7 +254,7 @@ class KLProbe:
         """
         own = self.reads(adapter)
         text = self._own if own else self._read(np.ascontiguousarray(self.contexts @ adapter.lora_a))
-        return _by_share(text, block, adapter.scale, self.rise)
+        return self._by_share(text, block, adapter.scale)
 
     @cached_property
     def _own(self) -> KLContexts:
@@ -301,7 +293,19 @@ class KLProbe:
         u = np.ascontiguousarray(self.contexts[self.few] @ adapter.lora_a)
         following = self.following[self.few].astype(np.int32)
         text = KLContexts(self.probabilities, self.log_ratio, u, following, self.groups.of(self.few))
-        return _by_share(text, adapter.lora_b, adapter.scale, self.rise)
+        return self._by_share(text, adapter.lora_b, adapter.scale)
+
+    def _by_share(self, text: KLContexts, lora_b: np.ndarray, scale: float) -> Callable[[float], Distance]:
+        """Return a function f: f(share) is the distance of the adapter with share * lora_b. The contexts are
+        few, so the KL of the base LoRA alone is `floor`, and the contexts give the change of this KL."""
+        error = 0.0 if self.frozen is None else self.floor - text.distance(lora_b, 0.0)[0]
+
+        def distance(share: float) -> Distance:
+            kl, rise, slope = text.distance(lora_b, share * scale)
+            kl += error
+            return Distance(0.0 if kl < 0 else kl, rise + self.rise, scale * slope)
+
+        return distance
 
     @property
     def nbytes(self) -> int:
@@ -339,31 +343,6 @@ class KLProbe:
             return None
 
 
-class Drift:
-    """A computation of the gradient of a text's mean negative log-likelihood by lora_b: [r, A + 1].
-
-    The gradient is the mean of u (p - onehot(y))^T over T hidden states [T, D]. u is a state times `reading`
-    (lora_a [D, r]), p is the model's prediction, and y is the token that follows in the text. The last column
-    is the sum over all tokens that are not in `tokens`.
-    """
-
-    def __init__(self, states: np.ndarray, following: np.ndarray, reading: np.ndarray, tokens: np.ndarray):
-        self._states, self._following, self._reading, self._tokens = states, following, reading, tokens
-        self._total = np.zeros((reading.shape[1], tokens.size + 1), np.float32)
-        self._at = 0
-
-    def run(self, head: Head, pause: Pause) -> np.ndarray:
-        """Return the gradient. `pause` can raise an exception to stop; the next call continues the sum."""
-        while self._at < len(self._states):
-            part = slice(self._at, self._at + ROWS)
-            rows = softmax_rows(head(self._states[part]))
-            rows[np.arange(len(rows)), self._following[part]] -= 1
-            self._total += (self._states[part] @ self._reading).T @ pack_columns(rows, self._tokens)
-            self._at += ROWS
-            pause()
-        return self._total / max(1, len(self._states))
-
-
 def softmax_rows(z: np.ndarray) -> np.ndarray:
     """Return the softmax of each row of logits: [T, V] -> [T, V] float32."""
     p = (z - z.max(axis=1, keepdims=True)).astype(np.float32, copy=False)
@@ -376,17 +355,6 @@ def log_softmax_rows(z: np.ndarray) -> np.ndarray:
     """Return the log-softmax of each row of logits: [T, V] -> [T, V] float32."""
     z = z - z.max(axis=1, keepdims=True)
     return np.ascontiguousarray(z - np.log(np.exp(z).sum(axis=1, keepdims=True)), np.float32)
-
-
-def _by_share(text: KLContexts, lora_b: np.ndarray, scale: float, rise: float) -> Callable[[float], Distance]:
-    """Return a function f: f(share) is the distance of the adapter with share * lora_b. rise: the rise of
-    prose under the base LoRA alone."""
-
-    def distance(share: float) -> Distance:
-        kl, risen, slope = text.distance(lora_b, share * scale)
-        return Distance(kl, risen + rise, scale * slope)
-
-    return distance
 
 
 def spread_rows(states: np.ndarray, count: int) -> np.ndarray:

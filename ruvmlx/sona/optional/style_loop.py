@@ -20,7 +20,8 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -34,6 +35,7 @@ from ...store import HeadMoved
 from .. import faults, instant
 from ..adapter_history import ATTEMPTS, MINIMUM
 from ..faults import Faults
+from ..kl_probe import KLProbe
 from ..learner import Learner
 from ..sampled_replies import SampledReply
 from ..state import ProbedBase
@@ -55,6 +57,7 @@ DISAGREEMENT = 2.0
 # and clearly more predicted stars than replies without the style. "Clearly": the gain in stars minus DOUBT
 # standard deviations is above 0 (docs/studies.md).
 STEPS = (1.0, 0.7, 0.4)
+UNDERSHOOT = 1.5  # the found s is usually so many times the s that the basis's own KL (`StyleBasis.kl`) gives
 PARTS = TRIES + len(STEPS) + 1  # the maximum number of parts of a step, for the progress
 SAVE_EVERY = 60.0  # seconds from one save of the bank to the next
 NAME = "style"  # the name of this loop in reports
@@ -191,11 +194,11 @@ class StyleLoop:
         found = self._within_limits(basis, choice, progress, pause)
         if found is None:
             return self._refuse("no change along the style basis stays within the limits", facts)
-        plain, largest = self._plain(pause), found.scale
+        plain, largest = self._plain(pause), found
         for tried, share in enumerate(STEPS):
             progress(TRIES + 1 + tried, PARTS, math.nan)
             if share < 1:
-                found = self._at(basis, choice, share * largest, pause)
+                found = self._smaller(basis, choice, largest, share, pause)
             styled = self._candidate(found.scale, found.ground, pause)
             gain, doubt = learner.taste.model.predict_gain(styled.features, plain.features)
             reason = self._worse(styled, choice.likes_longer, pause)
@@ -207,6 +210,10 @@ class StyleLoop:
         facts |= {"gain": gain, "gain_deviation": doubt}
         if reason:
             return self._without_style(reason, facts, pause)
+        if share < 1:
+            found = self._at(basis, choice, found.scale, pause)
+            styled = replace(styled, ground=found.ground, update=self._update(found.ground.probe))
+        facts["ppl_change"] = math.expm1(found.rise)
         reason = f"a style from your {learner.taste.model.ratings} ratings"
         return self._promote(parent.version, styled, facts, reason)
 
@@ -231,9 +238,7 @@ class StyleLoop:
         scale: the scale s of the style; 0 without a style
         ground: the base LoRA with the KL probe under it
         """
-        learner = self._learner
-        taste = learner.taste_push.compute(learner.micro, ground.probe)
-        update = instant.rescale_to_caps(learner.micro, ground.probe, taste)
+        learner, update = self._learner, self._update(ground.probe)
         with learner.active.install_for(ground.lora):
             sample = partial(faults.sample, self._model, learner.backend, update.adapter, pause)
             replies = self._measure_once("replies", scale, sample)
@@ -244,6 +249,11 @@ class StyleLoop:
         ]
         return _Candidate(scale, ground, update, replies, features)
 
+    def _update(self, probe: KLProbe) -> instant.Update:
+        """Return the MicroLoRA, scaled to the caps under a base LoRA. probe: the KL probe under this base"""
+        micro = self._learner.micro
+        return instant.rescale_to_caps(micro, probe, self._learner.taste_push.compute(micro, probe))
+
     def _within_limits(
         self, basis: StyleBasis, choice: StyleChoice, progress: Progress, pause: Pause
     ) -> MeasuredBase | None:
@@ -252,10 +262,10 @@ class StyleLoop:
         wanted = self._wanted_kl(choice)
         search = ScaleSearch(
             lambda scale: self._at(basis, choice, scale, pause),
-            lambda scale: self._estimate_kl(basis, choice, scale, pause),
+            lambda scale: self._measure_kl(basis, choice, scale, pause),
             wanted,
         )
-        first = math.sqrt(wanted / max(basis.kl(choice.coefficients), 1e-12))
+        first = UNDERSHOOT * math.sqrt(wanted / max(basis.kl(choice.coefficients), 1e-12))
         return search.run(first, lambda measured: progress(1 + measured, PARTS, math.nan))
 
     def _wanted_kl(self, choice: StyleChoice) -> float:
@@ -265,9 +275,9 @@ class StyleLoop:
         ends = self._learner.taste_push.end_kl(self._learner.micro, active.frozen_probe)
         return max(whole / 4, whole - ends)
 
-    def _estimate_kl(self, basis: StyleBasis, choice: StyleChoice, scale: float, pause: Pause) -> float:
+    def _measure_kl(self, basis: StyleBasis, choice: StyleChoice, scale: float, pause: Pause) -> float:
         base = self._base_at(basis, choice, scale)
-        return self._measure_once("KL", scale, partial(self._learner.active.quick_kl, base, pause))
+        return self._measure_once("KL", scale, partial(self._learner.active.kl_of_base, base, pause))
 
     def _base_at(self, basis: StyleBasis, choice: StyleChoice, scale: float) -> BaseLoRA:
         return sum_of_bases(self._trained_base, basis.lora(choice.coefficients * scale))
@@ -276,6 +286,21 @@ class StyleLoop:
         base = self._base_at(basis, choice, scale)
         probe = partial(self._learner.active.probe_base, base, pause)
         return MeasuredBase(scale, self._measure_once("probe", scale, probe))
+
+    def _smaller(
+        self, basis: StyleBasis, choice: StyleChoice, largest: MeasuredBase, share: float, pause: Pause
+    ) -> MeasuredBase:
+        """Return the base LoRA at a share below 1 of a measured scale. If the base LoRA is a style alone, the
+        function measures nothing. It calculates the KL probe from the measured one: the KL is about
+        proportional to share^2, and the rise of prose to share."""
+        scale = share * largest.scale
+        if self._trained_base is not None:
+            return self._at(basis, choice, scale, pause)
+        probe = copy(largest.ground.probe)
+        probe.floor, probe.rise = share**2 * probe.floor, share * probe.rise
+        return MeasuredBase(
+            scale, ProbedBase(self._learner.active.convert(self._base_at(basis, choice, scale)), probe)
+        )
 
     @property
     def _has_style(self) -> bool:

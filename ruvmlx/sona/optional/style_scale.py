@@ -1,10 +1,9 @@
 """This module finds the scale s of a style (style_loop.py): about the largest s within the limits of KL and
 perplexity.
 
-A whole measurement of a base LoRA reads all of the reference text. An estimate of the KL reads a few answers,
-and takes about a tenth of the time, but the estimate can be two or three times too small or too large. So the
-search compares each whole measurement with the estimate at the same s, and corrects the later estimates by
-their ratio.
+A whole measurement of a base LoRA reads all of the reference text. The KL alone needs only the answers, which
+take a third of the time. So the search finds the s of the wanted KL with the answers, and the whole
+measurement then checks the perplexity of prose.
 """
 
 import math
@@ -17,12 +16,12 @@ from ..state import ProbedBase
 
 RISE = ROOM * RISE_CAP  # the maximum rise of the mean negative log-likelihood of prose, nats/token
 TRIES = 4  # the search measures at most this number of base LoRAs
-QUICK_TRIES = 5  # the maximum number of estimates between two measurements
+KL_TRIES = 5  # the maximum number of measurements of the KL alone
 AIM = 0.9  # the search aims at this share of the wanted KL
 MIN_SHRINK = 0.05  # after a measurement over a limit (or not finite), s keeps at least this share
 MAX_GROWTH = 4.0  # the maximum factor from one s to the next
 CLOSE_ENOUGH = 0.8  # the search ends if s is this share of the estimated largest s within the limits
-QUICK_CLOSE_ENOUGH = 0.9  # the same for the estimates
+KL_CLOSE_ENOUGH = 0.9  # the same for the measurements of the KL alone
 # The KL is about proportional to s ** 2 for a small s, and to a higher power for a large s.
 POWER, MIN_POWER, MAX_POWER = 2.0, 1.5, 4.0
 
@@ -61,19 +60,19 @@ class ScaleSearch:
     """A search for the scale s.
 
     measure: a function that measures the base LoRA at a scale s
-    estimate: a function that estimates the KL at a scale s, nats per token
+    measure_kl: a function that measures the KL at a scale s, nats per token
     wanted: the limit of the KL, nats per token
     """
 
     measure: Callable[[float], MeasuredBase]
-    estimate: Callable[[float], float]
+    measure_kl: Callable[[float], float]
     wanted: float
 
     def run(self, first: float, note: Callable[[int], None]) -> MeasuredBase | None:
         """Return the measured base LoRA with the largest measured s within the limits; None if each measured
         s exceeds a limit.
 
-        first: the first s to estimate. note: a function that gets the number of measurements that ended
+        first: the first s to measure. note: a function that gets the number of measurements that ended
         """
         found, least, refused = None, math.inf, 0
         scale = self._scale_at(AIM * self.wanted, first)
@@ -87,35 +86,24 @@ class ScaleSearch:
                     break
             else:
                 least, refused = scale, refused + 1
+            # The rise of prose is not always a parabola, so each refusal leads to a larger step.
+            wanted = AIM * (room if room >= 1 else room**refused) * scale
             low = 1.05 * found.scale if found else MIN_SHRINK * scale
             high = min(MAX_GROWTH * scale, 0.95 * least)
-            scale = min(max(self._next_scale(now, refused), low), high)
+            scale = min(max(wanted, low), high)
         return found
 
-    def _next_scale(self, now: MeasuredBase, refused: int) -> float:
-        """Return the s to try after the measurement `now`. refused: the number of measurements over a
-        limit"""
-        kl, rise = now.shares(self.wanted)
-        if 0 < kl <= rise:
-            estimated = self.estimate(now.scale)
-            if math.isfinite(estimated):
-                return self._scale_at(AIM * self.wanted * estimated / now.kl, now.scale)
-        room = now.room(self.wanted)
-        # The rise of prose is not always a parabola, so each refusal leads to a larger step.
-        return AIM * (room if room >= 1 else room**refused) * now.scale
-
     def _scale_at(self, kl: float, scale: float) -> float:
-        """Return an s at which the estimate of the KL is about `kl`, nats per token. scale: the first s to
-        estimate"""
+        """Return an s at which the KL is about `kl`, nats per token. scale: the first s to measure"""
         before: tuple[float, float] | None = None
-        for _ in range(QUICK_TRIES):
-            now = self.estimate(scale)
+        for _ in range(KL_TRIES):
+            now = self.measure_kl(scale)
             if not math.isfinite(now):
                 scale *= MIN_SHRINK
                 continue
             now = max(now, 1e-12)
             factor = (kl / now) ** (1 / _power(before, (scale, now)))
-            if QUICK_CLOSE_ENOUGH <= factor <= 1 / QUICK_CLOSE_ENOUGH:
+            if KL_CLOSE_ENOUGH <= factor <= 1 / KL_CLOSE_ENOUGH:
                 return scale * factor
             before = scale, now
             scale *= min(max(factor, MIN_SHRINK), MAX_GROWTH)
