@@ -40,6 +40,9 @@ class Drift:
 
 
 def losses(probabilities: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Return the negative log-likelihood (nats) of a token in each row of probabilities: [T, V], [T] -> [T]."""
+    """Return the negative log-likelihood (nats) of one token in each row of probabilities.
+
+    probabilities: [T, V]; tokens: [T], the ids; returns [T]
+    """
     said = probabilities[np.arange(len(tokens)), tokens]
     return -np.log(np.where(said < _TINY, _TINY, said))

@@ -6,8 +6,7 @@ import pytest
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.lora.base_lora import MODULES, BaseLoRA
 from ruvmlx.sampling import log_softmax
-from ruvmlx.sona import base_probe, instant
-from ruvmlx.sona.kl_probe import log_softmax_rows
+from ruvmlx.sona import instant
 from ruvmlx.sona.reference_text import read
 from ruvmlx.store import HeadMoved
 from tests.backends.test_lora import random_base
@@ -41,14 +40,29 @@ def learned_state(runtime) -> tuple[bytes, bytes]:
 
 
 def slow_kl(runtime, base, micro) -> float:
-    """KL(base + micro || frozen) in the neutral answers' contexts, float64, by reading the text twice."""
+    """KL(base + micro || frozen) in answers, float64: the KL of the base at every token, and what the
+    MicroLoRA adds to it in the probe's contexts."""
+    frozen = runtime.learner.active.frozen_probe
+    few = frozen.rows[: frozen.answers]
+    whole = slow_kl_at(runtime, base, None, slice(0, answer_tokens(runtime)))
+    if micro is None:
+        return whole
+    return whole + slow_kl_at(runtime, base, micro, few) - slow_kl_at(runtime, base, None, few)
+
+
+def answer_tokens(runtime) -> int:
+    """The number of tokens in the answers of the reference text."""
+    return read(runtime.backend, runtime.model.tokenizer, runtime.model.config.max_context).answers
+
+
+def slow_kl_at(runtime, base, micro, at) -> float:
+    """The mean of KL(base + micro || frozen) at tokens of the reference text, float64, by reading it twice.
+    at: the indices of the tokens"""
     backend, tokenizer, config = runtime.backend, runtime.model.tokenizer, runtime.model.config
     rows = []
     for lora, adapter in ((None, None), (base, micro)):
         backend.set_lora(lora)
-        states = read(backend, tokenizer, config.max_context).states
-        frozen = runtime.learner.active.frozen_probe
-        hidden = states[frozen.rows[: frozen.answers]]
+        hidden = np.ascontiguousarray(read(backend, tokenizer, config.max_context).states[at])
         logits = backend.head(hidden)
         if adapter is not None:
             adapter.add_to_logits(logits, hidden)
@@ -248,25 +262,19 @@ def test_the_router_uses_the_base_or_the_model_as_it_was(open_tiny, monkeypatch)
             assert result.logprob_after > result.logprob_before
 
 
-def test_a_few_answers_estimate_the_kl_of_a_base(open_tiny, monkeypatch):
-    """With all answers, the estimate is the mean over the probe's contexts in answers, over the whole
-    vocabulary. A base of size 0 has no KL."""
+def test_the_kl_of_a_base_is_the_mean_over_all_tokens_of_answers(open_tiny):
+    """A base of size 0 has no KL. The KL probe has the same KL, and its few contexts another one."""
     with open_tiny() as runtime:
         runtime.rate(reply(runtime), "up")
         active, config = runtime.learner.active, runtime.model.config
         base = random_base(config, size=0.1)
-        few = active.quick_kl(base)
-        assert runtime.backend.lora is not None
-        with monkeypatch.context() as patch:
-            patch.setattr(base_probe, "QUICK_TEXTS", 10_000)
-            whole = active.quick_kl(base)
-        frozen = active.frozen_probe
+        found = active.kl_of_base(base)
         probe = active.probe_base(base).probe
-        n, new = frozen.answers, log_softmax_rows(frozen.head(probe.contexts[: frozen.answers]))
-        runtime.backend.set_lora(None)
-        old = log_softmax_rows(frozen.head(frozen.contexts[:n]))
-        slow = float((np.exp(new) * (new - old)).sum(axis=1).mean())
-        assert whole == pytest.approx(slow, rel=1e-3) and slow == pytest.approx(probe.floor, rel=0.1)
-        assert 0.3 * slow < few < 3 * slow
-        assert active.quick_kl(random_base(config, size=0.0)) == pytest.approx(0, abs=1e-7)
+        assert found == pytest.approx(probe.floor, rel=1e-4)
+        still = runtime.learner.micro.shrunk(0.0)
+        for distance in (probe.distance(still), probe.distances_dense(still)(1.0)):
+            assert distance.kl == pytest.approx(found, rel=1e-4)
+        few = slow_kl_at(runtime, base, None, active.frozen_probe.rows[: active.frozen_probe.answers])
+        assert found == pytest.approx(slow_kl(runtime, base, None), rel=1e-3) != pytest.approx(few, rel=1e-3)
+        assert active.kl_of_base(random_base(config, size=0.0)) == pytest.approx(0, abs=1e-7)
         active.install()

@@ -50,7 +50,8 @@ def rated_runtime(open_tiny, tiny, basis, monkeypatch):
     monkeypatch.setattr(faults, "MAX_REPLY_TOKENS", 6)
     monkeypatch.setattr(faults, "MIN_VARIETY", 0.0)
     monkeypatch.setattr(faults, "questions", lambda: ("Why?", "How do bees fly?"))
-    # random directions please nobody
+    # a random model writes in random scripts, and random directions please nobody
+    monkeypatch.setattr(faults, "is_foreign", lambda *_: False)
     monkeypatch.setattr(TasteModel, "predict_gain", lambda *_: (1.0, 0.0))
     StyleFiles(tiny.fingerprint).put_basis(basis)
     with open_tiny(slow_loop="style") as runtime:
@@ -138,6 +139,26 @@ def test_more_faults_shrink_the_step_and_then_refuse_it(rated_runtime, monkeypat
         rated_runtime.status().last.report["reason"] == report["reason"]
         and not rated_runtime.learning.is_due()
     )
+
+
+@pytest.mark.parametrize("has_trained_base", [False, True])
+def test_a_smaller_step_is_measured_before_its_use(rated_runtime, monkeypatch, has_trained_base):
+    """The replies with a smaller step need no measurement, unless the base LoRA has another part below it."""
+    if has_trained_base:
+        promote_trained_base(rated_runtime)
+    tried = []
+    monkeypatch.setattr(
+        style_loop.StyleLoop,
+        "_worse",
+        lambda self, found, *more: tried.append(found) or "bad" * (len(tried) < 3),
+    )
+    counts = count_measurements(rated_runtime.learner, monkeypatch)
+    assert rated_runtime.learning.consolidate()["promoted"]
+    first, second, third = (one.ground.probe.floor for one in tried)
+    used = rated_runtime.learner.probe.floor
+    assert used == pytest.approx(third, rel=0.5) and first > second > third > 0
+    assert (third == pytest.approx(style_loop.STEPS[2] ** 2 * first, rel=1e-6)) == (not has_trained_base)
+    assert counts["probe"] == (4 if has_trained_base else 2)
 
 
 @pytest.mark.parametrize("pleases", [True, False])
@@ -243,7 +264,7 @@ def count_measurements(learner, monkeypatch) -> Counter:
         return measure_and_count
 
     monkeypatch.setattr(learner.active, "probe_base", with_counter("probe", learner.active.probe_base))
-    monkeypatch.setattr(learner.active, "quick_kl", with_counter("KL", learner.active.quick_kl))
+    monkeypatch.setattr(learner.active, "kl_of_base", with_counter("KL", learner.active.kl_of_base))
     monkeypatch.setattr(faults, "sample", with_counter("replies", faults.sample))
     return counts
 
@@ -262,7 +283,7 @@ def test_it_ends_while_ratings_keep_coming(rated_runtime, monkeypatch):
     assert rated_runtime.learning.is_due() and rated_runtime.learning.consolidate()["promoted"]
 
 
-def test_a_trained_base_stays_under_the_style(rated_runtime):
+def promote_trained_base(rated_runtime) -> BaseLoRA:
     rng, config = np.random.default_rng(5), rated_runtime.model.config
     shapes = {(MODULE, 0): (config.intermediate_size, config.hidden_size)}
     shapes |= {("q_proj", 1): (config.hidden_size, config.n_heads * config.head_dim)}
@@ -278,6 +299,11 @@ def test_a_trained_base_stays_under_the_style(rated_runtime):
     )
     history, state = rated_runtime.learner.history, rated_runtime.learner.history.adapter(12)
     history.promote(12, trained, state.state, 0.0, state.norm, {"promoted": True, "reason": "a test"})
+    return trained
+
+
+def test_a_trained_base_stays_under_the_style(rated_runtime):
+    trained = promote_trained_base(rated_runtime)
     report = rated_runtime.learning.consolidate()
     assert report["promoted"], report
     under = rated_runtime.learning.loops.style()._trained_base
