@@ -31,14 +31,13 @@ from ..models.config.model import Model
 from ..pausing import Pause, stop_when
 from ..progress import QUIET, Watch
 from ..store import Store
-from . import reference_text
 from .adapter_history import AdapterHistory
 from .base_probe import RankedProbe, kl_in_answers, probe_under
 from .calibration import Measured, Measurement
 from .kl_probe import KLProbe
 from .shipped import shipped_bytes
 from .state import LearnerState, ProbedBase
-from .whole_text import WholeText, read_once
+from .whole_text import WholeTextReader
 
 LOOK_EVERY = 0.02  # seconds between two calls of `pause` while the other side measures
 _BASES_IN_MEMORY = 3  # the maximum number of base LoRAs that stay in memory
@@ -88,7 +87,7 @@ class ActiveAdapter:
         # the part of the measurement that the backend's other side does while a reply is written
         self._ahead: Future[KLProbe] | None = None
         self._hurry = Event()  # ends `_ahead`, because a rating waits
-        self._whole: WholeText | None = None  # what a base LoRA is compared with
+        self._whole = WholeTextReader(store, model, backend)  # what a base LoRA is compared with
         self._frozen = RankedProbe(rank)
         self._frozen.keep(self._stored_probe())
         self._bases: OrderedDict[int, BaseLoRA] = OrderedDict()
@@ -199,8 +198,7 @@ class ActiveAdapter:
         probes = sum(probed.probe.nbytes for probed in self._probed.values())
         own = self.state.micro.nbytes + (self.layer_lora.nbytes if self.layer_lora else 0)
         frozen = self._frozen.probe.nbytes if self._frozen.probe is not None else 0
-        whole = self._whole.nbytes if self._whole is not None else 0
-        return own + frozen + whole + bases + probes + self._layers.nbytes
+        return own + frozen + self._whole.nbytes + bases + probes + self._layers.nbytes
 
     @property
     def differs(self) -> bool:
@@ -291,7 +289,7 @@ class ActiveAdapter:
         if not {"probabilities", "packed_probs"} <= vars(self.frozen_probe).keys():
             self.backend.set_lora(None)
             self.frozen_probe.look(pause or (lambda: None))  # `look` needs the original model's output head
-        whole, lora = self._whole_text(pause), self.convert(lora)
+        whole, lora = self._whole.read(self.frozen_probe, pause), self.convert(lora)
         self.backend.set_lora(lora)
         context, tokenizer = self._model.shape.max_context, self._model.tokenizer
         return ProbedBase(
@@ -301,18 +299,10 @@ class ActiveAdapter:
     def kl_of_base(self, lora: BaseLoRA, pause: Pause | None = None) -> float:
         """Return the KL of the base LoRA `lora` in answers, nats per token. Call this function as
         `probe_base` is called. The model reads no prose, so this function takes a third of the time."""
-        whole = self._whole_text(pause)
+        whole = self._whole.read(self.frozen_probe, pause)
         self.backend.set_lora(self.convert(lora))
         context = self._model.shape.max_context
         return kl_in_answers(whole, self.backend, self._model.tokenizer, context, pause)
-
-    def _whole_text(self, pause: Pause | None) -> WholeText:
-        known = self.frozen_probe.read_texts
-        texts = np.arange(len(reference_text.texts()), dtype=np.int32) if known is None else known
-        if self._whole is None or not np.array_equal(self._whole.texts, texts):
-            pause = pause or (lambda: None)
-            self._whole = read_once(self._store, self._model, self.backend, texts, pause)
-        return self._whole
 
     @property
     def probed_base(self) -> ProbedBase:

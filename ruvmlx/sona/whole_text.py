@@ -16,7 +16,7 @@ from ..models.config.model import Model
 from ..pausing import Pause
 from ..store import Store
 from . import reference_text
-from .kl_probe import ROWS, Head, log_softmax_rows, softmax_rows
+from .kl_probe import ROWS, Head, KLProbe, log_softmax_rows, softmax_rows
 from .prose_drift import losses
 from .reference_text import ReadTexts
 
@@ -97,18 +97,35 @@ class WholeText:
             return None
 
 
-def read_once(store: Store, model: Model, backend: Backend, texts: np.ndarray, pause: Pause) -> WholeText:
-    """Return the frozen model's predictions, from the store if it has them. Else the model reads the texts,
-    and the store keeps the predictions. The backend has the same base LoRA before and after the call.
+class WholeTextReader:
+    """The reader of one model's WholeText. The model reads the texts once, and the store keeps the result."""
 
-    texts: [E], the indices of the texts that the model's KL probe has read. `pause` can raise an exception to
-    stop.
-    """
-    stored = store.checkpoints.measurement(model.fingerprint, _NAME)
-    known = WholeText.from_bytes(stored, texts) if stored else None
-    if known is None:
+    def __init__(self, store: Store, model: Model, backend: Backend):
+        self._store, self._model, self._backend = store, model, backend
+        self._known: WholeText | None = None
+
+    def read(self, frozen: KLProbe, pause: Pause | None = None) -> WholeText:
+        """Return the frozen model's predictions in the texts that its KL probe `frozen` has read. The backend
+        has the same base LoRA before and after the call. `pause` can raise an exception to stop."""
+        texts = frozen.read_texts
+        if texts is None:
+            texts = np.arange(len(reference_text.texts()), dtype=np.int32)
+        if self._known is None or not np.array_equal(self._known.texts, texts):
+            self._known = self._stored(texts) or self._read(texts, pause or (lambda: None))
+        return self._known
+
+    @property
+    def nbytes(self) -> int:
+        return self._known.nbytes if self._known is not None else 0
+
+    def _stored(self, texts: np.ndarray) -> WholeText | None:
+        stored = self._store.checkpoints.measurement(self._model.fingerprint, _NAME)
+        return WholeText.from_bytes(stored, texts) if stored else None
+
+    def _read(self, texts: np.ndarray, pause: Pause) -> WholeText:
+        model, backend = self._model, self._backend
         with original_model(backend):
             text = reference_text.read(backend, model.tokenizer, model.shape.max_context, pause, texts)
-            known = WholeText.of(texts, text, backend.head, pause)
-        store.checkpoints.put_measurement(model.fingerprint, _NAME, known.to_bytes())
-    return known
+            found = WholeText.of(texts, text, backend.head, pause)
+        self._store.checkpoints.put_measurement(model.fingerprint, _NAME, found.to_bytes())
+        return found

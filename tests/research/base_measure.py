@@ -18,11 +18,11 @@ from ruvmlx.backends.select import open_backend
 from ruvmlx.lora.micro_lora import RANK
 from ruvmlx.models.find.starter import starter_path
 from ruvmlx.models.load import load_model
-from ruvmlx.sona import calibration, reference_text
+from ruvmlx.sona import calibration
 from ruvmlx.sona.base_probe import probe_under
 from ruvmlx.sona.kl_probe import KLProbe
 from ruvmlx.sona.optional.style_file import StyleFiles
-from ruvmlx.sona.whole_text import read_once
+from ruvmlx.sona.whole_text import WholeTextReader
 from ruvmlx.store import Store
 
 
@@ -49,8 +49,7 @@ def main() -> None:
     frozen.look()
     rng, rows = np.random.default_rng(3), []
     with TemporaryDirectory() as folder, closing(Store(Path(folder, "ruvmlx.db"))) as store:
-        texts = np.arange(len(reference_text.texts()), dtype=np.int32)
-        whole = read_once(store, model, backend, texts, lambda: None)
+        whole = WholeTextReader(store, model, backend).read(frozen)
         for number in range(given.styles):
             coefficients = rng.normal(size=len(basis.response)) * (rng.random(len(basis.response)) < 0.1)
             kl = rng.choice([0.01, 0.02, 0.03])

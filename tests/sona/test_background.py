@@ -19,7 +19,7 @@ from ruvmlx.training.adamw import Training, norm
 from ruvmlx.training.slices import TrainingText
 
 from .feedback import reply, weights
-from .test_bases import learned_state
+from .test_bases import answer_tokens, learned_state, slow_kl_at
 from .training_runs import (  # noqa: F401 - fixtures
     QUICK,
     answer,
@@ -98,7 +98,8 @@ def test_the_fold_alone_changes_nothing(rated_runtime):
     base, micro = background.fold_micro(
         loop._fresh(buffer_of(rated_runtime)).base, learner.micro, background.HEAD_RANK
     )
-    want = learner.probe.kl(learner.micro)
+    every = slice(0, answer_tokens(rated_runtime))
+    want = slow_kl_at(rated_runtime, None, learner.micro, every)
     assert learner.active.probe_base(base).probe.kl(micro) == pytest.approx(want, abs=1e-5)
     learner.active.install()
 

@@ -1,5 +1,7 @@
 """A base LoRA against the frozen model at every token of the reference text: slow twins, what is stored."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.sampling import log_softmax
 from ruvmlx.sona import whole_text
 from ruvmlx.sona.reference_text import read
-from ruvmlx.sona.whole_text import WholeText
+from ruvmlx.sona.whole_text import WholeText, WholeTextReader
 from tests.backends.test_lora import random_base
 
 from .feedback import reply
@@ -44,7 +46,9 @@ def test_the_rise_of_prose_is_the_mean_over_all_its_tokens(learner):
     probe = active.probe_base(random_base(active._model.config, size=0.1)).probe
     after = slow_losses(active)
     assert probe.rise == pytest.approx((after - before).mean(), rel=1e-3)
-    assert active._whole.losses == pytest.approx(before, abs=1e-4) and len(before) > len(probe.contexts)
+    assert active._whole.read(active.frozen_probe).losses == pytest.approx(before, abs=1e-4) and len(
+        before
+    ) > len(probe.contexts)
 
 
 def test_the_frozen_model_reads_the_texts_once(learner, monkeypatch):
@@ -59,25 +63,23 @@ def test_the_frozen_model_reads_the_texts_once(learner, monkeypatch):
 
     monkeypatch.setattr(whole_text.reference_text, "read", read_and_count)
     store, model, backend = active._store, active._model, active.backend
-    texts = active._whole_text(None).texts
+    whole = active._whole.read(active.frozen_probe)
     backend.set_lora(random_base(model.config))
     base = backend.lora
 
-    def again(texts=texts):
+    def again(texts=None):
         reads.clear()
-        found = whole_text.read_once(store, model, backend, texts, lambda: None)
+        found = WholeTextReader(store, model, backend).read(replace(active.frozen_probe, read_texts=texts))
         assert backend.lora is base
         return found, len(reads)
 
-    first, _ = again()
-    assert first.states == pytest.approx(active._whole.states, abs=1e-2) and again()[1] == 0
-    few = texts[[0, -1]]
-    found, count = again(few)
-    assert count == 1 and len(found.states) < len(first.states) and found.answers.tolist() == [0]
-    put = store.checkpoints.put_measurement
-    damaged = WholeText(texts, first.states, np.full_like(first.losses, np.nan)).to_bytes()
-    for data in (b"", b"no archive", first.to_bytes()[:-40], damaged):
-        put(model.fingerprint, "reference/whole", data)
+    assert again()[0].states == pytest.approx(whole.states, abs=1e-2) and again()[1] == 0
+    assert active._whole.read(active.frozen_probe) is whole and not reads
+    few, count = again(whole.texts[[0, -1]])
+    assert count == 1 and len(few.states) < len(whole.states) and few.answers.tolist() == [0]
+    damaged = WholeText(whole.texts, whole.states, np.full_like(whole.losses, np.nan)).to_bytes()
+    for data in (b"", b"no archive", whole.to_bytes()[:-40], damaged):
+        store.checkpoints.put_measurement(model.fingerprint, "reference/whole", data)
         assert again()[1] == 1
     assert again()[1] == 0
 
