@@ -111,14 +111,14 @@ class WholeTextReader:
         if texts is None:
             texts = np.arange(len(reference_text.texts()), dtype=np.int32)
         if self._known is None or not np.array_equal(self._known.texts, texts):
-            self._known = self._stored(texts) or self._read(texts, pause or (lambda: None))
+            self._known = self._load(texts) or self._read(texts, pause or (lambda: None))
         return self._known
 
     @property
     def nbytes(self) -> int:
         return self._known.nbytes if self._known is not None else 0
 
-    def _stored(self, texts: np.ndarray) -> WholeText | None:
+    def _load(self, texts: np.ndarray) -> WholeText | None:
         stored = self._store.checkpoints.measurement(self._model.fingerprint, _NAME)
         return WholeText.from_bytes(stored, texts) if stored else None
 
