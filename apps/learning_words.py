@@ -252,6 +252,8 @@ def _training(facts: dict[str, Any]) -> str:
             f"{given}. Then the chat starts it in your pauses, or `ruvmlx learn consolidate` starts it at "
             "once."
         )
+    elif waiting and facts.get("promoted") is False:
+        said.append("The background learning tries again after some more ratings.")
     elif waiting:
         what = f"{waiting} {_kinds(facts, 'and', 's')}" if facts.get("preferences") else _ratings(waiting)
         said.append(
