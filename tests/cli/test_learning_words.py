@@ -61,14 +61,6 @@ def test_what_was_learned_has_its_distance_and_the_way_back():
     )
 
 
-def test_after_a_refusal_no_command_is_named_that_would_be_refused_again():
-    facts = LEARNED | {"ratings": 10, "updates": 10, "promoted": False, "reason": "replies had more faults"}
-    assert status_lines(facts)[2] == (
-        "The newest result of the background learning is not in use: replies had more faults. The background "
-        "learning tries again after some more ratings."
-    )
-
-
 def test_the_taste_is_a_sentence_once_ratings_support_one():
     taste = {"sentence": "shorter replies, more 'you'", "turned": 0}
     assert status_lines(LEARNED | {"taste": taste})[1] == "You seem to like: shorter replies, more 'you'."
@@ -121,6 +113,7 @@ def test_a_small_distance_is_not_written_as_none():
 
 
 def test_a_refused_training_says_why():
+    """No command is named that would be refused again."""
     facts = LEARNED | {
         "ratings": 12,
         "consolidations": 1,
@@ -130,7 +123,7 @@ def test_a_refused_training_says_why():
     assert status_lines(facts | {"pending": 1})[2] == (
         "The background learning changed the model once. "
         "The newest result of the background learning is not in use: held-out ratings prefer it not. "
-        "1 rating waits for the background learning: `ruvmlx learn consolidate` starts it now."
+        "The background learning tries again after some more ratings."
     )
 
 
