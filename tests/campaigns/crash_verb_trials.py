@@ -244,8 +244,9 @@ class Trials:
             self._bench.reset(self._verb.base)
             ended = self._run(place.mode, below=place.below)
             complaints = self._complaints(ended)
-            if ended.code not in (0, self._clean.code) and place.word not in ended.err.casefold():
-                complaints.append(f"the error says nothing of {place.word!r}: {ended.err.strip()[-300:]}")
+            said = error_text(self._verb, ended)
+            if ended.code not in (0, self._clean.code) and place.word not in said.casefold():
+                complaints.append(f"the error says nothing of {place.word!r}: {said.strip()[-300:]}")
             for wrong in complaints:
                 self._finding(place.name, wrong)
             state = self._judge(place.name, self._look(), is_failed=True)
@@ -326,6 +327,11 @@ class Trials:
 
     def _finding(self, where: str, what: str) -> None:
         self._row.findings.append(f"{self._verb.name}: {where}: {what}")
+
+
+def error_text(verb: Verb, ended: TrialResult) -> str:
+    """Return what the verb wrote where the user looks for what is wrong."""
+    return ended.out + ended.err if verb.has_report else ended.err
 
 
 def _stop_name(at: int) -> str:

@@ -39,6 +39,7 @@ class Verb:
     has_threads: threads decide the order of its calls, so that a later kill may find an earlier state
     caches: how the names of files begin that the program makes again; a verb may end well without them
     late: exit codes that are right, besides the usual one, with a clock that has jumped
+    has_report: what is wrong stands in the verb's report on standard output
     """
 
     name: str
@@ -53,6 +54,7 @@ class Verb:
     has_promises: bool = False
     has_threads: bool = False
     caches: tuple[str, ...] = ()
+    has_report: bool = False
     is_slow: bool = False
 
     def run(self, work: Path) -> int:
@@ -367,7 +369,7 @@ WRITES = [
     Verb("page store", call=page_store, states=("before", "a reply", "after"), then=read_page_store,
          has_threads=True),
     Verb("pull", call=pull, base="empty"),
-    verb("doctor", ("the same",), errors=(0, 1)),
+    verb("doctor", ("the same",), errors=(0, 1), has_report=True),
     verb("sessions pin last", base="old", name="a store of an older format"),
     verb("config set max_tokens 300", base="empty", name="config set, first of all"),
     verb("sessions import {out}/chats", base="first", name="sessions import, first of all",

@@ -22,7 +22,9 @@ from .crash_images import Disk, Op, Replay
 from .crash_pages import KEPT, read_pages, write_pages, write_replies
 from .crash_promises import BEGAN_DELETING, DELETED, RATED, STORED, broken_promises, tell
 from .crash_sample import sample_calls
-from .crash_verbs import READS, WRITES
+from .crash_trial import TrialResult
+from .crash_verb_trials import error_text
+from .crash_verbs import READS, WRITES, Verb
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux") or not shutil.which("gcc"), reason="the shim needs Linux and gcc"
@@ -61,9 +63,17 @@ def test_no_crash_leaves_a_short_verb_between_two_states(full):
 
 def test_a_disk_without_locks_and_a_read_only_one_are_named():
     """The error names the folder and the remedy. Before, the error said "locked by another process" or
-    "disk I/O error"."""
-    done = campaign("a store of an older format", "--kills", "0", "--faults", "0", "--images", "0")
+    "disk I/O error". `doctor` names them in its report."""
+    verbs = ("a store of an older format", "doctor")
+    done = campaign(*verbs, "--kills", "0", "--faults", "0", "--images", "0")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_report_counts_as_an_error_only_of_a_verb_that_writes_one():
+    ended = TrialResult(1, "FAIL database  Read-only file system", "ruvmlx: 1 check failed", 0)
+    assert "Read-only" in error_text(Verb("doctor", has_report=True), ended)
+    assert error_text(Verb("rate"), ended) == "ruvmlx: 1 check failed"
+    assert [verb.name for verb in WRITES if verb.has_report] == ["doctor"]
 
 
 def test_a_stop_leaves_what_a_kill_leaves():

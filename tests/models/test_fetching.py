@@ -195,6 +195,40 @@ def test_a_small_file_that_a_crash_of_the_machine_cut_off_is_fetched_again(serve
     assert dict(load_model(NAME).load_weights())
 
 
+GAP, LONG = slice(100_000, 200_000), 4_000_000
+
+
+@pytest.mark.parametrize("left", ["a gap", "a gap in all bytes", "too many bytes"])
+def test_a_partial_file_that_a_crash_of_the_machine_damaged_is_fetched_again(served, tmp_path, left):
+    """The disk can have a later write without an earlier one. `pull` fetched the rest and found a wrong hash.
+    It then asked the user to fetch the model again."""
+    served.pace = 0.02
+    with pytest.raises(Interrupted):
+        load_model(NAME, NotingWatch(leave_at=300_000))
+    wait_for_fetching()
+    (file,) = partial(tmp_path)
+    data = bytearray((file if left == "a gap" else served.folder / "model.safetensors").read_bytes())
+    held, size = len(data), (served.folder / "model.safetensors").stat().st_size
+    data[GAP] = bytes(100_000)
+    file.write_bytes(data.ljust(LONG, b"x") if left == "too many bytes" else data)
+    served.pace, served.ranges = 0.0, []
+    assert dict(load_model(NAME).load_weights())
+    assert served.ranges == ([held, 0] if held < size else [0]) and not partial(tmp_path)
+
+
+def test_a_damaged_partial_file_and_a_hub_that_sends_other_bytes(served, tmp_path):
+    """The whole file is fetched once more, and no third time."""
+    served.pace = 0.02
+    with pytest.raises(Interrupted):
+        load_model(NAME, NotingWatch(leave_at=300_000))
+    wait_for_fetching()
+    held = partial(tmp_path)[0].stat().st_size
+    served.pace, served.ranges, served.damaged = 0.0, [], True
+    with pytest.raises(CorruptFile, match="arrived damaged"):
+        load_model(NAME)
+    assert served.ranges == [held, 0] and partial(tmp_path)[0].stat().st_size == 0
+
+
 def test_all_files_of_a_fetched_model_are_on_the_disk(served, tmp_path, monkeypatch):
     """huggingface-hub syncs nothing: after a power failure, an empty config.json counted as fetched."""
     synced, fsync = set(), os.fsync

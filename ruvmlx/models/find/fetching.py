@@ -3,7 +3,8 @@
 The library huggingface-hub discards a partly downloaded file when a download is interrupted. To keep partly
 downloaded files, this module downloads the weights itself, into huggingface-hub's cache. Each attempt appends
 the missing bytes to the file blobs/<SHA-256>.incomplete. When the file is complete, the module checks the
-SHA-256 and renames the file to blobs/<SHA-256>. huggingface-hub downloads the small files (configuration,
+SHA-256 and renames the file to blobs/<SHA-256>. If the hash is wrong and the file has bytes of an earlier
+attempt, the module downloads the whole file again. huggingface-hub downloads the small files (configuration,
 tokenizer), and makes the links of the snapshot (the folder of one revision) to the blobs.
 """
 
@@ -197,17 +198,29 @@ def _fetch(listing: Listing, weight: Weight, count: Count) -> None:
     url = hub.hf_hub_url(listing.name, weight.file, revision=listing.revision)
     partial = listing.partial(weight)
     with _open_exclusive(partial) as file:
-        failures = 0
-        while file.tell() < weight.size:
-            before = file.tell()
-            try:
-                _append(url, file, count)
-            except Exception as error:
-                failures = failures + 1 if file.tell() == before else 0
-                if failures >= RETRIES or not _is_broken_connection(error):
-                    raise
-        _check(weight, file, count)
+        is_resumed = file.tell() > 0
+        try:
+            _complete(url, weight, file, count)
+        except CorruptFile:
+            if not is_resumed:
+                raise
+            # A crash of the machine can leave gaps in the bytes of an earlier attempt. The file is empty now.
+            _complete(url, weight, file, count)
     os.replace(partial, listing.blob(weight))
+
+
+def _complete(url: str, weight: Weight, file: BinaryIO, count: Count) -> None:
+    """Download the bytes that are missing at the file's end, and check the file."""
+    failures = 0
+    while file.tell() < weight.size:
+        before = file.tell()
+        try:
+            _append(url, file, count)
+        except Exception as error:
+            failures = failures + 1 if file.tell() == before else 0
+            if failures >= RETRIES or not _is_broken_connection(error):
+                raise
+    _check(weight, file, count)
 
 
 @contextlib.contextmanager
@@ -234,7 +247,7 @@ def _append(url: str, file: BinaryIO, count: Count) -> None:
     with get_session().stream("GET", url, **options) as response:
         hf_raise_for_status(response)
         if response.status_code != 206:  # not a part: the server sends the whole file
-            file.truncate(0)
+            _empty(file)
             count.add(-start)
         for chunk in response.iter_bytes():
             file.write(chunk)
@@ -252,15 +265,20 @@ def _check(weight: Weight, file: BinaryIO, count: Count) -> None:
     CorruptFile."""
     file.flush()
     os.fsync(file.fileno())
-    size, done = file.tell(), count.done
+    size = file.tell()
     digest = hashlib.sha256()
     file.seek(0)
     while chunk := file.read(READ):
         digest.update(chunk)
         count.add(0)
     if size != weight.size or digest.hexdigest() != weight.sha256:
-        file.truncate(0)
-        count.done = done - size
+        _empty(file)
+        count.add(-min(size, weight.size))
         raise CorruptFile(
             f"{weight.file} arrived damaged ({size:,} of {weight.size:,} bytes). Fetch it again."
         )
+
+
+def _empty(file: BinaryIO) -> None:
+    file.seek(0)
+    file.truncate()
