@@ -1,6 +1,6 @@
 """Drafted decoding beside plain decoding: speed, and how often guesses are right.
 
-python -m tests.research.drafts speed [--model M] [--threads N] [--questions N] [--rounds N]
+python -m tests.research.drafts speed [--model M] [--threads N] [--questions N] [--rounds N] [--impl avx2]
 python -m tests.research.drafts guesses [--model M]
 python -m tests.research.drafts calls [--model M] [--threads N] [--rounds N]
 
@@ -88,8 +88,8 @@ def decode_seconds(engine: LLMInferenceEngine, asked: GenerationRequest, is_proc
     return seconds, response
 
 
-def compare_speed(model: Model, threads: int, count: int, rounds: int) -> None:
-    backend = NativeBackend(model, threads=threads)
+def compare_speed(model: Model, threads: int, count: int, rounds: int, impl: str | None = None) -> None:
+    backend = NativeBackend(model, threads=threads, impl=impl)
     engines = [LLMInferenceEngine(model, backend, TIERED, speculate=how) for how in ("off", "auto")]
     ratios, times = defaultdict(list), defaultdict(lambda: [0.0, 0.0])
     for prompt in prompts(count):
@@ -177,10 +177,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--questions", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--impl", help="instructions of the C library; by default the fastest")
     flags = parser.parse_args(arguments)
     model = load_model(flags.model)
     if flags.what == "speed":
-        compare_speed(model, flags.threads, flags.questions, flags.rounds)
+        compare_speed(model, flags.threads, flags.questions, flags.rounds, flags.impl)
     elif flags.what == "calls":
         print_calls(model, flags.threads, flags.rounds)
     else:
