@@ -72,8 +72,9 @@ def repeated_state(short: bytes, times: int) -> tuple[bytearray, int]:
     """Return llama.cpp's state of a sequence whose tokens repeat those of a short one, and the bytes of its
     keys and values.
 
-    state = magic number, sequence, streams (1), cells, cells x (position, sequences (1), sequence), values are transposed (0), layers,
-    layers x keys, layers x values; keys and values = type, bytes of a row (uint64), rows
+    state = magic number, sequence, streams (1), cells, cells x (position, sequences (1), sequence),
+        values are transposed (0), layers, layers x keys, layers x values
+    keys, values = type, bytes of a row (uint64), rows
     """
     streams, cells = struct.unpack_from("<II", short, 8)
     meta, at = [struct.unpack_from("<iIi", short, 16 + 12 * i) for i in range(cells)], 16 + 12 * cells
