@@ -339,5 +339,8 @@ def test_an_anchors_base_is_kept(promoted_runtime, monkeypatch):
         promoted_runtime.rate(answer(promoted_runtime, i), "up" if i % 2 else "down")
     assert promoted_runtime.learner.anchors.load()[0].base.to_bytes() == base
     promoted_runtime.store.adapters.delete(promoted_runtime.model.fingerprint, "default")
-    for table in ("anchors", "deep_runs", "pruned", "measurements"):
+    for table in ("anchors", "deep_runs", "pruned"):
         assert promoted_runtime.store.db.value(f"SELECT count(*) FROM {table}") == 0
+    # what was measured of the model alone stays
+    left = promoted_runtime.store.db.value("SELECT group_concat(name) FROM measurements")
+    assert left == "reference/whole"
