@@ -109,8 +109,8 @@ PARTS = (
     "replay._examples", "replay._texts", "background._start", "graph._by_blocks", "trainer._layer_input",
     "trainer._run", "trainer.states", "adamw.update", "checkpoints.put_training", "background._accumulate",
     "accumulator.apply_with_ewc", "promotion.frozen_logprobs", "promotion._nll", "promotion._loss",
-    "reference_text.read", "prose_drift.run", "whole_text.kl", "base_probe._compare", "promotion._probed_base",
-    "adapter_history.promote",
+    "reference_text.read", "prose_drift.run", "whole_text.kl", "base_probe._compare",
+    "promotion._probed_base", "adapter_history.promote",
 )  # fmt: skip
 
 
