@@ -27,8 +27,8 @@ from .verb import Verb
 
 VERBS_OVER_RANKS = ("chat", "generate", "serve", "bench")
 MOST_RANKS = 64
-# These control sequences put the terminal back as it was before the chat: they show the usual screen and the
-# cursor, and the terminal no longer reports the mouse and pasted text in the chat's form.
+# These control sequences restore the terminal after a chat. They show the usual screen and the cursor. The
+# terminal then stops its reports of the mouse and of pasted text.
 LEAVE_SCREEN = "\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[<u"
 HEAD = "head"  # the value of learn_targets with which ratings need no gradient of other layers
 END = 2.0  # seconds in which the other ranks must end by themselves after rank 0

@@ -183,8 +183,8 @@ class ReferenceBackend:
         return self._norm("model.norm", h)
 
     def _embed_tokens(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the embedding's rows [T, D] of the tokens [T], plus scale * lora_a[t] @ lora_b if the base
-        LoRA changes the embedding."""
+        """Return the embedding's rows [T, D] of the tokens [T]. If the base LoRA changes the embedding, the
+        row of a token t has scale * lora_a[t] @ lora_b added."""
         rows = self._weights["model.embed_tokens.weight"][tokens]
         if self.lora is None or EMBEDDING not in self.lora.pairs:
             return rows

@@ -1,5 +1,5 @@
-"""This module reads LoRA adapters in the folder formats of mlx-lm and Hugging Face PEFT, which interchange.py
-describes and writes.
+"""This module reads LoRA adapters in the folder formats of mlx-lm and Hugging Face PEFT. The module
+interchange.py describes these formats, and writes them.
 
 PEFT writes the model's own embedding or output head beside their LoRA factors (`base_layer.weight`). Training
 a LoRA does not change them, so this module leaves them out.

@@ -124,8 +124,8 @@ def test_4_bits_run_as_their_floats(model, name):
 
 @pytest.mark.parametrize("name", OPEN)
 def test_the_embedding_alone_at_every_rank(model, name):
-    """Ranks below, at and above the four rows that kernels take at a time. The head stays as it is, in a
-    model with one matrix for both, too."""
+    """The kernels take four rows at a time, so the ranks are below, at and above four. The output head does
+    not change. This holds also for a model whose embedding and head are one matrix."""
     backend, untouched = OPEN[name](model), ReferenceBackend(model)
     hidden = untouched.hidden_states(TOKENS[:9])
     rng, (height, width) = np.random.default_rng(11), place_shape(model.config, *EMBEDDING)

@@ -160,7 +160,7 @@ def test_shards_hold_the_model_once(tmp_path):
 
 
 def test_rank_0_has_the_changes_of_the_head_and_the_embedding(tmp_path):
-    """Whole: they are not divided, also if a rank has fewer neurons than the embedding has columns."""
+    """Rank 0 has the whole changes. A rank can have fewer neurons than the embedding has columns."""
     model = load_model(str(make_safetensors_model(tmp_path / "m", intermediate_size=96)))
     base = random_base(model)
     parts = [Part.of(model, rank, 2).lora(base) for rank in (0, 1)]

@@ -1,4 +1,4 @@
-"""Compares the forecast of `ruvmlx launch` with the rate that it then writes, on this machine (Linux).
+"""This script compares the forecast of `ruvmlx launch` with the measured rate, on this machine (Linux).
 
     python -m tests.research.forecasts [-n 2] [--model M] [--runs 3] [--tokens 48]
 

@@ -46,7 +46,7 @@ def styles(bench: Bench, directions: int, kl: float) -> list[BaseLoRA]:
     return [basis.lora(way * unit * np.sqrt(kl / basis.kl(unit))) for unit in units for way in (1, -1)]
 
 
-def written(bench: Bench, setup: DrawnSetup, base: BaseLoRA) -> dict[str, JudgedReply]:
+def write_replies(bench: Bench, setup: DrawnSetup, base: BaseLoRA) -> dict[str, JudgedReply]:
     """Return {unseen question: the model's reply with the base LoRA}."""
     with bench.runtime(Arm(learn="off")) as runtime, with_lora(bench.backend, base):
         requests = {q: of[0] for q, of in setup.unseen(runtime, 0, 1).items()}
@@ -54,7 +54,7 @@ def written(bench: Bench, setup: DrawnSetup, base: BaseLoRA) -> dict[str, Judged
         return {q: found[request.request_id] for q, request in requests.items()}
 
 
-def measured(bench: Bench, setup: DrawnSetup, users: int, made: list[BaseLoRA]) -> dict[str, np.ndarray]:
+def measure_stars(bench: Bench, setup: DrawnSetup, users: int, made: list[BaseLoRA]) -> dict[str, np.ndarray]:
     """Return the stars of the styles [styles, bits, users, questions] and of the untouched model [users,
     questions]."""
     frozen = FrozenReplies.sample(bench, setup, 0)
@@ -67,7 +67,7 @@ def measured(bench: Bench, setup: DrawnSetup, users: int, made: list[BaseLoRA]) 
 
     rows = []
     for i, base in enumerate(made):
-        both = [written(bench, setup, b) for b in (base, base.to_4_bits())]
+        both = [write_replies(bench, setup, b) for b in (base, base.to_4_bits())]
         same = np.mean([both[0][q].text == both[1][q].text for q in questions])
         print(f"style {i + 1} of {len(made)}: {same:.0%} of the replies are the same", flush=True)
         rows.append([stars(replies) for replies in both])
@@ -113,7 +113,7 @@ def main() -> None:
         heldout = prompts.own("heldout")[: given.questions]
         chat = ChatSetup(prompts.own("train"), heldout, (30,), MAX_TOKENS, TEMPERATURE)
         made = styles(bench, given.directions, given.kl)
-        np.savez(given.out, **measured(bench, DrawnSetup(chat, best_of=1), given.users, made))  # type: ignore[arg-type]
+        np.savez(given.out, **measure_stars(bench, DrawnSetup(chat, best_of=1), given.users, made))  # type: ignore[arg-type]
     with np.load(given.out) as file:
         print(table(dict(file)))
 

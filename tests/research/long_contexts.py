@@ -69,8 +69,8 @@ def measure_llama_cpp(model: str | None, threads: int, context: int, player: str
 
 
 def repeated_state(short: bytes, times: int) -> tuple[bytearray, int]:
-    """Return llama.cpp's state of a sequence whose tokens repeat those of a short one, and the bytes of its
-    keys and values.
+    """Return llama.cpp's state of a long sequence, and the bytes of its keys and values. The long sequence
+    repeats the tokens of a short sequence.
 
     state = magic number, sequence, streams (1), cells, cells x (position, sequences (1), sequence),
         values are transposed (0), layers, layers x keys, layers x values

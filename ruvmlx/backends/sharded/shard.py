@@ -93,7 +93,7 @@ class Part:
         return replace(model, shape=self.shape, load_weights=lambda: ShardWeights(model.load_weights(), self))
 
     def lora(self, base: BaseLoRA | None) -> BaseLoRA | None:
-        """Return this rank's part of a base LoRA. Rank 0 has the changes of the output head and of the
+        """Return this rank's part of a base LoRA. Only rank 0 has the changes of the output head and of the
         embedding."""
         if base is None:
             return None
@@ -220,8 +220,8 @@ def _bytes(stored: StoredMatrix, columns: tuple[int, int] | None) -> slice:
 
 
 def _cut_floats(stored: FloatMatrix, rows: slice, columns: tuple[int, int] | None) -> FloatMatrix:
-    """Cut a matrix of 8-bit or 4-bit floats. Its numbers form blocks, and a block has one scale. So the cuts
-    lie between blocks."""
+    """Return a part of a matrix of 8-bit or 4-bit floats. The matrix has blocks, and each block has one scale.
+    So a part ends where a block ends."""
     (height, width), (tall, wide) = stored.shape, stored.block
     start, stop, _ = rows.indices(height)
     left, right = columns or (0, width)
