@@ -220,8 +220,8 @@ def _bytes(stored: StoredMatrix, columns: tuple[int, int] | None) -> slice:
 
 
 def _cut_floats(stored: FloatMatrix, rows: slice, columns: tuple[int, int] | None) -> FloatMatrix:
-    """Return a part of a matrix of 8-bit or 4-bit floats. The matrix has blocks, and each block has one scale.
-    So a part ends where a block ends."""
+    """Return a part of a matrix of 8-bit or 4-bit floats. The matrix has blocks, and each block has one
+    scale. So a part ends where a block ends."""
     (height, width), (tall, wide) = stored.shape, stored.block
     start, stop, _ = rows.indices(height)
     left, right = columns or (0, width)
