@@ -36,7 +36,7 @@ typedef struct {
     uint32_t sliding_window; /* sliding_window: the number of newest tokens that a query sees; 0: all tokens */
     uint32_t max_tokens;     /* max_tokens: the maximum number of tokens in a chunk */
     uint32_t threads;        /* threads: the number of threads, including the caller's thread */
-    uint32_t precise;        /* precise: 0: activations for quantised matrices have 8 bits; 1: they have 16 bits */
+    uint32_t precise;        /* precise: 0: activations for quantised matrices have 8 bits; 1: they have 16 bits (but see rvm_decoder_forward) */
     uint32_t layer_norm;     /* layer_norm: not 0: input_norm, post_norm and norm are LayerNorms, with optional biases; 0: RMS norms */
     uint32_t rope_dims;      /* rope_dims: rope turns the first rope_dims numbers of each head; an even number; 0: no rope */
     float norm_eps;
@@ -81,6 +81,8 @@ RVM_API int rvm_decoder_use_threads(rvm_decoder *d, uint32_t n);
  * can be NULL if none of the n tokens sees a token of the page, because of the sliding window. A call that fails does
  * not change the first `offset` tokens. The call writes outputs for the last `outputs` tokens: hidden [outputs,
  * hidden_size], the input of the output head, and logits [outputs, vocab_size]. Each of the two pointers can be NULL.
+ * If more than 16 tokens have no outputs, the activations for super-blocks have 8 bits in the layers whose results are
+ * only keys and values.
  * cancel: the threads read this flag before each chunk of their work, or NULL. Soon after the flag becomes not 0, the
  * call returns RVM_CANCELLED. The call returns RVM_NOT_FINITE if a logit is NaN or infinite. */
 RVM_API int rvm_decoder_forward(rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens,

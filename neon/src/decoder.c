@@ -191,7 +191,7 @@ int rvm_decoder_head(rvm_decoder *d, const float *hidden, size_t n, int with_lor
     int rc = RVM_OK;
     for (size_t t = 0, step; t < n && rc == RVM_OK; t += step) {
         step = min_size(n - t, d->config.max_tokens);
-        call c = {.d = d, .n = step, .hidden = (float *)hidden + t * d->config.hidden_size,
+        call c = {.d = d, .n = step, .outputs = step, .hidden = (float *)hidden + t * d->config.hidden_size,
                   .logits = logits + t * d->config.vocab_size, .with_head_lora = with_lora};
         begin(d);
         rc = run(d, &c, head_job);

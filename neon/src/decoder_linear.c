@@ -57,6 +57,14 @@ static const float *rows_of(const stage *s, role r, const input *to, size_t begi
     }
 }
 
+/* Return the kind of the activations in this form. Keys and values of prompt tokens without outputs need less precision
+ * than logits do, so more than TOKEN_BLOCK such tokens have 8 bits for super-blocks (tests/research/prompt_bits.py).
+ * These layers have no rows of a batch, no drafted tokens and no tokens whose hidden states the caller wants. */
+static rvm_acts_kind acts_kind(const stage *s, form f) {
+    const int only_keys = s->n > TOKEN_BLOCK && s->n > s->c->outputs;
+    return only_keys && f == FORM_SUPER ? RVM_ACTS_SUPER_8 : s->c->d->acts[f];
+}
+
 /* Compute all forms of the role's input for the tokens [begin, end), and store them in `to`. */
 static void prepare(const stage *s, role r, const input *to, size_t begin, size_t end) {
     rvm_decoder *d = s->c->d;
@@ -73,7 +81,7 @@ static void prepare(const stage *s, role r, const input *to, size_t begin, size_
     }
     x -= begin * in; /* the kernel `acts` counts tokens from the first token of the stage, so x begins there */
     for (size_t f = 0; f < FORMS; f++)
-        if (wanted[f]) checked(s->c, d->matmul->acts(d->acts[f], x, in, s->n, in, begin, end, to->acts[f]));
+        if (wanted[f]) checked(s->c, d->matmul->acts(acts_kind(s, f), x, in, s->n, in, begin, end, to->acts[f]));
     if (r == ROLE_HEAD && to == &d->shared && s->c->hidden)
         memcpy(s->c->hidden + begin * in, x + begin * in, (end - begin) * in * sizeof *x);
 }
@@ -94,7 +102,8 @@ static void multiply(const stage *s, const linear *l, size_t i, const input *fro
                      float *y, size_t stride) {
     rvm_decoder *d = s->c->d;
     const size_t row = begin * RVM_TILE_ROWS, rows = min_size(end * RVM_TILE_ROWS, l->out) - row;
-    checked(s->c, d->matmul->matmul(l->matrix, d->acts[l->form], from->acts[l->form], s->n, begin, end, y, stride));
+    checked(s->c, d->matmul->matmul(l->matrix, acts_kind(s, l->form), from->acts[l->form], s->n, begin, end, y,
+                                    stride));
     if (l->bias)
         for (size_t t = 0; t < s->n; t++)
             for (size_t k = 0; k < rows; k++) y[t * stride + row + k] += l->bias[row + k];
@@ -195,7 +204,8 @@ static void prepare_head(const stage *s, size_t begin, size_t end) {
     if (rank)
         checked(s->c, d->kernels->lora_project(x + begin * in, l->lora.a, l->lora.bits, l->lora.scale, end - begin,
                                                in, rank, d->shared.u + begin * rank));
-    checked(s->c, d->matmul->acts(d->acts[l->form], x, in, s->n, in, begin, end, d->shared.acts[l->form]));
+    checked(s->c, d->matmul->acts(acts_kind(s, l->form), x, in, s->n, in, begin, end,
+                                  d->shared.acts[l->form]));
 }
 
 void head_phases(const stage *s) {

@@ -207,7 +207,7 @@ static void all_sizes(const rvm_matmul *m, rvm_kind kind, rvm_kind scale_kind, s
 }
 
 /* Check sizes for which the AMX kernel needs more than one slice of columns, more than one group of panels, and an odd
-   number of tiles. */
+   number of tiles; and sizes for which the kernel for pairs of tiles needs more than one part. */
 static void large(const rvm_matmul *m) {
     const rvm_kind kinds[] = {RVM_Q4, RVM_Q4, RVM_Q8, RVM_Q8, RVM_Q4_K, RVM_Q5_K, RVM_Q6_K};
     for (size_t i = 0; i < (getenv("RVM_FEW") ? 1 : 7); i++)
@@ -217,6 +217,10 @@ static void large(const rvm_matmul *m) {
                                 acts_of(planes, super), i % 2 == 0 && !super, 0};
             state = (uint32_t)++rounds;
             compare(m, &r);
+            if (!super) continue;
+            const round_of tall = {kinds[i], 557, 512, 256, 277, RVM_F16, acts_of(planes, 1), 0, 0};
+            state = (uint32_t)++rounds;
+            compare(m, &tall);
         }
 }
 
