@@ -94,8 +94,8 @@ def _first(known: int, fresh: int, turns: Turns) -> list[Row]:
 
 def _prefill(turns: Turns, ours: OnStage, limits: Limits) -> list[Row]:
     """Return the rows of prefill. The limit in ruvmlx's row is the speed at which the machine computes one
-    8-bit product for each weight and token."""
-    limit = {"ours": limits.products / ours.facts["parameters"]}
+    8-bit product for each token and each weight that a token of a prompt needs."""
+    limit = {"ours": limits.products / ours.facts["prompt_weights"]}
     rates = {name: [PROMPT / s for s in seconds] for name, seconds in turns.items()}
     name, reference = f"prefill {PROMPT}", [1 / s for s in turns["products"]]
     del rates["products"]

@@ -17,15 +17,29 @@ import numpy as np
 
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
 from ruvmlx.engine.perplexity import perplexity
+from ruvmlx.kernels.decoder import MODULES
 from ruvmlx.kv.chain import Chain, extend, root
 from ruvmlx.kv.disk import CacheFolder
 from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.lora import MicroLoRA
+from ruvmlx.lora.base_lora import place_shape
+from ruvmlx.models.config.model import Model, ModelConfig
 from ruvmlx.sona.trace import Trace
 
 from .clocked import Clocked, steps
 from .other_runtimes import LlamaCpp, MlxLm
 from .serving_player import ServingPlayer
+
+
+def _prompt_weights(model: Model) -> int:
+    """Return the number of weights by which the model multiplies a token of a prompt. The last token alone
+    goes through the output head, and through the last layer beyond its queries, keys and values."""
+    config, last = model.shape, model.shape.n_layers - 1
+    if not isinstance(config, ModelConfig):
+        return model.parameters
+    keys = {"q_proj", "k_proj", "v_proj"}
+    places = [(module, i) for i in range(last + 1) for module in MODULES if i < last or module in keys]
+    return sum(math.prod(place_shape(config, *place) or (0,)) for place in places)
 
 
 class Decoding(Protocol):
@@ -61,7 +75,7 @@ class Ruvmlx:
             "kernels": self._backend.kernels,
             "load_s": time.perf_counter() - started,
             "weights_bytes": self._model.bytes,
-            "parameters": self._model.parameters,
+            "prompt_weights": _prompt_weights(self._model),
             "max_context": self._model.shape.max_context,
         }
 

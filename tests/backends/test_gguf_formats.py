@@ -9,6 +9,7 @@ from ruvmlx.backends.mlx import graph
 from ruvmlx.backends.mlx.backend import MLXBackend, plan
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend, unpack_weights
+from ruvmlx.kernels.matmul import implementations
 from ruvmlx.models.config.layout import matrices
 from ruvmlx.models.files.gguf_types import ROWS
 from ruvmlx.models.load import load_gguf
@@ -20,7 +21,7 @@ from tests.oracles import llama_cpp
 from tests.oracles.divergence import mean_kl
 
 from .test_agreement import TOKENS, worst
-from .test_native import TOLERANCE
+from .test_native import COARSE_TOLERANCE, TOLERANCE
 
 PACKED = [row.name for row in ROWS if row.block > 1]
 SHAPE = {"hidden_size": 256, "n_heads": 4, "n_kv_heads": 2, "head_dim": 64, "intermediate_size": 512}
@@ -57,6 +58,43 @@ def test_native_agrees_with_the_oracle(quant, made):
     want = oracle(model)
     backend = NativeBackend(model, threads=2, chunk=37)
     assert difference(backend, want) < TOLERANCE * (20 if quant in ROUNDED else 3)
+
+
+@pytest.mark.parametrize("quant", ["Q4_K", "Q5_K", "Q6_K"])
+def test_a_long_prompt_of_super_blocks_has_activations_of_8_bits(quant, made):
+    """The keys and values of a long prompt are a little coarser. A short prompt, and all tokens whose logits
+    or hidden states the caller gets, have 16 bits: equal bit for bit, in calls of any number of tokens."""
+    model = made(quant)
+    backend, want = NativeBackend(model, threads=2), oracle(model)[-1]
+
+    def prefill(n):
+        cache = backend.new_cache()
+        return backend.prefill(TOKENS[:n], cache).logits, cache
+
+    exact = backend.new_cache()
+    logits = backend.verify(TOKENS[:70], exact)
+    np.testing.assert_array_equal(prefill(16)[0], logits[15])
+    hidden = backend.hidden_states(TOKENS[:70])
+    np.testing.assert_array_equal(backend.head(hidden), logits)
+    got, cache = prefill(70)
+    error = np.abs(got - want).max() / np.abs(want).max()
+    assert 2 * np.abs(logits[-1] - want).max() / np.abs(want).max() < error < COARSE_TOLERANCE
+    after = [backend.verify(TOKENS[:20], x) for x in (exact, cache)]
+    assert 0 < np.abs(after[0] - after[1]).max() / np.abs(after[0]).max() < COARSE_TOLERANCE
+
+
+def test_a_long_prompt_of_groups_has_activations_of_16_bits(made):
+    backend = NativeBackend(made("Q4_1"), threads=2)
+    logits = backend.verify(TOKENS[:70], backend.new_cache())
+    np.testing.assert_array_equal(backend.prefill(TOKENS[:70], backend.new_cache()).logits, logits[-1])
+
+
+@pytest.mark.parametrize("impl", implementations())
+def test_a_long_prompt_is_the_same_with_all_instructions(impl, made):
+    model = made("Q4_K")
+    first, second = (NativeBackend(model, threads=2, impl=name) for name in ("scalar", impl))
+    a, b = (x.prefill(TOKENS[:70], x.new_cache()).logits for x in (first, second))
+    assert np.abs(a - b).max() < 1e-4 * np.abs(a).max()
 
 
 @packed

@@ -11,6 +11,7 @@ from ruvmlx.apps.bench.players import Ruvmlx
 from ruvmlx.apps.bench.stage import OnStage, take_turns
 
 from ruvmlx.errors import RuvmlxError
+from ruvmlx.models.load import load_model
 
 from ..cli.verbs import run  # noqa: F401 - a fixture
 
@@ -28,6 +29,15 @@ def tiny_bench(run, tiny_folder):  # noqa: F811
         return rows_of(out)
 
     return bench
+
+
+def test_the_limit_of_prefill_counts_the_weights_that_a_token_of_a_prompt_needs(tiny_folder):
+    """All linear layers, but of the last layer only those that give queries, keys and values."""
+    c = load_model(str(tiny_folder)).config
+    keys = c.hidden_size * (c.n_heads + 2 * c.n_kv_heads) * c.head_dim
+    rest = c.n_heads * c.head_dim * c.hidden_size + 3 * c.hidden_size * c.intermediate_size
+    facts = Ruvmlx(str(tiny_folder), "native", 1).facts
+    assert facts["prompt_weights"] == c.n_layers * keys + (c.n_layers - 1) * rest
 
 
 def test_the_model_suite_measures_ours_and_the_memory(tiny_bench):
