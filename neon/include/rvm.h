@@ -31,7 +31,7 @@ extern "C" {
 #define RVM_API
 #endif
 
-#define RVM_ABI_VERSION 20 /* RVM_ABI_VERSION grows if a signature or a struct field in rvm*.h changes */
+#define RVM_ABI_VERSION 21 /* RVM_ABI_VERSION grows if a signature or a struct field in rvm*.h changes */
 #define RVM_MAX_RANK 64
 
 enum { RVM_OK = 0, RVM_BAD_ARGUMENT = 1, RVM_NOT_FINITE = 2 };

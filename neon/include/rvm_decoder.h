@@ -4,8 +4,8 @@
 
 /* The decoder runs a model with Llama's architecture or a variant of it. One call of rvm_decoder_forward computes one
  * token, or a chunk of a prompt (several tokens that follow each other). Any thread can call the decoder, but
- * rvm_decoder_forward, _step, _head, _replies and _set_lora return RVM_BUSY during another such call of the same
- * decoder. Only rvm_decoder_create and rvm_decoder_set_lora allocate memory; the first call that computes also starts
+ * rvm_decoder_forward, _prefill, _step, _head, _replies and _set_lora return RVM_BUSY during another such call of the
+ * same decoder. Only rvm_decoder_create and rvm_decoder_set_lora allocate memory; the first call that computes also starts
  * the threads. The results do not depend on the number of threads.
  *
  * Example:
@@ -36,7 +36,7 @@ typedef struct {
     uint32_t sliding_window; /* sliding_window: the number of newest tokens that a query sees; 0: all tokens */
     uint32_t max_tokens;     /* max_tokens: the maximum number of tokens in a chunk */
     uint32_t threads;        /* threads: the number of threads, including the caller's thread */
-    uint32_t precise;        /* precise: 0: activations for quantised matrices have 8 bits; 1: they have 16 bits (but see rvm_decoder_forward) */
+    uint32_t precise;        /* precise: 0: activations for quantised matrices have 8 bits; 1: they have 16 bits (but see rvm_decoder_prefill) */
     uint32_t layer_norm;     /* layer_norm: not 0: input_norm, post_norm and norm are LayerNorms, with optional biases; 0: RMS norms */
     uint32_t rope_dims;      /* rope_dims: rope turns the first rope_dims numbers of each head; an even number; 0: no rope */
     float norm_eps;
@@ -87,6 +87,13 @@ RVM_API int rvm_decoder_use_threads(rvm_decoder *d, uint32_t n);
  * call returns RVM_CANCELLED. The call returns RVM_NOT_FINITE if a logit is NaN or infinite. */
 RVM_API int rvm_decoder_forward(rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens,
                                 size_t n, size_t outputs, float *hidden, float *logits, const int *cancel);
+
+/* Append n tokens of a prompt, as rvm_decoder_forward does. The call writes outputs for the last token: hidden
+ * [hidden_size] and logits [vocab_size]. Each of the two pointers can be NULL. For super-blocks, the activations of all
+ * layers have 8 bits up to the keys and values of the last layer, so the call takes half of the time. The results do not
+ * depend on how the caller divides a prompt into calls. */
+RVM_API int rvm_decoder_prefill(rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens, size_t n,
+                                float *hidden, float *logits, const int *cancel);
 
 /* Compute the first layers of a model for n tokens, and append the tokens to the sequence. The decoder was created
  * with only these layers. raw: [n, hidden_size]; the function writes the output of the last of these layers into raw,

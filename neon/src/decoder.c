@@ -81,7 +81,8 @@ static int layer_phases(stage *s) {
     heads_phase(s);
     tock(s, RVM_PART_QKV);
     if (!s->c->rows && (s->c->n > 1 || s->c->outputs == 0)) append_phase(s);
-    if (s->layer + 1 == s->c->d->config.n_layers) s->first = s->c->n - s->c->outputs, s->n = s->c->outputs;
+    if (s->layer + 1 == s->c->d->config.n_layers)
+        s->first = s->c->n - s->c->outputs, s->n = s->c->outputs, s->coarse = 0;
     if (s->n == 0) return 0;
     attend_phase(s);
     tock(s, RVM_PART_ATTEND);
@@ -96,7 +97,7 @@ static int layer_phases(stage *s) {
 
 static void forward(pool_worker *w, void *ctx) {
     call *c = ctx;
-    stage s = {c, w, 0, 0, c->n};
+    stage s = {c, w, 0, 0, c->n, c->prompt};
     embed_phase(&s);
     tock(&s, RVM_PART_EMBED);
     for (; s.layer < c->d->config.n_layers; s.layer++)
@@ -123,7 +124,7 @@ static int run(rvm_decoder *d, call *c, void (*job)(pool_worker *, void *)) {
 static int run_forward(rvm_decoder *d, call *c) {
     if (atomic_flag_test_and_set(&d->busy)) return RVM_BUSY;
     begin(d);
-    for (size_t t = 0; c->n <= TOKEN_BLOCK && t < c->n; t++) embed(&(stage){c, NULL, 0, 0, c->n}, t);
+    for (size_t t = 0; c->n <= TOKEN_BLOCK && t < c->n; t++) embed(&(stage){c, NULL, 0, 0, c->n, 0}, t);
     const int rc = run(d, c, forward);
     if (rc == RVM_OK && c->raw) memcpy(c->raw, d->x, c->n * d->config.hidden_size * sizeof *d->x);
     atomic_flag_clear(&d->busy);
@@ -163,6 +164,15 @@ int rvm_decoder_forward(rvm_decoder *d, const rvm_page *pages, size_t offset, co
     return run_forward(d, &c);
 }
 
+int rvm_decoder_prefill(rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens, size_t n,
+                        float *hidden, float *logits, const int *cancel) {
+    if (!tokens_fit(d, pages, offset, tokens, n)) return RVM_BAD_ARGUMENT;
+    call c = {.d = d, .pages = pages, .position = offset, .tokens = tokens, .window = d->config.sliding_window, .n = n,
+              .outputs = hidden || logits, .hidden = hidden, .logits = logits, .cancel = cancel, .prompt = 1,
+              .with_head_lora = 1};
+    return run_forward(d, &c);
+}
+
 /* A call with one row runs as rvm_decoder_forward with one token, because the phases for one sequence have fewer
    barriers (places where threads wait for each other). */
 int rvm_decoder_step(rvm_decoder *d, const rvm_row *rows, size_t n, float *hidden, float *logits,
@@ -181,7 +191,7 @@ int rvm_decoder_step(rvm_decoder *d, const rvm_row *rows, size_t n, float *hidde
 
 static void head_job(pool_worker *w, void *ctx) {
     call *c = ctx;
-    head_phases(&(stage){c, w, 0, 0, c->n});
+    head_phases(&(stage){c, w, 0, 0, c->n, 0});
 }
 
 /* Compute the output head of n tokens, at most max_tokens tokens at a time. */
@@ -191,7 +201,7 @@ int rvm_decoder_head(rvm_decoder *d, const float *hidden, size_t n, int with_lor
     int rc = RVM_OK;
     for (size_t t = 0, step; t < n && rc == RVM_OK; t += step) {
         step = min_size(n - t, d->config.max_tokens);
-        call c = {.d = d, .n = step, .outputs = step, .hidden = (float *)hidden + t * d->config.hidden_size,
+        call c = {.d = d, .n = step, .hidden = (float *)hidden + t * d->config.hidden_size,
                   .logits = logits + t * d->config.vocab_size, .with_head_lora = with_lora};
         begin(d);
         rc = run(d, &c, head_job);

@@ -107,16 +107,20 @@ typedef struct {
     float *hidden, *logits;
     float *raw; /* raw: [n, hidden_size], receives the output of the last layer before the final norm; or NULL */
     const int *cancel;
+    int prompt; /* prompt: 1 for a call of rvm_decoder_prefill */
     int with_head_lora;
 } call;
 
 _Static_assert(sizeof(call) <= POOL_CONTEXT, "threads copy it");
 
-/* The tokens of a phase: the tokens [first, first + n) of the chunk. */
+/* The tokens of a phase: the tokens [first, first + n) of the chunk. coarse: 1 if the results of the phase are needed
+ * only for keys and values of a prompt. Keys and values need less precision than logits, so the activations for
+ * super-blocks then have 8 bits (tests/research/prompt_bits.py). */
 typedef struct {
     call *c;
     pool_worker *w;
     size_t layer, first, n;
+    int coarse;
 } stage;
 
 static inline void fail(call *c, int status) {

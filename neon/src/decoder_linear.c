@@ -57,12 +57,9 @@ static const float *rows_of(const stage *s, role r, const input *to, size_t begi
     }
 }
 
-/* Return the kind of the activations in this form. Keys and values of prompt tokens without outputs need less precision
- * than logits do, so more than TOKEN_BLOCK such tokens have 8 bits for super-blocks (tests/research/prompt_bits.py).
- * These layers have no rows of a batch, no drafted tokens and no tokens whose hidden states the caller wants. */
+/* Return the kind of the activations in this form. */
 static rvm_acts_kind acts_kind(const stage *s, form f) {
-    const int only_keys = s->n > TOKEN_BLOCK && s->n > s->c->outputs;
-    return only_keys && f == FORM_SUPER ? RVM_ACTS_SUPER_8 : s->c->d->acts[f];
+    return f == FORM_SUPER && s->coarse ? RVM_ACTS_SUPER_8 : s->c->d->acts[f];
 }
 
 /* Compute all forms of the role's input for the tokens [begin, end), and store them in `to`. */

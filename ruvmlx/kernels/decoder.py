@@ -104,6 +104,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rvm_decoder_bytes": (_N, [_P]),
     "rvm_decoder_use_threads": (_I, [_P, _U]),
     "rvm_decoder_forward": (_I, [_P, _P, _N, _P, _N, _N, _P, _P, _P]),
+    "rvm_decoder_prefill": (_I, [_P, _P, _N, _P, _N, _P, _P, _P]),
     "rvm_decoder_layers": (_I, [_P, _P, _N, _P, _N, _P, _P]),
     "rvm_decoder_step": (_I, [_P, _P, _N, _P, _P, _P]),
     "rvm_decoder_page_bytes": (_N, [_P, _I]),
@@ -221,25 +222,29 @@ class Decoder:
         *,
         outputs: int = 1,
         head: bool = True,
+        prompt: bool = False,
         cancel: C.c_int | None = None,
     ) -> tuple[Array, Array | None]:
         """Append tokens after `offset` earlier tokens. The pages of the new tokens must exist and be hot
         (16-bit numbers). Returns the hidden states [outputs, D] of the last `outputs` tokens and, with
         `head`, their logits [outputs, V], else None.
 
+        prompt: the tokens are a part of a prompt, and `outputs` is 0 or 1. A model with K-quants reads a
+            prompt faster and a little less exactly (rvm_decoder_prefill).
         Raises Cancelled, or NotFinite when a logit is NaN or infinite. After an error, the keys and values of
         the older tokens have not changed.
         """
         n, shape = len(tokens), self.shape
         hidden: Array = np.empty((outputs, shape.hidden_size), np.float32)
         logits: Array | None = np.empty((outputs, shape.vocab_size), np.float32) if head and outputs else None
-        rc = _lib().rvm_decoder_forward(
+        run = _lib().rvm_decoder_prefill if prompt else _lib().rvm_decoder_forward
+        rc = run(
             self.handle,
             table.pointer(offset + n),
             offset,
             (C.c_int32 * n)(*tokens),
             n,
-            outputs,
+            *(() if prompt else (outputs,)),
             _inout(hidden) if outputs else None,
             None if logits is None else _inout(logits),
             None if cancel is None else C.addressof(cancel),

@@ -10,7 +10,7 @@ from typing import Any
 import ruvmlx
 from ruvmlx.errors import RuvmlxError
 
-ABI_VERSION = 20
+ABI_VERSION = 21
 OK, BAD_ARGUMENT, NOT_FINITE = 0, 1, 2
 MAX_RANK = 64
 

@@ -61,38 +61,43 @@ def test_native_agrees_with_the_oracle(quant, made):
 
 
 @pytest.mark.parametrize("quant", ["Q4_K", "Q5_K", "Q6_K"])
-def test_a_long_prompt_of_super_blocks_has_activations_of_8_bits(quant, made):
-    """The keys and values of a long prompt are a little coarser. A short prompt, and all tokens whose logits
-    or hidden states the caller gets, have 16 bits: equal bit for bit, in calls of any number of tokens."""
+def test_a_prompt_of_super_blocks_has_activations_of_8_bits(quant, made):
+    """So the keys and values of a prompt are a little coarser. `verify` and `hidden_states` have 16 bits."""
     model = made(quant)
     backend, want = NativeBackend(model, threads=2), oracle(model)[-1]
-
-    def prefill(n):
-        cache = backend.new_cache()
-        return backend.prefill(TOKENS[:n], cache).logits, cache
-
-    exact = backend.new_cache()
+    exact, coarse = backend.new_cache(), backend.new_cache()
     logits = backend.verify(TOKENS[:70], exact)
-    np.testing.assert_array_equal(prefill(16)[0], logits[15])
-    hidden = backend.hidden_states(TOKENS[:70])
-    np.testing.assert_array_equal(backend.head(hidden), logits)
-    got, cache = prefill(70)
-    error = np.abs(got - want).max() / np.abs(want).max()
-    assert 2 * np.abs(logits[-1] - want).max() / np.abs(want).max() < error < COARSE_TOLERANCE
-    after = [backend.verify(TOKENS[:20], x) for x in (exact, cache)]
+    np.testing.assert_array_equal(backend.head(backend.hidden_states(TOKENS[:70])), logits)
+
+    def error(got):
+        return np.abs(got - want).max() / np.abs(want).max()
+
+    assert 2 * error(logits[-1]) < error(backend.prefill(TOKENS[:70], coarse).logits) < COARSE_TOLERANCE
+    after = [backend.verify(TOKENS[:20], cache) for cache in (exact, coarse)]
     assert 0 < np.abs(after[0] - after[1]).max() / np.abs(after[0]).max() < COARSE_TOLERANCE
 
 
-def test_a_long_prompt_of_groups_has_activations_of_16_bits(made):
+@pytest.mark.parametrize("quant", ["Q4_K", "Q6_K", "Q4_1"])
+def test_parts_of_a_prompt_have_the_bits_of_the_whole(quant, made):
+    model = made(quant)
+    backend, odd = NativeBackend(model, threads=2), NativeBackend(model, threads=1, chunk=19)
+    want = backend.prefill(TOKENS[:70], backend.new_cache()).logits
+    np.testing.assert_array_equal(odd.prefill(TOKENS[:70], odd.new_cache()).logits, want)
+    cache = backend.new_cache()
+    for begin, end in ((0, 1), (1, 18), (18, 69), (69, 70)):
+        got = backend.prefill(TOKENS[begin:end], cache).logits
+    np.testing.assert_array_equal(got, want)
+
+
+def test_a_prompt_of_groups_has_activations_of_16_bits(made):
     backend = NativeBackend(made("Q4_1"), threads=2)
     logits = backend.verify(TOKENS[:70], backend.new_cache())
     np.testing.assert_array_equal(backend.prefill(TOKENS[:70], backend.new_cache()).logits, logits[-1])
 
 
 @pytest.mark.parametrize("impl", implementations())
-def test_a_long_prompt_is_the_same_with_all_instructions(impl, made):
-    model = made("Q4_K")
-    first, second = (NativeBackend(model, threads=2, impl=name) for name in ("scalar", impl))
+def test_a_prompt_is_the_same_with_all_instructions(impl, made):
+    first, second = (NativeBackend(made("Q4_K"), threads=2, impl=name) for name in ("scalar", impl))
     a, b = (x.prefill(TOKENS[:70], x.new_cache()).logits for x in (first, second))
     assert np.abs(a - b).max() < 1e-4 * np.abs(a).max()
 

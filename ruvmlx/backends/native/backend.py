@@ -115,7 +115,7 @@ class NativeBackend:
             part = tokens[start : start + self.chunk]
             last = start + len(part) == len(tokens)
             waiting = (lambda done=start: progress(done)) if progress else None
-            hidden, logits = self._run(part, cache, outputs=int(last), waiting=waiting)
+            hidden, logits = self._run(part, cache, outputs=int(last), prompt=True, waiting=waiting)
             if progress:
                 progress(start + len(part))
         assert logits is not None
@@ -233,16 +233,17 @@ class NativeBackend:
         *,
         outputs: int,
         head: bool = True,
+        prompt: bool = False,
         waiting: Callable[[], None] | None = None,
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Append tokens to the cache in one call of the decoder. Return hidden states and, if `head`, logits
         (else None) of the last `outputs` tokens. If the call fails, the number of tokens in the cache does
-        not change."""
+        not change. prompt: as in Decoder.forward"""
         held = cast(PagedCache, cache)
         with room_for([held], len(tokens)):
             return self._call(
                 lambda cancel: self.decoder.forward(
-                    tokens, held.table, held.offset, outputs=outputs, head=head, cancel=cancel
+                    tokens, held.table, held.offset, outputs=outputs, head=head, prompt=prompt, cancel=cancel
                 ),
                 len(tokens),
                 waiting,
