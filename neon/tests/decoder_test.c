@@ -116,6 +116,10 @@ static void test_bad_arguments(void) {
     CHECK(rvm_decoder_forward(d, pages, 1, tokens, 1, 0, NULL, NULL, NULL) == RVM_BAD_ARGUMENT, "into a warm page");
     CHECK(rvm_decoder_forward(d, pages + 1, 1, tokens, 1, 0, NULL, NULL, NULL) == RVM_BAD_ARGUMENT, "no page");
     CHECK(rvm_decoder_forward(d, NULL, 1, tokens, 1, 0, NULL, NULL, NULL) == RVM_BAD_ARGUMENT, "no table");
+    CHECK(rvm_decoder_prefill(d, pages, 1, tokens, 1, NULL, NULL, NULL) == RVM_BAD_ARGUMENT, "into a warm page");
+    CHECK(rvm_decoder_prefill(d, c.pages, 1, tokens, 97, NULL, logits, NULL) == RVM_BAD_ARGUMENT, "too many");
+    tokens[0] = V;
+    CHECK(rvm_decoder_prefill(d, c.pages, 1, tokens, 1, NULL, logits, NULL) == RVM_BAD_ARGUMENT, "unknown token");
     CHECK(rvm_decoder_set_lora(d, 3, RVM_Q_PROJ, logits, logits, 32, 1, 1) == RVM_BAD_ARGUMENT, "layer 3 of 3");
     CHECK(rvm_decoder_set_lora(d, 1, RVM_Q_PROJ, logits, logits, 8, 1, 1) == RVM_BAD_ARGUMENT, "8 bits");
     rvm_decoder_config config = m->config;
@@ -129,6 +133,32 @@ static void test_bad_arguments(void) {
     rvm_decoder_destroy(d);
     rvm_decoder_destroy(NULL);
     free(logits);
+    destroy(m);
+}
+
+/* Check that parts of a prompt give the bits of rvm_decoder_forward, because these weights have no super-blocks. The
+   tests of K-quants are in tests/backends/test_gguf_formats.py. */
+static void test_prefill(void) {
+    enum { N = 60 };
+    const size_t ends[] = {1, 18, 47, N};
+    model *m = make((shape){RVM_Q4, 4, 2, 32, 0, 0, 0});
+    rvm_decoder *d = decoder(m, NULL, 2);
+    sequence whole = start(m, d), parts = start(m, d);
+    float *want = malloc(V * sizeof *want), *got = malloc(V * sizeof *got), hidden[2][D];
+    int32_t tokens[N];
+    for (size_t i = 0; i < N; i++) tokens[i] = token(i);
+    CHECK(sequence_forward(&whole, tokens, N, 1, hidden[0], want, NULL) == RVM_OK, "forward");
+    CHECK(sequence_reserve(&parts, N) == RVM_OK, "pages");
+    for (size_t i = 0, begin = 0; i < 4; begin = ends[i++]) {
+        const int last = ends[i] == N;
+        CHECK(rvm_decoder_prefill(d, parts.pages, begin, tokens + begin, ends[i] - begin, last ? hidden[1] : NULL,
+                                  last ? got : NULL, NULL) == RVM_OK, "part %zu", i);
+    }
+    CHECK(memcmp(got, want, V * sizeof *got) == 0, "logits");
+    CHECK(memcmp(hidden[0], hidden[1], sizeof *hidden) == 0, "hidden states");
+    free(want), free(got);
+    sequence_end(&whole), sequence_end(&parts);
+    rvm_decoder_destroy(d);
     destroy(m);
 }
 
@@ -166,6 +196,7 @@ int main(void) {
     test_bad_rows();
     test_no_allocation();
     test_bad_arguments();
+    test_prefill();
     test_cancel();
     if (!getenv("RVM_NO_FORK")) test_fork(); /* RVM_NO_FORK: qemu-user and TSan permit no threads in forked children */
     test_threads();
