@@ -73,14 +73,14 @@ def _of_suite(row: str, ratings: int, what: str) -> str:
 
 @cache
 def drawn_spreads() -> dict[tuple[str, int], drawn_report.ArmSpread]:
-    """The distributions of DRAWN.jsonl, by "family, arm" and ratings."""
-    results = drawn_suite.results(PROVE / "DRAWN.jsonl")
-    families = list(dict.fromkeys(r["family"] for r in results))
-    return {
-        (f"{family}, {spread.arm}", spread.ratings): spread
-        for family in families
-        for spread in drawn_report.distributions([r for r in results if r["family"] == family])
-    }
+    """The distributions of DRAWN.jsonl and DRAWN-STYLE.jsonl, by "family, arm" and ratings."""
+    found = {}
+    for name in ("DRAWN.jsonl", "DRAWN-STYLE.jsonl"):
+        results = drawn_suite.results(PROVE / name)
+        for family in dict.fromkeys(r["family"] for r in results):
+            for spread in drawn_report.distributions([r for r in results if r["family"] == family]):
+                found[f"{family}, {spread.arm}", spread.ratings] = spread
+    return found
 
 
 def _of_drawn(row: str, ratings: int, what: str) -> str:
