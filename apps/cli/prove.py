@@ -352,8 +352,10 @@ def open_bench(settings: Settings, tell, measured=None):
     model, backend = load_and_open(settings)
     tell(f"computed by {backend_in_words(backend.name, backend.kernels)}")
     kept = config.home() / KEPT_REPLIES
-    learns = settings.learn_targets, settings.adapter_bits
-    return Bench(model, backend, settings.kv, *learns, kept, measured)
+    chosen = {
+        name: getattr(settings, name) for name in ("kv", "learn_targets", "base_targets", "adapter_bits")
+    }
+    return Bench(model, backend, chosen, kept, measured)
 
 
 def workers(flags: dict[str, Any], bench: Any) -> Any:

@@ -5,10 +5,11 @@ A trial uses a temporary store. The trial neither reads nor writes the adapter o
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -121,14 +122,14 @@ class Bench:
     """The model, its measurements and the frozen (original) model's replies, which all trials share."""
 
     def __init__(
-        self, model, backend, kv: str | None = None, targets: str = "head", adapter_bits: int = 32,
+        self, model, backend, chosen: Mapping[str, Any] | None = None,
         kept_replies: Path | None = None, measured: tuple[bytes | None, bytes] | None = None,
     ):  # fmt: skip
-        """kept_replies: the file of the frozen model's replies; None: the model writes them in each run.
+        """chosen: settings of the runtimes; None: their defaults.
+        kept_replies: the file of the frozen model's replies; None: the model writes them in each run.
         measured: the model's measurements (KL probe, whitening); None: the first runtime makes them. The KL
         probe is None if the package has it."""
-        self.model, self.backend, self.kv, self.targets = model, backend, kv, targets
-        self.adapter_bits = adapter_bits
+        self.model, self.backend, self.chosen = model, backend, chosen or {}
         self.neutral = NeutralText(backend, model.tokenizer)
         self.untouched = UntouchedReplies(backend, model.fingerprint, kept_replies)
         self.question_states: dict[str, np.ndarray] = {}  # the pooled hidden state [D] of each question
@@ -155,8 +156,7 @@ class Bench:
                 store.checkpoints.put_measurement(model, FINISHED, self._directions)
             slow_loop = "style" if arm and arm.learn == "style" else "training"
             settings = Settings(
-                adapter="prove", kv=self.kv, examples=examples, learn_targets=self.targets,
-                adapter_bits=self.adapter_bits, slow_loop=slow_loop, kv_disk=None,
+                adapter="prove", examples=examples, slow_loop=slow_loop, kv_disk=None, **self.chosen
             )  # fmt: skip
             with Runtime(store, self.model, self.backend, settings, learn) as runtime:
                 if learn:

@@ -2,9 +2,11 @@
 
 import pytest
 
+from apps.cli.prove import open_bench
 from apps.prove import trial
 from apps.prove.trial import Arm, Bench, TrialSetup, _first, heldout_replies, within_reach
 from ruvmlx.runtime import Runtime
+from ruvmlx.settings import Settings
 from ruvmlx.sona import active_adapter, embedding
 
 PROMPTS = [f"What is number {i}?" + " Say more." * (i % 3) for i in range(19)]
@@ -29,6 +31,13 @@ def test_replies_are_in_the_prompts_order_and_depend_on_their_own_prompt_and_see
     assert [r.token_ids for r in every[:2]] == [r.token_ids for r in some]
     assert [r.token_ids for r in every] != [r.token_ids for r in other]
     assert bench.base_replies(setting(), 3)[5].text == every[5].text
+
+
+def test_trials_learn_where_the_settings_say(tiny_folder):
+    wanted = {"kv": "f16", "learn_targets": "attention", "base_targets": "ffn", "adapter_bits": 4}
+    bench = open_bench(Settings(model=str(tiny_folder), backend="native", **wanted), lambda _: None)
+    with bench.runtime(Arm("off")) as runtime:
+        assert wanted == {name: getattr(runtime.settings, name) for name in wanted}
 
 
 def test_the_first_of_several_replies_is_the_single_one(bench):
