@@ -256,13 +256,29 @@ def doctor(file: Path | None, seconds: int, export_metal: Path | None, as_json: 
         print_json({"checks": [{k: v for k, v in c.items() if k != "error"} for c in checks]})
     if not as_json:
         columns = [TableColumn(""), TableColumn("CHECK", style="bold"), TableColumn("FOUND", keep=False)]
-        table(
-            columns, [(_mark(c), _LABELS.get(c["name"], c["name"]), short_paths(c["detail"])) for c in checks]
-        )
-        failed = sum(not c["ok"] for c in checks)
+        shown = _without_repeats(checks)
+        table(columns, [(_mark(c), _label(c), short_paths(c["detail"])) for c in shown])
+        failed = sum(not c["ok"] for c in shown)
         hint("All is well." if not failed else f"{count(failed, 'check')} failed; the line says what to do.")
     if not all(c["ok"] for c in checks):
         raise click.exceptions.Exit(1)
+
+
+def _label(check: dict[str, Any]) -> str:
+    return _LABELS.get(check["name"], check["name"])
+
+
+def _without_repeats(checks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the checks for people. A check that failed with the same words as an earlier check counts as not
+    checked, and names the earlier check."""
+    first: dict[str, str] = {}
+    shown = []
+    for check in checks:
+        before = None if check["ok"] else first.get(check["detail"])
+        if not check["ok"]:
+            first.setdefault(check["detail"], _label(check))
+        shown.append(check | {"ok": True, "detail": f"not checked: see {before}"} if before else check)
+    return shown
 
 
 def _mark(check: dict[str, Any]) -> str:

@@ -218,6 +218,9 @@ def test_doctor_says_what_is_sound_and_what_is_broken(run, tiny_folder, monkeypa
     code, out, _ = run("doctor", "--json")
     broken = {c["name"] for c in json.loads(out)["checks"] if not c["ok"]}
     assert code == 1 and broken == {"store", "deleted chats", "witness log", "model", "adapter"}
+    code, out, err = run("doctor")  # it tells people each cause once; the bad file is set aside by now
+    assert code == 1 and re.search("- +adapter +not checked: see model\n", out), out
+    assert "1 check failed" in out + err
 
 
 def test_doctor_shows_which_side_does_which_work(run, tiny_folder, monkeypatch):
