@@ -81,17 +81,15 @@ RVM_API int rvm_decoder_use_threads(rvm_decoder *d, uint32_t n);
  * can be NULL if none of the n tokens sees a token of the page, because of the sliding window. A call that fails does
  * not change the first `offset` tokens. The call writes outputs for the last `outputs` tokens: hidden [outputs,
  * hidden_size], the input of the output head, and logits [outputs, vocab_size]. Each of the two pointers can be NULL.
- * If more than 16 tokens have no outputs, the activations for super-blocks have 8 bits in the layers whose results are
- * only keys and values.
  * cancel: the threads read this flag before each chunk of their work, or NULL. Soon after the flag becomes not 0, the
  * call returns RVM_CANCELLED. The call returns RVM_NOT_FINITE if a logit is NaN or infinite. */
 RVM_API int rvm_decoder_forward(rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens,
                                 size_t n, size_t outputs, float *hidden, float *logits, const int *cancel);
 
-/* Append n tokens of a prompt, as rvm_decoder_forward does. The call writes outputs for the last token: hidden
- * [hidden_size] and logits [vocab_size]. Each of the two pointers can be NULL. For super-blocks, the activations of all
- * layers have 8 bits up to the keys and values of the last layer, so the call takes half of the time. The results do not
- * depend on how the caller divides a prompt into calls. */
+/* Append n tokens (1 to max_tokens) of a prompt. The call writes outputs for the last token: hidden [hidden_size] and
+ * logits [vocab_size]. Each of the two pointers can be NULL. For super-blocks, the activations have 8 bits as far as the
+ * queries, keys and values of the last layer, and 16 bits after that. So the call takes less time. The number of bits does
+ * not depend on how the caller divides a prompt. The other arguments are those of rvm_decoder_forward. */
 RVM_API int rvm_decoder_prefill(rvm_decoder *d, const rvm_page *pages, size_t offset, const int32_t *tokens, size_t n,
                                 float *hidden, float *logits, const int *cancel);
 

@@ -207,9 +207,9 @@ static inline float float_at(const void *array, uint32_t kind, size_t i) {
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-/* Hide from the compiler how the address p was computed. Otherwise gcc keeps each of a hundred addresses in the stack,
-   and reads it from there before each product. */
-#define ADDRESS(p) __asm__("" : "+r"(p))
+/* Hide from the compiler how the code computed the address p. Otherwise gcc stores a hundred addresses on the stack, and
+   loads one of them before each product. */
+#define HIDE_ORIGIN(p) __asm__("" : "+r"(p))
 
 /* Return the float at address p of the activations, which can be unaligned. */
 INLINE float act_f32(const uint8_t *p) {

@@ -136,8 +136,8 @@ static void test_bad_arguments(void) {
     destroy(m);
 }
 
-/* Check that parts of a prompt give the bits of rvm_decoder_forward, because these weights have no super-blocks. The
-   tests of K-quants are in tests/backends/test_gguf_formats.py. */
+/* These weights have no super-blocks. So check that parts of a prompt give the bits of rvm_decoder_forward.
+   tests/backends/test_gguf_formats.py has the tests of K-quants. */
 static void test_prefill(void) {
     enum { N = 60 };
     const size_t ends[] = {1, 18, 47, N};

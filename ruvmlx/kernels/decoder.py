@@ -229,14 +229,15 @@ class Decoder:
         (16-bit numbers). Returns the hidden states [outputs, D] of the last `outputs` tokens and, with
         `head`, their logits [outputs, V], else None.
 
-        prompt: the tokens are a part of a prompt, and `outputs` is 0 or 1. A model with K-quants reads a
-            prompt faster and a little less exactly (rvm_decoder_prefill).
+        prompt: True: the tokens are a part of a prompt, and `outputs` is 0 or 1. The decoder reads a prompt
+            of K-quants faster and less exactly (rvm_decoder_prefill).
         Raises Cancelled, or NotFinite when a logit is NaN or infinite. After an error, the keys and values of
         the older tokens have not changed.
         """
         n, shape = len(tokens), self.shape
         hidden: Array = np.empty((outputs, shape.hidden_size), np.float32)
         logits: Array | None = np.empty((outputs, shape.vocab_size), np.float32) if head and outputs else None
+        assert not prompt or outputs <= 1
         run = _lib().rvm_decoder_prefill if prompt else _lib().rvm_decoder_forward
         rc = run(
             self.handle,

@@ -1,11 +1,11 @@
-"""What a prompt that is read with activations of 8 bits changes in the replies of a model with K-quants.
+"""Measure how activations of 8 bits in a prompt change the replies of a model with K-quants.
 
     python -m tests.research.prompt_bits MODEL.gguf [--prompt 256] [--after 128]
 
-The native backend reads the tokens of a prompt with 8 bits, and all tokens whose logits it returns with 16
-bits (neon/src/decoder_linear.c). So the program reads the same text twice: by `prefill` and by `verify`. Then
-it reads the next tokens by `verify` after both. The lines have the Kullback-Leibler divergence of the second
-distribution from the first (nats per token), and the negative log-likelihood of the text after both.
+`prefill` of the native backend reads a prompt of K-quants with 8 bits (neon/src/decoder_linear.c). `verify`
+reads a prompt with 16 bits. The program reads the same prompt with both. Then `verify` reads the next tokens
+after both. The program prints KL(verify || prefill) in nats per token, and the negative log-likelihood of the
+text after both.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import numpy as np
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.models.load import load_model
 
-TEXT = Path(__file__).parents[2] / "docs/learning.md"
+TEXT = Path(__file__).parents[1] / "data" / "teacher_forced.txt"
 
 
 def log_probs(logits: np.ndarray) -> np.ndarray:
@@ -30,21 +30,23 @@ def divergence(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("model")
-    ask.add_argument("--text", type=Path, default=TEXT)
-    ask.add_argument("--prompt", type=int, default=256)
-    ask.add_argument("--after", type=int, default=128)
-    flags = ask.parse_args()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--text", type=Path, default=TEXT)
+    parser.add_argument("--prompt", type=int, default=256)
+    parser.add_argument("--after", type=int, default=128)
+    flags = parser.parse_args()
     model = load_model(flags.model)
     tokens = model.tokenizer.encode(flags.text.read_text())
     prompt, after = tokens[: flags.prompt], tokens[flags.prompt :][: flags.after]
     backend = NativeBackend(model)
-    exact, coarse = backend.new_cache(), backend.new_cache()
-    first = log_probs(backend.verify(prompt, exact)[-1:])
-    first_coarse = log_probs(backend.prefill(prompt, coarse).logits[None])
+    exact_cache, coarse_cache = backend.new_cache(), backend.new_cache()
+    first = log_probs(backend.verify(prompt, exact_cache)[-1:])
+    first_coarse = log_probs(backend.prefill(prompt, coarse_cache).logits[None])
     print(f"the first token after the prompt: KL {divergence(first, first_coarse)[0]:.5f}")
-    want, got = (log_probs(backend.verify(after, cache)) for cache in (exact, coarse))
+    want, got = (log_probs(backend.verify(after, cache)) for cache in (exact_cache, coarse_cache))
     kl, rows = divergence(want, got), np.arange(len(after) - 1)
     losses = [-np.mean(x[rows, after[1:]]) for x in (want, got)]
     print(

@@ -105,7 +105,8 @@ class NativeBackend:
         progress: Callable[[int], None] | None = None,
     ) -> Step:
         """Append tokens [T]; return the Step after the last token. Only the last token goes through the
-        output head.
+        output head. The decoder reads K-quants with activations of 8 bits here, and of 16 bits in the other
+        methods.
 
         While a long chunk runs, the backend also calls `progress` every POLL_SECONDS, with the number of
         tokens of the earlier chunks.
