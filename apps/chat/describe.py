@@ -81,13 +81,18 @@ def milliseconds(microseconds: float) -> str:
     return f"{value:.2f} ms" if value < 10 else f"{value:.0f} ms"
 
 
+def bad_with_reason(rating: str, reason: str) -> str:
+    """Return the mark of a rating with its reason, if there is one: "▼ bad, too long". reason: a key of
+    `REASONS`, or "" """
+    return rating_mark(rating) + (f", {REASONS[reason]}" if reason else "")
+
+
 def effect(result: RatingResult, key: str) -> str:
     """Return a line that says what a rating changed. The line fits into a terminal of 80 columns.
 
     key: the label of the key that undoes the rating; "": the line names no key.
     """
-    mark = rating_mark(result.rating) + (f", {REASONS[result.reason]}" if result.reason else "")
-    return f"{mark} · {rating_effect(result, key)}"
+    return f"{bad_with_reason(result.rating, result.reason)} · {rating_effect(result, key)}"
 
 
 REASON_KEYS = "> too long · < too short · ! wrong tone · ? wrong facts"
@@ -173,10 +178,11 @@ def preference(result: PreferenceResult, key: str) -> str:
     """Return a line that says what the user's choice between two replies changed. The line fits into a
     terminal of 80 columns. key: as in `effect`."""
     if not result.applied:
-        return "◆ preferred · Kept; it changed nothing"
-    return f"◆ preferred · Learned: more like this than like the other{_way_back(key)}"
+        return f"{PREFERRED} · Kept; it changed nothing"
+    return f"{PREFERRED} · Learned: more like this than like the other{_way_back(key)}"
 
 
+PREFERRED = "◆ preferred"
 YOUR_VERSION = "your version"
 WENT_ON = "the reply that you went on from"
 NOTHING_LEARNED = "Saved your version; this chat uses no adapter, so nothing was learned"

@@ -146,6 +146,7 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         self.coming_rating = ""  # the rating that is being stored; "": none is
         # the text `effect` while this reply's rating is the newest feedback, and after newer feedback
         self._effects = ("", "")
+        self._earlier = ""  # what the user said about the reply, without what it changed
 
     @classmethod
     def of_turn(cls, turn: Turn) -> "ReplyMessage":
@@ -234,12 +235,15 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         if self.effect:
             self.effect = self._effects[0 if is_newest else 1]
 
-    def restore_rating(self, rating: str | None, version: int) -> None:
+    def restore_rating(self, rating: str | None, version: int, earlier: str) -> None:
         """Show the rating that the store has for this reply. Remove the text that says what the rating
         changed, if this text belongs to another rating or to an adapter version that was undone. version: the
-        adapter version in use."""
+        adapter version in use. earlier: what the user said about the reply, to be shown if there is no such
+        text"""
         if rating != self.rating or self._effect_of > version:
             self.rating, self.effect, self.asks_why = rating, "", False
+        if self.effect == self._earlier or not self.effect:
+            self.effect, self._earlier, self._effects = earlier, earlier, (earlier, earlier)
 
     def _show_thought(self) -> None:
         """Show one line about the reply's thought, or the whole thought. If the reply has no thought, hide

@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from textual.containers import VerticalScroll
 from textual.geometry import Region, Size
@@ -17,6 +17,7 @@ from ruvmlx.chats.conversations import ALL_READ, ChatRoom
 from ruvmlx.runtime import Turn
 
 from . import messages, windowed
+from .earlier_feedback import earlier_feedback
 from .markdown import ReplyMarkdown
 from .messages import ChatMessage, Notice, ReplyMessage, UserMessage, message_of
 from .steps.write import is_shown
@@ -24,8 +25,8 @@ from .stream import wait_until_drawn
 from .view_model import Standing
 from .welcome import Welcome
 
-# The transcript of an opened chat has as many messages as fill SCREENS screens, but at most
-# MAX_SHOWN_MESSAGES, because each message takes 10 to 20 ms to show.
+# An opened chat shows as many messages as fill SCREENS screens, but at most MAX_SHOWN_MESSAGES, because each
+# message takes 10 to 20 ms to show.
 MAX_SHOWN_MESSAGES, SCREENS = 16, 1.3
 TEXT_SECONDS = 0.2  # the longest wait, in seconds, for the widgets of the texts of an opened chat
 EARLIER = 10  # the number of earlier messages that are loaded when the user scrolls to the top
@@ -62,13 +63,13 @@ class Transcript(VerticalScroll, can_focus=False):
     def __init__(self, *children: Widget) -> None:
         super().__init__(*children)
         self._earlier: list[Turn] = []  # messages before the shown messages; they have no widgets yet
-        # messages after the shown messages, if a search has shown an earlier part of the chat
-        self._later: list[Turn] = []
+        self._later: list[Turn] = []  # messages after the shown messages, as after a search
         self._lacks_earlier = False  # True: `_earlier` can lack the older messages of the chat
         self._top: Widget | None = None  # the message that the next layout puts at the top of the screen
         self._notice: Notice | None = None  # a new notice, until the next layout
         self._found: int | None = None  # the id of the message that a search found
         self._ratings: Mapping[str, str | None] = {}  # newer ratings of the replies that have no widgets yet
+        self._feedback: Mapping[str, str] = {}  # reply id -> its reason or preference, in words
         self._room: ChatRoom = ALL_READ  # the messages that the model no longer reads
         self._loading = asyncio.Lock()
         self._held: ScrollHold | None = None
@@ -121,11 +122,10 @@ class Transcript(VerticalScroll, can_focus=False):
         first = places[0] if places else len(spoken)
         after, filled = _count_to_fill(spoken[first:], rows, columns)
         before, _ = _count_to_fill(spoken[:first][::-1], max(rows / 4, rows - filled), columns)
-        end = first + after
-        begin = max(first - before, end - MAX_SHOWN_MESSAGES)
+        begin = max(first - before, (end := first + after) - MAX_SHOWN_MESSAGES)
         self._earlier, self._later, self._found = spoken[:begin], spoken[end:], at if places else None
         self._lacks_earlier = are_newest
-        self._ratings = {}
+        self._ratings, self._feedback = {}, {}
         with self.app.batch_update():
             await self.remove_children()
             await self.mount_all(map(message_of, spoken[begin:end]) if spoken else [Welcome(model)])
@@ -310,9 +310,11 @@ class Transcript(VerticalScroll, can_focus=False):
     def show_standing(self, standing: Standing) -> None:
         """Show the ratings of `standing` on all shown replies, and keep the ratings of all other replies."""
         ratings = self._ratings = standing.ratings
+        self._feedback = earlier_feedback(standing)
         for reply in self.replies:
             if reply.reply_id in ratings:
-                reply.restore_rating(ratings[reply.reply_id], standing.version)
+                words = self._feedback.get(reply.reply_id, "")
+                reply.restore_rating(ratings[reply.reply_id], standing.version, words)
                 reply.show_newest(reply.reply_id == standing.newest)
         self._room = standing.room
         self._mark_left_out()
@@ -323,16 +325,17 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def _rated_widget(self, turn: Turn) -> ChatMessage:
         """Return the widget of a message, with the newest rating that `show_standing` has received."""
-        rating = self._ratings.get(turn.reply_id or "", turn.rating)
-        return message_of(replace(turn, rating=rating))
+        reply_id, widget = turn.reply_id or "", message_of(turn)
+        if isinstance(widget, ReplyMessage):
+            rating, words = self._ratings.get(reply_id, turn.rating), self._feedback.get(reply_id, "")
+            widget.restore_rating(rating, 0, words)
+        return widget
 
     def _mark_left_out(self) -> None:
         """Dim the messages that the model no longer reads, and draw a line above the first message that the
         model reads."""
-        before, title = (
-            False,
-            messages.READ_NOTES_AND_REST if self._room.summed_up else messages.READ_FROM_HERE,
-        )
+        before = False
+        title = messages.READ_NOTES_AND_REST if self._room.summed_up else messages.READ_FROM_HERE
         for message in self.messages:
             is_out = message.message_id in self._room.left_out
             message.border_title = title

@@ -1,8 +1,8 @@
 """This module has the data that the app shows about a runtime. The runtime's thread collects the data, and
 the app's thread draws the data."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ruvmlx.chats.conversations import ALL_READ, ChatRoom
 from ruvmlx.errors import NotFound
@@ -49,6 +49,8 @@ class Standing:
 
     room: the messages that the model does not read, because its context has no room for them or because a
     summary replaces them. newest: the id of the reply whose rating or preference an undo takes back, or None.
+    reasons: reply id -> why its rating is bad, a key of `REASONS`. preferred: id of a reply that the user
+    prefers -> the kind of the preference (store/preferences.py).
     """
 
     learned: LearnStatus | None
@@ -56,6 +58,8 @@ class Standing:
     room: ChatRoom = ALL_READ
     turns: Sequence[Turn] = ()
     newest: str | None = None
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    preferred: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, runtime: Runtime, session: str, max_new_tokens: int) -> "Standing":
@@ -64,8 +68,11 @@ class Standing:
         turns = runtime.chats.turns(session)
         ratings = {turn.reply_id: turn.rating for turn in turns if turn.reply_id}
         room = runtime.chats.room(session, turns, max_new_tokens)
-        newest = runtime.newest_feedback()
-        return cls(learn_status(runtime), ratings, room, turns, newest)
+        newest, learner = runtime.newest_feedback(), runtime.learner
+        given = learner.history.reasons.in_force() if learner else []
+        reasons = {reply_id: reason for reply_id, reason, _ in given if ratings.get(reply_id)}
+        preferred = {better: kind for better, _, kind in runtime.store.preferences.of_chat(session)}
+        return cls(learn_status(runtime), ratings, room, turns, newest, reasons, preferred)
 
     @property
     def version(self) -> int:

@@ -36,7 +36,14 @@ class ScriptedRuntime:
             bytes=96576768,
         )
         self.backend = SimpleNamespace(name="mlx", kernels="metal", caveat="")
-        self.store = SimpleNamespace(search_index=SimpleNamespace(is_clean=lambda: True))
+        self.reasons: list[tuple[str, str, int]] = []  # (reply, reason, version), as ReasonHistory has them
+        self.preferences: list[tuple[str, str, str]] = []  # (better, worse, kind), as the store has them
+        self.store = SimpleNamespace(
+            search_index=SimpleNamespace(is_clean=lambda: True),
+            preferences=SimpleNamespace(of_chat=lambda _: self.preferences),
+        )
+        history = SimpleNamespace(reasons=SimpleNamespace(in_force=lambda: self.reasons))
+        self.learner = SimpleNamespace(history=history)
         self.engine = SimpleNamespace(sessions=SimpleNamespace(read_again=lambda session, pause: 0))
         self.settings = SimpleNamespace(best_of=1, max_tokens=1024)
         self.last_reply_id = None
@@ -190,6 +197,7 @@ class ScriptedRuntime:
 
     def give_reason(self, reply_id, reason):
         result = replace(self.rate(reply_id, self._rating_of(reply_id)), reason=reason)
+        self.reasons.append((result.reply_id, reason, result.adapter_version))
         return replace(result, applied=reason != "facts")
 
     def _rating_of(self, reply_id):

@@ -109,6 +109,29 @@ async def test_continue_shows_the_earlier_turns(size):
     ]
 
 
+async def test_an_opened_chat_shows_reasons_and_preferences():
+    """As they were below the replies, without what they changed."""
+    runtime = ScriptedRuntime(["One."], ["Two."], ["Three."])
+    async with chatting(runtime) as (app, pilot):
+        for question in ("First?", "Second?", "Third?"):
+            await ask(app, pilot, question)
+        session, replies = app.chat.state.session, app.chat.transcript.replies
+        first, second, third = (reply.reply_id for reply in replies)
+    runtime.rated_elsewhere(first, "down")
+    runtime.rated_elsewhere(third, "2")
+    runtime.reasons += [(first, "long", 1), (third, "tone", 2)]
+    runtime.preferences += [(second, "other", "compare"), (third, "another", "edit")]
+    runtime.closed = False
+    async with chatting(runtime, (100, 40), session=session) as (app, pilot):
+        for words in ("★★☆☆☆, wrong tone · ◆ your version", "◆ preferred", "▼ bad, too long"):
+            await until(pilot, lambda words=words: words in screen_text(app))
+        runtime.reasons.clear()  # another process takes the reasons back
+        runtime.preferences.clear()
+        await pilot.press("ctrl+y")
+        await until(pilot, lambda: "wrong tone" not in screen_text(app))
+        assert "▼ bad" in screen_text(app) and "too long" not in screen_text(app)
+
+
 async def test_continue_without_an_earlier_chat_begins_a_new_one():
     """No error: there is just nothing to show yet."""
     async with chatting(ScriptedRuntime(), session="continue") as (app, _):
