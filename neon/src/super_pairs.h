@@ -61,6 +61,7 @@ INLINE void add_pair(i32x whole[2][PLANES], const super_pair *of, const uint8_t 
    in the order of super_tile. act: the panel's activations of the super-block */
 INLINE void add_super_pair(const super_pair *of, const uint8_t *act, size_t i, const size_t planes, const uint32_t kind,
                            float *sums) {
+    const size_t T = PLANES / planes;
     i32x whole[2][PLANES];
     UNROLL for (size_t r = 0; r < PLANES; r++) whole[0][r] = whole[1][r] = i_all(0);
     for (size_t b = 0; b < 8; b++) {
@@ -75,7 +76,7 @@ INLINE void add_super_pair(const super_pair *of, const uint8_t *act, size_t i, c
             add_pair(whole, of, q, NULL, b, b, 0, 8, planes);
         }
     }
-    UNROLL for (size_t t = 0; t < PLANES / planes; t++) {
+    UNROLL for (size_t t = 0; t < T; t++) {
         const f32x da = f_all(act_f32(super_d(act, planes, PANEL, i + t)));
         f32x m[2] = {f_zero(), f_zero()};
         if (kind != RVM_Q6_K)
