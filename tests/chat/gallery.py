@@ -71,7 +71,7 @@ class HostileRuntime(ScriptedRuntime):
         super().__init__()
         self.text, self.panel = "", ""
         chats = Chats()
-        self.store = SimpleNamespace(chats=chats, search=chats)
+        vars(self.store).update(chats=chats, search=chats)
 
     def show(self, n: int) -> None:
         self.text, self.panel = hostile(n, random.Random(n)), tagged_text("panel", n)
