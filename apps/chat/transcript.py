@@ -122,7 +122,8 @@ class Transcript(VerticalScroll, can_focus=False):
         first = places[0] if places else len(spoken)
         after, filled = _count_to_fill(spoken[first:], rows, columns)
         before, _ = _count_to_fill(spoken[:first][::-1], max(rows / 4, rows - filled), columns)
-        begin = max(first - before, (end := first + after) - MAX_SHOWN_MESSAGES)
+        end = first + after
+        begin = max(first - before, end - MAX_SHOWN_MESSAGES)
         self._earlier, self._later, self._found = spoken[:begin], spoken[end:], at if places else None
         self._lacks_earlier = are_newest
         self._ratings, self._feedback = {}, {}
@@ -312,10 +313,9 @@ class Transcript(VerticalScroll, can_focus=False):
         ratings = self._ratings = standing.ratings
         self._feedback = earlier_feedback(standing)
         for reply in self.replies:
-            if reply.reply_id in ratings:
-                words = self._feedback.get(reply.reply_id, "")
-                reply.restore_rating(ratings[reply.reply_id], standing.version, words)
-                reply.show_newest(reply.reply_id == standing.newest)
+            if (id_ := reply.reply_id) in ratings:
+                reply.restore_rating(ratings[id_], standing.version, self._feedback.get(id_, ""))
+                reply.show_newest(id_ == standing.newest)
         self._room = standing.room
         self._mark_left_out()
         if self._lacks_earlier and (earlier := _turns_before(self.messages, standing.turns)) is not None:
