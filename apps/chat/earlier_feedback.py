@@ -1,4 +1,5 @@
-"""This module puts into words what the user said about the replies of a chat before the chat was opened."""
+"""This module makes lines below the replies of an opened chat. A line has the reason of a bad rating, or
+says that the user prefers the reply."""
 
 from .describe import PREFERRED, YOUR_VERSION, bad_with_reason
 from .view_model import Standing

@@ -25,8 +25,8 @@ from .stream import wait_until_drawn
 from .view_model import Standing
 from .welcome import Welcome
 
-# An opened chat shows as many messages as fill SCREENS screens, but at most MAX_SHOWN_MESSAGES, because each
-# message takes 10 to 20 ms to show.
+# The messages of an opened chat fill SCREENS screens. A message takes 10 to 20 ms to show, so the number of
+# messages is at most MAX_SHOWN_MESSAGES.
 MAX_SHOWN_MESSAGES, SCREENS = 16, 1.3
 TEXT_SECONDS = 0.2  # the longest wait, in seconds, for the widgets of the texts of an opened chat
 EARLIER = 10  # the number of earlier messages that are loaded when the user scrolls to the top

@@ -57,8 +57,8 @@ INLINE void add_pair(i32x whole[2][PLANES], const super_pair *of, const uint8_t 
         UNROLL for (size_t r = 0; r < PLANES; r++) whole[s][r] = i_mla(whole[s][r], acc[s][r], of->scales[s][scale]);
 }
 
-/* Add the products of a super-block and the tokens i to i + PLANES / planes - 1 of a full panel to sums [tokens][2][16],
-   in the order of super_tile. act: the panel's activations of the super-block */
+/* Multiply a super-block of two tiles by the tokens i to i + PLANES / planes - 1 of a full panel. Add the products to
+   sums [tokens][2][16] in the order of super_tile. act: the panel's activations for the super-block */
 INLINE void add_super_pair(const super_pair *of, const uint8_t *act, size_t i, const size_t planes, const uint32_t kind,
                            float *sums) {
     const size_t T = PLANES / planes;
@@ -143,7 +143,8 @@ static void multiply_part(const super_part *p, rvm_acts_kind kind, float *y, siz
     }
 }
 
-/* Multiply pairs of tiles of super-blocks by full panels of tokens. `matmul` computes the rest. */
+/* Compute y as `matmul` does. The kernel for pairs computes full panels of tokens for pairs of tiles of super-blocks, and
+   `matmul` computes the rest. */
 static int matmul_in_pairs(const rvm_matrix *w, rvm_acts_kind kind, const void *acts, size_t tokens, size_t tile_begin,
                            size_t tile_end, float *y, size_t y_stride) {
     if (rvm_matmul_refuses(w, kind, acts, tokens, tile_begin, tile_end, y, y_stride)) return RVM_BAD_ARGUMENT;

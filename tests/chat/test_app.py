@@ -110,7 +110,7 @@ async def test_continue_shows_the_earlier_turns(size):
 
 
 async def test_an_opened_chat_shows_reasons_and_preferences():
-    """As they were below the replies, without what they changed."""
+    """The line below a reply names the reason or the preference. It does not name what the model learned."""
     runtime = ScriptedRuntime(["One."], ["Two."], ["Three."])
     async with chatting(runtime) as (app, pilot):
         for question in ("First?", "Second?", "Third?"):

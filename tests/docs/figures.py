@@ -73,7 +73,7 @@ def _of_suite(row: str, ratings: int, what: str) -> str:
 
 @cache
 def drawn_spreads() -> dict[tuple[str, int], drawn_report.ArmSpread]:
-    """The distributions of DRAWN.jsonl and DRAWN-STYLE.jsonl, by "family, arm" and ratings."""
+    """Return the distributions of drawn users. A key is ("family, arm", number of ratings)."""
     found = {}
     for name in ("DRAWN.jsonl", "DRAWN-STYLE.jsonl"):
         results = drawn_suite.results(PROVE / name)

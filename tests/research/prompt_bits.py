@@ -25,7 +25,7 @@ def log_probs(logits: np.ndarray) -> np.ndarray:
 
 
 def divergence(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Return KL(p || q) of log-probabilities [T, V] as [T], in nats."""
+    """Return the KL divergence [T] of q from p in nats. p, q: log-probabilities [T, V]"""
     return np.asarray((np.exp(p) * (p - q)).sum(axis=-1))
 
 
