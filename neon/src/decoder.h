@@ -114,8 +114,8 @@ typedef struct {
 _Static_assert(sizeof(call) <= POOL_CONTEXT, "threads copy it");
 
 /* The tokens of a phase: the tokens [first, first + n) of the chunk. coarse: 1 for a part of a prompt, until the
- * attention of the last layer. The activations for super-blocks then have 8 bits. A prompt needs less precision than the
- * tokens of a reply (tests/research/prompt_bits.py). */
+ * attention of the last layer. The activations for quantised weights then have 8 bits. A prompt needs less precision than
+ * the tokens of a reply (tests/research/prompt_bits.py). */
 typedef struct {
     call *c;
     pool_worker *w;

@@ -59,7 +59,8 @@ static const float *rows_of(const stage *s, role r, const input *to, size_t begi
 
 /* Return the kind of the activations in this form. */
 static rvm_acts_kind acts_kind(const stage *s, form f) {
-    return f == FORM_SUPER && s->coarse ? RVM_ACTS_SUPER_8 : s->c->d->acts[f];
+    static const rvm_acts_kind coarse[FORMS] = {RVM_ACTS_FLOAT, RVM_ACTS_8, RVM_ACTS_SUPER_8};
+    return s->coarse ? coarse[f] : s->c->d->acts[f];
 }
 
 /* Compute all forms of the role's input for the tokens [begin, end), and store them in `to`. */

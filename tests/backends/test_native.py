@@ -19,6 +19,7 @@ from ruvmlx.models.load import load_model
 from tests.models.make_gguf import make_gguf_model
 from tests.models.make_models import make_safetensors_model
 
+from .exact_prompts import ExactPrompts
 from .test_agreement import SHAPES, SIZES, STORED, TOKENS, walk, worst
 
 # Largest difference of any logit, as a share of the largest logit. Keys and values are rounded to float16
@@ -48,7 +49,7 @@ def test_agrees_with_the_oracle(tmp_path, shape, stored):
     model = made(tmp_path, **SHAPES[shape], **STORED[stored])
     oracle = ReferenceBackend(model)
     want = oracle.verify(TOKENS, oracle.new_cache())
-    ours = walk(NativeBackend(model, threads=2, chunk=37), TOKENS)
+    ours = walk(ExactPrompts(model, threads=2, chunk=37), TOKENS)
     assert len(ours) > 110
     assert worst(ours, want) < TOLERANCE
 
@@ -61,7 +62,7 @@ def test_every_grouping_and_size_of_heads_agrees(tmp_path, heads, stored):
     model = made(tmp_path, **sizes, **HEADS[heads], **STORED[stored])
     oracle = ReferenceBackend(model)
     want = oracle.verify(TOKENS, oracle.new_cache())
-    assert worst(walk(NativeBackend(model, threads=2, chunk=50), TOKENS), want) < TOLERANCE
+    assert worst(walk(ExactPrompts(model, threads=2, chunk=50), TOKENS), want) < TOLERANCE
 
 
 @pytest.mark.parametrize("quant", ["Q4_0", "Q4_1", "Q8_0", "F16"])
@@ -153,7 +154,7 @@ def merged(model, deltas):
 def test_lora_on_every_linear_layer(tmp_path, rank, stored):
     """Prefill and decode with the slots filled equal the merged weights; emptied, the bits come back."""
     model = made(tmp_path, **SIZES, **STORED[stored])
-    backend, rng = NativeBackend(model, threads=2), np.random.default_rng(rank)
+    backend, rng = ExactPrompts(model, threads=2), np.random.default_rng(rank)
     before = backend.verify(TOKENS[:40], backend.new_cache())
     deltas = {}
     for layer, module in [(i % 3, m) for i, m in enumerate((*MODULES, "lm_head"))]:

@@ -22,6 +22,7 @@ from tests.models.make_models import make_safetensors_model
 from tests.models.small_float_models import FP8, MODE_NAMES, SHAPE, make_small_floats, mlx_weights
 from tests.oracles.mlx_lm import mlx_lm_logits, mlx_lm_model
 
+from .exact_prompts import ExactPrompts
 from .test_agreement import FLOAT32_TOLERANCE, STORED_TOLERANCE, TOKENS, walk, worst
 from .test_families import EVEN_YARN
 
@@ -48,7 +49,7 @@ def test_all_backends_agree_with_mlx_lm(tmp_path, how):
     assert model.is_own and np.abs(judge).max() > 1.0
     assert worst(walk(ReferenceBackend(model, chunk=23), TOKENS), judge) < FLOAT32_TOLERANCE
     assert worst(walk(MLXBackend(model, device="cpu", chunk=37), TOKENS), judge) < FLOAT32_TOLERANCE
-    assert worst(walk(NativeBackend(model, chunk=37), TOKENS), judge) < NATIVE_TOLERANCE[how]
+    assert worst(walk(ExactPrompts(model, chunk=37), TOKENS), judge) < NATIVE_TOLERANCE[how]
 
 
 @pytest.mark.parametrize("how", [*MODE_NAMES, *FP8])
@@ -81,7 +82,7 @@ def test_tiers_and_a_base_lora_work_with_mlxs_formats(tmp_path, monkeypatch):
     model = load_model(str(make_small_floats(tmp_path / "m", "mxfp4")))
     as_on_metal = functools.partial(mlx.plan, device="metal")
     monkeypatch.setattr(mlx, "plan", lambda weights, _: as_on_metal(weights))
-    backend, native = MLXBackend(model, device="cpu"), NativeBackend(model)
+    backend, native = MLXBackend(model, device="cpu"), ExactPrompts(model)
     rng = np.random.default_rng(0)
     pairs = {
         place: (rng.normal(0, 0.1, (n_in, 2)).astype("f4"), rng.normal(0, 0.1, (2, n_out)).astype("f4"))

@@ -19,6 +19,7 @@ from ruvmlx.engine.draft_model import (
 from ruvmlx.errors import UsageError
 from ruvmlx.kv.policy import F16
 from ruvmlx.models.load import load_model
+from tests.backends.exact_prompts import ExactPrompts
 from tests.models.make_models import make_safetensors_model
 
 from .test_drafts import DRAWN, POLICIES, TEXT, Trace
@@ -33,13 +34,13 @@ def small_model(tmp_path_factory):
 
 
 def drafts_of(model, packed):
-    return DraftModel(NativeBackend(model, threads=1), model.context, packed.config.vocab_size)
+    return DraftModel(ExactPrompts(model, threads=1), model.context, packed.config.vocab_size)
 
 
 @pytest.fixture(scope="module", params=POLICIES)
 def engines(request, packed_model, small_model):
     """Engines without drafts; with another model's guesses, which are mostly wrong; with the model's own."""
-    policy, backend = POLICIES[request.param], NativeBackend(packed_model, threads=2, chunk=64)
+    policy, backend = POLICIES[request.param], ExactPrompts(packed_model, threads=2, chunk=64)
     return [
         LLMInferenceEngine(packed_model, backend, policy, speculate="off"),
         *(

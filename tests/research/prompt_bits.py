@@ -1,8 +1,8 @@
-"""Measure how activations of 8 bits in a prompt change the replies of a model with K-quants.
+"""Measure how activations of 8 bits in a prompt change the replies of a model with quantised weights.
 
-    python -m tests.research.prompt_bits MODEL.gguf [--prompt 256] [--after 128]
+    python -m tests.research.prompt_bits MODEL [--prompt 256] [--after 128]
 
-`prefill` of the native backend reads a prompt of K-quants with 8 bits (neon/src/decoder_linear.c). `verify`
+`prefill` of the native backend reads a prompt with 8 bits (neon/src/decoder_linear.c). `verify`
 reads a prompt with 16 bits. The program reads the same prompt with both. Then `verify` reads the next tokens
 after both. The program prints KL(verify || prefill) in nats per token, and the negative log-likelihood of the
 text after both.
