@@ -229,8 +229,8 @@ class Decoder:
         (16-bit numbers). Returns the hidden states [outputs, D] of the last `outputs` tokens and, with
         `head`, their logits [outputs, V], else None.
 
-        prompt: True: the tokens are a part of a prompt, and `outputs` is 0 or 1. With
-            quantised weights, the decoder reads a prompt faster and less exactly (rvm_decoder_prefill).
+        prompt: True: the tokens are a part of a prompt, and `outputs` is 0 or 1. With quantised
+            weights, the decoder reads a prompt faster and less exactly (rvm_decoder_prefill).
         Raises Cancelled, or NotFinite when a logit is NaN or infinite. After an error, the keys and values of
         the older tokens have not changed.
         """
