@@ -136,19 +136,19 @@ static void test_bad_arguments(void) {
     destroy(m);
 }
 
-/* These weights have no super-blocks. So check that parts of a prompt give the bits of rvm_decoder_forward.
-   tests/backends/test_gguf_formats.py has the tests of K-quants. */
+/* Check that parts of a prompt give the bits of the whole prompt, and that rvm_decoder_forward gives other bits.
+   tests/backends/test_gguf_formats.py compares the values. */
 static void test_prefill(void) {
     enum { N = 60 };
     const size_t ends[] = {1, 18, 47, N};
     model *m = make((shape){RVM_Q4, 4, 2, 32, 0, 0, 0});
     rvm_decoder *d = decoder(m, NULL, 2);
-    sequence whole = start(m, d), parts = start(m, d);
+    sequence exact = start(m, d), parts = start(m, d), whole = start(m, d);
     float *want = malloc(V * sizeof *want), *got = malloc(V * sizeof *got), hidden[2][D];
     int32_t tokens[N];
     for (size_t i = 0; i < N; i++) tokens[i] = token(i);
-    CHECK(sequence_forward(&whole, tokens, N, 1, hidden[0], want, NULL) == RVM_OK, "forward");
-    CHECK(sequence_reserve(&parts, N) == RVM_OK, "pages");
+    CHECK(sequence_reserve(&whole, N) == RVM_OK && sequence_reserve(&parts, N) == RVM_OK, "pages");
+    CHECK(rvm_decoder_prefill(d, whole.pages, 0, tokens, N, hidden[0], want, NULL) == RVM_OK, "whole");
     for (size_t i = 0, begin = 0; i < 4; begin = ends[i++]) {
         const int last = ends[i] == N;
         CHECK(rvm_decoder_prefill(d, parts.pages, begin, tokens + begin, ends[i] - begin, last ? hidden[1] : NULL,
@@ -156,8 +156,10 @@ static void test_prefill(void) {
     }
     CHECK(memcmp(got, want, V * sizeof *got) == 0, "logits");
     CHECK(memcmp(hidden[0], hidden[1], sizeof *hidden) == 0, "hidden states");
+    CHECK(sequence_forward(&exact, tokens, N, 1, NULL, got, NULL) == RVM_OK, "forward");
+    CHECK(memcmp(got, want, V * sizeof *got) != 0, "activations of 16 bits");
     free(want), free(got);
-    sequence_end(&whole), sequence_end(&parts);
+    sequence_end(&whole), sequence_end(&parts), sequence_end(&exact);
     rvm_decoder_destroy(d);
     destroy(m);
 }
