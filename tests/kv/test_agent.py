@@ -17,8 +17,10 @@ from .agent import Agent
 )
 def test_only_new_tokens_are_read(starter, policy, tmp_path, full):
     """A small one: 700 tokens, 4 turns, a restart after 2. Greedy replies are those without reuse; with tiers
-    the distributions differ by less than what the tiers themselves cost. The prompts are exact, because the model
-    reads its replies again here, and it wrote them with activations of 16 bits."""
+    the distributions differ by less than what the tiers themselves cost.
+
+    The prompts are exact. The model reads its replies again here, and it wrote them with activations of 16
+    bits."""
     agent = Agent(starter, ExactPrompts(starter), policy, tmp_path, 700, 8)
     figures = agent.run(4, alone=4)
     assert figures.prefilled <= 1.05 * figures.new
