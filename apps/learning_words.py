@@ -3,7 +3,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ruvmlx.ratings import is_against
+from ruvmlx.ratings import FELT, is_against
 
 if TYPE_CHECKING:
     from ruvmlx.runtime import PreferenceResult, RatingResult
@@ -108,11 +108,13 @@ def rating_line(result: "RatingResult") -> str:
         version = _version(result.adapter_version)
         return f"Kept your rating ({result.rating}); it changed nothing. {earlier}{version}"
     moved = result.logprob_after - result.logprob_before
-    if is_against(result.rating, moved):
+    if abs(moved) < FELT:
+        effect = "; it changed next to nothing."
+    elif is_against(result.rating, moved):
         wanted = "more replies like this one" if moved > 0 else "other replies than this one"
         effect = f". Your ratings together still ask for {wanted}."
     else:
-        effect = f": {'more' if moved >= 0 else 'less'} like this."
+        effect = f": {'more' if moved > 0 else 'less'} like this."
     return f"Learned from your rating ({_of_five(result.rating)}){effect} {earlier}{_after(result)}"
 
 

@@ -8,6 +8,7 @@ REASONS = {"long": "too long", "short": "too short", "tone": "wrong tone", "fact
 # The learner learns nothing from a rating with this reason, because ratings change a model's style, not its
 # knowledge.
 FACTS = REASONS["facts"]
+FELT = 0.0005  # nats per token: a smaller change of a reply's mean log-probability is next to nothing
 
 
 def is_against(rating: str, moved: float) -> bool:

@@ -153,8 +153,11 @@ class ChatApp(ChatShell):
         self.refresh_bindings()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Return False for an action that would do nothing now, so that Textual hides its key."""
-        return action != "do" or self.actions.offers(*map(str, parameters))
+        """Return False for an action that would do nothing now, so that Textual hides its key. Behind another
+        screen, such as a list, no key of the chat acts."""
+        if action != "do":
+            return True
+        return not self.screen.is_modal and self.actions.offers(*map(str, parameters))
 
     async def on_event(self, event: events.Event) -> None:
         """Sanitise pasted text before an input widget gets it. Stop the idle work (learning in the user's

@@ -28,10 +28,11 @@ _shuffle = random.SystemRandom()
 @dataclass(frozen=True)
 class Candidate:
     """One of the two replies of a comparison. message: the id of the reply's message. learned: True if the
-    model used the adapter for the reply."""
+    model used the adapter for the reply. text: the text of the message."""
 
     message: int
     learned: bool
+    text: str
 
 
 def order() -> list[bool]:
@@ -95,9 +96,9 @@ def show_again(runtime: Runtime, session: str, message: int | None) -> None:
 
 def candidate(runtime: Runtime, session: str, with_learned: bool) -> Candidate:
     """Return the newest reply of the chat as a candidate, for the user's choice."""
-    message = runtime.chats.turns(session)[-1].id
-    assert message is not None
-    return Candidate(message, with_learned)
+    newest = runtime.chats.turns(session)[-1]
+    assert newest.id is not None
+    return Candidate(newest.id, with_learned, newest.content)
 
 
 @dataclass(frozen=True)

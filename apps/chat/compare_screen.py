@@ -21,10 +21,11 @@ from .stream import show_reply
 
 class CompareScreen(ModalScreen[int | None]):
     """A screen with two replies. The screen returns 0 if the user chose the left reply, 1 for the right
-    reply, or None for no choice.
+    reply, or None for no choice. Between two equal replies there is no choice.
 
-    candidates: the replies that the model has finished. is_blind: True if the screen shows numbers in place
-    of the replies' names, puts the replies in random order, and lets the user choose a reply.
+    candidates: the replies that the model has finished. offered: the two replies between which the user can
+    choose, or []. is_blind: True if the screen shows numbers in place of the replies' names, puts the replies
+    in random order, and lets the user choose a reply.
     """
 
     AUTO_FOCUS = ""  # neither of the two replies has the focus at first
@@ -46,6 +47,7 @@ class CompareScreen(ModalScreen[int | None]):
         self._sides = compare.order() if is_blind else [False, True]
         self._seed: int | None = None if is_blind else compare.draw_seed()
         self.candidates: list[compare.Candidate] = []
+        self.offered: list[compare.Candidate] = []
         self._busy, self._stopped = True, False
 
     def compose(self) -> ComposeResult:
@@ -99,17 +101,17 @@ class CompareScreen(ModalScreen[int | None]):
             return
         finally:
             self._busy = False
-        if len(self.candidates) < 2:
+        texts = [candidate.text for candidate in self.candidates]
+        if len(texts) < 2:
             self._say(f"Stopped   {self._close_key} Close")
-        elif self.is_blind:
+        elif self.is_blind and texts[0] != texts[1]:
             self._say(self._choices)
+            self.offered = self.candidates
         else:
-            self._say(
-                f"{compare.lengths(*(r.text for r in self.query(ReplyMessage)))}   {self._close_key} Close"
-            )
+            self._say(f"{compare.lengths(*texts)}   {self._close_key} Close")
 
     def action_choose(self, side: int) -> None:
-        if self.is_blind and len(self.candidates) == 2 and not self._busy:
+        if self.offered:
             self.dismiss(side)
 
     def action_leave(self) -> None:

@@ -9,7 +9,7 @@ from ruvmlx.engine.auto_best_of import AUTO, MAX_REPLIES
 from ruvmlx.engine.types import GenerationResponse
 from ruvmlx.models.text.thinking import Thought
 from ruvmlx.progress import duration
-from ruvmlx.ratings import BAD, REASONS, is_against
+from ruvmlx.ratings import BAD, FELT, REASONS, is_against
 from ruvmlx.runtime import LearnStatus, PreferenceResult, RatingResult, Runtime
 from ruvmlx.text import backend_words, one_line, size
 from ruvmlx.text import count as count_of
@@ -24,7 +24,6 @@ from .view_model import RatingPlace, learn_status
 AGES = ("oldest", *("older",) * (len(TIERS) - 2), "recent")
 # if more than this share of the context is used, the app warns; a reply needs part of the unused share
 NEARLY_FULL = 5 / 8
-FELT = 0.0005  # nats per token: the smallest change of the mean log-probability that three digits show
 
 
 def rating_mark(rating: str) -> str:

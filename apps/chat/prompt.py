@@ -183,15 +183,10 @@ class Prompt(OrderedKeys, TextArea):
             self.move_cursor(self.document.end)
         self._at, self._left = -1, {}
 
-    def move_to_history(self, text: str) -> None:
-        """Add `text` to the history of messages. Clear the input, or show the draft again if `text` was
-        written at another place of the history."""
-        draft = self._left.get(-1, "") if self._at >= 0 else ""
-        self._add_to_history(text)
-        self.text, self._at, self._left = draft, -1, {}
-        self.move_cursor(self.document.end)
-
-    def _add_to_history(self, text: str) -> None:
+    def add_to_history(self, text: str) -> None:
+        """Add `text` to the history of messages. The places of all other messages change, so an earlier
+        message that the input shows becomes the draft."""
+        self._leave_history()
         if text in self.earlier:
             self.earlier.remove(text)
         self.earlier.insert(0, text)
@@ -200,7 +195,7 @@ class Prompt(OrderedKeys, TextArea):
         """Move a text that the user has typed and not sent from the input to the history."""
         self._leave_history()
         if self.text.strip():
-            self._add_to_history(self.text)
+            self.add_to_history(self.text)
             self._flash("The text that you had typed is kept: ↑ shows it.")
         self.text = ""
 
@@ -249,8 +244,14 @@ class Prompt(OrderedKeys, TextArea):
         self.insert("\n")
 
     def action_submit(self) -> None:
-        if self.text.strip():
-            self.post_message(self.Submitted(self.text))
+        """Take the text out of the input, and send it. The input is empty at once, so the next key begins
+        another message. If the text is an earlier message of the history, the input shows the draft again."""
+        text = self.text
+        if text.strip():
+            self.text = self._left.get(-1, "") if self._at >= 0 else ""
+            self._at, self._left = -1, {}
+            self.move_cursor(self.document.end)
+            self.post_message(self.Submitted(text))
 
     @property
     def line_start(self) -> str:

@@ -152,7 +152,7 @@ class Choices:
         here = [row for row in rows if row.parent == mine.parent and self._counts(row)]
         compared = self._of_comparisons([row for row in rows if row.parent == mine.parent])
         others = [row for row in here if row.id != mine.id and row.id not in compared]
-        if mine not in here or not others:
+        if mine not in here or mine.id in compared or not others:
             return None
         # Only the newest other reply is compared. If one reply continues the other, both begin with the same
         # text (`same`), so the user has made no choice.

@@ -115,7 +115,8 @@ class Learning:
         """Return the learner of the adapter in use. Raises NotFound if no adapter is in use."""
         if self.learner is None:
             raise NotFound(
-                "no adapter is loaded, so there is nothing to learn; start without --adapter none."
+                "no adapter is in use, so nothing can be learned; choose one by /adapter in a chat, by "
+                "`ruvmlx adapters use default`, or by starting without --adapter none."
             )
         return self.learner
 

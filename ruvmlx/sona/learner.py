@@ -247,7 +247,8 @@ class Learner:
         kind: "compare", "regenerated" or "edit"; strength: 1 for a clear choice, else less than 1
             (PreferenceRow)
 
-        Raises UsageError unless the ids name two replies to one question. Also raises the errors of `rate`.
+        Raises UsageError unless the ids name two different replies to one question. Also raises the errors of
+        `rate`.
         """
         started = time.perf_counter()
         better, worse = self.rateable(better_id), self.rateable(worse_id)
@@ -255,6 +256,8 @@ class Learner:
             raise UsageError(f"a preference is between two replies; got {better.id} twice.")
         if better.prompt != worse.prompt:
             raise UsageError("a preference is between replies to one question; these answer two.")
+        if better.text == worse.text:
+            raise UsageError("the two replies have the same words, so neither is better.")
         self.active.measure(is_hurried=True)
         return self.retry_commit(lambda: self._prefer(better, worse, kind, strength, started))
 
@@ -291,9 +294,10 @@ class Learner:
         NotFound if the store has no reply with this id."""
         reply = self._store.replies.get(reply_id)
         if reply.fingerprint != self._model.fingerprint:
+            name = f" {reply.model}" if "/" in reply.model else ""  # a file's name would not find the file
             raise AdapterMismatch(
                 f"{reply.model} wrote that reply, and only that model can learn from its rating; the open "
-                f"model is {self._model.name}. Change it by /model {reply.model} in a chat, else by --model."
+                f"model is {self._model.name}. Open the other model by /model{name} in a chat, else by --model."
             )
         return reply
 

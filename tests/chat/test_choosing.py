@@ -40,6 +40,25 @@ async def test_the_mode_is_on_the_screen_and_leaves_it():
         assert len(runtime.ratings) == 1
 
 
+@pytest.mark.parametrize("opened", ["ctrl+o", "f3", "ctrl+p", "f6"])
+async def test_keys_of_the_chat_do_nothing_behind_another_screen(opened):
+    """Ctrl+N is the next row in many lists. Here, it rated the reply behind the list."""
+    runtime = ScriptedRuntime(["One."])
+    async with chatting(runtime) as (app, pilot):
+        await ask(app, pilot)
+        shown = app.screen
+        await pilot.press(opened)
+        await until(pilot, lambda: app.screen is not shown)
+        top = app.screen
+        await pilot.press("ctrl+y", "ctrl+n", "ctrl+r", "ctrl+g", "f6")
+        await pilot.pause(0.1)
+        assert app.screen is top and runtime.ratings == [] and app.phase == "idle"
+        await pilot.press("escape")
+        await until(pilot, lambda: app.screen is shown)
+        await pilot.press("ctrl+y")
+        await until(pilot, lambda: len(runtime.ratings) == 1)
+
+
 async def test_an_edit_goes_on_after_choosing():
     """Its heading comes back."""
     async with chatting(ScriptedRuntime(["One."])) as (app, pilot):

@@ -9,6 +9,7 @@ from ruvmlx.apps.chat.compare_screen import CompareScreen
 from ruvmlx.apps.chat.options import ChatOptions
 
 from ruvmlx.engine import Sampling
+from ruvmlx.errors import UsageError
 
 from ..chats.test_chats import options, run
 from ..test_runtime import say
@@ -137,6 +138,47 @@ async def test_without_anything_learned_there_is_nothing_to_compare(chatting):  
         assert not isinstance(app.screen, CompareScreen)
 
 
+@pytest.fixture
+def equal_replies(monkeypatch):
+    """Both replies of a comparison are the original model's, with one seed."""
+    write = compare.writing
+
+    def of_the_original(session, text, first, learned, options, seed=None):
+        return write(session, text, first, False, options, 7)
+
+    monkeypatch.setattr(compare, "writing", of_the_original)
+
+
+async def test_between_equal_replies_there_is_no_choice(chatting, rated_chat, equal_replies):  # noqa: F811
+    async with chatting(session=rated_chat) as (app, pilot):
+        await send(app, pilot, "/compare")
+        await until(pilot, lambda: "Both replies are the same." in screen_text(app))
+        await pilot.press("1", "right")
+        assert isinstance(app.screen, CompareScreen)
+        await pilot.press("escape")
+        await until(pilot, lambda: app.phase == "idle" and not isinstance(app.screen, CompareScreen))
+        await send(app, pilot, "/choose 1")
+        await until(pilot, lambda: "for the two replies of /compare" in screen_text(app))
+        assert await app.host.call(lambda runtime: runtime.status().preferences) == 0
+
+
+def test_plain_mode_offers_no_choice_between_equal_replies(open_tiny, rated_chat, equal_replies, capsys):
+    with open_tiny() as runtime:
+        code, said = run_plain(runtime, "/compare", "/choose 2", session=rated_chat)
+        assert code == 1 and "Both replies are the same." in said and "Which is better" not in said
+        assert runtime.status().preferences == 0
+        first, second = (row.reply_id for row in runtime.store.messages.all(rated_chat)[-2:])
+        with pytest.raises(UsageError, match="have the same words"):
+            runtime.choices.prefer(first, second)
+
+
+def test_a_choice_that_was_taken_back_is_not_learned_again(open_tiny, rated_chat):
+    """The next message goes on from the chosen reply, which the user judged already."""
+    with open_tiny() as runtime:
+        run_plain(runtime, "/compare", "/choose 1", "/undo", "Go on", session=rated_chat)
+        assert runtime.status().preferences == 0
+
+
 def test_plain_mode_compares_and_chooses(open_tiny, rated_chat, capsys):
     with open_tiny() as runtime:
         code, said = run_plain(runtime, "/compare", "/choose 2", session=rated_chat)
@@ -161,10 +203,10 @@ def test_plain_mode_shows_the_reply_before_until_one_is_chosen(open_tiny, rated_
     """As in the app: /rate acts on that reply, and on the chosen one after /choose."""
     with open_tiny() as runtime:
         before = runtime.chats.turns(rated_chat)[-1].id
-        _, said = run_plain(runtime, "/compare", "/rate up", session=rated_chat)
+        _, said = run_plain(runtime, "/compare", "/rate 1", session=rated_chat)
         assert "Without a choice, the chat and /rate go on with the reply before these two." in said
         shown = runtime.chats.turns(rated_chat)[-1]
-        assert (shown.id, shown.rating) == (before, "up")
+        assert (shown.id, shown.rating) == (before, "1")
         run_plain(runtime, "/compare", "/choose 1", "/rate 4", session=rated_chat)
         shown = runtime.chats.turns(rated_chat)[-1]
         assert (shown.branch, shown.rating) == (4, "4")

@@ -230,7 +230,7 @@ async def test_only_adapters_of_this_model_can_be_selected(chatting):
 async def test_a_change_of_the_model_ends_a_comparison(chatting):
     async with chatting(WIDE) as (app, pilot):
         await ask(app, pilot, "Hello")
-        app.chat.state.comparison = ReplyComparison([Candidate(1, True), Candidate(2, False)], 2)
+        app.chat.state.comparison = ReplyComparison([Candidate(1, True, "a"), Candidate(2, False, "b")], 2)
         await send(app, pilot, f"/model {TWO}")
         await wait_for_model(app, pilot, TWO)
         assert app.chat.state.comparison == ReplyComparison()

@@ -97,3 +97,16 @@ async def test_a_reason_waits_for_its_rating(monkeypatch):
         send_at_once(app, ["tab", "minus", "greater_than_sign"])
         await until(pilot, lambda: given)
         assert given == [(reply.reply_id, "long")] and app.chat.prompt.text == ""
+
+
+async def test_letters_after_enter_begin_the_next_message():
+    """Commands that come at once, as from a paste of a slow terminal: each is one command."""
+    async with chatting(ScriptedRuntime()) as (app, pilot):
+        send_at_once(
+            app, [*"/nonsense 1", "enter", *"/set temperature 0.5", "enter", *"/title Rain", "enter", *"so"]
+        )
+        await until(pilot, lambda: not app.message_queue_size and not app.chat.prompt.message_queue_size)
+        await pilot.pause(0.3)
+        assert not app.chat.transcript.replies
+        assert app.chat.prompt.text == "/nonsense 1\n\nso"
+        assert app.chat.prompt.earlier[:2] == ["/title Rain", "/set temperature 0.5"]

@@ -144,6 +144,8 @@ def test_a_rating_that_changes_nothing_is_no_lesson():
         ("up", -0.2, ": more like this."),
         ("down", -0.9, ": less like this."),
         ("3", -0.9, ": less like this."),
+        ("down", -0.5002, "; it changed next to nothing."),
+        ("up", -0.5, "; it changed next to nothing."),
         ("up", -0.9, ". Your ratings together still ask for other replies than this one."),
         ("4", -0.9, ". Your ratings together still ask for other replies than this one."),
         ("1", -0.2, ". Your ratings together still ask for more replies like this one."),

@@ -52,7 +52,7 @@ class Actions:
     async def submit(self, text: str) -> None:
         """If the user rewrites a reply, save the typed text as the new version of the reply. If the text is a
         slash command, run the command. Send any other text as a message to the model. If the app cannot run
-        the command or send the message now, keep the text in the input."""
+        the command or send the message now, put the text back into the input."""
         if not self._chat.editing:
             await self.write.show_end()
         if isinstance(self._chat.editing, ReplyMessage):
@@ -61,12 +61,13 @@ class Actions:
         try:
             command = parse(text)
         except RuvmlxError as error:
+            self._chat.prompt.put_back(text)
             await self._chat.show_error(error)
             return
         if self._must_wait(command):
-            self._wait()
+            self._wait(text)
             return
-        self._chat.prompt.move_to_history(text)
+        self._chat.prompt.add_to_history(text)
         if command is None:
             self.write.send(text)
         elif COMMANDS[command.name].during_reply:
@@ -97,12 +98,14 @@ class Actions:
             return False
         return not (phase == "replying" and command and COMMANDS[command.name].during_reply)
 
-    def _wait(self) -> None:
-        """Tell the user that the app cannot send the input yet. If the model is still opening, keep the text
-        of the input as a message. The app sends this message when the model is open, unless the user has
-        changed the text in the input."""
+    def _wait(self, text: str = "") -> None:
+        """Tell the user that the app cannot send the message `text` or run a command yet. Put the message
+        back into the input. If the model is still opening, the app sends this message when the model is open,
+        unless the user has changed the text in the input."""
         chat = self._chat
-        chat.waiting = chat.prompt.text if chat.phase == "opening" else ""
+        if text:
+            chat.prompt.put_back(text)
+        chat.waiting = chat.prompt.text if text and chat.phase == "opening" else ""
         chat.status.flash("Sent once the model is open" if chat.waiting else "Still replying: Esc stops")
 
     def start(self, command: Command) -> None:

@@ -48,9 +48,8 @@ class CompareActions:
             chat.phase = "idle"
             if chosen is None:
                 await chat.host.call(lambda runtime: compare.show_again(runtime, session, before))
-            both = screen.candidates if is_blind else []
             chat.state.comparison = await chat.host.call(
-                lambda runtime: compare.ReplyComparison.at_end(runtime, session, both)
+                lambda runtime: compare.ReplyComparison.at_end(runtime, session, screen.offered)
             )
             await self._write.show_turns()
             self._write.settle()

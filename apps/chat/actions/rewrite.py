@@ -39,12 +39,14 @@ class RewriteActions:
         return True
 
     def save(self, text: str) -> None:
-        """Save the text as the user's version of the reply. If the runtime refuses the text, leave it in the
-        input."""
+        """Save the text as the user's version of the reply. If the runtime refuses the text, or still saves
+        another text, put the text back into the input."""
         reply = self._chat.editing
         if isinstance(reply, ReplyMessage) and not reply.progress:
             reply.progress = "saving your version"
             self._chat.start(partial(self._save, reply, text), group="write")
+        else:
+            self._chat.prompt.put_back(text)
 
     async def _save(self, reply: ReplyMessage, text: str) -> None:
         chat, session, message = self._chat, self._chat.state.session, reply.message_id
@@ -58,6 +60,7 @@ class RewriteActions:
         done = await chat.attempt(save)
         reply.progress = ""
         if not done:
+            chat.prompt.put_back(text)
             return
         self._write.cancel_edit()
         await self._write.show_turns()
