@@ -102,7 +102,7 @@ PAGES = {
     ),
     "learn reset": _page(
         "Start over from the original model",
-        ("learn reset", "`learn rollback` takes this back"),
+        ("learn reset", "`learn rollback VERSION` takes this back"),
         ("learn reset --adapter work", "another adapter"),
     ),
     "learn export": _page(

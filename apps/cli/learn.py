@@ -269,7 +269,7 @@ STARTED_OVER = "The adapter starts over, as after `ruvmlx learn rollback 0`. Not
 @model_options
 @json_option
 def reset(as_json: bool, **flags: Any) -> None:
-    """Start over from the original model. Versions stay on disk: `learn rollback` returns to one."""
+    """Start over from the original model. Versions stay on disk: `learn rollback VERSION` returns to one."""
     _show_status(_history(flags).rollback(0), as_json, STARTED_OVER)
 
 

@@ -297,7 +297,7 @@ class Learner:
             name = f" {reply.model}" if "/" in reply.model else ""  # a file's name would not find the file
             raise AdapterMismatch(
                 f"{reply.model} wrote that reply, and only that model can learn from its rating; the open "
-                f"model is {self._model.name}. Open the other model by /model{name} in a chat, else by --model."
+                f"model is {self._model.name}. Open that model by /model{name} in a chat, else by --model."
             )
         return reply
 

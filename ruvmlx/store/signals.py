@@ -70,17 +70,20 @@ class Signals:
 
     def groups(self, fingerprint: str) -> list[SignalGroup]:
         """Return means of the signals about a model's replies, by kind, model size and context length. If a
-        reply has several signals of a kind, only the newest of them is a part of the mean."""
+        reply has several signals of a kind, only the newest of them is a part of the mean. A rating counts
+        only while it is in force."""
         context = (
             "CASE WHEN context_tokens < 512 THEN 'under 512' WHEN context_tokens < 2048"
             " THEN '512 to 2047' ELSE '2048 and more' END"
         )
         rows = self._db.rows(
-            f"SELECT s.kind, s.tier, {context} AS context, count(*) AS count, avg(s.quality) AS quality,"
-            " avg(s.reward) AS reward, avg(s.latency_ratio) AS latency_ratio"
-            " FROM signals s JOIN replies r ON r.id = s.reply_id WHERE r.fingerprint = ? AND s.id ="
-            " (SELECT max(id) FROM signals WHERE reply_id = s.reply_id AND kind = s.kind)"
-            " GROUP BY s.kind, s.tier, context ORDER BY s.kind, s.tier, min(context_tokens)",
+            "WITH valid AS (SELECT s.* FROM signals s JOIN replies r ON r.id = s.reply_id"
+            " WHERE r.fingerprint = ? AND (s.kind != 'explicit' OR EXISTS (SELECT 1 FROM ratings"
+            " WHERE reply_id = s.reply_id AND in_force AND rating = s.label)))"
+            f" SELECT kind, tier, {context} AS context, count(*) AS count, avg(quality) AS quality,"
+            " avg(reward) AS reward, avg(latency_ratio) AS latency_ratio FROM valid"
+            " WHERE id IN (SELECT max(id) FROM valid GROUP BY reply_id, kind)"
+            " GROUP BY kind, tier, context ORDER BY kind, tier, min(context_tokens)",
             fingerprint,
         )
         return [SignalGroup(**row) for row in rows]

@@ -151,10 +151,13 @@ def test_a_deleted_chat_takes_its_signals_along(open_tiny):
 
 
 def test_signals_are_summed_up_by_kind_and_context(open_tiny):
-    """Means of every column. A rating that was changed counts once, other models' replies not at all."""
+    """Means of every column. A rating that was changed counts once; other models' replies, and ratings that
+    were taken back, do not count."""
     with open_tiny() as runtime:
         ids = [reply(runtime) for _ in range(5)]
         model, signals = runtime.model.fingerprint, runtime.store.signals
+        for id_, rating in ((ids[0], "up"), (ids[1], "up"), (ids[4], "up"), (ids[2], "down")):
+            runtime.rate(id_, rating)
         signals.add(
             [
                 SignalRow(ids[0], "explicit", "down", 0.0, 0.0, 1.0, 2, 511),
@@ -174,3 +177,8 @@ def test_signals_are_summed_up_by_kind_and_context(open_tiny):
         ]
         assert signals.groups("none") == []
         assert signal_groups(runtime.learner.history) == signals.groups(model)
+        runtime.undo()
+        assert [(group.kind, group.count) for group in signals.groups(model)] == [
+            ("explicit", 2),
+            ("implicit", 1),
+        ]
