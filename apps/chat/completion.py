@@ -40,8 +40,8 @@ class Suggestion:
     """One suggestion for the typed line.
 
     text: the text that replaces the line from character number `start` on. usage, help: the usage and the
-    help text of a suggested command, as in /help. goes_on: True if more words can follow; if this is the
-    only suggestion, Tab then adds a space.
+    help text of a suggested command, as in /help. goes_on: True if more words can follow, as after a file's
+    name; if this is the only suggestion, Tab then adds a space.
     """
 
     text: str
@@ -98,8 +98,10 @@ def _files(begun: str, start: int, quoted: bool, files: UserFiles) -> list[Sugge
     for name in found:
         whole = prefix + name
         spaced = quoted or " " in whole
-        closed = '"' if not whole.endswith("/") else ""
-        rows.append(Suggestion(f'"{whole}{closed}' if spaced else whole, start))
+        is_file = not whole.endswith("/")
+        closed = '"' if is_file else ""
+        text = f'"{whole}{closed}' if spaced else whole
+        rows.append(Suggestion(text, start, goes_on=is_file))
     return rows
 
 

@@ -15,6 +15,7 @@ from ruvmlx.errors import UsageError
 PART = 4  # a reply can take at most 1 / PART of the context
 MAX_REPLY_TOKENS = 32_000  # the maximum number of tokens of a reply that clients request by default
 CLAUDE_LEAST = 100_000  # Claude Code's smallest context window in tokens
+CLAUDE_PROMPT, CODEX_PROMPT = 20_000, 9_000  # about the number of tokens of the first prompt (docs/serve.md)
 # the share of the tokens beside the reply that a client's prompt can take; below 1, because clients count
 # with another model's tokenizer
 MARGIN = 0.95
@@ -67,6 +68,18 @@ def client_of(name: str, served: Served) -> ClientFile:
     return _CLIENTS[name](served)
 
 
+def _start(command: str, prompt: int, served: Served) -> str:
+    """Return the sentences that tell the user to start a client. If the client's first prompt, of about
+    `prompt` tokens, does not fit into the model's context, the sentences say so."""
+    if prompt < served.context:
+        return f"Start `{command}`."
+    return (
+        f"Its usual first prompt has about {prompt:,} tokens, and {served.model} has a context of "
+        f"{served.context:,}. Serve a model with a longer context, or shorten the prompt as the page on the "
+        f"server says. Then start `{command}`."
+    )
+
+
 def _claude(served: Served) -> ClientFile:
     """Return the configuration of Claude Code, which accepts no context window below CLAUDE_LEAST. The
     configuration also sets the percentage of this window from which Claude Code summarises the conversation,
@@ -84,7 +97,9 @@ def _claude(served: Served) -> ClientFile:
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
     return _json_client(
-        _home("CLAUDE_CONFIG_DIR", ".claude") / "settings.json", {"env": variables}, "Start `claude`."
+        _home("CLAUDE_CONFIG_DIR", ".claude") / "settings.json",
+        {"env": variables},
+        _start("claude", CLAUDE_PROMPT, served),
     )
 
 
@@ -104,7 +119,7 @@ wire_api = "responses"
 experimental_bearer_token = {json.dumps(served.key)}
 """
     path = _home("CODEX_HOME", ".codex") / "ruvmlx.config.toml"
-    return ClientFile(path, text, "Start `codex --profile ruvmlx`.", lambda before: text)
+    return ClientFile(path, text, _start("codex --profile ruvmlx", CODEX_PROMPT, served), lambda before: text)
 
 
 def _continue(served: Served) -> ClientFile:
