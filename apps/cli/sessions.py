@@ -12,7 +12,7 @@ import click
 
 from ruvmlx import settings
 from ruvmlx.errors import NotFound, RuvmlxError, UsageError
-from ruvmlx.text import count, excerpt, one_line
+from ruvmlx.text import count, excerpt, one_line, size
 
 from .completion_values import complete_chats, complete_deleted_chats, complete_replies
 from .number_types import WholeNumber
@@ -185,6 +185,7 @@ def export_session(session_id: str, form: str | None, out: Path | None, as_json:
         text = as_markdown(store, session_id)
     if out is not None:
         write_new(out, text)
+        log(f"Wrote {out}: {size(len(text.encode()))}.")
         return
     click.echo(text, nl=False)
     if sys.stdout is not None and sys.stdout.isatty():
