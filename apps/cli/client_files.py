@@ -74,9 +74,9 @@ def _start(command: str, prompt: int, served: Served) -> str:
     if prompt < served.context:
         return f"Start `{command}`."
     return (
-        f"Its usual first prompt has about {prompt:,} tokens, and {served.model} has a context of "
-        f"{served.context:,}. Serve a model with a longer context, or shorten the prompt as the page on the "
-        f"server says. Then start `{command}`."
+        f"The usual first prompt of `{command.split()[0]}` has about {prompt:,} tokens, and {served.model} has "
+        f"a context of {served.context:,}. Serve a model with a longer context, or shorten the prompt "
+        f"(docs/serve.md). Then start `{command}`."
     )
 
 
