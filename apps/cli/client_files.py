@@ -74,9 +74,9 @@ def _start(command: str, prompt: int, served: Served) -> str:
     if prompt < served.context:
         return f"Start `{command}`."
     return (
-        f"The usual first prompt of `{command.split()[0]}` has about {prompt:,} tokens, and {served.model} has "
-        f"a context of {served.context:,}. Serve a model with a longer context, or shorten the prompt "
-        f"(docs/serve.md). Then start `{command}`."
+        f"The usual first prompt of `{command.split()[0]}` has about {prompt:,} tokens, and the context of "
+        f"{served.model} has {served.context:,}. Serve a model with a longer context, or shorten the prompt "
+        f"(docs/serve.md says how). Then start `{command}`."
     )
 
 
