@@ -153,8 +153,8 @@ class ChatApp(ChatShell):
         self.refresh_bindings()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Return False for an action that would do nothing now, so that Textual hides its key. Behind another
-        screen, such as a list, no key of the chat acts."""
+        """Return False for an action that would do nothing now, so that Textual hides its key. While
+        another screen, such as a list, covers the chat, return False for all actions of the chat."""
         if action != "do":
             return True
         return not self.screen.is_modal and self.actions.offers(*map(str, parameters))

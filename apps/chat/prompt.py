@@ -184,8 +184,8 @@ class Prompt(OrderedKeys, TextArea):
         self._at, self._left = -1, {}
 
     def add_to_history(self, text: str) -> None:
-        """Add `text` to the history of messages. The places of all other messages change, so an earlier
-        message that the input shows becomes the draft."""
+        """Put `text` at the beginning of the history of messages. If the input shows a message of the
+        history, show the draft again, because the places of these messages change."""
         self._leave_history()
         if text in self.earlier:
             self.earlier.remove(text)
@@ -244,8 +244,8 @@ class Prompt(OrderedKeys, TextArea):
         self.insert("\n")
 
     def action_submit(self) -> None:
-        """Take the text out of the input, and send it. The input is empty at once, so the next key begins
-        another message. If the text is an earlier message of the history, the input shows the draft again."""
+        """Send the text, and remove it from the input at once, so that the next key begins another message.
+        If the text came from the history of messages, the input shows the draft again."""
         text = self.text
         if text.strip():
             self.text = self._left.get(-1, "") if self._at >= 0 else ""

@@ -74,9 +74,9 @@ def _start(command: str, prompt: int, served: Served) -> str:
     if prompt < served.context:
         return f"Start `{command}`."
     return (
-        f"The usual first prompt of `{command.split()[0]}` has about {prompt:,} tokens, and the context of "
-        f"{served.model} has {served.context:,}. Serve a model with a longer context, or shorten the prompt "
-        f"(docs/serve.md says how). Then start `{command}`."
+        f"The program `{command.split()[0]}` first sends about {prompt:,} tokens, but the model "
+        f"{served.model} reads at most {served.context:,}, so it will refuse them. Serve a model with a "
+        f"longer context, or let the program send less (docs/serve.md says how). Then start `{command}`."
     )
 
 

@@ -115,8 +115,8 @@ class Learning:
         """Return the learner of the adapter in use. Raises NotFound if no adapter is in use."""
         if self.learner is None:
             raise NotFound(
-                "no adapter is in use, so nothing can be learned; choose one by /adapter in a chat, by "
-                "`ruvmlx adapters use default`, or by starting without --adapter none."
+                "no adapter is in use, so nothing can be learned. Start without --adapter none, or choose an "
+                "adapter: `/adapter default` in a chat, `ruvmlx adapters use default` elsewhere."
             )
         return self.learner
 

@@ -294,10 +294,10 @@ class Learner:
         NotFound if the store has no reply with this id."""
         reply = self._store.replies.get(reply_id)
         if reply.fingerprint != self._model.fingerprint:
-            name = f" {reply.model}" if "/" in reply.model else ""  # a file's name would not find the file
+            way = f"/model {reply.model}" if "/" in reply.model else "/model"  # a file's name finds no file
             raise AdapterMismatch(
-                f"{reply.model} wrote that reply, and only that model can learn from its rating; the open "
-                f"model is {self._model.name}. Open that model by /model{name} in a chat, else by --model."
+                f"{reply.model} wrote that reply, and only that model can learn from this rating. The open "
+                f"model is {self._model.name}. Open {reply.model} with `{way}` in a chat, or with --model."
             )
         return reply
 

@@ -4,8 +4,8 @@ from ruvmlx.backends.native.backend import NativeBackend
 
 
 class ExactPrompts(NativeBackend):
-    """A native backend whose `prefill` calls rvm_decoder_forward, as all other methods do.
-    test_gguf_formats.py compares the results with those of rvm_decoder_prefill."""
+    """A native backend whose `prefill` calls rvm_decoder_forward in place of rvm_decoder_prefill.
+    test_gguf_formats.py compares the logits of the two."""
 
     def _run(self, *args, prompt=False, **kwargs):
         return super()._run(*args, prompt=False, **kwargs)

@@ -63,7 +63,7 @@ def test_a_file_is_written_and_put_back(house, tmp_path, name, before):
 def test_a_context_that_is_too_short_is_told(house, name, prompt):
     """The first prompt of a coding agent does not fit into the starter's context."""
     said = client_of(name, SERVED).use
-    assert f"first prompt of `{name}` has about {prompt} tokens, and the context of starter has 8,192" in said
+    assert f"`{name}` first sends about {prompt} tokens, but the model starter reads at most 8,192" in said
     assert said.endswith(f"Then start `{'codex --profile ruvmlx' if name == 'codex' else name}`.")
     long = client_of(name, Served("http://127.0.0.1:8642", "none-needed", "large", 32_768)).use
     assert long.startswith(f"Start `{name}") and "context" not in long
