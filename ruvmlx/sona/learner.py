@@ -244,20 +244,16 @@ class Learner:
         store. The effect of an earlier preference between these replies is removed first, if `undo_steps`
         can remove it.
 
-        kind: "compare", "regenerated" or "edit"; strength: 1 for a clear choice, else less than 1
-            (PreferenceRow)
+        kind: "compare", "regenerated" or "edit"; strength: 1 for a clear choice, else below 1 (PreferenceRow)
 
-        Raises UsageError unless the ids name two different replies to one question. Also raises the errors of
-        `rate`.
+        Raises UsageError unless the ids name two replies to one question, and the errors of `rate`.
         """
         started = time.perf_counter()
         better, worse = self.rateable(better_id), self.rateable(worse_id)
-        if better.id == worse.id:
-            raise UsageError(f"a preference is between two replies; got {better.id} twice.")
-        if better.prompt != worse.prompt:
-            raise UsageError("a preference is between replies to one question; these answer two.")
         if better.text == worse.text:
             raise UsageError("the two replies have the same words, so neither is better.")
+        if better.prompt != worse.prompt:
+            raise UsageError("a preference is between replies to one question; these answer two.")
         self.active.measure(is_hurried=True)
         return self.retry_commit(lambda: self._prefer(better, worse, kind, strength, started))
 
@@ -294,10 +290,10 @@ class Learner:
         NotFound if the store has no reply with this id."""
         reply = self._store.replies.get(reply_id)
         if reply.fingerprint != self._model.fingerprint:
-            way = f"/model {reply.model}" if "/" in reply.model else "/model"  # a file's name finds no file
+            name = f" {reply.model}" if "/" in reply.model else ""  # a file's name finds no file
             raise AdapterMismatch(
                 f"{reply.model} wrote that reply, and only that model can learn from this rating. The open "
-                f"model is {self._model.name}. Open {reply.model} with `{way}` in a chat, or with --model."
+                f"model is {self._model.name}. Open {reply.model} by `/model{name}` in a chat, else --model."
             )
         return reply
 

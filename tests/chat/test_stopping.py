@@ -13,13 +13,13 @@ import pytest
 from ruvmlx.apps.chat.app import ChatApp
 from ruvmlx.apps.chat.options import ChatOptions
 
-from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.engine import GenerationRequest, LLMInferenceEngine, Sampling
 from ruvmlx.engine.session import common_prefix
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 from ruvmlx.store import Store
 
+from ..backends.exact_prompts import ExactPrompts
 from .helpers import ask, until
 
 GREEDY = Sampling(temperature=0.0)
@@ -31,7 +31,7 @@ QUESTIONS = ("Tell me a story about the sea.", "Why is the sky blue?", "List ten
 
 @pytest.fixture(scope="module")
 def backend(starter):
-    return NativeBackend(starter, threads=1)
+    return ExactPrompts(starter, threads=1)
 
 
 class Pressing:
