@@ -15,6 +15,7 @@ from ruvmlx.engine.types import Chunk
 from ruvmlx.errors import NotFound, UsageError
 from ruvmlx.host.serving import BeginReply
 from ruvmlx.models.text.thinking import split
+from ruvmlx.models.text.tool_calls import ParsedCall
 from ruvmlx.runtime import Runtime
 from ruvmlx.text import count
 
@@ -28,11 +29,17 @@ _shuffle = random.SystemRandom()
 @dataclass(frozen=True)
 class Candidate:
     """One of the two replies of a comparison. message: the id of the reply's message. learned: True if the
-    model used the adapter for the reply. text: the text of the message."""
+    model used the adapter for the reply. text, calls: the text and the tool calls of the message."""
 
     message: int
     learned: bool
     text: str
+    calls: tuple[ParsedCall, ...] = ()
+
+    def is_like(self, other: "Candidate") -> bool:
+        """Return True if both replies have the same words and the same tool calls."""
+        calls = [[(call.name, call.arguments) for call in one.calls] for one in (self, other)]
+        return self.text == other.text and calls[0] == calls[1]
 
 
 def order() -> list[bool]:
@@ -98,7 +105,7 @@ def candidate(runtime: Runtime, session: str, with_learned: bool) -> Candidate:
     """Return the newest reply of the chat as a candidate, for the user's choice."""
     newest = runtime.chats.turns(session)[-1]
     assert newest.id is not None
-    return Candidate(newest.id, with_learned, newest.content)
+    return Candidate(newest.id, with_learned, newest.content, newest.calls)
 
 
 @dataclass(frozen=True)

@@ -101,14 +101,14 @@ class CompareScreen(ModalScreen[int | None]):
             return
         finally:
             self._busy = False
-        texts = [candidate.text for candidate in self.candidates]
-        if len(texts) < 2:
+        if len(self.candidates) < 2:
             self._say(f"Stopped   {self._close_key} Close")
-        elif self.is_blind and texts[0] != texts[1]:
+        elif self.is_blind and not self.candidates[0].is_like(self.candidates[1]):
             self._say(self._choices)
             self.offered = self.candidates
         else:
-            self._say(f"{compare.lengths(*texts)}   {self._close_key} Close")
+            words = compare.lengths(*(candidate.text for candidate in self.candidates))
+            self._say(f"{words}   {self._close_key} Close")
 
     def action_choose(self, side: int) -> None:
         if self.offered:

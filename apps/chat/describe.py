@@ -81,8 +81,8 @@ def milliseconds(microseconds: float) -> str:
 
 
 def bad_with_reason(rating: str, reason: str) -> str:
-    """Return the mark of a rating with its reason, if there is one: "▼ bad, too long". reason: a key of
-    `REASONS`, or "" """
+    """Return the mark of a rating. If the user gave a reason, the reason follows: "▼ bad, too long". reason:
+    a key of `REASONS`, or "" """
     return rating_mark(rating) + (f", {REASONS[reason]}" if reason else "")
 
 

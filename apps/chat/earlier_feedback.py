@@ -1,5 +1,5 @@
-"""This module makes lines below the replies of an opened chat. A line has the reason of a bad rating, or
-says that the user prefers the reply."""
+"""This module makes the lines that an opened chat shows below its replies. A line says why the user rated the
+reply bad, or that the user prefers the reply."""
 
 from .describe import PREFERRED, YOUR_VERSION, bad_with_reason
 from .view_model import Standing

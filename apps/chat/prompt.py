@@ -244,7 +244,7 @@ class Prompt(OrderedKeys, TextArea):
         self.insert("\n")
 
     def action_submit(self) -> None:
-        """Send the text, and remove it from the input at once, so that the next key begins another message.
+        """Send the text. Remove the text from the input at once, so that the next key begins another message.
         If the text came from the history of messages, the input shows the draft again."""
         text = self.text
         if text.strip():

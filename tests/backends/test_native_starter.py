@@ -92,7 +92,7 @@ def greedy(backend, prompt: list[int], length: int = 32) -> tuple[list[int], lis
 
 
 def test_greedy_text_is_mlx_text_or_a_near_tie(starter, starter_backend, native, record_property):
-    """Most replies are equal. At the first different token, both tokens have almost equal logits in MLX."""
+    """Most replies are equal to MLX's. At the first different token, MLX has almost equal logits for both."""
     exact, equal = ExactPrompts(starter), [0, 0]
     for question in QUESTIONS:
         prompt = starter.tokenizer.encode_chat([Message("user", question)])

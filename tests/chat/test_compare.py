@@ -10,6 +10,7 @@ from ruvmlx.apps.chat.options import ChatOptions
 
 from ruvmlx.engine import Sampling
 from ruvmlx.errors import UsageError
+from ruvmlx.models.text.tool_calls import ParsedCall
 
 from ..chats.test_chats import options, run
 from ..test_runtime import say
@@ -172,8 +173,27 @@ def test_plain_mode_offers_no_choice_between_equal_replies(open_tiny, rated_chat
             runtime.choices.prefer(first, second)
 
 
+def test_replies_with_other_tool_calls_are_different_replies(open_tiny):
+    """The text of a reply has no tool calls, so two replies that only call tools both have the text ""."""
+    bern, again, oslo = (
+        compare.Candidate(n, False, "", (ParsedCall(f"call {n}", "weather", f'{{"city": "{city}"}}'),))
+        for n, city in enumerate(("Bern", "Bern", "Oslo"))
+    )
+    assert bern.is_like(again) and not bern.is_like(oslo)
+    with open_tiny() as runtime:
+        chat = runtime.chats.new_chat()
+        ids = [
+            say(runtime, chat, "hello").request_id,
+            run(runtime.chats.again(chat, **options(12)))[0].request_id,
+        ]
+        assert runtime.store.replies.get(ids[0]).sampled_ids != runtime.store.replies.get(ids[1]).sampled_ids
+        with runtime.store.transaction():
+            runtime.store.db.execute("UPDATE replies SET text = ''")
+        assert runtime.choices.prefer(*ids).adapter_version == 1
+
+
 def test_a_choice_that_was_taken_back_is_not_learned_again(open_tiny, rated_chat):
-    """The next message goes on from the chosen reply, which the user judged already."""
+    """The next message continues the chat from the chosen reply. It teaches no preference for this reply."""
     with open_tiny() as runtime:
         run_plain(runtime, "/compare", "/choose 1", "/undo", "Go on", session=rated_chat)
         assert runtime.status().preferences == 0

@@ -151,8 +151,8 @@ def test_a_deleted_chat_takes_its_signals_along(open_tiny):
 
 
 def test_signals_are_summed_up_by_kind_and_context(open_tiny):
-    """Means of every column. A rating that was changed counts once; other models' replies, and ratings that
-    were taken back, do not count."""
+    """The groups have the mean of every column. A changed rating counts once. Replies of other models do not
+    count. Ratings that were taken back do not count."""
     with open_tiny() as runtime:
         ids = [reply(runtime) for _ in range(5)]
         model, signals = runtime.model.fingerprint, runtime.store.signals

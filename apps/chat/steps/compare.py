@@ -33,7 +33,7 @@ def _write_side(
         if rest:
             return _write_side(state, text, rest, both, before)
         compare.show_again(runtime, state.session, before)
-        if both[0].text == both[1].text:
+        if both[0].is_like(both[1]):
             return Outcome(compare.lengths(*(one.text for one in both)))
         state.comparison = compare.ReplyComparison.at_end(runtime, state.session, both)
         return Outcome(f"Which is better? /choose 1 or /choose 2.{NO_CHOICE if before else ''}")
