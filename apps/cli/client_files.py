@@ -76,7 +76,7 @@ def _start(command: str, prompt: int, served: Served) -> str:
     return (
         f"The program `{command.split()[0]}` first sends about {prompt:,} tokens, but the model "
         f"{served.model} reads at most {served.context:,}, so the server will refuse them. Serve a model "
-        f"with a longer context, or let the program send less (docs/serve.md says how). Then start `{command}`."
+        f"with a longer context, or let the program send less (see docs/serve.md). Then start `{command}`."
     )
 
 
