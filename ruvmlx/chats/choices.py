@@ -50,8 +50,13 @@ class Choices:
 
     def prefer(self, better: str, worse: str, adapter: str | None = None) -> PreferenceResult:
         """Learn that one of two replies to one question is better. adapter: the adapter that learns; None:
-        the adapter in use. Raises NotFound if no adapter is in use."""
+        the adapter in use. Raises NotFound if no adapter is in use, and UsageError for two replies with the
+        same words."""
         with self._learning.using(adapter) as learner:
+            # The text of a reply has no tool calls, so compare the tokens.
+            said = [learner.rateable(reply_id).sampled_ids for reply_id in (better, worse)]
+            if better != worse and said[0] == said[1]:
+                raise UsageError("the two replies have the same words, so neither is better.")
             return learner.prefer(better, worse, "compare")
 
     def give_reason(self, reply_id: str, reason: str, adapter: str | None = None) -> RatingResult:

@@ -250,8 +250,8 @@ class Learner:
         """
         started = time.perf_counter()
         better, worse = self.rateable(better_id), self.rateable(worse_id)
-        if better.sampled_ids == worse.sampled_ids:  # the text of a reply has no tool calls; the tokens do
-            raise UsageError("a preference is between two replies that differ; these have the same words.")
+        if better.id == worse.id:
+            raise UsageError(f"a preference is between two replies; got {better.id} twice.")
         if better.prompt != worse.prompt:
             raise UsageError("a preference is between replies to one question; these answer two.")
         self.active.measure(is_hurried=True)
