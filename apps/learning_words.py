@@ -4,6 +4,7 @@
 from typing import TYPE_CHECKING, Any
 
 from ruvmlx.ratings import FELT, is_against
+from ruvmlx.text import excerpt
 
 if TYPE_CHECKING:
     from ruvmlx.runtime import PreferenceResult, RatingResult
@@ -116,6 +117,12 @@ def rating_line(result: "RatingResult") -> str:
     else:
         effect = f": {'more' if moved > 0 else 'less'} like this."
     return f"Learned from your rating ({_of_five(result.rating)}){effect} {earlier}{_after(result)}"
+
+
+def reply_line(question: str) -> str:
+    """Return a sentence that says which reply the user's feedback is about. Return "" if the question is
+    empty, because the store no longer has its words."""
+    return f'The reply answers "{excerpt(question, [])}".' if question.strip() else ""
 
 
 def _of_five(rating: str) -> str:

@@ -12,7 +12,9 @@ import click
 from ruvmlx import settings as config
 from ruvmlx.errors import UsageError
 
-from ..learning_words import HOW_TO_RATE, detail_rows, nothing_in_use, status_facts, status_lines
+from ..learning_words import (
+    HOW_TO_RATE, detail_rows, nothing_in_use, reply_line, status_facts, status_lines,
+)  # fmt: skip
 from ..optimizer_words import optimizer_rows, tuning_line
 from .interrupt import ctrl_c_sets
 from .kv_words import kv_facts, show_kv
@@ -119,8 +121,10 @@ def status(details: bool, as_json: bool, **flags: Any) -> None:
 @json_option
 def undo(as_json: bool, **flags: Any) -> None:
     """Take the last rating or preference back, bit for bit."""
-    found = _history(flags).undo()
-    _show_status(found, as_json, _undone_line(found.undone))
+    history = _history(flags)
+    question = history.newest_question()
+    found = history.undo()
+    _show_status(found, as_json, f"{_undone_line(found.undone)} {reply_line(question)}".rstrip())
 
 
 def _undone_line(kind: str) -> str:

@@ -8,7 +8,7 @@ import click
 from ruvmlx.errors import UsageError
 from ruvmlx.ratings import BAD, REASONS, with_reason
 
-from ..learning_words import preference_line, rating_line
+from ..learning_words import preference_line, rating_line, reply_line
 from .completion_values import complete_ratings, complete_replies
 from .options import model_options, open_runtime, resolve
 from .output import json_option, print_json
@@ -59,7 +59,10 @@ def rate(
             else:
                 assert why is not None
                 result = runtime.choices.give_reason(reply_id, why, adapter)
+            question = runtime.store.replies.get(result.reply_id).prompt
         line = rating_line(result)
+        if reply_id == "last":
+            line = f"{line} {reply_line(question)}".rstrip()
     if as_json:
         print_json(result)
         return

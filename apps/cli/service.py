@@ -128,12 +128,26 @@ def install(context: click.Context) -> None:
     found = service(words, os.environ, Path.cwd())
     show(f"{found.path} will have this:")
     click.echo(found.text)
-    if not click.confirm("Write it?", default=False):
+    if not _agrees("Write it?"):
         log("nothing was written.")
         return
     _write(found)
     show_whole(f"written. To start the server now, and at every login:\n  {found.start}")
     show("To remove it: `ruvmlx serve --uninstall`")
+
+
+def _agrees(question: str) -> bool:
+    """Ask the user, and return the answer. Raise UsageError if standard input ends before the answer."""
+    try:
+        return click.confirm(question, default=False)
+    except click.Abort as error:
+        if not isinstance(error.__context__, EOFError):
+            raise
+        click.echo(err=True)
+        raise UsageError(
+            "standard input ended before the answer, so nothing was changed. To agree without a keyboard, "
+            "write `echo y |` before the command."
+        ) from None
 
 
 def _has_line_end(words: Sequence[str]) -> bool:
@@ -157,7 +171,7 @@ def uninstall() -> None:
         show(f"nothing to remove: there is no {found.path}.")
         return
     show_whole(f"To stop the server first:\n  {found.stop}")
-    if not click.confirm(f"Remove {found.path}?", default=False):
+    if not _agrees(f"Remove {found.path}?"):
         log("nothing was removed.")
         return
     try:

@@ -2,6 +2,7 @@
 that the user gave with the stars that were predicted before."""
 
 from collections import Counter
+from statistics import fmean, stdev
 
 from ruvmlx.sona.taste_record import TasteRecord
 
@@ -10,7 +11,7 @@ from ..learning_words import HOW_TO_RATE
 from .text_output import count
 
 TITLE = "Stars that were predicted before each rating, against those that were given"
-FELT = 0.05  # `summary` describes errors that differ by fewer stars as equal
+MIN_RATINGS = 10  # `summary` compares the errors of fewer ratings in no words
 STEP = 0.5  # the number of stars between two rows of the chart
 ROWS = [5 - STEP * i for i in range(9)]
 
@@ -40,13 +41,24 @@ def summary(record: TasteRecord, nothing: str = "") -> str:
     show; "" for the usual ones."""
     if record.error is None or record.usual_error is None:
         return nothing or f"There is no rating to compare. {HOW_TO_RATE}"
-    gain = record.usual_error - record.error
-    how = "about as well as" if abs(gain) < FELT else "better than" if gain > 0 else "worse than"
-    return (
-        f"ruvmlx guesses your ratings {how} the average of your earlier ones does: of "
-        f"{count(len(record.ratings), 'rating')}, it was off by {record.error:.1f} stars, the average by "
-        f"{record.usual_error:.1f}."
+    errors = (
+        f"For {count(len(record.ratings), 'rating')}, the guess of ruvmlx was off by {record.error:.1f} stars. "
+        f"The average of your earlier ratings was off by {record.usual_error:.1f} stars."
     )
+    return f"{errors} {_comparison(record)}"
+
+
+def _comparison(record: TasteRecord) -> str:
+    """Return a sentence that says which of the two predictions is better, if the ratings show it: the mean
+    difference of the errors is then more than two of its standard errors from zero."""
+    number = len(record.ratings)
+    if number < MIN_RATINGS:
+        return f"Fewer than {MIN_RATINGS} ratings cannot show which is better."
+    gains = [abs(r.given - r.usual) - abs(r.given - r.predicted) for r in record.ratings]
+    mean, doubt = fmean(gains), 2 * stdev(gains) / number**0.5
+    if abs(mean) <= doubt:
+        return "So few ratings do not show which is better."
+    return f"So ruvmlx knows your taste {'better' if mean > 0 else 'worse'} than the average does."
 
 
 def svg(record: TasteRecord) -> str:

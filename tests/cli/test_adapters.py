@@ -56,6 +56,18 @@ def test_a_rating_goes_to_the_adapter_that_wrote_the_reply(learned):
     assert code == 0 and "learned from it" not in out and versions(learned)["default"] == 3
 
 
+def test_a_rating_and_its_undoing_name_the_reply(tiny_cli):
+    """By the question, since "last" and "newest" do not show which reply it was; an id does."""
+    ids = [
+        tiny_cli("generate", question, "--max-tokens", "4", "--ignore-eos", "--raw", "--json")[1]["reply_id"]
+        for question in ("Name a river.", "Name\na lake.")
+    ]
+    assert tiny_cli("rate", "last", "up")[1].endswith('The reply answers "Name a lake.".\n')
+    assert "The reply answers" not in tiny_cli("rate", ids[0], "up")[1]
+    assert 'no longer counts. The reply answers "Name a river.".' in tiny_cli("learn", "undo")[1]
+    assert 'no longer counts. The reply answers "Name a lake.".' in tiny_cli("learn", "undo")[1]
+
+
 def sound(home) -> bool:
     store = Store(home / "ruvmlx.db")
     return store.witness.check().broken is None and not disagreement(store)

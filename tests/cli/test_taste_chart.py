@@ -26,8 +26,8 @@ def test_each_rating_is_counted_at_its_place():
     )
     assert lines[-1].split() == ["given", "1", "2", "3", "4", "5"]
     said = taste_chart.summary(record((5, 4.8), (5, 5.6), (1, 1.2), (2, 3.1)))
-    assert said.startswith("ruvmlx guesses your ratings better than the average")
-    assert "4 ratings" in said and "off by 0.5 stars" in said and "by 1.8" in said
+    assert said.startswith("For 4 ratings, the guess of ruvmlx was off by 0.5 stars.")
+    assert "ratings was off by 1.8 stars." in said
 
 
 def test_thumbs_have_columns_of_their_own():
@@ -42,7 +42,14 @@ def test_thumbs_have_columns_of_their_own():
         "4.5",
         "5",
     ]
-    assert "about as well as the average" in taste_chart.summary(record((4.5, 3.0), (1.5, 3.0)))
+
+
+def test_the_better_prediction_is_named_only_where_the_ratings_show_it():
+    better, worse = [(5, 4.0), (1, 2.2), (5, 4.4)], [(5, 2.0), (1, 4.2), (5, 2.4)]
+    assert taste_chart.summary(record(*better)).endswith("Fewer than 10 ratings cannot show which is better.")
+    assert "knows your taste better than the average" in taste_chart.summary(record(*better * 4))
+    assert "knows your taste worse than the average" in taste_chart.summary(record(*worse * 4))
+    assert taste_chart.summary(record(*(better + worse) * 4)).endswith("do not show which is better.")
 
 
 def test_nothing_rated_is_said():

@@ -91,6 +91,16 @@ def test_it_asks_first(run, linux):
     assert "nothing to remove" in run("--uninstall")
 
 
+def test_an_input_that_ends_before_the_answer_changes_nothing(run, linux):
+    for flag in ("--install", "--uninstall"):
+        with pytest.raises(UsageError, match="ended before the answer, so nothing was changed.*`echo y |`"):
+            run(flag, says="")
+        assert unit().exists() == (flag == "--uninstall")
+        unit().parent.mkdir(parents=True, exist_ok=True)
+        unit().write_text("a service")
+    assert unit().read_text() == "a service"
+
+
 def test_what_is_refused(run, linux, monkeypatch):
     with pytest.raises(UsageError, match="API key does not go into"):
         run("--install", "--api-key", "k" * 20)
