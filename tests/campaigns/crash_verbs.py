@@ -175,6 +175,7 @@ def consolidate_style(work: Path) -> int:
     that is always used."""
     from ruvmlx.sona import faults
     from ruvmlx.sona.optional import style_bank, style_choice, style_loop
+    from ruvmlx.sona.taste import TasteModel
 
     from .crash_bases import open_runtime
 
@@ -186,7 +187,7 @@ def consolidate_style(work: Path) -> int:
     of = style_choice.StyleChoice.of
     style_choice.StyleChoice.of = lambda *a: replace(of(*a), confidence=1.0)  # type: ignore
     style_loop.agreement = lambda *a: 0.0
-    style_loop.gain_of = lambda *a: 1.0  # type: ignore[assignment]
+    TasteModel.predict_gain = lambda *a: (1.0, 0.0)  # type: ignore[method-assign]
     style_loop.StyleLoop._worse = lambda *a: ""  # type: ignore[method-assign]
 
     def choose() -> None:
@@ -302,6 +303,8 @@ BATCH = (
     "before", "a file", "reply 1", "line 1", "its figures", "reply 2", "line 2", "an error's line",
     "a reply without its line", "two without a line", "a line lost", "after",
 )  # fmt: skip
+# The faults of the original model's replies are kept for later trainings.
+TRAINED = ("before", "a step", "the model's faults", "after")
 # The bank of replies is saved before each of its 13 parts and after the last one.
 STYLED = (
     "before",
@@ -358,7 +361,7 @@ WRITES = [
     Verb("chat --plain", ("chat", "--plain", "--max-tokens", "5"), stdin="a question\n/rate up\n/exit\n",
          errors=(1, 3), states=("before", "chat", "question", "reply", "trace", "rated", "noted", "after")),
     verb("embed -o {out}/vectors.npy words", name="embed"),
-    Verb("learn consolidate", call=consolidate, states=("before", "a step", "after"), is_slow=True),
+    Verb("learn consolidate", call=consolidate, states=TRAINED, is_slow=True),
     Verb("learn consolidate, slow_loop style", call=consolidate_style, states=STYLED,
          caches=("home/style/",), is_slow=True),
     Verb("learn consolidate --deep", call=record_changes, is_slow=True),
