@@ -122,7 +122,9 @@ def rating_line(result: "RatingResult") -> str:
 def reply_line(question: str) -> str:
     """Return a sentence that says which reply the user's feedback is about. Return "" if the question is
     empty, because the store no longer has its words."""
-    return f'The reply answers "{excerpt(question, [])}".' if question.strip() else ""
+    words = excerpt(question, [])
+    end = "" if words.endswith((".", "?", "!", "…")) else "."
+    return f'The reply answers "{words}"{end}' if words else ""
 
 
 def _of_five(rating: str) -> str:

@@ -13,7 +13,12 @@ from ruvmlx import settings as config
 from ruvmlx.errors import UsageError
 
 from ..learning_words import (
-    HOW_TO_RATE, detail_rows, nothing_in_use, reply_line, status_facts, status_lines,
+    HOW_TO_RATE,
+    detail_rows,
+    nothing_in_use,
+    reply_line,
+    status_facts,
+    status_lines,
 )  # fmt: skip
 from ..optimizer_words import optimizer_rows, tuning_line
 from .interrupt import ctrl_c_sets

@@ -42,7 +42,8 @@ def summary(record: TasteRecord, nothing: str = "") -> str:
     if record.error is None or record.usual_error is None:
         return nothing or f"There is no rating to compare. {HOW_TO_RATE}"
     errors = (
-        f"For {count(len(record.ratings), 'rating')}, the guess of ruvmlx was off by {record.error:.1f} stars. "
+        f"For {count(len(record.ratings), 'rating')}, the guess of ruvmlx was off by {record.error:.1f} "
+        "stars. "
         f"The average of your earlier ratings was off by {record.usual_error:.1f} stars."
     )
     return f"{errors} {_comparison(record)}"

@@ -80,14 +80,20 @@ def _not_routed(serving: Serving, endpoints: Sequence[Endpoint], routes: Sequenc
     an unknown method, the header `Allow` of the answer lists all methods of the path."""
 
     async def answer(request: Any, error: HTTPException) -> Any:
-        headers, message = {}, "there is no such path; GET /openapi.json lists all."
+        headers, path, code = {}, "", "unknown_path"
+        message = "there is no such path; GET /openapi.json lists all."
+        if any(e.path == f"/v1{request.url.path}" for e in endpoints):
+            path = request.url.path
+            message = f"there is no such path; the path is /v1{path}, so the base URL must end in /v1."
         if error.status_code == 405:
             path = next(r.path for r in routes if r.matches(request.scope)[0] != Match.NONE)
+            code = "unknown_method"
             methods = {method for route in routes if route.path == path for method in route.methods or ()}
             headers["Allow"] = ", ".join(sorted(methods))
             message = "this path does not have this method; GET /openapi.json lists all."
-        shape = _shape(request.url.path, endpoints)
-        return _Failure(serving, ApiError(error.status_code, message), headers, shape)
+        failure = ApiError(error.status_code, message, code=code)
+        serving.note_refusal(failure, path)
+        return _Failure(serving, failure, headers, _shape(request.url.path, endpoints))
 
     return answer
 

@@ -102,8 +102,8 @@ class ReplyBody(Struct, forbid_unknown_fields=True, kw_only=True):
         Annotated[
             int,
             Meta(
-                ge=0,
-                le=2**53,
+                ge=-(2**63),
+                le=2**63 - 1,
                 description="The same seed, the same reply; the reply with index i draws with seed + i.",
             ),
         ]
@@ -162,7 +162,6 @@ class ChatBody(ReplyBody, forbid_unknown_fields=True, kw_only=True):
         ]
         | None
     ) = None
-    store: Off | None = None
 
 
 class CompletionBody(ReplyBody, forbid_unknown_fields=True, kw_only=True):
@@ -187,6 +186,7 @@ class EmbeddingBody(Struct, forbid_unknown_fields=True):
         Meta(description="One text or several. A text may have at most 8,192 tokens."),
     ]
     encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int | None, Meta(description="Only the number that the model has.")] = None
 
 
 class RankedDocument(Struct, forbid_unknown_fields=True):
@@ -237,8 +237,12 @@ ONE_OF_TWO = [
         "properties": {"rating": {"type": "null"}, "preferred": _TEXT, "note": {"type": "null"}},
     },
 ]
+# the number of dimensions depends on the model, so the document has no number
+_NO_NUMBER = {"anyOf": [{"type": "null"}]}
 EXACT: dict[str, dict[str, Any]] = {
     "CompletionBody": {"properties": {"prompt": {"anyOf": PROMPTS}}},
+    "EmbeddingBody": {"properties": {"dimensions": _NO_NUMBER}},
+    "OllamaEmbedBody": {"properties": {"dimensions": _NO_NUMBER}},
     "RatingBody": {"anyOf": ONE_OF_TWO},
 }
 

@@ -12,7 +12,7 @@ from ruvmlx.engine.types import GenerationResponse
 from ruvmlx.models.text.thinking import tag_of
 from ruvmlx.models.text.tool_calls import CallBegun
 
-from .bodies import ChatBody, refuse_true, text_of
+from .bodies import ChatBody, text_of
 from .chat_requests import form_of, messages_of, template_values, thinking_of, tools_of
 from .endpoint import Answer, Call, Endpoint, EventStream, Waiting
 from .errors import ApiError
@@ -126,7 +126,6 @@ class ChatChunk(Struct):
 async def chat_completions(call: Call) -> Answer:
     """Answer a conversation, with the whole answer at once or as a stream."""
     body: ChatBody = call.body
-    refuse_true(body.store, "store")
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options: needs stream: true.", "stream_options", "invalid_combination")
     if body.top_logprobs is not None and not body.logprobs:

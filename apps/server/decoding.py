@@ -13,7 +13,13 @@ from .request_fields import is_unused, reason_of, take_unused
 B = TypeVar("B")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`", re.DOTALL)
 _FLOAT = "got `float`"
+_PART_TYPE = re.compile(r".*content\[\d+\](\.content\[\d+\])?\.type")
+_IMAGES = re.compile(r"(messages\[\d+\]\.)?images")
 _TOOL_TYPE = re.compile(r"tools\[\d+\](\.tools\[\d+\])?\.type")
+# half of a character beyond U+FFFF: one escape of a pair without the other
+_HALF_CHARACTER = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`", re.DOTALL)
 _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 
@@ -39,7 +45,10 @@ def decode(data: bytes, kind: type[B]) -> Decoded[B]:
         except msgspec.ValidationError:
             return _decoded_in_steps(data, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON: {_short(str(error))}.", code="invalid_json") from None
+        reason = _short(str(error))
+        if _HALF_CHARACTER.search(data):
+            reason = "a \\u escape is half of a character (a lone surrogate); send whole characters"
+        raise ApiError(400, f"the body is not JSON: {reason}.", code="invalid_json") from None
 
 
 def _decoded_in_steps(data: bytes, kind: type[B]) -> Decoded[B]:
@@ -93,6 +102,8 @@ def _refuse(message: str, kind: type) -> NoReturn:
     reason = _short(what[:1].lower() + what[1:])
     if _TOOL_TYPE.fullmatch(path):
         reason += "; only functions that the client runs are supported, so leave this tool out"
+    if _PART_TYPE.fullmatch(path) or _IMAGES.fullmatch(path):
+        reason += "; the server reads text alone: no images, sound or files"
     raise ApiError(400, f"{path or 'the body'}: {reason}.", path or None, "invalid_value") from None
 
 

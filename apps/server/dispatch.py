@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from ruvmlx.errors import RuvmlxError
+from ruvmlx.errors import PromptTooLong, RuvmlxError
 
 from .access import headers_of
 from .body_budget import HeldBody
@@ -39,14 +39,18 @@ class Dispatcher:
         started, facts = time.monotonic(), dict[str, float]()
         sender = Sender(send, serving.limits, scope["state"].get("headers", ()))
         serving.calls += 1
-        gone, held = False, HeldBody(serving.bodies)
+        gone, held, failed = False, HeldBody(serving.bodies), ""
         try:
             await self._answer(scope, receive, sender, facts, held)
         except ClientGone:
             gone = True
             _abort(scope)
         except RuvmlxError as error:
-            await _send_error(sender, api_error(error), endpoint)
+            refusal = api_error(error)
+            if isinstance(error, PromptTooLong):
+                refusal.param = _prompt_field(endpoint.body)
+            failed = refusal.code or ""
+            await _send_error(sender, refusal, endpoint)
         except TimeoutError:
             message = f"the answer took longer than {serving.limits.reply_seconds:g} seconds."
             await _send_error(sender, ApiError(408, message, code="timeout"), endpoint)
@@ -57,7 +61,8 @@ class Dispatcher:
         finally:
             held.release()
             serving.calls -= 1
-            self._count(sender.status, gone, time.monotonic() - started, facts, scope["state"]["salt"])
+            seconds = time.monotonic() - started
+            self._count(sender.status, gone, seconds, facts, failed, scope["state"]["salt"])
 
     async def _answer(
         self, scope: Scope, receive: Receive, sender: Sender, facts: dict[str, float], held: HeldBody
@@ -114,7 +119,10 @@ class Dispatcher:
                 async for event in events:
                     yield event
 
-    def _count(self, status: int, gone: bool, seconds: float, facts: Mapping[str, float], salt: str) -> None:
+    def _count(
+        self, status: int, gone: bool, seconds: float, facts: Mapping[str, float], failed: str, salt: str
+    ) -> None:
+        """Count and log an answer. failed: the code of the error that is the answer, or ""."""
         endpoint, metrics = self._endpoint, self._serving.metrics
         word = "gone" if gone else str(status)
         metrics.add("ruvmlx_requests_total", endpoint=endpoint.path, method=endpoint.method, status=word)
@@ -122,7 +130,8 @@ class Dispatcher:
         if gone:
             metrics.add("ruvmlx_cancelled_total")
         shown = {"method": endpoint.method, "path": endpoint.path, "status": word}
-        self._serving.log.write("request", {**shown, "ms": round(1e3 * seconds), **facts})
+        reason = {"reason": failed} if failed else {}
+        self._serving.log.write("request", {**shown, **reason, "ms": round(1e3 * seconds), **facts})
         if endpoint.method != "GET":
             told: dict[str, Any] = {**shown, "ms": round(1e3 * seconds), **facts}
             self._serving.recent.append((salt, RecentRequest(time=time.time(), **told)))
@@ -135,6 +144,11 @@ async def _send_error(sender: Sender, error: ApiError, endpoint: Endpoint) -> No
         return
 
 
+def _prompt_field(body: type | None) -> str:
+    """Return the name of the field of a body that has the prompt."""
+    return next((name for name in ("messages", "input", "prompt") if hasattr(body, name)), "messages")
+
+
 def _check_media_type(headers: Mapping[str, str]) -> None:
     """Raise ApiError, 415, if the request says that its body is not JSON. By default, the program `curl -d`
     says that the body is a form, so the server accepts a form. But the server refuses a form from a web page,
@@ -143,6 +157,8 @@ def _check_media_type(headers: Mapping[str, str]) -> None:
     is_curl = media == FORM and not {"origin", "sec-fetch-site"} & {*headers}
     if media != JSON and not is_curl:
         raise ApiError(415, "the body must be application/json.", code="unsupported_media_type")
+    if headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise ApiError(415, "the body must not be compressed.", code="unsupported_media_type")
 
 
 def _abort(scope: Scope) -> None:

@@ -47,13 +47,21 @@ class Embeddings(Struct):
 async def embeddings(call: Call) -> Answer:
     """Return one vector for each text. The model computes the vectors without its adapter. While the model
     computes the vectors, replies in progress continue."""
-    body: EmbeddingBody = call.body
+    return await embed_texts(call, call.body)
+
+
+async def embed_texts(call: Call, body: EmbeddingBody, is_cut: bool = False) -> Embeddings:
+    """Return the answer with one vector for each text of the body. is_cut: True if the model reads only the
+    beginning of a text that is too long; False if such a text is an error."""
     name = await embedder_name(call)
     if isinstance(body.input, str):
         texts = {"input": body.input}
     else:
         texts = {f"input[{i}]": text for i, text in enumerate(body.input)}
-    vectors, tokens = await vectors_of(call, texts)
+    vectors, tokens = await vectors_of(call, texts, is_cut)
+    if body.dimensions not in (None, len(vectors[0])):
+        message = f"dimensions: a vector of this model has {len(vectors[0])}; leave the field out."
+        raise ApiError(400, message, "dimensions", "unsupported_value")
     written = (_encode_vector(vector, body.encoding_format) for vector in vectors)
     rows = [EmbeddingRow("embedding", i, vector) for i, vector in enumerate(written)]
     method = embedding.method_of(call.serving.runtime.model)
@@ -71,12 +79,14 @@ async def embedder_name(call: Call) -> str:
     return name
 
 
-async def vectors_of(call: Call, texts: Mapping[str, str]) -> tuple[list[np.ndarray], int]:
+async def vectors_of(
+    call: Call, texts: Mapping[str, str], is_cut: bool = False
+) -> tuple[list[np.ndarray], int]:
     """Return one unit vector [dimensions] for each text, and the number of tokens of all texts. While the
     model computes the vectors, replies in progress continue. texts: each text by the name of its field, for
-    errors. Raise ApiError, 400, if a text is empty or too long."""
+    errors. is_cut: as in `embed_texts`. Raise ApiError, 400, if a text is empty or too long."""
     host, letters = call.serving.host, sum(map(len, texts.values()))
-    ids = await host.encode(lambda runtime: _encode_texts(runtime, texts), letters)
+    ids = await host.encode(lambda runtime: _encode_texts(runtime, texts, is_cut), letters)
     vectors = await host.call_in_slices(
         lambda runtime: embedding.vectors(runtime.store, runtime.model, runtime.backend, ids)
     )
@@ -85,13 +95,13 @@ async def vectors_of(call: Call, texts: Mapping[str, str]) -> tuple[list[np.ndar
     return vectors, tokens
 
 
-def _encode_texts(runtime: Runtime, texts: Mapping[str, str]) -> list[list[int]]:
-    return [_encode_text(runtime, field, text) for field, text in texts.items()]
+def _encode_texts(runtime: Runtime, texts: Mapping[str, str], is_cut: bool) -> list[list[int]]:
+    return [_encode_text(runtime, field, text, is_cut) for field, text in texts.items()]
 
 
-def _encode_text(runtime: Runtime, field: str, text: str) -> list[int]:
+def _encode_text(runtime: Runtime, field: str, text: str, is_cut: bool) -> list[int]:
     try:
-        return embedding.text_ids(runtime.model, text)
+        return embedding.text_ids(runtime.model, text, is_cut)
     except UsageError as error:
         code = "context_length_exceeded" if isinstance(error, TextTooLong) else "invalid_value"
         raise ApiError(400, f"{field}: {error}", field, code) from None

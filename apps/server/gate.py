@@ -51,7 +51,7 @@ class Gate:
             state["salt"], state["headers"] = self._access.check_key(headers, endpoint), cors
             await self._app(scope, receive, send)
         except ApiError as error:
-            self._serving.metrics.add("ruvmlx_refused_total", reason=error.code or "other")
+            self._serving.note_refusal(error, endpoint.path if endpoint is not None else "")
             shape = endpoint.errors if endpoint is not None else openai_error
             await self._sender(send, cors).error(error, shape)
 
@@ -73,7 +73,7 @@ class Gate:
             self._access.check_chat(headers)
             await self._app(scope, receive, send)
         except ApiError as error:
-            self._serving.metrics.add("ruvmlx_refused_total", reason=error.code or "other")
+            self._serving.note_refusal(error)
             await refuse_websocket(send, error)
 
     def _sender(self, send: Send, headers: Sequence[tuple[str, str]]) -> Sender:

@@ -54,7 +54,7 @@ class InfillBody(Struct, forbid_unknown_fields=True):
     n_predict: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     stream: bool | None = None
     stop: Annotated[list[Text], Meta(max_length=16)] | None = None
-    seed: Annotated[int, Meta(ge=-1, le=2**53)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None

@@ -218,14 +218,17 @@ def _message(body: MessagesBody, reply: WrittenReply) -> AnthropicMessage:
 
 
 def _calls(reply: WrittenReply) -> list[WrittenToolUse]:
-    """Return the tool calls whose input is a JSON object. The input of the last call is possibly incomplete,
-    because a limit can cut the reply."""
+    """Return the tool calls whose input is a JSON object. If a limit cut the reply within the last call, the
+    input of this call is empty."""
     found = []
     for made in reply.calls:
         try:
-            found.append(WrittenToolUse(made.id, made.name, msgspec.json.decode(made.arguments, type=dict)))
+            values = msgspec.json.decode(made.arguments, type=dict)
         except (msgspec.DecodeError, RecursionError):
-            continue
+            if made is not reply.calls[-1] or reply.response.finish_reason != "length":
+                continue
+            values = {}
+        found.append(WrittenToolUse(made.id, made.name, values))
     return found
 
 

@@ -153,7 +153,8 @@ class ModelPool:
     def _missing_words(self, name: str, found: Mapping[str, Facts]) -> str:
         known = [name for model in self._models for name in model.serving.own_names]
         if len(self._models) == 1 and not found:
-            return f"model: this server has {known[0]}; GET /v1/models lists its names."
+            similar = did_you_mean(name, known)
+            return f"model: this server has no such model; it has {' = '.join(known)}.{similar}"
         similar = did_you_mean(name, [*known, *found])
         return f"model: this machine has no such model; GET /v1/models lists them.{similar}"
 

@@ -69,10 +69,10 @@ class OllamaMessage(Struct, forbid_unknown_fields=True):
 
 class OllamaOptions(Struct, forbid_unknown_fields=True):
     """The options of a reply. num_predict: the maximum number of tokens of the reply; below 1: the server's
-    own maximum, or else all free tokens of the context. repeat_last_n: the number of last reply tokens to
-    which repeat_penalty applies; 0: no tokens, -1: all tokens."""
+    own maximum, or else all free tokens of the context. seed: -1 for a random seed. repeat_last_n: the number
+    of last reply tokens to which repeat_penalty applies; 0: no tokens, -1: all tokens."""
 
-    seed: Annotated[int, Meta(ge=0, le=2**53)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     num_predict: Annotated[int, Meta(ge=-2, le=2**31 - 1)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -136,6 +136,8 @@ class OllamaEmbedBody(Struct, forbid_unknown_fields=True):
     model: Name
     input: Words | Annotated[list[Words], Meta(min_length=1, max_length=2048)]
     keep_alive: KeepAlive = None
+    truncate: Annotated[bool | None, Meta(description="false: a text that is too long is an error.")] = None
+    dimensions: Annotated[int | None, Meta(description="Only the number that the model has.")] = None
 
 
 class OllamaEmbeddingsBody(Struct, forbid_unknown_fields=True):
@@ -167,7 +169,7 @@ def reply_body(body: OllamaReplyBody) -> ReplyBody:
     return ReplyBody(
         model=plain_name(body.model),
         stop=options.stop,
-        seed=options.seed,
+        seed=None if options.seed == -1 else options.seed,
         temperature=options.temperature,
         top_p=options.top_p,
         top_k=options.top_k,

@@ -14,7 +14,7 @@ from ruvmlx.models.load import load_model
 from ruvmlx.models.text.thinking import tag_of
 
 from .bodies import EmbeddingBody
-from .embeddings import Embeddings, embeddings
+from .embeddings import embed_texts
 from .endpoint import Answer, Call, Endpoint
 from .errors import ApiError
 from .gaps import gap_tokens
@@ -118,7 +118,7 @@ async def tags(call: Call) -> Answer:
     return OllamaModels([_model(call, name, m.serving.about, m.serving.about.bytes) for name, m in found])
 
 
-async def ps(call: Call) -> Answer:
+async def opened(call: Call) -> Answer:
     """Return the open models and their memory."""
     found = [await _running(call, model) for model in call.models.open_models]
     return OllamaRunningModels([model for model in found if model is not None])
@@ -183,8 +183,8 @@ async def embed(call: Call) -> Answer:
     body: OllamaEmbedBody = call.body
     if is_last_use(body.keep_alive):
         call.models.close_later(await call.models.find(body.model, embeds=True))
-    asked = EmbeddingBody(plain_name(body.model), body.input)
-    found: Embeddings = await embeddings(replace(call, body=asked))
+    asked = EmbeddingBody(plain_name(body.model), body.input, dimensions=body.dimensions)
+    found = await embed_texts(replace(call, body=asked), asked, is_cut=body.truncate is not False)
     vectors = [list(map(float, row.embedding)) for row in found.data]
     name = found.model if asked.model == EMBEDDING else body.model
     return OllamaVectors(name, vectors, found.usage.prompt_tokens)
@@ -193,7 +193,7 @@ async def embed(call: Call) -> Answer:
 async def embed_one(call: Call) -> Answer:
     """Turn one text into a vector (embedding). Older clients use this endpoint."""
     body: OllamaEmbeddingsBody = call.body
-    asked = OllamaEmbedBody(body.model, body.prompt, body.keep_alive)
+    asked = OllamaEmbedBody(body.model, body.prompt, body.keep_alive, truncate=False)
     try:
         found: OllamaVectors = await embed(replace(call, body=asked))
     except ApiError as error:
@@ -223,7 +223,7 @@ def _time(seconds: float) -> str:
 
 ENDPOINTS = [
     Endpoint("GET", "/api/tags", tags, "List the models, in ollama's form.", OllamaModels, **CLIENTS),
-    Endpoint("GET", "/api/ps", ps, "List the open models.", OllamaRunningModels, is_look=True, **CLIENTS),
+    Endpoint("GET", "/api/ps", opened, "List the open models.", OllamaRunningModels, is_look=True, **CLIENTS),
     Endpoint("GET", "/api/version", version, "The server's version.", OllamaVersion, is_look=True, **CLIENTS),
     Endpoint(
         "POST", "/api/show", show, "Show a model.", OllamaFacts, body=OllamaShowBody,

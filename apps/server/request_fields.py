@@ -135,6 +135,7 @@ UNUSED: dict[type, dict[str, Unused]] = {
         "messages[].name": Unused(str, "Roles and ids say who speaks."),
         "metadata": Unused(dict[str, str], _NOT_KEPT),
         "modalities": Unused(Annotated[list[Literal["text"]], Meta(min_length=1)], "Answers are text."),
+        "store": Unused(bool, _NOT_KEPT),
         "verbosity": Unused(Literal["low", "medium", "high"], "A model has one verbosity."),
     },
     CompletionBody: {"stream_options.include_obfuscation": _OBFUSCATION},
@@ -149,6 +150,8 @@ UNUSED: dict[type, dict[str, Unused]] = {
         "reasoning.generate_summary": Unused(str, "The output has the thought itself."),
         "stream_options": Unused(_ObfuscationOnly, _OBFUSCATION.why),
         "text.verbosity": Unused(Literal["low", "medium", "high"], "A model has one verbosity."),
+        "input[function_call].caller": Unused(dict[str, Any], "Only the model calls tools."),
+        "input[function_call_output].caller": Unused(dict[str, Any], "Only the model calls tools."),
         **{f"tools[function].{name}": field for name, field in _FUNCTION_HINTS.items()},
         **{f"tools[].tools[].{name}": field for name, field in _FUNCTION_HINTS.items()},
         "tools[web_search]": Unused(dict[str, Any], _NO_HOSTED),
@@ -157,10 +160,7 @@ UNUSED: dict[type, dict[str, Unused]] = {
     OllamaChatBody: {**_OLLAMA_OPTIONS, **_OLLAMA_BESIDE},
     OllamaGenerateBody: {**_OLLAMA_OPTIONS, "template": Unused(Literal[""], "The template is the model's.")},
     OllamaEmbeddingsBody: {"options": _FOR_REPLIES},
-    OllamaEmbedBody: {
-        "options": _FOR_REPLIES,
-        "truncate": Unused(bool, "The maximum is stated."),
-    },
+    OllamaEmbedBody: {"options": _FOR_REPLIES},
     InfillBody: {
         "cache_prompt": Unused(bool, _CACHES),
         "id_slot": Unused(int, "Any slot has every cache."),
@@ -183,7 +183,6 @@ WOULD_CHANGE: dict[type, dict[str, str]] = {
         "web_search_options": "this server searches nothing",
     },
     CompletionBody: {"best_of": "give n, and choose yourself"},
-    EmbeddingBody: {"dimensions": "a vector has all dimensions of the model"},
     ResponsesBody: {
         "conversation": "give previous_response_id",
         "moderation": "this server moderates nothing",
@@ -196,7 +195,6 @@ WOULD_CHANGE: dict[type, dict[str, str]] = {
         "context": "send the conversation to /api/chat",
         **dict.fromkeys(("height", "steps", "width"), "this server makes no images"),
     },
-    OllamaEmbedBody: {"dimensions": "a vector has all dimensions of the model"},
     InfillBody: {"grammar": "give stop", "json_schema": "give stop", "n_probs": "ask /v1/completions"},
     CountBody: {"mcp_servers": "this server calls no other servers", "thread": "threads are not kept"},
     MessagesBody: {
@@ -207,6 +205,7 @@ WOULD_CHANGE: dict[type, dict[str, str]] = {
     },
 }
 
+_NULL = Unused(type(None), "null is no value")
 # These are the names of Anthropic's betas (features that the header `anthropic-beta` turns on) whose fields
 # and blocks this server supports, or which add no fields.
 _BETAS_IN_FORCE = (
@@ -234,7 +233,10 @@ def ignored_betas(header: str) -> list[str]:
 
 def take_unused(body: Any, kind: type) -> list[str]:
     """Remove the unused fields from a decoded body, and return their paths. If the value of an unused field
-    has a wrong type, the field stays in the body, so that the decoder refuses the body."""
+    has a wrong type, the field stays in the body, so that the decoder refuses the body. Also remove each
+    field of WOULD_CHANGE whose value is null, because null changes nothing."""
+    for path in WOULD_CHANGE.get(kind, {}):
+        _take(body, steps_of(path), _NULL)
     return [path for path, field in UNUSED.get(kind, {}).items() if _take(body, steps_of(path), field)]
 
 

@@ -212,6 +212,13 @@ class Serving:
         own = self.own_names
         return [*own, *(f"{name}@{adapter}" for name in own for adapter in adapters)]
 
+    def note_refusal(self, error: ApiError, path: str = "") -> None:
+        """Count and log a request that did not reach an endpoint. path: the path of the request, if it is a
+        path that the server knows; another path could have text of a user."""
+        self.metrics.add("ruvmlx_refused_total", reason=error.code or "other")
+        shown = {"path": path} if path else {}
+        self.log.write("refused", {**shown, "status": error.status, "reason": error.code or "other"})
+
     @property
     def own_names(self) -> list[str]:
         """The name of the model, and its alias if the server can show the alias to clients."""

@@ -24,9 +24,10 @@ class Calls:
         """Add text of the answer. Return the pieces of text and tool calls that no later text can change."""
         return self._keep_allowed(self._parser.add(text))
 
-    def end(self) -> list[Piece]:
-        """End the reply. Return the pieces that were held back because later text could have changed them."""
-        return self._keep_allowed(self._parser.end())
+    def end(self, is_cut: bool) -> list[Piece]:
+        """End the reply. Return the pieces that were held back because later text could have changed them.
+        is_cut: True if a limit ended the reply."""
+        return self._keep_allowed(self._parser.end(is_cut))
 
     def _keep_allowed(self, pieces: Sequence[Piece]) -> list[Piece]:
         kept: list[Piece] = []
@@ -59,9 +60,9 @@ class SplitText:
         self._thoughts = ThoughtStream(split=not raw)
         self._calls = new_calls() if new_calls is not None else None
 
-    def feed(self, text: str, ends: bool) -> list[SplitPart]:
+    def feed(self, text: str, ends: bool, is_cut: bool = False) -> list[SplitPart]:
         """Add text of the reply. Return the new parts. The list has at least one part, which can be empty.
-        ends: True if this is the last text."""
+        ends: True if this is the last text. is_cut: True if a limit ended the reply."""
         thought, answer = self._thoughts.feed(text)
         if ends:
             held = self._thoughts.flush()
@@ -70,7 +71,7 @@ class SplitText:
             return [SplitPart(thought, answer)]
         pieces = self._calls.add(answer)
         if ends:
-            pieces += self._calls.end()
+            pieces += self._calls.end(is_cut)
         parts = [SplitPart(thought)]
         for piece in pieces:
             if not isinstance(piece, TextPiece):

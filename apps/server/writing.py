@@ -76,7 +76,7 @@ async def requests_for(
         GenerationRequest(
             **prompt,
             max_new_tokens=limit or serving.max_tokens or runtime.model.context,
-            sampling=runtime.writer.sampling(**asked, seed=None if body.seed is None else body.seed + i),
+            sampling=runtime.writer.sampling(**asked, seed=_seed(body.seed, i)),
             stop=stop,
             logprobs=logprobs,
             adapter_id=adapter,
@@ -91,6 +91,11 @@ async def requests_for(
         for k, prompt in enumerate(prompts)
         for i in range(count)
     ]
+
+
+def _seed(seed: int | None, index: int) -> int | None:
+    """Return the seed of the reply with this index. A negative seed counts from the end of the seeds."""
+    return None if seed is None else (seed + index) % 2**63
 
 
 def is_likely_to_go_on(prompt: Mapping[str, Any]) -> bool:
@@ -209,7 +214,8 @@ async def _parts(
             raise ApiError(503, "the server is stopping; the reply was ended early.")
         logprobs = [token for chunk in chunks for token in chunk.logprobs]
         new = "".join(chunk.text for chunk in chunks)
-        *others, last = text.feed(new, ends=response is not None)
+        is_cut = response is not None and response.finish_reason == "length"
+        *others, last = text.feed(new, response is not None, is_cut)
         calls += [piece for part in (*others, last) for piece in part.calls]
         prompt = max(chunk.prompt_tokens for chunk in chunks)
         for part in others:

@@ -55,7 +55,9 @@ class LLMInferenceEngine:
         if request.input_ids is not None:  # the caller has encoded the prompt already
             ids = self._checked_ids(request.input_ids)
         elif request.messages is not None:
-            if not any(m.content.strip() for m in request.messages if m.role == "user"):
+            # a reply to instructions alone is allowed, as OpenAI's server allows it
+            said = [m for m in request.messages if m.role != "system"] or request.messages
+            if not request.opening and not any(m.content.strip() for m in said):
                 raise UsageError("the prompt is empty; give some text.")
             ids = tokenizer.encode_chat(
                 request.messages,

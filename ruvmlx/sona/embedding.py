@@ -178,18 +178,19 @@ def whitening_of(
     return known
 
 
-def text_ids(model: Model, text: str) -> list[int]:
-    """Return the token ids of a text to embed. Raises UsageError if the text is empty. Raises TextTooLong if
-    it is longer than MAX_TEXT_TOKENS or than the context of an embedding model."""
+def text_ids(model: Model, text: str, is_cut: bool = False) -> list[int]:
+    """Return the token ids of a text to embed. Raises UsageError if the text is empty. If the text is longer
+    than MAX_TEXT_TOKENS or than the context of an embedding model, raises TextTooLong, or leaves the end of
+    the text out if `is_cut`."""
     begin, end = _frame(model)
     room = model.context - len(begin) - len(end)
     most = min(MAX_TEXT_TOKENS, room) if model.embeds else MAX_TEXT_TOKENS
     ids = model.tokenizer.encode(text, add_bos=False, most=most)
     if not ids:
         raise UsageError("a text to embed is empty; give some words.")
-    if len(ids) > most:
+    if len(ids) > most and not is_cut:
         raise TextTooLong(f"a text to embed has more than {most} tokens; give it in parts.")
-    return begin + ids + end
+    return begin + ids[:most] + end
 
 
 def _frame(model: Model) -> tuple[list[int], list[int]]:

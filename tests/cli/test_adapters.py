@@ -60,12 +60,12 @@ def test_a_rating_and_its_undoing_name_the_reply(tiny_cli):
     """By the question, since "last" and "newest" do not show which reply it was; an id does."""
     ids = [
         tiny_cli("generate", question, "--max-tokens", "4", "--ignore-eos", "--raw", "--json")[1]["reply_id"]
-        for question in ("Name a river.", "Name\na lake.")
+        for question in ("Name a river.", "name\na lake")
     ]
-    assert tiny_cli("rate", "last", "up")[1].endswith('The reply answers "Name a lake.".\n')
+    assert tiny_cli("rate", "last", "up")[1].endswith('The reply answers "name a lake".\n')
     assert "The reply answers" not in tiny_cli("rate", ids[0], "up")[1]
-    assert 'no longer counts. The reply answers "Name a river.".' in tiny_cli("learn", "undo")[1]
-    assert 'no longer counts. The reply answers "Name a lake.".' in tiny_cli("learn", "undo")[1]
+    assert 'no longer counts. The reply answers "Name a river."\n' in tiny_cli("learn", "undo")[1]
+    assert 'no longer counts. The reply answers "name a lake".' in tiny_cli("learn", "undo")[1]
 
 
 def sound(home) -> bool:

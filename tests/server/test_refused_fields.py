@@ -4,7 +4,9 @@ import json
 
 import pytest
 from ruvmlx.apps.server import completions
+from ruvmlx.apps.server.bodies import ChatBody
 from ruvmlx.apps.server.errors import ApiError
+from ruvmlx.apps.server.request_fields import WOULD_CHANGE
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 CHAT = "/v1/chat/completions"
@@ -16,9 +18,7 @@ NOT_SUPPORTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [*NOT_SUPPORTED.items(), ("store", True)], ids=[*NOT_SUPPORTED, "store"]
-)
+@pytest.mark.parametrize(("field", "value"), NOT_SUPPORTED.items(), ids=NOT_SUPPORTED)
 def test_fields_of_chat(shared, field, value):
     refused = shared.chat(**{field: value})
     assert refused.status == 400 and refused.error["param"] == field
@@ -49,8 +49,8 @@ WRONG = [
     ("stop", "", "stop"),
     ("stop", [""], "stop[0]"),
     ("stop", ["a"] * 17, "stop"),
-    ("seed", -1, "seed"),
-    ("seed", 2**60, "seed"),
+    ("seed", -(2**63) - 1, "seed"),
+    ("seed", 2**63, "seed"),
     ("temperature", -0.1, "temperature"),
     ("temperature", "hot", "temperature"),
     ("top_p", 0, "top_p"),
@@ -83,10 +83,53 @@ def test_whole_numbers_may_have_a_point(shared):
 
 
 @pytest.mark.parametrize(
-    "field", ["stream", "stop", "seed", "temperature", "top_p", "n", "logprobs", "adapter", "user", "store"]
-)
+    "field",
+    ["stream", "stop", "seed", "temperature", "top_p", "n", "logprobs", "adapter", "user", "store",
+     *WOULD_CHANGE[ChatBody]],
+)  # fmt: skip
 def test_null_is_not_given(shared, field):
     assert shared.chat(**{field: None, "max_tokens": 2}).status == 200
+
+
+def test_a_seed_may_be_negative(shared):
+    """OpenAI's range is that of 64 bits with a sign."""
+    for seed in (-1, -(2**63), 2**63 - 1):
+        first, again = (shared.chat(seed=seed, n=2, max_tokens=4).json["choices"] for _ in range(2))
+        assert [c["message"]["content"] for c in first] == [c["message"]["content"] for c in again]
+
+
+def test_only_text_is_read(shared):
+    refused = shared.chat(messages=[{"role": "user", "content": [IMAGE]}])
+    assert "the server reads text alone: no images, sound or files" in refused.error["message"]
+    refused = shared.ask(
+        "POST",
+        "/v1/responses",
+        {"model": shared.model, "input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+    )
+    assert "no images" in refused.error["message"]
+
+
+def test_a_model_may_be_asked_for_its_own_dimensions(shared):
+    def ask(path, **more):
+        return shared.ask("POST", path, {"model": shared.model, "input": "a", **more})
+
+    width = len(ask("/v1/embeddings").json["data"][0]["embedding"])
+    for path in ("/v1/embeddings", "/api/embed"):
+        assert ask(path, dimensions=width).status == ask(path, dimensions=None).status == 200
+        assert ask(path, dimensions=width + 1).status == 400
+
+
+@pytest.mark.parametrize("half", [rb"\ud83d", rb"\ude00", rb"\ud83dA"])
+def test_half_of_a_character_is_named(shared, half):
+    body = b'{"model": "x", "messages": [{"role": "user", "content": "a%s"}]}' % half
+    assert "half of a character" in shared.ask("POST", CHAT, body).error["message"]
+    pair = b'{"model": "x", "messages": [{"role": "user", "content": "\\ud83d\\ude00"}]'
+    assert "half of a character" not in shared.ask("POST", CHAT, pair).error["message"]
+
+
+def test_a_compressed_body_is_named(shared):
+    refused = shared.ask("POST", CHAT, b"{}", content_encoding="gzip")
+    assert refused.status == 415 and "compressed" in refused.error["message"]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,11 @@ ANTHROPIC = {
     "output_config": {},
 }
 GROUP = {"type": "namespace", "name": "g", "description": "", "tools": [{"type": "function", **FUNCTION}]}
+RESPONSES = [
+    *HI,
+    {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "a", "output": "noon"},
+]
 OLLAMA = {"temperature": 0, "num_predict": 4}
 WRITES = {"stream": True, "temperature": 0}
 # What a path needs so that its last field has a place.
@@ -53,7 +58,7 @@ BODIES = {
     CompletionBody: {"prompt": "hello", "max_tokens": 4, "stream_options": {}, **WRITES},
     EmbeddingBody: {"input": "hello"},
     ResponsesBody: {
-        "input": "hello", "max_output_tokens": 4, "reasoning": {}, "text": {},
+        "input": RESPONSES, "max_output_tokens": 4, "reasoning": {}, "text": {},
         "tools": [{"type": "function", **FUNCTION}, GROUP], **WRITES,
     },
     CountBody: ANTHROPIC,

@@ -93,7 +93,7 @@ def test_it_asks_first(run, linux):
 
 def test_an_input_that_ends_before_the_answer_changes_nothing(run, linux):
     for flag in ("--install", "--uninstall"):
-        with pytest.raises(UsageError, match="ended before the answer, so nothing was changed.*`echo y |`"):
+        with pytest.raises(UsageError, match=r"ended before the answer, so nothing was changed.*`echo y \|`"):
             run(flag, says="")
         assert unit().exists() == (flag == "--uninstall")
         unit().parent.mkdir(parents=True, exist_ok=True)

@@ -147,9 +147,12 @@ class CallParser:
             pass
         return self._take_pieces()
 
-    def end(self) -> list[Piece]:
+    def end(self, is_cut: bool = False) -> list[Piece]:
         """End the reply and return the last pieces. An incomplete mark at the end, after a tool call, is
-        removed."""
+        removed. is_cut: True if a limit ended the reply; then a mark is also removed together with the
+        beginning of a call that has no name yet."""
+        if is_cut and self._mark.startswith(self._dialect.begin):
+            self._mark, self._text, self._call = "", "", None
         marks = self._dialect.begin, self._call_end
         if self._after_call and any(mark.startswith(self._text) for mark in marks):
             self._text = ""
