@@ -68,7 +68,7 @@ def detail_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         (
             "trainings",
             f"{facts['consolidations']} by the background learning; "
-            f"{_ratings(facts['pending'])} not in one yet",
+            f"{_ratings(facts['pending'])} newer than the last result in use",
         ),
         *((_signal_name(group), _signal_line(group)) for group in facts["signals"]),
     ]
@@ -96,8 +96,9 @@ def _signal_line(group: dict[str, Any]) -> str:
     return f"{group['count']:,} in chats of {group['context']} tokens: {average}"
 
 
-def rating_line(result: "RatingResult") -> str:
-    """Return sentences about the effect of one rating."""
+def rating_line(result: "RatingResult", chosen: str = "") -> str:
+    """Return sentences about the effect of one rating. chosen: the flags that choose the same model and
+    adapter for `learn undo`, as in "--adapter work"; "" for the adapter in use."""
     replaced = _of_five(result.replaces) if result.replaces else ""
     earlier = f"This rating replaces your earlier one ({replaced}). " if replaced else ""
     if result.reason == "facts":
@@ -116,7 +117,7 @@ def rating_line(result: "RatingResult") -> str:
         effect = f". Your ratings together still ask for {wanted}."
     else:
         effect = f": {'more' if moved > 0 else 'less'} like this."
-    return f"Learned from your rating ({_of_five(result.rating)}){effect} {earlier}{_after(result)}"
+    return f"Learned from your rating ({_of_five(result.rating)}){effect} {earlier}{_after(result, chosen)}"
 
 
 def reply_line(question: str) -> str:
@@ -132,17 +133,20 @@ def _of_five(rating: str) -> str:
     return f"{rating} of 5" if rating.isdigit() else rating
 
 
-def preference_line(result: "PreferenceResult") -> str:
-    """Return sentences about the effect of one preference (a choice between two replies)."""
+def preference_line(result: "PreferenceResult", chosen: str = "") -> str:
+    """Return sentences about the effect of one preference (a choice between two replies). chosen: as in
+    `rating_line`."""
     if not result.applied:
         return f"Kept your preference; it changed nothing. {_version(result.adapter_version)}"
-    return f"Learned from your preference: more like the better one than like the other. {_after(result)}"
+    learned = "Learned from your preference: more like the better one than like the other."
+    return f"{learned} {_after(result, chosen)}"
 
 
-def _after(result: "RatingResult | PreferenceResult") -> str:
+def _after(result: "RatingResult | PreferenceResult", chosen: str) -> str:
     """Return sentences that say, after a rating or preference, how far the model is from the original model,
-    and which command undoes the rating or preference."""
-    return f"{_change_sentence(result.kl, result.kl_cap)}. `ruvmlx learn undo` takes it back."
+    and which command undoes the rating or preference. chosen: as in `rating_line`."""
+    undo = f"ruvmlx learn undo {chosen}".rstrip()
+    return f"{_change_sentence(result.kl, result.kl_cap)}. `{undo}` takes it back."
 
 
 def _learned_text(facts: dict[str, Any]) -> str:
@@ -254,7 +258,7 @@ def _training(facts: dict[str, Any]) -> str:
     given = facts["ratings"] + facts.get("preferences", 0)
     if done:
         said.append(f"The background learning changed the model {_times(done)}.")
-    if facts.get("promoted") is not None:
+    if facts.get("promoted") is not None and facts.get("reason"):
         outcome = "is in use" if facts["promoted"] else "is not in use"
         said.append(f"The newest result of the background learning {outcome}: {facts['reason']}.")
     if waiting and given < MINIMUM:
@@ -266,11 +270,11 @@ def _training(facts: dict[str, Any]) -> str:
     elif waiting and facts.get("promoted") is False:
         said.append("The background learning tries again after some more ratings.")
     elif waiting:
-        what = f"{waiting} {_kinds(facts, 'and', 's')}" if facts.get("preferences") else _ratings(waiting)
-        said.append(
-            f"{what} {'waits' if waiting == 1 else 'wait'} for the background learning: "
-            "`ruvmlx learn consolidate` starts it now."
-        )
+        if facts.get("preferences"):
+            what = f"{waiting} {_kinds(facts, 'and', 's')} wait"
+        else:
+            what = f"{_ratings(waiting)} {'waits' if waiting == 1 else 'wait'}"
+        said.append(f"{what} for the background learning: `ruvmlx learn consolidate` starts it now.")
     return " ".join(said)
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import ruvmlx
 
+if len(sys.argv) != 3:
+    sys.exit("usage: python examples/prompt_batch.py QUESTIONS.txt ANSWERS.jsonl")
 questions, answers = Path(sys.argv[1]), Path(sys.argv[2])
 
 with ruvmlx.open() as model, answers.open("w", encoding="utf-8") as out:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import ruvmlx
 
+if len(sys.argv) != 3:
+    sys.exit("usage: python examples/semantic_search.py QUESTION TEXTS.txt")
 question, file = sys.argv[1], Path(sys.argv[2])
 texts = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
 

@@ -143,7 +143,7 @@ def list_adapters(as_json: bool) -> None:
     table(columns, [_row(row) for row in rows])
     star = "* is in use." if any(row["in_use"] for row in rows) else "None of these is in use."
     hint(f"{star} `ruvmlx adapters use NAME` switches. VERSION is the one in use.")
-    hint("SIZE is that of all kept versions: most are differences, which are small. A copy has one version.")
+    hint("SIZE is that of all kept versions: most are differences, which are small. A copy begins with one.")
 
 
 def _row(row: dict[str, Any]) -> tuple[str, ...]:
@@ -226,8 +226,12 @@ def export(
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UsageError(f"{folder} exists; name a new folder, or delete this one first.")
     change = opened.change()
-    if without_head:
+    if without_head and change.pairs:
         change = replace(change, pairs={p: pair for p, pair in change.pairs.items() if p != HEAD})
+        if not change.pairs:
+            raise UsageError(
+                "--without-head leaves nothing: this adapter changes only the output head. Leave it out."
+            )
     tied = opened.model.shape.tie_word_embeddings and not change.pairs.keys().isdisjoint({HEAD, EMBEDDING})
     chosen = kind or ("peft" if tied and bits == "32" else "mlx-lm")
     model = opened.model
@@ -244,7 +248,10 @@ def export(
         facts,
         as_json,
         f"Wrote adapter {opened.require_name()!r} to the folder {folder}, in the format of "
-        f"{_PROGRAMS[chosen]}.",
+        f"{_PROGRAMS[chosen]}."
+        if bits == "32"
+        else f"Wrote adapter {opened.require_name()!r} to the folder {folder}, packed with 4 bits a weight: "
+        "only `ruvmlx adapters import` reads it.",
     )
 
 

@@ -52,7 +52,10 @@ def _history(flags: dict[str, Any], reading: bool = False):
     settings = resolve(flags)
     name = settings.adapter_name
     if name is None:
-        raise UsageError("--adapter none has learned nothing; name an adapter.")
+        raise UsageError(
+            "no adapter is in use, so nothing is learned: name one with --adapter, or choose one with "
+            "`ruvmlx adapters use NAME`."
+        )
     model, store = load_model(settings.model), Store(config.store_file(), reading)
     known = [row.name for row in store.adapters.all(model.fingerprint)]
     if flags.get("adapter") and name not in (*known, *BUILT_IN):
@@ -127,9 +130,15 @@ def status(details: bool, as_json: bool, **flags: Any) -> None:
 def undo(as_json: bool, **flags: Any) -> None:
     """Take the last rating or preference back, bit for bit."""
     history = _history(flags)
-    question = history.newest_question()
+    question, before = history.newest_question(), history.status()
     found = history.undo()
-    _show_status(found, as_json, f"{_undone_line(found.undone)} {reply_line(question)}".rstrip())
+    said = [_undone_line(found.undone), reply_line(question)]
+    if found.consolidations < before.consolidations:
+        said.append(
+            "The background learning after it no longer counts, either: "
+            f"`ruvmlx learn rollback {before.adapter_version}` brings both back."
+        )
+    _show_status(found, as_json, " ".join(filter(None, said)))
 
 
 def _undone_line(kind: str) -> str:
@@ -153,7 +162,7 @@ def _undone_line(kind: str) -> str:
 def rollback(version: int | None, before: datetime | None, as_json: bool, **flags: Any) -> None:
     """Return to an earlier VERSION (0 is the original model), or to the one in use at a date."""
     if (version is None) == (before is None):
-        raise UsageError("give a version, as in `learn rollback 12`, or a date with --before.")
+        raise UsageError("give a version, as in `ruvmlx learn rollback 12`, or a date with --before.")
     history = _history(flags)
     was = history.version()
     if version is not None:
@@ -223,7 +232,7 @@ def consolidate(
         print_json(facts | report | {"kv": kv, "tuned": tuned})
     else:
         say(_result_line(report))
-        for line in status_lines(facts | {"promoted": None}):  # _result_line has this result
+        for line in status_lines(facts | {"reason": ""}):  # _result_line has this result
             say(line)
         if kv["changed"]:
             show(f"KV cache: {kv['reason']} (see `ruvmlx learn kv`)")

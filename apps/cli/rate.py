@@ -1,6 +1,7 @@
 """The command `ruvmlx rate` stores the user's rating of a reply, or stores which of two replies the user
 prefers."""
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -42,13 +43,13 @@ def rate(
         with open_runtime(resolve(flags)) as runtime:
             adapter = _writer_of(runtime, better, flags)
             result: Any = runtime.choices.prefer(better, worse, adapter)
-        line = preference_line(result)
+        line = preference_line(result, _chosen(adapter, flags))
     else:
         from ..progress import watching
 
         if better or worse or reply_id is None or (rating is None and (why is None or note)):
             raise UsageError(
-                "give a reply and its rating, as in `rate last up`; or both --better and --worse."
+                "give a reply and its rating, as in `ruvmlx rate last up`; or both --better and --worse."
             )
         if rating is not None:
             note = _note_with_reason(check_rating(rating), note, why)
@@ -60,13 +61,15 @@ def rate(
                 assert why is not None
                 result = runtime.choices.give_reason(reply_id, why, adapter)
             question = runtime.store.replies.get(result.reply_id).prompt
-        line = rating_line(result)
+        line = rating_line(result, _chosen(adapter, flags))
         if reply_id == "last":
             line = f"{line} {reply_line(question)}".rstrip()
     if as_json:
         print_json(result)
         return
     say(line)
+    if flags["adapter"] and result.adapter_version == 1:
+        hint(f"The adapter {flags['adapter']!r} is new: this is its first rating.")
     if adapter is not None:
         hint(f"The adapter {adapter!r} learned from it, because it wrote the reply.")
 
@@ -79,6 +82,13 @@ def _writer_of(runtime: "Runtime", reply_id: str, flags: dict[str, Any]) -> str 
         return None
     writer = runtime.store.replies.get(reply_id).adapter
     return None if writer == runtime.learner.history.name else writer
+
+
+def _chosen(writer: str | None, flags: dict[str, Any]) -> str:
+    """Return the flags with which `learn undo` finds the model and the adapter that learned. writer: as
+    `_writer_of` returns it."""
+    given = {"--model": flags["model"], "--adapter": writer or flags["adapter"]}
+    return shlex.join(word for flag, value in given.items() if value for word in (flag, value))
 
 
 def _note_with_reason(rating: str, note: str, why: str | None) -> str:

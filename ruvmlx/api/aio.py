@@ -55,6 +55,12 @@ class AsyncReplyStream(AsyncIterator[str]):
         if self._begun is not None:
             self._begun.stop()
 
+    async def __aenter__(self) -> "AsyncReplyStream":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.stop()
+
     async def _stream(self) -> ReplyStream:
         if self._begun is None:
             self._begun = self._begin()

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from .model import LocalModel, Reply
+from ..errors import UsageError
+from .model import NO_ADAPTER, LocalModel, Reply, id_of
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
@@ -85,6 +86,10 @@ class MicroAdapter:
         if `name` is None and no adapter is in use."""
         from ..sona.rating_batch import RatingBatch
 
+        if not isinstance(model, LocalModel):
+            raise UsageError(f"a MicroAdapter belongs to a LocalModel; got {type(model).__name__}.")
+        if name == NO_ADAPTER:
+            raise UsageError('the adapter "none" is no adapter; choose another name.')
         self._model, self._batch = model, RatingBatch()
         self.name: str = name or model._call(lambda runtime: runtime.learning.require_learner().history.name)
 
@@ -101,7 +106,7 @@ class MicroAdapter:
 
         Raises UsageError for a rating other than "up", "down" or 1 to 5, NotFound for an unknown reply.
         """
-        reply_id = reply if isinstance(reply, str) else reply.id
+        reply_id = id_of(reply)
         return self._with(lambda learner: self._batch.accumulate(learner, reply_id, str(rating), note))
 
     def apply(self) -> "BatchResult":

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..sona.adapter_history import LearnStatus
 
 T = TypeVar("T")
+NO_ADAPTER = "none"  # in place of an adapter's name: no adapter
 Prompt = str | Sequence[Mapping[str, str]]
 Begin = Callable[["Runtime", dict[str, Any]], Iterator[Chunk]]
 
@@ -152,6 +153,10 @@ class LocalModel:
 
         system: the system prompt; None: the setting `system` in a new chat, no change in a saved chat.
         """
+        if id is not None:
+            check_text(id, "the id of a chat")
+        if system is not None:
+            check_text(system, "a system prompt")
         if id is None:
             prompt = self.settings.system if system is None else system
             return Chat(self, self._call(lambda runtime: runtime.chats.new_chat(prompt)))
@@ -184,7 +189,8 @@ class LocalModel:
         or the adapter in use for an id. A second rating of a reply replaces the first. Raises NotFound for an
         unknown reply or without an adapter, UsageError for another rating.
         """
-        reply_id, learns = _id_of(reply), adapter or _writer_of(reply)
+        reply_id, learns, note = id_of(reply), adapter or _writer_of(reply), note or ""
+        check_text(note, "a note")
         return Rating.of(self._call(lambda runtime: runtime.rate(reply_id, str(rating), note, learns)))
 
     def prefer(self, better: Reply | str, worse: Reply | str) -> Preference:
@@ -192,7 +198,7 @@ class LocalModel:
 
         Raises UsageError if they are not two replies to one question, NotFound without an adapter.
         """
-        pair, learns = (_id_of(better), _id_of(worse)), _writer_of(better) or _writer_of(worse)
+        pair, learns = (id_of(better), id_of(worse)), _writer_of(better) or _writer_of(worse)
         return Preference.of(self._call(lambda runtime: runtime.choices.prefer(*pair, learns)))
 
     def edit(self, reply: Reply | str, text: str) -> Preference:
@@ -200,11 +206,13 @@ class LocalModel:
 
         Raises UsageError for an empty, unchanged or too long text, NotFound without an adapter.
         """
-        reply_id, learns = _id_of(reply), _writer_of(reply)
+        reply_id, learns = id_of(reply), _writer_of(reply)
+        check_text(text, "the new text")
         return Preference.of(self._call(lambda runtime: runtime.choices.rewrite(reply_id, text, learns)))
 
     def undo(self) -> "LearnStatus":
-        """Remove the newest rating or preference: the adapter gets exactly its earlier weights again.
+        """Remove the newest rating or preference of the adapter in use: the adapter gets exactly its earlier
+        weights again. To undo a rating of another adapter, call `use_adapter` before.
 
         Returns the new status. Raises NotFound if there is no rating and no preference.
         """
@@ -215,9 +223,11 @@ class LocalModel:
         return self._call(lambda runtime: runtime.status())
 
     def use_adapter(self, name: str | None) -> None:
-        """Use the named adapter, or no adapter if the name is None. If no adapter has this name, a new
-        untrained adapter begins."""
-        self._call(lambda runtime: runtime.learning.use(name))
+        """Use the named adapter, or no adapter if the name is None or "none". If no adapter has this name, a
+        new untrained adapter begins."""
+        if name is not None:
+            check_text(name, "the name of an adapter")
+        self._call(lambda runtime: runtime.learning.use(None if name == NO_ADAPTER else name))
 
     def embed(self, texts: str | Sequence[str]) -> list[list[float]]:
         """Return one unit vector for each text. The dot product of two vectors is their texts' similarity.
@@ -225,6 +235,8 @@ class LocalModel:
         Raises UsageError for an empty text and for a text of more than 8,192 tokens (or the context).
         """
         wanted = [texts] if isinstance(texts, str) else list(texts)
+        for text in wanted:
+            check_text(text, "a text to embed")
         return self._call(lambda runtime: [vector.tolist() for vector in runtime.embed(wanted)])
 
     def close(self) -> None:
@@ -243,8 +255,9 @@ class LocalModel:
         self.close()
 
     def _messages(self, prompt: Prompt) -> list[Message]:
-        if not isinstance(prompt, str):
+        if isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes)):
             return [_message(given) for given in prompt]
+        check_text(prompt, "a prompt")
         system = self.settings.system
         return [*([Message("system", system)] if system else []), Message("user", prompt)]
 
@@ -259,7 +272,9 @@ class LocalModel:
             raise UsageError(f"max_tokens is {limit}; it must be 1 or more.")
         asked: dict[str, Any] = {"max_new_tokens": limit}
         if "adapter" in options:
-            asked["adapter_id"] = "" if options["adapter"] in (None, "none") else options["adapter"]
+            name = options["adapter"] or NO_ADAPTER
+            check_text(name, "the name of an adapter")
+            asked["adapter_id"] = "" if name == NO_ADAPTER else name
         return ReplyStream(
             self,
             lambda runtime, cancel: begin(
@@ -298,6 +313,7 @@ class Chat:
 
     def stream(self, text: str, *, edit: int | None = None, **options: Unpack[ReplyOptions]) -> ReplyStream:
         """Send a message as `say` does, but return the reply's text piece by piece."""
+        check_text(text, "a message")
         return self._model._stream(
             lambda runtime, asked: runtime.chats.say(self.id, text, instead_of=edit, **asked),
             options,
@@ -360,8 +376,12 @@ def _open_runtime(settings: Settings) -> "Runtime":
 
 
 def _message(given: Mapping[str, str]) -> Message:
-    if given.keys() != {"role", "content"} or not all(isinstance(text, str) for text in given.values()):
-        raise UsageError(f'a message is {{"role": ..., "content": ...}}, both texts; got {dict(given)!r}.')
+    if not isinstance(given, Mapping) or given.keys() != {"role", "content"}:
+        raise UsageError(
+            f'a message is {{"role": ..., "content": ...}}; got {_kind_of(given)} {given!r:.80}.'
+        )
+    check_text(given["role"], "the role of a message")
+    check_text(given["content"], "the content of a message")
     return Message(given["role"], given["content"])
 
 
@@ -382,8 +402,28 @@ def _piped_chunks(
     return write
 
 
-def _id_of(reply: Reply | str) -> str:
-    return reply.id if isinstance(reply, Reply) else reply
+def id_of(reply: Reply | str) -> str:
+    """Return the id of a reply. Raises UsageError for anything else, such as a `Turn` of a chat."""
+    found = reply.id if isinstance(reply, Reply) else reply
+    if not isinstance(found, str):
+        raise UsageError(
+            f"a reply is a Reply or its id; got {_kind_of(found)}. A Turn has the id as `turn.reply_id`."
+        )
+    return found
+
+
+def check_text(text: Any, what: str) -> None:
+    """Raise UsageError unless `text` is a text that UTF-8 can hold. what: its name in the error."""
+    if not isinstance(text, str):
+        raise UsageError(f"{what} is a text; got {_kind_of(text)}.")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{what} has half of a character (a lone surrogate); give whole ones.") from None
+
+
+def _kind_of(value: Any) -> str:
+    return type(value).__name__
 
 
 def _writer_of(reply: Reply | str) -> str | None:

@@ -10,6 +10,8 @@ def place_of(turns: list[Turn], message: int, role: str | None = None) -> int:
     for place, turn in enumerate(turns):
         if turn.id == message and role in (None, turn.role):
             return place
+        if turn.id == message:
+            raise NotFound(f"message {message} has the role {turn.role}; a message of the {role} is needed.")
     raise NotFound(f"message {message} is not in the conversation shown.")
 
 

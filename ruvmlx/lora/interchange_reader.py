@@ -33,6 +33,8 @@ def load(folder: Path, config: ModelShape) -> BaseLoRA:
     readable adapter."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder; an adapter is a folder with {CONFIG} in it.")
+    if not (folder / CONFIG).exists():
+        raise UsageError(f"{folder} has no {CONFIG}; an adapter is a folder with this file in it.")
     settings = read_object(folder / CONFIG, missing_ok=False)
     readers = {FILES["peft"]: _read_peft, PACKED: _read_packed, FILES["mlx-lm"]: _read_mlx_lm}
     there = [name for name in readers if (folder / name).is_file()]

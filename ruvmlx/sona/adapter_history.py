@@ -35,7 +35,8 @@ class LearnStatus:
     versions: the adapter versions that `rollback` accepts
     pending: the number of ratings and preferences that are newer than the newest base LoRA
     consolidations: the number of new base LoRAs among the versions that led to the version in use
-    last: the newest finished consolidation, promoted or refused
+    last: the newest finished consolidation, promoted or refused; without consolidations whose result a later
+        undo or rollback took out of use
     undone: what `undo` took back: "rating", "change of a rating" (a reason, or another rating of a reply that
         was rated before) or "preference"
     kl: the KL divergence of the adapter from the original model; kl_cap: the maximum KL that learning allows
@@ -295,7 +296,7 @@ class AdapterHistory:
             kl_cap=KL_CAP,
             micro_norm=norm,
             versions=self._store.versions.kept_versions(*self._key),
-            last=attempts[-1] if attempts else None,
+            last=next((a for a in reversed(attempts) if a.version in (None, *promotions)), None),
             preferences=pairs,
         )
 

@@ -139,7 +139,7 @@ class Background:
             return _report(False, "stopped before it began")
         ratings, need = len(buffer.train) + len(buffer.held_out), max(3, self.settings.minimum)
         if ratings < need:
-            reason = f"training needs {need} rated replies and has {ratings}"
+            reason = f"training needs {need} rated replies; there are {ratings}"
             return _report(False, reason, examples=ratings)
         started = time.perf_counter()
         report = self._attempt(buffer, progress, pause)

@@ -130,7 +130,7 @@ class ReplyTraces:
         """Compute the trace of a reply again under `state`, with one prefill over the prompt and the reply.
         Raises NotFound if the reply has no tokens."""
         if not reply.rated_ids or not reply.prompt_ids:
-            raise NotFound(f"reply {reply.id} is empty: it was stopped at once, or its chat was deleted.")
+            raise NotFound(f"reply {reply.id} is empty: it was stopped at once, or its words were deleted.")
         backend = self._active.backend
         with with_lora(backend, self._active.replay_lora(state)):
             states = backend.hidden_states(reply.context_ids + reply.rated_ids[:-1])

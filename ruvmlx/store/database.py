@@ -358,6 +358,8 @@ def _readable_errors(path: Path) -> Iterator[None]:
         ) from e
     except sqlite3.IntegrityError as e:  # the error is in a value that the program wrote, not in the file
         raise StoreError(f"cannot store this in {path}: {e}. Nothing was changed.") from e
+    except (sqlite3.ProgrammingError, sqlite3.InterfaceError):
+        raise  # a mistake of the program, such as a value of a wrong type; the file is not damaged
     except sqlite3.DatabaseError as e:
         raise CorruptFile(f"{path} is damaged: {e}. {_REMEDY}") from e
     # SQLite's message quotes the text of a damaged schema, which is not UTF-8

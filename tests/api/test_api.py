@@ -195,6 +195,49 @@ def test_errors_are_one_line(model, call, error):
     assert isinstance(e.value, ruvmlx.RuvmlxError) and "\n" not in str(e.value)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m: m.rate(m.chat().messages, "up"),
+        lambda m: m.rate({}, "up"),
+        lambda m: m.prefer([], []),
+        lambda m: m.edit("x", None),
+        lambda m: m.chat([]),
+        lambda m: m.chat(system=5),
+        lambda m: m.chat().say(None),
+        lambda m: m.reply(None),
+        lambda m: m.reply(b"hi"),
+        lambda m: m.reply(["hi"]),
+        lambda m: m.reply("half \ud83d"),
+        lambda m: m.reply([{"role": "user", "content": None}]),
+        lambda m: m.reply("hi", adapter=5),
+        lambda m: m.embed([None]),
+        lambda m: m.use_adapter(5),
+        lambda m: ruvmlx.MicroAdapter(None),
+        lambda m: ruvmlx.MicroAdapter(m, "none"),
+        lambda m: ruvmlx.MicroAdapter(m).accumulate(None, "up"),
+    ],
+)
+def test_a_wrong_type_is_named_and_the_store_is_not_blamed(model, call):
+    with pytest.raises(UsageError) as raised:
+        call(model)
+    assert "damaged" not in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_turn_is_no_reply_and_its_error_says_where_the_id_is(model):
+    chat = model.chat()
+    chat.say("hello")
+    with pytest.raises(UsageError, match=r"got Turn.*turn\.reply_id"):
+        model.rate(chat.messages[-1], "up")
+    assert model.rate(chat.messages[-1].reply_id, "up", note=None).applied
+
+
+def test_none_is_no_adapter_in_every_call(model):
+    model.use_adapter("none")
+    assert model.adapter is None
+    assert model.reply("hello", adapter="none").text == model.reply("hello", adapter=None).text
+
+
 def test_an_error_ends_a_stream_once(model):
     stream = model.stream("")
     with pytest.raises(UsageError, match="empty"):
@@ -236,6 +279,8 @@ async def test_asyncio(tiny_folder, home):
         assert (await model.reply("hello")).text and chat.id
         with pytest.raises(UsageError):
             await chat.say("")
+        async with model.stream("hello") as begun:
+            assert "".join([piece async for piece in begun]) == (await begun.reply()).text
         await model.use_adapter(None)
         assert model.name
 

@@ -68,6 +68,17 @@ def test_a_rating_and_its_undoing_name_the_reply(tiny_cli):
     assert 'no longer counts. The reply answers "name a lake".' in tiny_cli("learn", "undo")[1]
 
 
+def test_the_undo_that_is_named_takes_this_rating_back(learned):
+    """Also when another adapter than the one in use learned from it."""
+    learned("generate", "hi", "--max-tokens", "4", "--ignore-eos", "--raw", "--adapter", "other")
+    out = learned("rate", "last", "up")[1]
+    assert "`ruvmlx learn undo --adapter other` takes it back" in out
+    assert "no longer counts" in learned("learn", "undo", "--adapter", "other")[1]
+    assert versions(learned)["default"] == 2
+    out = learned("rate", "last", "up", "--adapter", "fresh")[1]
+    assert "The adapter 'fresh' is new" in out and "undo --adapter fresh`" in out
+
+
 def sound(home) -> bool:
     store = Store(home / "ruvmlx.db")
     return store.witness.check().broken is None and not disagreement(store)

@@ -34,6 +34,18 @@ def test_an_imported_adapter_has_no_ratings_and_nothing_to_undo():
     assert "undo" not in " ".join(lines)
 
 
+def test_what_waits_is_counted_in_words():
+    waiting = LEARNED | {"ratings": 10, "pending": 1}
+    assert "1 rating waits for" in status_lines(waiting)[2]
+    assert "1 ratings and preferences wait for" in status_lines(waiting | {"preferences": 2})[2]
+
+
+def test_a_refused_result_is_not_followed_by_the_proposal_to_try_again():
+    """`learn consolidate` has said the result itself, so the lines do not repeat it."""
+    refused = LEARNED | {"ratings": 10, "promoted": False, "reason": ""}
+    assert status_lines(refused)[2] == "The background learning tries again after some more ratings."
+
+
 def test_nothing_learned_is_said_with_the_next_step():
     assert status_lines(NOTHING) == [
         "No ratings yet: replies are the original model's.",

@@ -11,6 +11,7 @@ from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.lora.fuse import fuse
 from ruvmlx.lora.interchange import combine_adapter
 from ruvmlx.lora.merge import HEAD
+from ruvmlx.models.config.model import Message
 from ruvmlx.models.config.rope_scaling import YarnRope
 from ruvmlx.models.files.gguf import read_gguf
 from ruvmlx.models.files.safetensors_file import read_safetensors
@@ -156,6 +157,26 @@ def test_what_float16_cannot_hold_is_said(tmp_path):
     with pytest.raises(UsageError, match=r"lm_head does not fit into float16.*--dtype"):
         fuse(model, BaseLoRA({HEAD: (a, b)}), tmp_path / "fused")
     assert not (tmp_path / "fused").exists()
+
+
+@pytest.mark.parametrize("system", ["", "Be brief, {{ 'or' }} \"not\"."])
+def test_the_default_system_prompt_goes_along(tmp_path, system):
+    """ruvmlx and other tools then read the same prompt as with the adapter."""
+    from transformers import AutoTokenizer
+
+    model = load_model(str(make_gguf_model(tmp_path / "m.gguf", quant="F32", tie=True)))
+    model.tokenizer.default_system = system
+    fuse(model, a_change(model.config, np.random.default_rng(1), head=False), tmp_path / "fused")
+    fused, theirs = (
+        load_model(str(tmp_path / "fused")).tokenizer,
+        AutoTokenizer.from_pretrained(tmp_path / "fused"),
+    )
+    for roles in (["user"], ["system", "user"], ["user", "assistant", "user"]):
+        said = [Message(role, f"text {at}") for at, role in enumerate(roles)]
+        wanted = model.tokenizer.encode_chat(said)
+        assert fused.encode_chat(said) == wanted
+        found = theirs.apply_chat_template([vars(m) for m in said], add_generation_prompt=True, tokenize=True)
+        assert list(found["input_ids"] if hasattr(found, "keys") else found) == wanted
 
 
 def test_a_folder_with_files_is_left_alone(tmp_path):

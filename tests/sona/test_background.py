@@ -56,6 +56,8 @@ def test_it_trains_and_promotes(rated_runtime, monkeypatch):
     assert status.last.report == {k: report[k] for k in status.last.report}
     rated_runtime.rollback(14)
     assert weights(rated_runtime) == before and rated_runtime.backend.lora is None
+    # the result is out of use, so it is no longer the last one
+    assert rated_runtime.status().last is None and rated_runtime.rollback(15).last == status.last
 
 
 def test_a_second_consolidation_goes_on_from_the_first(rated_runtime, monkeypatch):

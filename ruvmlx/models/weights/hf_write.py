@@ -5,6 +5,7 @@ If the model came from a folder, the module copies the folder's files in _COPIED
 If the model came from a GGUF file, the module makes the files from the loaded configuration and tokenizer.
 """
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -123,5 +124,19 @@ def _facts(tokenizer: BaseTokenizer) -> dict[str, Any]:
     if isinstance(tokenizer, SentencePieceTokenizer):
         facts |= {"add_prefix_space": tokenizer.strips_leading_space, "legacy": False}
     if tokenizer.chat_template:
-        facts["chat_template"] = tokenizer.chat_template
+        facts["chat_template"] = _with_default_system(tokenizer) + tokenizer.chat_template
     return facts
+
+
+def _with_default_system(tokenizer: Any) -> str:
+    """Return the beginning of a chat template that adds the tokenizer's `default_system` to a conversation
+    without a system message and without tools, as `BaseTokenizer.encode_chat` does. Return "" if the
+    tokenizer has no `default_system`."""
+    if tokenizer.default_system is None:
+        return ""
+    message = json.dumps({"role": "system", "content": tokenizer.default_system})
+    return (
+        "{%- if not tools and not messages | selectattr('role', 'equalto', 'system') | list -%}"
+        f"{{%- set messages = [{message}] + messages -%}}"
+        "{%- endif -%}"
+    )

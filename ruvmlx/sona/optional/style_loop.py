@@ -118,7 +118,7 @@ class StyleLoop:
             pause()
             given = learner.taste.model.ratings
             if given < MINIMUM:
-                return _report(False, f"a style needs {MINIMUM} ratings and has {given}")
+                return _report(False, f"a style needs {MINIMUM} rated replies; there are {given}")
             basis = self.basis(progress, pause)
             learner.taste.compare(self._model, learner.backend, pause)
             try:
