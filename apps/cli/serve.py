@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -80,6 +81,12 @@ def serve(
     if uninstall:
         service.uninstall()
         return
+    for origin in allow_origin:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+            raise UsageError(
+                f"--allow-origin {origin!r} is no origin: it has a scheme and a host, as in "
+                "https://chat.example, or is *."
+            )
     keys = _keys(host, api_key)
     hosts = [host.lower(), *(name.lower() for name in allow_host)]
     own = _own_adapters(keys, settings.adapter_name)
@@ -160,7 +167,7 @@ async def _serve(
             with watching() as watch:
                 await model_host.open(watch)
             async with models.running(), IdleWork(serving, settings.learn_when_idle).running():
-                _announce(serving, _url(host, sock), access, as_json)
+                _announce(serving, _url(host, sock), access, as_json, host in ("0.0.0.0", "::"))
                 await server.serve(sockets=[sock])
         finally:
             await model_host.close()
@@ -206,10 +213,12 @@ def _url(host: str, sock: socket.socket) -> str:
     return f"http://{name}:{sock.getsockname()[1]}/v1"
 
 
-def _announce(serving: "Serving", url: str, access: "Access", as_json: bool) -> None:
+def _announce(
+    serving: "Serving", url: str, access: "Access", as_json: bool, is_open_to_all: bool = False
+) -> None:
     """Print the server's address and key once the model is ready. Only if the output is a terminal, the
     address of the page includes a key of the chat app, because another output can be a log that keeps the
-    key."""
+    key. is_open_to_all: True if the server listens on all addresses of this machine."""
     keys = access.keys
     model, adapter = serving.model_name, serving.runtime.learning.label
     if as_json:
@@ -221,6 +230,8 @@ def _announce(serving: "Serving", url: str, access: "Access", as_json: bool) -> 
         log(f"note: {caveat}")
     learned = f"the adapter {adapter.replace('@', ', version ')}" if adapter else "nothing that was learned"
     show(f"{model} is ready at {url} with {learned}. Ctrl+C stops it.")
+    if is_open_to_all:
+        show("From another machine, put this machine's address in place of the one above.")
     show("# For a program that uses OpenAI's API:")
     show_whole(f"export OPENAI_BASE_URL={url}")
     show_whole(f"export OPENAI_API_KEY={keys[0] if keys else 'none-needed'}")

@@ -13,6 +13,13 @@ from .request_fields import is_unused, reason_of, take_unused
 B = TypeVar("B")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`", re.DOTALL)
 _FLOAT = "got `float`"
+# what a field may be, if the error of the library does not say it
+_HINTS = {
+    "rating": "a rating is up, down, or 1 to 5",
+    "tool_choice": "it is none, auto, required, or one function",
+    "tool_choice.type": "it is none, auto, required, or one function; give only the allowed tools",
+    "truncation": "a prompt that is too long is an error, so leave the field out",
+}
 _PART_TYPE = re.compile(r".*content\[\d+\](\.content\[\d+\])?\.type")
 _IMAGES = re.compile(r"(messages\[\d+\]\.)?images")
 _TOOL_TYPE = re.compile(r"tools\[\d+\](\.tools\[\d+\])?\.type")
@@ -102,6 +109,13 @@ def _refuse(message: str, kind: type) -> NoReturn:
     reason = _short(what[:1].lower() + what[1:])
     if _TOOL_TYPE.fullmatch(path):
         reason += "; only functions that the client runs are supported, so leave this tool out"
+    if reason.endswith(r"regex '\\S'"):
+        reason = "this text is empty"
+    if hint := _HINTS.get(path):
+        reason += f"; {hint}"
+    if path in ("input", "input[0]") and kind.__name__ == "EmbeddingBody" and "got `" in reason:
+        reason += "; token ids of another tokenizer mean nothing here (langchain-openai: "
+        reason += "check_embedding_ctx_length=False)"
     if _PART_TYPE.fullmatch(path) or _IMAGES.fullmatch(path):
         reason += "; the server reads text alone: no images, sound or files"
     raise ApiError(400, f"{path or 'the body'}: {reason}.", path or None, "invalid_value") from None

@@ -14,7 +14,7 @@ from .access import headers_of
 from .body_budget import HeldBody
 from .decoding import Decoded, decode, decode_query
 from .endpoint import Call, Endpoint, EventStream
-from .errors import ApiError, InternalError, api_error
+from .errors import ApiError, ErrorShape, InternalError, anthropic_error, api_error
 from .memory_share import PooledModel
 from .model_pool import ModelPool
 from .request_fields import ignored_betas
@@ -37,6 +37,9 @@ class Dispatcher:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         serving, endpoint = self._serving, self._endpoint
         started, facts = time.monotonic(), dict[str, float]()
+        errors = endpoint.errors
+        if endpoint.anthropic_answer is not None and "anthropic-version" in headers_of(scope):
+            errors = anthropic_error
         sender = Sender(send, serving.limits, scope["state"].get("headers", ()))
         serving.calls += 1
         gone, held, failed = False, HeldBody(serving.bodies), ""
@@ -50,14 +53,14 @@ class Dispatcher:
             if isinstance(error, PromptTooLong):
                 refusal.param = _prompt_field(endpoint.body)
             failed = refusal.code or ""
-            await _send_error(sender, refusal, endpoint)
+            await _send_error(sender, refusal, errors)
         except TimeoutError:
             message = f"the answer took longer than {serving.limits.reply_seconds:g} seconds."
-            await _send_error(sender, ApiError(408, message, code="timeout"), endpoint)
+            await _send_error(sender, ApiError(408, message, code="timeout"), errors)
         except Exception as error:  # noqa: BLE001 - the client gets an id, the log gets the place
             failure = InternalError.of(error)
             failure.write_to(serving.log)
-            await _send_error(sender, failure.answer, endpoint)
+            await _send_error(sender, failure.answer, errors)
         finally:
             held.release()
             serving.calls -= 1
@@ -137,9 +140,9 @@ class Dispatcher:
             self._serving.recent.append((salt, RecentRequest(time=time.time(), **told)))
 
 
-async def _send_error(sender: Sender, error: ApiError, endpoint: Endpoint) -> None:
+async def _send_error(sender: Sender, error: ApiError, shape: ErrorShape) -> None:
     try:
-        await sender.error(error, endpoint.errors)
+        await sender.error(error, shape)
     except ClientGone:
         return
 

@@ -87,6 +87,9 @@ async def begun_prompt(
     last = messages[-1]
     if last.role != "assistant" or last.tool_calls:
         return await chat_prompt(call, messages, use, form)
+    if len(messages) == 1:
+        message = "messages: a reply that was begun needs a message before it."
+        raise ApiError(400, message, "messages", "invalid_combination")
     if split(last.content).is_open:
         message = "messages: the thought of the begun reply has no end, and only its answer can be continued."
         raise ApiError(400, message, "messages", "invalid_combination")

@@ -57,7 +57,7 @@ class LLMInferenceEngine:
         elif request.messages is not None:
             # a reply to instructions alone is allowed, as OpenAI's server allows it
             said = [m for m in request.messages if m.role != "system"] or request.messages
-            if not request.opening and not any(m.content.strip() for m in said):
+            if not any(m.content.strip() for m in said):
                 raise UsageError("the prompt is empty; give some text.")
             ids = tokenizer.encode_chat(
                 request.messages,

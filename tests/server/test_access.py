@@ -1,6 +1,7 @@
 """Who may ask: Host, Origin, API key."""
 
 import errno
+import json
 import os
 
 import pytest
@@ -121,6 +122,34 @@ def test_no_key_reaches_the_log_or_the_caches(serve):
     log = running.log.getvalue()
     assert KEY not in log and "wrong" not in log and "secret" not in log and "ann" not in log
     assert KEY not in "".join(salts) and '"prompt_tokens"' in log
+
+
+def test_a_refusal_is_a_line_with_its_reason(serve):
+    """A path that the server does not know could be text of a user, so the line does not have it."""
+    running = serve(keys=[KEY])
+    running.ask("GET", "/chat/completions", x_api_key=KEY)
+    found = running.ask("GET", "/my/secret/words", x_api_key=KEY)
+    assert found.status == 404 and found.error["code"] == "unknown_path"
+    running.ask("PUT", "/v1/models", x_api_key=KEY)
+    running.ask("GET", "/v1/models", x_api_key="wrong" * 5)
+    running.ask("GET", "/health", host="evil.example")
+    running.ask("POST", "/v1/chat/completions", {"nonsense": "secret"}, x_api_key=KEY)
+    lines = [json.loads(line) for line in running.log.getvalue().splitlines()]
+    told = [(x["event"], x.get("path"), x["status"], x["reason"]) for x in lines if "reason" in x]
+    assert told == [
+        ("refused", "/chat/completions", 404, "unknown_path"),
+        ("refused", None, 404, "unknown_path"),
+        ("refused", "/v1/models", 405, "unknown_method"),
+        ("refused", "/v1/models", 401, "invalid_api_key"),
+        ("refused", "/health", 403, "host_not_allowed"),
+        ("request", "/v1/chat/completions", "400", "unsupported_parameter"),
+    ]
+    assert "secret" not in running.log.getvalue()
+
+
+def test_a_base_url_without_v1_is_named(shared):
+    message = shared.ask("POST", "/chat/completions", {}).error["message"]
+    assert "the path is /v1/chat/completions, so the base URL must end in /v1" in message
 
 
 def test_salts_tell_pairs_apart():

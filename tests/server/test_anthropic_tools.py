@@ -64,6 +64,21 @@ def test_a_stream_joins_to_the_whole_input(claude, request_fields):
     assert [block.type for block in final.content] == ["tool_use"]
 
 
+def test_a_cut_call_is_a_block_in_both_forms(claude, request_fields):
+    """Cut before the call has a name, there is no block; never is its mark a text."""
+    request_fields |= {"extra_body": {"temperature": 0}}
+    kinds = []
+    for limit in range(1, 26, 3):
+        whole = claude.messages.create(**request_fields | {"max_tokens": limit})
+        with claude.messages.stream(**request_fields | {"max_tokens": limit}) as stream:
+            blocks = stream.get_final_message().content
+        assert whole.stop_reason == "max_tokens"
+        kinds.append([block.type for block in whole.content])
+        assert kinds[-1] == [block.type for block in blocks]
+        assert all(block.text == "<" for block in whole.content if block.type == "text")
+    assert [] in kinds and ["tool_use"] in kinds
+
+
 def test_several_calls_are_blocks_of_their_own(claude, request_fields):
     """Up to eight calls may be required at once; each block is complete."""
     request_fields |= {"tool_choice": {"type": "any"}, "max_tokens": 700, "tools": TOOLS[1:]}

@@ -52,6 +52,19 @@ def test_every_form_goes_on_from_the_text(shared, prompt):
     assert shared.ask("POST", "/api/chat", asked).json["message"]["content"] == want
 
 
+def test_a_reply_needs_no_message_of_the_user(shared):
+    """Instructions alone are enough, as in OpenAI's server."""
+
+    def ask(*messages):
+        return shared.ask("POST", "/v1/chat/completions", shared.body(messages=messages))
+
+    system = {"role": "system", "content": "Greet."}
+    assert ask(system).status == 200
+    assert "prompt is empty" in ask(system, {"role": "user", "content": " "}).error["message"]
+    alone = ask({"role": "assistant", "content": "Once"}).error
+    assert alone["param"] == "messages" and "needs a message before it" in alone["message"]
+
+
 def test_the_first_space_stays(shared):
     """It parts the new text from the begun one."""
     tokenizer, begun = shared.serving.runtime.model.tokenizer, {"role": "assistant", "content": "One,"}

@@ -115,6 +115,25 @@ def test_embed(client, roomy):
     np.testing.assert_array_equal(client.embeddings(roomy.model, "a river").embedding, done.embeddings[1])
 
 
+def test_a_long_text_is_cut_unless_the_client_refuses(client, roomy):
+    """As in ollama; OpenAI's form has no such field, and a text that is too long is an error there."""
+    long = "word " * 9000
+    cut, longer = client.embed(roomy.model, long), client.embed(roomy.model, f"{long} end")
+    assert cut.prompt_eval_count == longer.prompt_eval_count == 8192
+    np.testing.assert_allclose(cut.embeddings, longer.embeddings, atol=1e-5)
+    with pytest.raises(ollama.ResponseError, match="8192 tokens"):
+        client.embed(roomy.model, long, truncate=False)
+    body = {"model": roomy.model, "input": long}
+    assert roomy.ask("POST", "/v1/embeddings", body).error["code"] == "context_length_exceeded"
+
+
+def test_a_seed_of_minus_one_is_random(client, roomy):
+    said = {
+        client.generate(roomy.model, "hi", options={"seed": -1, "temperature": 5}).response for _ in range(4)
+    }
+    assert len(said) > 1
+
+
 def test_models(client, roomy):
     """What is listed can be asked, with ollama's tag, too."""
     names = [model.model for model in client.list().models]

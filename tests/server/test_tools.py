@@ -92,6 +92,11 @@ def test_a_cut_call_ends_by_its_length(client, shared):
     assert done.finish_reason == "length"
     stream = client.chat.completions.create(**request_fields(shared, max_tokens=30), stream=True)
     assert [c.choices[0].finish_reason for c in stream][-1] == "length"
+    for limit in range(1, 12):  # cut before the call has a name
+        message = (
+            client.chat.completions.create(**request_fields(shared, max_tokens=limit)).choices[0].message
+        )
+        assert "<tool_call>" not in (message.content or "") and "name" not in (message.content or "")
 
 
 def test_none_is_a_reply_without_tools(client, shared):

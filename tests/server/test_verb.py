@@ -132,6 +132,12 @@ def test_keys_beyond_this_machine(home):
             _keys("127.0.0.1", [bad])
 
 
+def test_an_origin_has_a_scheme(start):
+    process = start("--allow-origin", "chat.example")
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 2 and out == "" and "https://chat.example" in err
+
+
 def test_addresses():
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]

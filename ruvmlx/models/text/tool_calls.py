@@ -150,9 +150,11 @@ class CallParser:
     def end(self, is_cut: bool = False) -> list[Piece]:
         """End the reply and return the last pieces. An incomplete mark at the end, after a tool call, is
         removed. is_cut: True if a limit ended the reply; then a mark is also removed together with the
-        beginning of a call that has no name yet."""
+        beginning of a call that has no name yet, and so are two or more characters of a mark."""
         if is_cut and self._mark.startswith(self._dialect.begin):
             self._mark, self._text, self._call = "", "", None
+        elif is_cut and len(begun := self._text.strip(SPACE)) > 1 and self._dialect.begin.startswith(begun):
+            self._text = ""
         marks = self._dialect.begin, self._call_end
         if self._after_call and any(mark.startswith(self._text) for mark in marks):
             self._text = ""
