@@ -357,7 +357,7 @@ WRITES = [
     Verb("generate", ("generate", "a question", "--max-tokens", "5"),
          states=("before", "reply", "trace", "after")),
     verb("generate --prompts {out}/prompts.jsonl -o {out}/replies.jsonl", base="prompts", errors=(0, 1),
-         states=BATCH, name="generate --prompts"),
+         states=BATCH, name="generate --prompts", has_threads=True),
     Verb("chat --plain", ("chat", "--plain", "--max-tokens", "5"), stdin="a question\n/rate up\n/exit\n",
          errors=(1, 3), states=("before", "chat", "question", "reply", "trace", "rated", "noted", "after")),
     verb("embed -o {out}/vectors.npy words", name="embed"),
