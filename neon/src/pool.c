@@ -113,8 +113,10 @@ typedef struct {
 static uint32_t enter(pool *p, uint32_t thread, uint32_t seen, visit *v) {
     for (;;) {
         wait_change(p, &p->gate, seen, JOB_NS);
-        if (atomic_load(&p->quit)) return 0;
+        /* This order matters: `pool_destroy` sets `quit` before `gate`, so a thread that reads the last gate also reads
+         * `quit`. A thread that read `quit` first could wait for a gate after the last one. */
         uint64_t gate = atomic_load(&p->gate);
+        if (atomic_load(&p->quit)) return 0;
         seen = (uint32_t)(gate >> 32);
         if (thread >= atomic_load(&p->limit)) continue;
         while ((gate & OPEN) && (uint32_t)(gate >> 32) == seen) {

@@ -200,6 +200,7 @@ int main(void) {
     test_bad_arguments();
     test_prefill();
     test_cancel();
+    if (!getenv("RVM_NO_FORK")) test_pools_end(); /* too slow there, with so many threads */
     if (!getenv("RVM_NO_FORK")) test_fork(); /* RVM_NO_FORK: qemu-user and TSan permit no threads in forked children */
     test_threads();
     test_head_and_lora();

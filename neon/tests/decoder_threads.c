@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "decoder_walk.h"
 
+#include "../src/pool.h"
+
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,6 +49,24 @@ void test_cancel(void) {
     sequence_end(&c), sequence_end(&other);
     rvm_decoder_destroy(d);
     destroy(m);
+}
+
+static void take_all(pool_worker *w, void *ctx) {
+    (void)ctx;
+    for (uint32_t i; pool_next(w, 1, &i););
+}
+
+/* Create, use and destroy many pools. A thread can still be on its way out of the job when `pool_destroy` begins. A
+   thread that misses the end waits for ever, and the alarm then ends the test. */
+void test_pools_end(void) {
+    char unused = 0;
+    alarm(300);
+    for (int i = 0; i < 20000; i++) {
+        pool *p = pool_create(8);
+        pool_run(p, take_all, &unused, 1);
+        pool_destroy(p);
+    }
+    alarm(0);
 }
 
 void test_fork(void) {

@@ -45,6 +45,7 @@ void test_bad_rows(void);
 /* The tests of decoder_threads.c. */
 void test_cancel(void);
 void test_fork(void);
+void test_pools_end(void);
 void test_demotion_beside_a_call(void);
 void test_threads(void);
 

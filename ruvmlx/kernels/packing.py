@@ -75,6 +75,10 @@ class PackedMatrix:
             kind, cols, group, scale_kind = _KINDS[weight.dtype.name], weight.shape[1], 0, F32
         else:
             scales, biases = np.ascontiguousarray(scales), np.ascontiguousarray(biases)
+            if weight.dtype != np.uint32 or scales.shape != biases.shape:
+                raise ValueError(f"codes {weight.dtype}, scales {scales.shape}, biases {biases.shape}")
+            if scales.dtype != biases.dtype:  # the C code reads both with one type
+                scales, biases = scales.astype(np.float32), biases.astype(np.float32)
             kind = Q4 if 8 * weight.shape[1] == cols else Q8
             group, scale_kind = cols // scales.shape[1], _KINDS[scales.dtype.name]
         return cls._plan_matrix(kind, cols, group, scale_kind, weight, scales, biases)

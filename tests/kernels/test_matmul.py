@@ -55,6 +55,22 @@ def test_quantised_products_equal_their_formula(impl, bits, symmetric, acts):
                 close(m.matmul(w, x, impl, acts), m.matmul_ref(plain, x, acts), x, np.abs(plain) + 4)
 
 
+@pytest.mark.parametrize(
+    "kinds", [(np.float32, np.float16), (np.float16, np.float32), (ml_dtypes.bfloat16, np.float16)]
+)
+def test_scales_and_biases_may_have_two_types(kinds):
+    """A folder of safetensors may have them so; C reads both with one type."""
+    rng = np.random.default_rng(2)
+    weight, scales, biases = quantised_arrays(rng, 33, 256, 4, 64, np.float32)
+    scales, biases = scales.astype(kinds[0]), biases.astype(kinds[1])
+    x = rng.normal(size=(3, 256)).astype(np.float32)
+    same = m.Matrix(weight, scales.astype(np.float32), biases.astype(np.float32), 256)
+    np.testing.assert_array_equal(m.matmul(m.Matrix(weight, scales, biases, 256), x), m.matmul(same, x))
+    for wrong in ((weight, scales, biases[:, :2]), (weight.astype(np.int64), scales, biases)):
+        with pytest.raises(ValueError, match="scales"):
+            m.Matrix(*wrong, 256)
+
+
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_float_products_equal_their_formula(impl, dtype):

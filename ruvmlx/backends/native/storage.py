@@ -74,6 +74,8 @@ class NativeStorage:
         return np.ctypeslib.as_array((C.c_uint8 * self.page_bytes(tier)).from_address(page))
 
     def load(self, data: bytes, tier: int) -> int:
+        if len(data) != self.page_bytes(tier):
+            raise ValueError(f"a page of tier {tier} has {self.page_bytes(tier)} bytes; got {len(data)}")
         to = self.make(tier)
         C.memmove(to, data, self.page_bytes(tier))
         return to
