@@ -36,7 +36,7 @@ class MemoryLook(NamedTuple):
 async def look_between(host: Host) -> MemoryLook:
     """Ask an open model for its memory use, between two steps of its replies. The call ends the idle work of
     all models of the server."""
-    return await host.call_between(look_at_runtime)
+    return await host.call_between(look_at_runtime, is_use=False)
 
 
 def look_at_runtime(runtime: Runtime) -> MemoryLook:

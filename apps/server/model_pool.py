@@ -218,10 +218,10 @@ class ModelPool:
 
     async def look(self, model: PooledModel, work: Callable[[Runtime], T]) -> T | None:
         """Call work(runtime) of an open model between two steps of its replies, and return the result. Return
-        None if the model is closed. The call does not count as a use, so the server closes an unused model as
-        early as without the call."""
+        None if the model is closed. The call does not count as a use, so the server closes an unused model,
+        and begins idle work, as early as without the call."""
         with self._holding(model):
-            return await model.serving.host.call_between(work) if model.is_open else None
+            return await model.serving.host.call_between(work, is_use=False) if model.is_open else None
 
     async def check_adapter(self, model: PooledModel, name: str, salt: str) -> None:
         """Raise ApiError, 404, if `name` has an adapter that the open model does not have. A closed model

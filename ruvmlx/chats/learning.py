@@ -194,7 +194,12 @@ class Learning:
                     learner.active.measure(pause, watch, is_hurried=True)
             yield
 
-    def settle(self, cancel: threading.Event | None = None, watch: Watch | None = None) -> None:
+    def settle(
+        self,
+        cancel: threading.Event | None = None,
+        watch: Watch | None = None,
+        unseen: threading.Event | None = None,
+    ) -> None:
         """Prepare the newest replies for a rating. The apps call this method while the user reads. watch:
         gets the progress if the model must be measured; None: measure nothing. With `cancel`, and if the user
         has rated a reply, the model then writes replies that nobody sees. The learner compares rated replies
@@ -203,13 +208,14 @@ class Learning:
 
         The call takes seconds after many replies, or if ratings change more than the output head. The work
         checks `cancel` every few tens of milliseconds. The next call, or the rating, does the remaining work.
+        unseen: an event that ends the writing of unseen replies alone; None: `cancel` ends it
         """
         if self.learner is None:
             return
         with contextlib.suppress(Stopped, SideFailed):
             self.learner.settle(stop_when(cancel), watch)
             if cancel is not None:
-                self._write_unshown(self.learner, stop_when(cancel))
+                self._write_unshown(self.learner, stop_when(unseen or cancel))
         if self._routing is not None:
             self._routing.of(self.learner).sync()
 

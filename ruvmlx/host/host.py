@@ -122,10 +122,10 @@ class Host:
             if self._is_thread_busy:
                 await asyncio.sleep(seconds)
 
-    async def call_between(self, work: Callable[[Runtime], T]) -> T:
+    async def call_between(self, work: Callable[[Runtime], T], is_use: bool = True) -> T:
         """Run work(runtime) before the other work in the queue, for example between two steps of a reply. Use
-        this method only for ratings and short reads."""
-        self.cancel_idle()
+        this method only for ratings and short reads. is_use: as in `cancel_idle`."""
+        self.cancel_idle(is_use)
         done: Future[T] = Future()
 
         def answer() -> None:
@@ -172,12 +172,13 @@ class Host:
         """Return True if a reply of any host in this thread is in progress."""
         return any(host._serving.is_busy for host in self._hosts)
 
-    def cancel_idle(self) -> None:
+    def cancel_idle(self, is_use: bool = True) -> None:
         """End the idle work that runs or waits in the runtime's thread, because a user needs the model now.
-        Any thread can call this method."""
+        Any thread can call this method. is_use: False for a look that a program takes again and again, such
+        as a read of the metrics; the next idle work then does not begin later because of the look."""
         now = time.monotonic()
         for host in list(self._hosts):
-            host.used_at = now
+            host.used_at = now if is_use else host.used_at
             for cancel in list(host._idle_cancels):
                 cancel.set()
 
@@ -185,20 +186,27 @@ class Host:
         """Prepare the newest replies for their ratings. Return True if the preparation was not cancelled.
 
         `interrupt` and the methods that call it (such as `write` and `submit`) cancel the preparation, and so
-        does a reply of `write` that is in progress; a later rating does the remaining work.
+        does a reply of `write` that is in progress; a later rating does the remaining work. Each call for a
+        user ends the longest part, the replies that nobody sees, so that a rating does not wait for it.
 
         watch: the runtime's thread reports the progress of the first measurements of a model to this object
         """
         self.interrupt()
-        cancel = self._settle_cancel = threading.Event()
+        cancel, unseen = threading.Event(), threading.Event()
+        self._settle_cancel = cancel
+        self._idle_cancels.add(unseen)
 
         def settle() -> None:
             if any(host.is_writing for host in self._hosts):
                 cancel.set()
-            self.holder.opened_runtime.learning.settle(cancel, watch)
+                unseen.set()
+            self.holder.opened_runtime.learning.settle(cancel, watch, unseen)
 
-        await self._run(settle)
-        return not cancel.is_set()
+        try:
+            await self._run(settle)
+        finally:
+            self._idle_cancels.discard(unseen)
+        return not (cancel.is_set() or unseen.is_set())
 
     def interrupt(self) -> None:
         """End the work in the runtime's thread for which no user waits: idle work and `settle`. Any thread

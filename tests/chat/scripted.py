@@ -175,7 +175,7 @@ class ScriptedRuntime:
         """The scheduler's: no LoRA is installed."""
         self._note_call()
 
-    def settle(self, cancel=None, watch=None):
+    def settle(self, cancel=None, watch=None, unseen=None):
         self._note_call()
         self.settled += 1
 

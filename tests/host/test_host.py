@@ -247,6 +247,33 @@ async def test_any_call_ends_idle_work(host):
     assert await idle
 
 
+async def test_a_rating_does_not_wait_for_unseen_replies(host, monkeypatch):
+    """`settle` prepares the newest reply to its end; what takes minutes ends at once. Without the event of
+    its own, the rating waited for all of it."""
+    host, runtime = host
+    begun, prepared = threading.Event(), []
+
+    def settle(cancel, watch, unseen):
+        begun.set()
+        unseen.wait(60)
+        prepared.append(not cancel.is_set())
+
+    monkeypatch.setattr(runtime.learning, "settle", settle)
+    settling = asyncio.ensure_future(host.settle())
+    await asyncio.to_thread(begun.wait, 10)
+    await asyncio.wait_for(host.call_between(lambda r: r.status()), 20)
+    assert not await settling and prepared == [True]
+
+
+async def test_a_look_does_not_postpone_idle_work(host):
+    host, _ = host
+    before = host.used_at
+    await host.call_between(lambda r: r.status(), is_use=False)
+    assert host.used_at == before
+    await host.call_between(lambda r: r.status())
+    assert host.used_at > before
+
+
 async def test_a_call_ends_every_idle_work(host):
     """Of two in the queue the first one, which runs, was no longer ended by a call."""
     host, _ = host

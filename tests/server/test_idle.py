@@ -25,7 +25,7 @@ class Host:
         self.did.append("settle")
         return self.did.count("settle") > self.ended_early
 
-    async def call_between(self, work):
+    async def call_between(self, work, is_use=True):
         return None
 
     async def run_idle(self, work):
@@ -143,7 +143,7 @@ def test_status_does_not_wait_for_this_work(running, monkeypatch):
     """Status and metrics name it while it goes on, and do not end it; all else does."""
     begun, ended = threading.Event(), threading.Event()
 
-    def settle(cancel, watch):
+    def settle(cancel, watch, unseen):
         if not begun.is_set():
             begun.set()
             cancel.wait(20)

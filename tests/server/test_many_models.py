@@ -155,7 +155,7 @@ def test_no_request_waits_for_what_another_model_prepares(serve_models, monkeypa
     second = running.models.open_models[1].serving
     running.wait_until(lambda: not second.idle_work)
 
-    def settle(cancel, watch):
+    def settle(cancel, watch, unseen):
         if not begun.is_set():
             begun.set()
             cancel.wait(20)
