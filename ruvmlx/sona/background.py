@@ -351,7 +351,10 @@ class Background:
         for _ in range(ATTEMPTS):
             learner.sync()
             parent = learner.state
-            if parent.base != training.facts["base"]:
+            read = learner.history.leads_to(training.facts["version"], parent.version)
+            if (
+                parent.base != training.facts["base"] or not read
+            ):  # not read: a rating that it read was undone
                 learner.history.put_training(None)
                 return _report(False, "the adapter was changed meanwhile; nothing was done")
             result = promotion.judge(self._candidate(training, promotion.pause), bool(training.pairs))

@@ -17,7 +17,8 @@ def take_back(store: Store, learner: Learner, reply_id: str) -> LearnStatus:
     weights are then bit for bit the weights before the rating, as after an undo.
 
     Raises NotFound if the reply has no rating, or if the store no longer has the version before the rating.
-    Raises UsageError if a new base LoRA came into use after the rating.
+    Raises UsageError if a new base LoRA came into use after the rating, or if the words of a reply that was
+    rated later were deleted.
     """
     history, active = learner.history, learner.active
     learner.rateable(reply_id)
@@ -36,8 +37,13 @@ def take_back(store: Store, learner: Learner, reply_id: str) -> LearnStatus:
             history.go_back(before)
             for give_again in later:
                 give_again()
-    except BaseException:
+    except BaseException as error:
         active.reload()
+        if isinstance(error, NotFound):
+            raise UsageError(
+                f"the rating of reply {reply_id} stays: a reply that was rated later has lost its words, so "
+                f"its rating cannot be given again. `ruvmlx learn rollback {before}` takes all of them back."
+            ) from None
         raise
     active.catch_up()
     return history.status()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import NotFound
+from ..ratings import REASONS, reason_of
 from .audit_log import Witness
 from .database import Database, columns, from_vector, to_vector
 from .kv import KVObservation, KVRecords
@@ -315,7 +316,10 @@ class Replies:
             " features = NULL WHERE id = ?",
             reply_id,
         )
-        self._db.execute("UPDATE ratings SET note = '' WHERE reply_id = ?", reply_id)
+        # The reason of a bad rating stays: it is no word of the user, and "wrong facts" teach nothing.
+        for row in self._db.rows("SELECT id, rating, note FROM ratings WHERE reply_id = ?", reply_id):
+            reason = REASONS.get(reason_of(row["rating"], row["note"]), "")
+            self._db.execute("UPDATE ratings SET note = ? WHERE id = ?", reason, row["id"])
 
 
 def _facts(reply: ReplyRow) -> dict[str, Any]:

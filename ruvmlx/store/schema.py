@@ -243,6 +243,10 @@ CREATE TABLE tunings (  -- what the optimizer tried, and what it keeps in force;
   report TEXT NOT NULL, created REAL NOT NULL, PRIMARY KEY (fingerprint, backend, knob)
 );
 """
+_V18 = """
+CREATE INDEX replies_by_tenant ON replies(tenant, seq);
+CREATE INDEX replies_by_adapter ON replies(fingerprint, adapter, seq);
+"""
 _STEPS = (
     _V1,
     _V2,
@@ -261,6 +265,7 @@ _STEPS = (
     _V15,
     _V16,
     _V17,
+    _V18,
 )  # each migration step brings the store's file from one format version to the next
 
 

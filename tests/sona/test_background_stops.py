@@ -11,7 +11,7 @@ import pytest
 from ruvmlx.sona import background, promotion
 from ruvmlx.sona.adapter_history import ATTEMPTS, DUE, AdapterHistory
 from ruvmlx.sona.background import Background
-from ruvmlx.store import HeadMoved, checkpoints
+from ruvmlx.store import HeadMoved, Store, checkpoints
 from ruvmlx.training import trainer
 
 from .pauses import Watch
@@ -185,6 +185,25 @@ def test_a_stopped_run_whose_ratings_were_undone_starts_afresh(rated_runtime):
     rated_runtime.undo()
     rated_runtime.learner.sync()
     assert loop._resumable_run() is None
+
+
+def test_a_rating_that_another_process_undoes_meanwhile_teaches_nothing(rated_runtime, monkeypatch, home):
+    """The result of a training that read it is not used."""
+    monkeypatch.setattr(promotion, "PPL_RISE", 1.0)
+    history = rated_runtime.learner.history
+
+    class Undoing(threading.Event):
+        count = 0
+
+        def is_set(self):
+            Undoing.count += 1
+            if Undoing.count == 250:
+                AdapterHistory(Store(home / "ruvmlx.db"), history.fingerprint, history.name).undo()
+            return False
+
+    report, losses = consolidate(rated_runtime, cancel=Undoing())
+    assert losses and not report["promoted"] and "changed meanwhile" in report["reason"]
+    assert rated_runtime.status().ratings == 13 and rated_runtime.status().consolidations == 0
 
 
 @pytest.mark.parametrize("result", ["promote", "refuse"])

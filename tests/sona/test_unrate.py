@@ -1,0 +1,34 @@
+"""The rating of one older reply is taken back while the words of other rated replies are gone."""
+
+import pytest
+
+from ruvmlx.errors import UsageError
+from ruvmlx.ratings import FACTS
+
+from ..store.test_privacy import say
+
+
+def test_words_that_are_gone_are_named_and_nothing_changes(open_tiny):
+    with open_tiny() as runtime:
+        chats = [runtime.chats.new_chat() for _ in range(2)]
+        replies = [say(runtime, chat, "hello") for chat in chats]
+        for reply in replies:
+            runtime.rate(reply, "up")
+        runtime.erase_chat(chats[1])
+    with open_tiny() as runtime:
+        before = runtime.status()
+        with pytest.raises(UsageError, match=r"stays: a reply that was rated later.*learn rollback 0"):
+            runtime.unrate(replies[0])
+        assert runtime.status() == before and before.ratings == 2
+
+
+def test_wrong_facts_stay_wrong_facts_when_the_words_go(open_tiny):
+    """They teach nothing before and after."""
+    with open_tiny() as runtime:
+        chat = runtime.chats.new_chat()
+        reply = say(runtime, chat, "hello")
+        runtime.rate(reply, "down", f"{FACTS}: the word is another one")
+        assert runtime.learner.history.labels() == []
+        runtime.erase_chat(chat)
+        assert runtime.learner.history.labels() == []
+        assert [row.note for row in runtime.learner.history.ratings()] == [FACTS]
