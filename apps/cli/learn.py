@@ -129,8 +129,10 @@ def status(details: bool, as_json: bool, **flags: Any) -> None:
 @json_option
 def undo(as_json: bool, **flags: Any) -> None:
     """Take the last rating or preference back, bit for bit."""
+    from ruvmlx.sona.adapter_history import newest_question
+
     history = _history(flags)
-    question, before = history.newest_question(), history.status()
+    question, before = newest_question(history), history.status()
     found = history.undo()
     said = [_undone_line(found.undone), reply_line(question)]
     if found.consolidations < before.consolidations:

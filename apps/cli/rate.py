@@ -43,7 +43,7 @@ def rate(
         with open_runtime(resolve(flags)) as runtime:
             adapter = _writer_of(runtime, better, flags)
             result: Any = runtime.choices.prefer(better, worse, adapter)
-        line = preference_line(result, _chosen(adapter, flags))
+        line = preference_line(result, _undo_flags(adapter, flags))
     else:
         from ..progress import watching
 
@@ -61,7 +61,7 @@ def rate(
                 assert why is not None
                 result = runtime.choices.give_reason(reply_id, why, adapter)
             question = runtime.store.replies.get(result.reply_id).prompt
-        line = rating_line(result, _chosen(adapter, flags))
+        line = rating_line(result, _undo_flags(adapter, flags))
         if reply_id == "last":
             line = f"{line} {reply_line(question)}".rstrip()
     if as_json:
@@ -84,7 +84,7 @@ def _writer_of(runtime: "Runtime", reply_id: str, flags: dict[str, Any]) -> str 
     return None if writer == runtime.learner.history.name else writer
 
 
-def _chosen(writer: str | None, flags: dict[str, Any]) -> str:
+def _undo_flags(writer: str | None, flags: dict[str, Any]) -> str:
     """Return the flags with which `learn undo` finds the model and the adapter that learned. writer: as
     `_writer_of` returns it."""
     given = {"--model": flags["model"], "--adapter": writer or flags["adapter"]}

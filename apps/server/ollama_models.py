@@ -118,7 +118,7 @@ async def tags(call: Call) -> Answer:
     return OllamaModels([_model(call, name, m.serving.about, m.serving.about.bytes) for name, m in found])
 
 
-async def opened(call: Call) -> Answer:
+async def open_tags(call: Call) -> Answer:
     """Return the open models and their memory."""
     found = [await _running(call, model) for model in call.models.open_models]
     return OllamaRunningModels([model for model in found if model is not None])
@@ -223,7 +223,7 @@ def _time(seconds: float) -> str:
 
 ENDPOINTS = [
     Endpoint("GET", "/api/tags", tags, "List the models, in ollama's form.", OllamaModels, **CLIENTS),
-    Endpoint("GET", "/api/ps", opened, "List the open models.", OllamaRunningModels, is_look=True, **CLIENTS),
+    Endpoint("GET", "/api/ps", open_tags, "List open models.", OllamaRunningModels, is_look=True, **CLIENTS),
     Endpoint("GET", "/api/version", version, "The server's version.", OllamaVersion, is_look=True, **CLIENTS),
     Endpoint(
         "POST", "/api/show", show, "Show a model.", OllamaFacts, body=OllamaShowBody,

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from ..engine.context_window import Turn
 from ..sampling import ReplyOptions
-from .model import Chat, LocalModel, Prompt, Reply, ReplyStream, open
+from .model import Chat, LocalModel, Prompt, open
+from .replies import Reply, ReplyStream
 from .types import Preference, Rating
 
 if TYPE_CHECKING:

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from ..errors import UsageError
-from .model import NO_ADAPTER, LocalModel, Reply, id_of
+from .arguments import NO_ADAPTER
+from .model import LocalModel
+from .replies import Reply, id_of
 
 if TYPE_CHECKING:
     from ..runtime import Runtime

@@ -14,18 +14,17 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from ..engine.context_window import Turn
-from ..engine.types import Chunk, GenerationRequest, GenerationResponse
+from ..engine.types import Chunk, GenerationRequest
 from ..errors import NotFound, UsageError
 from ..models.config.model import Message
-from ..models.text.thinking import split
 from ..sampling import NO_SAMPLING, ReplyOptions
 from ..settings import SPECS, Settings, load
+from .arguments import NO_ADAPTER, check_text, kind_of
+from .replies import Reply, ReplyStream, id_of, writer_of
 from .types import Preference, Rating
 
 if TYPE_CHECKING:
@@ -33,94 +32,8 @@ if TYPE_CHECKING:
     from ..sona.adapter_history import LearnStatus
 
 T = TypeVar("T")
-NO_ADAPTER = "none"  # in place of an adapter's name: no adapter
 Prompt = str | Sequence[Mapping[str, str]]
 Begin = Callable[["Runtime", dict[str, Any]], Iterator[Chunk]]
-
-
-@dataclass(frozen=True)
-class Reply:
-    """One reply of the model. The store has the reply under its id.
-
-    finish_reason: "stop", "length" (a limit or a loop) or "cancelled". prompt_tps, generation_tps: tokens
-    per second. ttft_ms: milliseconds to the first token. examples: ids of the liked replies in the prompt.
-    adapter: name of the adapter that learns from the reply's rating (usually it wrote the reply); None: the
-        model wrote the reply without an adapter, and the adapter in use learns.
-    """
-
-    id: str
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    prompt_tokens: int
-    generation_tokens: int
-    prompt_tps: float
-    generation_tps: float
-    ttft_ms: float
-    examples: tuple[str, ...]
-    adapter: str | None
-    _model: "LocalModel" = field(repr=False, compare=False)
-
-    @property
-    def answer(self) -> str:
-        """Return the text without the thinking part that some models write before the answer."""
-        return split(self.text).answer
-
-    def rate(self, rating: str | int, note: str = "") -> Rating:
-        """Rate this reply "up", "down" or 1 to 5. The adapter learns at once. See `LocalModel.rate`."""
-        return self._model.rate(self, rating, note)
-
-    def __str__(self) -> str:
-        return self.text
-
-
-class ReplyStream(Iterator[str]):
-    """An iterator over the pieces of one reply's text. The model writes on even if the caller reads no piece.
-
-    `reply` is the whole reply. `stop`, the end of a `with` block, and garbage collection end the reply early;
-    the store keeps the text so far, and the user can rate it.
-    """
-
-    def __init__(self, model: "LocalModel", begin: Callable[["Runtime", threading.Event], Iterator[Chunk]]):
-        self._model, self._chunks, self._cancel = model, SimpleQueue[Chunk | None](), threading.Event()
-        self._response: GenerationResponse | None = None
-        self._ended = False
-        self._written = model._submit(_piped_chunks(begin, self._chunks, self._cancel))
-        model._cancels.add(self._cancel)
-        weakref.finalize(self, self._cancel.set)
-
-    def __next__(self) -> str:
-        while not self._ended:
-            chunk = self._chunks.get()
-            if chunk is None:
-                self._ended = True
-                # this call raises the error with which the runtime ended the reply, if there was one
-                self._written.result()
-                break
-            self._response = chunk.response or self._response
-            if chunk.text:
-                return chunk.text
-        raise StopIteration
-
-    def stop(self) -> None:
-        """End the reply before it is complete."""
-        self._cancel.set()
-
-    @property
-    def reply(self) -> Reply:
-        """Wait for the end of the reply and return the reply. If an error ended the reply, raises this error;
-        if `next` has raised the error before, raises UsageError."""
-        for _ in self:
-            pass
-        if self._response is None:
-            raise UsageError("this reply was ended by an error and has no text; ask again.")
-        return _reply_of(self._response, self._model)
-
-    def __enter__(self) -> "ReplyStream":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
 
 class LocalModel:
@@ -189,7 +102,7 @@ class LocalModel:
         or the adapter in use for an id. A second rating of a reply replaces the first. Raises NotFound for an
         unknown reply or without an adapter, UsageError for another rating.
         """
-        reply_id, learns, note = id_of(reply), adapter or _writer_of(reply), note or ""
+        reply_id, learns, note = id_of(reply), adapter or writer_of(reply), note or ""
         check_text(note, "a note")
         return Rating.of(self._call(lambda runtime: runtime.rate(reply_id, str(rating), note, learns)))
 
@@ -198,7 +111,7 @@ class LocalModel:
 
         Raises UsageError if they are not two replies to one question, NotFound without an adapter.
         """
-        pair, learns = (id_of(better), id_of(worse)), _writer_of(better) or _writer_of(worse)
+        pair, learns = (id_of(better), id_of(worse)), writer_of(better) or writer_of(worse)
         return Preference.of(self._call(lambda runtime: runtime.choices.prefer(*pair, learns)))
 
     def edit(self, reply: Reply | str, text: str) -> Preference:
@@ -206,7 +119,7 @@ class LocalModel:
 
         Raises UsageError for an empty, unchanged or too long text, NotFound without an adapter.
         """
-        reply_id, learns = id_of(reply), _writer_of(reply)
+        reply_id, learns = id_of(reply), writer_of(reply)
         check_text(text, "the new text")
         return Preference.of(self._call(lambda runtime: runtime.choices.rewrite(reply_id, text, learns)))
 
@@ -377,63 +290,7 @@ def _open_runtime(settings: Settings) -> "Runtime":
 
 def _message(given: Mapping[str, str]) -> Message:
     if not isinstance(given, Mapping) or given.keys() != {"role", "content"}:
-        raise UsageError(
-            f'a message is {{"role": ..., "content": ...}}; got {_kind_of(given)} {given!r:.80}.'
-        )
+        raise UsageError(f'a message is {{"role": ..., "content": ...}}; got {kind_of(given)} {given!r:.80}.')
     check_text(given["role"], "the role of a message")
     check_text(given["content"], "the content of a message")
     return Message(given["role"], given["content"])
-
-
-def _piped_chunks(
-    begin: Callable[["Runtime", threading.Event], Iterator[Chunk]],
-    chunks: "SimpleQueue[Chunk | None]",
-    cancel: threading.Event,
-) -> Callable[["Runtime"], None]:
-    """Return a function for the runtime's thread that queues a reply's chunks, and None at the end."""
-
-    def write(runtime: "Runtime") -> None:
-        try:
-            for chunk in begin(runtime, cancel):
-                chunks.put(chunk)
-        finally:
-            chunks.put(None)
-
-    return write
-
-
-def id_of(reply: Reply | str) -> str:
-    """Return the id of a reply. Raises UsageError for anything else, such as a `Turn` of a chat."""
-    found = reply.id if isinstance(reply, Reply) else reply
-    if not isinstance(found, str):
-        raise UsageError(
-            f"a reply is a Reply or its id; got {_kind_of(found)}. A Turn has the id as `turn.reply_id`."
-        )
-    return found
-
-
-def check_text(text: Any, what: str) -> None:
-    """Raise UsageError unless `text` is a text that UTF-8 can hold. what: its name in the error."""
-    if not isinstance(text, str):
-        raise UsageError(f"{what} is a text; got {_kind_of(text)}.")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UsageError(f"{what} has half of a character (a lone surrogate); give whole ones.") from None
-
-
-def _kind_of(value: Any) -> str:
-    return type(value).__name__
-
-
-def _writer_of(reply: Reply | str) -> str | None:
-    """Return the name of the adapter that learns from a reply, or None if no adapter is known."""
-    return reply.adapter if isinstance(reply, Reply) else None
-
-
-def _reply_of(done: GenerationResponse, model: LocalModel) -> Reply:
-    return Reply(
-        done.request_id, done.text, tuple(done.token_ids), done.finish_reason, done.prompt_tokens,
-        done.generation_tokens, done.prompt_tps, done.generation_tps, done.ttft_ms, done.examples,
-        done.adapter, model,
-    )  # fmt: skip

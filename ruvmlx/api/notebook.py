@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import RuvmlxError, error_line
 from ..models.text.thinking import split
 from ..text import sanitize
-from .model import Reply, ReplyStream
+from .replies import Reply, ReplyStream
 from .types import Rating
 
 FRAME = 0.05  # seconds between two updates of a growing reply

@@ -247,15 +247,6 @@ class AdapterHistory:
         newest = self.labels()[-1:]
         return newest[0][0] if newest and newest[0][2] == rated else self.ratings()[-1].reply_id
 
-    def newest_question(self) -> str:
-        """Return the question that the reply of `newest_feedback` answers. Return "" if there is no such
-        reply, or if its words were deleted."""
-        reply_id = self.newest_feedback()
-        try:
-            return self._store.replies.get(reply_id).prompt if reply_id is not None else ""
-        except NotFound:
-            return ""
-
     def go_back(self, version: int) -> None:
         """Make an ancestor version the version in use, because the user took back the later feedback. Call
         this function inside a transaction."""
@@ -315,6 +306,16 @@ def commit_batch(
         for reply_id, rating, note, weight in rows:
             store.ratings.add(*key, version, reply_id, rating, note, weight)
     return version
+
+
+def newest_question(history: AdapterHistory) -> str:
+    """Return the question that the reply of `AdapterHistory.newest_feedback` answers. Return "" if there is
+    no such reply, or if its words were deleted."""
+    reply_id = history.newest_feedback()
+    try:
+        return history._store.replies.get(reply_id).prompt if reply_id is not None else ""
+    except NotFound:
+        return ""
 
 
 def is_batch(history: AdapterHistory, version: int) -> bool:

@@ -1,0 +1,143 @@
+"""This module defines a reply of the public API, as a whole and while the model writes it."""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from ..engine.types import Chunk, GenerationResponse
+from ..errors import UsageError
+from ..models.text.thinking import split
+from .arguments import kind_of
+from .types import Rating
+
+if TYPE_CHECKING:
+    from ..runtime import Runtime
+    from .model import LocalModel
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One reply of the model. The store has the reply under its id.
+
+    finish_reason: "stop", "length" (a limit or a loop) or "cancelled". prompt_tps, generation_tps: tokens
+    per second. ttft_ms: milliseconds to the first token. examples: ids of the liked replies in the prompt.
+    adapter: name of the adapter that learns from the reply's rating (usually it wrote the reply); None: the
+        model wrote the reply without an adapter, and the adapter in use learns.
+    """
+
+    id: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    prompt_tokens: int
+    generation_tokens: int
+    prompt_tps: float
+    generation_tps: float
+    ttft_ms: float
+    examples: tuple[str, ...]
+    adapter: str | None
+    _model: "LocalModel" = field(repr=False, compare=False)
+
+    @property
+    def answer(self) -> str:
+        """Return the text without the thinking part that some models write before the answer."""
+        return split(self.text).answer
+
+    def rate(self, rating: str | int, note: str = "") -> Rating:
+        """Rate this reply "up", "down" or 1 to 5. The adapter learns at once. See `LocalModel.rate`."""
+        return self._model.rate(self, rating, note)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class ReplyStream(Iterator[str]):
+    """An iterator over the pieces of one reply's text. The model writes on even if the caller reads no piece.
+
+    `reply` is the whole reply. `stop`, the end of a `with` block, and garbage collection end the reply early;
+    the store keeps the text so far, and the user can rate it.
+    """
+
+    def __init__(self, model: "LocalModel", begin: Callable[["Runtime", threading.Event], Iterator[Chunk]]):
+        self._model, self._chunks, self._cancel = model, SimpleQueue[Chunk | None](), threading.Event()
+        self._response: GenerationResponse | None = None
+        self._ended = False
+        self._written = model._submit(_piped_chunks(begin, self._chunks, self._cancel))
+        model._cancels.add(self._cancel)
+        weakref.finalize(self, self._cancel.set)
+
+    def __next__(self) -> str:
+        while not self._ended:
+            chunk = self._chunks.get()
+            if chunk is None:
+                self._ended = True
+                # this call raises the error with which the runtime ended the reply, if there was one
+                self._written.result()
+                break
+            self._response = chunk.response or self._response
+            if chunk.text:
+                return chunk.text
+        raise StopIteration
+
+    def stop(self) -> None:
+        """End the reply before it is complete."""
+        self._cancel.set()
+
+    @property
+    def reply(self) -> Reply:
+        """Wait for the end of the reply and return the reply. If an error ended the reply, raises this error;
+        if `next` has raised the error before, raises UsageError."""
+        for _ in self:
+            pass
+        if self._response is None:
+            raise UsageError("this reply was ended by an error and has no text; ask again.")
+        return _reply_of(self._response, self._model)
+
+    def __enter__(self) -> "ReplyStream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _piped_chunks(
+    begin: Callable[["Runtime", threading.Event], Iterator[Chunk]],
+    chunks: "SimpleQueue[Chunk | None]",
+    cancel: threading.Event,
+) -> Callable[["Runtime"], None]:
+    """Return a function for the runtime's thread that queues a reply's chunks, and None at the end."""
+
+    def write(runtime: "Runtime") -> None:
+        try:
+            for chunk in begin(runtime, cancel):
+                chunks.put(chunk)
+        finally:
+            chunks.put(None)
+
+    return write
+
+
+def id_of(reply: Reply | str) -> str:
+    """Return the id of a reply. Raises UsageError for anything else, such as a `Turn` of a chat."""
+    found = reply.id if isinstance(reply, Reply) else reply
+    if not isinstance(found, str):
+        raise UsageError(
+            f"a reply is a Reply or its id; got {kind_of(found)}. A Turn has the id as `turn.reply_id`."
+        )
+    return found
+
+
+def writer_of(reply: Reply | str) -> str | None:
+    """Return the name of the adapter that learns from a reply, or None if no adapter is known."""
+    return reply.adapter if isinstance(reply, Reply) else None
+
+
+def _reply_of(done: GenerationResponse, model: "LocalModel") -> Reply:
+    return Reply(
+        done.request_id, done.text, tuple(done.token_ids), done.finish_reason, done.prompt_tokens,
+        done.generation_tokens, done.prompt_tps, done.generation_tps, done.ttft_ms, done.examples,
+        done.adapter, model,
+    )  # fmt: skip
