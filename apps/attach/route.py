@@ -60,7 +60,7 @@ class Terminals:
         return WebSocketRoute(PATH, self)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Any) -> None:
-        serving = self.serving
+        serving, first = self.serving, self.models.first
         if serving.stopping:
             raise ApiError(503, "the server is stopping.", code="stopping")
         if len(self.attached) >= serving.limits.terminals:
@@ -70,8 +70,9 @@ class Terminals:
         self.attached.add(guest)
         started = time.monotonic()
         try:
-            async with self.models.using(self.models.first):
-                await self._serve(WebSocket(scope, receive, send), guest)  # type: ignore[arg-type]
+            async with self.models.using(first):
+                with first.with_terminal():
+                    await self._serve(WebSocket(scope, receive, send), guest)  # type: ignore[arg-type]
         except Exception as error:  # noqa: BLE001 - the log gets the place; the client sees the end
             InternalError.of(error).write_to(serving.log)
         finally:

@@ -1,8 +1,9 @@
 """This module decides which models of a server fit into the memory together, and how much memory their KV
 caches can take."""
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ruvmlx.memory.load_plan import PROGRAM, Need, NotEnoughMemory
@@ -21,7 +22,7 @@ class PooledModel:
     no plan. scratch: bytes of working memory that the plan does not include. users: the number of requests,
     and of questions about the model, that keep the model open now. used_at: the `time.monotonic` time at
     which the last request ended or, if later, the model was opened. is_tended: True if an `IdleWork` runs for
-    the model.
+    the model. terminals: the number of attached terminals that keep the model open now.
     """
 
     name: str
@@ -31,6 +32,7 @@ class PooledModel:
     users: int = 0
     used_at: float = field(default_factory=time.monotonic)
     is_tended: bool = False
+    terminals: int = 0
 
     @property
     def is_open(self) -> bool:
@@ -49,6 +51,15 @@ class PooledModel:
         """The planned memory of the model in bytes, without the memory that all models share; 0 if there is
         no plan."""
         return self.need.total - PROGRAM + self.scratch if self.need else 0
+
+    @contextlib.contextmanager
+    def with_terminal(self) -> Iterator[None]:
+        """In the `with` block, one more attached terminal keeps the model open."""
+        self.terminals += 1
+        try:
+            yield
+        finally:
+            self.terminals -= 1
 
     def note_plan(self) -> None:
         """Copy the memory plan with which the runtime has opened the model."""
@@ -91,6 +102,21 @@ class MemoryShare:
                 f"{size(self.limit)}; the setting server_memory changes that.",
                 "model",
                 "model_too_large",
+            )
+
+    def check_beside_terminals(self, opened: Sequence[PooledModel], model: PooledModel) -> None:
+        """Raise ApiError, 503, if the model does not fit into the memory beside the open models that attached
+        terminals keep open."""
+        kept = [other for other in opened if other.terminals]
+        if kept and self.limit and plan_bytes([*kept, model]) > self.limit:
+            need, name = plan_bytes([model]), model.serving.model_name
+            others = " and ".join(other.serving.model_name for other in kept)
+            raise ApiError(
+                503,
+                f"model: {name} needs about {size(need)} of memory, and attached terminals keep {others} "
+                "open; close them, then ask again.",
+                "model",
+                "memory_busy",
             )
 
     async def has_room(self, opened: Sequence[PooledModel], model: PooledModel) -> bool:

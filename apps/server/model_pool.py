@@ -4,7 +4,8 @@ server opens the model when the request needs it.
 While the server runs, it closes only models that no request uses. (If the chat app switches to another model,
 the replies of the first model end.) If a request needs a closed model and the memory is full, the server
 closes models that no request uses. If the memory is full and requests use all open models, a request for a
-closed model waits until a model is unused, and later requests wait behind this request. The module
+closed model waits until a model is unused, and later requests wait behind this request. But an attached
+terminal uses the first model for hours, so a request that needs this model's memory fails at once. The module
 memory_share.py decides which models fit into the memory together.
 """
 
@@ -64,7 +65,7 @@ class ModelPool:
         self._turn = asyncio.Lock()  # only the holder of this lock opens or closes a model
         self._opening: asyncio.Task[None] | None = None
         self._idle_work = AsyncExitStack()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[str, asyncio.Task[None]] = {}  # the models to close, by `PooledModel.name`
 
     # -- the server's start and end ------------------------------------------------------------------
 
@@ -261,19 +262,21 @@ class ModelPool:
     # -- how the pool closes models ------------------------------------------------------------------
 
     async def close(self, model: PooledModel) -> None:
-        """Close a model as soon as no request uses it."""
-        async with self._turn:
-            await self._until_opening_ends()
-            while model.is_open and not model.is_idle:
-                await asyncio.sleep(LOOK_EVERY)
-            if model.is_open:
-                await self._close(model, "asked")
+        """Close a model as soon as no request uses it. Until then, all models answer further requests."""
+        while True:
+            async with self._turn:
+                await self._until_opening_ends()
+                if model.is_open and model.is_idle:
+                    await self._close(model, "asked")
+                if not model.is_open:
+                    return
+            await asyncio.sleep(LOOK_EVERY)
 
     def close_later(self, model: PooledModel) -> None:
         """Close a model as `close` does, but return at once."""
-        task = asyncio.ensure_future(self.close(model))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        if model.name not in self._closing:
+            task = self._closing[model.name] = asyncio.ensure_future(self.close(model))
+            task.add_done_callback(lambda _: self._closing.pop(model.name))
 
     async def _close_unused(self) -> None:
         """Close each model that no request has used for `unload_after` seconds. Keep the first model open."""
@@ -308,9 +311,11 @@ class ModelPool:
 
     async def _open_with_room(self, model: PooledModel) -> None:
         """Close idle models until the new model fits into the memory by the plan, then open the new model. If
-        the machine still has too little memory, close idle models one by one and try again."""
+        the machine still has too little memory, close idle models one by one and try again. Raise ApiError if
+        attached terminals keep open a model whose memory the new model needs."""
         self.share.check(model)
         while not await self.share.has_room(self.open_models, model):
+            self.share.check_beside_terminals(self.open_models, model)
             await self._make_room()
         while True:
             self._opening = asyncio.ensure_future(self._open_now(model))

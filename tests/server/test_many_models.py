@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
+from ruvmlx.apps.attach import route
+from ruvmlx.apps.attach.client import Link
 from ruvmlx.apps.bench.random_model import make
 from ruvmlx.apps.cli import cli
 from ruvmlx.apps.server import model_pool
@@ -318,6 +320,56 @@ def test_ollamas_keep_alive_and_ps(serve_models):
     assert running.ask("POST", "/api/show", {"model": A}).json["model_info"]["llama.block_count"] == 32
     assert running.ask("GET", "/v1/status").json["memory"]["model_bytes"] == 0
     assert ask(running, A).status == 200 and open_names(running) == [A]
+
+
+@pytest.fixture
+def attached():
+    """attached(server) -> the connection of a terminal, which says nothing and so holds the first model."""
+    links = []
+
+    def attach(running):
+        links.append(Link(running.url, CHAT_KEY))
+        running.wait_until(lambda: running.models.first.users)
+        return links[-1]
+
+    yield attach
+    for link in links:
+        link.close()
+
+
+def test_a_model_to_close_that_is_in_use_holds_up_no_request(serve_models, attached, monkeypatch):
+    """A terminal uses it. The model is closed when the terminal leaves; many wishes cost what one does."""
+    monkeypatch.setattr(route, "HELLO_SECONDS", 60.0)
+    running, stopped = serve_models(), []
+    terminal = attached(running)
+    for _ in range(3):
+        done = running.ask("POST", "/api/generate", {"model": A, "keep_alive": 0, "stream": False}).json
+        assert done["done_reason"] == "unload"
+    stopping = threading.Thread(
+        target=lambda: stopped.append(running.ask("POST", "/v1/stop", {"model": A}, **KEY).json)
+    )
+    stopping.start()
+    running.wait_until(lambda: running.serving.calls)
+    assert ask(running, A).status == 200 and ask(running, B).status == 200
+    assert open_names(running) == [A, B] and not stopped and len(running.models._closing) == 1
+    terminal.close()
+    stopping.join()
+    assert stopped == [{"model": A, "was_open": True}] and open_names(running) == [B]
+    running.wait_until(lambda: not running.models._closing)
+
+
+def test_a_model_without_room_beside_a_terminal_is_refused_at_once(serve_models, attached, monkeypatch):
+    """The terminal's model makes no room for it, and answers on; when the terminal leaves, there is room."""
+    monkeypatch.setattr(route, "HELLO_SECONDS", 60.0)
+    running = serve_models(1.5)
+    terminal = attached(running)
+    refused = ask(running, B)
+    assert refused.status == 503 and refused.error["code"] == "memory_busy" and refused.headers["retry-after"]
+    assert refused.error["message"].startswith(f"model: {B} needs about ")
+    assert ask(running, A).status == 200 and open_names(running) == [A]
+    terminal.close()
+    running.wait_until(lambda: not running.models.first.users)
+    assert ask(running, B).status == 200 and open_names(running) == [B]
 
 
 def test_stopping_needs_a_key_and_no_web_page(serve_models):
