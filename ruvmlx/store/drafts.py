@@ -3,9 +3,11 @@ reply."""
 
 import json
 import os
+import sqlite3
 import uuid
 from dataclasses import asdict, replace
 
+from ..errors import NotFound
 from .database import Database
 from .replies import Replies, ReplyRow
 
@@ -37,15 +39,25 @@ class Drafts:
             )
 
     def recover(self) -> list[str]:
-        """Turn the drafts of killed processes into replies. Returns the ids of the chats of these replies."""
+        """Turn the drafts of killed processes into replies. Returns the ids of the chats of these replies. A
+        draft whose chat is being erased is deleted."""
         drafts = self._db.rows("SELECT session_id, parent, process, reply FROM drafts")
         left = [row for row in drafts if not _is_alive(row["process"])]
         left = [row for row in left if self._claim(row["session_id"], row["process"])]
-        for row in left:
-            words = json.loads(row["reply"])
-            reply = ReplyRow(**words | {"examples": tuple(words["examples"])})
+        return [row["session_id"] for row in left if self._add(row)]
+
+    def _add(self, row: sqlite3.Row) -> bool:
+        """Turn a draft into a reply. Returns False if the draft's chat or question is gone; the draft is then
+        deleted."""
+        words = json.loads(row["reply"])
+        reply = ReplyRow(**words | {"examples": tuple(words["examples"])})
+        try:
             self._replies.add(reply, row["session_id"], question=row["parent"])
-        return [row["session_id"] for row in left]
+        except NotFound:
+            with self._db.transaction():
+                self._db.execute("DELETE FROM drafts WHERE session_id = ?", row["session_id"])
+            return False
+        return True
 
     def _claim(self, session_id: str, process: str) -> bool:
         """Make this process the owner of a draft. Returns False if another process was first."""

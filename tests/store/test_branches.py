@@ -11,6 +11,7 @@ import pytest
 from ruvmlx.chats import soft_delete
 from ruvmlx.errors import NotFound
 from ruvmlx.store import MessageRow, Store, search_index
+from ruvmlx.store.messages import ERASING
 from ruvmlx.store.tree import Tree
 
 from .test_store import a_reply
@@ -452,3 +453,19 @@ def test_a_draft_of_an_earlier_process_with_our_number(store):
     )
     store.db.execute(f"UPDATE drafts SET process = '{os.getpid()}:other'")
     assert store.drafts.recover() == [chat] and branch_texts(store, chat) == ["q", "half"]
+
+
+def test_a_draft_of_a_chat_that_was_being_erased_is_deleted(store):
+    """The deletion and the reply's process were killed: every later start failed with "deleted meanwhile".
+    The start erases the chat, and the drafts of other chats still become replies."""
+    gone, chat = store.chats.new("m"), store.chats.new("m")
+    for session in (gone, chat):
+        store.messages.add_user(session, "q")
+        store.drafts.put(session, a_reply(f"d-{session}", text="half"))
+    store.db.execute("UPDATE drafts SET process = '4194305:x'")
+    store.db.execute("UPDATE sessions SET deleted = ? WHERE id = ?", ERASING, gone)
+    soft_delete.tidy(store, None)
+    assert store.db.rows("SELECT * FROM drafts") == [] and branch_texts(store, chat) == ["q", "half"]
+    assert store.chats.ids() == {chat}
+    with pytest.raises(NotFound):
+        store.replies.get(f"d-{gone}")
