@@ -261,8 +261,9 @@ class Conversations:
         """Continue a reply that was cut off or stopped, from its last token. message: the id of
         the reply, or None for the last message.
 
-        The longer reply is stored beside the unfinished reply. Raises UsageError if the reply is complete, or
-        if another model wrote it.
+        The longer reply is stored beside the unfinished reply. Ratings of the longer reply change the adapter
+        only if ratings of the unfinished reply can. Raises UsageError if the reply is complete, or if another
+        model wrote it.
         """
         turns = self.turns(session_id)
         at = len(turns) - 1 if message is None else place_of(turns, message)
@@ -280,6 +281,7 @@ class Conversations:
             begun=Begun(turn.content, tuple(cut_off.sampled_ids[-TAIL:])),
             session_id=session_id,
             examples=cut_off.examples,
+            asked="" if cut_off.teaches else cut_off.prompt,
             priority=INTERACTIVE,
             **self._fields(**wishes),
         )

@@ -67,7 +67,9 @@ class GenerationRequest:
     tools: Tools = ()  # the functions that the model is allowed to call, for the chat template (tools.py)
     # True: the text contains the marks of tool calls even if the marks are special tokens
     shows_calls: bool = False
-    asked: str = ""  # the user's message that the reply answers, if tool results follow that message
+    # the user's message that the reply answers, if ratings of the reply must not change the adapter: tool
+    # results follow that message, or the reply continues a reply that teaches nothing; else ""
+    asked: str = ""
     # True: the model must think first; False: it must not; None: the chat template decides
     thinking: bool | None = None
     logprobs: int = 0  # the number of most likely tokens to report with every token

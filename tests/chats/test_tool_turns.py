@@ -67,13 +67,18 @@ def test_the_result_goes_back_and_the_answer_continues(required_call):
     assert runtime.store.replies.get(answer.request_id).prompt == "The weather?"
 
 
-@pytest.mark.parametrize("of", ["call", "answer"])
+@pytest.mark.parametrize("of", ["call", "answer", "rest", "rest of the rest"])
 def test_a_rating_after_a_tool_teaches_nothing(required_call, of):
-    """It is kept. The next question of the same chat teaches again."""
+    """It is kept. The next question of the same chat teaches again. The rest of an answer that was cut off
+    has the tool's words before it, so it teaches nothing either."""
     runtime, chat, response, _ = required_call
-    if of == "answer":
+    if of != "call":
         runtime.chats.add_results(chat, [ToolResult(response.calls[0], "24 degrees")])
-        read_stream(runtime.chats.answer_results(chat, tools=OFFER, **options()))
+        read_stream(runtime.chats.answer_results(chat, **options()))
+    for _ in range(of.count("rest")):
+        read_stream(runtime.chats.continue_reply(chat, **options()))
+        reply = runtime.store.replies.get("last")
+        assert reply.prompt == "The weather?" and not reply.teaches
     result = runtime.rate("last", "up")
     assert not result.applied and runtime.chats.turns(chat)[-1].rating == "up"
     read_stream(runtime.chats.say(chat, "And now?", **options()))
