@@ -13,6 +13,7 @@ from ..models.text.tool_calls import ParsedCall
 from .types import GenerationRequest
 
 TEMPLATE_TOKENS = 16  # the number of tokens that each message takes besides its text, for the chat template
+REST_LEFT_OUT = "(The rest of this result was left out.)"  # these words end a shortened result of a tool
 MAX_COUNTS = 1 << 16  # the maximum number of texts whose number of tokens is kept; a text takes 150 bytes
 
 
@@ -92,7 +93,8 @@ class ContextWindow:
         self, messages: list[Message], max_new_tokens: int, summary: str = "", reserved: int = 0
     ) -> list[Message]:
         """Return the messages that fit into the context. If the context would overflow, leave out the oldest
-        exchanges.
+        exchanges. Never leave out the newest message of the user: if the messages from there on do not fit,
+        shorten their oldest tool results.
 
         A quarter of the context, or the reply's limit if that is less, is kept free for the reply. When the
         context is full, the oldest messages are cut off until the messages fit into half of the room for
@@ -110,14 +112,36 @@ class ContextWindow:
         rest = messages[len(head) :]
         begin = first_measured(len(rest), limit)
         sizes = [self.message_size(message) for message in rest[begin:]]
-        first = begin + cut(sizes, limit - sum(map(self.message_size, head)), limit // 2)
+        room = limit - sum(map(self.message_size, head))
+        ends = (n for n in range(len(rest) - 1, -1, -1) if rest[n].role == "user")
+        first = min(begin + cut(sizes, room, limit // 2), next(ends, len(rest) - 1))
         while first < len(rest) - 1 and rest[first].role != "user":
             first += 1
-        read = rest[first:]
+        read = self._with_short_results(rest[first:], room)
         if summary and read:
             begun = f"(What was said before, in short: {summary})\n\n{read[0].content}"
             read[0] = Message(read[0].role, begun)
         return head + read
+
+    def _with_short_results(self, messages: list[Message], room: int) -> list[Message]:
+        """Return the messages with shorter tool results, so that the messages fit into `room` tokens if this
+        is possible. The oldest results are shortened first, and only as far as needed."""
+        found, excess = list(messages), sum(map(self.message_size, messages)) - room
+        for place, message in enumerate(messages):
+            if excess > 0 and message.role == "tool":
+                size = self._tokens(message.content)
+                text = self._shortened(message.content, size - excess)
+                if (saved := size - self._tokens(text)) > 0:
+                    found[place] = replace(message, content=text)
+                    excess -= saved
+        return found
+
+    def _shortened(self, text: str, room: int) -> str:
+        """Return the beginning of a tool's result and the words REST_LEFT_OUT, in at most `room` tokens.
+        Return the words alone if `room` is too small."""
+        while text and (size := self._tokens(f"{text}\n{REST_LEFT_OUT}")) > room:
+            text = text[: max(0, len(text) * room // size - 16)]
+        return f"{text}\n{REST_LEFT_OUT}" if text else REST_LEFT_OUT
 
     def left_out(
         self, turns: list[Turn], max_new_tokens: int, summary: str = "", reserved: int = 0

@@ -8,7 +8,7 @@ import pytest
 from ruvmlx.chats.chat_file import as_json, as_markdown, import_once
 from ruvmlx.chats.tool_turns import ToolOffer, ToolResult, calls_of_json, readable_result
 from ruvmlx.engine import Sampling
-from ruvmlx.engine.context_window import Turn, alternating
+from ruvmlx.engine.context_window import REST_LEFT_OUT, Turn, alternating
 from ruvmlx.errors import NotFound
 from ruvmlx.models.text.tool_calls import ParsedCall
 from ruvmlx.store import Store
@@ -65,6 +65,17 @@ def test_the_result_goes_back_and_the_answer_continues(required_call):
     assert [t.role for t in turns] == ["user", "assistant", "tool", "assistant"]
     assert turns[-1].reply_id == answer.request_id
     assert runtime.store.replies.get(answer.request_id).prompt == "The weather?"
+
+
+def test_the_question_stays_before_large_results(required_call):
+    """The results pushed it out of the prompt, and the model answered without it."""
+    runtime, chat, response, _ = required_call
+    results = [ToolResult(response.calls[0], letter * 100) for letter in "defg"]
+    runtime.chats.add_results(chat, results)
+    read_stream(runtime.chats.answer_results(chat, **options(48)))
+    prompt = runtime.chats._model.tokenizer.text_with_specials(runtime.store.replies.get("last").prompt_ids)
+    places = [prompt.index(words) for words in ("The weather?", "<tool_call>", REST_LEFT_OUT, "g" * 100)]
+    assert places == sorted(places) and "d" * 100 not in prompt
 
 
 @pytest.mark.parametrize("of", ["call", "answer", "rest", "rest of the rest"])

@@ -7,7 +7,14 @@ import random
 import pytest
 
 from ruvmlx.engine import context_window
-from ruvmlx.engine.context_window import TEMPLATE_TOKENS, ContextWindow, Turn, cut, first_measured
+from ruvmlx.engine.context_window import (
+    REST_LEFT_OUT,
+    TEMPLATE_TOKENS,
+    ContextWindow,
+    Turn,
+    cut,
+    first_measured,
+)
 from ruvmlx.models.config.model import Message
 from ruvmlx.models.text.tool_calls import ParsedCall
 
@@ -85,3 +92,58 @@ def test_a_short_text_with_much_beside_it_is_measured(tiny, large):
     summary = much if large == "summary" else ""
     gone = window.left_out(turns, 8, summary)
     assert bool(gone) is bool(large)
+
+
+def an_exchange(*results):
+    """A question, and for each result a call of a tool before the result."""
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": {}}}
+    pairs = [(Message("assistant", "", (call,)), Message("tool", text, (), "a", "look")) for text in results]
+    return [Message("user", "What do you see?"), *itertools.chain(*pairs)]
+
+
+@pytest.fixture
+def window(tiny):
+    found = ContextWindow(tiny)
+    found.size = 1024  # a call takes 100 of these tokens, because a byte is a token of this model
+    return found
+
+
+@pytest.mark.parametrize("system", [[], [Message("system", "Be kind.")]])
+@pytest.mark.parametrize("summary", ["", "The user looks."])
+@pytest.mark.parametrize(
+    "sizes", [(200, 200), (5, 700), (500, 60), (500, 400), (350, 250), (900, 60), (30, 2000)]
+)
+def test_tool_results_do_not_push_out_the_question(window, system, summary, sizes):
+    """The question went, and the prompt had only the last result. Now the oldest results become shorter, as
+    far as needed; a result that is as short as the words for what is left out stays as it is."""
+    room = window.size - 128 - (window.message_size(Message("user", summary)) if summary else 0)
+    older = [Message("user", "x" * 90), Message("assistant", "y" * 90)]
+    asked = an_exchange(*(letter * size for letter, size in zip("ab", sizes, strict=True)))
+    kept = window.fitting([*system, *older, *asked], 128, summary)
+    if not summary and sum(sizes) == 400:
+        assert kept == [*system, *older, *asked]
+    kept = kept[len(kept) - len(asked) :]
+    assert kept[0].content.endswith("What do you see?") and kept[1::2] == asked[1::2]
+    over = sum(map(window.message_size, [*system, *asked])) - room
+    assert sum(map(window.message_size, [*system, asked[0], *kept[1:]])) <= room
+    cuts = []
+    for now, before in zip(kept[2::2], asked[2::2], strict=True):
+        begin = now.content.removesuffix(REST_LEFT_OUT).rstrip("\n")
+        assert before.content.startswith(begin) and (now.tool_call_id, now.name) == ("a", "look")
+        cuts.append(now != before)
+        assert now.content.endswith(REST_LEFT_OUT) is cuts[-1]
+    assert any(cuts) is (over > 0) and cuts[1] is (over > max(0, sizes[0] - len(REST_LEFT_OUT)))
+
+
+def test_an_exchange_that_fits_is_whole(window):
+    """`cut` leaves half of the room; an exchange of more than half, which fits, lost its question, too."""
+    older, asked = [Message("user", "x" * 400), Message("assistant", "y" * 90)], an_exchange("a" * 400)
+    assert window.fitting([*older, *asked], 128) == asked
+
+
+def test_of_many_results_the_question_stays(window):
+    """The results are more messages than the context has room for, so `first_measured` is past the
+    question. Nothing can make them fit."""
+    asked = an_exchange(*["a" * 50] * 100)
+    kept = window.fitting(asked, 128)
+    assert kept[0] == asked[0] and {m.content for m in kept[2::2]} == {REST_LEFT_OUT}
