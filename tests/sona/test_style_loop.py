@@ -68,7 +68,7 @@ def test_auto_is_the_style_loop_where_a_basis_is_there(open_tiny, tiny, basis):
     assert loop_of_setting(AUTO, tiny.fingerprint) == STYLE
     assert loop_of_setting(TRAINING, tiny.fingerprint) == TRAINING
     with open_tiny() as runtime:
-        assert runtime.learning.consolidate()["reason"] == "a style needs 10 ratings and has 0"
+        assert runtime.learning.consolidate()["reason"] == "a style needs 10 rated replies; there are 0"
 
 
 def rate(runtime, i):
