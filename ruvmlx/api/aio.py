@@ -161,11 +161,11 @@ class AsyncChat:
 
     async def again(self, message: int | None = None, **options: Unpack[ReplyOptions]) -> Reply:
         """See `Chat.again`."""
-        return await asyncio.to_thread(lambda: self._chat.again(message, **options))
+        return await AsyncReplyStream(lambda: self._chat._again(message, options)).reply()
 
     async def continue_reply(self, message: int | None = None, **options: Unpack[ReplyOptions]) -> Reply:
         """See `Chat.continue_reply`."""
-        return await asyncio.to_thread(lambda: self._chat.continue_reply(message, **options))
+        return await AsyncReplyStream(lambda: self._chat._continue(message, options)).reply()
 
     async def rate(self, rating: str | int, note: str = "") -> Rating:
         """See `Chat.rate`."""

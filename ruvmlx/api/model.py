@@ -235,20 +235,24 @@ class Chat:
     def again(self, message: int | None = None, **options: Unpack[ReplyOptions]) -> Reply:
         """Write and return another reply to the same question. message: the id of the earlier reply; None:
         the last reply."""
+        return self._again(message, options).reply
+
+    def _again(self, message: int | None, options: ReplyOptions) -> ReplyStream:
         return self._model._stream(
-            lambda runtime, asked: runtime.chats.again(self.id, message=message, **asked),
-            options,
-        ).reply
+            lambda runtime, asked: runtime.chats.again(self.id, message=message, **asked), options
+        )
 
     def continue_reply(self, message: int | None = None, **options: Unpack[ReplyOptions]) -> Reply:
         """Continue a reply that reached max_tokens or was stopped. The returned reply has the whole text.
 
         Raises UsageError if the reply is complete or another model wrote the reply.
         """
+        return self._continue(message, options).reply
+
+    def _continue(self, message: int | None, options: ReplyOptions) -> ReplyStream:
         return self._model._stream(
-            lambda runtime, asked: runtime.chats.continue_reply(self.id, message=message, **asked),
-            options,
-        ).reply
+            lambda runtime, asked: runtime.chats.continue_reply(self.id, message=message, **asked), options
+        )
 
     def rate(self, rating: str | int, note: str = "") -> Rating:
         """Rate the newest reply of the branch; see `LocalModel.rate`. NotFound if there is no reply."""

@@ -1,5 +1,6 @@
 """`import ruvmlx`: the public API on a tiny random model."""
 
+import asyncio
 import gc
 import inspect
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 import ruvmlx
 from ruvmlx import api
+from ruvmlx.engine.run import Run
 from ruvmlx.errors import ModelNotFound, NotFound, RuvmlxError, UsageError
 
 
@@ -283,6 +285,33 @@ async def test_asyncio(tiny_folder, home):
             assert "".join([piece async for piece in begun]) == (await begun.reply()).text
         await model.use_adapter(None)
         assert model.name
+
+
+@pytest.mark.parametrize("call", ["say", "again", "continue_reply"])
+async def test_a_cancelled_task_ends_its_reply(tiny_folder, home, monkeypatch, call):
+    """What was written until then is in the chat, and the model is free for the next reply."""
+    draw, drawn = Run.draw, []
+
+    def go_on(run, record=True):
+        run.request.ignore_eos = True
+        drawn.append(run)
+        return draw(run, record)
+
+    monkeypatch.setattr(Run, "draw", go_on)
+    async with await ruvmlx.aopen(tiny_folder, backend="reference", temperature=0) as model:
+        chat = await model.chat()
+        cut = await chat.say("hello", max_tokens=3)
+        drawn.clear()
+        words = ("and then?",) if call == "say" else ()
+        task = asyncio.create_task(getattr(chat, call)(*words, max_tokens=400))
+        while len(drawn) < 3:
+            await asyncio.sleep(0.005)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        last = (await chat.messages())[-1]
+        assert last.finish_reason == "cancelled" and last.reply_id != cut.id and len(drawn) < 400
+        assert (await chat.again(max_tokens=2)).finish_reason == "length"
 
 
 def test_every_public_name_is_explained():
