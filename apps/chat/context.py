@@ -91,11 +91,15 @@ class ChatContext:
     def start(
         self, work: Callable[[], Awaitable[None]], group: str = "default", exclusive: bool = False
     ) -> Worker[None]:
-        """Run a coroutine function as a Textual worker. group: the name of a group of workers. exclusive:
-        True if the start cancels the other workers of the group."""
+        """Run a coroutine function as a Textual worker. If the function raises an error, show the error.
+        group: the name of a group of workers. exclusive: True if the start cancels the other workers of the
+        group."""
 
-        async def run() -> None:  # Textual's run_worker does not take a lambda
-            await work()
+        async def run() -> None:
+            try:
+                await work()
+            except Exception as error:  # noqa: BLE001 - Textual would end the app
+                await self.show_error(error)
 
         return self.app.run_worker(run, group=group, exclusive=exclusive)
 

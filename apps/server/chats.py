@@ -21,7 +21,7 @@ from .bodies import ReplyBody, Words
 from .endpoint import Answer, Call, Endpoint, EventStream, PlainText, Waiting
 from .errors import ApiError
 from .openai_answers import DONE, ReplyId, event, failed_event
-from .writing import reply_parts, requests_for
+from .writing import check_room, reply_parts, requests_for
 
 SHOWN = 200  # the maximum number of chats in a list, and of results of a search
 MOST_LETTERS = 262_144  # the maximum number of characters of one message
@@ -190,8 +190,7 @@ async def say(call: Call) -> Answer:
     # `_question` copies the sampling, the adapter, the token limit, the tenant, the patience (maximum waiting
     # time) and the id of this request.
     [like] = await requests_for(call, asked, body.max_tokens, 0, [{"prompt": body.content}])
-    request = await call.serving.host.call_between(lambda runtime: _question(runtime, body, like))
-    return EventStream(_events(call, request), Waiting(failed_event))
+    return EventStream(_events(call, like), Waiting(failed_event))
 
 
 def _question(runtime: Runtime, body: SayBody, like: GenerationRequest) -> GenerationRequest:
@@ -211,9 +210,15 @@ def _question(runtime: Runtime, body: SayBody, like: GenerationRequest) -> Gener
     return replace(request, tenant=like.tenant, patience=like.patience, request_id=like.request_id)
 
 
-async def _events(call: Call, request: GenerationRequest) -> AsyncGenerator[bytes, None]:
+async def _events(call: Call, like: GenerationRequest) -> AsyncGenerator[bytes, None]:
+    """Save the message, and yield the reply as events. Before, reserve the place of one reply, so that a
+    message without a reply is not saved. like: as in `_question`."""
+    serving = call.serving
+    check_room(serving, 1)
+    with serving.reserving():
+        request = await serving.host.call_between(lambda runtime: _question(runtime, call.body, like))
     chat = str(request.session_id)
-    async with aclosing(reply_parts(call, [request])) as parts:
+    async with aclosing(reply_parts(call, [request], has_room=True)) as parts:
         async for part in parts:
             is_last = part.response is not None
             yield event(ChatEvent(chat, request.request_id, part.text, part.thought, is_last or UNSET))

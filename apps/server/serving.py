@@ -111,6 +111,7 @@ class Serving:
     _about: ModelFacts = field(default_factory=lambda: ModelFacts(""))
     _requests: dict[str, GenerationRequest] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _reserved: int = 0  # the number of replies whose requests are being prepared
 
     def __post_init__(self) -> None:
         self.bodies = HeldBodies(self.limits.bodies)
@@ -180,7 +181,16 @@ class Serving:
     @property
     def waiting(self) -> int:
         """The number of replies of all models that are in progress or wait for their turn."""
-        return sum(len(serving._tasks) for serving in self.family)
+        return sum(len(serving._tasks) + serving._reserved for serving in self.family)
+
+    @contextlib.contextmanager
+    def reserving(self) -> Iterator[None]:
+        """In the `with` block, count one reply more, which begins at the end of the block."""
+        self._reserved += 1
+        try:
+            yield
+        finally:
+            self._reserved -= 1
 
     @property
     def writing(self) -> int:

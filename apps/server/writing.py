@@ -118,27 +118,31 @@ def _biases(body: ReplyBody, vocab: int) -> tuple[tuple[int, float], ...] | None
     return biases
 
 
+def check_room(serving: Serving, count: int) -> None:
+    """Raise ApiError, 429, if the server has no room now for `count` more replies, or 400 if the server never
+    writes so many replies at once."""
+    most = serving.limits.replies
+    if count > most:
+        message = f"n: this request asks for {count} replies; the server writes at most {most} at once."
+        raise ApiError(400, f"{message} Send fewer prompts or a smaller n.", "n")
+    over = serving.waiting + count - most
+    if over > 0:
+        seconds = serving.times.until_free(over / max(1, serving.waiting))
+        raise busy(f"{serving.waiting} replies are being written; try again.", seconds)
+
+
 async def reply_parts(
-    call: Call, requests: Requests, raw: bool = False, new_calls: NewCalls = None
+    call: Call, requests: Requests, raw: bool = False, new_calls: NewCalls = None, has_room: bool = False
 ) -> AsyncGenerator[ReplyPart, None]:
     """Yield the parts of all replies as they arrive. If the caller stops the iteration, all replies end.
-    Raise ApiError, 429, if the server already has its maximum number of replies, or 400 if the request alone
-    asks for more replies than that.
+    Raise the errors of `check_room`, unless `has_room` says that the caller has called it.
 
     raw: True if the thought stays in the text of the answer; the thought also stays there if the client has
     begun the reply. new_calls: a function that makes the parser of tool calls, or None.
     """
     serving, arrived = call.serving, asyncio.Queue[ReplyPart | Exception]()
-    most = serving.limits.replies
-    if len(requests) > most:
-        message = (
-            f"n: this request asks for {len(requests)} replies; the server writes at most {most} at once."
-        )
-        raise ApiError(400, f"{message} Send fewer prompts or a smaller n.", "n")
-    over = serving.waiting + len(requests) - most
-    if over > 0:
-        seconds = serving.times.until_free(over / max(1, serving.waiting))
-        raise busy(f"{serving.waiting} replies are being written; try again.", seconds)
+    if not has_room:
+        check_room(serving, len(requests))
     with serving.answering(requests):
         for index, request in enumerate(requests):
             text = SplitText(raw or bool(request.opening), new_calls)

@@ -1,16 +1,20 @@
 """Errors in the chat app: each is one line, and no word that was typed or written is lost."""
 
 import threading
+from contextlib import closing
 
 import pytest
 from ruvmlx.apps.chat.app import ChatApp, run_app
+from ruvmlx.apps.chat.chats_screen import ChatsScreen
 from ruvmlx.apps.chat.messages import UserMessage
 from ruvmlx.apps.chat.options import ChatOptions
 
 from ruvmlx.errors import CorruptFile, ModelNotFound, UsageError
+from ruvmlx.store import Store
 
 from .helpers import WIDE, ask, chatting, screen_text, until
 from .scripted import ScriptedRuntime
+from .test_branches import chatting as with_store  # noqa: F401
 
 
 async def test_an_error_before_a_reply_is_one_line_and_puts_the_message_back():
@@ -98,3 +102,53 @@ def test_an_unexpected_exception_in_the_app_is_one_line(monkeypatch, capsys):
         == "ruvmlx: unexpected ZeroDivisionError: integer division or modulo by zero\n"
     )
     assert runtime.closed
+
+
+@pytest.fixture
+def erase(home):
+    """Erase a chat, as another process does."""
+
+    def erase_chat(session):
+        with closing(Store(home / "ruvmlx.db")) as store:
+            store.chats.delete(session)
+
+    return erase_chat
+
+
+async def test_a_chat_that_is_erased_while_the_list_shows_it(with_store, erase):  # noqa: F811
+    """Enter ended the app. The open chat stays open, with what was typed."""
+    async with with_store(WIDE) as (app, pilot):
+        await ask(app, pilot)
+        first = app.chat.state.session
+        app.chat.prompt.text = "/new"
+        await pilot.press("enter")
+        await until(pilot, lambda: app.chat.state.session != first and app.phase == "idle")
+        await ask(app, pilot, "Another")
+        session, app.chat.prompt.text = app.chat.state.session, "a draft"
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: isinstance(app.screen, ChatsScreen) and len(app.screen._entries) == 2)
+        erase(first)
+        await pilot.press("down", "enter")
+        await until(pilot, lambda: "no chat" in screen_text(app) and app.phase == "idle")
+        assert app.chat.state.session == session and app.chat.prompt.text == "a draft"
+        assert (await ask(app, pilot, "And now?")).text
+
+
+async def test_an_unexpected_error_in_the_background_keeps_a_running_reply():
+    """It is one line; neither the reply that is written meanwhile nor the typed words go."""
+
+    async def fail():
+        raise ValueError("boom")
+
+    runtime = ScriptedRuntime(["Half ", "a ", "loaf."], gate=True)
+    async with chatting(runtime, WIDE) as (app, pilot):
+        app.chat.prompt.text = "Go"
+        await pilot.press("enter")
+        await until(pilot, lambda: "Half a" in screen_text(app))
+        app.chat.prompt.text = "a draft"
+        app.chat.start(fail)
+        await until(pilot, lambda: "unexpected ValueError: boom" in screen_text(app))
+        assert app.phase == "replying" and app.chat.prompt.text == "a draft"
+        runtime.released.release()
+        await until(pilot, lambda: app.phase == "idle")
+        assert app.chat.transcript.replies[-1].text == "Half a loaf."

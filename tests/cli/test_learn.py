@@ -86,7 +86,9 @@ def test_learn_consolidate_says_what_it_needs_then_does_it(run, tiny_folder):
     model = ("--model", str(tiny_folder))
     command = ("learn", "consolidate", "--steps", "2", "--ewc", "1", "--json", *model)
     code, out, err = run(*command)
-    assert (code, err) == (0, "") and json.loads(out)["reason"] == "training needs 10 rated replies; there are 0"
+    assert (code, err) == (0, "") and json.loads(out)[
+        "reason"
+    ] == "training needs 10 rated replies; there are 0"
     spoken = " ".join(run(*(word for word in command if word != "--json"))[1].split())
     assert spoken.startswith("Nothing changed: training needs 10 rated replies; there are 0. No ratings yet")
     assert "result of the background learning" not in spoken  # there is none

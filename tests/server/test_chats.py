@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from ruvmlx.apps.server.limits import ServerLimits
 
 from .conftest import CHAT_KEY
 
@@ -124,6 +126,24 @@ def test_a_client_that_leaves_keeps_its_text(serve):
             pass
     running.wait_until(lambda: running.serving.writing == 0)
     running.wait_until(lambda: get(running, "/v1/chats").json["chats"][0]["turns"] == 2)
+
+
+def test_a_refused_message_is_not_stored(serve):
+    """Of messages that come at once to a server for one reply, only the one that is answered is in a chat."""
+    running = serve(limits=ServerLimits(replies=1))
+    running.slow_down(0.1)
+    asked = {"model": running.model, "content": "hello", "max_tokens": 6, "system": "Be brief."}
+    with ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(running.ask, "POST", "/v1/chats", asked, **KEY) for _ in range(6)]
+    statuses = [answer.result().status for answer in answers]
+    assert statuses.count(200) + statuses.count(429) == 6 and 429 in statuses
+    assert len(get(running, "/v1/chats").json["chats"]) == statuses.count(200)
+    chat = get(running, "/v1/chats").json["chats"][0]["id"]
+    with running.send_chat(max_tokens=100):
+        running.wait_until(lambda: running.serving.waiting)
+        refused = running.ask("POST", "/v1/chats", {**asked, "chat": chat, "system": "New."}, **KEY)
+    shown = get(running, f"/v1/chats/{chat}").json
+    assert refused.status == 429 and len(shown["messages"]) == 2 and shown["system"] == "Be brief."
 
 
 def test_markdown(shared):

@@ -42,7 +42,11 @@ class CompareActions:
             return
         chat.phase = "replying"
         screen, session = CompareScreen(chat, text, is_blind), chat.state.session
-        before = await chat.host.call(lambda runtime: compare.shown_reply_id(runtime, session, text))
+        try:
+            before = await chat.host.call(lambda runtime: compare.shown_reply_id(runtime, session, text))
+        except BaseException:
+            chat.phase = "idle"
+            raise
         chosen = await chat.ask(screen)
         if chat.phase == "replying":
             chat.phase = "idle"
