@@ -49,11 +49,7 @@ class Dispatcher:
             gone = True
             _abort(scope)
         except RuvmlxError as error:
-            refusal = api_error(error)
-            if isinstance(error, PromptTooLong):
-                refusal.param = _prompt_field(endpoint.body)
-            failed = refusal.code or ""
-            await _send_error(sender, refusal, errors)
+            failed = await _send_refusal(sender, error, endpoint.body, errors)
         except TimeoutError:
             message = f"the answer took longer than {serving.limits.reply_seconds:g} seconds."
             await _send_error(sender, ApiError(408, message, code="timeout"), errors)
@@ -145,6 +141,16 @@ async def _send_error(sender: Sender, error: ApiError, shape: ErrorShape) -> Non
         await sender.error(error, shape)
     except ClientGone:
         return
+
+
+async def _send_refusal(sender: Sender, error: RuvmlxError, body: type | None, shape: ErrorShape) -> str:
+    """Send an error of ruvmlx, and return its code, or "". This is a function of its own, because a local
+    variable of the frame that caught the error would keep the error, and the error keeps that frame."""
+    refusal = api_error(error)
+    if isinstance(error, PromptTooLong):
+        refusal.param = _prompt_field(body)
+    await _send_error(sender, refusal, shape)
+    return refusal.code or ""
 
 
 def _prompt_field(body: type | None) -> str:
