@@ -3,9 +3,10 @@
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ..engine.types import Chunk, GenerationResponse
 from ..errors import UsageError
@@ -15,7 +16,20 @@ from .types import Rating
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
-    from .model import LocalModel
+
+T = TypeVar("T")
+
+
+class ReplyOwner(Protocol):
+    """The methods and fields of a LocalModel (model.py) that its replies use."""
+
+    _cancels: weakref.WeakSet[threading.Event]
+
+    def rate(self, reply: "Reply | str", rating: str | int, note: str = "") -> Rating: ...
+
+    def _submit(self, work: Callable[["Runtime"], T]) -> Future[T]: ...
+
+    def _call(self, work: Callable[["Runtime"], T]) -> T: ...
 
 
 @dataclass(frozen=True)
@@ -39,7 +53,7 @@ class Reply:
     ttft_ms: float
     examples: tuple[str, ...]
     adapter: str | None
-    _model: "LocalModel" = field(repr=False, compare=False)
+    _model: ReplyOwner = field(repr=False, compare=False)
 
     @property
     def answer(self) -> str:
@@ -61,7 +75,7 @@ class ReplyStream(Iterator[str]):
     the store keeps the text so far, and the user can rate it.
     """
 
-    def __init__(self, model: "LocalModel", begin: Callable[["Runtime", threading.Event], Iterator[Chunk]]):
+    def __init__(self, model: ReplyOwner, begin: Callable[["Runtime", threading.Event], Iterator[Chunk]]):
         self._model, self._chunks, self._cancel = model, SimpleQueue[Chunk | None](), threading.Event()
         self._response: GenerationResponse | None = None
         self._ended = False
@@ -135,7 +149,7 @@ def writer_of(reply: Reply | str) -> str | None:
     return reply.adapter if isinstance(reply, Reply) else None
 
 
-def _reply_of(done: GenerationResponse, model: "LocalModel") -> Reply:
+def _reply_of(done: GenerationResponse, model: ReplyOwner) -> Reply:
     return Reply(
         done.request_id, done.text, tuple(done.token_ids), done.finish_reason, done.prompt_tokens,
         done.generation_tokens, done.prompt_tps, done.generation_tps, done.ttft_ms, done.examples,
