@@ -130,13 +130,13 @@ class ContextWindow:
         for place, message in enumerate(messages):
             if excess > 0 and message.role == "tool":
                 size = self._tokens(message.content)
-                text = self._short_turns(message.content, size - excess)
+                text = self._short_text(message.content, size - excess)
                 if (saved := size - self._tokens(text)) > 0:
                     found[place] = replace(message, content=text)
                     excess -= saved
         return found
 
-    def _short_turns(self, text: str, room: int) -> str:
+    def _short_text(self, text: str, room: int) -> str:
         """Return the beginning of a tool's result and the words REST_LEFT_OUT, in at most `room` tokens.
         Return the words alone if `room` is too small."""
         while text and (size := self._tokens(f"{text}\n{REST_LEFT_OUT}")) > room:
