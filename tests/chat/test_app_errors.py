@@ -134,6 +134,17 @@ async def test_a_chat_that_is_erased_while_the_list_shows_it(with_store, erase):
         assert (await ask(app, pilot, "And now?")).text
 
 
+async def test_a_message_to_an_erased_chat_comes_back(with_store, erase):  # noqa: F811
+    """The app could not show the erased chat again, and the message was gone."""
+    async with with_store(WIDE) as (app, pilot):
+        await ask(app, pilot)
+        erase(app.chat.state.session)
+        app.chat.prompt.text = "a long text"
+        await pilot.press("enter")
+        await until(pilot, lambda: app.query(".error") and app.phase == "idle", seconds=20)
+        assert app.chat.prompt.text == "a long text" and len(app.query(UserMessage)) == 1
+
+
 async def test_an_unexpected_error_in_the_background_keeps_a_running_reply():
     """It is one line; neither the reply that is written meanwhile nor the typed words go."""
 

@@ -2,13 +2,14 @@
 message, another reply to the same message, and the rest of a cut reply."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
 from ruvmlx.engine.types import Chunk
-from ruvmlx.errors import RuvmlxError, error_line
+from ruvmlx.errors import NotFound, RuvmlxError, error_line
 from ruvmlx.host.serving import BeginReply
 from ruvmlx.runtime import Runtime, Turn
 from ruvmlx.text import one_line
@@ -228,7 +229,8 @@ class WriteActions:
         if message and refused:
             await message.remove()
         if refused:
-            await self.show_turns()
+            with contextlib.suppress(NotFound):  # another process can have erased the chat
+                await self.show_turns()
         if typed and (refused or (not reply.text and not chat.prompt.text)):
             put_back(chat, typed, edited)
         await chat.transcript.add(Notice(error_line(error), "error"))
