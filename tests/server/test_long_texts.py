@@ -146,7 +146,7 @@ LONG = "a" * 8193
         ("/v1/embeddings", {"input": ["a", LONG]}, "input[1]"),
         ("/v1/rerank", {"query": LONG, "documents": ["a"]}, "query"),
         ("/v1/rerank", {"query": "a", "documents": ["a", {"text": LONG}]}, "documents[1]"),
-        ("/api/embed", {"input": ["a", LONG]}, "input[1]"),
+        ("/api/embed", {"input": ["a", LONG], "truncate": False}, "input[1]"),
         ("/api/embeddings", {"prompt": LONG}, "prompt"),
     ],
 )

@@ -45,7 +45,8 @@ class CompareActions:
         try:
             before = await chat.host.call(lambda runtime: compare.shown_reply_id(runtime, session, text))
         except BaseException:
-            chat.phase = "idle"
+            if chat.phase == "replying":  # and not "closing"
+                chat.phase = "idle"
             raise
         chosen = await chat.ask(screen)
         if chat.phase == "replying":
