@@ -80,8 +80,8 @@ def test_the_question_stays_before_large_results(required_call):
 
 @pytest.mark.parametrize("of", ["call", "answer", "rest", "rest of the rest"])
 def test_a_rating_after_a_tool_teaches_nothing(required_call, of):
-    """It is kept. The next question of the same chat teaches again. The rest of an answer that was cut off
-    has the tool's words before it, so it teaches nothing either."""
+    """The store keeps the rating. The next question of the same chat teaches again. If a limit cut
+    an answer off, the rest of the answer has the tool's words before it, so the rest teaches nothing."""
     runtime, chat, response, _ = required_call
     if of != "call":
         runtime.chats.add_results(chat, [ToolResult(response.calls[0], "24 degrees")])

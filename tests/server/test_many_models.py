@@ -323,8 +323,8 @@ def test_ollamas_keep_alive_and_ps(serve_models):
 
 
 @pytest.fixture
-def attached():
-    """attached(server) -> the connection of a terminal, which says nothing and so holds the first model."""
+def attach():
+    """attach(server) -> the connection of a terminal, which says nothing and so holds the first model."""
     links = []
 
     def attach(running):
@@ -337,11 +337,11 @@ def attached():
         link.close()
 
 
-def test_a_model_to_close_that_is_in_use_holds_up_no_request(serve_models, attached, monkeypatch):
+def test_a_model_to_close_that_is_in_use_holds_up_no_request(serve_models, attach, monkeypatch):
     """A terminal uses it. The model is closed when the terminal leaves; many wishes cost what one does."""
     monkeypatch.setattr(route, "HELLO_SECONDS", 60.0)
     running, stopped = serve_models(), []
-    terminal = attached(running)
+    terminal = attach(running)
     for _ in range(3):
         done = running.ask("POST", "/api/generate", {"model": A, "keep_alive": 0, "stream": False}).json
         assert done["done_reason"] == "unload"
@@ -358,11 +358,11 @@ def test_a_model_to_close_that_is_in_use_holds_up_no_request(serve_models, attac
     running.wait_until(lambda: not running.models._closing)
 
 
-def test_a_model_without_room_beside_a_terminal_is_refused_at_once(serve_models, attached, monkeypatch):
+def test_a_model_without_room_beside_a_terminal_is_refused_at_once(serve_models, attach, monkeypatch):
     """The terminal's model makes no room for it, and answers on; when the terminal leaves, there is room."""
     monkeypatch.setattr(route, "HELLO_SECONDS", 60.0)
     running = serve_models(1.5)
-    terminal = attached(running)
+    terminal = attach(running)
     refused = ask(running, B)
     assert refused.status == 503 and refused.error["code"] == "memory_busy" and refused.headers["retry-after"]
     assert refused.error["message"].startswith(f"model: {B} needs about ")
