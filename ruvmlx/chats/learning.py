@@ -87,7 +87,11 @@ class Learning:
         self._learns = learn
         self._summed_up: set[str] = set()  # names of the adapters whose `first_summary` was shown
         parse(settings.base_targets, model.shape, "base_targets")
-        self.residency = Residency(self._load, lambda learner: learner.active.nbytes)
+        self.residency = Residency(
+            self._load,
+            lambda learner: learner.active.nbytes,
+            save=lambda learner: learner.rating_index.flush(),
+        )
         name = settings.adapter_name
         self.learner: Learner | None = self.residency.get(name) if name else None
         self._routing: Routing | None = None

@@ -32,10 +32,14 @@ class Residency(Generic[T]):
     read at every request, because a loaded adapter can grow.
 
     load: a function that loads the adapter of a name; size: a function that returns an adapter's bytes
+    save: a function that stores what only the memory has of an adapter, before the adapter is evicted
     """
 
-    def __init__(self, load: Callable[[str], T], size: Callable[[T], int], budget: int = BUDGET):
-        self._load, self._size, self.budget = load, size, budget
+    def __init__(
+        self, load: Callable[[str], T], size: Callable[[T], int], budget: int = BUDGET,
+        save: Callable[[T], None] = lambda adapter: None,
+    ):  # fmt: skip
+        self._load, self._size, self.budget, self._save = load, size, budget, save
         # the adapters in memory by name; the hot adapter is the last
         self._loaded: OrderedDict[str, T] = OrderedDict()
         self._counts: dict[str, list[int]] = {}  # [accesses, loads] of each adapter
@@ -65,6 +69,7 @@ class Residency(Generic[T]):
         sizes = {name: self._size(adapter) for name, adapter in self._loaded.items()}
         while len(sizes) > 1 and sum(sizes.values()) > self.budget:
             coldest = next(iter(self._loaded))
+            self._save(self._loaded[coldest])
             del self._loaded[coldest], sizes[coldest]
 
     def loaded_adapters(self) -> list[T]:

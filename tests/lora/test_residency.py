@@ -126,6 +126,16 @@ def test_a_swap_back_loads_nothing_and_finds_what_was_learned(open_tiny, tiny):
     assert {r.name for r in runtime.adapters()} == {"default", "other"}
 
 
+def test_an_evicted_adapter_stores_its_signals_first(open_tiny, tiny):
+    runtime = with_two_adapters(open_tiny, tiny)
+    reply = say(runtime, runtime.chats.new_chat(), "hello there").request_id
+    runtime.rate(reply, "up")
+    assert runtime.store.signals.count() == 0  # a later `settle` would store the signal
+    runtime.learning.residency.budget = 1
+    assert runtime.learning.of("other") is not None  # beside the adapter in use, which is evicted
+    assert runtime.store.signals.count() == 1
+
+
 def test_without_an_adapter_and_back(open_tiny, tiny):
     runtime = with_two_adapters(open_tiny, tiny, a_base())
     runtime.learning.use("other")
