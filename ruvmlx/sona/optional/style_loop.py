@@ -53,9 +53,9 @@ KL = 0.08
 # The loop uses no style if `agreement` is below -DISAGREEMENT. With 8 to 30 ratings, chance alone often makes
 # `agreement` negative.
 DISAGREEMENT = 2.0
-# shares of s that the loop tries in turn, until replies have no more faults than the original model's replies
-# and clearly more predicted stars than replies without the style. "Clearly": the gain in stars minus DOUBT
-# standard deviations is above 0 (docs/studies.md).
+# shares of s that the loop tries in turn, until replies have no more faults than the original model's replies.
+# The replies must also have clearly more predicted stars than replies without the style. "Clearly": the gain
+# in stars minus DOUBT standard deviations is above 0 (docs/studies.md).
 STEPS = (1.0, 0.7, 0.4)
 UNDERSHOOT = 1.5  # the found s is usually so many times the s that the basis's own KL (`StyleBasis.kl`) gives
 PARTS = TRIES + len(STEPS) + 1  # the maximum number of parts of a step, for the progress
@@ -201,9 +201,10 @@ class StyleLoop:
                 found = self._smaller(basis, choice, largest, share, pause)
             styled = self._candidate(found.scale, found.ground, pause)
             gain, doubt = learner.taste.model.predict_gain(styled.features, plain.features)
-            reason = self._worse(styled, choice.likes_longer, pause)
-            if not reason and gain <= DOUBT * doubt:
+            if gain <= DOUBT * doubt:  # a smaller style gains less, so no smaller share is tried
                 reason = "it is not clear that replies to other questions would please you more"
+                break
+            reason = self._worse(styled, choice.likes_longer, pause)
             if not reason:
                 break
         facts |= {"ppl_change": math.expm1(found.rise), "scale": found.scale, "share": share}
