@@ -92,7 +92,7 @@ def _not_routed(serving: Serving, endpoints: Sequence[Endpoint], routes: Sequenc
             headers["Allow"] = ", ".join(sorted(methods))
             message = "this path does not have this method; GET /openapi.json lists all."
         failure = ApiError(error.status_code, message, code=code)
-        serving.note_refusal(failure, path)
+        serving.note_refusal(failure, path, request.scope["state"]["id"])
         return _Failure(serving, failure, headers, _shape(request.url.path, endpoints))
 
     return answer

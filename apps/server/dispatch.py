@@ -61,7 +61,7 @@ class Dispatcher:
             held.release()
             serving.calls -= 1
             seconds = time.monotonic() - started
-            self._count(sender.status, gone, seconds, facts, failed, scope["state"]["salt"])
+            self._count(sender.status, gone, seconds, facts, failed, scope["state"])
 
     async def _answer(
         self, scope: Scope, receive: Receive, sender: Sender, facts: dict[str, float], held: HeldBody
@@ -119,9 +119,14 @@ class Dispatcher:
                     yield event
 
     def _count(
-        self, status: int, gone: bool, seconds: float, facts: Mapping[str, float], failed: str, salt: str
-    ) -> None:
-        """Count and log an answer. failed: the code of the error that is the answer, or ""."""
+        self, status: int, gone: bool, seconds: float, facts: Mapping[str, float], failed: str,
+        state: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        """Count and log an answer.
+
+        failed: the code of the error that is the answer, or ""
+        state: the state that `Gate` gave the request: its id and the salt of its API key
+        """
         endpoint, metrics = self._endpoint, self._serving.metrics
         word = "gone" if gone else str(status)
         metrics.add("ruvmlx_requests_total", endpoint=endpoint.path, method=endpoint.method, status=word)
@@ -130,10 +135,12 @@ class Dispatcher:
             metrics.add("ruvmlx_cancelled_total")
         shown = {"method": endpoint.method, "path": endpoint.path, "status": word}
         reason = {"reason": failed} if failed else {}
-        self._serving.log.write("request", {**shown, **reason, "ms": round(1e3 * seconds), **facts})
+        self._serving.log.write(
+            "request", {"id": state["id"], **shown, **reason, "ms": round(1e3 * seconds), **facts}
+        )
         if endpoint.method != "GET":
             told: dict[str, Any] = {**shown, "ms": round(1e3 * seconds), **facts}
-            self._serving.recent.append((salt, RecentRequest(time=time.time(), **told)))
+            self._serving.recent.append((state["salt"], RecentRequest(time=time.time(), **told)))
 
 
 async def _send_error(sender: Sender, error: ApiError, shape: ErrorShape) -> None:

@@ -1,6 +1,7 @@
 """This module is the outermost layer of the server's application. The module checks the host, the origin and
 the API key of each request, answers CORS preflight requests, and sends the errors of these checks."""
 
+import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from .errors import ApiError, openai_error
 from .sending import Receive, Send, Sender, refuse_websocket
 from .serving import Serving
 
+REQUEST_ID = "x-request-id", "request-id"  # the names that the clients of OpenAI and of Anthropic read
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
@@ -35,25 +37,28 @@ class Gate:
             await self._attach(scope, receive, send)
             return
         headers, endpoint = headers_of(scope), self._find(scope)
-        state, cors = scope.setdefault("state", {}), list[tuple[str, str]]()
+        state = scope.setdefault("state", {})
+        state["id"] = uuid.uuid4().hex[:12]  # the id of the request in its answer's headers and in the log
+        answered = [(name, state["id"]) for name in REQUEST_ID]
         try:
             self._check_size(scope)
             self._access.check_host(headers)
             self._access.check_origin(headers)
-            cors = self._access.cors(headers)
+            answered += self._access.cors(headers)
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-                await self._sender(send, cors).empty(self._access.preflight(headers))
+                await self._sender(send, answered).empty(self._access.preflight(headers))
                 return
             if endpoint is not None and endpoint.is_control:
                 self._access.check_chat(headers)
             if endpoint is not None and endpoint.is_private:
                 self._access.check_private(headers)
-            state["salt"], state["headers"] = self._access.check_key(headers, endpoint), cors
+            state["salt"], state["headers"] = self._access.check_key(headers, endpoint), answered
             await self._app(scope, receive, send)
         except ApiError as error:
-            self._serving.note_refusal(error, endpoint.path if endpoint is not None else "")
+            path = endpoint.path if endpoint is not None else ""
+            self._serving.note_refusal(error, path, state["id"])
             shape = endpoint.errors if endpoint is not None else openai_error
-            await self._sender(send, cors).error(error, shape)
+            await self._sender(send, answered).error(error, shape)
 
     def _check_size(self, scope: dict[str, Any]) -> None:
         """Raise ApiError, 431, if the request's header is too large. The library h11 limits the size of the

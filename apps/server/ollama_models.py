@@ -210,7 +210,13 @@ def _model(call: Call, name: str, about: ModelFacts, size: int) -> OllamaModel:
 
 
 def _details(about: ModelFacts) -> OllamaDetails:
-    return OllamaDetails("", about.format, about.family, [about.family], "", "")
+    size = _parameter_words(about.parameters) if about.parameters else ""
+    return OllamaDetails("", about.format, about.family, [about.family], size, about.tensor_type)
+
+
+def _parameter_words(count: int) -> str:
+    """Return a number of parameters in ollama's form: "134.52M" or "7.2B"."""
+    return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
 
 
 def _since(call: Call) -> str:

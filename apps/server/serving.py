@@ -54,7 +54,8 @@ class RecentRequest(Struct):
 class ModelFacts:
     """The facts that answers show about a model. context: the maximum number of tokens of the prompt and the
     reply together. bytes: the size of the model's weights in the file. fingerprint: a digest of the model; ""
-    until the model was opened once. embeds: True if the model is trained to embed texts."""
+    until the model was opened once. embeds: True if the model is trained to embed texts. parameters: the
+    number of parameters. tensor_type: the type of most weights, for example "Q4_K"; "" if it is not known."""
 
     name: str
     path: Path | None = None
@@ -64,13 +65,16 @@ class ModelFacts:
     bytes: int = 0
     fingerprint: str = ""
     embeds: bool = False
+    parameters: int = 0
+    tensor_type: str = ""
 
     @classmethod
     def of(cls, model: Model | Facts, context: int) -> "ModelFacts":
         fingerprint = model.fingerprint if isinstance(model, Model) else ""
         family = model.shape.model_type
         known = (model.name, model.path, context, family, model.format, model.bytes, fingerprint)
-        return cls(*known, model.embeds)
+        most = max(model.types, key=lambda name: model.types[name], default="")
+        return cls(*known, model.embeds, model.parameters, most)
 
 
 @dataclass
@@ -222,11 +226,12 @@ class Serving:
         own = self.own_names
         return [*own, *(f"{name}@{adapter}" for name in own for adapter in adapters)]
 
-    def note_refusal(self, error: ApiError, path: str = "") -> None:
+    def note_refusal(self, error: ApiError, path: str = "", request: str = "") -> None:
         """Count and log a request that did not reach an endpoint. path: the path of the request, if it is a
-        path that the server knows; another path could have text of a user."""
+        path that the server knows; another path could have text of a user. request: the id of the request; ""
+        for the request of a WebSocket, which has no id."""
         self.metrics.add("ruvmlx_refused_total", reason=error.code or "other")
-        shown = {"path": path} if path else {}
+        shown = {name: text for name, text in (("id", request), ("path", path)) if text}
         self.log.write("refused", {**shown, "status": error.status, "reason": error.code or "other"})
 
     @property

@@ -147,6 +147,21 @@ def test_a_refusal_is_a_line_with_its_reason(serve):
     assert "secret" not in running.log.getvalue()
 
 
+def test_each_answer_names_the_id_that_its_line_has(serve):
+    """The id is in the headers that the clients of OpenAI and of Anthropic read, and in the log."""
+    running = serve(keys=[KEY])
+    asked = [
+        ("GET", "/v1/models", {"x_api_key": KEY}), ("GET", "/v1/models", {}),
+        ("GET", "/nothing", {"x_api_key": KEY}), ("POST", "/v1/messages", {"x_api_key": KEY}),
+    ]  # fmt: skip
+    answers = [running.ask(method, path, **headers) for method, path, headers in asked]
+    assert [answer.status for answer in answers] == [200, 401, 404, 400]
+    ids = [answer.headers["x-request-id"] for answer in answers]
+    assert ids == [answer.headers["request-id"] for answer in answers] and len(set(ids)) == 4
+    lines = [json.loads(line) for line in running.log.getvalue().splitlines()]
+    assert [line["id"] for line in lines if line["event"] in ("request", "refused")] == ids
+
+
 def test_a_base_url_without_v1_is_named(shared):
     message = shared.ask("POST", "/chat/completions", {}).error["message"]
     assert "the path is /v1/chat/completions, so the base URL must end in /v1" in message

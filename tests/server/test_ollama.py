@@ -5,6 +5,8 @@ import json
 import jsonschema
 import numpy as np
 import pytest
+from ruvmlx.apps.server.ollama_models import _details
+from ruvmlx.apps.server.serving import ModelFacts
 
 from .test_tools import DAYS
 
@@ -174,3 +176,11 @@ def test_show_by_an_older_field(roomy):
     by_model, by_name = ({field: roomy.model} for field in ("model", "name"))
     answers = [roomy.ask("POST", "/api/show", body) for body in (by_model, by_name, {})]
     assert [answer.status for answer in answers] == [200, 200, 400] and answers[0].json == answers[1].json
+
+
+def test_details_of_a_model(starter, roomy):
+    """The number of parameters and the type of most weights are in ollama's words."""
+    found = _details(ModelFacts.of(starter, 2048))
+    assert (found.parameter_size, found.quantization_level) == ("134.52M", "Q4_1")
+    listed = roomy.ask("GET", "/api/tags").json["models"][0]
+    assert listed["details"]["parameter_size"].endswith("M")

@@ -53,7 +53,7 @@ KL = 0.08
 # The loop uses no style if `agreement` is below -DISAGREEMENT. With 8 to 30 ratings, chance alone often makes
 # `agreement` negative.
 DISAGREEMENT = 2.0
-# shares of s that the loop tries in turn, until replies have no more faults than the original model's replies.
+# shares of s that the loop tries in turn, until replies have no more faults than the original model's.
 # The replies must also have clearly more predicted stars than replies without the style. "Clearly": the gain
 # in stars minus DOUBT standard deviations is above 0 (docs/studies.md).
 STEPS = (1.0, 0.7, 0.4)
