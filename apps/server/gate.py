@@ -23,14 +23,9 @@ class Gate:
 
     def __init__(self, app: App, serving: Serving, access: Access, endpoints: Sequence[Endpoint]):
         self._app, self._serving, self._access = app, serving, access
-        self._by_path: dict[str, list[Endpoint]] = {}
-        for endpoint in endpoints:
-            self._by_path.setdefault(endpoint.path, []).append(endpoint)
-        # These are the endpoints whose paths have variables, for example /v1/models/NAME. All HTTP methods of
-        # a path with variables have the same rules of access.
-        self._named = [
-            (compile_path(path)[0], found[0]) for path, found in self._by_path.items() if "{" in path
-        ]
+        # The router finds the endpoint of a request with the same expressions in the same order. With other
+        # expressions, a request could reach an endpoint without the checks of this endpoint.
+        self._endpoints = [(compile_path(endpoint.path)[0], endpoint) for endpoint in endpoints]
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -85,10 +80,9 @@ class Gate:
         return Sender(send, self._serving.limits, headers)
 
     def _find(self, scope: dict[str, Any]) -> Endpoint | None:
-        """Return the endpoint for the path and the method of the request. If the path has endpoints, but none
-        with this method, or if the path has variables, return the first endpoint of the path. Return None for
-        an unknown path."""
-        here = self._by_path.get(scope["path"]) or next(
-            ([endpoint] for rule, endpoint in self._named if rule.match(scope["path"])), []
-        )
-        return next((e for e in here if e.method == scope["method"]), here[0] if here else None)
+        """Return the endpoint for the path and the method of the request. The router sends a HEAD request to
+        the endpoint of the method GET. If the path has endpoints, but none with this method, return the first
+        endpoint of the path. Return None for an unknown path."""
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        here = [endpoint for rule, endpoint in self._endpoints if rule.match(scope["path"])]
+        return next((e for e in here if e.method == method), here[0] if here else None)

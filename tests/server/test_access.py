@@ -6,6 +6,7 @@ import os
 
 import pytest
 from ruvmlx.apps.server import keys
+from ruvmlx.apps.server.app import ENDPOINTS
 from ruvmlx.apps.server.keys import matching, new_key, salt_digest, saved_keys
 
 from ruvmlx.errors import StoreError, UsageError
@@ -109,6 +110,21 @@ def test_a_path_that_is_not_there_is_no_way_around_the_key(serve, one):
     assert running.ask("GET", "/%68ealth").status == 200  # the same path
 
 
+CHAT_ENDPOINTS = [e for e in ENDPOINTS if e.is_private or e.is_control]
+
+
+@pytest.mark.parametrize("suffix", ["", "%0A", "%0a%0A", "%20", "%00", "/", "%2F", "?a=b", "%3F"])
+@pytest.mark.parametrize("endpoint", CHAT_ENDPOINTS, ids=lambda e: f"{e.method} {e.path}")
+def test_no_spelling_of_a_path_is_a_way_around_the_key_of_the_chat_app(shared, endpoint, suffix):
+    """The router accepts a line break at the end of a path."""
+    path = endpoint.path.replace("{id}", "1") + suffix
+    for method in {endpoint.method, "HEAD"} if endpoint.method == "GET" else {endpoint.method}:
+        plain = shared.ask(method, path, {} if endpoint.body else None)
+        assert plain.status in (401, 404), plain
+        page = shared.ask(method, path, {} if endpoint.body else None, origin="http://localhost:3000")
+        assert page.status in (403, 404), page
+
+
 def test_no_key_reaches_the_log_or_the_caches(serve):
     running = serve(keys=[KEY])
     salts = []
@@ -134,6 +150,7 @@ def test_a_refusal_is_a_line_with_its_reason(serve):
     running.ask("GET", "/v1/models", x_api_key="wrong" * 5)
     running.ask("GET", "/health", host="evil.example")
     running.ask("POST", "/v1/chat/completions", {"nonsense": "secret"}, x_api_key=KEY)
+    running.stop()  # the server writes the line after the answer
     lines = [json.loads(line) for line in running.log.getvalue().splitlines()]
     told = [(x["event"], x.get("path"), x["status"], x["reason"]) for x in lines if "reason" in x]
     assert told == [
@@ -158,6 +175,7 @@ def test_each_answer_names_the_id_that_its_line_has(serve):
     assert [answer.status for answer in answers] == [200, 401, 404, 400]
     ids = [answer.headers["x-request-id"] for answer in answers]
     assert ids == [answer.headers["request-id"] for answer in answers] and len(set(ids)) == 4
+    running.stop()
     lines = [json.loads(line) for line in running.log.getvalue().splitlines()]
     assert [line["id"] for line in lines if line["event"] in ("request", "refused")] == ids
 
