@@ -195,8 +195,8 @@ class Together(Protocol):
     in parallel."""
 
     def together(self, some: Sequence[ReplyWork]) -> None:
-        """Run the kernel calls of several replies in parallel, then call the function `done` of each call in
-        order, until one raises an exception."""
+        """Run the kernel calls of several replies in parallel. The caller then calls `ReplyWork.finish` of
+        each call, so that the failed call of one reply does not end another reply."""
 
 
 @runtime_checkable

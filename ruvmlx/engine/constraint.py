@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..errors import RuvmlxError
+from ..errors import UsageError
 from ..models.config.model import Model, Tokenizer
 from ..models.files.error_text import one_line
 from ..models.text.thinking import ThoughtCounter
@@ -71,9 +71,9 @@ class Matcher:
         elif not self._matcher.consume_token(token):
             raise self._error(f"does not allow token {token}")
 
-    def _error(self, what: str) -> RuvmlxError:
+    def _error(self, what: str) -> UsageError:
         why = one_line(self._matcher.get_error())
-        return RuvmlxError(f"the constraint on the reply {what}: {why}. Make the schema or grammar simpler.")
+        return UsageError(f"the constraint on the reply {what}: {why}. Make the schema or grammar simpler.")
 
 
 def matcher_for(model: Model, constraint: Constraint, opening: str = "") -> Matcher:

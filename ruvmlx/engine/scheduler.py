@@ -23,7 +23,7 @@ cannot share a step, so they take turns.
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic, perf_counter
 
-from ..backends.base import HeadAdapter, Together
+from ..backends.base import HeadAdapter
 from ..errors import RuvmlxError
 from ..lora.base_lora import BaseLoRA
 from .admission import Admission, Grant
@@ -32,7 +32,7 @@ from .queue import Arrivals, Job, Sink, Ticket, cache_ids, has_decoding, reader_
 from .reading_order import ReadingOrder, ReadingPace
 from .recorder import Recorder
 from .run import EngineParts, Run
-from .side_change import on_living_side
+from .steps import decode_one, draw_all
 from .types import NO_NEWS, Chunk, GenerationRequest
 
 PLACES = 64  # a request can start while fewer than PLACES requests of its or a higher priority run
@@ -368,31 +368,3 @@ def unread_tokens(engine: EngineParts, request: GenerationRequest) -> int:
     """Return the approximate number of tokens of the request's prompt that are in no KV cache in memory."""
     prompt = engine.prompt_ids(request)
     return len(prompt) - engine.sessions.known_tokens(request.session_id, prompt, request.cache_salt)
-
-
-def draw_all(engine: EngineParts, running: Sequence[Run]) -> list[tuple[Run, Exception]]:
-    """Draw and record the next token of every run. Several runs work in parallel if the backend is a
-    `Together`. Returns each run that failed, with its error."""
-    backend, failed = engine.backend, list[tuple[Run, Exception]]()
-    parallel = backend if len(running) > 1 and isinstance(backend, Together) else None
-    if parallel:
-        parallel.together([work for run in running if (work := run.draw_work()) is not None])
-    for run in running:
-        try:
-            run.draw(record=parallel is None)
-        except Exception as error:  # noqa: BLE001 - the error goes to the sink
-            failed.append((run, error))
-    if parallel:
-        parallel.together([work for run in running for work in run.record_work()])
-    return failed
-
-
-def decode_one(engine: EngineParts, running: Sequence[Run]) -> None:
-    """Decode the last token of every run in one step of the backend."""
-    tokens, own = [run.ids[-1] for run in running], [run.adapter for run in running]
-    steps = on_living_side(
-        running,
-        lambda: engine.backend.decode_batch(tokens, [run.session.cache for run in running], own),
-    )
-    for run, step in zip(running, steps, strict=True):
-        run.take(step)

@@ -294,12 +294,12 @@ class Decoder:
         return hidden, logits
 
     def together(self, some: Sequence[ReplyWork]) -> None:
-        """Run the kernel calls of several replies on this decoder's threads, then call the function `done` of
-        each call in order, until one raises an exception."""
+        """Run the kernel calls of several replies on this decoder's threads. The caller then calls `finish`
+        of each call."""
         structs = (ReplyStruct * len(some))(*(work.fields for work in some))
         _done("replies", _lib().rvm_decoder_replies(self.handle, C.addressof(structs), len(some)))
         for work, fields in zip(some, structs, strict=True):
-            work.done(fields)
+            work.fields = fields
 
     def head(self, hidden: Array, lora: bool = False) -> Array:
         """Return the logits [T, V] of hidden states [T, D], from the output head. lora: True: add the LoRA of

@@ -33,10 +33,14 @@ class ReplyStruct(C.Structure):
 class ReplyWork:
     """One kernel call for one reply.
 
-    fields: the arguments of the call
-    done: a function that is called with the fields after the call; it raises an exception if the call failed
+    fields: the arguments of the call; after the call, also its results
+    done: a function that reads the results from the fields; it raises an exception if the call failed
     held: the arrays that the fields point to; the references here prevent Python from freeing their memory
     """
 
     def __init__(self, fields: ReplyStruct, done: Callable[[ReplyStruct], None], *held: object):
-        self.fields, self.done, self._held = fields, done, held
+        self.fields, self._done, self._held = fields, done, held
+
+    def finish(self) -> None:
+        """Pass on the results of the call. Raises an exception if the call failed."""
+        self._done(self.fields)

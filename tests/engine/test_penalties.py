@@ -72,7 +72,7 @@ def run(work) -> None:
     how = C.addressof(fields.drawing)
     fields.status = functions(None).draw(fields.logits, fields.vocab, how, fields.scratch, C.addressof(token))
     fields.token = token.value
-    work.done(fields)
+    work.finish()
 
 
 def test_a_token_outside_the_vocabulary_is_refused():

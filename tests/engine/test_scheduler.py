@@ -17,6 +17,7 @@ from ruvmlx.errors import CacheTooLarge, UsageError
 from ruvmlx.kv.policy import TierPolicy
 from ruvmlx.lora.base_lora import BaseLoRA
 from ruvmlx.lora.micro_lora import MicroLoRA
+from ruvmlx.sampling import Sampler
 
 from .test_batch import fresh
 from .test_engine import GREEDY, request
@@ -261,6 +262,31 @@ def test_a_reader_that_raises_fails_alone(engine):
     while running.step():
         pass
     assert str(bad.error) == "disk full" and len(good.response.token_ids) == 9
+
+
+@pytest.mark.parametrize("fails_in", ["_apply_rules", "_took"])
+def test_a_draw_that_fails_ends_its_reply_alone(each, monkeypatch, fails_in):
+    """A rule on the tokens can fail before the draw, and when it hears of the token."""
+    good = request(max_new_tokens=9, sampling=Sampling(0.9, seed=1))
+    bad = request(max_new_tokens=9, sampling=Sampling(0.9, seed=2))
+    want = fresh(each).generate(good).token_ids
+    work, calls = getattr(Sampler, fails_in), []
+
+    def fail_at_third(self, found):
+        if self.sampling.seed == 2:
+            calls.append(self)
+        if len(calls) == 3 and self.sampling.seed == 2:
+            raise UsageError("too many states")
+        return work(self, found)
+
+    monkeypatch.setattr(Sampler, fails_in, fail_at_third)
+    running, replies = Scheduler(each), [Reply() for _ in range(3)]
+    for one, reply in zip((good, bad, good), replies, strict=True):
+        running.submit(one, reply)
+    while running.step():
+        pass
+    assert str(replies[1].error) == "too many states"
+    assert replies[0].response.token_ids == replies[2].response.token_ids == want
 
 
 def test_a_failed_batch_fails_its_requests_and_drops_their_caches(engine, tiny_backend, monkeypatch):
