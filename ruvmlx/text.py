@@ -160,11 +160,16 @@ def count(number: int, name: str, plural: str = "") -> str:
     return f"{number:,} {name if number == 1 else plural or name + 's'}"
 
 
+NAME = 200  # characters; `did_you_mean` looks for no longer word
+
+
 def did_you_mean(word: str, known: Iterable[str], least: float = 0.6) -> str:
     """Return " Did you mean 'learn'?" for the end of an error, or "" if no known word is similar. least: the
     least similarity, from 0 to 1."""
     from difflib import get_close_matches
 
+    if len(word) > NAME:  # the comparison of a very long word takes seconds
+        return ""
     similar = get_close_matches(word, list(known), 1, least)
     return f" Did you mean {similar[0]!r}?" if similar else ""
 

@@ -15,7 +15,7 @@ from .chat_requests import schema_form
 from .errors import ApiError
 from .prompts import ReplyForm, ToolUse, function_tool
 from .tool_bodies import FunctionName, JsonSchema, NamedSchema
-from .turns import add_turn
+from .turns import join_turns
 
 
 class CacheMark(Struct, forbid_unknown_fields=True):
@@ -204,15 +204,16 @@ def conversation(body: CountBody, tag: str | None) -> list[Message]:
         if isinstance(turn, AnsweredTurn):
             calls = [block for block in blocks if isinstance(block, CallBlock)]
             names |= {block.id: block.name for block in calls}
-            add_turn(found, "assistant", _text(blocks, tag), [_call(block) for block in calls])
+            found.append(Message("assistant", _text(blocks, tag), tuple(_call(block) for block in calls)))
         elif isinstance(turn, InstructedTurn):
-            add_turn(found, "system", _instructions(turn.content))
+            found.append(Message("system", _instructions(turn.content)))
         else:
             _add_asked(found, blocks, f"messages[{i}]", names)
-    if found[-1].tool_calls:
+    turns = join_turns(found)
+    if turns[-1].tool_calls:
         message = "messages: the last one has calls whose results are missing."
         raise ApiError(400, message, "messages", "invalid_combination")
-    return found
+    return turns
 
 
 def _instructions(system: str | Sequence[TextBlock]) -> str:
@@ -232,7 +233,7 @@ def _add_asked(turns: list[Message], blocks: Sequence[Any], where: str, names: M
             turns.append(_result(block, names[block.tool_use_id]))
     texts = [block for block in blocks if isinstance(block, TextBlock)]
     if texts:
-        add_turn(turns, "user", _text(texts, None))
+        turns.append(Message("user", _text(texts, None)))
 
 
 def _result(block: ResultBlock, name: str) -> Message:

@@ -2,6 +2,7 @@
 not know, the server refuses the request, as for the bodies in bodies.py."""
 
 import re
+from collections import deque
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -229,7 +230,7 @@ def conversation(messages: Sequence[OllamaMessage], tag: str | None) -> list[Mes
     has no result yet. Raise ApiError if there is no call for a result. tag: the tag that begins a thought, or
     None if the model does not think before its answer."""
     found: list[Message] = []
-    open_calls: list[tuple[str, str]] = []  # (id, function name) of each call without a result
+    open_calls = _OpenCalls([])
     for at, message in enumerate(messages):
         text = message.content or ""
         if message.role == "tool":
@@ -237,7 +238,7 @@ def conversation(messages: Sequence[OllamaMessage], tag: str | None) -> list[Mes
             found.append(Message("tool", text, (), call_id, name))
         elif message.role == "assistant":
             calls = [_call(made, f"call{at}x{i}") for i, made in enumerate(message.tool_calls or ())]
-            open_calls = [(call["id"], call["function"]["name"]) for call in calls]
+            open_calls = _OpenCalls([(call["id"], call["function"]["name"]) for call in calls])
             said = join_thought(message.thinking, text, tag) if message.thinking and tag else text
             found.append(Message("assistant", said, tuple(calls)))
         else:
@@ -252,12 +253,32 @@ def _call(made: OllamaCall, call_id: str) -> dict[str, Any]:
     return {"id": made.id or call_id, "type": "function", "function": function}
 
 
-def _answered_call(message: OllamaMessage, open_calls: list[tuple[str, str]], where: str) -> tuple[str, str]:
+class _OpenCalls:
+    """The tool calls of one message that have no result yet. calls: (id, function name) of each call. A
+    search takes the same time for any number of calls, because a request can have very many."""
+
+    def __init__(self, calls: Sequence[tuple[str, str]]):
+        self._calls = dict(enumerate(calls))
+        self._places: dict[tuple[str, str], deque[int]] = {}
+        for place, (call_id, name) in self._calls.items():
+            for known in ((call_id, name), (call_id, ""), ("", name), ("", "")):
+                self._places.setdefault(known, deque()).append(place)
+
+    def take(self, call_id: str, name: str) -> tuple[str, str] | None:
+        """Remove and return the first call with this id and this name; None if there is no such call. "": any
+        id or name."""
+        places = self._places.get((call_id, name), deque())
+        while places:
+            if (call := self._calls.pop(places.popleft(), None)) is not None:
+                return call
+        return None
+
+
+def _answered_call(message: OllamaMessage, open_calls: _OpenCalls, where: str) -> tuple[str, str]:
     """Return the id and the function name of the tool call to which a result belongs. Take the first call
     that has no result yet and that has the id and the name in the message, as far as the message has them."""
-    for call in open_calls:
-        if (message.tool_call_id or call[0]) == call[0] and (message.tool_name or call[1]) == call[1]:
-            open_calls.remove(call)
-            return call
+    call = open_calls.take(message.tool_call_id or "", message.tool_name or "")
+    if call is not None:
+        return call
     field = f"{where}.role"
     raise ApiError(400, f"{field}: no call before this message waits for it.", field, "invalid_combination")

@@ -16,7 +16,7 @@ from .chat_requests import earlier_call, thought_of
 from .errors import ApiError
 from .responses_tools import FunctionChoice, ResponseTool, TextOptions, full_name
 from .tool_bodies import FunctionName
-from .turns import add_turn
+from .turns import join_turns
 
 
 class InputText(Struct, forbid_unknown_fields=True, tag_field="type", tag="input_text"):
@@ -150,7 +150,7 @@ def conversation(body: ResponsesBody, tag: str | None, before: Sequence[InputIte
         else:
             _add_said(found, item, thought if tag else "", tag or "", names)
             thought = ""
-    return found
+    return join_turns(found)
 
 
 def _add_said(turns: list[Message], item: InputItem, thought: str, tag: str, names: dict[str, str]) -> None:
@@ -164,7 +164,7 @@ def _add_said(turns: list[Message], item: InputItem, thought: str, tag: str, nam
         calls = [earlier_call(call_id, name, str(item.arguments))]
     if role == "assistant" and thought:
         content = join_thought(thought, content, tag)
-    add_turn(turns, role, content, calls)
+    turns.append(Message(role, content, tuple(calls)))
 
 
 def _result(item: InputItem, place: str, names: dict[str, str]) -> Message:

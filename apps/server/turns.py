@@ -1,17 +1,21 @@
 """This module builds the turns of a conversation (one role's text and tool calls) from the messages that
 coding agents send."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import itertools
+from collections.abc import Sequence
 
 from ruvmlx.models.config.model import Message
 
 
-def add_turn(turns: list[Message], role: str, content: str, calls: Sequence[Mapping[str, Any]] = ()) -> None:
-    """Append a turn to the conversation. If the last turn has the same role, add the text and the calls to
-    the last turn, because many chat templates need roles that alternate."""
-    if turns and turns[-1].role == role:
-        last = turns.pop()
-        content = "\n\n".join(filter(None, (last.content, content)))
-        calls = (*last.tool_calls, *calls)
-    turns.append(Message(role, content, tuple(calls)))
+def join_turns(messages: Sequence[Message]) -> list[Message]:
+    """Return the turns of a conversation. Neighbouring messages of one role become one turn, because many
+    chat templates need roles that alternate. Each result of a tool stays a separate turn."""
+    turns: list[Message] = []
+    for role, group in itertools.groupby(messages, lambda message: message.role):
+        same = list(group)
+        if role == "tool" or len(same) == 1:
+            turns += same
+        else:
+            text = "\n\n".join(message.content for message in same if message.content)
+            turns.append(Message(role, text, tuple(call for one in same for call in one.tool_calls)))
+    return turns
