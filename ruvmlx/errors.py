@@ -115,6 +115,10 @@ class StoreBusy(StoreError):
     exit_code = 5
 
 
+class ModelClosed(RuvmlxError):
+    """The model was closed, or another model replaced it. The same request can succeed later."""
+
+
 class NotFound(RuvmlxError):
     """A named reply, chat, adapter or other object does not exist, or no adapter is in use."""
 

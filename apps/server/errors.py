@@ -12,6 +12,7 @@ from ruvmlx.errors import (
     CacheTooLarge,
     Interrupted,
     MemoryBusy,
+    ModelClosed,
     ModelNotFound,
     NotFound,
     PromptTooLong,
@@ -74,6 +75,7 @@ _STATUSES: list[tuple[type[RuvmlxError], int]] = [
     (MemoryBusy, 503),
     (NotEnoughMemory, 503),
     (Interrupted, 503),
+    (ModelClosed, 503),
 ]
 
 
@@ -81,6 +83,7 @@ _CODES: list[tuple[type[RuvmlxError], str]] = [
     (CacheTooLarge, "cache_too_large"),
     (MemoryBusy, "memory_busy"),
     (Interrupted, "stopping"),
+    (ModelClosed, "opening"),
 ]
 
 

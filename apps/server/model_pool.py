@@ -25,7 +25,7 @@ from ruvmlx.progress import QUIET
 from ruvmlx.runtime import Runtime
 from ruvmlx.text import did_you_mean
 
-from .errors import ApiError
+from .errors import ApiError, api_error
 from .idle import IdleWork
 from .installed import InstalledModels
 from .memory_look import look_between
@@ -345,9 +345,9 @@ class ModelPool:
         begun, serving = time.monotonic(), model.serving
         try:
             await serving.host.open(QUIET)
-        except NotEnoughMemory:
-            raise
         except RuvmlxError as error:
+            if api_error(error).status == 503:  # the client can ask for the model again
+                raise
             message = f"model: {serving.model_name} cannot be opened: {error_line(error)}"
             raise ApiError(404, message, "model", "model_not_found") from None
         serving.unloaded = False

@@ -26,7 +26,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar, cast
 
 from ..engine.types import Chunk, GenerationRequest
-from ..errors import RuvmlxError
+from ..errors import ModelClosed
 from ..platform.bounded_process import stop_requests
 from ..progress import QUIET, Watch
 from ..runtime import Runtime
@@ -81,7 +81,7 @@ class Host:
         watch = self._opening = StoppableWatch(watch)
 
         def switch() -> None:
-            self._serving.end_all(RuvmlxError("another model is being opened; ask again."))
+            self._serving.end_all(ModelClosed("another model is being opened; ask again."))
             self.holder.switch(model, session, watch)
 
         await self._run(switch)
@@ -92,7 +92,7 @@ class Host:
         self.interrupt()
 
         def release() -> None:
-            self._serving.end_all(RuvmlxError(NOT_OPEN))
+            self._serving.end_all(ModelClosed(NOT_OPEN))
             self.holder.release()
 
         await self._run(release)

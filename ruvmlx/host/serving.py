@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from ..engine.types import NO_NEWS, Chunk, GenerationRequest
-from ..errors import RuvmlxError
+from ..errors import ModelClosed, RuvmlxError
 from ..runtime import Runtime
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class ServingLoop:
 
         def begin(runtime: Runtime, _: threading.Event) -> Iterator[Chunk]:
             if runtime is not encoder:
-                raise RuvmlxError(NOT_OPEN)
+                raise ModelClosed(NOT_OPEN)
             return runtime.writer.generate(request, session_id)
 
         try:
@@ -93,7 +93,7 @@ class ServingLoop:
         wait for long texts. letters: the length of the text in characters."""
         runtime = self._runtime()
         if runtime is None:
-            raise RuvmlxError(NOT_OPEN)
+            raise ModelClosed(NOT_OPEN)
         encoder = self._encoders[letters > LONG_TEXT]
         return await asyncio.get_running_loop().run_in_executor(encoder, work, runtime)
 
@@ -167,7 +167,7 @@ class ServingLoop:
             return True
         with self._lock:
             self._replies.discard(reply)
-        reply.stream.end(None if runtime is not None else RuvmlxError(NOT_OPEN))
+        reply.stream.end(None if runtime is not None else ModelClosed(NOT_OPEN))
         return False
 
 

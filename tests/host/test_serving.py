@@ -8,7 +8,7 @@ import pytest
 
 from ruvmlx.engine import GenerationRequest, Sampling
 from ruvmlx.engine.types import NO_NEWS
-from ruvmlx.errors import NotFound, RuvmlxError, UsageError
+from ruvmlx.errors import ModelClosed, NotFound, RuvmlxError, UsageError
 from ruvmlx.host.host import Host
 from ruvmlx.models.config.model import Message
 from ruvmlx.progress import QUIET
@@ -193,7 +193,7 @@ async def test_another_model_ends_the_requests(host, open_tiny):
     await read_first_token(arriving)
     with pytest.raises(RuvmlxError):  # this host has one model only
         await host.switch("other", "none", QUIET)
-    with pytest.raises(RuvmlxError, match="another model is being opened"):
+    with pytest.raises(ModelClosed, match="another model is being opened"):
         async for _ in arriving:
             pass
     assert (await reply_to(host, greedy_request()))[0].token_ids
@@ -210,7 +210,7 @@ async def test_token_ids_of_an_earlier_model_are_refused(host, monkeypatch):
         return request
 
     monkeypatch.setattr(host._serving, "encode_request", encode_then_open_again)
-    with pytest.raises(RuvmlxError, match="no model is open"):
+    with pytest.raises(ModelClosed, match="no model is open"):
         await reply_to(host, greedy_request())
     monkeypatch.undo()
     assert (await reply_to(host, greedy_request()))[0].token_ids

@@ -20,6 +20,7 @@ from ruvmlx.apps.server.limits import ServerLimits
 from ruvmlx.apps.server.memory_share import MemoryShare, PooledModel, plan_bytes
 from ruvmlx.apps.server.model_pool import ModelPool
 
+from ruvmlx.errors import CorruptFile, ModelClosed, StoreBusy
 from ruvmlx.host.host import Host
 from ruvmlx.host.model_holder import Opener
 from ruvmlx.memory.load_plan import PROGRAM, NotEnoughMemory
@@ -226,6 +227,21 @@ def test_a_client_that_leaves_stops_no_opening(serve_models, slow_to_open):
     leaving.close()
     staying.join()
     assert got[0].status == 200 and len(began) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(StoreBusy("locked"), 503), (ModelClosed("closed"), 503), (CorruptFile("damaged"), 404)],
+)
+def test_an_error_that_passes_is_no_missing_model(serve_models, monkeypatch, error, status):
+    running = serve_models()
+
+    async def fail(self, watch):
+        raise error
+
+    monkeypatch.setattr(Host, "open", fail)
+    answer = ask(running, B)
+    assert answer.status == status and ("retry-after" in answer.headers) == (status == 503)
 
 
 def test_names(serve_models):
