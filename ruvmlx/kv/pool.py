@@ -199,14 +199,20 @@ class PagePool:
 
     def compact(self, tier: int) -> None:
         """Return the unused page memory of a tier to the system. The call can give new numbers to the tier's
-        pages."""
-        moved = self.storage.compact(tier)
-        if not moved:
+        pages. If a page in use belongs to no known list of pages, its number could not be changed, so the
+        call then does nothing."""
+        self.release_abandoned()
+        if not self.storage.is_sparse(tier):
             return
-        held = {id(page): page for cache in self.caches for page in cache.pages if page is not None}
-        for page in held.values():
-            if page.tier == tier:
-                page.number = moved[page.number]
+        # A cache can be deleted in the meantime. Its pages are then in `_abandoned`, which is read last.
+        lists = [cache.pages for cache in self.caches] + [pages for pages, _ in list(self._abandoned)]
+        held = {id(page): page for pages in lists for page in pages if page is not None}
+        own = [page for page in held.values() if page.tier == tier]
+        if len(own) != self._pages[tier]:
+            return
+        moved = self.storage.compact(tier)
+        for page in own:
+            page.number = moved.get(page.number, page.number)
         for cache in self.caches:
             cache.refresh_page_numbers()
 

@@ -55,6 +55,9 @@ class Storage(Protocol):
     def make(self, tier: int) -> int:
         """Make a page and return its number. The page's contents are undefined."""
 
+    def is_sparse(self, tier: int) -> bool:
+        """Return True if `compact` would return memory of this tier to the system."""
+
     def compact(self, tier: int) -> dict[int, int]:
         """Return the unused page memory of a tier to the system. Returns {old number: new number} of all
         pages of the tier, or {} if no number has changed."""

@@ -9,13 +9,17 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from ruvmlx.backends.mlx.plain_cache import MLXCache
 from ruvmlx.backends.sharded import cluster
 from ruvmlx.backends.sharded.backend import LeaderBackend
 from ruvmlx.backends.sharded.cluster import PeerRefused
+from ruvmlx.backends.sharded.follower import Follower, OpenShard
 from ruvmlx.backends.sharded.shard import Part
 from ruvmlx.errors import UnsupportedModel
 from ruvmlx.memory.learning_room import LearningRoom
@@ -130,6 +134,17 @@ def test_trims_forks_dumps_and_restores(pair, policy):
         return cache_tokens[0] + tokens, logits
 
     assert_same(pair, run)
+
+
+def test_a_dump_that_nobody_reads_ends_with_its_cache():
+    """Rank 0 reads no bytes if the file is on the disk already. The bytes are then those of the cache."""
+    nobody: Any = SimpleNamespace(send=lambda facts: None)
+    follower, shard = Follower(nobody, nobody, nobody), OpenShard(nobody, nobody)
+    follower._models[1], shard.caches[7] = shard, MLXCache(2, None)
+    follower._dump({"model": 1, "id": 7}, b"")
+    assert shard.parts
+    follower._drop("cache", 7)
+    assert not shard.parts and not shard.caches
 
 
 def test_a_dump_of_other_ranks_is_refused(pair):

@@ -8,6 +8,7 @@ import signal
 import numpy as np
 import pytest
 
+from ruvmlx.backends.native import storage
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.reference import ReferenceBackend, ReferenceCache
 from ruvmlx.kernels.decoder import Cancelled
@@ -190,6 +191,22 @@ def test_a_child_forked_while_pages_are_demoted(model):
     assert os.waitpid(child, 0)[1] == 0
     for page in started():
         backend.pool.storage.free(page, WARM)
+
+
+def test_pages_are_demoted_without_a_thread(model, monkeypatch):
+    """The system allows no more threads: the bits are the same, and no reply fails."""
+    backend = opened(model)
+    cache, other = backend.new_cache(SMALL), backend.new_cache(SMALL)
+    for c in (cache, other):
+        backend.prefill(TOKENS[:96], c)
+    want = [backend.decode(t, other).logits for t in TOKENS[96:240]]
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(storage.threading.Thread, "start", refuse)
+    np.testing.assert_array_equal([backend.decode(t, cache).logits for t in TOKENS[96:240]], want)
+    assert backend.pool.pages[WARM] > 0
 
 
 def resident() -> int:

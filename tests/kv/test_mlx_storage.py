@@ -1,6 +1,7 @@
 """Pages as MLX arrays: numbers, bytes and growth."""
 
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -149,6 +150,65 @@ def test_compacting_gives_back_what_a_prompt_left(storage):
         for layer in range(3):
             np.testing.assert_array_equal(page(storage, layer, new, HOT), kept[old][layer])
     assert storage.make(HOT) == 3 and storage.compact(HOT) == {}
+
+
+class PageList:
+    """What a pool sees of a cache."""
+
+    def __init__(self, pool, pages):
+        self.pages, self.offset, self.policy = pages, PAGE * len(pages), SMALL
+        pool.caches.add(self)
+
+    def refresh_page_numbers(self):
+        pass
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_pages_of_a_deleted_cache_are_renumbered_too(storage, is_known):
+    """Their cache was deleted in another thread, so they wait for their release. is_known: False if a page is
+    in no list yet; then nothing moves."""
+    pool = PagePool(storage, pressure=lambda: 0.0)
+    pages = [pool.make() for _ in range(80)]
+    kept, gone = PageList(pool, pages[70:]), pages[60:65]
+    for each in pages[: 60 if is_known else 59] + pages[65:70]:
+        pool.release(each)
+    pool.abandon(gone, [])
+    other = threading.Thread(target=pool.compact, args=(HOT,))  # only the pages' own thread releases them
+    other.start()
+    other.join()
+    numbers = [each.number for each in (*gone, *kept.pages)]
+    assert numbers == (list(range(15)) if is_known else [*range(60, 65), *range(70, 80)])
+    new = [pool.make() for _ in range(40)]
+    assert len({each.number for each in (*new, *kept.pages)}) == 50
+
+
+@pytest.mark.parametrize("limit", [0, 1], ids=["all layers together", "layer by layer"])
+@pytest.mark.parametrize("fails_at", [1, 2, 3])
+def test_pools_that_cannot_shrink_stay(storage, monkeypatch, limit, fails_at):
+    """The GPU has no memory for a smaller pool. Its next pools are sound."""
+    numbers = [fill_page(storage, seed) for seed in range(40)]
+    for number in numbers[:30]:
+        storage.free(number, HOT)
+    want = [[page(storage, layer, number, HOT) for layer in range(3)] for number in numbers[30:]]
+    storage.limit, calls, evaluate = limit, [], mx.eval
+
+    def fail_once(*arrays):
+        calls.append(arrays)
+        if len(calls) == fails_at:
+            raise RuntimeError("[metal::malloc] no memory")
+        evaluate(*arrays)
+
+    with monkeypatch.context() as m:
+        m.setattr(mx, "eval", fail_once)
+        moved = storage.compact(HOT)
+    assert (moved == {}) == (len(calls) >= fails_at)
+    now = [moved.get(number, number) for number in numbers[30:]]
+    found = [[page(storage, layer, number, HOT) for layer in range(3)] for number in now]
+    np.testing.assert_array_equal(found, want)
+    storage.limit = 0
+    again = storage.compact(HOT)
+    found = [[page(storage, layer, again.get(number, number), HOT) for layer in range(3)] for number in now]
+    np.testing.assert_array_equal(found, want)
 
 
 def test_rows_over_several_pages(storage):

@@ -50,6 +50,9 @@ class PlainStorage:
     def prepare(self, tier: int, n: int) -> None:
         pass
 
+    def is_sparse(self, tier: int) -> bool:
+        return False
+
     def compact(self, tier: int) -> dict[int, int]:
         return {}
 

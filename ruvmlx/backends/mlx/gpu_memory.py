@@ -3,8 +3,8 @@ does not page out (wired memory), and how much unused memory MLX keeps for later
 
 Without a wired limit, macOS pages a large model out of RAM while no token is computed, and reads the model
 back at the next token. Like mlx-lm, this module sets the wired limit to the working set that Metal
-recommends. With a higher limit macOS can crash (kernel panic). The module restores the old limits when Python
-frees the backend.
+recommends. With a higher limit macOS can crash (kernel panic). The limits belong to the process, so the
+module restores the old limits when Python frees the last backend.
 """
 
 import weakref
@@ -19,39 +19,59 @@ SPARE = 0.05
 LEAST_SPARE = 512 << 20
 
 
+class Limits:
+    """The limits of MLX for all open models. metal: MLX, or its replacement in tests."""
+
+    def __init__(self, metal: Any = mx):
+        self.metal = metal
+        self._old: dict[str, int] = {}
+        self._holders = 0
+
+    def hold(self) -> None:
+        """Count one more open model."""
+        self._holders += 1
+
+    def set(self, name: str, value: int) -> None:
+        """Set a limit. Only the limit from before the first model opened is restored later."""
+        old = getattr(self.metal, name)(value)
+        self._old.setdefault(name, old)
+
+    def release(self) -> None:
+        """Count one open model less. After the last model, restore the old limits."""
+        self._holders -= 1
+        if self._holders or not self._old:
+            return
+        self.metal.synchronize()
+        while self._old:
+            name, old = self._old.popitem()
+            getattr(self.metal, name)(old)
+
+
+_LIMITS = Limits()
+
+
 class GPUMemory:
-    """This class sets MLX's limits for GPU memory, and restores the old limits when Python frees the object
-    `holder`.
+    """This class sets MLX's limits for GPU memory while Python has the object `holder`.
 
     why_not: one line for people if macOS refuses to wire the model's memory, or if the model takes more than
         90% of the working set; else ""
     """
 
-    def __init__(self, holder: Any, nbytes: int, metal: Any = mx):
-        """nbytes: the bytes of the model's weights. metal: MLX, or its replacement in tests."""
-        self.why_not = ""
-        self._metal = metal
-        self._old: dict[str, int] = {}
-        info = metal.device_info()
-        most = int(info.get("max_recommended_working_set_size", 0))
+    def __init__(self, holder: Any, nbytes: int, limits: Limits = _LIMITS):
+        """nbytes: the bytes of the model's weights. limits: the limits of this process"""
+        self._limits = limits
+        limits.hold()
+        self.restore = weakref.finalize(holder, limits.release)  # a second call does nothing
+        most = int(limits.metal.device_info().get("max_recommended_working_set_size", 0))
         if most:
-            self._set("set_cache_limit", max(LEAST_SPARE, int(SPARE * most)))
+            limits.set("set_cache_limit", max(LEAST_SPARE, int(SPARE * most)))
         self.why_not = self._wire(most, nbytes)
-        weakref.finalize(holder, self.restore)
-
-    def restore(self) -> None:
-        """Restore the old limits. A second call does nothing."""
-        if self._old:
-            self._metal.synchronize()
-        while self._old:
-            name, old = self._old.popitem()
-            getattr(self._metal, name)(old)
 
     def _wire(self, most: int, nbytes: int) -> str:
         if not most:
             return ""  # the GPU reports no recommended working set, so no wired limit is set
         try:
-            self._set("set_wired_limit", most)
+            self._limits.set("set_wired_limit", most)
         except (RuntimeError, ValueError) as e:  # MLX raises an error on macOS before version 15
             return f"the model's memory may be paged out in pauses: {' '.join(str(e).split())}"
         if nbytes > 0.9 * most:
@@ -60,6 +80,3 @@ class GPUMemory:
                 "Use a smaller one, or raise it: sudo sysctl iogpu.wired_limit_mb=N"
             )
         return ""
-
-    def _set(self, name: str, value: int) -> None:
-        self._old[name] = getattr(self._metal, name)(value)

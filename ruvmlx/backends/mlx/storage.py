@@ -143,15 +143,24 @@ class MLXStorage:
     def new_table(self) -> "MLXTable":
         return MLXTable(self)
 
+    def is_sparse(self, tier: int) -> bool:
+        used = self._capacity[tier] - len(self._free[tier])
+        wanted = used + self._spare(tier, used)
+        return self._capacity[tier] >= 1.5 * wanted or wanted == used < self._capacity[tier]
+
     def compact(self, tier: int) -> dict[int, int]:
         """Shrink the pools of `tier` if they have many more pages than are in use, or any unused page if
         `limit` leaves no room. Returns {old number: new number} of the tier's pages in use; {} if the pools
-        did not shrink or hold no page in use."""
+        did not shrink or hold no page in use. If the GPU has no memory for the smaller pools, the pools stay
+        as they are."""
+        if not self.is_sparse(tier):
+            return {}
         used = sorted(set(range(self._capacity[tier])) - set(self._free[tier]))
         wanted = len(used) + self._spare(tier, len(used))
-        if self._capacity[tier] < 1.5 * wanted and not (wanted == len(used) < self._capacity[tier]):
+        try:
+            self._resize(tier, used, wanted)
+        except RuntimeError:
             return {}
-        self._resize(tier, used, wanted)
         self._free[tier] = list(range(len(used), wanted))
         return {old: new for new, old in enumerate(used)}
 
@@ -232,19 +241,38 @@ class MLXStorage:
     def _resize(self, tier: int, kept: list[int], capacity: int) -> None:
         """Replace the pools of all layers of a tier by pools of `capacity` pages, which begin with the old
         pages `kept`. Then clear MLX's buffer cache, because MLX could hardly reuse buffers of the old pools'
-        size."""
-        pools, size = self._layers[tier], layout.page_bytes(tier, self.head_dim)
-        alone = self._room() < (capacity - len(kept)) * self.page_bytes(tier) + self.nbytes
-        for layer in range(self.n_layers):
-            pools[layer] = _resize_pool(pools[layer], kept, capacity, (self.n_kv_heads, size))
-            # near the memory limit: free the old pool of a layer before the next layer's new pool is made
-            if alone:
-                mx.eval(pools[layer])
-                mx.clear_cache()
+        size. If MLX raises RuntimeError, for example because the GPU has no memory, the pages keep their old
+        numbers."""
         self._as_read = [None] * self.n_layers
-        mx.eval(*self._pools(tier))
+        if self._room() < (capacity - len(kept)) * self.page_bytes(tier) + self.nbytes:
+            self._resize_by_layer(tier, kept, capacity)
+        else:
+            new = [self._resized(tier, layer, kept, capacity) for layer in range(self.n_layers)]
+            mx.eval(*new)
+            self._layers[tier][:] = new
         mx.clear_cache()
         self._capacity[tier] = capacity
+
+    def _resized(self, tier: int, layer: int, kept: list[int], capacity: int) -> mx.array:
+        page = self.n_kv_heads, layout.page_bytes(tier, self.head_dim)
+        return _resize_pool(self._layers[tier][layer], kept, capacity, page)
+
+    def _resize_by_layer(self, tier: int, kept: list[int], capacity: int) -> None:
+        """Do the work of `_resize` near the memory limit: free the old pool of a layer before the next
+        layer's new pool is made."""
+        pools, before = self._layers[tier], self._capacity[tier]
+        for layer in range(self.n_layers):
+            try:
+                new = self._resized(tier, layer, kept, capacity)
+                mx.eval(new)
+            except RuntimeError:
+                if kept != list(range(before)):  # the earlier layers have new page numbers
+                    for done in range(layer):
+                        pools[done] = _spread_pool(pools[done], kept, before)
+                        mx.eval(pools[done])
+                raise
+            pools[layer] = new
+            mx.clear_cache()
 
     def _drop_pools(self) -> None:
         """Free all pools. The caller has checked that no page is in use."""
@@ -345,6 +373,16 @@ def _resize_pool(pool: mx.array | None, kept: list[int], capacity: int, page: tu
         return mx.zeros((capacity, *page), mx.uint8)
     some = pool if len(kept) == len(pool) else pool[mx.array(kept)]
     return mx.pad(some, [(0, capacity - len(kept)), (0, 0), (0, 0)])
+
+
+def _spread_pool(pool: mx.array | None, kept: list[int], capacity: int) -> mx.array:
+    """Return the pool of `capacity` pages from which `_resize_pool` made `pool`. The pages that are not in
+    `kept` are zero."""
+    assert pool is not None
+    whole = mx.zeros((capacity, *pool.shape[1:]), mx.uint8)
+    if kept:
+        whole[mx.array(kept)] = pool[: len(kept)]
+    return whole
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:

@@ -41,6 +41,9 @@ class NativeStorage:
     def prepare(self, tier: int, n: int) -> None:
         """Do nothing, because the storage allocates each page separately."""
 
+    def is_sparse(self, tier: int) -> bool:
+        return False
+
     def compact(self, tier: int) -> dict[int, int]:
         return {}
 
@@ -91,8 +94,11 @@ class Demotion:
     def __init__(self, kernels: PageKernels, pages: Sequence[int], to: Sequence[int], tier: int):
         self._kernels, self._tier, self._to = kernels, tier, to
         self._todo = list(zip(pages, to, strict=True))
-        self._thread = threading.Thread(target=self._run, name="ruvmlx-demote")
-        self._thread.start()
+        self._thread: threading.Thread | None = threading.Thread(target=self._run, name="ruvmlx-demote")
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system allows no more threads, so `result` converts the pages
+            self._thread = None
 
     def _run(self) -> None:
         while self._todo:
@@ -105,6 +111,7 @@ class Demotion:
         converts the remaining pages itself, and if that fails too, the caller gets the error. After a fork of
         the process, this method also converts the remaining pages, because a fork does not copy the
         thread."""
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         self._run()
         return self._to

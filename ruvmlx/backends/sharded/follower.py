@@ -76,6 +76,7 @@ class Follower:
         for held in self._models.values():
             if kind == "cache":
                 held.caches.pop(number, None)
+                held.parts.pop(number, None)
 
     def _open(self, facts: dict[str, Any]) -> tuple[OpenShard, Shard]:
         held = self._models[facts["model"]]
