@@ -272,6 +272,7 @@ class Run:
             steps,
             self.rule,
             self.drafts,
+            len(self.drawn),
         )
 
     def _new_rule(self) -> Matcher | None:

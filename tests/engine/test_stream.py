@@ -214,8 +214,8 @@ class DrawsOfMLX:
     float32: about one draw in 10,000 is another token (seen where the sum before an id was 1.6e-8 from
     top_p)."""
 
-    def __init__(self, sampling, rule=None):
-        self._draw = sampler.MLXSampler(sampling)
+    def __init__(self, sampling, rule=None, drawn=0):
+        self._draw = sampler.MLXSampler(sampling, drawn=drawn)
 
     def __call__(self, logits):
         return self._draw(mx.array(logits[None])).item()
@@ -413,12 +413,14 @@ def test_several_requests_at_once(models, full_backend, policy):
         assert response.cache_tokens == alone[response.request_id].cache_tokens
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("policy", CACHES.values(), ids=CACHES)
-def test_a_request_streams_while_it_is_alone(models, full_backend, policy):
+def test_a_request_streams_while_it_is_alone(models, full_backend, policy, sampling, monkeypatch):
     """A second one joins and leaves: its tokens, trace, session and first-token time are as if none had."""
+    monkeypatch.setattr(source, "Sampler", DrawsOfMLX)
     engine, _ = engines(models, full_backend, policy)
     adapter = random_adapter(full_backend.config)
-    asked = request(prompt="request " * 9, session_id="s", max_new_tokens=90)
+    asked = request(prompt="request " * 9, session_id="s", max_new_tokens=90, sampling=sampling)
     want = Trace(adapter, 0)
     alone = engine.generate(replace(asked, session_id=None), adapter, want)
     engine.sessions.clear()  # else the second one starts from the first one's cached prompt

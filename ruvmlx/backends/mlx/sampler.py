@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...platform.mx import mx
-from ...sampling import Distribution, Sampling, check_sampling, filters_of
+from ...sampling import Distribution, Sampling, check_sampling, filters_of, numbers_after
 
 BLOCK = 64  # the number of uniform random numbers that `uniforms` makes at a time
 ROW = 256  # `_sums` adds at most this number of probabilities one by one, so that rounding errors stay small
@@ -27,12 +27,12 @@ class MLXSampler:
     """This class draws the tokens of one reply. A call: logits [1, V] float32 -> token [1] uint32,
     unevaluated."""
 
-    def __init__(self, sampling: Sampling, numbers: Iterator[float] | None = None):
+    def __init__(self, sampling: Sampling, numbers: Iterator[float] | None = None, drawn: int = 0):
         """numbers: one uniform random number from 0 to BELOW_ONE for each token; None: the numbers of
-        `sampling.seed`."""
+        `sampling.seed`. drawn: the number of the reply's tokens that another sampler drew before"""
         check_sampling(sampling)
         self.sampling = sampling
-        self._numbers = numbers or uniforms(np.random.default_rng(sampling.seed))
+        self._numbers = numbers or uniforms(numbers_after(sampling, drawn))
 
     def __call__(self, logits: mx.array) -> mx.array:
         if self.sampling.temperature == 0:
