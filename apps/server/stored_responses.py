@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ruvmlx.chats import soft_delete
-from ruvmlx.errors import NotFound, UsageError
+from ruvmlx.errors import NotFound, StoreError, UsageError
 from ruvmlx.kv.owners import REQUESTS
 from ruvmlx.runtime import Runtime
 from ruvmlx.store import ResponseRow
@@ -69,12 +69,17 @@ class _StoredOutput(Struct):
 
 
 async def keep_response(call: Call, body: ResponsesBody, answer: answers.ResponseAnswer) -> None:
-    """Store the input of the request and the response to it, unless the request has `store: false`."""
+    """Store the input of the request and the response to it, unless the request has `store: false`. If the
+    store fails, the client gets its answer even so, with `store: false`, and the log gets the reason."""
     if not answer.store:
         return
     sent = msgspec.json.encode(items_of(body))
     row = ResponseRow(answer.id, body.previous_response_id, call.salt, sent, msgspec.json.encode(answer))
-    await call.serving.host.call_between(lambda runtime: runtime.store.responses.add(row))
+    try:
+        await call.serving.host.call_between(lambda runtime: runtime.store.responses.add(row))
+    except StoreError as error:
+        answer.store = False
+        call.serving.log.write("not_stored", {"id": answer.id, "reason": type(error).__name__})
 
 
 async def stored_items(call: Call, response_id: str | None) -> list[InputItem]:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from ruvmlx.errors import StoreBusy
 from ruvmlx.store import responses as stored
 from tests.store.test_privacy import SECRET, forms
 
@@ -198,3 +199,26 @@ def test_the_newest_ones_stay(serve, monkeypatch):
     assert fifth.status == 200
     refused = post(running, "more", **follow_up(fifth))
     assert refused.status == 400 and refused.error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_the_busy_store_does_not_take_arrives(serve, monkeypatch, stream):
+    """It says that it is not stored."""
+    running = serve()
+
+    def refuse(self, row):
+        raise StoreBusy("locked")
+
+    monkeypatch.setattr(stored.Responses, "add", refuse)
+    answer = post(running, "hello", stream=stream)
+    assert answer.status == 200
+    if stream:
+        assert (
+            b'"response.incomplete"' in answer.body and b'"store":false' in answer.body.split(b"event:")[-1]
+        )
+    else:
+        assert text(answer) and answer.json["store"] is False
+    monkeypatch.undo()
+    assert post(running, "and you?").json["store"] is True
+    running.stop()
+    assert '"not_stored"' in running.log.getvalue()
