@@ -152,6 +152,29 @@ def test_compacting_gives_back_what_a_prompt_left(storage):
     assert storage.make(HOT) == 3 and storage.compact(HOT) == {}
 
 
+@pytest.mark.parametrize("what", ["copy", "demote", "load"])
+def test_work_that_fails_keeps_no_page(storage, monkeypatch, what):
+    """The GPU fails in the middle. The numbers are free again."""
+    number = fill_page(storage, 1)
+    data, used = storage.dump(number, HOT), storage.in_use
+
+    def fail(*_):
+        raise RuntimeError("device lost")
+
+    work = {
+        "copy": lambda: storage.copy(number),
+        "demote": lambda: storage.demote([number, number], HOT),
+        "load": lambda: storage.load(data, HOT),
+    }
+    with monkeypatch.context() as m:
+        m.setattr(mx, "array", fail)
+        m.setattr("ruvmlx.backends.mlx.storage.demote", fail)
+        with pytest.raises(RuntimeError, match="device lost"):
+            work[what]()
+    assert storage.in_use == used
+    work[what]()
+
+
 class PageList:
     """What a pool sees of a cache."""
 

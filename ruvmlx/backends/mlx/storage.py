@@ -11,7 +11,8 @@ that needs them.
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,25 +109,36 @@ class MLXStorage:
     def copy(self, page: int) -> int:
         """Copy one page and return the number of the copy. The page goes through a NumPy array, because an
         MLX view of the page would prevent updates of the pool in place."""
-        to = self.make(HOT)
-        copies = [mx.array(np.array(pool[page])) for pool in self._pools(HOT)]
-        for pool, copied in zip(self._pools(HOT), copies, strict=True):
-            pool[to] = copied
+        with self._new_pages(HOT, 1) as (to,):
+            copies = [mx.array(np.array(pool[page])) for pool in self._pools(HOT)]
+            for pool, copied in zip(self._pools(HOT), copies, strict=True):
+                pool[to] = copied
         return to
+
+    @contextmanager
+    def _new_pages(self, tier: int, n: int) -> Iterator[list[int]]:
+        """Yield the numbers of n new pages of a tier. If the block raises an exception, free the pages."""
+        self.prepare(tier, n)
+        made = [self.make(tier) for _ in range(n)]
+        try:
+            yield made
+        except BaseException:
+            for page in made:
+                self.free(page, tier)
+            raise
 
     def demote(self, pages: Sequence[int], tier: int) -> Callable[[], Sequence[int]]:
         """Add the conversion of the pages to the next lower tier to MLX's graph. Mostly MLX computes the
         conversion only at the next evaluation, with the step."""
-        self.prepare(tier - 1, len(pages))
-        to = [self.make(tier - 1) for _ in pages]
-        for source, target in zip(self._pools(tier), self._pools(tier - 1), strict=True):
-            made = demote(source, list(pages), self.head_dim, tier - 1)
-            for start, stop in _runs(to):
-                target[to[start] : to[start] + stop - start] = made[start:stop]
-            if len(pages) > 1 and not on_gpu(self.head_dim):
-                # without the GPU kernel, plain MLX operations unpack pages to float32, so an evaluation of
-                # one layer at a time saves memory
-                mx.eval(target)
+        with self._new_pages(tier - 1, len(pages)) as to:
+            for source, target in zip(self._pools(tier), self._pools(tier - 1), strict=True):
+                made = demote(source, list(pages), self.head_dim, tier - 1)
+                for start, stop in _runs(to):
+                    target[to[start] : to[start] + stop - start] = made[start:stop]
+                if len(pages) > 1 and not on_gpu(self.head_dim):
+                    # without the GPU kernel, plain MLX operations unpack pages to float32, so an evaluation
+                    # of one layer at a time saves memory
+                    mx.eval(target)
         return lambda: to
 
     def dump(self, page: int, tier: int) -> Bytes:
@@ -134,10 +146,11 @@ class MLXStorage:
         return np.array(mx.concatenate([pool[page].reshape(-1) for pool in self._pools(tier)]))
 
     def load(self, data: bytes, tier: int) -> int:
-        to, layers = self.make(tier), np.frombuffer(data, np.uint8).reshape(self.n_layers, -1)
-        for pool, layer in zip(self._pools(tier), layers, strict=True):
-            pool[to] = mx.array(layer).reshape(pool.shape[1:])
-        mx.eval(*self._pools(tier))
+        layers = np.frombuffer(data, np.uint8).reshape(self.n_layers, -1)
+        with self._new_pages(tier, 1) as (to,):
+            for pool, layer in zip(self._pools(tier), layers, strict=True):
+                pool[to] = mx.array(layer).reshape(pool.shape[1:])
+            mx.eval(*self._pools(tier))
         return to
 
     def new_table(self) -> "MLXTable":
