@@ -19,7 +19,7 @@ def draw_all(engine: EngineParts, running: Sequence[Run]) -> list[tuple[Run, Exc
         _work_together(parallel, running, _draw_work, failed)
     for run in running:
         if run not in failed:
-            with _noted(failed, run):
+            with _note_failure(failed, run):
                 run.draw(record=parallel is None)
     if parallel:
         _work_together(parallel, running, Run.record_work, failed)
@@ -42,17 +42,17 @@ def _work_together(
     works = list[tuple[Run, ReplyWork]]()
     for run in running:
         if run not in failed:
-            with _noted(failed, run):
+            with _note_failure(failed, run):
                 works += [(run, work) for work in work_of(run)]
     parallel.together([work for _, work in works])
     for run, work in works:
         if run not in failed:
-            with _noted(failed, run):
+            with _note_failure(failed, run):
                 work.finish()
 
 
 @contextmanager
-def _noted(failed: dict[Run, Exception], run: Run) -> Iterator[None]:
+def _note_failure(failed: dict[Run, Exception], run: Run) -> Iterator[None]:
     """Add the run to `failed` if the block raises an exception."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""Limits on a GPU's memory are set for a model's life, and restored."""
+"""GPULimits on a GPU's memory are set for a model's life, and restored."""
 
 import gc
 from types import SimpleNamespace
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from ruvmlx.backends.mlx.backend import MLXBackend
-from ruvmlx.backends.mlx.gpu_memory import LEAST_SPARE, GPUMemory, Limits
+from ruvmlx.backends.mlx.gpu_memory import LEAST_SPARE, GPULimits, GPUMemory
 
 
 class Metal:
@@ -43,7 +43,7 @@ class Holder:
 
 def test_set_for_a_life_and_restored():
     metal, holder = Metal(12 << 30), Holder()
-    memory = GPUMemory(holder, 4 << 30, Limits(metal))
+    memory = GPUMemory(holder, 4 << 30, GPULimits(metal))
     assert memory.why_not == ""
     assert metal.limits == {"wired": 12 << 30, "cache": int(0.05 * (12 << 30))}
     metal.idle = False
@@ -57,7 +57,7 @@ def test_set_for_a_life_and_restored():
 def test_two_models_one_after_the_other():
     """The second one sets what the first one had restored."""
     metal, first = Metal(4 << 30), Holder()
-    limits = Limits(metal)
+    limits = GPULimits(metal)
     GPUMemory(first, 1 << 30, limits)
     assert metal.limits["cache"] == LEAST_SPARE
     del first
@@ -73,7 +73,7 @@ def test_two_models_one_after_the_other():
 def test_two_models_at_once():
     """The limits hold until the last one closes, in whichever order."""
     metal, holders = Metal(4 << 30), [Holder(), Holder()]
-    limits = Limits(metal)
+    limits = GPULimits(metal)
     for holder in holders:
         GPUMemory(holder, 1 << 30, limits)
     del holder, holders[0]
@@ -96,7 +96,7 @@ def test_two_models_at_once():
 def test_a_limit_that_cannot_be_set_is_one_line(metal, nbytes, why):
     """One line; what could be set is restored all the same."""
     holder = Holder()
-    memory = GPUMemory(holder, nbytes, Limits(metal))
+    memory = GPUMemory(holder, nbytes, GPULimits(metal))
     assert why in memory.why_not and "\n" not in memory.why_not
     del holder
     gc.collect()

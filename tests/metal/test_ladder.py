@@ -21,7 +21,7 @@ from ruvmlx.apps.cli.output import run_plainly
 from ruvmlx.backends.mlx import any_backend, gpu_check
 from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.backends.mlx.check_results import GRAPH, Shapes
-from ruvmlx.backends.mlx.gpu_memory import LEAST_SPARE, GPUMemory, Limits
+from ruvmlx.backends.mlx.gpu_memory import LEAST_SPARE, GPULimits, GPUMemory
 from ruvmlx.backends.mlx.kernels import selfcheck, source
 from ruvmlx.backends.select import open_backend
 from ruvmlx.engine import Sampling
@@ -383,7 +383,7 @@ def test_memory_that_mlx_lms_model_cannot_wire(machine, mixtral, monkeypatch):
     """Set for its life, restored afterwards; what cannot be set is said in the one line."""
     machine()
     metal = Metal(8 << 30, old_macos=True)
-    monkeypatch.setattr(any_backend, "GPUMemory", functools.partial(GPUMemory, limits=Limits(metal)))
+    monkeypatch.setattr(any_backend, "GPUMemory", functools.partial(GPUMemory, limits=GPULimits(metal)))
     backend = open_backend("auto", load_model(str(mixtral)))
     assert "paged out" in backend.caveat and "mixtral" in backend.caveat and "\n" not in backend.caveat
     assert metal.limits["cache"] == LEAST_SPARE

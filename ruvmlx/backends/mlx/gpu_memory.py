@@ -19,7 +19,7 @@ SPARE = 0.05
 LEAST_SPARE = 512 << 20
 
 
-class Limits:
+class GPULimits:
     """The limits of MLX for all open models. metal: MLX, or its replacement in tests."""
 
     def __init__(self, metal: Any = mx):
@@ -47,7 +47,7 @@ class Limits:
             getattr(self.metal, name)(old)
 
 
-_LIMITS = Limits()
+_LIMITS = GPULimits()
 
 
 class GPUMemory:
@@ -57,7 +57,7 @@ class GPUMemory:
         90% of the working set; else ""
     """
 
-    def __init__(self, holder: Any, nbytes: int, limits: Limits = _LIMITS):
+    def __init__(self, holder: Any, nbytes: int, limits: GPULimits = _LIMITS):
         """nbytes: the bytes of the model's weights. limits: the limits of this process"""
         self._limits = limits
         limits.hold()

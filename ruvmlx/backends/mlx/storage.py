@@ -25,6 +25,7 @@ from .kernels import pages as layout
 from .kernels.demote import demote
 from .kernels.pages import SequencePages
 from .kernels.source import on_gpu
+from .pools import resize_pool, runs, spread_pool
 
 # MIN_GROWTH_PAGES: for each tier, the minimum number of pages by which a pool grows, except near the memory
 # limit.
@@ -133,7 +134,7 @@ class MLXStorage:
         with self._new_pages(tier - 1, len(pages)) as to:
             for source, target in zip(self._pools(tier), self._pools(tier - 1), strict=True):
                 made = demote(source, list(pages), self.head_dim, tier - 1)
-                for start, stop in _runs(to):
+                for start, stop in runs(to):
                     target[to[start] : to[start] + stop - start] = made[start:stop]
                 if len(pages) > 1 and not on_gpu(self.head_dim):
                     # without the GPU kernel, plain MLX operations unpack pages to float32, so an evaluation
@@ -191,7 +192,7 @@ class MLXStorage:
         if first:
             pool[pages[0], :, :, at : at + first] = rows[:, :, :first]
         left, whole = list(pages[bool(first) :]), (tokens - first) // PAGE
-        for start, stop in _runs(left[:whole]):
+        for start, stop in runs(left[:whole]):
             some = rows[:, :, first + PAGE * start : first + PAGE * stop]
             some = some.reshape(heads, 2, stop - start, PAGE, width).transpose(2, 0, 1, 3, 4)
             pool[left[start] : left[start] + stop - start] = some
@@ -260,15 +261,15 @@ class MLXStorage:
         if self._room() < (capacity - len(kept)) * self.page_bytes(tier) + self.nbytes:
             self._resize_by_layer(tier, kept, capacity)
         else:
-            new = [self._resized(tier, layer, kept, capacity) for layer in range(self.n_layers)]
+            new = [self._new_pool(tier, layer, kept, capacity) for layer in range(self.n_layers)]
             mx.eval(*new)
             self._layers[tier][:] = new
         mx.clear_cache()
         self._capacity[tier] = capacity
 
-    def _resized(self, tier: int, layer: int, kept: list[int], capacity: int) -> mx.array:
+    def _new_pool(self, tier: int, layer: int, kept: list[int], capacity: int) -> mx.array:
         page = self.n_kv_heads, layout.page_bytes(tier, self.head_dim)
-        return _resize_pool(self._layers[tier][layer], kept, capacity, page)
+        return resize_pool(self._layers[tier][layer], kept, capacity, page)
 
     def _resize_by_layer(self, tier: int, kept: list[int], capacity: int) -> None:
         """Do the work of `_resize` near the memory limit: free the old pool of a layer before the next
@@ -276,12 +277,12 @@ class MLXStorage:
         pools, before = self._layers[tier], self._capacity[tier]
         for layer in range(self.n_layers):
             try:
-                new = self._resized(tier, layer, kept, capacity)
+                new = self._new_pool(tier, layer, kept, capacity)
                 mx.eval(new)
             except RuntimeError:
                 if kept != list(range(before)):  # the earlier layers have new page numbers
                     for done in range(layer):
-                        pools[done] = _spread_pool(pools[done], kept, before)
+                        pools[done] = spread_pool(pools[done], kept, before)
                         mx.eval(pools[done])
                 raise
             pools[layer] = new
@@ -379,27 +380,3 @@ class MLXTable:
         held = [row for row in self._rows if row is not None]
         rows = [row or (0, held[0][1]) for row in self._rows]
         return tuple([number for number, tier in rows if tier == t] for t in range(len(TIERS)))
-
-
-def _resize_pool(pool: mx.array | None, kept: list[int], capacity: int, page: tuple[int, int]) -> mx.array:
-    if pool is None or not kept:
-        return mx.zeros((capacity, *page), mx.uint8)
-    some = pool if len(kept) == len(pool) else pool[mx.array(kept)]
-    return mx.pad(some, [(0, capacity - len(kept)), (0, 0), (0, 0)])
-
-
-def _spread_pool(pool: mx.array | None, kept: list[int], capacity: int) -> mx.array:
-    """Return the pool of `capacity` pages from which `_resize_pool` made `pool`. The pages that are not in
-    `kept` are zero."""
-    assert pool is not None
-    whole = mx.zeros((capacity, *pool.shape[1:]), mx.uint8)
-    if kept:
-        whole[mx.array(kept)] = pool[: len(kept)]
-    return whole
-
-
-def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (start, stop), the indexes of each range of the list in which each number is 1 more than the
-    number before. `stop` is not included."""
-    cuts = [i for i in range(1, len(numbers)) if numbers[i] != numbers[i - 1] + 1]
-    return list(zip([0, *cuts], [*cuts, len(numbers)], strict=True)) if len(numbers) else []
