@@ -218,6 +218,8 @@ class StoredReplies:
         busy, save nothing."""
         run.record()
         begun: dict[str, Any] = {"text": "".join(run.text), "finish_reason": "cancelled"}
+        if run.request.asked:  # the prompt has a tool's result, so the reply must not teach
+            begun["features"] = b""
         reply = self._archive.row(run, self._learner, self._traces[run.request.request_id], **begun)
         with contextlib.suppress(StoreBusy):
             self._archive.store.drafts.put(session_id, reply, run.request.question_id)

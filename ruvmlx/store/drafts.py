@@ -27,7 +27,7 @@ class Drafts:
 
         question: the id of the message that the reply follows; None: the last message
         """
-        words = asdict(replace(reply, query=None, features=None))
+        words = asdict(replace(reply, query=None, features=None)) | {"teaches": reply.teaches}
         with self._db.transaction():
             self._db.execute(
                 "INSERT OR REPLACE INTO drafts (session_id, parent, process, reply)"
@@ -50,7 +50,8 @@ class Drafts:
         """Turn a draft into a reply. Returns False if the draft's chat or question is gone; the draft is then
         deleted."""
         words = json.loads(row["reply"])
-        reply = ReplyRow(**words | {"examples": tuple(words["examples"])})
+        features = None if words.pop("teaches", True) else b""
+        reply = ReplyRow(**words | {"examples": tuple(words["examples"]), "features": features})
         try:
             self._replies.add(reply, row["session_id"], question=row["parent"])
         except NotFound:

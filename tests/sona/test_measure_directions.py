@@ -194,7 +194,7 @@ def test_a_taste_pushes_along_the_directions(open_tiny, monkeypatch):
         wanted = np.clip(taste_push.ALONG * weights @ rows, -6, 2) / learner.probe.reading
         others = np.delete(np.arange(tokens.size), learner.probe.coordinates.ends)
         assert not before[others].any() and push[others].any()
-        np.testing.assert_allclose(push[others], wanted[others], rtol=1e-4)
+        np.testing.assert_allclose(push[others], wanted[others], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(

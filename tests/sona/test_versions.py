@@ -73,7 +73,7 @@ def test_every_version_can_be_gone_back_to(open_tiny, monkeypatch):
         assert runtime.status().versions == list(range(1, 13))
         rows = runtime.store.db.rows("SELECT source, length(state) AS size FROM adapters ORDER BY version")
         assert [row["source"] for row in rows] == [0, 1, 2, 3, 0, 5, 6, 7, 0, 9, 10, 11]
-        assert all(row["size"] < rows[0]["size"] for row in rows[-3:])
+        assert all(row["size"] < rows[8]["size"] for row in rows[-3:])  # the whole weights before them
         assert disagreement(runtime.store) == ""
         for version in (1, 12, 5, 0, 9):
             runtime.rollback(version)

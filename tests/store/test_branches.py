@@ -442,6 +442,16 @@ def test_a_draft_becomes_a_reply_when_its_writer_has_gone(store):
     assert store.db.rows("SELECT * FROM drafts") == []
 
 
+@pytest.mark.parametrize("teaches", [True, False])
+def test_a_recovered_draft_teaches_only_what_its_reply_would_have_taught(store, teaches):
+    """The answer to a tool's result teaches nothing."""
+    chat = store.chats.new("m")
+    store.messages.add_user(chat, "q")
+    store.drafts.put(chat, a_reply("d1", text="half", features=None if teaches else b""))
+    store.db.execute("UPDATE drafts SET process = '4194305:x'")
+    assert store.drafts.recover() == [chat] and store.replies.get("d1").teaches == teaches
+
+
 def test_a_draft_of_an_earlier_process_with_our_number(store):
     """As in a container, where each start has number 1; two that come at once make one reply of it."""
     chat = store.chats.new("m")
