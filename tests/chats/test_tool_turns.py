@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from ruvmlx.chats import stored_replies
 from ruvmlx.chats.chat_file import as_json, as_markdown, import_once
 from ruvmlx.chats.tool_turns import ToolOffer, ToolResult, calls_of_json, readable_result
 from ruvmlx.engine import Sampling
@@ -12,6 +13,7 @@ from ruvmlx.engine.context_window import REST_LEFT_OUT, Turn, alternating
 from ruvmlx.errors import NotFound
 from ruvmlx.models.text.tool_calls import ParsedCall
 from ruvmlx.store import Store
+from ruvmlx.store.drafts import Drafts
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
 FORECAST = {
@@ -65,6 +67,18 @@ def test_the_result_goes_back_and_the_answer_continues(required_call):
     assert [t.role for t in turns] == ["user", "assistant", "tool", "assistant"]
     assert turns[-1].reply_id == answer.request_id
     assert runtime.store.replies.get(answer.request_id).prompt == "The weather?"
+
+
+def test_the_draft_of_an_answer_to_a_result_teaches_nothing(required_call, monkeypatch):
+    """A later start can make the draft a reply, which the user can rate."""
+    monkeypatch.setattr(stored_replies, "SAVE_EVERY", -1.0)
+    runtime, chat, response, _ = required_call
+    runtime.chats.add_results(chat, [ToolResult(response.calls[0], "24 degrees")])
+    saved, put = [], Drafts.put
+    monkeypatch.setattr(Drafts, "put", lambda *args: (saved.append(args[2]), put(*args)))
+    read_stream(runtime.chats.answer_results(chat, tools=OFFER, **options()))
+    read_stream(runtime.chats.say(chat, "And now?", **options()))
+    assert [draft.teaches for draft in saved][:: len(saved) - 1] == [False, True]
 
 
 def test_the_question_stays_before_large_results(required_call):
