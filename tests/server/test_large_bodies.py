@@ -1,6 +1,7 @@
 """Bodies with very many small parts. Their conversion runs in the loop that answers all clients, so its time
 must grow with the size of the body alone."""
 
+import gc
 import time
 
 import msgspec
@@ -45,13 +46,19 @@ def test_the_time_grows_with_the_size_alone(convert):
     """Eight times the parts take about eight times as long. With all pairs of parts, it is 64 times."""
     convert(2_000)
     short, long = (min(seconds(convert, count) for _ in range(3)) for count in (2_500, 20_000))
-    assert long < 24 * short + 0.05
+    assert long < 32 * short + 0.1
 
 
 def seconds(convert, count):
-    begun = time.process_time()
-    convert(count)
-    return time.process_time() - begun
+    """The processor time, without that of the garbage collector, which also looks at other tests' objects."""
+    gc.collect()
+    gc.disable()
+    try:
+        begun = time.process_time()
+        convert(count)
+        return time.process_time() - begun
+    finally:
+        gc.enable()
 
 
 def test_no_name_is_similar_to_a_very_long_word():
