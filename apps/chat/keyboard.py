@@ -19,6 +19,8 @@ from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
 
+from ruvmlx.text import Sanitizer
+
 from .prompt import MAX_MESSAGE_CHARACTERS
 
 # while more than this number of messages wait in the app's queues, `Keyboard` passes no keys to the app
@@ -43,6 +45,7 @@ class Keyboard:
         self._parser, self._decoder = XTermParser(), getincrementaldecoder("utf-8")("replace")
         self._typed, self._last = "", ""  # the unparsed text; the last parsed characters outside a paste
         self._pasted: int | None = None  # number of parsed characters of the open paste; None: no paste
+        self._sanitizer = Sanitizer()  # the sanitiser of the open paste
         self._is_going = False
 
     @property
@@ -93,13 +96,17 @@ class Keyboard:
         piece, self._typed = self._typed[:size], self._typed[size:]
         self._last = (self._last + piece)[1 - len(_PASTE) :]
         if begun >= 0:
-            self._pasted, self._last = 0, ""
+            self._pasted, self._last, self._sanitizer = 0, "", Sanitizer()
         return piece
 
     def _next_of_paste(self) -> str:
         """Return a piece of the pasted text, or the escape sequence that ends the paste. The parser gets at
         most MAX_MESSAGE_CHARACTERS + 1 characters of a paste, so that the input can see that the paste is too
-        long. The method drops all further characters of the paste."""
+        long. The method drops all further characters of the paste.
+
+        The parser gets no escape sequence and no control character of the paste: it would take them for keys,
+        and pass on the text after them before the text in front of them.
+        """
         assert self._pasted is not None
         end = self._typed.find(_END)
         if end == 0:
@@ -111,7 +118,7 @@ class Keyboard:
         size = min(whole, PASTE_PIECE) if room > 0 else whole
         piece, self._typed = self._typed[: min(size, room)], self._typed[size:]
         self._pasted += len(piece)
-        return piece or (self._next_piece() if size else "")
+        return self._sanitizer.feed(piece) or (self._next_piece() if size else "")
 
 
 class TerminalDriver(LinuxDriver):
