@@ -10,7 +10,7 @@ from ruvmlx.apps.chat.messages import ReplyMessage, UserMessage
 from ruvmlx.runtime import Turn
 
 from .documents import document
-from .helpers import SMALL, WIDE, chatting, lines_of
+from .helpers import SMALL, WIDE, chatting, lines_of, until
 from .scripted import ScriptedRuntime
 
 
@@ -27,12 +27,21 @@ async def screens(runtime, size, steps):
     """The conversation's height, and the screen at each scroll position."""
     async with chatting(runtime, size, session="continue", motion=False) as (app, pilot):
         found, transcript = [], app.chat.transcript
+        await until(pilot, lambda: not transcript._lacks_earlier)
+        await wait_for_layout(pilot, transcript)
         for share in steps:
             transcript.scroll_to(y=share * transcript.max_scroll_y, animate=False, immediate=True)
-            await pilot.pause()
-            await pilot.pause()
+            await wait_for_layout(pilot, transcript)
             found.append((transcript.scroll_y, lines_of(app.screen)))
         return transcript.virtual_size, found
+
+
+async def wait_for_layout(pilot, transcript, times=5):
+    """Wait until the height and the position have stayed the same: on a busy machine, a layout comes late."""
+    seen = []
+    while len(seen) < times or len(set(seen[-times:])) > 1:
+        await pilot.pause()
+        seen.append((transcript.virtual_size, transcript.scroll_y, tuple(lines_of(transcript))))
 
 
 @pytest.mark.parametrize("seed,size", [(1, SMALL), (2, WIDE)], ids=["80x24", "160x50"])
