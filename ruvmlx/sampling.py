@@ -330,24 +330,27 @@ class LogitChanges:
             raise UsageError(f"logit-bias names token {bad[0]}; the model has tokens 0 to {vocab - 1}.")
 
 
-def numbers_after(sampling: Sampling, drawn: int) -> np.random.Generator:
-    """Return the generator of the random numbers with which a reply's tokens are drawn, one for each token.
-    drawn: the number of tokens that were drawn already. A sampler that takes over a reply so draws the tokens
-    that the earlier sampler would have drawn."""
+def numbers_after(sampling: Sampling, draws: int) -> np.random.Generator:
+    """Return the generator of the random numbers for the next tokens of a reply. Each token needs one number.
+    With this generator, a sampler that takes over a reply draws the tokens that the earlier sampler would
+    have drawn.
+
+    draws: the number of tokens that were drawn already
+    """
     rng = np.random.default_rng(sampling.seed)
-    rng.random(drawn if sampling.temperature > 0 else 0)
+    rng.random(draws if sampling.temperature > 0 else 0)
     return rng
 
 
 class Sampler:
     """A sampler that draws the tokens of one reply. The same seed and the same logits give the same draws."""
 
-    def __init__(self, sampling: Sampling, rule: TokenRule | None = None, drawn: int = 0):
+    def __init__(self, sampling: Sampling, rule: TokenRule | None = None, draws: int = 0):
         """rule: a constraint on the tokens, or None; the sampler tells the rule every token that it draws.
-        drawn: the number of the reply's tokens that another sampler drew before"""
+        draws: the number of the reply's tokens that another sampler drew before"""
         check_sampling(sampling)
         self.sampling = sampling
-        self._rng = numbers_after(sampling, drawn)
+        self._rng = numbers_after(sampling, draws)
         changes: list[TokenRule] = [LogitChanges(sampling)] if sampling.changes_logits else []
         self._rules = [*changes, rule] if rule else changes
         s = sampling

@@ -272,10 +272,10 @@ class Streaming(Protocol):
     streams: bool
 
     def stream(
-        self, cache: KVCache, adapter: HeadAdapter | None, sampling: "Sampling", limit: int, drawn: int = 0
+        self, cache: KVCache, adapter: HeadAdapter | None, sampling: "Sampling", limit: int, draws: int = 0
     ) -> TokenStream:
         """Return a stream for a reply of at most `limit` tokens. The reply continues the tokens in the cache
-        and the tokens that `prefill` will add. drawn: the number of the reply's tokens that were drawn
+        and the tokens that `prefill` will add. draws: the number of the reply's tokens that were drawn
         before; the stream goes on with the random number after theirs"""
 
 

@@ -55,13 +55,13 @@ class StepSource:
         sampling: Sampling,
         rule: TokenRule | None = None,
         drafts: DraftedSteps | None = None,
-        drawn: int = 0,
+        draws: int = 0,
     ):
         """drafts: guesses and checks the next tokens while this source decodes alone; None: no guesses.
-        drawn: the number of the reply's tokens that another source drew before"""
+        draws: the number of the reply's tokens that another source drew before"""
         self._backend, self._cache, self._adapter = backend, cache, adapter
         self._drafts = drafts
-        self._sampler = Sampler(sampling, rule, drawn)
+        self._sampler = Sampler(sampling, rule, draws)
         self._step: Step | None = None  # the output of the last decode step or of the prefill
         self._token: int | None = None  # the token that was drawn from `_step`
         # the token that `draw_work` drew from `_step`; the next `read` returns it
@@ -178,17 +178,17 @@ def source(
     steps: bool = False,
     rule: TokenRule | None = None,
     drafts: DraftedSteps | None = None,
-    drawn: int = 0,
+    draws: int = 0,
 ) -> StepSource | StreamSource:
     """Return the source for a reply of at most `limit` tokens.
 
     steps: True if the caller decodes the tokens, in a batch with other replies (scheduler.py)
-    drawn: the number of the reply's tokens that another source drew before
+    draws: the number of the reply's tokens that another source drew before
     """
     steps = steps or needs_steps(sampling, rule)
     if steps or not isinstance(backend, Streaming) or not backend.streams:
-        return StepSource(backend, cache, adapter, sampling, rule, drafts, drawn)
-    return StreamSource(backend, backend.stream(cache, adapter, sampling, limit, drawn), adapter)
+        return StepSource(backend, cache, adapter, sampling, rule, drafts, draws)
+    return StreamSource(backend, backend.stream(cache, adapter, sampling, limit, draws), adapter)
 
 
 def needs_steps(sampling: Sampling, rule: TokenRule | None) -> bool:

@@ -1,5 +1,5 @@
-"""This module makes one step of several replies. It decodes their last tokens, then
-it draws and records their next tokens. An error in the draw of one reply ends only this reply."""
+"""This module makes one step of several replies: it decodes the last token of each reply, then draws and
+records the next token of each reply. An error in the draw of one reply ends only this reply."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

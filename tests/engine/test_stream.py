@@ -214,8 +214,8 @@ class DrawsOfMLX:
     float32: about one draw in 10,000 is another token (seen where the sum before an id was 1.6e-8 from
     top_p)."""
 
-    def __init__(self, sampling, rule=None, drawn=0):
-        self._draw = sampler.MLXSampler(sampling, drawn=drawn)
+    def __init__(self, sampling, rule=None, draws=0):
+        self._draw = sampler.MLXSampler(sampling, draws=draws)
 
     def __call__(self, logits):
         return self._draw(mx.array(logits[None])).item()

@@ -76,9 +76,9 @@ class HybridBackend(PlacedBackend):
         return self.run(lambda b: b.decode_drafted(token, draft, cache, adapter), DRAFTED, 1, cache)
 
     def _stream(
-        self, cache: KVCache, adapter: HeadAdapter | None, sampling: Sampling, limit: int, drawn: int = 0
+        self, cache: KVCache, adapter: HeadAdapter | None, sampling: Sampling, limit: int, draws: int = 0
     ) -> TokenStream:
-        stream = self.run(lambda b: b.stream(cache, adapter, sampling, limit, drawn), "", 0, cache)
+        stream = self.run(lambda b: b.stream(cache, adapter, sampling, limit, draws), "", 0, cache)
         return PlacedStream(self, stream, cache)
 
     # -- base.TwoSided -------------------------------------------------------------------------------

@@ -87,12 +87,12 @@ class MLXRunner(ABC):
         return _step(outputs, adapter)
 
     def stream(
-        self, cache: KVCache, adapter: HeadAdapter | None, sampling: Sampling, limit: int, drawn: int = 0
+        self, cache: KVCache, adapter: HeadAdapter | None, sampling: Sampling, limit: int, draws: int = 0
     ) -> MLXTokenStream:
         """Return a stream of a reply's tokens, as base.Streaming describes."""
         with mx.stream(self.device):
             change = self._micro.of(adapter)
-        return MLXTokenStream(self, cast(StreamCache, cache), change, sampling, limit, drawn)
+        return MLXTokenStream(self, cast(StreamCache, cache), change, sampling, limit, draws)
 
     def decode(self, token: int, cache: KVCache, adapter: HeadAdapter | None = None) -> Step:
         check_tokens([token], self.shape.vocab_size)

@@ -27,12 +27,12 @@ class MLXSampler:
     """This class draws the tokens of one reply. A call: logits [1, V] float32 -> token [1] uint32,
     unevaluated."""
 
-    def __init__(self, sampling: Sampling, numbers: Iterator[float] | None = None, drawn: int = 0):
+    def __init__(self, sampling: Sampling, numbers: Iterator[float] | None = None, draws: int = 0):
         """numbers: one uniform random number from 0 to BELOW_ONE for each token; None: the numbers of
-        `sampling.seed`. drawn: the number of the reply's tokens that another sampler drew before"""
+        `sampling.seed`. draws: the number of the reply's tokens that another sampler drew before"""
         check_sampling(sampling)
         self.sampling = sampling
-        self._numbers = numbers or uniforms(numbers_after(sampling, drawn))
+        self._numbers = numbers or uniforms(numbers_after(sampling, draws))
 
     def __call__(self, logits: mx.array) -> mx.array:
         if self.sampling.temperature == 0:

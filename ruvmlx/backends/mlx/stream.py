@@ -107,10 +107,10 @@ class MLXTokenStream:
         change: HeadChange | None,
         sampling: Sampling,
         limit: int,
-        drawn: int = 0,
+        draws: int = 0,
     ):
         self._backend, self._cache, self._change = backend, cache, change
-        self._sampler = MLXSampler(sampling, drawn=drawn)
+        self._sampler = MLXSampler(sampling, draws=draws)
         self._left, self._count = limit, 0
         self._prompt: mx.array | None = None  # [1, D]: the hidden state after the last token of the prompt
         self._last: mx.array | None = None  # [1]: the last token that `read` returned

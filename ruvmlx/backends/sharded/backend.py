@@ -156,11 +156,11 @@ class LeaderBackend(MLXRunner):
             yield held
 
     def stream(
-        self, cache: KVCache, adapter: HeadAdapter | None, sampling: Sampling, limit: int, drawn: int = 0
+        self, cache: KVCache, adapter: HeadAdapter | None, sampling: Sampling, limit: int, draws: int = 0
     ) -> MLXTokenStream:
         with mx.stream(self.device):
             change = self._micro.of(adapter)
-        return SharedStream(self, self._peers, cast(SharedCache, cache), change, sampling, limit, drawn)
+        return SharedStream(self, self._peers, cast(SharedCache, cache), change, sampling, limit, draws)
 
     def _none(self, hidden: mx.array) -> list[mx.array]:
         """Return a part of the hidden states, so that MLX computes the sums of all layers on all ranks."""
@@ -196,9 +196,9 @@ class SharedStream(MLXTokenStream):
         change: HeadChange | None,
         sampling: Sampling,
         limit: int,
-        drawn: int = 0,
+        draws: int = 0,
     ):
-        super().__init__(backend, cache, change, sampling, limit, drawn)
+        super().__init__(backend, cache, change, sampling, limit, draws)
         self._peers = peers
 
     def prefill(self, tokens: Sequence[int], progress: Callable[[int], None] | None = None) -> None:
