@@ -34,26 +34,26 @@ class Gate:
         headers, endpoint = headers_of(scope), self._find(scope)
         state = scope.setdefault("state", {})
         state["id"] = uuid.uuid4().hex[:12]  # the id of the request in its answer's headers and in the log
-        answered = [(name, state["id"]) for name in REQUEST_ID]
+        answer_headers = [(name, state["id"]) for name in REQUEST_ID]
         try:
             self._check_size(scope)
             self._access.check_host(headers)
             self._access.check_origin(headers)
-            answered += self._access.cors(headers)
+            answer_headers += self._access.cors(headers)
             if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-                await self._sender(send, answered).empty(self._access.preflight(headers))
+                await self._sender(send, answer_headers).empty(self._access.preflight(headers))
                 return
             if endpoint is not None and endpoint.is_control:
                 self._access.check_chat(headers)
             if endpoint is not None and endpoint.is_private:
                 self._access.check_private(headers)
-            state["salt"], state["headers"] = self._access.check_key(headers, endpoint), answered
+            state["salt"], state["headers"] = self._access.check_key(headers, endpoint), answer_headers
             await self._app(scope, receive, send)
         except ApiError as error:
             path = endpoint.path if endpoint is not None else ""
             self._serving.note_refusal(error, path, state["id"])
             shape = endpoint.errors if endpoint is not None else openai_error
-            await self._sender(send, answered).error(error, shape)
+            await self._sender(send, answer_headers).error(error, shape)
 
     def _check_size(self, scope: dict[str, Any]) -> None:
         """Raise ApiError, 431, if the request's header is too large. The library h11 limits the size of the
@@ -80,9 +80,9 @@ class Gate:
         return Sender(send, self._serving.limits, headers)
 
     def _find(self, scope: dict[str, Any]) -> Endpoint | None:
-        """Return the endpoint for the path and the method of the request. The router sends a HEAD request to
-        the endpoint of the method GET. If the path has endpoints, but none with this method, return the first
-        endpoint of the path. Return None for an unknown path."""
+        """Return the endpoint for the path and the method of the request. For a HEAD request, return the
+        endpoint of the method GET, as the router does. If no endpoint of the path has this method, return the
+        first endpoint of the path. Return None for an unknown path."""
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         here = [endpoint for rule, endpoint in self._endpoints if rule.match(scope["path"])]
         return next((e for e in here if e.method == method), here[0] if here else None)

@@ -265,8 +265,8 @@ class _OpenCalls:
                 self._places.setdefault(known, deque()).append(place)
 
     def take(self, call_id: str, name: str) -> tuple[str, str] | None:
-        """Remove and return the first call with this id and this name; None if there is no such call. "": any
-        id or name."""
+        """Remove the first call that has this id and this name, and return the call. Return None if there is
+        no such call. An empty id or name fits every call."""
         places = self._places.get((call_id, name), deque())
         while places:
             if (call := self._calls.pop(places.popleft(), None)) is not None:

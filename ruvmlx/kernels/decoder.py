@@ -294,8 +294,8 @@ class Decoder:
         return hidden, logits
 
     def together(self, some: Sequence[ReplyWork]) -> None:
-        """Run the kernel calls of several replies on this decoder's threads. The caller then calls `finish`
-        of each call."""
+        """Run the kernel calls of several replies on this decoder's threads, and put the results into the
+        fields of each ReplyWork. The caller must then call `ReplyWork.finish`."""
         structs = (ReplyStruct * len(some))(*(work.fields for work in some))
         _done("replies", _lib().rvm_decoder_replies(self.handle, C.addressof(structs), len(some)))
         for work, fields in zip(some, structs, strict=True):

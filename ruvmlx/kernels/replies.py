@@ -42,5 +42,5 @@ class ReplyWork:
         self.fields, self._done, self._held = fields, done, held
 
     def finish(self) -> None:
-        """Pass on the results of the call. Raises an exception if the call failed."""
+        """Give the results of the call to the reply. Raises an exception if the call failed."""
         self._done(self.fields)

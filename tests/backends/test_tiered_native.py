@@ -194,7 +194,7 @@ def test_a_child_forked_while_pages_are_demoted(model):
 
 
 def test_pages_are_demoted_without_a_thread(model, monkeypatch):
-    """The system allows no more threads: the bits are the same, and no reply fails."""
+    """If the system starts no thread, the pages get the same bits, and the reply goes on."""
     backend = opened(model)
     cache, other = backend.new_cache(SMALL), backend.new_cache(SMALL)
     for c in (cache, other):

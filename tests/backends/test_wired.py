@@ -1,4 +1,4 @@
-"""GPULimits on a GPU's memory are set for a model's life, and restored."""
+"""The program sets limits for the GPU's memory while a model is open. Then it restores the old limits."""
 
 import gc
 from types import SimpleNamespace

@@ -340,7 +340,8 @@ def test_ollamas_keep_alive_and_ps(serve_models):
 
 @pytest.fixture
 def attach():
-    """attach(server) -> the connection of a terminal, which says nothing and so holds the first model."""
+    """attach(server) connects a terminal to the server, and returns the connection. The terminal keeps the
+    first model open."""
     links = []
 
     def attach(running):

@@ -179,7 +179,7 @@ def test_show_by_an_older_field(roomy):
 
 
 def test_details_of_a_model(starter, roomy):
-    """The number of parameters and the type of most weights are in ollama's words."""
+    """The details name the number of parameters and the type of most weights, in ollama's form."""
     found = _details(ModelFacts.of(starter, 2048))
     assert (found.parameter_size, found.quantization_level) == ("134.52M", "Q4_1")
     listed = roomy.ask("GET", "/api/tags").json["models"][0]

@@ -25,21 +25,21 @@ class GPULimits:
     def __init__(self, metal: Any = mx):
         self.metal = metal
         self._old: dict[str, int] = {}
-        self._holders = 0
+        self._models = 0
 
-    def hold(self) -> None:
+    def add_model(self) -> None:
         """Count one more open model."""
-        self._holders += 1
+        self._models += 1
 
     def set(self, name: str, value: int) -> None:
         """Set a limit. Only the limit from before the first model opened is restored later."""
         old = getattr(self.metal, name)(value)
         self._old.setdefault(name, old)
 
-    def release(self) -> None:
+    def remove_model(self) -> None:
         """Count one open model less. After the last model, restore the old limits."""
-        self._holders -= 1
-        if self._holders or not self._old:
+        self._models -= 1
+        if self._models or not self._old:
             return
         self.metal.synchronize()
         while self._old:
@@ -58,10 +58,15 @@ class GPUMemory:
     """
 
     def __init__(self, holder: Any, nbytes: int, limits: GPULimits = _LIMITS):
-        """nbytes: the bytes of the model's weights. limits: the limits of this process"""
+        """Set the limits.
+
+        holder: the backend of the model
+        nbytes: the number of bytes of the model's weights
+        limits: the limits of this process
+        """
         self._limits = limits
-        limits.hold()
-        self.restore = weakref.finalize(holder, limits.release)  # a second call does nothing
+        limits.add_model()
+        self.restore = weakref.finalize(holder, limits.remove_model)  # a second call does nothing
         most = int(limits.metal.device_info().get("max_recommended_working_set_size", 0))
         if most:
             limits.set("set_cache_limit", max(LEAST_SPARE, int(SPARE * most)))

@@ -28,7 +28,7 @@ def spread_pool(pool: mx.array | None, kept: list[int], capacity: int) -> mx.arr
 
 
 def runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (start, stop), the indexes of each range of the list in which each number is 1 more than the
-    number before. `stop` is not included."""
+    """Divide a list of page numbers into ranges. In a range, each number is the number before plus 1. Return
+    the indexes (start, stop) of each range; the number at `stop` is not in the range."""
     cuts = [i for i in range(1, len(numbers)) if numbers[i] != numbers[i - 1] + 1]
     return list(zip([0, *cuts], [*cuts, len(numbers)], strict=True)) if len(numbers) else []
