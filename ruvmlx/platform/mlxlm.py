@@ -13,11 +13,13 @@ import importlib
 import importlib.util
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ..errors import RuvmlxError
-from . import mx  # noqa: F401  platform.mx must import MLX first
+from .mx import mx
 
 _lock = threading.RLock()
 
@@ -70,6 +72,35 @@ def utils() -> ModuleType:
         except Exception:  # noqa: BLE001 - another version of mlx-lm can use the skipped names at its import
             return load("utils")
         return copy
+
+
+@contextmanager
+def keyed_weights() -> Iterator[None]:
+    """In the `with` block, give the random first weights of this thread's new layers a key. The weights of a
+    file replace the first weights, so MLX never computes them.
+
+    Without a key, MLX makes a random state for the thread. The end of the thread frees the state and takes
+    Python's lock for it (MLX 0.32, python/src/random.cpp). If Python ends at the same time, the process
+    aborts.
+    """
+    key, owner = mx.random.key(0), threading.get_ident()
+
+    def with_key(draw: Callable[..., mx.array]) -> Callable[..., mx.array]:
+        def draw_with_key(*args: Any, **options: Any) -> mx.array:
+            given = {"key": key} if threading.get_ident() == owner else {}
+            return draw(*args, **given | options)
+
+        return draw_with_key
+
+    with _lock:
+        own = {name: getattr(mx.random, name) for name in ("uniform", "normal")}
+        try:
+            for name, draw in own.items():
+                setattr(mx.random, name, with_key(draw))
+            yield
+        finally:
+            for name, draw in own.items():
+                setattr(mx.random, name, draw)
 
 
 def _import_for_loading(name: str, *how: Any) -> Any:

@@ -3,7 +3,13 @@
 import json
 import subprocess
 import sys
+import threading
 
+import pytest
+
+from ruvmlx.backends.select import open_backend
+from ruvmlx.models.load import load_model
+from ruvmlx.platform.mx import mx
 from tests.models.other_models import make_other_model
 
 
@@ -71,3 +77,23 @@ assert mlxlm.utils() is sys.modules["mlx_lm.utils"]
 print(callable(mlxlm.utils().load_model))
 """
     assert run(code) == "True"
+
+
+@pytest.mark.parametrize("kind", ["ours", "mamba"])
+def test_a_thread_that_builds_a_graph_gets_no_random_state(tiny, tmp_path, monkeypatch, kind):
+    """MLX frees a thread's random state after Python has forgotten the thread; a process that ends meanwhile
+    was ended by SIGABRT. MLX makes no state for a draw with a key."""
+    model = tiny if kind == "ours" else load_model(str(make_other_model(tmp_path / "m", kind)))
+    keys = []
+
+    def note(draw):
+        return lambda *args, **options: keys.append(options.get("key")) or draw(*args, **options)
+
+    for name in ("uniform", "normal"):
+        monkeypatch.setattr(mx.random, name, note(getattr(mx.random, name)))
+    noting = mx.random.uniform, mx.random.normal
+    thread = threading.Thread(target=open_backend, args=("mlx", model))
+    thread.start()
+    thread.join()
+    assert keys and all(key is not None for key in keys)
+    assert (mx.random.uniform, mx.random.normal) == noting

@@ -22,7 +22,7 @@ def load_graph(model: Model, float32: bool, watch: Watch = QUIET) -> nn.Module:
         biases), because MLX's 16-bit products are slow on a CPU
     watch: an object that receives the number of bytes read so far
     """
-    with one_line(model):
+    with one_line(model), mlxlm.keyed_weights():
         made, _ = mlxlm.utils().load_model(model.path, lazy=True)
         if float32:
             made.set_dtype(mx.float32)

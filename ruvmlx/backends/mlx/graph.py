@@ -34,8 +34,9 @@ def build(
     pause: a function that is called after every few million converted numbers; it can raise an exception to
         stop
     """
-    graph = _llama.Model(_llama.ModelArgs.from_dict(model_args(config)))
-    adapt(graph.model, config)
+    with mlxlm.keyed_weights():
+        graph = _llama.Model(_llama.ModelArgs.from_dict(model_args(config)))
+        adapt(graph.model, config)
     shapes = {name: p.shape for name, p in parameters(graph).items()}
     arrays = _convert(weights, shapes, dtype, dequantise, pause)
     formats = {} if dequantise else quantised_formats(weights, shapes)
