@@ -4,6 +4,7 @@ model. Rank 0 runs the verb; each other rank computes its shard of the model."""
 import contextlib
 import json
 import os
+import random
 import secrets
 import shutil
 import signal
@@ -32,6 +33,9 @@ MOST_RANKS = 64
 LEAVE_SCREEN = "\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[<u"
 HEAD = "head"  # the value of learn_targets with which ratings need no gradient of other layers
 END = 2.0  # seconds in which the other ranks must end by themselves after rank 0
+# Linux and macOS give an outgoing connection a port above these, so no connection of another program takes one
+# of these ports before a rank opens it.
+PORTS = range(20_000, 32_000)
 Started = tuple[subprocess.Popen[bytes], Path]  # a rank above 0, and the file of its errors
 STDIO = "RUVMLX_LAUNCH_STDIO"  # the path of the socket from which rank 0 takes the launcher's terminal
 
@@ -240,9 +244,16 @@ def _wait(first: subprocess.Popen[bytes], others: Sequence[Started]) -> int:
 
 
 def _free_ports(n: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        socks = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(n)]
-        return [sock.getsockname()[1] for sock in socks]
+    """Return ports of PORTS that no program uses now."""
+    free: list[int] = []
+    for port in random.sample(PORTS, len(PORTS)):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            free.append(port)
+        if len(free) == n:
+            return free
+    raise RuvmlxError(
+        f"launch needs {n} free ports from {PORTS.start} to {PORTS.stop - 1}; {len(free)} are free."
+    )
 
 
 def _start_values(leader: str, n: int, backend: str) -> dict[str, str]:

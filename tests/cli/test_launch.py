@@ -3,13 +3,15 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 
 import pytest
 
+from apps.cli import launch
 from apps.cli.launch import _free_ports, _read_hosts
-from ruvmlx.errors import UsageError
+from ruvmlx.errors import RuvmlxError, UsageError
 
 from .verbs import one_line
 
@@ -130,5 +132,11 @@ def test_hosts_of_a_file(tmp_path):
         _read_hosts(str(file))
 
 
-def test_ports_are_free_and_differ():
-    assert len(set(_free_ports(5))) == 5
+def test_ports_are_free_and_differ(monkeypatch):
+    """No port is one that a system gives to an outgoing connection, which could take it first."""
+    ports = _free_ports(5)
+    assert len(set(ports)) == 5 and max(ports) < 32_768
+    with socket.create_server(("127.0.0.1", ports[0])):
+        monkeypatch.setattr(launch, "PORTS", range(ports[0], ports[0] + 1))
+        with pytest.raises(RuvmlxError, match="0 are free"):
+            _free_ports(1)
