@@ -177,7 +177,7 @@ class PlainChat:
         elif outcome.words:
             self._streams.tell(outcome.words)
         if outcome.reply:
-            self._reply(outcome.reply)
+            self._reply(outcome.reply, outcome.earlier)
         if outcome.model:
             self._switch(outcome.model)
         self._left = self._left or outcome.leaves
@@ -199,19 +199,19 @@ class PlainChat:
             for line in message_lines(turns[first:]):
                 self._streams.print(line)
 
-    def _reply(self, begin: BeginReply) -> None:
+    def _reply(self, begin: BeginReply, earlier: str = "") -> None:
         """Let the model write a reply. While the newest reply has tool calls, run these calls and let the
-        model write the next reply."""
+        model write the next reply. earlier: the text of the reply that the model continues, or ""."""
         while True:
             cancel, self._state.response = threading.Event(), None
             with self._interrupts.setting(cancel):
-                self._stream(begin(self._runtime, cancel))
+                self._stream(begin(self._runtime, cancel), earlier)
             response = self._state.response
             if response:
                 turns_with(self._runtime, self._state.session, response.request_id)
             if not (response and response.calls and self._calls.run(response)):
                 break
-            begin = answer_results(self._state)
+            begin, earlier = answer_results(self._state), ""
         self._tell_left_out()
         self._runtime.learning.settle()
 
@@ -234,10 +234,12 @@ class PlainChat:
             self._streams.note(f"Note: the context is nearly full.{offer}")
         state.told_full = is_full
 
-    def _stream(self, reply: Iterator[Chunk]) -> None:
+    def _stream(self, reply: Iterator[Chunk], earlier: str) -> None:
         """Print the words of a reply as they arrive. Print the label "Assistant:" only with the first word,
-        so that an error before the first word is printed on a separate line."""
+        so that an error before the first word is printed on a separate line. earlier: the text of the reply
+        that `reply` continues, which can end within the thought."""
         safe, answer, begun, end = Sanitizer(), AnswerFilter(), False, ""
+        answer.feed(earlier)
         try:
             for chunk in reply:
                 if chunk.note:

@@ -86,7 +86,7 @@ class ChatState:
 @dataclass(frozen=True)
 class Outcome:
     """The outcome of a step. Only the app uses the fields `notice`, `flash`, `seconds` and `learned`. Only
-    plain mode uses `reply`, `then`, `model`, `retell` and `leaves`, and prints `words`. Both the app and
+    plain mode uses `reply`, `earlier`, `then`, `model`, `retell` and `leaves`, and prints `words`. Both the app and
     plain mode use `opens` and `message`."""
 
     words: str = ""  # the answer for plain mode, in lines that can be read aloud
@@ -98,6 +98,7 @@ class Outcome:
     retell: bool = False  # True if plain mode prints the earlier messages of the chat `opens`
     learned: bool = False  # True if the step changed ratings or the adapter version
     reply: BeginReply | None = None  # a function that streams a reply; plain mode calls it after `words`
+    earlier: str = ""  # the text of the reply that `reply` continues
     then: "Step | None" = None  # the next step, which runs after `reply`
     model: str = ""  # the name of the model to switch to; "": no switch
     leaves: bool = False  # True if the chat must end

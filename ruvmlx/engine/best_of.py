@@ -83,8 +83,10 @@ class BestOf:
         self.runs: list[Run] = []
         self.running: list[Run] = []
         self._chosen = score is None  # True if no other reply can become the leader any more
-        # the numbers of the leader's text pieces and logprobs that the user has received
-        self._shown = self._shown_logprobs = 0
+        # The number of the leader's text pieces that the user has received. The first piece of a run that
+        # continues a reply is the text of this reply, which the user already has.
+        self._shown = 1 if requests[0].begun else 0
+        self._shown_logprobs = 0  # the number of the leader's logprobs that the user has received
         self._drawn = 0  # the number of tokens that each running reply has now
         self._interrupted: list[Run] = []  # the runs of the replies that the user stopped
 

@@ -1,6 +1,12 @@
 """Thoughts in the chat: folded to a line, shown on demand, never copied; plain mode leaves them out."""
 
+import io
+
+from ruvmlx.apps.chat.options import ChatOptions
+from ruvmlx.apps.chat.plain import PlainChat
 from ruvmlx.apps.chat.stream import wait_until_drawn
+from ruvmlx.engine.types import Chunk
+from ruvmlx.runtime import Turn
 
 from .helpers import ask, chatting, screen_text
 from .scripted import ScriptedRuntime
@@ -54,3 +60,17 @@ async def test_a_thought_that_was_stopped_says_so_in_past_tense():
 def test_plain_mode_reads_the_answer_alone():
     done = chat("Hi\n", THINKS)
     assert done.stdout == "Assistant: The **answer**.\n" and done.stderr.startswith("Thinking ...\n")
+
+
+def test_plain_mode_continues_a_reply_that_was_cut_within_its_thought(open_tiny, monkeypatch):
+    """The rest of the thought is no answer. Only the new words are printed."""
+    with open_tiny() as runtime:
+        session = runtime.chats.new_chat()
+        cut = Turn("assistant", "<think>on", id=1)
+        monkeypatch.setattr(runtime.chats, "turns", lambda _: [cut])
+        rest = iter([Chunk(" and on</think>"), Chunk("Paris.")])
+        monkeypatch.setattr(runtime.chats, "continue_reply", lambda *_, **__: rest)
+        sink = io.StringIO()
+        options = ChatOptions(session=session)
+        PlainChat(runtime, options, io.StringIO("/more\n"), sink).run()
+    assert sink.getvalue() == "Assistant: Paris.\n"

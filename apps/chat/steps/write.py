@@ -88,7 +88,7 @@ def best(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
 def more(runtime: Runtime, state: ChatState, _: str) -> Outcome:
     """Let the model continue the last reply. Plain mode prints only the new text, because the user has seen
     the first part of the reply."""
-    return Outcome(reply=write_more(state))
+    return Outcome(reply=write_more(state), earlier=shown_reply(runtime, state, "continue").content)
 
 
 def edit(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
