@@ -86,8 +86,8 @@ class ChatState:
 @dataclass(frozen=True)
 class Outcome:
     """The outcome of a step. Only the app uses the fields `notice`, `flash`, `seconds` and `learned`. Only
-    plain mode uses `reply`, `earlier`, `then`, `model`, `retell` and `leaves`, and prints `words`. Both the app and
-    plain mode use `opens` and `message`."""
+    plain mode uses `reply`, `earlier`, `then`, `model`, `retell` and `leaves`, and prints `words`. Both the
+    app and plain mode use `opens` and `message`."""
 
     words: str = ""  # the answer for plain mode, in lines that can be read aloud
     notice: str = ""  # the answer for the app as a notice in the conversation

@@ -33,8 +33,8 @@ MOST_RANKS = 64
 LEAVE_SCREEN = "\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[<u"
 HEAD = "head"  # the value of learn_targets with which ratings need no gradient of other layers
 END = 2.0  # seconds in which the other ranks must end by themselves after rank 0
-# Linux and macOS give an outgoing connection a port above these, so no connection of another program takes one
-# of these ports before a rank opens it.
+# Linux and macOS give an outgoing connection a port above these ports. So no connection of another program
+# takes one of these ports before a rank opens the port.
 PORTS = range(20_000, 32_000)
 Started = tuple[subprocess.Popen[bytes], Path]  # a rank above 0, and the file of its errors
 STDIO = "RUVMLX_LAUNCH_STDIO"  # the path of the socket from which rank 0 takes the launcher's terminal

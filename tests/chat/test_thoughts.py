@@ -5,6 +5,7 @@ import io
 from ruvmlx.apps.chat.options import ChatOptions
 from ruvmlx.apps.chat.plain import PlainChat
 from ruvmlx.apps.chat.stream import wait_until_drawn
+
 from ruvmlx.engine.types import Chunk
 from ruvmlx.runtime import Turn
 
