@@ -296,8 +296,14 @@ def tuning_lesson(report: Mapping[str, Any]) -> str:
     return f"replies are faster: {tuning_line(dict(report))}" if report["outcome"] == "kept" else ""
 
 
-def undone(status: LearnStatus) -> str:
-    return f"Last {status.undone or 'rating'} taken back: {_rest_text(status)}."
+# what `undo` took back (LearnStatus.undone) -> the words for the user
+UNDONE = {"change of a rating": "Rating change", "preference": "Choice"}
+
+
+def undone(status: LearnStatus, place: RatingPlace) -> str:
+    """Say what an undo took back, and of which reply. place: the place of the feedback before the undo."""
+    said = f"{UNDONE.get(status.undone, 'Rating')} taken back"
+    return _with_question(said, place, f"; {_rest_text(status)}.")
 
 
 def reply_undone(status: LearnStatus) -> str:
@@ -316,12 +322,18 @@ LINE = 76  # the maximum number of characters of a line that fits into a termina
 def nothing_to_undo(place: RatingPlace, key: str) -> str:
     """Say that the selected reply has no rating to take back, and where the newest rating is. key: the label
     of the key that takes the newest rating back."""
-    said, question = f"No rating here. {key} takes back the newest", one_line(place.question)
+    return _with_question(f"No rating here. {key} takes back the newest", place)
+
+
+def _with_question(said: str, place: RatingPlace, rest: str = "") -> str:
+    """Return `said`, the question of the reply at `place` and `rest`, in one line of at most LINE characters.
+    The line has at least 8 characters of the question."""
+    question = one_line(place.question)
     if not question:
-        return f"{said}, of a deleted reply"
+        return f"{said}, of a deleted reply{rest}"
     said += ": “" if place.is_here else ", in another chat: “"
-    room = max(8, LINE - 1 - len(said))
-    return said + (question if len(question) <= room else question[: room - 1].rstrip() + "…") + "”"
+    room = max(8, LINE - 1 - len(said) - len(rest))
+    return said + (question if len(question) <= room else question[: room - 1].rstrip() + "…") + "”" + rest
 
 
 def ratings_text(status: LearnStatus) -> str:

@@ -44,8 +44,9 @@ OPENED_MESSAGES = 40
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of learning, and the messages and the ratings of the replies on a chat's current branch, as
-    the store has them. Other processes can write ratings into the store, too.
+    """The state of learning, the messages on a chat's current branch, and the ratings of the replies on all
+    branches, as the store has them. Another process can write ratings and make another branch the current
+    one.
 
     room: the messages that the model does not read, because its context has no room for them or because a
     summary replaces them. newest: the id of the reply whose rating or preference an undo takes back, or None.
@@ -54,7 +55,7 @@ class Standing:
     """
 
     learned: LearnStatus | None
-    ratings: dict[str, str | None]  # reply id -> rating (None: not rated), for the current branch
+    ratings: dict[str, str | None]  # reply id -> rating (None: not rated), for all branches
     room: ChatRoom = ALL_READ
     turns: Sequence[Turn] = ()
     newest: str | None = None
@@ -66,7 +67,7 @@ class Standing:
         """Return the state of the chat `session`. max_new_tokens: the maximum number of tokens of a reply in
         this chat."""
         turns = runtime.chats.turns(session)
-        ratings = {turn.reply_id: turn.rating for turn in turns if turn.reply_id}
+        ratings = runtime.store.ratings.of_chat(session)
         room = runtime.chats.room(session, turns, max_new_tokens)
         newest, learner = runtime.newest_feedback(), runtime.learner
         given = learner.history.reasons.in_force() if learner else []

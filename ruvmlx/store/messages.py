@@ -17,6 +17,8 @@ from .tree import Tree
 ERASING = 0.0  # this value of `sessions.deleted` means that the chat is being erased and cannot be restored
 HEAD = -1  # this value in place of a message's id means the last message of the current branch
 _READ = 5  # the number of messages that are read for each text that is wanted, because texts repeat
+# the rating in force of the reply of a message `m`, as SQL
+RATING = "(SELECT rating FROM ratings WHERE reply_id = m.reply_id AND in_force ORDER BY id DESC LIMIT 1)"
 _TITLE = 60  # the number of characters of the first message's first line that become the chat's title
 
 
@@ -105,8 +107,7 @@ class Messages:
 
     def _read(self, where: str, value: str) -> list[MessageRow]:
         rows = self._db.rows(
-            "SELECT m.role, m.content, m.reply_id,"
-            " (SELECT rating FROM ratings WHERE reply_id = m.reply_id AND in_force ORDER BY id DESC LIMIT 1),"
+            f"SELECT m.role, m.content, m.reply_id, {RATING},"
             " r.finish_reason, m.id, m.parent, m.created, 1, 1, m.calls"
             " FROM messages m LEFT JOIN replies r ON r.id = m.reply_id"
             f" WHERE {where} ORDER BY m.id",

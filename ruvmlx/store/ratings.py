@@ -15,6 +15,7 @@ from ..ratings import BAD, FACTS
 from .ancestors import ALL_STEPS, WITH_ANCESTORS, enforce, newest_version, steps_to
 from .audit_log import Witness
 from .database import Database, columns, to_vector
+from .messages import RATING
 from .replies import ReplyWords
 
 
@@ -61,6 +62,14 @@ class Ratings:
 
     def __init__(self, db: Database, witness: Witness):
         self._db, self._witness = db, witness
+
+    def of_chat(self, session_id: str) -> dict[str, str | None]:
+        """Return {reply id: rating in force, or None} for the replies on all branches of a chat."""
+        rows = self._db.rows(
+            f"SELECT m.reply_id, {RATING} FROM messages m WHERE m.session_id = ? AND m.reply_id IS NOT NULL",
+            session_id,
+        )
+        return {reply_id: rating for reply_id, rating in rows}
 
     def add(
         self, fingerprint: str, name: str, version: int, reply_id: str, rating: str, note: str, weight: float

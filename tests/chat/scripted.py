@@ -41,6 +41,9 @@ class ScriptedRuntime:
         self.store = SimpleNamespace(
             search_index=SimpleNamespace(is_clean=lambda: True),
             preferences=SimpleNamespace(of_chat=lambda _: self.preferences),
+            ratings=SimpleNamespace(of_chat=self._ratings_of_chat),
+            messages=SimpleNamespace(place_of=self._place_of),
+            replies=SimpleNamespace(get=self._reply),
         )
         history = SimpleNamespace(reasons=SimpleNamespace(in_force=lambda: self.reasons))
         self.learner = SimpleNamespace(history=history)
@@ -114,6 +117,18 @@ class ScriptedRuntime:
         self._note_call()
         rest = [turn for turn in self.spoken[session_id] if turn.role != "system"]
         self.spoken[session_id] = ([Turn("system", system)] if system else []) + rest
+
+    def _ratings_of_chat(self, session_id):
+        return {turn.reply_id: turn.rating for turn in self.spoken[session_id] if turn.reply_id}
+
+    def _place_of(self, reply_id):
+        places = ((chat, turn) for chat, turns in self.spoken.items() for turn in turns)
+        return next(((chat, turn.id) for chat, turn in places if turn.reply_id == reply_id), None)
+
+    def _reply(self, reply_id):
+        chat, _ = self._place_of(reply_id)
+        before = itertools.takewhile(lambda turn: turn.reply_id != reply_id, self.spoken[chat])
+        return SimpleNamespace(prompt=[turn.content for turn in before if turn.role == "user"][-1])
 
     def turns(self, session_id, newest=None):
         self._note_call()

@@ -72,7 +72,7 @@ async def test_choosing_a_reply_prefers_it_to_the_other(chatting, rated_chat, mo
         (found,) = await app.host.call(lambda runtime: runtime.store.preferences.of_chat(rated_chat))
         assert found == (turns[-1].reply_id, rows[other.pop()], "compare")
         await pilot.press("ctrl+r")
-        await until(pilot, lambda: "Last preference taken back" in screen_text(app))
+        await until(pilot, lambda: "Choice taken back: “" in screen_text(app))
         assert await app.host.call(lambda runtime: runtime.status().preferences) == 0
 
 

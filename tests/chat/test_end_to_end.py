@@ -43,7 +43,7 @@ def test_type_stream_stop_rate_quit_continue(chat):
     again.expect("Write a long story about the sea")
     again.expect("stopped")
     again.send("\x12")  # Ctrl+R takes back the rating of the last run
-    again.expect("taken back: 0 left, version 0")
+    again.expect("”; 0 left, version 0")
     again.send("/quit\r")
     assert again.wait() == 0
 

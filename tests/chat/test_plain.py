@@ -51,7 +51,7 @@ def test_each_line_of_input_is_a_message_and_its_end_exits_with_0():
     assert done.stdout == (
         "Assistant: Hello.\n"
         "Rated good. Learned: more like this. /undo takes it back. /details has the figures.\n"
-        "Last rating taken back: 0 left, version 0.\n"
+        "Rating taken back: “Hi”; 0 left, version 0.\n"
         "Assistant: A file.\n"
     )
     assert done.stderr == "closed\n"

@@ -223,7 +223,7 @@ async def test_undo_takes_back_what_another_process_rated():
         await until(pilot, lambda: runtime.settled == 1)
         runtime.rated_elsewhere(reply.reply_id, "up")
         await pilot.press("ctrl+r")
-        await until(pilot, lambda: "taken back: 0 left, version 0" in screen_text(app))
+        await until(pilot, lambda: "”; 0 left, version 0" in screen_text(app))
         await pilot.press("ctrl+r")
         await until(pilot, lambda: "no rating or preference to take back" in screen_text(app))
 

@@ -38,7 +38,7 @@ async def test_the_rewritten_reply_stands_beside_the_first_and_is_learned_from(c
         status = await app.host.call(lambda runtime: runtime.status())
         assert (status.preferences, status.updates) == (1, 1)
         await pilot.press("ctrl+r")
-        await until(pilot, lambda: "Last preference taken back" in screen_text(app))
+        await until(pilot, lambda: "Choice taken back: “" in screen_text(app))
         assert "◆ preferred" not in screen_text(app) and shown_texts(app)[-1] == "My own words."
         await send(app, pilot, "/prev")
         await until(pilot, lambda: shown_texts(app)[-1] == first)
@@ -148,7 +148,11 @@ def test_plain_mode_rewrites(open_tiny, capsys):
         assert code == 0, capsys.readouterr().err
         assert "To change it: /rewrite and your text." in said
         assert "Learned that you prefer your version; /undo takes it back." in said
-        assert "Last preference taken back: 0 ratings left" in said and "Assistant: My own words." in said
+        assert (
+            "Choice taken back: “" in said
+            and "”; 0 ratings left" in said
+            and "Assistant: My own words." in said
+        )
         code, said = run_plain(runtime, "/rewrite x")
         assert code == 1 and said == ""
 
@@ -160,4 +164,4 @@ def test_plain_mode_tells_what_going_on_taught(open_tiny, capsys):
         both = said + capsys.readouterr().err
         assert code == 0 and both.count("you went on from; /undo takes it back.") == 1
         assert "last lesson  lead in log-probability" in said
-        assert "Last preference taken back: 0 ratings left" in said
+        assert "Choice taken back: “" in said and "”; 0 ratings left" in said

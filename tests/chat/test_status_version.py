@@ -1,6 +1,7 @@
 """/status names the version that the store has, also after another process changed it."""
 
 from ruvmlx.apps.chat import describe
+from ruvmlx.apps.chat.view_model import RatingPlace
 
 from ..test_runtime import say
 
@@ -27,6 +28,7 @@ def test_an_undo_says_that_it_took_back_a_reason(open_tiny):
         runtime.choices.give_reason(first, "long")
         taken = runtime.undo()
         assert taken.undone == "change of a rating" and taken.ratings == 2
-        assert describe.undone(taken).startswith("Last change of a rating taken back: 2 left")
+        said = describe.undone(taken, RatingPlace("hello", True))
+        assert said == "Rating change taken back: “hello”; 2 left, version 2."
         assert [runtime.undo().undone for _ in range(2)] == ["rating", "rating"]
         assert runtime.status().ratings == 0

@@ -37,7 +37,7 @@ def test_a_rating_is_reported_and_can_be_undone(runtime, state):
         "Rated good. Learned: more like this. /undo"
     )
     undone = take("undo", runtime, state)
-    assert undone.learned and undone.flash == undone.words == "Last rating taken back: 0 left, version 0."
+    assert undone.learned and undone.flash == undone.words == "Rating taken back: “Hi”; 0 left, version 0."
     with pytest.raises(NotFound):
         take("undo", runtime, state)
 

@@ -1,5 +1,8 @@
 """`u` on a selected reply: it takes the rating of that reply back, and no other one."""
 
+import threading
+from dataclasses import replace
+
 import pytest
 from ruvmlx.apps.chat import describe
 from ruvmlx.apps.chat.view_model import RatingPlace
@@ -79,8 +82,41 @@ async def test_only_the_newest_rating_names_the_key(chatting):  # noqa: F811
         assert back in first.effect
 
 
+async def test_the_key_says_what_it_took_back_in_another_chat(chatting):  # noqa: F811
+    async with chatting() as (app, pilot):
+        await rated_chat(app, pilot, "up")
+        await send(app, pilot, "/new")
+        await until(pilot, lambda: app.phase == "idle" and not app.chat.transcript.replies)
+        await pilot.press("ctrl+r")
+        said = "Rating taken back, in another chat: “Question 1”; 0 left, version 0."
+        await until(pilot, lambda: said in screen_text(app))
+
+
+async def test_a_rating_that_another_program_took_back_on_a_branch_disappears(chatting):  # noqa: F811
+    """Another program can show another branch of the chat. The screen shows its own branch, with the ratings
+    of the store."""
+    async with chatting() as (app, pilot):
+        (reply,) = await rated_chat(app, pilot, "up")
+
+        def elsewhere(runtime):
+            list(runtime.chats.again(app.chat.state.session, max_new_tokens=2, cancel=threading.Event()))
+            runtime.undo()
+
+        await app.host.call(elsewhere)
+        app.actions.rate.look_again()
+        await until(pilot, lambda: reply.rating is None)
+
+
 @pytest.mark.parametrize("is_here", [True, False])
 def test_the_line_fits_into_80_columns(is_here):
     said = describe.nothing_to_undo(RatingPlace("word " * 40, is_here), "Ctrl+R")
     assert len(said) <= 76 and said.endswith("…”")
     assert "a deleted reply" in describe.nothing_to_undo(RatingPlace("", is_here), "Ctrl+R")
+
+
+@pytest.mark.parametrize("undone", ["rating", "preference", "change of a rating"])
+def test_an_undo_fits_into_80_columns(undone, open_tiny):
+    with open_tiny() as runtime:
+        status = replace(runtime.status(), undone=undone, ratings=120, adapter_version=134)
+    said = describe.undone(status, RatingPlace("word " * 40, False))
+    assert len(said) <= 80 and "“word" in said and "…”; 120" in said and said.endswith("left, version 134.")

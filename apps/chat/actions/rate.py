@@ -16,6 +16,7 @@ from .. import describe, keys
 from ..arguments import parse_rating, parse_reason
 from ..context import ChatContext, StatusWatch
 from ..messages import Notice, ReplyMessage
+from ..steps.rate import undo_newest
 from ..view_model import RatingPlace, Standing
 from .panel import PanelActions
 
@@ -68,11 +69,10 @@ class RateActions:
         reply_id, session, limit = reply.reply_id, chat.state.session, chat.reply_limit
 
         def take_back(runtime: Runtime) -> tuple[str, Standing | None]:
-            status = take_back_rating(runtime, session, reply_id)
-            if isinstance(status, RatingPlace):
-                return describe.nothing_to_undo(status, key), None
-            said = describe.undone(status) if status.undone else describe.reply_undone(status)
-            return said, Standing.of(runtime, session, limit)
+            found = take_back_rating(runtime, session, reply_id)
+            if isinstance(found, RatingPlace):
+                return describe.nothing_to_undo(found, key), None
+            return found, Standing.of(runtime, session, limit)
 
         done = await chat.attempt(take_back)
         if done:
@@ -212,21 +212,21 @@ class RateActions:
             self.show(await self._chat.host.call_between(lambda it: Standing.of(it, session, limit)))
 
 
-def take_back_rating(runtime: Runtime, session: str, reply_id: str) -> LearnStatus | RatingPlace:
-    """Take back the rating of one reply, and return the state of learning. If the reply has the newest
+def take_back_rating(runtime: Runtime, session: str, reply_id: str) -> str | RatingPlace:
+    """Take back the rating of one reply, and return the words that say so. If the reply has the newest
     feedback, this is an undo. If the adapter in use has learned from no rating of the reply, change nothing,
     and return the place of the newest feedback. session: the id of the open chat. Raise NotFound if there is
     no feedback at all."""
     newest = runtime.newest_feedback()
     if newest is None or newest == reply_id:
-        return runtime.undo()
+        return undo_newest(runtime, session)
     # with --model auto, another model than the one in use can have written the reply
     fingerprint = runtime.store.replies.get(reply_id).fingerprint
     name = runtime.learning.require_learner().history.name
     history = AdapterHistory(runtime.store, fingerprint, name)
     if not history.steps_of_reply(history.version(), reply_id):
         return RatingPlace.of(runtime, session, newest)
-    return runtime.unrate(reply_id)
+    return describe.reply_undone(runtime.unrate(reply_id))
 
 
 def _tell_runtime(reply_id: str, what: str, runtime: Runtime) -> bool:

@@ -9,7 +9,7 @@ from .. import describe, glossary
 from ..arguments import parse_rating, parse_reason, parse_version
 from ..overview import Overview, spoken_lines
 from ..state import ChatState, Outcome, text_outcome
-from ..view_model import learn_status
+from ..view_model import RatingPlace, learn_status
 from .shown import shown_reply
 
 
@@ -38,9 +38,17 @@ def _shown_id(runtime: Runtime, state: ChatState) -> str:
 
 
 def undo(runtime: Runtime, state: ChatState, _: str) -> Outcome:
-    said = describe.undone(runtime.undo())
+    said = undo_newest(runtime, state.session)
     state.lesson = None
     return Outcome(said, flash=said, learned=True)
+
+
+def undo_newest(runtime: Runtime, session: str) -> str:
+    """Take back the newest rating or preference, which can be in another chat. Return the words that say
+    what was taken back. session: the id of the open chat. Raise NotFound if there is no feedback."""
+    newest = runtime.newest_feedback()
+    place = RatingPlace.of(runtime, session, newest) if newest else RatingPlace("", False)
+    return describe.undone(runtime.undo(), place)
 
 
 def rollback(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
