@@ -14,6 +14,8 @@ horizontal rule inside a quote or a list stays there. HTML is shown as it was wr
 """
 
 import asyncio
+import contextlib
+from collections.abc import Iterable
 from functools import cache, lru_cache
 
 from markdown_it import MarkdownIt
@@ -34,6 +36,7 @@ from .windowed import Windowed
 
 # Textual would move each "hr" (horizontal rule) out of its quote or list
 _NAMES = {"softbreak": "hardbreak", "hr": "rule"}
+TEXT_SECONDS = 0.2  # the longest wait, in seconds, for the widgets of the texts of an opened chat
 
 
 @cache
@@ -150,3 +153,10 @@ class ReplyMarkdown(Windowed, Markdown):
 
 def _from_line(text: str, line: int) -> str:
     return "\n".join(text.split("\n")[line:]) if line else text
+
+
+async def wait_for_texts(texts: Iterable[ReplyMarkdown]) -> None:
+    """Wait until the app has mounted the widgets of all these texts. Without this wait, the app would lay out
+    the conversation twice. The wait ends after TEXT_SECONDS even if some widgets are not mounted yet."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.gather(*(text.has_text.wait() for text in texts)), TEXT_SECONDS)

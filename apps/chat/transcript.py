@@ -2,9 +2,8 @@
 earlier messages when the user scrolls to the top."""
 
 import asyncio
-import contextlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from textual.containers import VerticalScroll
@@ -18,7 +17,7 @@ from ruvmlx.runtime import Turn
 
 from . import messages, windowed
 from .earlier_feedback import earlier_feedback
-from .markdown import ReplyMarkdown
+from .markdown import ReplyMarkdown, wait_for_texts
 from .messages import ChatMessage, Notice, ReplyMessage, UserMessage, message_of
 from .steps.write import is_shown
 from .stream import wait_until_drawn
@@ -28,7 +27,6 @@ from .welcome import Welcome
 # The messages of an opened chat fill SCREENS screens. A message takes 10 to 20 ms to show, so the number of
 # messages is at most MAX_SHOWN_MESSAGES.
 MAX_SHOWN_MESSAGES, SCREENS = 16, 1.3
-TEXT_SECONDS = 0.2  # the longest wait, in seconds, for the widgets of the texts of an opened chat
 EARLIER = 10  # the number of earlier messages that are loaded when the user scrolls to the top
 FRAME_ROWS, FRAME_COLUMNS = 2, 6  # rows and columns around the text of a message
 MAX_COLUMNS = 1 << 16  # a number of columns that no terminal has
@@ -44,10 +42,11 @@ class ScrollHold:
     moved: asyncio.Event = field(default_factory=asyncio.Event)
 
     def moved_by(self, arranged: DockArrangeResult) -> int:
-        """Return the number of lines by which a new arrangement moves the held widget down."""
+        """Return the number of lines by which a new arrangement moves the held widget down. If the widget is
+        gone, no later arrangement moves it."""
         places = (p.region.y for p in arranged.placements if p.widget is self.widget)
         distance = next(places, self.y) - self.y
-        if distance:
+        if distance or not self.widget.is_attached:
             self.moved.set()
         return distance
 
@@ -124,13 +123,14 @@ class Transcript(VerticalScroll, can_focus=False):
         before, _ = _count_to_fill(spoken[:first][::-1], max(rows / 4, rows - filled), columns)
         end = first + after
         begin = max(first - before, end - MAX_SHOWN_MESSAGES)
-        self._earlier, self._later, self._found = spoken[:begin], spoken[end:], at if places else None
-        self._lacks_earlier = are_newest
-        self._ratings, self._feedback = {}, {}
+        # while the old widgets go, a load of other messages must find none
+        self._earlier, self._later, self._lacks_earlier = [], [], False
         with self.app.batch_update():
             await self.remove_children()
+            self._earlier, self._later, self._found = spoken[:begin], spoken[end:], at if places else None
+            self._ratings, self._feedback, self._lacks_earlier = {}, {}, are_newest
             await self.mount_all(map(message_of, spoken[begin:end]) if spoken else [Welcome(model)])
-            await _wait_for_texts(self.query(ReplyMarkdown))
+            await wait_for_texts(self.query(ReplyMarkdown))
         self.anchor(not places)
 
     def select_found(self) -> bool:
@@ -252,6 +252,8 @@ class Transcript(VerticalScroll, can_focus=False):
     async def _load(self) -> None:
         await wait_until_drawn(self)
         await self.stop_animation("scroll_y", complete=False)  # the animation's target position will move
+        if not self._earlier:  # another chat has been opened meanwhile
+            return
         self._earlier, turns = self._earlier[:-EARLIER], self._earlier[-EARLIER:]
         first, has_room = self.children[0], self.max_scroll_y <= 0
         self._held = ScrollHold(first, first.virtual_region.y, self.scroll_y)
@@ -370,13 +372,6 @@ class Transcript(VerticalScroll, can_focus=False):
         replies = self.replies
         place = replies.index(of) + step if of in replies else len(replies) - 1
         return replies[max(0, min(place, len(replies) - 1))]
-
-
-async def _wait_for_texts(texts: Iterable[ReplyMarkdown]) -> None:
-    """Wait until the app has mounted the widgets of all these texts. Without this wait, the app would lay out
-    the conversation twice. The wait ends after TEXT_SECONDS even if some widgets are not mounted yet."""
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(asyncio.gather(*(text.has_text.wait() for text in texts)), TEXT_SECONDS)
 
 
 def _turns_before(messages: Sequence[ChatMessage], turns: Sequence[Turn]) -> list[Turn] | None:

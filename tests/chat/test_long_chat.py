@@ -1,5 +1,7 @@
 """A chat of many messages: the newest are shown; scrolling up loads earlier ones."""
 
+import asyncio
+
 import pytest
 from ruvmlx.apps.chat import transcript, view_model
 from ruvmlx.apps.chat.messages import ReplyMessage, UserMessage
@@ -171,6 +173,58 @@ async def test_a_new_chat_shows_no_turns_of_the_old_one():
         await pilot.press("pageup")
         await ask(app, pilot)
         assert shown_count(app) == 2
+
+
+@pytest.mark.parametrize("at_layout", [False, True])
+async def test_a_chat_that_opens_while_older_messages_load_can_load_its_own(monkeypatch, at_layout):
+    """The new messages take the place of the message that the load held on its line."""
+    runtime = long_chat(70)
+    async with chatting(runtime, session="continue") as (app, pilot):
+        shown, turns = app.chat.transcript, runtime.turns("s0")
+        wait, mark, restarts = transcript.wait_until_drawn, shown._mark_left_out, []
+
+        def restart():
+            if not restarts:
+                restarts.append(asyncio.ensure_future(shown.restart(turns, "model")))
+
+        async def wait_and_restart(widget):
+            if not at_layout:
+                restart()
+            await wait(widget)
+
+        def mark_and_restart():
+            mark()
+            if at_layout:
+                restart()
+
+        monkeypatch.setattr(transcript, "wait_until_drawn", wait_and_restart)
+        monkeypatch.setattr(shown, "_mark_left_out", mark_and_restart)
+        await asyncio.wait_for(shown.load_earlier(), 5)
+        await restarts[0]
+        texts = [message.text for message in shown.messages]
+        assert texts == [turn.content for turn in turns[-len(texts) :]]
+        await asyncio.wait_for(shown.load_earlier(), 5)
+        await until(pilot, lambda: shown_count(app) >= MAX_SHOWN_MESSAGES + EARLIER)
+
+
+async def test_no_later_messages_are_added_while_another_chat_opens(monkeypatch):
+    runtime = long_chat(70)
+    async with chatting(runtime, session="continue") as (app, _pilot):
+        shown, turns = app.chat.transcript, runtime.turns("s0")
+        await shown.restart(turns, "model", 20)
+        assert shown.has_later
+        remove = shown.remove_children
+
+        def remove_and_load(*children):
+            loads.append(asyncio.ensure_future(shown.load_later()))
+            return remove(*children)
+
+        loads = []
+        monkeypatch.setattr(shown, "remove_children", remove_and_load)
+        await shown.restart(turns, "model", 0)
+        await loads[0]
+        texts = [message.text for message in shown.messages]
+        assert texts == [turn.content for turn in turns[1 : 1 + len(texts)]]
 
 
 async def say(app, pilot, n):
