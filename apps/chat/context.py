@@ -7,6 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from rich.cells import cell_len
 from textual.screen import Screen
 from textual.worker import Worker
 
@@ -140,12 +141,13 @@ class ChatContext:
         return await self.attempt(work)
 
     async def show_error(self, error: Exception) -> None:
-        """Show an error on one line. The error NotFound appears in the status line, and other errors appear
-        in the conversation."""
-        if isinstance(error, NotFound):
-            self.status.flash(error_line(error))
+        """Show an error on one line. The error NotFound appears in the status line, if the status line has
+        the room. Other errors appear in the conversation."""
+        line = error_line(error)
+        if isinstance(error, NotFound) and cell_len(line) <= self.status.size.width:
+            self.status.flash(line)
         else:
-            await self.transcript.add(Notice(error_line(error), "error"))
+            await self.transcript.add(Notice(line, "error"))
 
     def selected_reply(self) -> ReplyMessage | None:
         """Return the reply that has the focus, or None."""
@@ -158,6 +160,15 @@ class ChatContext:
         if selected in replies:
             return selected
         return replies[-1] if replies else None
+
+    def reply_in_view(self) -> ReplyMessage | None:
+        """Return the reply that the user rates or selects: the reply that has the focus, or else the lowest
+        reply on the screen. Return the newest reply if the screen shows no reply."""
+        if (selected := self.selected_reply()) in self.transcript.replies:
+            return selected
+        view = self.transcript.region
+        seen = [reply for reply in self.transcript.replies if reply.region.overlaps(view)]
+        return seen[-1] if seen else self.chosen_reply()
 
     def send_waiting(self) -> None:
         """Send the message that the user entered while the model was opening, if the user has not changed

@@ -324,3 +324,40 @@ async def test_a_key_for_a_reason_is_typed_where_no_bad_rating_is():
         await pilot.press("ctrl+y", "tab", "question_mark")
         await until(pilot, lambda: app.chat.prompt.text == "?")
         assert len(runtime.ratings) == 1
+
+
+async def test_the_keys_rate_the_reply_that_the_user_sees():
+    """A user who scrolls up to an earlier reply rates this reply, and not one below the screen."""
+    long = "\n\n".join(f"Line {n}" for n in range(20))
+    async with chatting(ScriptedRuntime(["One."], [long], [long])) as (app, pilot):
+        first = await ask(app, pilot)
+        second, third = [await ask(app, pilot) for _ in range(2)]
+        app.chat.transcript.scroll_home(animate=False)
+        await until(
+            pilot, lambda: "One." in screen_text(app) and not third.region.overlaps(app.screen.region)
+        )
+        await pilot.press("ctrl+y")
+        await until(pilot, lambda: (first if second.region.y > 20 else second).rating == "up")
+        assert third.rating is None
+        app.chat.transcript.scroll_end(animate=False)
+        await until(pilot, lambda: third.region.overlaps(app.chat.transcript.region))
+        await pilot.press("ctrl+n")
+        await until(pilot, lambda: third.rating == "down")
+
+
+async def test_a_long_error_is_readable_at_80_columns():
+    """The status line has one row, so a longer line goes into the conversation."""
+    runtime = ScriptedRuntime(["One."])
+    line = (
+        "no adapter is in use, so nothing can be learned. Choose an adapter: `/adapter default` in a chat, "
+        * 2
+    )
+
+    def refuse(*_, **__):
+        raise NotFound(line)
+
+    runtime.rate = refuse
+    async with chatting(runtime, SMALL) as (app, pilot):
+        await ask(app, pilot)
+        await pilot.press("ctrl+y")
+        await until(pilot, lambda: screen_text(app).count("`/adapter default`") == 2)

@@ -160,7 +160,7 @@ class Actions:
         if what == "rewrite.begin":
             return session and idle and bool(chat.transcript.replies)
         if what == "rate.give_reason":
-            reply = chat.chosen_reply()
+            reply = chat.reply_in_view()
             rating = reply and (reply.coming_rating or reply.rating)
             return rating in BAD and not self.rate.is_too_early
         if what == "draft.complete_or_choose":

@@ -35,7 +35,7 @@ class RateActions:
         self.rate(*parse_rating(argument))
 
     def rate(self, rating: str, note: str = "") -> None:
-        """Rate the chosen reply: the selected reply, or else the newest reply."""
+        """Rate the selected reply, or else the lowest reply on the screen."""
         reply = self._reply_to_rate()
         if reply:
             reply.coming_rating = rating
@@ -52,7 +52,7 @@ class RateActions:
         self.give_reason(parse_reason(argument))
 
     def give_reason(self, reason: str) -> None:
-        """Add a reason to the bad rating that the user gave the chosen reply, or that is being stored."""
+        """Add a reason to the bad rating that the user gave the same reply, or that is being stored."""
         if reply := self._reply_to_rate():
             give = lambda runtime, reply_id: runtime.choices.give_reason(reply_id, reason)  # noqa: E731
             self._chat.start(lambda: self._learn(reply, give))
@@ -83,8 +83,9 @@ class RateActions:
             chat.status.flash(said, EFFECT_SHOWN)
 
     def _reply_to_rate(self) -> ReplyMessage | None:
-        """Return the chosen reply. If there is none, or if a rating must wait, say so and return None."""
-        reply = None if self.is_too_early else self._chat.chosen_reply()
+        """Return the reply that the user rates. If there is none, or if a rating must wait, say so and return
+        None."""
+        reply = None if self.is_too_early else self._chat.reply_in_view()
         if reply is None or reply.reply_id is None:
             is_growing = self._chat.phase == "replying" and not self._chat.selected_reply()
             self._chat.status.flash(STILL_WRITTEN if is_growing else "There is no reply to rate yet")

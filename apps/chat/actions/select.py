@@ -11,9 +11,10 @@ class SelectActions:
         self._chat = chat
 
     def select(self, step: int) -> None:
-        """Give the focus to the reply that is `step` places after the chosen reply in the conversation, but
-        not past the first or last reply. 0 means the chosen reply, and -1 means the reply before it."""
-        transcript, reply = self._chat.transcript, self._chat.chosen_reply()
+        """Give the focus to the reply that is `step` places after the selected reply in the conversation, but
+        not past the first or last reply. If no reply is selected, count from the lowest reply on the screen.
+        0 means this reply, and -1 means the reply before it."""
+        transcript, reply = self._chat.transcript, self._chat.reply_in_view()
         if not reply:
             return
         if step < 0 and transcript.has_earlier and reply is transcript.replies[0]:
