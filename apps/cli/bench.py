@@ -12,7 +12,7 @@ from ruvmlx.backends.sharded.place import ranks
 from ruvmlx.errors import UsageError
 
 from .number_types import WholeNumber
-from .options import model_options, resolve
+from .options import model_options, require_new_file, resolve
 from .output import json_option, log, print_json, show_whole
 from .text_output import TableColumn, hint, say, table
 from .verb import Verb
@@ -41,7 +41,11 @@ SUITES = ("all", "kernels", "model", "kv", "serving", "learning", "load", "chat"
 @click.option(
     "--quick", is_flag=True, help="Fewer turns, contexts, ratings: two minutes on an idle machine, not ten."
 )
-@click.option("--report", type=click.Path(), help="Write the report to FILE.html (with charts) or FILE.md.")
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    help="Write the report to a new FILE.html (with charts) or FILE.md.",
+)
 @click.option("--rounds", type=WholeNumber(min=3), help="Turns of each runtime.")
 @click.option(
     "--context",
@@ -57,7 +61,7 @@ def bench(
     reports: tuple[str, ...],
     vs: str,
     quick: bool,
-    report: str | None,
+    report: Path | None,
     rounds: int | None,
     contexts: tuple[int, ...],
     as_json: bool,
@@ -72,6 +76,8 @@ def bench(
         return
     if reports:
         raise UsageError(f"{suite} takes no files; `bench compare OLD.json NEW.json` does.")
+    if report is not None:
+        require_new_file("--report", report)
     from ..bench import suites, terminal
 
     if ranks() > 1:
@@ -96,7 +102,7 @@ def bench(
 
     found = suites.run(plan, log, (lambda rows: None) if as_json else show_rows)
     if report is not None:
-        _write(Path(report), found, suite, vs, quick)
+        _write(report, found, suite, vs, quick)
     if as_json:
         print_json(found)
         return
@@ -116,6 +122,8 @@ def _suite_over_ranks(suite: str) -> str:
 
 
 def _write(report: Path, found: dict[str, Any], suite: str, vs: str, quick: bool) -> None:
+    from ruvmlx.chats.chat_file import write_new
+
     from ..bench import markdown, page
 
     if report.suffix == ".md":
@@ -129,7 +137,7 @@ def _write(report: Path, found: dict[str, Any], suite: str, vs: str, quick: bool
         text = "\n".join(markdown.lines(found, command)) + "\n"
     else:
         text = page.html(found)
-    report.write_text(text, encoding="utf-8")
+    write_new(report, text)
     log(f"wrote {report}")
 
 

@@ -13,10 +13,11 @@ from typing import Any
 import click
 
 from ruvmlx import __version__, settings
-from ruvmlx.errors import RuvmlxError, UsageError
+from ruvmlx.errors import RuvmlxError
 from ruvmlx.text import backend_in_words, size
 
 from .number_types import WholeNumber
+from .options import require_new_file
 from .output import json_option, log, print_json, show
 from .text_output import TableColumn, count, hint, short_paths, table
 from .verb import Verb
@@ -247,7 +248,7 @@ def doctor(file: Path | None, seconds: int, export_metal: Path | None, as_json: 
         _export_metal(export_metal, as_json)
         return
     if file:
-        _writable(file)
+        require_new_file("--report", file)
     wanted = _CHECKS | ({"sides": _sides} if settings.load().backend == "hybrid" else {})
     checks = [_run_check(name, check) for name, check in wanted.items()]
     if file:
@@ -288,24 +289,15 @@ def _mark(check: dict[str, Any]) -> str:
     return "-" if "not checked" in check["detail"] or check["detail"].startswith("not known") else "ok"
 
 
-def _writable(file: Path) -> None:
-    """Raise UsageError if the folder of `file` does not exist, before the measurement takes minutes."""
-    if not file.absolute().parent.is_dir():
-        raise UsageError(
-            f"--report {file}: there is no folder {file.parent}; name a file in an existing one."
-        )
-
-
 def _report(checks: list[dict[str, Any]], file: Path, seconds: int, as_json: bool) -> None:
-    from ruvmlx.models.files.safetensors_writer import replacing
+    from ruvmlx.chats.chat_file import write_new
     from ruvmlx.models.load import load_model
 
     from ..report.make import make
     from ..report.page import markdown
 
     report = make(checks, lambda: load_model(settings.load().model), seconds, log)
-    with replacing(file) as f:
-        f.write(markdown(report).encode())
+    write_new(file, markdown(report))
     log(f"wrote {file}; read it before you send it")
     if as_json:
         print_json(report)

@@ -319,12 +319,12 @@ def export(format_: str, **flags: Any) -> None:
 
 
 @learn.command("chart")
-@click.option("--svg", type=click.Path(dir_okay=False), help="Write the chart to this file, as SVG.")
+@click.option("--svg", type=click.Path(path_type=Path), help="Write the chart as SVG to this new file.")
 @model_options
 @json_option
-def taste_chart(svg: str | None, as_json: bool, **flags: Any) -> None:
+def taste_chart(svg: Path | None, as_json: bool, **flags: Any) -> None:
     """Compare each of your ratings with what was predicted before you gave it, from earlier ratings."""
-    from ruvmlx.models.files.safetensors_writer import replacing
+    from ruvmlx.chats.chat_file import write_new
     from ruvmlx.sona.user_taste import UserTaste
 
     from . import taste_chart as chart
@@ -332,8 +332,7 @@ def taste_chart(svg: str | None, as_json: bool, **flags: Any) -> None:
     history = _history(flags, reading=True)
     record = UserTaste(history).record()
     if svg:
-        with replacing(Path(svg)) as file:
-            file.write(chart.svg(record).encode())
+        write_new(svg, chart.svg(record))
     if as_json:
         names = ("error", "usual_error", "correlation")
         print_json(asdict(record) | {name: getattr(record, name) for name in names})

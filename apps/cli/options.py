@@ -3,11 +3,13 @@ model that the flags describe."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ruvmlx import settings as config
+from ruvmlx.errors import UsageError
 from ruvmlx.progress import Watch
 from ruvmlx.settings import Settings
 from ruvmlx.settings.setting_spec import SettingSpec
@@ -33,6 +35,17 @@ SERVER = "http://127.0.0.1:8642"  # the default address of `ruvmlx serve`
 MODEL_SETTINGS = ("model", "auto_models", "backend", "threads", "max_context", "kv", "adapter", "router")
 GUESSES = ("speculate", "draft_model")
 REPLY_SETTINGS = ("max_tokens", "best_of", *config.SAMPLING, "system", "thinking", "examples", *GUESSES)
+
+
+def require_new_file(option: str, file: Path) -> None:
+    """Raise UsageError if `file` exists or if its folder does not exist, before the work takes minutes.
+    option: the option that names the file."""
+    if file.exists():
+        raise UsageError(f"{option} {file}: this file exists already; give another name.")
+    if not file.absolute().parent.is_dir():
+        raise UsageError(
+            f"{option} {file}: there is no folder {file.parent}; name a file in an existing one."
+        )
 
 
 def setting_option(name: str, help: str | None = None) -> Callable[[F], F]:

@@ -234,6 +234,8 @@ def import_sessions(files: tuple[Path, ...], as_json: bool) -> None:
 @click.argument("title")
 def rename_session(session_id: str, title: str) -> None:
     """Rename a chat."""
+    if not one_line(title):
+        raise UsageError("the title is empty; give a title with words.")
     before, after, _ = _change(session_id, lambda chats, found: chats.set_title(found, title))
     log(f"Renamed: {after} (before: {before})")
 
@@ -264,8 +266,8 @@ def pin_session(session_id: str, off: bool) -> None:
 @chat_id
 @click.argument("name", required=False)
 def put_in_folder(session_id: str, name: str | None) -> None:
-    """Put a chat into the folder NAME of lists; without NAME, out of it."""
-    folder = one_line(name or "")
+    """Put a chat into the folder NAME of lists; without NAME (or with none), out of it."""
+    folder = "" if name == "none" else one_line(name or "")
     _, title, _ = _change(session_id, lambda chats, found: chats.set_folder(found, folder))
     if not folder:
         log(f"Moved out of its folder: {title}")

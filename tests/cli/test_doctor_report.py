@@ -184,9 +184,14 @@ def test_macos_is_named_by_sw_vers(monkeypatch):
     assert facts._system_build() == "macOS 26.1 (25B78)"
 
 
-def test_a_report_that_cannot_be_written_is_refused_at_once(run, tmp_path):
-    code, _, err = run("doctor", "--report", str(tmp_path / "none" / "r.md"))
+@pytest.mark.parametrize("verb", ["doctor", "bench"])
+def test_a_report_that_cannot_be_written_is_refused_at_once(run, tmp_path, verb):
+    """A measurement takes minutes. A file of the user stays as it is."""
+    code, _, err = run(verb, "--report", str(tmp_path / "none" / "r.md"))
     assert code == 2 and "there is no folder" in err
+    (tmp_path / "mine.md").write_text("my words")
+    code, _, err = run(verb, "--report", str(tmp_path / "mine.md"))
+    assert code == 2 and "exists already" in err and (tmp_path / "mine.md").read_text() == "my words"
 
 
 def test_doctor_alone_prints_json_as_before(run, planted):

@@ -81,6 +81,16 @@ def test_sessions_are_renamed_copied_and_deleted(run, chats):
     assert (code, out) == (1, "") and err.count("\n") == 1
 
 
+def test_a_title_has_words_and_no_folder_is_called_none(run, chats):
+    """As in the chat, the name none takes a chat out of its folder."""
+    code, _, err = run("sessions", "rename", chats[0], " ")
+    assert code == 2 and "the title is empty" in err
+    for name, kept in (("Work", "Work"), ("none", "")):
+        assert run("sessions", "folder", chats[0], name)[0] == 0
+        rows = json.loads(run("sessions", "ls", "--json")[1])
+        assert next(row["folder"] for row in rows if row["id"] == chats[0]) == kept
+
+
 def test_a_pinned_chat_is_listed_first_and_is_not_the_last_used(run, chats):
     first, second = chats
     assert run("sessions", "pin", first)[0] == 0
