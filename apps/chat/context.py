@@ -104,6 +104,23 @@ class ChatContext:
 
         return self.app.run_worker(run, group=group, exclusive=exclusive)
 
+    def start_reply(self, write: Callable[[], Awaitable[None]]) -> None:
+        """Run a coroutine function that writes a reply, if the app is idle. The phase changes before the
+        worker begins, because the next message of the user can arrive first."""
+        if self.phase != "idle":
+            return
+        self.phase = "replying"
+
+        async def run() -> None:
+            try:
+                await write()
+            finally:
+                if self.phase == "replying":
+                    self.phase = "idle"
+                self.app.refresh_bindings()
+
+        self.start(run, group="write")
+
     async def ask(self, screen: Screen[T]) -> T | None:
         """Show a screen, and return the result of the screen. Only code in a Textual worker can call this
         method."""

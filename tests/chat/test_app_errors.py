@@ -53,6 +53,19 @@ async def test_a_refused_message_is_put_back_before_text_typed_meanwhile():
         assert not app.query(UserMessage)
 
 
+async def test_the_second_message_of_one_burst_of_keys_comes_back():
+    """The app handles "hi", Enter, "ok", Enter before the first reply begins."""
+    async with chatting(ScriptedRuntime(["A."], ["B."])) as (app, pilot):
+        for text in ("hi", "ok"):
+            app.chat.prompt.text = text
+            app.chat.prompt.action_submit()
+        await until(pilot, lambda: app.chat.transcript.replies and app.phase == "idle")
+        assert [m.text for m in app.query(UserMessage)] == ["hi"] and app.chat.prompt.text == "ok"
+        await pilot.press("enter")
+        await until(pilot, lambda: len(app.chat.transcript.replies) == 2 and app.phase == "idle")
+        assert [m.text for m in app.query(UserMessage)] == ["hi", "ok"]
+
+
 async def test_an_error_after_the_message_was_saved_leaves_it_in_the_chat():
     """It is part of the chat then: it stays in sight, and can be sent again."""
     async with chatting(ScriptedRuntime([UsageError("too hot")])) as (app, pilot):

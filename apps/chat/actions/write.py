@@ -39,21 +39,21 @@ class WriteActions:
     def send(self, typed: str) -> None:
         """Send the typed text as a message. If the user edits an earlier message, the text replaces that
         message."""
-        self._chat.start(partial(self._send, typed), group="write")
+        self._chat.start_reply(partial(self._send, typed))
 
     def call_tool(self, argument: str) -> None:
         """Send a message that the model must answer with a call of one tool. argument: "NAME TEXT", the name
         of the tool and the message."""
         function, text = named_question(argument)
         self._chat.state.tools.offer(function)  # `offer` raises UsageError if this tool is not on
-        self._chat.start(partial(self._send, text, function), group="write")
+        self._chat.start_reply(partial(self._send, text, function))
 
     async def _send(self, typed: str, function: str = "") -> None:
         chat, text, notes = self._chat, message_text(typed.strip()), list[Notice]()
         if has_mention(text):
             files = chat.state.options.files
             found = await chat.attempt(lambda runtime: with_files(text, files, runtime.chats.count_tokens))
-            if found is None or chat.phase != "idle":
+            if found is None or chat.phase != "replying":
                 chat.prompt.put_back(typed)
                 return
             text, notes = found.text, [Notice(note) for note in found.notes]
@@ -73,7 +73,7 @@ class WriteActions:
     def again(self, _: str = "") -> None:
         """Write another reply to the question that the chosen reply answers. The store keeps both replies as
         branches (alternatives)."""
-        self._chat.start(self._again, group="write")
+        self._chat.start_reply(self._again)
 
     async def _again(self) -> None:
         chat, reply = self._chat, ReplyMessage()
@@ -92,7 +92,7 @@ class WriteActions:
 
     def more(self, _: str = "") -> None:
         """Let the model continue the chosen reply, if this reply was cut or stopped."""
-        self._chat.start(self._more, group="write")
+        self._chat.start_reply(self._more)
 
     async def _more(self) -> None:
         chat, reply = self._chat, self._chat.chosen_reply()
@@ -132,9 +132,7 @@ class WriteActions:
         message that the user's message replaces, or None.
         """
         chat = self._chat
-        if chat.phase != "idle":
-            return
-        chat.phase, chat.status.message = "replying", ""
+        chat.status.message = ""
         self._rate.ask_why_no_more()
         session = chat.state.session
         arriving = self._telling(session, chat.host.write(self._after_the_shown_end(begin)))
@@ -158,10 +156,6 @@ class WriteActions:
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             if chat.phase != "closing":
                 await self._restore_after_error(error, reply, message, typed, edited)
-        finally:
-            if chat.phase == "replying":
-                chat.phase = "idle"
-            chat.app.refresh_bindings()
 
     async def _telling(
         self, session: str, arriving: AsyncIterator[list[Chunk]]
