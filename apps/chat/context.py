@@ -4,7 +4,7 @@ model), the state of the open chat, and the widgets."""
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
 from rich.cells import cell_len
@@ -74,7 +74,7 @@ class ChatContext:
         self.model = ""  # the name of the model in use
         self.caveat = ""  # a line for the user about a limit of the open model (backends/base.py), or ""
         self.editing: UserMessage | ReplyMessage | None = None  # the message that the user edits
-        self.waiting = ""  # a message that the user sent while the model was opening
+        self.waiting = ""  # a message that the user sent while the model or a chat was opening
 
     @property
     def phase(self) -> str:
@@ -120,6 +120,24 @@ class ChatContext:
                 self.app.refresh_bindings()
 
         self.start(run, group="write")
+
+    @contextlib.contextmanager
+    def switching(self) -> Iterator[None]:
+        """Let new messages wait until the block, which can open another chat, ends without an error. After an
+        error, a message that waits stays in the input."""
+        if self.phase != "idle":
+            yield
+            return
+        self.phase = "switching"
+        try:
+            yield
+        except BaseException:
+            self.waiting = ""
+            raise
+        finally:
+            if self.phase == "switching":
+                self.phase = "idle"
+                self.send_waiting()
 
     async def ask(self, screen: Screen[T]) -> T | None:
         """Show a screen, and return the result of the screen. Only code in a Textual worker can call this
@@ -188,8 +206,8 @@ class ChatContext:
         return seen[-1] if seen else self.chosen_reply()
 
     def send_waiting(self) -> None:
-        """Send the message that the user entered while the model was opening, if the user has not changed
-        this message."""
+        """Send the message that the user entered while the model or a chat was opening, if the user has not
+        changed this message."""
         if self.waiting and self.waiting == self.prompt.text:
             self.prompt.action_submit()
         self.waiting = ""

@@ -1,5 +1,7 @@
 """Words that were typed and not sent: no key of the chat throws them away."""
 
+import asyncio
+
 import pytest
 
 from .helpers import ask, chatting, screen_text, until
@@ -128,3 +130,55 @@ async def test_an_edit_ends_when_another_branch_hides_its_message(branching, key
         assert app.chat.editing is None and app.chat.prompt.text == "a draft"
         await pilot.press("up")
         assert app.chat.prompt.text == edited
+
+
+async def hold(app, monkeypatch, work):
+    """Replace `host.call_between` or `host.call`: a call waits until the test sets the event that this
+    function returns."""
+    go, call = asyncio.Event(), getattr(app.host, work)
+
+    async def call_late(*arguments):
+        await go.wait()
+        return await call(*arguments)
+
+    monkeypatch.setattr(app.host, work, call_late)
+    return go
+
+
+@pytest.mark.parametrize("work", ["call_between", "call"])
+async def test_a_message_that_is_sent_while_a_new_chat_opens_goes_to_the_new_chat(
+    branching,  # noqa: F811
+    monkeypatch,
+    work,
+):
+    async with branching() as (app, pilot):
+        await ask(app, pilot, "Hello")
+        old = app.chat.state.session
+        go = await hold(app, monkeypatch, work)
+        await palette(app, pilot, "newchat")
+        await until(pilot, lambda: app.phase != "idle")
+        await pilot.press(*"Hi", "enter")
+        await until(pilot, lambda: "Sent in a moment" in screen_text(app))
+        assert app.chat.prompt.text == "Hi"
+        go.set()
+        await until(pilot, lambda: app.chat.transcript.replies and app.phase == "idle")
+        session = app.chat.state.session
+        assert session != old
+        turns = await app.host.call(lambda runtime: runtime.chats.turns(session))
+        assert [turn.content for turn in turns][:1] == ["Hi"]
+
+
+async def test_a_message_that_is_sent_while_another_chat_fails_to_open_stays_in_the_input(
+    branching,  # noqa: F811
+    monkeypatch,
+):
+    async with branching() as (app, pilot):
+        await ask(app, pilot, "Hello")
+        old, go = app.chat.state.session, await hold(app, monkeypatch, "call")
+        app.chat.start(lambda: app.actions.library.open("nowhere"))
+        await until(pilot, lambda: app.phase != "idle")
+        await pilot.press(*"Hi", "enter")
+        await until(pilot, lambda: "Sent in a moment" in screen_text(app))
+        go.set()
+        await until(pilot, lambda: app.phase == "idle" and "no chat" in screen_text(app))
+        assert app.chat.state.session == old and app.chat.prompt.text == "Hi"

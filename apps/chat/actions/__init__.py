@@ -29,6 +29,9 @@ from .summarize import SummaryActions
 from .tools import ToolActions
 from .write import WriteActions
 
+# phase -> what the app says about a message that waits for the end of this phase
+SENT_LATER = {"opening": "Sent once the model is open", "switching": "Sent in a moment"}
+
 
 class Actions:
     def __init__(self, chat: ChatContext) -> None:
@@ -100,13 +103,13 @@ class Actions:
 
     def _wait(self, text: str = "") -> None:
         """Tell the user that the app cannot send the message `text` or run a command yet. Put the message
-        back into the input. If the model is still opening, the app sends this message when the model is open,
-        unless the user has changed the text in the input."""
+        back into the input. If the model or a chat is still opening, the app sends this message when it is
+        open, unless the user has changed the text in the input."""
         chat = self._chat
         if text:
             chat.prompt.put_back(text)
-        chat.waiting = chat.prompt.text if text and chat.phase == "opening" else ""
-        chat.status.flash("Sent once the model is open" if chat.waiting else "Still replying: Esc stops")
+        chat.waiting = chat.prompt.text if text and chat.phase in SENT_LATER else ""
+        chat.status.flash(SENT_LATER[chat.phase] if chat.waiting else "Still replying: Esc stops")
 
     def start(self, command: Command) -> None:
         """Start a slash command, and return before the command ends."""
@@ -172,7 +175,14 @@ class Actions:
 
     async def _take_step(self, command: Command) -> None:
         """Run the command's step (the function that does the command's work) in the runtime's thread, and
-        show the outcome of the step."""
+        show the outcome of the step. If the step can open another chat, new messages wait for it."""
+        if COMMANDS[command.name].during_reply:
+            await self._show_step(command)
+        else:
+            with self._chat.switching():
+                await self._show_step(command)
+
+    async def _show_step(self, command: Command) -> None:
         state, step = self._chat.state, COMMANDS[command.name].step
         selected = self._chat.selected_reply()
         state.selected = selected.message_id if selected else None

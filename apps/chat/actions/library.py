@@ -27,11 +27,10 @@ class LibraryActions:
         chat.state.open_chat(opened.session, system_prompt_of(opened.turns))
         self.show(opened)
         await chat.transcript.restart(opened.turns, opened.model, opened.message, opened.are_newest)
-        chat.status.room, chat.phase = ALL_READ, "idle"
+        chat.status.room = ALL_READ
         if chat.transcript.select_found():
             chat.status.flash("The message that was searched for · Esc goes to the end of the chat", 6)
         self._rate.look_again()
-        chat.send_waiting()
 
     def show(self, opened: Opened) -> None:
         """Show the opened chat's model, backend, context length and state of learning in the border of the
@@ -47,10 +46,11 @@ class LibraryActions:
     async def open(self, session: str, message: int | None = None) -> None:
         """Switch to another chat. message: the id of the message of this chat to show first; None: the chat's
         end."""
-        self._write.cancel_edit()
-        await self.begin(
-            replace(self._chat.options, session=session, replaces_system=False, find="", message=message)
-        )
+        with self._chat.switching():
+            self._write.cancel_edit()
+            await self.begin(
+                replace(self._chat.options, session=session, replaces_system=False, find="", message=message)
+            )
 
     def choose(self, words: str = "") -> None:
         """Show the list of saved chats. words: the words with which the search in the list begins."""
@@ -65,4 +65,4 @@ class LibraryActions:
         if chosen and (chosen.id != chat.state.session or chosen.message is not None):
             await self.open(chosen.id, chosen.message)
         elif screen.has_deleted_open_chat:
-            await self.begin(replace(chat.options, session="new", find=""))
+            await self.open("new")

@@ -60,6 +60,9 @@ class ModelActions:
         await chat.host.open(_ShownWatch(self._show_first))
         if chat.phase == "opening":
             await self._library.begin(chat.options)
+            if chat.phase == "opening":
+                chat.phase = "idle"
+            chat.send_waiting()
             await self._warn()
             if chat.host.is_first_run:
                 for welcome in chat.transcript.query_children(Welcome):

@@ -169,9 +169,9 @@ class RateActions:
     def is_too_early(self) -> bool:
         """True if a rating must wait. While the model writes a reply and no reply is selected, a rating would
         go to the reply before the growing reply. While a model opens, the model cannot learn from a
-        rating."""
+        rating. While another chat opens, the screen still shows the replies of the former chat."""
         phase = self._chat.phase
-        return phase == "opening" or (phase == "replying" and not self._chat.selected_reply())
+        return phase in ("opening", "switching") or (phase == "replying" and not self._chat.selected_reply())
 
     def notice(self, replies: Iterable[str | None], what: str) -> None:
         """Tell the runtime what the user did with the given replies, for example `what` = "copied" (implicit
