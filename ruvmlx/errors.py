@@ -129,6 +129,16 @@ class Interrupted(RuvmlxError):
     exit_code = 130
 
 
+def extra_missing(extra: str) -> str:
+    """Return the instruction to install one of the extras of pyproject.toml. No package index has ruvmlx, so
+    the commands install the extra from a clone.
+
+    >>> extra_missing("pdf")
+    "in the clone of ruvmlx, run `uv sync --inexact --extra pdf` or `pip install '.[pdf]'`"
+    """
+    return f"in the clone of ruvmlx, run `uv sync --inexact --extra {extra}` or `pip install '.[{extra}]'`"
+
+
 def error_line(error: BaseException) -> str:
     """Return the text of any error as one line. If the error is no RuvmlxError, the line begins with the name
     of the error's class."""

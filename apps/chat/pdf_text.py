@@ -10,7 +10,7 @@ The text marks each page, so that the model's answers can name pages:
 import importlib.util
 from pathlib import Path
 
-from ruvmlx.errors import Interrupted, UsageError
+from ruvmlx.errors import Interrupted, UsageError, extra_missing
 from ruvmlx.platform.bounded_process import BoundedProcess, ProcessEnded, ProcessStopped, answer_requests
 from ruvmlx.text import one_line, size
 
@@ -28,7 +28,7 @@ def pdf_text(path: Path, name: str) -> str:
     name = f"@{one_line(name)}"
     if importlib.util.find_spec("pypdf") is None:
         raise UsageError(
-            f"{name} is a PDF, and the package that reads them is missing: pip install 'ruvmlx[pdf]'."
+            f"{name} is a PDF, and the package pypdf, which reads PDFs, is missing; {extra_missing('pdf')}."
         )
     if (nbytes := path.stat().st_size) > MAX_PDF_BYTES:
         raise UsageError(f"{name} has {size(nbytes)}; PDFs of up to {size(MAX_PDF_BYTES)} are read.")

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import click
 
 from ruvmlx import __version__
-from ruvmlx.errors import RuvmlxError
+from ruvmlx.errors import RuvmlxError, extra_missing
 
 from .running_server import answer_of, saved_key, server_options
 from .verb import Verb
@@ -37,9 +37,7 @@ def agent_server(server: str, key: str | None) -> "MCPServer":
     try:
         from mcp.server.mcpserver import MCPServer
     except ImportError:
-        raise RuvmlxError(
-            "`ruvmlx mcp` needs the package mcp, version 2; install it with `pip install 'ruvmlx[mcp]'`."
-        ) from None
+        raise RuvmlxError(f"`ruvmlx mcp` needs the package mcp, version 2; {extra_missing('mcp')}.") from None
     made = MCPServer("ruvmlx", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING")
     ask = partial(_ask, server, key)
 

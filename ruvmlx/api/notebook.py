@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import RuvmlxError, error_line
+from ..errors import RuvmlxError, error_line, extra_missing
 from ..models.text.thinking import split
 from ..text import sanitize
 from .replies import Reply, ReplyStream
@@ -123,6 +123,6 @@ def _widgets() -> Any:
         import ipywidgets
     except ImportError:
         raise RuvmlxError(
-            "replies in a notebook need the package ipywidgets: pip install 'ruvmlx[notebook]'."
+            f"replies in a notebook need the package ipywidgets; {extra_missing('notebook')}."
         ) from None
     return ipywidgets

@@ -88,7 +88,7 @@ def test_without_the_package_a_line_says_what_to_install(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", refuse_widgets)
     monkeypatch.delitem(sys.modules, "ipywidgets")
-    with pytest.raises(RuvmlxError, match=r"pip install 'ruvmlx\[notebook\]'"):
+    with pytest.raises(RuvmlxError, match=r"uv sync --inexact --extra notebook"):
         notebook.ReplyView()
 
 

@@ -94,5 +94,5 @@ def test_a_pdf_that_is_too_large_is_not_opened(monkeypatch):
 def test_without_the_package_a_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     Path("paper.pdf").write_bytes(pdf("Snow."))
-    with pytest.raises(UsageError, match=r"@paper.pdf is a PDF.*pip install 'ruvmlx\[pdf\]'"):
+    with pytest.raises(UsageError, match=r"@paper.pdf is a PDF.*uv sync --inexact --extra pdf"):
         put("@paper.pdf")

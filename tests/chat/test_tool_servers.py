@@ -224,7 +224,7 @@ def test_not_in_a_chat_on_a_server(tools):
 
 def test_without_the_package_it_says_how(tools, monkeypatch):
     monkeypatch.setitem(sys.modules, "mcp", None)
-    with pytest.raises(RuvmlxError, match=r"pip install 'ruvmlx\[mcp\]'"):
+    with pytest.raises(RuvmlxError, match=r"uv sync --inexact --extra mcp"):
         tools.turn_on("small", threading.Event())
 
 

@@ -66,7 +66,7 @@ async def test_over_standard_input(serve):
 
 def test_a_missing_package_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
-    with pytest.raises(RuvmlxError, match=r"pip install 'ruvmlx\[mcp\]'"):
+    with pytest.raises(RuvmlxError, match=r"uv sync --inexact --extra mcp"):
         agent_server("http://127.0.0.1:1", None)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from ruvmlx import __version__
-from ruvmlx.errors import Interrupted, NotFound, RuvmlxError
+from ruvmlx.errors import Interrupted, NotFound, RuvmlxError, extra_missing
 from ruvmlx.text import one_line
 
 from .server_file import ToolServer
@@ -51,9 +51,7 @@ def require_client() -> None:
     try:
         from mcp import Client  # noqa: F401
     except ImportError:
-        raise RuvmlxError(
-            "tools need the package mcp, version 2; install it with `pip install 'ruvmlx[mcp]'`."
-        ) from None
+        raise RuvmlxError(f"tools need the package mcp, version 2; {extra_missing('mcp')}.") from None
 
 
 class Connections:
