@@ -195,7 +195,7 @@ def _readable_errors(source: Path, target: Path) -> Iterator[None]:
         raise StoreError(f"cannot copy {source}: {error}. Check the disk; nothing was changed.") from None
     # the text of a damaged schema can hold any bytes
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-        raise CorruptFile(f"{source} cannot be copied as a store: {one_line(str(error))}.") from None
+        raise CorruptFile(f"{source} is damaged, or no store of ruvmlx: {one_line(str(error))}.") from None
 
 
 @contextmanager

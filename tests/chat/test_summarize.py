@@ -42,7 +42,7 @@ def test_plain_mode_offers_it_prints_the_notes_and_ends_it(open_tiny, summary_pr
     assert "Assistant: note\nThe model reads these notes in place of the oldest" in said
     assert said.count("The model reads the messages themselves again") == 1
     assert "There are no notes in this chat" in said
-    assert told[-1].endswith("/summarize takes nothing or off, got 'wrong'")
+    assert told[-1].endswith("/summarize takes no word, or the word off; got 'wrong'")
 
 
 class Summing(ScriptedRuntime):

@@ -62,7 +62,7 @@ def delete(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     """Delete the open chat. For a day, /restore can bring the chat back. With the argument "now", delete the
     chat permanently."""
     if argument not in ("", "now"):
-        raise UsageError(f"/delete takes nothing or now, got {argument[:40]!r}")
+        raise UsageError(f"/delete takes no word, or the word now (for good); got {argument[:40]!r}")
     if argument:
         gone = runtime.erase_chat(state.session)
         left = "" if gone else f" {soft_delete.why_words_are_left(runtime.store)}"

@@ -13,7 +13,7 @@ def summarize(runtime: Runtime, state: ChatState, argument: str) -> Outcome:
     the model reads the messages again, as far as its context has room."""
     session, limit = state.session, state.options.max_new_tokens
     if argument not in ("", "off"):
-        raise UsageError(f"/summarize takes nothing or off, got {argument[:40]!r}")
+        raise UsageError(f"/summarize takes no word, or the word off; got {argument[:40]!r}")
     if argument:
         if not runtime.chats.summaries.of(session).text:
             return Outcome("There are no notes in this chat: the model reads the messages themselves.")
