@@ -165,7 +165,7 @@ def rating_effect(result: RatingResult, key: str) -> str:
     if abs(moved) < FELT:
         return f"Learned; it changed next to nothing{back}"
     if is_against(result.rating, moved):
-        return f"Learned: all your ratings ask for {'more' if moved > 0 else 'less'} like this{back}"
+        return f"Learned: your ratings ask for {'more' if moved > 0 else 'less'} like this{back}"
     return f"Learned: {'more' if moved > 0 else 'less'} like this{back}"
 
 

@@ -56,11 +56,11 @@ async def test_no_figure_of_the_inside_is_on_the_screen():
         (rating_result("down", after=-1.1), "Learned: less like this. K takes it back"),
         (
             rating_result("up", after=-1.1),
-            "Learned: all your ratings ask for less like this. K takes it back",
+            "Learned: your ratings ask for less like this. K takes it back",
         ),
         (
             rating_result("down", after=-0.9),
-            "Learned: all your ratings ask for more like this. K takes it back",
+            "Learned: your ratings ask for more like this. K takes it back",
         ),
         (rating_result("3", after=-1.1), "Learned: less like this. K takes it back"),
         (rating_result("up", after=-1.0001), "it changed next to nothing"),
