@@ -25,6 +25,7 @@ from .ordered_keys import OrderedKeys
 # the maximum number of characters of a message; in a longer line, each key would take over half a second
 MAX_MESSAGE_CHARACTERS = 200_000
 EDITING = "Editing your question · Enter sends, Esc cancels"
+REWRITING = "Rewriting the reply · Enter saves your version, Esc cancels"
 CHOOSING = "Choosing a reply · keys act on it, Esc goes back to writing"
 NEWLINE_KEYS = frozenset(("ctrl+j", "shift+enter", "shift+\r", "alt+enter", "ctrl+enter"))
 
@@ -33,7 +34,7 @@ class Prompt(OrderedKeys, TextArea):
     BINDINGS: ClassVar = [
         Binding("enter", "submit", "Send", key_display="⏎"),
         Binding("ctrl+j", "newline", "New line", key_display="^j"),
-        Binding("escape", "app.do('write.cancel_edit')", "Don't edit", key_display="esc"),
+        Binding("escape", "app.do('edit.cancel')", "Don't edit", key_display="esc"),
         Binding("tab,shift+tab", "app.do('draft.complete_or_choose')", "Choose", key_display="tab"),
         Binding("ctrl+e", "app.do('draft.edit')", "Editor", show=False, id="editor"),
         Binding("ctrl+d", "delete_right_or_leave", "Leave", show=False),
@@ -69,6 +70,7 @@ class Prompt(OrderedKeys, TextArea):
         self._title = self._doing = ""
         self._flash, self._moved, self._complete = flash, moved, complete
         self._earlier: list[str] = []
+        self._unsent: list[str] = []  # the texts that `set_aside` has moved to the history, the newest first
         self._at = -1  # the index of the shown message in `earlier`; -1: the draft
         # index in `earlier` -> the text that the input showed when the user left this place of the history
         self._left: dict[int, str] = {}
@@ -82,7 +84,7 @@ class Prompt(OrderedKeys, TextArea):
     @earlier.setter
     def earlier(self, messages: list[str]) -> None:
         self._leave_history()
-        self._earlier = messages
+        self._earlier = [*(text for text in self._unsent if text not in messages), *messages]
 
     @property
     def heading(self) -> str:
@@ -195,6 +197,7 @@ class Prompt(OrderedKeys, TextArea):
         """Move a text that the user has typed and not sent from the input to the history."""
         self._leave_history()
         if self.text.strip():
+            self._unsent.insert(0, self.text)
             self.add_to_history(self.text)
             self._flash("The text that you had typed is kept: ↑ shows it.")
         self.text = ""
@@ -210,8 +213,7 @@ class Prompt(OrderedKeys, TextArea):
         """Put an earlier message into the input, where the user can edit it. `end_edit` shows the draft
         again."""
         self._leave_history()
-        if self._aside is None:
-            self._aside = self.text
+        self._aside = self.text
         self.text, self._doing = text, heading
         self._head()
         self.move_cursor(self.document.end)
@@ -245,12 +247,15 @@ class Prompt(OrderedKeys, TextArea):
 
     def action_submit(self) -> None:
         """Send the text. Remove the text from the input at once, so that the next key begins another message.
-        If the text came from the history of messages, the input shows the draft again."""
+        If the text came from the history of messages, or if it was an edit of a message, the input shows the
+        draft again."""
         text = self.text
         if text.strip():
-            self.text = self._left.get(-1, "") if self._at >= 0 else ""
-            self._at, self._left = -1, {}
-            self.move_cursor(self.document.end)
+            if self._aside is None:
+                self.text = self._left.get(-1, "") if self._at >= 0 else ""
+                self._at, self._left = -1, {}
+                self.move_cursor(self.document.end)
+            self.end_edit()
             self.post_message(self.Submitted(text))
 
     @property

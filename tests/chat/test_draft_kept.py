@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from ruvmlx.apps.chat.messages import UserMessage
 
 from .helpers import ask, chatting, screen_text, until
 from .scripted import ScriptedRuntime
@@ -182,3 +183,61 @@ async def test_a_message_that_is_sent_while_another_chat_fails_to_open_stays_in_
         go.set()
         await until(pilot, lambda: app.phase == "idle" and "no chat" in screen_text(app))
         assert app.chat.state.session == old and app.chat.prompt.text == "Hi"
+
+
+@pytest.mark.parametrize("key", ["e", "E"])
+async def test_letters_that_are_typed_while_an_edit_is_stored_stay(branching, monkeypatch, key):  # noqa: F811
+    """Enter ends the edit and shows the draft, so the letters belong to the draft."""
+    async with branching() as (app, pilot):
+        await ask(app, pilot, "Hello")
+        app.chat.prompt.text = "a draft"
+        await pilot.press("tab", key)
+        await until(pilot, lambda: app.chat.editing and app.chat.prompt.has_focus)
+        go = await hold(app, monkeypatch, "call_between")
+        app.chat.prompt.text = "Mine"
+        await pilot.press("enter", *" 2")
+        assert app.chat.prompt.text == "a draft 2" and app.chat.editing is None
+        go.set()
+        await until(pilot, lambda: "Mine" in [m.text for m in app.chat.transcript.messages])
+        await until(pilot, lambda: app.phase == "idle")
+        assert app.chat.prompt.text == "a draft 2"
+
+
+@pytest.mark.parametrize("begins", ["chat", "model", "edit", "rewrite"])
+@pytest.mark.parametrize("key", ["e", "E"])
+async def test_the_text_of_an_edit_stays_in_the_history_when_something_else_begins(
+    branching,  # noqa: F811
+    key,
+    begins,
+):
+    async with branching() as (app, pilot):
+        await ask(app, pilot, "Hello")
+        app.chat.prompt.text = "a draft"
+        await pilot.press("tab", key)
+        await until(pilot, lambda: app.chat.editing and app.chat.prompt.has_focus)
+        await pilot.press("X")
+        edited = app.chat.prompt.text
+        if begins == "chat":
+            await app.actions.library.open("new")
+        elif begins == "model":
+            await app.actions.models._switch("no/model")
+        else:
+            await pilot.press("tab", "e" if begins == "edit" else "E")
+            await until(pilot, lambda: app.chat.prompt.text in ("Hello", app.chat.transcript.replies[0].text))
+            await pilot.press("escape")
+        assert app.chat.prompt.text == "a draft" and app.chat.editing is None
+        await pilot.press("up")
+        assert app.chat.prompt.text == edited
+
+
+async def test_a_command_ends_an_edit(branching):  # noqa: F811
+    """The next message replaces no earlier message."""
+    async with branching() as (app, pilot):
+        await ask(app, pilot, "Hello")
+        await pilot.press("tab", "e")
+        await until(pilot, lambda: app.chat.editing and app.chat.prompt.has_focus)
+        app.chat.prompt.text = "/details"
+        await pilot.press("enter")
+        await until(pilot, lambda: app.chat.editing is None)
+        await ask(app, pilot, "Next")
+        assert [m.text for m in app.query(UserMessage)] == ["Hello", "Next"]

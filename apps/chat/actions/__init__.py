@@ -11,13 +11,14 @@ from ruvmlx.runtime import Runtime
 
 from ..commands import COMMANDS, KEYS_HELP, Command, help_lines, parse
 from ..context import ChatContext
-from ..messages import Notice, ReplyMessage
+from ..messages import Notice, ReplyMessage, UserMessage
 from ..palette import PaletteEntry
 from ..state import Outcome
 from ..view_model import Standing
 from .clipboard import ClipboardActions
 from .compare import CompareActions
 from .draft import DraftActions
+from .edit import EditActions
 from .leave import LeaveActions
 from .library import LibraryActions
 from .models import ModelActions
@@ -40,13 +41,14 @@ class Actions:
         self.panel = PanelActions(chat)
         self.rate = RateActions(chat, self.panel)
         self.tools = ToolActions(chat)
-        self.write = WriteActions(chat, self.rate, self.tools)
-        self.library = LibraryActions(chat, self.rate, self.write)
+        self.edit = EditActions(chat)
+        self.write = WriteActions(chat, self.rate, self.tools, self.edit)
+        self.library = LibraryActions(chat, self.rate, self.edit)
         self.clipboard = ClipboardActions(chat, self.rate)
-        self.models = ModelActions(chat, self.library, self.write, self._use_adapter)
+        self.models = ModelActions(chat, self.library, self.write, self.edit, self._use_adapter)
         self.fetch = self.models.fetch
         self.compare = CompareActions(chat, self.rate, self.write)
-        self.rewrite = RewriteActions(chat, self.rate, self.write)
+        self.rewrite = RewriteActions(chat, self.rate, self.write, self.edit)
         self.summary = SummaryActions(chat, self.rate)
         self.leave = LeaveActions(chat, self.write, self.clipboard)
         self.select = SelectActions(chat)
@@ -56,23 +58,24 @@ class Actions:
         """If the user rewrites a reply, save the typed text as the new version of the reply. If the text is a
         slash command, run the command. Send any other text as a message to the model. If the app cannot run
         the command or send the message now, put the text back into the input."""
-        if not self._chat.editing:
+        edited = self.edit.end()
+        if edited is None:
             await self.write.show_end()
-        if isinstance(self._chat.editing, ReplyMessage):
-            self.rewrite.save(text.strip())
+        elif isinstance(edited, ReplyMessage):
+            self.rewrite.save(edited, text.strip())
             return
         try:
             command = parse(text)
         except RuvmlxError as error:
-            self._chat.prompt.put_back(text)
+            self.edit.put_back(text, edited.message_id if edited else None)
             await self._chat.show_error(error)
             return
         if self._must_wait(command):
-            self._wait(text)
+            self._wait(text, edited)
             return
         self._chat.prompt.add_to_history(text)
         if command is None:
-            self.write.send(text)
+            self.write.send(text, edited)
         elif COMMANDS[command.name].during_reply:
             # start() does not wait for the end of the command, because the user could not type during this
             # wait
@@ -83,13 +86,9 @@ class Actions:
     def choose(self, entry: PaletteEntry) -> None:
         """Run the command of an entry of the command palette. If the command needs words from the user, only
         put the text of the command into the input."""
-        prompt = self._chat.prompt
         if entry.types:
-            if self._chat.editing:
-                # in the input of an edit, Enter saves the text, and the command would be that text
-                prompt.set_aside()
-                self.write.cancel_edit()
-            prompt.begin_command(entry.types)
+            self.edit.leave()  # in the input of an edit, Enter saves the text, and the command would be it
+            self._chat.prompt.begin_command(entry.types)
         elif self._must_wait(entry.command):
             self._wait()
         else:
@@ -101,13 +100,13 @@ class Actions:
             return False
         return not (phase == "replying" and command and COMMANDS[command.name].during_reply)
 
-    def _wait(self, text: str = "") -> None:
+    def _wait(self, text: str = "", edited: UserMessage | None = None) -> None:
         """Tell the user that the app cannot send the message `text` or run a command yet. Put the message
         back into the input. If the model or a chat is still opening, the app sends this message when it is
         open, unless the user has changed the text in the input."""
         chat = self._chat
         if text:
-            chat.prompt.put_back(text)
+            self.edit.put_back(text, edited.message_id if edited else None)
         chat.waiting = chat.prompt.text if text and chat.phase in SENT_LATER else ""
         chat.status.flash(SENT_LATER[chat.phase] if chat.waiting else "Still replying: Esc stops")
 
@@ -149,7 +148,7 @@ class Actions:
         session, idle = bool(chat.state.session), chat.phase == "idle"
         if what == "write.stop":
             return chat.phase in ("replying", "opening")
-        if what == "write.cancel_edit":
+        if what == "edit.cancel":
             return chat.editing is not None
         if what in ("write.again", "write.more", "write.edit", "write.flip"):
             return session and idle and self.write.may(what.removeprefix("write."))

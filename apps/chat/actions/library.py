@@ -12,13 +12,13 @@ from ..options import ChatOptions
 from ..state import system_prompt_of
 from ..status import Meter
 from ..view_model import Opened
+from .edit import EditActions
 from .rate import RateActions
-from .write import WriteActions
 
 
 class LibraryActions:
-    def __init__(self, chat: ChatContext, rate: RateActions, write: WriteActions) -> None:
-        self._chat, self._rate, self._write = chat, rate, write
+    def __init__(self, chat: ChatContext, rate: RateActions, edit: EditActions) -> None:
+        self._chat, self._rate, self._edit = chat, rate, edit
 
     async def begin(self, options: ChatOptions) -> None:
         """Open the chat that the options name, and show its messages."""
@@ -47,7 +47,7 @@ class LibraryActions:
         """Switch to another chat. message: the id of the message of this chat to show first; None: the chat's
         end."""
         with self._chat.switching():
-            self._write.cancel_edit()
+            self._edit.leave()
             await self.begin(
                 replace(self._chat.options, session=session, replaces_system=False, find="", message=message)
             )

@@ -21,6 +21,7 @@ from ..picker_screen import PickerScreen
 from ..user_files import UserFiles
 from ..view_model import Opened
 from ..welcome import Welcome
+from .edit import EditActions
 from .fetch import FetchActions
 from .library import LibraryActions
 from .write import WriteActions
@@ -47,9 +48,11 @@ class ModelActions:
         chat: ChatContext,
         library: LibraryActions,
         write: WriteActions,
+        edit: EditActions,
         use_adapter: Callable[[str], Awaitable[None]],
     ) -> None:
-        self._chat, self._library, self._write, self._use_adapter = chat, library, write, use_adapter
+        self._chat, self._library, self._write, self._edit = chat, library, write, edit
+        self._use_adapter = use_adapter
         self._plan: Plan | None = None  # the plan (file, memory) for the first model; None: no plan yet
         self.fetch = FetchActions(chat, self._switch, self.choose)
 
@@ -112,7 +115,7 @@ class ModelActions:
         """Switch to another model in the same chat. If the new model cannot be opened, the chat keeps the old
         model, or ends if the old model was closed and cannot be opened again."""
         chat = self._chat
-        self._write.cancel_edit()
+        self._edit.leave()
         chat.phase = "opening"
         chat.app.refresh_bindings()
         try:

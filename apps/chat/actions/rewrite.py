@@ -10,43 +10,44 @@ from .. import describe
 from ..context import ChatContext
 from ..messages import ReplyMessage
 from ..view_model import Standing
+from .edit import EditActions
 from .rate import EFFECT_SHOWN, RateActions
 from .write import WriteActions
 
-HEADING = "Rewriting the reply · Enter saves your version, Esc cancels"
-
 
 class RewriteActions:
-    def __init__(self, chat: ChatContext, rate: RateActions, write: WriteActions) -> None:
-        self._chat, self._rate, self._write = chat, rate, write
+    def __init__(self, chat: ChatContext, rate: RateActions, write: WriteActions, edit: EditActions) -> None:
+        self._chat, self._rate, self._write, self._edit = chat, rate, write, edit
 
     def as_typed(self, argument: str) -> None:
         """Run the command `/rewrite [argument]` on the chosen reply: save the argument as the user's version
         of the reply. Without an argument, put the reply's text into the input, where the user can edit the
         text."""
-        if self.begin(argument) and argument:
-            self.save(argument)
+        reply = self._reply_to_rewrite()
+        if reply and argument:
+            self.save(reply, argument)
+        elif reply:
+            self._edit.begin(reply, reply.answer)
 
-    def begin(self, text: str = "") -> bool:
-        """Put the text of a new version of the chosen reply into the input; if `text` is "", put the reply's
-        present text into the input. Return False if the user can rewrite no reply now."""
+    def begin(self) -> None:
+        self.as_typed("")
+
+    def _reply_to_rewrite(self) -> ReplyMessage | None:
+        """Return the chosen reply. If the user can rewrite no reply now, say so and return None."""
         chat, reply = self._chat, self._chat.chosen_reply()
         if chat.phase != "idle" or reply is None or reply.message_id is None:
             chat.status.flash("There is no reply to rewrite yet")
-            return False
-        chat.editing = reply
-        chat.prompt.begin_edit(text or reply.answer, HEADING)
-        return True
+            return None
+        return reply
 
-    def save(self, text: str) -> None:
+    def save(self, reply: ReplyMessage, text: str) -> None:
         """Save the text as the user's version of the reply. If the runtime refuses the text, or still saves
         another text, put the text back into the input."""
-        reply = self._chat.editing
-        if isinstance(reply, ReplyMessage) and not reply.progress:
+        if reply.progress:
+            self._edit.put_back(text, reply.message_id)
+        else:
             reply.progress = "saving your version"
             self._chat.start(partial(self._save, reply, text), group="write")
-        else:
-            self._chat.prompt.put_back(text)
 
     async def _save(self, reply: ReplyMessage, text: str) -> None:
         chat, session, message = self._chat, self._chat.state.session, reply.message_id
@@ -60,9 +61,8 @@ class RewriteActions:
         done = await chat.attempt(save)
         reply.progress = ""
         if not done:
-            chat.prompt.put_back(text)
+            self._edit.put_back(text, message)
             return
-        self._write.cancel_edit()
         await self._write.show_turns()
         edited, standing = done
         self._rate.show(standing)

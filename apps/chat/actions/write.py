@@ -16,13 +16,14 @@ from ruvmlx.text import one_line
 
 from ..commands import message_text
 from ..context import ChatContext, StatusWatch
-from ..mentions import has_mention, with_files, without_files
+from ..mentions import has_mention, with_files
 from ..messages import Notice, ReplyMessage, UserMessage
 from ..status import Meter
 from ..steps.branch import return_to, turns_with
 from ..steps.tools import answer_results, named_question
 from ..steps.write import say, write_again, write_more
 from ..stream import show_reply
+from .edit import EditActions, text_to_edit
 from .rate import RateActions
 from .tools import ToolActions
 
@@ -30,16 +31,15 @@ SAME_WORDS = "The model wrote the same words again; /set temperature 1 lets repl
 
 
 class WriteActions:
-    def __init__(self, chat: ChatContext, rate: RateActions, tools: ToolActions) -> None:
-        self._chat, self._rate, self._tools = chat, rate, tools
+    def __init__(self, chat: ChatContext, rate: RateActions, tools: ToolActions, edit: EditActions) -> None:
+        self._chat, self._rate, self._tools, self._edit = chat, rate, tools, edit
         self._showing_end = asyncio.Lock()
 
     # Methods that begin a reply
 
-    def send(self, typed: str) -> None:
-        """Send the typed text as a message. If the user edits an earlier message, the text replaces that
-        message."""
-        self._chat.start_reply(partial(self._send, typed))
+    def send(self, typed: str, edited: UserMessage | None = None) -> None:
+        """Send the typed text as a message. edited: an earlier message that the text replaces."""
+        self._chat.start_reply(partial(self._send, typed, edited=edited))
 
     def call_tool(self, argument: str) -> None:
         """Send a message that the model must answer with a call of one tool. argument: "NAME TEXT", the name
@@ -48,16 +48,17 @@ class WriteActions:
         self._chat.state.tools.offer(function)  # `offer` raises UsageError if this tool is not on
         self._chat.start_reply(partial(self._send, text, function))
 
-    async def _send(self, typed: str, function: str = "") -> None:
+    async def _send(self, typed: str, function: str = "", edited: UserMessage | None = None) -> None:
         chat, text, notes = self._chat, message_text(typed.strip()), list[Notice]()
         if has_mention(text):
             files = chat.state.options.files
             found = await chat.attempt(lambda runtime: with_files(text, files, runtime.chats.count_tokens))
             if found is None or chat.phase != "replying":
-                chat.prompt.put_back(typed)
+                self._edit.put_back(typed, edited.message_id if edited else None)
                 return
             text, notes = found.text, [Notice(note) for note in found.notes]
-        edited = self._take_edited()
+        if edited and not edited.is_attached:
+            edited = None
         message, reply = UserMessage(text), ReplyMessage()
 
         async def place() -> None:
@@ -137,7 +138,7 @@ class WriteActions:
         session = chat.state.session
         arriving = self._telling(session, chat.host.write(self._after_the_shown_end(begin)))
         await place()
-        self._leave_hidden_edit()
+        self._edit.leave_hidden()
         chat.prompt.focus()
         try:
             while response := await show_reply(reply, arriving, chat.status):
@@ -226,7 +227,7 @@ class WriteActions:
             with contextlib.suppress(NotFound):  # another process can have erased the chat
                 await self.show_turns()
         if typed and (refused or (not reply.text and not chat.prompt.text)):
-            put_back(chat, typed, edited)
+            self._edit.put_back(typed, edited)
         await chat.transcript.add(Notice(error_line(error), "error"))
 
     async def show_turns(self) -> None:
@@ -262,14 +263,20 @@ class WriteActions:
     # Methods that edit a question
 
     def edit_as_typed(self, argument: str) -> None:
-        if self.edit() and argument:
-            self._chat.prompt.end_edit()
-            self.send(argument)
+        """Run the command `/edit [argument]`: send the argument in place of a question. Without an argument,
+        put the question into the input, where the user can edit it."""
+        question = self._question_to_edit()
+        if question and argument:
+            self.send(argument, question)
+        elif question:
+            self._edit.begin(question, text_to_edit(question))
 
-    def edit(self) -> bool:
-        """Put the question of the chosen reply (or else the last question on the screen) into the input, so
-        that the user can edit it. Return False if there is no question to edit, or if the model writes a
-        reply or is being opened."""
+    def edit(self) -> None:
+        self.edit_as_typed("")
+
+    def _question_to_edit(self) -> UserMessage | None:
+        """Return the question of the chosen reply, or else the last question on the screen. If there is none,
+        or if the model writes a reply or is being opened, say so and return None."""
         chat = self._chat
         reply = chat.chosen_reply()
         message = chat.transcript.question_of(reply) if reply else None
@@ -278,31 +285,8 @@ class WriteActions:
         )
         if chat.phase != "idle" or message is None or message.message_id is None:
             chat.status.flash("There is no question to edit yet")
-            return False
-        chat.editing = message
-        chat.prompt.begin_edit(without_files(message.text)[0])
-        return True
-
-    def cancel_edit(self) -> None:
-        """Stop editing a question or rewriting a reply, and leave this message unchanged."""
-        if self._chat.editing:
-            self._chat.editing = None
-            self._chat.prompt.end_edit()
-            self._chat.app.refresh_bindings()
-
-    def _leave_hidden_edit(self) -> None:
-        """Stop editing a message that the screen no longer shows, because the chat shows another branch. The
-        text moves to the history of the input, because Enter would send it as a new message."""
-        if self._chat.editing and not self._chat.editing.is_attached:
-            self._chat.prompt.set_aside()
-            self.cancel_edit()
-
-    def _take_edited(self) -> UserMessage | None:
-        """Stop editing a question. Return the widget of this question if the widget is still in the
-        conversation, or else None."""
-        edited = self._chat.editing
-        self.cancel_edit()
-        return edited if isinstance(edited, UserMessage) and edited.is_attached else None
+            return None
+        return message
 
     # Methods that switch between the replies to one question
 
@@ -333,7 +317,7 @@ class WriteActions:
             # the figures are those of the reply on the other branch
             chat.status.meter = Meter(max_context=chat.status.meter.max_context)
             await chat.transcript.show(done[1], chat.model)
-            self._leave_hidden_edit()
+            self._edit.leave_hidden()
             shown = next((r for r in chat.transcript.replies if r.message_id == done[0]), None)
             self._tell_place(done[1], done[0])
             if shown and had_focus:
@@ -353,15 +337,3 @@ class WriteActions:
         if action == "flip":
             return reply is not None and reply.branch[1] > 1
         return bool(self._chat.transcript.messages)
-
-
-def put_back(chat: ChatContext, typed: str, edited: int | None) -> None:
-    """Put an unsent text back into the input. edited: the id of the earlier message that the text replaces;
-    if the conversation shows this message, the user continues the edit."""
-    shown = (m for m in chat.transcript.messages if edited is not None and m.message_id == edited)
-    message = next((m for m in shown if isinstance(m, UserMessage)), None)
-    if message is None:
-        chat.prompt.put_back(typed)
-    else:
-        chat.editing = message
-        chat.prompt.begin_edit(typed)
