@@ -1,4 +1,4 @@
-"""This module reads the user's own keys from the setting `keys`, for example again=f10,chats=f3.
+"""This module reads the user's own keys from the setting `keys`, for example again=f7,chats=f9.
 
 A key that the user has chosen for a binding applies to every screen that has this binding. A binding that
 several screens share (close, quit, list_up ...) has one name.
@@ -45,7 +45,7 @@ def parse(setting: str, screens: Screens) -> dict[str, str]:
             raise UsageError(f"keys: there is no action {name!r}; there are: {', '.join(names)}.")
         if not _is_key(key):
             raise UsageError(
-                f"keys: {key!r} is no key for {name}; write it as in ctrl+t, f3 or alt+up. "
+                f"keys: {key!r} is no key for {name}; write it as in f9 or alt+up. "
                 f"The actions are: {', '.join(names)}."
             )
         found[name] = key

@@ -27,7 +27,7 @@ class ChatOptions:
     learn_when_idle: bool = True
     theme: str = "auto"
     motion: bool = True
-    keys: str = ""  # the user's own keys, for example "again=f10,chats=f3"
+    keys: str = ""  # the user's own keys, for example "again=f7,chats=f9"
     best_of: int | str | None = None  # number of replies to a question, or "auto"; None: as in the settings
     # words of the message to show first; if `session` is "new", the message can be in any chat
     find: str = ""

@@ -218,7 +218,7 @@ _CHECKS: dict[str, Callable[[], str]] = {
 }
 
 
-_LABELS = {"store": "database", "witness log": "log"}  # names of checks in JSON -> words for people
+_LABELS = {"witness log": "log"}  # names of checks in JSON -> words for people
 
 
 @click.command(cls=Verb)

@@ -145,9 +145,8 @@ def paths(as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        named = {"store": "database"}
-        facts([(named.get(name, name), str(path)) for name, path in found.items()])
-        hint("The database has your chats, your ratings, your adapters and the log.")
+        facts([(name, str(path)) for name, path in found.items()])
+        hint("The store has your chats, your ratings, your adapters and the log.")
 
 
 VERBS = [config]

@@ -34,7 +34,7 @@ def why_words_are_left(store: Store) -> str:
     False."""
     if not store.search_index.is_clean():
         return "The search index still holds parts of words; ruvmlx removes them while you do nothing."
-    return "Another ruvmlx reads the database: copies of the words stay in its log until that program ends."
+    return "Another ruvmlx reads the store: copies of the words stay in its log until that program ends."
 
 
 def forget(store: Store, reply_ids: list[str]) -> bool:

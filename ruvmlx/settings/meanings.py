@@ -177,7 +177,7 @@ GROUPS = {
         ),
         "motion": "off: nothing in the chat blinks, slides or fades",
         "keys": (
-            "other keys for the chat's actions, as in again=f10,chats=f3; F1 in the chat lists the actions"
+            "other keys for the chat's actions, as in again=f7,chats=f9; F1 in the chat lists the actions"
         ),
     },
 }

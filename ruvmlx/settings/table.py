@@ -227,7 +227,7 @@ class Settings:
         str,
         "",
         pattern=re.compile(r"([a-z_]+=[a-z0-9+_]+(,[a-z_]+=[a-z0-9+_]+)*)?"),
-        expected="as in again=f10,chats=f3",
+        expected="as in again=f7,chats=f9",
     )
     learn_targets: str = _setting(
         str,

@@ -106,7 +106,7 @@ def _check_target(file: Path, store: Path, replace: bool) -> None:
     With `replace`, an existing file can be replaced only if it is an SQLite database, but not the store
     itself."""
     if file.name.endswith(_LOGS):
-        raise UsageError(f"{file.name} ends like the log of a database; choose another name.")
+        raise UsageError(f"{file.name} ends like the log of a store; choose another name.")
     if not file.parent.is_dir():
         raise UsageError(f"there is no folder {file.parent}; make it first.")
     if os.path.lexists(file) and not replace:

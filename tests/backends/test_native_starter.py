@@ -63,7 +63,7 @@ def test_trim_and_continue(native, tokens):
 
 
 def test_it_opens_quickly(starter):
-    """Half a second on two idle cores: one pass over 98 MB."""
+    """Half a second on two idle cores: one pass over 97 MB."""
     times = []
     for _ in range(3):
         start = time.process_time()

@@ -70,7 +70,7 @@ def test_a_disk_without_locks_and_a_read_only_one_are_named():
 
 
 def test_a_report_counts_as_an_error_only_of_a_verb_that_writes_one():
-    ended = TrialResult(1, "FAIL database  Read-only file system", "ruvmlx: 1 check failed", 0)
+    ended = TrialResult(1, "FAIL store  Read-only file system", "ruvmlx: 1 check failed", 0)
     assert "Read-only" in error_text(Verb("doctor", has_report=True), ended)
     assert error_text(Verb("rate"), ended) == "ruvmlx: 1 check failed"
     assert [verb.name for verb in WRITES if verb.has_report] == ["doctor"]

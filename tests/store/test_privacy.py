@@ -130,7 +130,7 @@ def test_no_word_is_left_when_the_chat_says_that_it_deleted_for_good(open_again,
         with reader.snapshot():
             assert reader.chats.all()
             said = library.delete(runtime, ChatState(options, session=chat), "now").words
-            assert "Another ruvmlx reads the database" in said
+            assert "Another ruvmlx reads the store" in said
         reader.close()
 
 

@@ -183,7 +183,7 @@ def test_replace_replaces_nothing_but_a_backup(path, tmp_path, kind):
 
 @pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal"])
 def test_no_backup_under_the_name_of_a_log(path, ending):
-    with pytest.raises(UsageError, match="log of a database"):
+    with pytest.raises(UsageError, match="log of a store"):
         back_up(path, Path(f"{path}{ending}"), replace=True)
 
 
