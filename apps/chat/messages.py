@@ -194,9 +194,14 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         return self.query_children(ReplyMarkdown).first(ReplyMarkdown)
 
     def reopen(self) -> None:
-        """Prepare the widget for more chunks of the reply: clear the shown ending and the shown rating."""
-        self.finished, self.begun, self.ending, self.rating, self.effect = False, False, "", None, ""
-        self.asks_why = False
+        """Prepare the widget for more chunks of the reply."""
+        self.finished = self.begun = False
+
+    def begin(self) -> None:
+        """Take the first chunks. If they continue a reply, its ending and its rating are no longer true."""
+        if not self.begun:
+            self.begun, self.ending, self.rating, self.effect = True, "", None, ""
+            self.asks_why = False
 
     @property
     def code_blocks(self) -> list[str]:

@@ -31,7 +31,7 @@ async def show_reply(
     status.meter = replace(Meter(), max_context=status.meter.max_context)
     async for chunks in arriving:
         started, busy = time.perf_counter(), time.thread_time()
-        reply.begun = True
+        reply.begin()
         for chunk in chunks:
             if chunk.note:
                 reply.chosen = sanitize(chunk.note)

@@ -9,7 +9,7 @@ from ruvmlx.apps.chat.chats_screen import ChatsScreen
 from ruvmlx.apps.chat.messages import UserMessage
 from ruvmlx.apps.chat.options import ChatOptions
 
-from ruvmlx.errors import CorruptFile, ModelNotFound, UsageError
+from ruvmlx.errors import CorruptFile, ModelNotFound, StoreBusy, UsageError
 from ruvmlx.store import Store
 
 from .helpers import WIDE, ask, chatting, screen_text, until
@@ -156,6 +156,60 @@ async def test_a_message_to_an_erased_chat_comes_back(with_store, erase):  # noq
         await pilot.press("enter")
         await until(pilot, lambda: app.query(".error") and app.phase == "idle", seconds=20)
         assert app.chat.prompt.text == "a long text" and len(app.query(UserMessage)) == 1
+
+
+async def test_a_refused_message_to_a_tool_comes_back_with_the_command(monkeypatch):
+    runtime = ScriptedRuntime()
+
+    def refuse(*_, **__):
+        raise UsageError("temperature is -1; it must be 0 or more")
+
+    runtime.chats.say = refuse
+    async with chatting(runtime) as (app, pilot):
+        monkeypatch.setattr(app.chat.state.tools, "offer", lambda function: None)
+        app.chat.prompt.text = "/tool forecast In Rome?"
+        await pilot.press("enter")
+        await until(pilot, lambda: "temperature is -1" in screen_text(app) and app.phase == "idle")
+        assert app.chat.prompt.text == "/tool forecast In Rome?"
+
+
+async def test_a_message_that_a_busy_store_refuses_comes_back(monkeypatch):
+    """The app cannot read the messages of the chat either."""
+    runtime = ScriptedRuntime(["A."], StoreBusy("locked by a test"))
+    async with chatting(runtime, WIDE) as (app, pilot):
+        await ask(app, pilot)
+        turns = runtime.turns
+
+        def raise_busy(*arguments):
+            if not runtime.replies:
+                raise StoreBusy("locked by a test")
+            return turns(*arguments)
+
+        monkeypatch.setattr(runtime, "turns", raise_busy)
+        app.chat.prompt.text = "a long text"
+        await pilot.press("enter")
+        await until(pilot, lambda: app.query(".error") and app.phase == "idle")
+        assert app.chat.prompt.text == "a long text" and "locked by a test" in screen_text(app)
+
+
+async def test_a_refused_continuation_keeps_the_mark_and_the_rating_of_the_reply(
+    with_store,  # noqa: F811
+    monkeypatch,
+):
+    async with with_store(WIDE) as (app, pilot):
+        reply = await ask(app, pilot)
+        await pilot.press("ctrl+y")
+        await until(pilot, lambda: reply.effect)
+        text, ending, effect = reply.text, reply.ending, reply.effect
+
+        def raise_busy(*_, **__):
+            raise StoreBusy("locked by a test")
+
+        monkeypatch.setattr(app.host.holder.opened_runtime.chats, "continue_reply", raise_busy)
+        await pilot.press("tab", "m")
+        await until(pilot, lambda: app.query(".error") and app.phase == "idle")
+        assert (reply.text, reply.ending, reply.rating, reply.effect) == (text, ending, "up", effect)
+        assert reply.finished and reply.is_cut and not reply.progress
 
 
 async def test_an_unexpected_error_in_the_background_keeps_a_running_reply():

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from ruvmlx.engine.types import Chunk
-from ruvmlx.errors import NotFound, RuvmlxError, error_line
+from ruvmlx.errors import RuvmlxError, error_line
 from ruvmlx.host.serving import BeginReply
 from ruvmlx.runtime import Runtime, Turn
 from ruvmlx.text import one_line
@@ -39,17 +39,19 @@ class WriteActions:
 
     def send(self, typed: str, edited: UserMessage | None = None) -> None:
         """Send the typed text as a message. edited: an earlier message that the text replaces."""
-        self._chat.start_reply(partial(self._send, typed, edited=edited))
+        self._chat.start_reply(partial(self._send, message_text(typed.strip()), typed, edited=edited))
 
     def call_tool(self, argument: str) -> None:
         """Send a message that the model must answer with a call of one tool. argument: "NAME TEXT", the name
         of the tool and the message."""
         function, text = named_question(argument)
         self._chat.state.tools.offer(function)  # `offer` raises UsageError if this tool is not on
-        self._chat.start_reply(partial(self._send, text, function))
+        self._chat.start_reply(partial(self._send, text, f"/tool {argument}", function))
 
-    async def _send(self, typed: str, function: str = "", edited: UserMessage | None = None) -> None:
-        chat, text, notes = self._chat, message_text(typed.strip()), list[Notice]()
+    async def _send(
+        self, text: str, typed: str, function: str = "", edited: UserMessage | None = None
+    ) -> None:
+        chat, notes = self._chat, list[Notice]()
         if has_mention(text):
             files = chat.state.options.files
             found = await chat.attempt(lambda runtime: with_files(text, files, runtime.chats.count_tokens))
@@ -216,15 +218,18 @@ class WriteActions:
         function `place` of `_write` removed. If the refused text was an edit of an earlier message, the user
         continues this edit."""
         chat = self._chat
-        if reply.text:
+        if not reply.text:
+            await reply.remove()
+        elif reply.begun:
             await reply.finish(reply.text, "")
         else:
-            await reply.remove()
+            reply.finished, reply.progress = True, ""
         refused = isinstance(error, RuvmlxError) and not reply.begun
         if message and refused:
             await message.remove()
         if refused:
-            with contextlib.suppress(NotFound):  # another process can have erased the chat
+            # another process can have erased the chat, or can still hold the store
+            with contextlib.suppress(RuvmlxError):
                 await self.show_turns()
         if typed and (refused or (not reply.text and not chat.prompt.text)):
             self._edit.put_back(typed, edited)
