@@ -10,7 +10,8 @@ If the prompt ends with the tag that opens the model's thinking, every token is 
 constraint applies to the text after the thinking.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,17 +21,19 @@ from ..errors import UsageError
 from ..models.config.model import Model, Tokenizer
 from ..models.files.error_text import one_line
 from ..models.text.thinking import ThoughtCounter
-from .grammar import Constraint, Vocabulary, compiled_matcher
+from .grammar import Constraint, Vocabulary, compiled_matcher, recompiled_matcher
 
 
 class Matcher:
     """A matcher follows one reply and decides which tokens are allowed next. It implements
     sampling.TokenRule."""
 
-    def __init__(self, compiled: Any, vocab: int, thought: ThoughtCounter | None = None):
-        """compiled: an LLMatcher that only this reply uses. thought: an object that follows the model's
-        thinking, if the reply starts inside the thinking."""
-        self._matcher, self._thought = compiled, thought
+    def __init__(self, compiled: Any, new: Callable[[], Any], vocab: int, thought: ThoughtCounter | None):
+        """compiled: an LLMatcher that only this reply uses. new: a function that compiles the constraint
+        again. thought: an object that follows the model's thinking, if the reply starts inside the
+        thinking."""
+        self._matcher, self._new, self._thought = compiled, new, thought
+        self._taken: list[int] = []  # the tokens that the LLMatcher has read
         # the set of the allowed next tokens: one bit for each token, and one bit for the end token that
         # `_Vocabulary` adds
         self._bits = np.zeros((vocab + 32) // 32, np.uint32)
@@ -59,8 +62,7 @@ class Matcher:
             logits[:] = -np.inf
             logits[forced[0]] = kept
             return
-        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
-        if self._matcher.is_error():
+        if not self._compute_bits() and not (self._start_anew() and self._compute_bits()):
             raise self._error("has no next token")
         allowed = np.unpackbits(self._bits.view(np.uint8), bitorder="little", count=logits.size)
         np.copyto(logits, -np.inf, where=allowed == 0)
@@ -68,8 +70,23 @@ class Matcher:
     def take(self, token: int) -> None:
         if not self._has_begun and self._thought is not None:
             self._thought.add(token)
-        elif not self._matcher.consume_token(token):
+            return
+        if not self._matcher.consume_token(token) and not (
+            self._start_anew() and self._matcher.consume_token(token)
+        ):
             raise self._error(f"does not allow token {token}")
+        self._taken.append(token)
+
+    def _compute_bits(self) -> bool:
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        return not self._matcher.is_error()
+
+    def _start_anew(self) -> bool:
+        """Replace the failed LLMatcher by a new one that has read the same tokens. All replies with one
+        constraint share the states of one lexer. So the states of earlier replies can exceed the limit.
+        Return False if the new LLMatcher fails, too."""
+        self._matcher = self._new()
+        return all(map(self._matcher.consume_token, self._taken))
 
     def _error(self, what: str) -> UsageError:
         why = one_line(self._matcher.get_error())
@@ -84,9 +101,9 @@ def matcher_for(model: Model, constraint: Constraint, opening: str = "") -> Matc
     """
     vocab = model.shape.vocab_size
     thought = ThoughtCounter(model.tokenizer, opening) if opening else None
-    return Matcher(
-        compiled_matcher(_vocabulary(model.tokenizer, vocab), constraint).deep_copy(), vocab, thought
-    )
+    vocabulary = _vocabulary(model.tokenizer, vocab)
+    compiled = compiled_matcher(vocabulary, constraint).deep_copy()
+    return Matcher(compiled, partial(recompiled_matcher, vocabulary, constraint), vocab, thought)
 
 
 # The vocabulary ----------------------------------------------------------------------------------

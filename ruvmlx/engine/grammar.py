@@ -144,6 +144,13 @@ def compiled_matcher(vocabulary: Vocabulary, constraint: Constraint) -> Any:
     return _compile_matcher(vocabulary.tokens, constraint)
 
 
+def recompiled_matcher(vocabulary: Vocabulary, constraint: Constraint) -> Any:
+    """Return a new LLMatcher, which shares nothing with the LLMatchers of earlier replies, for a constraint
+    that `compiled_matcher` has compiled. Later calls of `compiled_matcher` also return new objects."""
+    compiled_matcher.cache_clear()
+    return _compile_matcher(vocabulary.tokens, constraint)
+
+
 def _compile_matcher(tokens: Any, constraint: Constraint) -> Any:
     from llguidance import LLMatcher, LLParserLimits
 

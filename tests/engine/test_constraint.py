@@ -12,7 +12,7 @@ import pytest
 from ruvmlx.backends.mlx.backend import MLXBackend
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.backends.select import open_backend
-from ruvmlx.engine import LLMInferenceEngine, Sampling
+from ruvmlx.engine import LLMInferenceEngine, Sampling, grammar
 from ruvmlx.engine.batch import generate_many
 from ruvmlx.engine.constraint import matcher_for
 from ruvmlx.engine.grammar import MOST_CHARACTERS, Constraint
@@ -285,3 +285,21 @@ def test_a_schema_that_is_no_json_is_refused(schema):
 def test_a_continued_reply_takes_no_constraint(engine):
     with pytest.raises(UsageError, match="cannot be continued"):
         engine.run(request(input_ids=[5, 6], begun=Begun("x", (6,)), constraint=JSON))
+
+
+def test_earlier_replies_do_not_use_up_the_states_of_a_constraint(tiny, monkeypatch):
+    """The lexer of a constraint keeps the states of all replies, at most 40,000 (here 2,000). The states of
+    one reply are far below that."""
+    monkeypatch.setitem(grammar._LIMITS, "max_lexer_states", 2_000)
+    grammar.compiled_matcher.cache_clear()
+    tokenizer, size = tiny.tokenizer, tiny.shape.vocab_size
+    constraint, rng = Constraint.regex("(a|b)*a(a|b){20}c"), np.random.default_rng(5)
+    for _ in range(60):
+        text = "".join(rng.choice(["a", "b"], 100)) + "a" + "b" * 20 + "c"
+        matcher = matcher_for(tiny, constraint)
+        for token in tokenizer.encode(text, add_bos=False):
+            assert token in mask(matcher, size)
+            matcher.take(token)
+        assert matcher.is_complete
+    with pytest.raises(UsageError, match="does not allow token"):
+        matcher_for(tiny, constraint).take(tokenizer.encode("z", add_bos=False)[0])
