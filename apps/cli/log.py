@@ -112,7 +112,8 @@ def _short(value: Any) -> str:
 def log() -> None:
     """The witness log: a row for every request, failed ones too, every rating and every change of an adapter.
 
-    Each row holds the hash of the row before it. Rows hold ids and numbers, never words of a chat.
+    Each row holds the hash of the row before it. Rows hold ids, numbers, names of adapters
+    and values of settings, never words of a chat.
     """
 
 
