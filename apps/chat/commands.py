@@ -300,9 +300,14 @@ def help_of(name: str) -> tuple[str, str]:
 
 
 def message_text(text: str) -> str:
-    """Return the message for the model in a typed text. A leading "//" stands for "/": "//path" ->
-    "/path"."""
-    return text[1:] if text.startswith("//") else text
+    """Return the message for the model in a typed text. A second slash in front of a command makes the
+    command a message: "//path" -> "/path". Other texts with two slashes, such as code, stay as they are."""
+    return text[1:] if text.startswith("//") and _FORM.fullmatch(text[1:]) else text
+
+
+def typed_text(message: str) -> str:
+    """Return the text that the user must type to send a message: "/path" -> "//path"."""
+    return f"/{message}" if _FORM.fullmatch(message.strip()) else message
 
 
 def help_lines(keys: Iterable[tuple[str, str]] = ()) -> list[str]:

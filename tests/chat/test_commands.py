@@ -3,7 +3,7 @@
 import pytest
 from ruvmlx.apps.chat import palette
 from ruvmlx.apps.chat.arguments import parse_rating
-from ruvmlx.apps.chat.commands import COMMANDS, Command, help_lines, message_text, parse
+from ruvmlx.apps.chat.commands import COMMANDS, Command, help_lines, message_text, parse, typed_text
 
 from ruvmlx.errors import UsageError
 
@@ -49,6 +49,19 @@ def test_a_doubled_slash_sends_a_message_with_a_slash():
     """ "//undo" sends "/undo"."""
     assert message_text("//undo") == "/undo"
     assert message_text("1/2") == "1/2"
+
+
+@pytest.mark.parametrize("code", ["// adds\nint a;", "//", "///", "//usr/bin is full", "//=====", "//etc?"])
+def test_code_that_begins_with_two_slashes_stays_as_it_is(code):
+    assert parse(code) is None and message_text(code) == code
+
+
+@pytest.mark.parametrize(
+    "message", ["/rate up", "/undo", "/foo\nbar", "// adds\nint a;", "/usr/bin", "Hello"]
+)
+def test_a_message_of_the_history_is_sent_again_as_a_message(message):
+    typed = typed_text(message)
+    assert parse(typed) is None and message_text(typed) == message
 
 
 def test_a_rating_is_up_down_or_1_to_5_with_a_note():

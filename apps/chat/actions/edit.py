@@ -1,6 +1,7 @@
 """This module lets the user edit an earlier message in the input: a question, or a reply that the user
 rewrites."""
 
+from ..commands import typed_text
 from ..context import ChatContext
 from ..mentions import without_files
 from ..messages import ReplyMessage, UserMessage
@@ -8,7 +9,7 @@ from ..prompt import EDITING, REWRITING
 
 
 def text_to_edit(message: UserMessage | ReplyMessage) -> str:
-    return message.answer if isinstance(message, ReplyMessage) else without_files(message.text)[0]
+    return message.answer if isinstance(message, ReplyMessage) else typed_text(without_files(message.text)[0])
 
 
 class EditActions:

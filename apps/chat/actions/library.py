@@ -7,6 +7,7 @@ from functools import partial
 from ruvmlx.chats.conversations import ALL_READ
 
 from ..chats_screen import ChatsScreen
+from ..commands import typed_text
 from ..context import ChatContext
 from ..options import ChatOptions
 from ..state import system_prompt_of
@@ -37,7 +38,7 @@ class LibraryActions:
         input and in the status line."""
         chat = self._chat
         chat.model = chat.prompt.heading = opened.model
-        chat.prompt.earlier = opened.said
+        chat.prompt.earlier = [typed_text(said) for said in opened.said]
         chat.status.backend = opened.backend
         chat.caveat = opened.caveat
         chat.status.meter = Meter(max_context=opened.max_context)
