@@ -5,14 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from ruvmlx.apps.chat import editor
+from ruvmlx.apps.chat import editor, prompt
 from ruvmlx.apps.chat.completion import suggestions
 from ruvmlx.apps.chat.user_files import HERE, UserFiles
 from textual.events import Key
 
 from ruvmlx.errors import UsageError
 
-from .helpers import ask, chatting, screen_text, until
+from .helpers import WIDE, ask, chatting, screen_text, until
 from .scripted import ScriptedRuntime
 
 
@@ -164,3 +164,15 @@ def test_a_wrong_command_line_is_one_line(monkeypatch):
     monkeypatch.setenv("VISUAL", "vi 'open")
     with pytest.raises(UsageError, match="cannot be read"):
         editor.command()
+
+
+async def test_a_text_of_the_editor_that_is_too_long_is_cut_with_a_word(
+    tmp_path, monkeypatch, ignore_suspend
+):
+    monkeypatch.setattr(prompt, "MAX_MESSAGE_CHARACTERS", 10)
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.setenv("EDITOR", script(tmp_path, "file.write_text('0123456789ABC')"))
+    async with chatting(ScriptedRuntime(), WIDE) as (app, pilot):
+        await pilot.press("ctrl+e")
+        await until(pilot, lambda: app.chat.prompt.text == "0123456789")
+        assert "the rest was left out" in screen_text(app)

@@ -14,7 +14,6 @@ from ..completion import Suggestion, suggestions
 from ..context import ChatContext
 from ..file_list import entries
 from ..file_screen import FileScreen
-from ..prompt import MAX_MESSAGE_CHARACTERS
 from ..user_files import UserFiles
 from .select import SelectActions
 
@@ -101,5 +100,6 @@ class DraftActions:
         if text is None:
             self._chat.status.flash("The editor ended with an error; the message is as it was", 10)
             return
-        prompt.text = sanitize(text)[:MAX_MESSAGE_CHARACTERS]
+        prompt.text = ""
+        prompt.insert(sanitize(text))  # the input says that a text is too long
         prompt.move_cursor(prompt.document.end)
