@@ -183,12 +183,15 @@ class ChatApp(ChatShell):
     async def _handle_key_of_reply(self, event: events.Key) -> None:
         """Handle a key while a reply has the focus: run the key's binding, or type its character into the
         input and give the input the focus. The next key comes after this, so it acts where this key has put
-        the focus."""
+        the focus. The key "m" has no binding on a complete reply: it is no character either, and the app says
+        that the reply is complete."""
         self.app_focus = True
         for priority in (True, False):
             if await self._check_bindings(event.key, priority=priority):
                 return
-        if event.is_printable and event.character is not None:
+        if event.key == "m" and self.phase == "idle":
+            self.actions.write.more()
+        elif event.is_printable and event.character is not None:
             self.screen.set_focus(self.chat.prompt)
             self.chat.prompt.insert(event.character)
 

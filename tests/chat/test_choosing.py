@@ -59,6 +59,15 @@ async def test_keys_of_the_chat_do_nothing_behind_another_screen(opened):
         await until(pilot, lambda: len(runtime.ratings) == 1)
 
 
+async def test_m_on_a_complete_reply_says_that_it_is_complete():
+    async with chatting(ScriptedRuntime(["One."])) as (app, pilot):
+        reply = await ask(app, pilot)
+        app.chat.prompt.text = "a draft"
+        await pilot.press("tab", "m")
+        await until(pilot, lambda: "That reply is complete" in screen_text(app) and app.phase == "idle")
+        assert app.chat.prompt.text == "a draft" and app.chat.selected_reply() is reply
+
+
 async def test_an_edit_goes_on_after_choosing():
     """Its heading comes back."""
     async with chatting(ScriptedRuntime(["One."])) as (app, pilot):
