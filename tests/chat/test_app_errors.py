@@ -66,6 +66,19 @@ async def test_the_second_message_of_one_burst_of_keys_comes_back():
         assert [m.text for m in app.query(UserMessage)] == ["hi", "ok"]
 
 
+async def test_the_next_letter_replaces_a_refused_command():
+    """The next command is not joined to it. The history keeps the refused command."""
+    async with chatting(ScriptedRuntime(), WIDE) as (app, pilot):
+        await pilot.press(*"/nope", "enter")
+        await until(pilot, lambda: "no command /nope" in screen_text(app))
+        assert app.chat.prompt.text == "/nope"
+        await pilot.press(*"/help", "enter")
+        await until(pilot, lambda: "rate the reply; short:" in screen_text(app))
+        assert not app.query(UserMessage) and app.chat.prompt.text == ""
+        await pilot.press("up", "up")
+        assert app.chat.prompt.text == "/nope"
+
+
 async def test_an_error_after_the_message_was_saved_leaves_it_in_the_chat():
     """It is part of the chat then: it stays in sight, and can be sent again."""
     async with chatting(ScriptedRuntime([UsageError("too hot")])) as (app, pilot):

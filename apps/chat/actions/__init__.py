@@ -67,7 +67,11 @@ class Actions:
         try:
             command = parse(text)
         except RuvmlxError as error:
+            prompt = self._chat.prompt
+            prompt.add_to_history(text)
             self.edit.put_back(text, edited.message_id if edited else None)
+            if prompt.text == text:
+                prompt.select_all()  # the next letter replaces the refused command
             await self._chat.show_error(error)
             return
         if self._must_wait(command):
