@@ -50,6 +50,7 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
         # the chat whose new name the user types; None: the user renames no chat
         self._naming: chat_files.ChatEntry | None = None
         self.has_deleted_open_chat = False
+        self._is_opening = False  # True after Enter: later letters do not change the choice
         # the event is set when the list shows the result of the search for the typed words
         self._found = asyncio.Event()
 
@@ -142,8 +143,12 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
 
     @on(Input.Changed)
     def _filter_chats(self, event: Input.Changed) -> None:
-        if not self._naming and event.value != self._words:
-            self._words = event.value
+        if not self._naming:
+            self._filter(event.value)
+
+    def _filter(self, words: str) -> None:
+        if not self._is_opening and words != self._words:
+            self._words = words
             self._search()
 
     @on(Input.Submitted)
@@ -151,12 +156,16 @@ class ChatsScreen(ModalScreen[chat_files.ChatEntry | None]):
         if self._naming:
             self._give_title(self._naming, event.value)
         else:
+            self._is_opening = True
             self._open()
 
     @work(exclusive=True, group="open")
     async def _open(self) -> None:
         if entry := await self._settled_choice():
             self.dismiss(entry)
+            return
+        self._is_opening = False
+        self._filter(self.query_one(Input).value)
 
     @on(OptionList.OptionSelected)
     def _open_highlighted(self) -> None:

@@ -112,6 +112,29 @@ async def test_an_action_waits_for_the_search_typed_before_it(chatting, three, k
             await until(pilot, lambda: app.chat.state.session == three[1])
 
 
+async def test_letters_after_enter_do_not_change_the_choice(chatting, three):  # noqa: F811
+    async with chatting() as (app, pilot):
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: rows(app) and app.screen.options.highlighted == 0)
+        for letter in "zebras":
+            app.post_message(Key(letter, letter))
+        app.post_message(Key("enter", None))
+        for letter in "qqq":
+            app.post_message(Key(letter, letter))
+        await until(pilot, lambda: app.chat.state.session == three[1])
+
+
+async def test_letters_after_enter_search_again_if_no_chat_had_the_words(chatting, three):  # noqa: F811
+    async with chatting() as (app, pilot):
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: rows(app) and app.screen.options.highlighted == 0)
+        for letter in "zebrasq":
+            app.post_message(Key(letter, letter))
+        app.post_message(Key("enter", None))
+        app.post_message(Key("backspace", None))
+        await until(pilot, lambda: rows(app) == ["Tell me of zebras"])
+
+
 async def test_the_list_can_be_closed_before_its_last_rows_are_there(chatting, three, monkeypatch):  # noqa: F811
     """The rows after the first ones come a moment later, and only if the list still has its widgets."""
 
