@@ -8,9 +8,11 @@ this module keeps keys as text until the app's queue has room.
 import asyncio
 import os
 import selectors
+import sys
 import time
 from codecs import getincrementaldecoder
 from collections.abc import Callable
+from typing import Any
 
 from textual import constants
 from textual._xterm_parser import XTermParser
@@ -124,6 +126,12 @@ class Keyboard:
 class TerminalDriver(LinuxDriver):
     """The Textual driver of this process's terminal. The driver reads keys only as fast as the app handles
     them."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # Textual draws on the standard error stream, which can be a file (`chat 2>FILE`)
+        if sys.__stdout__ and not (sys.__stderr__ and sys.__stderr__.isatty()):
+            self._file = sys.__stdout__
 
     def send_message(self, message: Message) -> None:
         send_now(self, message)

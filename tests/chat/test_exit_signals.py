@@ -102,3 +102,13 @@ def test_a_flood_of_keys_takes_no_memory_and_no_signal_waits_for_it(terminal):
     assert most_memory(terminal.pid) - before < 50 << 20
     os.kill(terminal.pid, signal.SIGTERM)
     assert terminal.wait() == 128 + signal.SIGTERM
+
+
+def test_the_screen_is_drawn_while_errors_go_to_a_file(kept_file, tmp_path):
+    """`chat 2>FILE`"""
+    file = tmp_path / "errors"
+    program = PROGRAM.format(kept=str(kept_file))
+    terminal = Terminal(["sh", "-c", f'exec "$0" -c "$1" 2>"{file}"', sys.executable, program])
+    terminal.expect("learns from what you think", 60)
+    terminal.send("\x11")  # Ctrl+Q
+    assert terminal.wait(60) == 0 and file.read_text() == ""
