@@ -15,7 +15,7 @@ from ruvmlx.apps.chat.plain import PlainChat
 from ruvmlx.apps.chat.welcome import Welcome, plan_block
 
 from ruvmlx.engine import Sampling
-from ruvmlx.errors import Interrupted
+from ruvmlx.errors import Interrupted, UsageError
 from ruvmlx.host.model_holder import ModelHolder, Opener
 from ruvmlx.progress import Progress
 from ruvmlx.runtime import Runtime
@@ -113,6 +113,20 @@ async def test_another_model_continues_the_chat(chatting, size):
             lambda r: [r.store.replies.get(t.reply_id).model for t in r.chats.turns(session)[1::2]]
         )
         assert turns == [ONE, TWO]
+
+
+async def test_a_model_that_cannot_be_remembered_is_shown_all_the_same(chatting, monkeypatch):
+    """The settings file cannot be written. The chat uses the new model."""
+
+    def refuse(name):
+        raise UsageError("the settings file cannot be written")
+
+    monkeypatch.setattr(models, "remember", refuse)
+    async with chatting() as (app, pilot):
+        await ask(app, pilot, "Hello")
+        await send(app, pilot, f"/model {TWO}")
+        await wait_for_model(app, pilot, TWO)
+        await until(pilot, lambda: "the settings file cannot be written" in notices(app)[-1])
 
 
 async def test_a_reply_of_another_model_cannot_be_rated(chatting):

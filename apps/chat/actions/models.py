@@ -123,8 +123,8 @@ class ModelActions:
         except Exception as error:  # noqa: BLE001 - shown on one line, whatever it is
             await self._after_failed_switch(error)
         else:
-            await self._remember(name)
             await self._show_new_model()
+            await self._remember(name)  # this fails if the settings file cannot be written
         finally:
             chat.status.background = ""
             if chat.phase == "opening":
