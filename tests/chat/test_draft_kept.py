@@ -241,3 +241,22 @@ async def test_a_command_ends_an_edit(branching):  # noqa: F811
         await until(pilot, lambda: app.chat.editing is None)
         await ask(app, pilot, "Next")
         assert [m.text for m in app.query(UserMessage)] == ["Hello", "Next"]
+
+
+async def test_an_edit_ends_when_a_comparison_hides_its_message(branching):  # noqa: F811
+    """The chosen reply stands in the place of the reply that the user rewrites."""
+    async with branching() as (app, pilot):
+        first = await ask(app, pilot, "Hello")
+        old = first.text
+        await pilot.press("ctrl+g")
+        await until(pilot, lambda: "‹ 2/2 ›" in screen_text(app) and app.phase == "idle")
+        await pilot.press("tab", "E")
+        await until(pilot, lambda: app.chat.editing and app.chat.prompt.has_focus)
+        await pilot.press("X")
+        edited, session = app.chat.prompt.text, app.chat.state.session
+        await app.host.call(lambda runtime: runtime.chats.next_sibling(session, 1))
+        await app.actions.write.show_turns()
+        assert app.chat.transcript.replies[0].text == old
+        assert app.chat.editing is None and app.chat.prompt.text == ""
+        await pilot.press("up")
+        assert app.chat.prompt.text == edited

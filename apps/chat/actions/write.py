@@ -240,6 +240,7 @@ class WriteActions:
         session = self._chat.state.session
         turns = await self._chat.host.call(lambda runtime: runtime.chats.turns(session))
         await self._chat.transcript.show(turns, self._chat.model)
+        self._edit.leave_hidden()
 
     async def show_end(self) -> None:
         """Show the end of the chat again, if the screen shows an earlier message because a search found
