@@ -4,6 +4,7 @@ import asyncio
 import io
 
 import pytest
+from ruvmlx.apps.chat.actions.write import ON_ANOTHER_BRANCH
 from ruvmlx.apps.chat.app import ChatApp
 from ruvmlx.apps.chat.messages import UserMessage
 from ruvmlx.apps.chat.options import ChatOptions
@@ -265,3 +266,23 @@ async def test_a_long_message_of_the_status_line_stays_longer(chatting, monkeypa
         status.flash("w" * 120)
         status.flash("Copied", 20)
         assert waits == [3, 10, 20]
+
+
+@pytest.mark.parametrize("keys", ["r", "m", "eX⏎"])
+async def test_an_earlier_reply_that_goes_on_tells_where_the_later_messages_are(chatting, keys):
+    """And they are there. A reply at the end of the chat tells nothing."""
+    async with chatting() as (app, pilot):
+        await ask(app, pilot, "One")
+        await ask(app, pilot, "Two")
+        await pilot.press("tab", "up")
+        for key in keys:
+            await pilot.press("enter" if key == "⏎" else key)
+            await pilot.pause()
+        await until(pilot, lambda: ON_ANOTHER_BRANCH in screen_text(app))
+        await idle_with(app, pilot, 1)
+        app.chat.status.message = ""
+        await pilot.press("tab", "left")
+        await until(pilot, lambda: "Two" in shown_texts(app))
+        await pilot.press("escape", "ctrl+g")
+        await until(pilot, lambda: "‹ 2/2 ›" in screen_text(app) and app.phase == "idle")
+        assert ON_ANOTHER_BRANCH not in screen_text(app)

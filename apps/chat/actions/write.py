@@ -27,6 +27,7 @@ from .edit import EditActions, text_to_edit
 from .rate import RateActions
 from .tools import ToolActions
 
+ON_ANOTHER_BRANCH = "The later messages are on another branch: Tab, then ← or → shows them"
 SAME_WORDS = "The model wrote the same words again; /set temperature 1 lets replies differ more"
 
 
@@ -139,7 +140,11 @@ class WriteActions:
         self._rate.ask_why_no_more()
         session = chat.state.session
         arriving = self._telling(session, chat.host.write(self._after_the_shown_end(begin)))
+        others = [m for m in chat.transcript.query_children(UserMessage) if m.message_id != edited]
+        had_later = chat.transcript.has_later
         await place()
+        if had_later > chat.transcript.has_later or not all(m.is_attached for m in others):
+            chat.status.flash(ON_ANOTHER_BRANCH)
         self._edit.leave_hidden()
         chat.prompt.focus()
         try:
