@@ -112,6 +112,14 @@ async def test_an_action_waits_for_the_search_typed_before_it(chatting, three, k
             await until(pilot, lambda: app.chat.state.session == three[1])
 
 
+async def test_a_small_screen_shows_all_keys_of_the_list(chatting, three):  # noqa: F811
+    async with chatting((50, 16)) as (app, pilot):
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: rows(app))
+        await until(pilot, lambda: "esc Close" in screen_text(app))
+        assert "Tell me of lions" in screen_text(app) and "^x Delete" in screen_text(app)
+
+
 async def test_letters_after_enter_do_not_change_the_choice(chatting, three):  # noqa: F811
     async with chatting() as (app, pilot):
         await pilot.press("ctrl+o")
