@@ -31,8 +31,8 @@ class ChatEntry:
     """A row of the list of chats, with text that is safe for the terminal.
 
     said: an excerpt of the found message around the words of a search; "" without a search. message: the id
-    of the newest message with these words. turns: the number of messages in the chat. updated: the time of
-    the chat's last use, in seconds since the epoch.
+    of the newest message with these words. turns: the number of messages on the chat's branch. updated: the
+    time of the chat's last use, in seconds since the epoch.
     """
 
     id: str
@@ -64,24 +64,35 @@ def entries(runtime: Runtime, words: str = "") -> list[ChatEntry]:
     name. Pinned chats come first, the one that was used last before the others. Then the folder that was used
     last comes first, and in each folder the chat that was used last comes first."""
     store, wanted = runtime.store, words.split()
+    lengths = store.chats.branch_lengths()
     if not wanted:
-        return _in_order(_entry(s) for s in store.chats.all())
+        return _in_order(_entry(s, lengths) for s in store.chats.all())
     found: dict[str, ChatEntry] = {}
     for s in store.chats.all():
         if s.folder and one_line(words).lower() in s.folder.lower():
-            found[s.id] = _entry(s)
+            found[s.id] = _entry(s, lengths)
     for hit in store.search.find(words):
         said = excerpt(hit.content, wanted) if hit.message_id is not None else ""
         s = hit.session
         if s.id not in found or not found[s.id].said:
-            found[s.id] = _entry(s, said, hit.message_id)
+            found[s.id] = _entry(s, lengths, said, hit.message_id)
     return _in_order(found.values())
 
 
-def _entry(session: SessionRow, said: str = "", message: int | None = None) -> ChatEntry:
+def _entry(
+    session: SessionRow, lengths: dict[str, int], said: str = "", message: int | None = None
+) -> ChatEntry:
+    """lengths: chat id -> the number of messages on the chat's branch"""
     title = one_line(session.title) or "Untitled"
     return ChatEntry(
-        session.id, title, session.turns, session.updated, said, bool(session.pinned), message, session.folder
+        session.id,
+        title,
+        lengths.get(session.id, 0),
+        session.updated,
+        said,
+        bool(session.pinned),
+        message,
+        session.folder,
     )
 
 

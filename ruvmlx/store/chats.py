@@ -152,6 +152,15 @@ class Chats:
         )
         return [SessionRow(**row) for row in rows]
 
+    def branch_lengths(self) -> dict[str, int]:
+        """Return the number of messages of each chat's current branch: chat id -> number."""
+        rows = self._db.rows(
+            "SELECT s.id, (WITH RECURSIVE branch(id) AS (SELECT s.head UNION ALL"
+            " SELECT m.parent FROM branch JOIN messages m ON m.id = branch.id)"
+            " SELECT count(id) FROM branch) AS length FROM sessions s"
+        )
+        return {row["id"]: row["length"] for row in rows}
+
     def beginning_with(self, messages: Sequence[MessageRow]) -> str | None:
         """Return the id of a chat whose oldest messages have the same roles and texts as `messages`.
         Soft-deleted chats are not searched. Return None if there is no such chat."""

@@ -120,6 +120,17 @@ async def test_a_small_screen_shows_all_keys_of_the_list(chatting, three):  # no
         assert "Tell me of lions" in screen_text(app) and "^x Delete" in screen_text(app)
 
 
+async def test_the_list_counts_the_messages_of_the_branch_that_opens(chatting):  # noqa: F811
+    """The second reply to a question is no message more."""
+    async with chatting() as (app, pilot):
+        await ask(app, pilot, "Hello")
+        await pilot.press("ctrl+g")
+        await until(pilot, lambda: "‹ 2/2 ›" in screen_text(app) and app.phase == "idle")
+        await pilot.press("ctrl+o")
+        await until(pilot, lambda: rows(app))
+        assert app.screen._entries[0].turns == 2
+
+
 async def test_letters_after_enter_do_not_change_the_choice(chatting, three):  # noqa: F811
     async with chatting() as (app, pilot):
         await pilot.press("ctrl+o")
