@@ -1,17 +1,15 @@
 """The command `ruvmlx connect` prints or writes the configuration with which another program uses a running
 `ruvmlx serve`."""
 
-from typing import Any
-
 import click
 
 from ruvmlx import settings as config
-from ruvmlx.errors import UsageError
+from ruvmlx.errors import RuvmlxError, UsageError
 from ruvmlx.text import sanitize
 
 from .client_files import ClientFile, Served, client_of, names
 from .output import json_option, log, print_json, show
-from .running_server import answer_of, server_options
+from .running_server import answer_of, root_of, server_options
 from .verb import Verb
 from .written_files import put_back, write_over
 
@@ -57,12 +55,15 @@ def ask_server(server: str, api_key: str | None, name: str | None) -> Served:
     """Return the server and its model. name: the name of the model, or None for the server's first model.
     Raise RuvmlxError if the server does not answer, or has no model of this name."""
     form = {"anthropic-version": "2023-06-01"}
-    models: list[dict[str, Any]] = answer_of(server, "/v1/models", api_key, headers=form)["data"]
-    found = next((model for model in models if name in (None, model["id"])), None)
+    answer = answer_of(server, "/v1/models", api_key, headers=form)
+    try:
+        known = {str(model["id"]): int(model["max_input_tokens"]) for model in answer["data"]}
+    except (KeyError, TypeError, ValueError):
+        raise RuvmlxError(f"the server at {server} is no `ruvmlx serve`; give its address.") from None
+    found = next((model for model in known if name in (None, model)), None)
     if found is None:
-        known = ", ".join(model["id"] for model in models)
-        raise UsageError(f"the server has no model {name!r}; it has {known}.")
-    return Served(server, api_key or "none-needed", found["id"], int(found["max_input_tokens"]))
+        raise UsageError(f"the server has no model {name!r}; it has {', '.join(known)}.")
+    return Served(root_of(server), api_key or "none-needed", found, known[found])
 
 
 VERBS = [connect]

@@ -1,6 +1,7 @@
 """The commands `pull`, `ls`, `models`, `show` and `rm` fetch, list, propose, show and delete models."""
 
 import shlex
+import shutil
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -279,24 +280,21 @@ def _shape_rows(shape: "ModelShape") -> list[tuple[str, str]]:
 @click.argument("name", shell_complete=complete_fetched)
 def remove_model(name: str) -> None:
     """Delete a fetched model (owner/name) from the Hugging Face cache."""
-    from huggingface_hub import scan_cache_dir
-
-    from ruvmlx.models.find.hub import cached_files, hub_cache
+    from ruvmlx.models.find.hub import repo_folder
     from ruvmlx.models.find.resolve import REPO
 
     asked = REPO.fullmatch(name)
     if asked and asked["repo"] != name:
         raise UsageError(f"rm deletes a repository with all its files: `ruvmlx rm {asked['repo']}`.")
-    if "/" not in name or cached_files(name) is None:
+    folder = repo_folder(name)
+    if "/" not in name or not folder.is_dir():
         raise UsageError(
             f"there is no {name} among the models that `ruvmlx pull` fetched, so there is nothing to delete. "
             "`ruvmlx ls` lists all models."
         )
-    cache = scan_cache_dir(hub_cache())
-    revisions = [v.commit_hash for r in cache.repos if r.repo_id == name for v in r.revisions]
-    plan = cache.delete_revisions(*revisions)
-    plan.execute()
-    say(f"Deleted {name} with all its files: {size(plan.expected_freed_size)} are free again.")
+    freed = sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_dir())
+    shutil.rmtree(folder)
+    say(f"Deleted {name} with all its files: {size(freed)} are free again.")
 
 
 VERBS = [pull, list_models, propose_models, show_model, remove_model]

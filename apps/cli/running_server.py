@@ -1,5 +1,6 @@
 """This module sends requests to a running `ruvmlx serve`, for the verbs (commands) that need a server."""
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -37,6 +38,11 @@ def saved_key(server: str, api_key: str | None) -> str | None:
     return next(iter(saved_keys()), None) if api_key is None and is_here(server) else api_key
 
 
+def root_of(server: str) -> str:
+    """Return the address without the ending /v1, with which `ruvmlx serve` prints the address."""
+    return server.rstrip("/").removesuffix("/v1")
+
+
 def answer_of(
     server: str,
     path: str,
@@ -50,7 +56,7 @@ def answer_of(
     """Send a request to the server and return the JSON of the answer. method: the HTTP method; None: POST if
     there is a body, else GET. advice: what the error tells the user if no server answers. Raise RuvmlxError
     if the server refuses or does not answer."""
-    url, sent = f"{server.rstrip('/')}{path}", {"content-type": "application/json", **(headers or {})}
+    url, sent = f"{root_of(server)}{path}", {"content-type": "application/json", **(headers or {})}
     sent |= {"authorization": f"Bearer {key}"} if key else {}
     data = None if body is None else json.dumps(body).encode()
     try:
@@ -60,7 +66,7 @@ def answer_of(
             return json.load(answer)
     except urllib.error.HTTPError as error:
         raise _refusal(url, error) from None
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         raise RuvmlxError(_no_answer(server, advice)) from None
 
 

@@ -32,6 +32,7 @@ class AsyncReplyStream(AsyncIterator[str]):
         the first piece."""
         self._begin = begin
         self._begun: ReplyStream | None = None
+        self._is_stopped = False
 
     async def __anext__(self) -> str:
         stream = await self._stream()
@@ -53,6 +54,7 @@ class AsyncReplyStream(AsyncIterator[str]):
 
     def stop(self) -> None:
         """End the reply early. The store keeps the text so far, and the user can rate it."""
+        self._is_stopped = True
         if self._begun is not None:
             self._begun.stop()
 
@@ -65,6 +67,8 @@ class AsyncReplyStream(AsyncIterator[str]):
     async def _stream(self) -> ReplyStream:
         if self._begun is None:
             self._begun = self._begin()
+            if self._is_stopped:
+                self._begun.stop()
         return self._begun
 
 

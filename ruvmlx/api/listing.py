@@ -1,5 +1,6 @@
 """This module lists the models on this machine and the adapters of all models."""
 
+from contextlib import closing
 from pathlib import Path
 
 from ..settings import store_file
@@ -18,5 +19,6 @@ def list_adapters() -> list[AdapterInfo]:
     """Return the adapters of all models. An adapter exists once it has a version."""
     from ..store import Store
 
-    rows = Store(store_file()).adapters.all()
+    with closing(Store(store_file(), reading=True)) as store:
+        rows = store.adapters.all()
     return [AdapterInfo(row.name, row.model or row.fingerprint, row.version, row.bytes) for row in rows]

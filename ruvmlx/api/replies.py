@@ -88,6 +88,7 @@ class ReplyStream(Iterator[str]):
             chunk = self._chunks.get()
             if chunk is None:
                 self._ended = True
+                self._chunks.put(None)  # another thread can wait for the end, too
                 # this call raises the error with which the runtime ended the reply, if there was one
                 self._written.result()
                 break

@@ -287,6 +287,20 @@ async def test_asyncio(tiny_folder, home):
         assert model.name
 
 
+async def test_a_stopped_stream_stays_stopped(tiny_folder, home):
+    """Also if it is stopped before its first piece, and for every reader of the stream."""
+    settings = {"backend": "reference", "temperature": 0, "max_tokens": 300}
+    async with await ruvmlx.aopen(tiny_folder, **settings) as model:
+        stream = model.stream("hello")
+        stream.stop()
+        reply = await stream.reply()
+        assert reply.finish_reason == "cancelled" and not reply.token_ids[1:]
+        begun = await stream._stream()
+        for _ in range(2):  # a reader whose task was cancelled still waits for a piece
+            assert await asyncio.wait_for(asyncio.to_thread(begun._chunks.get), 5) is None
+            begun._chunks.put(None)
+
+
 @pytest.mark.parametrize("call", ["say", "again", "continue_reply"])
 async def test_a_cancelled_task_ends_its_reply(tiny_folder, home, monkeypatch, call):
     """What was written until then is in the chat, and the model is free for the next reply."""

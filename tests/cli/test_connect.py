@@ -2,8 +2,10 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 import tomllib
 
 import pytest
@@ -123,6 +125,7 @@ def test_the_command_asks_the_server(house, home, shared_url):
     assert {variables[f"ANTHROPIC_DEFAULT_{kind}_MODEL"] for kind in kinds} == {model}
     assert variables["ANTHROPIC_MODEL"] == model and variables["ANTHROPIC_BASE_URL"] == url
     assert int(variables["CLAUDE_CODE_MAX_OUTPUT_TOKENS"]) == 512 // 4
+    assert invoke("claude", "--server", f"{url}/v1").stdout == printed.stdout  # as `serve` prints it
     assert invoke("codex", "--server", url, "--write").exit_code == 0
     path = house / ".codex" / "ruvmlx.config.toml"
     assert tomllib.loads(path.read_text())["model_context_window"] == 512
@@ -138,6 +141,28 @@ def test_the_command_asks_the_server(house, home, shared_url):
     ):
         failed = invoke(*words)
         assert failed.exit_code and message in str(failed.exception), failed.output
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"220 mail.example ESMTP\r\n", "no server answers at"),
+        (b'HTTP/1.0 200 OK\r\n\r\n{"data": [{"id": "llama"}]}', "is no `ruvmlx serve`"),
+    ],
+    ids=["no HTTP", "another program"],
+)
+def test_a_server_of_another_program_is_one_line(house, answer, message):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def reply():
+            other, _ = server.accept()
+            with other:
+                other.recv(1 << 16)
+                other.sendall(answer)
+
+        threading.Thread(target=reply, daemon=True).start()
+        failed = invoke("claude", "--server", f"http://127.0.0.1:{server.getsockname()[1]}")
+    assert isinstance(failed.exception, RuvmlxError) and message in str(failed.exception)
 
 
 @pytest.fixture

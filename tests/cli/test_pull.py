@@ -35,9 +35,22 @@ def test_rm_deletes_the_files_of_a_gguf_repository(repository, run, tmp_path, mo
         assert run("pull", NAME + wanted)[0] == 0
     code, _, err = run("rm", f"{NAME}:F16")
     assert code == 2 and one_line(err) and f"`ruvmlx rm {NAME}`" in err
+    data = tmp_path / "hub" / "datasets--owner--tiny" / "snapshots" / "1" / "data.csv"
+    data.parent.mkdir(parents=True)
+    data.write_text("mine")
     code, out, _ = run("rm", NAME)
-    assert code == 0 and "Deleted owner/tiny with all its files: " in out
-    assert not list((tmp_path / "hub").rglob("*.gguf"))
+    assert code == 0 and "Deleted owner/tiny with all its files: " in out and " 0 B" not in out
+    assert not list((tmp_path / "hub").rglob("*.gguf")) and data.read_text() == "mine"
+
+
+def test_rm_deletes_what_an_interrupted_pull_left(run, tmp_path, monkeypatch):
+    """The folder has a part of a file, and names a revision that is not there."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    part = tmp_path / "hub" / "models--owner--tiny" / "blobs" / "1.incomplete"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(bytes(4000))
+    code, out, _ = run("rm", "owner/tiny")
+    assert code == 0 and "4.0 kB are free again" in out and not part.parent.parent.exists()
 
 
 def test_other_programs_models(run, tmp_path, monkeypatch):

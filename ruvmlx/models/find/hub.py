@@ -105,7 +105,7 @@ def _cached_gguf(name: str, wanted: str) -> Path | None:
 
     Raises ModelNotFound if several files have the wanted type.
     """
-    here = _cached_variants(_repo(name))
+    here = _cached_variants(repo_folder(name))
     found = [variant for variant in here if not wanted or variant.is_called(wanted)]
     if not found:
         return None
@@ -134,10 +134,11 @@ def _memory_limit() -> int:
 def cached_folder(name: str) -> Path | None:
     """Return the folder of a complete snapshot (revision) of a repository in the cache, or None; see
     `_snapshot`. This function does not import huggingface-hub."""
-    return _snapshot(_repo(name))
+    return _snapshot(repo_folder(name))
 
 
-def _repo(name: str) -> Path:
+def repo_folder(name: str) -> Path:
+    """Return the folder of a model's repository in the cache, which need not exist."""
     return hub_cache() / f"models--{name.replace('/', '--')}"
 
 
@@ -182,7 +183,7 @@ def complete(path: Path) -> bool:
 def _download(name: str, watch: Watch, wanted: str) -> Path:
     from . import fetching
 
-    repo, worker = _repo(name), Worker(f"Asking Hugging Face for {name}")
+    repo, worker = repo_folder(name), Worker(f"Asking Hugging Face for {name}")
     try:
         make_folder(repo.parent, 0o777)
         listing = worker.attend(lambda: fetching.Listing.of(name, repo), watch)
