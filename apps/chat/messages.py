@@ -198,7 +198,8 @@ class ReplyMessage(Windowed, Vertical, can_focus=True):
         self.finished = self.begun = False
 
     def begin(self) -> None:
-        """Take the first chunks. If they continue a reply, its ending and its rating are no longer true."""
+        """Mark that chunks of the reply have come. Clear the ending and the rating, because the chunks can
+        continue an earlier reply."""
         if not self.begun:
             self.begun, self.ending, self.rating, self.effect = True, "", None, ""
             self.asks_why = False

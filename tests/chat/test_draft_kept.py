@@ -133,7 +133,7 @@ async def test_an_edit_ends_when_another_branch_hides_its_message(branching, key
         assert app.chat.prompt.text == edited
 
 
-async def hold(app, monkeypatch, work):
+async def block_work(app, monkeypatch, work):
     """Replace `host.call_between` or `host.call`: a call waits until the test sets the event that this
     function returns."""
     go, call = asyncio.Event(), getattr(app.host, work)
@@ -155,7 +155,7 @@ async def test_a_message_that_is_sent_while_a_new_chat_opens_goes_to_the_new_cha
     async with branching() as (app, pilot):
         await ask(app, pilot, "Hello")
         old = app.chat.state.session
-        go = await hold(app, monkeypatch, work)
+        go = await block_work(app, monkeypatch, work)
         await palette(app, pilot, "newchat")
         await until(pilot, lambda: app.phase != "idle")
         await pilot.press(*"Hi", "enter")
@@ -175,7 +175,7 @@ async def test_a_message_that_is_sent_while_another_chat_fails_to_open_stays_in_
 ):
     async with branching() as (app, pilot):
         await ask(app, pilot, "Hello")
-        old, go = app.chat.state.session, await hold(app, monkeypatch, "call")
+        old, go = app.chat.state.session, await block_work(app, monkeypatch, "call")
         app.chat.start(lambda: app.actions.library.open("nowhere"))
         await until(pilot, lambda: app.phase != "idle")
         await pilot.press(*"Hi", "enter")
@@ -193,7 +193,7 @@ async def test_letters_that_are_typed_while_an_edit_is_stored_stay(branching, mo
         app.chat.prompt.text = "a draft"
         await pilot.press("tab", key)
         await until(pilot, lambda: app.chat.editing and app.chat.prompt.has_focus)
-        go = await hold(app, monkeypatch, "call_between")
+        go = await block_work(app, monkeypatch, "call_between")
         app.chat.prompt.text = "Mine"
         await pilot.press("enter", *" 2")
         assert app.chat.prompt.text == "a draft 2" and app.chat.editing is None

@@ -39,7 +39,7 @@ async def first_run(app, pilot) -> None:
     """The screen of the first start."""
 
 
-async def rated(app, pilot) -> None:
+async def show_rating(app, pilot) -> None:
     """Two replies, the second one rated up and selected."""
     await _rate(app, pilot, "What is the capital of France?", "ctrl+y")
     await _rate(app, pilot, "Give me three short tips for a good night's sleep.", "ctrl+y")
@@ -67,7 +67,7 @@ async def compare(app, pilot) -> None:
 # name of the file -> (picture, columns and lines of the terminal)
 PICTURES: dict[str, tuple[Picture, tuple[int, int]]] = {
     "first_run": (first_run, (100, 30)),
-    "rated": (rated, (92, 24)),
+    "rated": (show_rating, (92, 24)),
     "panel": (panel, (110, 40)),
     "compare": (compare, (110, 30)),
 }

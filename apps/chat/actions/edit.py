@@ -23,7 +23,7 @@ class EditActions:
         self._chat.prompt.begin_edit(text, REWRITING if isinstance(message, ReplyMessage) else EDITING)
 
     def end(self) -> UserMessage | ReplyMessage | None:
-        """Stop editing, and show the draft again. Return the message that the user edited."""
+        """End the edit and show the draft again. Return the message that the user edited, or None."""
         chat, edited = self._chat, self._chat.editing
         if edited:
             chat.editing = None

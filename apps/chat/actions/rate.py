@@ -83,8 +83,8 @@ class RateActions:
             chat.status.flash(said, EFFECT_SHOWN)
 
     def _reply_to_rate(self) -> ReplyMessage | None:
-        """Return the reply that the user rates. If there is none, or if a rating must wait, say so and return
-        None."""
+        """Return the reply that the user rates. If no reply can be rated now, tell the user the reason and
+        return None."""
         reply = None if self.is_too_early else self._chat.reply_in_view()
         if reply is None or reply.reply_id is None:
             is_growing = self._chat.phase == "replying" and not self._chat.selected_reply()
