@@ -77,7 +77,8 @@ class AdapterHistory:
         return self._store.versions.get(*self._key, version)
 
     def base_of(self, version: int) -> int:
-        """Return the id of a version's base LoRA; 0 if the version has no base LoRA."""
+        """Return the id of a version's base LoRA; 0 if the version has no base LoRA. Return another id than
+        that of any base LoRA if there is no such version, because its adapter was removed."""
         return self._store.versions.base_of(*self._key, version)
 
     def base(self, id_: int) -> BaseLoRA:
@@ -192,10 +193,11 @@ class AdapterHistory:
         return found[-1] if found else 0
 
     def new_and_missing(self, due: int = DUE) -> tuple[int, int]:
-        """Return two numbers of ratings and preferences: those since the last run of the background or style
-        loop, and those for which the loop still waits. A loop needs MINIMUM ratings or
-        preferences in all, and `due` since its last run (one if the store has a stopped run)."""
-        given, attempts = [version for version, _ in self.pairs.evidence_weights()], self.attempts()
+        """Return two numbers of ratings and preferences that training can use: those since the last run of
+        the background or style loop, and those for which the loop still waits. A loop needs MINIMUM ratings
+        or preferences in all, and `due` since its last run (one if the store has a stopped run)."""
+        given, attempts = self._store.ratings.trainable_versions(*self._key), self.attempts()
+        given += [preference.version for preference in self.pairs.in_force()]
         seen = max(self.last_promotion(), attempts[-1].parent if attempts else 0)
         new = sum(version > seen for version in given)
         enough = 1 if self._store.checkpoints.has_training(*self._key) else due

@@ -233,7 +233,8 @@ class Learner:
         try:
             with self._store.transaction():
                 if version == self.history.version():
-                    self.history.go_back(self.history.adapter(version).parent)
+                    with suppress(NotFound):  # without the weights before it, `rate` adds to the rating
+                        self.history.go_back(self.history.adapter(version).parent)
                 return self.rate(reply_id, rating, with_reason(note, reason))
         except BaseException:
             self.active.reload()
@@ -309,18 +310,17 @@ class Learner:
             return state
         steps = [step for step in steps if not is_batch(self.history, step[1])]
         # To take back the newest update, load the weights of the version before the update.
-        while steps and steps[-1][1] == state.version:
-            state = self.active.load(steps.pop()[0])  # the store always keeps the newest ancestor versions
+        with suppress(NotFound):  # of an adapter's copy, the store keeps few versions
+            while steps and steps[-1][1] == state.version:
+                state = self.active.load(steps[-1][0])
+                steps.pop()
         for version_before, version_after in steps:
-            try:
+            with suppress(NotFound):  # without these weights, the effect of this update stays
                 before, after = self.active.load(version_before), self.active.load(version_after)
-            except NotFound:
-                continue  # the store no longer has the weights, so the effect of this update stays
-            if before.base != state.base:
-                continue
-            taken = instant.without_update(state.micro, before.micro, after.micro, self.probe)
-            layers = self.layers.layers_without(state, before, after, self.active.probed_base.probe)
-            state = LearnerState(taken.adapter, state.base, _NEVER_STORED, taken.kl, layers)
+                if before.base == state.base:
+                    taken = instant.without_update(state.micro, before.micro, after.micro, self.probe)
+                    layers = self.layers.layers_without(state, before, after, self.active.probed_base.probe)
+                    state = LearnerState(taken.adapter, state.base, _NEVER_STORED, taken.kl, layers)
         return state
 
     def weigh(self, reply: ReplyRow, rating: str, note: str, trace: Trace) -> float:

@@ -123,4 +123,6 @@ class RatingBatch:
         for id_, (rating, note) in self._given.items():
             if reason_of(rating, note) != "facts":
                 learner.rating_index.add_rating(replies[id_], rating, version)
+            else:
+                learner.rating_index.bank.remove(id_)
         return active.state, new is not base

@@ -67,7 +67,8 @@ class ReplyTraces:
         if not self._active.knows_model:
             return
         trace, state = self._trace_with_directions(reply_id), self._active.state
-        if trace.stats is None and trace.version == state.version and self._active.is_measured:
+        fits = trace.version == state.version and trace.adapter.rank == state.micro.rank
+        if trace.stats is None and fits and self._active.is_measured:
             self._active.probe.prepare()
             trace.stats = instant.prepare_stats(trace, self._active.probe)
         if reply_id not in self._stored and self._active.history.base_of(trace.version) == state.base:
@@ -93,7 +94,7 @@ class ReplyTraces:
         if trace is None or self._active.history.base_of(max(0, trace.version)) != state.base:
             trace = self.replay(reply, state)  # the old trace's hidden states come from another base LoRA
         self._read_layers(reply, trace, state)
-        if trace.version != state.version:
+        if trace.version != state.version or trace.adapter.rank != state.micro.rank:
             trace = trace.replay(state.micro, state.version, self._active.backend.head)
             trace.moved = self._layers.logprob_shift(trace, state)
         return trace

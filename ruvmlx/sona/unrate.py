@@ -31,6 +31,7 @@ def take_back(store: Store, learner: Learner, reply_id: str) -> LearnStatus:
         raise UsageError(
             f"training has used the rating of reply {reply_id}; `ruvmlx learn rollback` goes back before it."
         )
+    active.load(before)
     later = _later(learner, first, reply_id)
     try:
         with store.transaction():

@@ -75,8 +75,8 @@ class Adapters:
     def add(
         self, fingerprint: str, name: str, state: bytes, base: bytes | None, kl: float, norm: float
     ) -> int:
-        """Commit an imported adapter. Returns the number of the adapter's first version, 1. Raises UsageError
-        if the name is taken.
+        """Commit an imported adapter. Returns the number of the adapter's first version: 1, or the number
+        after the last version of a removed adapter of this name. Raises UsageError if the name is taken.
 
         state: a MicroLoRA as bytes
         base: a BaseLoRA as bytes; None: the adapter has no base LoRA
@@ -90,7 +90,8 @@ class Adapters:
 
     def copy(self, fingerprint: str, name: str, new: str) -> None:
         """Commit a copy of an adapter's version in use, under a new name. The copy keeps the version's
-        number, ancestors, ratings and preferences.
+        ancestors, ratings and preferences. The copy keeps the numbers of the versions, unless an adapter of
+        the new name was removed: the numbers then go on where that adapter's numbers ended.
 
         Raises UsageError if the new name is taken, and NotFound if the adapter has no version in use.
         """
@@ -99,10 +100,10 @@ class Adapters:
             head = self._versions.head(fingerprint, name)
             if head == 0:
                 raise NotFound(f"adapter {name!r} has learned nothing yet, so there is nothing to save.")
-            self._versions.copy(fingerprint, name, new, head)
-            self._ratings.copy(fingerprint, name, new, head)
-            self._preferences.copy(fingerprint, name, new, head)
-            facts = {"from": name, "version": head}
+            shift = self._versions.newest(fingerprint, new)
+            for part in (self._versions, self._ratings, self._preferences):
+                part.copy(fingerprint, name, new, head, shift)
+            facts = {"from": name, "version": head + shift} | ({"shift": shift} if shift else {})
             self._witness.record("save", {"model": fingerprint, "adapter": new, **facts})
 
     def delete(self, fingerprint: str, name: str) -> NamedRow:
@@ -110,12 +111,14 @@ class Adapters:
         it was before the deletion."""
         with self._db.transaction():
             row = self.get(fingerprint, name)
+            last = self._versions.newest(fingerprint, name), self._bases.newest(fingerprint, name)
+            self._db.replace(
+                "removed_adapters", fingerprint=fingerprint, name=name, version=last[0], base=last[1]
+            )
             for table in _TABLES:
                 self._db.execute(f"DELETE FROM {table} WHERE fingerprint = ? AND name = ?", fingerprint, name)
             self._ratings.delete(fingerprint, name)
             self._preferences.delete(fingerprint, name)
-            # A new adapter with this name starts at version 1 again. The new adapter must not find the old
-            # adapter's traces.
             self._traces.delete_of_adapter(fingerprint, name)
             self._witness.record("remove", {"model": fingerprint, "adapter": name, "version": row.version})
         self._db.truncate_log()

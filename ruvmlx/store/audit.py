@@ -96,10 +96,10 @@ class _Logged:
             self.heads[_adapter(body)] = body["version"]
 
     def _copy_times(self, body: Body) -> None:
-        """Give each version of a copied adapter the times of the same version of the source adapter. The
-        source adapter can be deleted already."""
+        """Give each version of a copied adapter the times of the same version of the source adapter, which
+        can have a smaller number. The source adapter can be deleted already."""
         for key in [key for key in self.times if key[:2] == _adapter(body)]:
-            source = self.times.get((body["model"], body["from"], key[2]))
+            source = self.times.get((body["model"], body["from"], key[2] - body.get("shift", 0)))
             self.times[key] = source or (-math.inf, math.inf)
 
     def _remove(self, adapter: Key) -> None:

@@ -48,10 +48,9 @@ class Bases:
         return json.loads(self._db.value(sql, fingerprint, name, id_) or "{}")
 
     def add(self, fingerprint: str, name: str, state: bytes, report: dict[str, Any]) -> int:
-        """Add a base LoRA and return its id. An adapter uses an id only once. Call inside a transaction."""
-        newest = self._db.value(
-            "SELECT coalesce(max(id), 0) FROM bases WHERE fingerprint = ? AND name = ?", fingerprint, name
-        )
+        """Add a base LoRA and return its id. No adapter of this name uses this id again. Call inside a
+        transaction."""
+        newest = self.newest(fingerprint, name)
         self._db.insert(
             "bases",
             fingerprint=fingerprint,
@@ -64,21 +63,32 @@ class Bases:
         self._record(fingerprint, name, newest + 1, state)
         return newest + 1
 
+    def newest(self, fingerprint: str, name: str) -> int:
+        """Return the highest id that a base LoRA of this adapter, or of a removed adapter of this name, ever
+        had; 0 if there was no base LoRA."""
+        return self._db.value(
+            "SELECT coalesce(max(id), 0) FROM (SELECT id FROM bases WHERE fingerprint = ?1 AND name = ?2"
+            " UNION ALL SELECT base FROM removed_adapters WHERE fingerprint = ?1 AND name = ?2)",
+            fingerprint,
+            name,
+        )
+
     def _record(self, fingerprint: str, name: str, id_: int, state: bytes | None) -> None:
         facts = {"id": id_, "state": digest(state) if state is not None else None}
         self._witness.record("base", {"model": fingerprint, "adapter": name, **facts})
 
-    def copy(self, fingerprint: str, name: str, new: str) -> None:
+    def copy(self, fingerprint: str, name: str, new: str, shift: int) -> None:
         """Copy from adapter `name` to adapter `new` the base LoRAs that the versions of `new` use. Call
-        inside a transaction."""
+        inside a transaction. shift: the number to add to the ids"""
         self._db.execute(
             "INSERT INTO bases (fingerprint, name, id, state, report, created)"
-            " SELECT fingerprint, ?3, id, state, report, created FROM bases"
+            " SELECT fingerprint, ?3, id + ?4, state, report, created FROM bases"
             " WHERE fingerprint = ?1 AND name = ?2"
-            " AND id IN (SELECT base FROM adapters WHERE fingerprint = ?1 AND name = ?3)",
+            " AND id + ?4 IN (SELECT base FROM adapters WHERE fingerprint = ?1 AND name = ?3)",
             fingerprint,
             name,
             new,
+            shift,
         )
         self.delete_unused(fingerprint, new)
         sql = "SELECT id, state FROM bases WHERE fingerprint = ? AND name = ?"

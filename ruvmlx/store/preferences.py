@@ -201,11 +201,12 @@ class Preferences:
 
     # -- whole adapters ------------------------------------------------------------------------------
 
-    def copy(self, fingerprint: str, name: str, new: str, head: int) -> None:
-        """Copy the preferences that led to `head` to another adapter. Call inside a transaction."""
+    def copy(self, fingerprint: str, name: str, new: str, head: int, shift: int) -> None:
+        """Copy the preferences that led to `head` to another adapter. Call inside a transaction. shift: as in
+        `Versions.copy`"""
         self._db.execute(
             WITH_ANCESTORS + f"INSERT INTO preferences (fingerprint, adapter, version, {_FIELDS}, in_force,"
-            f" created) SELECT fingerprint, ?5, version, {_FIELDS}, in_force, created FROM preferences"
+            f" created) SELECT fingerprint, ?5, version + ?6, {_FIELDS}, in_force, created FROM preferences"
             " WHERE fingerprint = ?1 AND adapter = ?2 AND version IN (SELECT version FROM ancestors)"
             " ORDER BY id",
             fingerprint,
@@ -213,6 +214,7 @@ class Preferences:
             head,
             ALL_STEPS,
             new,
+            shift,
         )
         rows = self._db.rows(
             f"SELECT id, version, {_FIELDS} FROM preferences WHERE fingerprint = ? AND adapter = ?",

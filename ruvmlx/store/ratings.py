@@ -54,6 +54,12 @@ class RatedReply:
 _TEACHES = (
     f"NOT (t.rating IN {BAD} AND (t.note = '{FACTS}' OR substr(t.note, 1, {len(FACTS) + 1}) = '{FACTS}:'))"
 )
+# from the rows of `ratings` t and `replies` r: the ratings in force of an adapter that training can use
+_TRAINS = (
+    " FROM ratings t JOIN replies r ON r.id = t.reply_id"
+    " WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force AND length(r.sampled_ids) > 0"
+    f" AND length(r.prompt_ids) > 0 AND (r.features IS NULL OR length(r.features) > 0) AND {_TEACHES}"
+)
 
 
 class Ratings:
@@ -196,16 +202,17 @@ class Ratings:
         tokens, at most `limit` ratings, oldest first."""
         rows = self._db.rows(
             "SELECT r.id AS reply_id, t.rating, t.version, r.prompt_ids, r.sampled_ids, r.thought, r.query,"
-            " r.logprob"
-            " FROM ratings t JOIN replies r ON r.id = t.reply_id"
-            " WHERE t.fingerprint = ? AND t.adapter = ? AND t.in_force AND length(r.sampled_ids) > 0"
-            f" AND length(r.prompt_ids) > 0 AND (r.features IS NULL OR length(r.features) > 0) AND {_TEACHES}"
-            " ORDER BY t.id DESC LIMIT ?",
+            f" r.logprob{_TRAINS} ORDER BY t.id DESC LIMIT ?",
             fingerprint,
             name,
             limit,
         )
         return [RatedReply(**row) for row in reversed(rows)]
+
+    def trainable_versions(self, fingerprint: str, name: str) -> list[int]:
+        """Return the versions that the ratings of `replies` made, oldest first."""
+        rows = self._db.rows(f"SELECT t.version{_TRAINS} ORDER BY t.id", fingerprint, name)
+        return [version for (version,) in rows]
 
     def steps_of_reply(self, fingerprint: str, name: str, head: int, reply_id: str) -> list[tuple[int, int]]:
         """Return (adapter version before, adapter version after) of each rating of this reply that led to the
@@ -252,18 +259,20 @@ class Ratings:
 
     # -- whole adapters ------------------------------------------------------------------------------
 
-    def copy(self, fingerprint: str, name: str, new: str, head: int) -> None:
-        """Copy the ratings that led to `head` to another adapter. Call inside a transaction."""
+    def copy(self, fingerprint: str, name: str, new: str, head: int, shift: int) -> None:
+        """Copy the ratings that led to `head` to another adapter. Call inside a transaction. shift: as in
+        `Versions.copy`"""
         self._db.execute(
             WITH_ANCESTORS + "INSERT INTO ratings (fingerprint, adapter, version, reply_id, rating, note,"
-            " weight, in_force, created) SELECT fingerprint, ?5, version, reply_id, rating, note, weight,"
-            " in_force, created FROM ratings WHERE fingerprint = ?1 AND adapter = ?2"
+            " weight, in_force, created) SELECT fingerprint, ?5, version + ?6, reply_id, rating, note,"
+            " weight, in_force, created FROM ratings WHERE fingerprint = ?1 AND adapter = ?2"
             " AND version IN (SELECT version FROM ancestors) ORDER BY id",
             fingerprint,
             name,
             head,
             ALL_STEPS,
             new,
+            shift,
         )
         rows = self._db.rows(
             "SELECT id AS id_, version, reply_id, rating, weight FROM ratings"

@@ -7,8 +7,6 @@ import sqlite3
 
 from ..errors import StoreError
 
-VERSION = 17
-
 # Token ids are little-endian int32. Vectors and matrices are little-endian float32.
 _V1 = """
 CREATE TABLE sessions (
@@ -247,6 +245,12 @@ _V18 = """
 CREATE INDEX replies_by_tenant ON replies(tenant, seq);
 CREATE INDEX replies_by_adapter ON replies(fingerprint, adapter, seq);
 """
+_V19 = """
+CREATE TABLE removed_adapters (  -- their last numbers; a new adapter of the same name goes on there
+  fingerprint TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL, base INTEGER NOT NULL,
+  PRIMARY KEY (fingerprint, name)
+);
+"""
 _STEPS = (
     _V1,
     _V2,
@@ -266,7 +270,9 @@ _STEPS = (
     _V16,
     _V17,
     _V18,
+    _V19,
 )  # each migration step brings the store's file from one format version to the next
+VERSION = len(_STEPS)  # the newest format
 
 
 def statements(version: int, before: int = 0) -> list[str]:

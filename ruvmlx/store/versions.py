@@ -19,6 +19,7 @@ from .weights import Weights
 
 # a copy has the weights of KEEP_COPIED versions at most: the copied version and its nearest ancestors
 KEEP_COPIED = 8
+UNKNOWN_BASE = -1  # the answer of `base_of` for a version that does not exist
 
 
 class HeadMoved(Exception):
@@ -109,15 +110,28 @@ class Versions:
         return [row["version"] for row in rows]
 
     def base_of(self, fingerprint: str, name: str, version: int) -> int:
-        """Return the id of a version's base LoRA; 0: no base LoRA. The id is known even if the weights were
-        deleted."""
+        """Return the id of a version's base LoRA; 0: no base LoRA; UNKNOWN_BASE: there is no such version.
+        The id is known even if the weights were deleted."""
         sql = "SELECT base FROM adapters WHERE fingerprint = ? AND name = ? AND version = ?"
-        return self._db.value(sql, fingerprint, name, version) or 0
+        found = self._db.value(sql, fingerprint, name, version) if version else 0
+        return UNKNOWN_BASE if found is None else found
 
     def is_ancestor(self, fingerprint: str, name: str, version: int, head: int) -> bool:
         """Return True if the version is the head or one of its ancestors."""
         sql = WITH_ANCESTORS + "SELECT 1 FROM ancestors WHERE version = ?5"
         return self._db.row(sql, fingerprint, name, head, steps_to(version, head), version) is not None
+
+    def newest(self, fingerprint: str, name: str) -> int:
+        """Return the highest number that a version of this adapter, or of a removed adapter of this name,
+        ever had; 0 if there was no version. Another process can have a removed adapter's version in memory.
+        So a number must never name two versions."""
+        return self._db.value(
+            "SELECT coalesce(max(version), 0) FROM (SELECT version FROM adapters WHERE fingerprint = ?1"
+            " AND name = ?2 UNION ALL SELECT version FROM removed_adapters WHERE fingerprint = ?1"
+            " AND name = ?2)",
+            fingerprint,
+            name,
+        )
 
     def promotions(self, fingerprint: str, name: str, head: int) -> list[int]:
         """Return the versions with another base LoRA than their parents, among the head and its ancestors,
@@ -195,8 +209,8 @@ class Versions:
         norm: float,
         base: int | None = None,
     ) -> int:
-        """Add a version as a child of the head, and make the version the head. Returns its number, which this
-        adapter uses only once. Call inside a transaction.
+        """Add a version as a child of the head, and make the version the head. Returns its number, which no
+        adapter of this name uses again. Call inside a transaction.
 
         base: the id of a base LoRA; None: the base LoRA of the parent version
 
@@ -204,11 +218,7 @@ class Versions:
         """
         if self.head(fingerprint, name) != parent:
             raise HeadMoved
-        newest = self._db.value(
-            "SELECT coalesce(max(version), 0) FROM adapters WHERE fingerprint = ? AND name = ?",
-            fingerprint,
-            name,
-        )
+        newest = self.newest(fingerprint, name)
         base = self.base_of(fingerprint, name, parent) if base is None else base
         row = VersionRow(newest + 1, parent, base, state, kl, norm)
         facts = vars(row) | {"state": None}
@@ -233,29 +243,32 @@ class Versions:
         self._ratings.enforce(fingerprint, name, version)
         self._preferences.enforce(fingerprint, name, version)
 
-    def copy(self, fingerprint: str, name: str, new: str, head: int) -> None:
+    def copy(self, fingerprint: str, name: str, new: str, head: int, shift: int) -> None:
         """Copy a version, its ancestors and their base LoRAs to a new adapter. The version becomes the head
-        of the new adapter.
+        of the new adapter. Call inside a transaction.
 
-        The version keeps its number. Call inside a transaction.
+        shift: the number to add to the numbers of all versions
         """
+        base_shift = self._bases.newest(fingerprint, new)
         self._db.execute(
             WITH_ANCESTORS
             + "INSERT INTO adapters (fingerprint, name, version, parent, base, kl, norm, created)"
-            " SELECT a.fingerprint, ?5, a.version, a.parent, a.base, a.kl, a.norm, a.created"
-            " FROM ancestors c JOIN adapters a"
+            " SELECT a.fingerprint, ?5, a.version + ?6, iif(a.parent > 0, a.parent + ?6, 0),"
+            " iif(a.base > 0, a.base + ?7, 0), a.kl, a.norm, a.created FROM ancestors c JOIN adapters a"
             " ON a.fingerprint = ?1 AND a.name = ?2 AND a.version = c.version",
             fingerprint,
             name,
             head,
             ALL_STEPS,
             new,
+            shift,
+            base_shift,
         )
-        self._copy_weights(fingerprint, name, new, head)
-        self._bases.copy(fingerprint, name, new)
-        self._set_head(fingerprint, new, head)
+        self._copy_weights(fingerprint, name, new, head, shift)
+        self._bases.copy(fingerprint, name, new, base_shift)
+        self._set_head(fingerprint, new, head + shift)
 
-    def _copy_weights(self, fingerprint: str, name: str, new: str, head: int) -> None:
+    def _copy_weights(self, fingerprint: str, name: str, new: str, head: int, shift: int) -> None:
         """Copy the weights of a version and of its nearest ancestors. Write the version and all its ancestors
         to the witness log."""
         nearest = self._db.rows(
@@ -266,14 +279,14 @@ class Versions:
             ALL_STEPS,
             KEEP_COPIED,
         )
-        copied = {row["version"] for row in nearest}
+        copied = {row["version"] + shift for row in nearest}
         sql = (
             "SELECT version, parent, base, kl, norm FROM adapters WHERE fingerprint = ? AND name = ?"
             " ORDER BY version"
         )
         for row in map(dict, self._db.rows(sql, fingerprint, new)):
             number = row["version"]
-            state = self.weights.get(fingerprint, name, number) if number in copied else None
+            state = self.weights.get(fingerprint, name, number - shift) if number in copied else None
             if state is not None:
                 source = row["parent"] if row["parent"] in copied else 0
                 self.weights.write(fingerprint, new, number, source, state)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ruvmlx.errors import CorruptFile, NotFound, StoreError
-from ruvmlx.store import Store, weights
+from ruvmlx.store import HeadMoved, Store, weights
 from ruvmlx.store.audit import disagreement
 from ruvmlx.store.differences import add_differences, difference
 
@@ -194,13 +194,16 @@ def test_a_version_after_damage_is_whole(store, path):
 
 
 def test_weights_in_memory_are_not_taken_for_those_of_another_adapter(store, path):
-    """Another process removes the adapter and makes one of the same name: its version 1 has other weights."""
+    """Another process removes the adapter and makes one of the same name: its first version has the next
+    number."""
     add(store, 0, weights_of(1))
     with closing(Store(path)) as other:
         other.adapters.delete(*KEY)
-        add(other, 0, weights_of(50))
-    add(store, 1, weights_of(2))
-    assert read(path, (1, 2)) == {1: weights_of(50), 2: weights_of(2)}
+        assert add(other, 0, weights_of(50)) == 2
+    with pytest.raises(HeadMoved):
+        add(store, 1, weights_of(2))
+    add(store, 2, weights_of(2))
+    assert read(path, (2, 3)) == {2: weights_of(50), 3: weights_of(2)}
 
 
 def test_weights_of_a_transaction_that_failed_are_forgotten(store, path):
