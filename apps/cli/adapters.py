@@ -342,7 +342,11 @@ def fuse(folder: Path, dtype: str | None, dequantize: bool, as_json: bool, **fla
         say(f"Wrote {folder}: the model with what the adapter {opened.name!r} learned, {size(nbytes)}.")
         if nbytes > (was := opened.model.bytes):
             hint(f"It is larger than the model ({size(was)}): the changed weights have more bits.")
-        hint(f"`ruvmlx chat --model {shell_path(folder)}` chats with it. The adapter is not applied twice.")
+        command = f"ruvmlx chat --model {shell_path(folder)}"
+        if load_model(str(folder)).fingerprint == opened.model.fingerprint:
+            hint(f"`{command} --adapter none` chats with it. Without `--adapter none`, it learns twice.")
+        else:
+            hint(f"`{command}` chats with it. The adapter is not applied twice.")
 
 
 VERBS = [adapters]

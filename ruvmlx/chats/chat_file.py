@@ -134,7 +134,7 @@ def import_once(store: Store, data: bytes, name: str) -> ImportResult:
     """Create a chat from a file's bytes, unless a chat in the store begins with the same messages. If the
     bytes are not a chat, raise CorruptFile and create no chat."""
     chat = parse(data, name)
-    known = store.chats.beginning_with(chat.messages)
+    known = store.chats.beginning_with(chat.system, chat.messages)
     return ImportResult(known, False) if known else ImportResult(_add(store, chat), True)
 
 
@@ -170,30 +170,33 @@ def parse(data: bytes, name: str) -> Imported:
     if not isinstance(raw, list) or not raw:
         raise CorruptFile(f"{name} holds no chat: a list of messages is expected. Nothing was imported.")
     system = _text(found.get("system")) or next((_content(m) for m in raw if _role(m) == "system"), None)
-    messages = _messages([m for m in raw if _role(m) != "system"], name)
+    messages = _messages(raw, name)
     title = _text(found.get("title")) or next((m.content for m in messages), "")
     chat = Imported(one_line(title)[:60], system or None, _text(found.get("model")) or UNKNOWN, messages)
     times = [message.created for message in messages if message.created] or [0.0]
     chat.created = _moment(found.get("created")) or times[0]
-    chat.updated = _moment(found.get("updated")) or times[-1]
+    chat.updated = min(_moment(found.get("updated")) or times[-1], time.time())
     head = _number(found.get("head"))
     chat.head = head if head in {m.id for m in messages} else messages[-1].id
     return chat
 
 
 def _messages(raw: list[Any], name: str) -> list[MessageRow]:
-    """Return the messages of a file after a check of their fields. Each parent comes before its children.
-    Messages without ids form one branch."""
+    """Return the messages of a file after a check of their fields. Each parent comes before its children. A
+    message without a parent follows the message before it. System messages are left out."""
     rows: list[MessageRow] = []
     known: set[int] = set()
-    for n, item in enumerate(raw, 1):
+    prompts = {_number(item.get("id")) for item in raw if _role(item) == "system"} - {None}
+    for n, item in enumerate((item for item in raw if _role(item) != "system"), 1):
         calls = _calls(item)
         if _role(item) not in ROLES or _content(item) is None or (_role(item) == "tool" and not calls):
             raise CorruptFile(
                 f"{name}: message {n} needs a role (user, assistant, tool, system) and text content."
             )
         own = _number(item.get("id"))
-        parent = item.get("parent") if own is not None else (rows[-1].id if rows else None)
+        parent = rows[-1].id if rows else None
+        if own is not None and "parent" in item:
+            parent = None if _number(item["parent"]) in prompts else item["parent"]
         id_ = own if own is not None else n
         if id_ in known or not (parent is None or _number(parent) in known):
             raise CorruptFile(f"{name}: message {n} does not follow an earlier one. Nothing was imported.")

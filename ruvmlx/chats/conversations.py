@@ -151,7 +151,7 @@ class Conversations:
         context (engine/context_window.py)."""
         known = (
             session_id,
-            [turn.id for turn in turns],
+            [turn.id or turn.content for turn in turns],
             self.summaries.of(session_id, turns),
             max_new_tokens,
         )
@@ -275,6 +275,8 @@ class Conversations:
         cut_off = self._store.replies.get(turn.reply_id)
         if cut_off.fingerprint != self._model.fingerprint:
             raise UsageError(f"{cut_off.model} began that reply; /again writes one with this model.")
+        if not cut_off.prompt_ids:
+            raise UsageError("the prompt of that reply was deleted; /again writes another reply.")
         request = GenerationRequest(
             messages=[Message("user", cut_off.prompt)],
             input_ids=cut_off.prompt_ids + cut_off.sampled_ids,

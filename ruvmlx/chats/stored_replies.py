@@ -28,6 +28,9 @@ from .lost_sides import note_lost_sides
 from .tool_turns import calls_to_json, split_calls
 
 SAVE_EVERY = 1.0  # seconds: if the process is killed, a chat's reply loses the text of about this time
+# A commit of a reply waits for the store's lock this number of times, 5 s each. A long transaction of another
+# process must not cost the user a reply.
+COMMIT_ATTEMPTS = 8
 
 Traced = Mapping[str, Trace | None]  # reply id -> trace of the reply
 
@@ -101,15 +104,21 @@ class ReplyArchive:
         replies = max(self._in_progress(), 1 + run.shared)
         kv = replace(self._tiers.observation(response.session_id, response), replies=replies, others=others)
         routed = route.row(reply.id, reply.fingerprint, reply.adapter) if route else None
-        self.store.replies.add(
-            replace(reply, features=features),
-            session_id,
-            kv,
-            routed,
-            question=run.request.question_id,
-            shown=text if calls else None,
-            calls=calls_to_json(calls),
-        )
+        for attempt in range(COMMIT_ATTEMPTS):
+            try:
+                self.store.replies.add(
+                    replace(reply, features=features),
+                    session_id,
+                    kv,
+                    routed,
+                    question=run.request.question_id,
+                    shown=text if calls else None,
+                    calls=calls_to_json(calls),
+                )
+                break
+            except StoreBusy:
+                if attempt + 1 == COMMIT_ATTEMPTS:
+                    raise
         self.last_reply_id = reply.id
         if learner is not None and trace is not None:
             learner.traces.keep(reply.id, trace)

@@ -114,7 +114,7 @@ class ContextWindow:
         sizes = [self.message_size(message) for message in rest[begin:]]
         room = limit - sum(map(self.message_size, head))
         ends = (n for n in range(len(rest) - 1, -1, -1) if rest[n].role == "user")
-        first = min(begin + cut(sizes, room, limit // 2), next(ends, len(rest) - 1))
+        first = min(begin + cut(sizes, room, room // 2), next(ends, len(rest) - 1))
         while first < len(rest) - 1 and rest[first].role != "user":
             first += 1
         read = self._with_short_results(rest[first:], room)

@@ -16,6 +16,7 @@ from .draft_length import draft_length
 from .draft_model import DraftModel
 from .recorder import Recorder
 from .run import Run
+from .session_disk import model_key
 from .sessions import SessionManager
 from .types import Chunk, GenerationRequest, GenerationResponse
 
@@ -44,7 +45,7 @@ class LLMInferenceEngine:
         self.model = model
         self.backend = backend
         self.draft_length, self.draft_model = draft_length(speculate), draft_model
-        self.sessions = SessionManager(backend, policy, folder=folder, model=model.fingerprint)
+        self.sessions = SessionManager(backend, policy, folder=folder, model=model_key(model))
 
     def prompt_ids(self, request: GenerationRequest) -> list[int]:
         """Return the token ids of the prompt. Raises UsageError if the prompt is empty, does not fit the

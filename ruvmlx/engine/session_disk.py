@@ -1,6 +1,7 @@
 """This module writes sessions (kept KV caches) to disk and loads them. The module decides which sessions go
 to disk, and whether a stored session shares a longer prefix with a prompt than the sessions in memory do."""
 
+import hashlib
 import math
 import queue
 import threading
@@ -13,14 +14,24 @@ from ..kv.chain import Key, extend, root
 from ..kv.disk import CacheFolder
 from ..kv.owners import REQUESTS
 from ..kv.policy import TierPolicy
+from ..models.config.model import Model
 from .session import Session, common_prefix
+
+
+def model_key(model: Model) -> str:
+    """Return a text that names the weights of a model: its fingerprint, and the size and the time of each of
+    its files. The fingerprint alone is not enough, because it reads few tensors, and two models can differ
+    only in the others."""
+    files = sorted(model.path.iterdir()) if model.path.is_dir() else [model.path]
+    facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
+    return f"{model.fingerprint} {hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
 
 
 class CacheKeys:
     """CacheKeys makes the keys (data and hashes) by which the caches of a backend are found on disk."""
 
     def __init__(self, backend: Backend, model: str):
-        """model: the fingerprint of the model."""
+        """model: the result of `model_key`."""
         self._backend, self._model = backend, model
 
     def key(self, policy: TierPolicy | None) -> Key:

@@ -37,7 +37,7 @@ class SessionManager:
     capacity: the maximum number of sequences in memory
     folder: the folder of cache files, for evicted caches and, at the end of the process, for all caches that
         can be kept
-    model: the fingerprint of the model
+    model: the result of `model_key`
     """
 
     def __init__(

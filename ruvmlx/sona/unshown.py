@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..backends.base import Backend, original_model
+from ..errors import NotFound
 from ..models.config.model import Model
 from ..models.text import thinking
 from ..pausing import Pause
@@ -62,7 +63,7 @@ class UnshownReplies:
         found = {id_: rows for id_, rows in self.load().items() if replies.tokens(id_)}
         try:
             for id_ in rated:
-                prompt = [] if id_ in found else replies.get(id_).prompt_ids
+                prompt = [] if id_ in found else self._prompt(id_)
                 if 0 < len(prompt) <= MAX_PROMPT_TOKENS:
                     found[id_] = _measure(model, backend, prompt, pause)
                     done += 1
@@ -72,6 +73,13 @@ class UnshownReplies:
             if done % SAVE_AFTER:
                 self._save(found)
         return done
+
+    def _prompt(self, reply_id: str) -> list[int]:
+        """Return the tokens of a reply's prompt; [] if another process has deleted the reply."""
+        try:
+            return self._store.replies.get(reply_id).prompt_ids
+        except NotFound:
+            return []
 
     def add(self, measures: Mapping[str, np.ndarray]) -> None:
         """Add {id of a rated reply: measures [REPLIES, M] of unshown replies} to the stored measures."""

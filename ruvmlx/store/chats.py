@@ -82,7 +82,9 @@ class Chats:
         kept = branch[: ids.index(after) + 1] if after is not None else branch
         with self._db.transaction():
             new = self.new(old.model, old.system, f"{old.title} (fork)"[:TITLE])
-            self._messages.add_tree(new, kept, kept[-1].id if kept else None)
+            copies = self._messages.add_tree(new, kept, kept[-1].id if kept else None)
+            if old.summarized_to in copies:
+                self.set_summary(new, old.summary, copies[old.summarized_to])
         return new
 
     def add(
@@ -161,16 +163,19 @@ class Chats:
         )
         return {row["id"]: row["length"] for row in rows}
 
-    def beginning_with(self, messages: Sequence[MessageRow]) -> str | None:
-        """Return the id of a chat whose oldest messages have the same roles and texts as `messages`.
+    def beginning_with(self, system: str | None, messages: Sequence[MessageRow]) -> str | None:
+        """Return the id of a chat with this system prompt whose oldest messages have the same roles and texts
+        as `messages`.
         Soft-deleted chats are not searched. Return None if there is no such chat."""
         if not messages:
             return None
         wanted = [(message.role, message.content) for message in messages]
         rows = self._db.rows(
             "SELECT m.session_id FROM messages m JOIN sessions s ON s.id = m.session_id"
-            " WHERE m.parent IS NULL AND m.role = ? AND m.content = ? AND s.deleted IS NULL",
+            " WHERE m.parent IS NULL AND m.role = ? AND m.content = ? AND s.system IS ?"
+            " AND s.deleted IS NULL",
             *wanted[0],
+            system,
         )
         for row in rows:
             known = self._messages.all(row["session_id"])[: len(wanted)]

@@ -82,9 +82,10 @@ class Messages:
         process writes into the database, because the apps read a long chat again and again."""
         mark = self._db.write_mark()
         if mark is None or self._last_branch is None or self._last_branch[0] != (session_id, mark):
+            head = self.head(session_id)  # first, because another process can add a message in between
             rows = {row.id: row for row in self.all(session_id)}
             tree = Tree([*rows.values()])
-            found = [_with_branch_number(rows[id_], tree) for id_ in tree.path(self.head(session_id))]
+            found = [_with_branch_number(rows[id_], tree) for id_ in tree.path(head)]
             if mark is None:
                 return found
             self._last_branch = (session_id, mark), found
@@ -94,8 +95,9 @@ class Messages:
         """Return the newest `count` messages of the current branch. The method reads the texts of these
         messages alone. It reads the id, the parent and the role of every message of the chat."""
         places = "SELECT id, parent, role FROM messages WHERE session_id = ? ORDER BY id"
+        head = self.head(session_id)  # first, as in `branch`
         tree = Tree([MessagePlace(*row) for row in self._db.rows(places, session_id)])
-        ids = tree.path(self.head(session_id))[-count:]
+        ids = tree.path(head)[-count:]
         rows = self._read("m.id IN (SELECT value FROM json_each(?))", json.dumps(ids))
         of_id = {row.id: row for row in rows}
         return [_with_branch_number(of_id[id_], tree) for id_ in ids]
@@ -218,8 +220,8 @@ class Messages:
         messages: Iterable[MessageRow],
         head: int | None,
         seconds: float = math.inf,
-    ) -> None:
-        """Fill an empty chat with messages. The messages get new ids.
+    ) -> dict[int | None, int | None]:
+        """Fill an empty chat with messages. The messages get new ids. Return {old id: new id}.
 
         messages: the messages; a parent comes before its children
 
@@ -239,6 +241,7 @@ class Messages:
                 )
             if not is_done:
                 time.sleep(seconds)
+        return new
 
     def _add_some(
         self, session_id: str, rest: Iterator[MessageRow], new: dict[int | None, int | None], seconds: float

@@ -232,3 +232,35 @@ def test_markdown_is_for_people(store):
     assert lines[0] == "# # q" and "> be" in lines and "> brief" in lines
     assert lines[-7:] == ["", "## You", "", "# q", "", "## Assistant", "", "two"][-7:]
     assert "\x1b" not in as_markdown(store, chat) and "one" not in lines
+
+
+def test_a_message_with_an_id_and_no_parent_follows_the_one_before(store):
+    """So other programs write chats. The parent of a first message can be the system message."""
+    roles = ["system", "user", "assistant", "user", "assistant"]
+    messages = [{"id": n + 7, "role": role, "content": f"{n}"} for n, role in enumerate(roles)]
+    chat = import_once(store, json.dumps(messages).encode(), "f").session_id
+    assert branch_texts(store, chat) == ["1", "2", "3", "4"]
+    messages[1]["parent"], messages[1]["content"] = 7, "one"
+    assert branch_texts(store, import_once(store, json.dumps(messages).encode(), "f").session_id)[0] == "one"
+
+
+def test_a_chat_of_a_clock_that_runs_ahead_is_not_the_last_one_for_ever(store):
+    data = {"messages": [{"role": "user", "content": "later"}], "updated": time.time() + 1e6}
+    imported = import_once(store, json.dumps(data).encode(), "f").session_id
+    chat = store.chats.new("m")
+    exchange(store, chat, "q", "a")
+    assert store.chats.find("last") == chat and store.chats.get(imported).updated <= time.time()
+
+
+def test_another_system_prompt_makes_another_chat(store):
+    def imported(system):
+        data = {"system": system, "messages": [{"role": "user", "content": "hello"}]}
+        return import_once(store, json.dumps(data).encode(), "f")
+
+    first, second, again = (
+        imported("You are a pirate"),
+        imported("You are a lawyer"),
+        imported("You are a pirate"),
+    )
+    assert (first.is_new, second.is_new, again.is_new) == (True, True, False)
+    assert again.session_id == first.session_id != second.session_id

@@ -12,7 +12,7 @@ import pytest
 from ruvmlx.engine import Sampling
 from ruvmlx.engine.detokenize import StreamDecoder
 from ruvmlx.engine.types import Begun
-from ruvmlx.errors import NotFound, UsageError
+from ruvmlx.errors import NotFound, StoreBusy, UsageError
 
 from ..test_runtime import say
 
@@ -218,3 +218,40 @@ def test_killed_in_the_middle_of_a_reply(open_tiny, tiny_folder, home):
         rest, _ = run(runtime.chats.continue_reply(chat, **options(12 - len(ids))))
         assert rest.text == whole.text
         assert runtime.rate(reply.reply_id, "up").applied
+
+
+def test_a_reply_whose_prompt_was_deleted_is_not_continued_without_one(open_tiny):
+    with open_tiny() as runtime:
+        chat = runtime.chats.new_chat()
+        reply = say(runtime, chat, "hello", n=4)
+        runtime.store.db.execute("UPDATE replies SET prompt_ids = x'' WHERE id = ?", reply.request_id)
+        with pytest.raises(UsageError, match="prompt of that reply was deleted"):
+            run(runtime.chats.continue_reply(chat, **options()))
+
+
+def test_a_busy_store_costs_no_reply(open_tiny, monkeypatch):
+    """Another process holds the lock for longer than one attempt waits."""
+    with open_tiny() as runtime:
+        chat = runtime.chats.new_chat()
+        add, busy = runtime.store.replies.add, []
+
+        def add_later(*args, **kwargs):
+            if len(busy) < 3:
+                busy.append(1)
+                raise StoreBusy("locked")
+            return add(*args, **kwargs)
+
+        monkeypatch.setattr(runtime.store.replies, "add", add_later)
+        reply = say(runtime, chat, "hello", n=4)
+        assert len(busy) == 3 and chat_texts(runtime, chat) == ["hello", reply.text]
+
+
+def test_another_system_prompt_is_another_room(open_tiny):
+    with open_tiny() as runtime:
+        chat = runtime.chats.new_chat("short")
+        for n in range(4):
+            say(runtime, chat, f"question {n} " * 4, n=4)
+        few = runtime.chats.left_out(chat, 64)
+        runtime.store.chats.set_system(chat, "a long system prompt " * 14)
+        many = runtime.chats.left_out(chat, 64)
+        assert len(many) > len(few)

@@ -1,11 +1,16 @@
 """Chats that are opened again find their KV cache on disk, and lose it when they are deleted."""
 
 import re
+import shutil
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from ruvmlx.backends.native.backend import NativeBackend
 from ruvmlx.chats import soft_delete
+from ruvmlx.engine import LLMInferenceEngine
+from ruvmlx.engine.session_disk import model_key
+from ruvmlx.models.load import load_model
 from ruvmlx.runtime import Runtime
 from ruvmlx.settings import Settings
 from ruvmlx.store import Store
@@ -136,3 +141,23 @@ def test_the_command_line_keeps_them(starter_file, home, process):  # noqa: F811
     assert process("config", "set", "kv_disk", "0").returncode == 0
     process("chat", stdin="/status\n")
     assert chats_with_pages(home) == set()
+
+
+def test_a_model_with_other_layers_does_not_read_the_caches(tiny_folder, home, tmp_path):
+    """Two models whose fingerprints are equal, because only a matrix differs that the fingerprint leaves
+    out."""
+    other = tmp_path / "other"
+    shutil.copytree(tiny_folder, other)
+    (file,) = other.glob("*.safetensors")
+    tensors = load_file(file)
+    name = "model.layers.1.mlp.down_proj.weight"
+    save_file(tensors | {name: -tensors[name]}, file, {"format": "pt"})
+    keys = []
+    for folder in (tiny_folder, other):
+        model = load_model(str(folder))
+        keys.append((model.fingerprint, model_key(model)))
+    assert keys[0][0] == keys[1][0] and keys[0][1] != keys[1][1]
+    assert (
+        LLMInferenceEngine(model, NativeBackend(model, threads=1)).sessions.keys.key(None)["model"]
+        == keys[1][1]
+    )

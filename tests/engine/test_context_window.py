@@ -147,3 +147,14 @@ def test_of_many_results_the_question_stays(window):
     asked = an_exchange(*["a" * 50] * 100)
     kept = window.fitting(asked, 128)
     assert kept[0] == asked[0] and {m.content for m in kept[2::2]} == {REST_LEFT_OUT}
+
+
+@pytest.mark.parametrize("length", [50, 200, 300, 400])
+def test_a_long_system_prompt_leaves_room_for_the_reply(tiny, length):
+    """The messages are cut to half of the room beside the system prompt, not of the whole context."""
+    window, turns = ContextWindow(tiny), [Message("system", "s" * length)]
+    for n in range(40):
+        turns.append(Message("user", f"question {n}"))
+        found = window.fitting(turns, 32)
+        assert sum(map(window.message_size, found)) + 32 <= window.size and found[-1] == turns[-1]
+        turns.append(Message("assistant", f"answer {n}"))

@@ -479,3 +479,35 @@ def test_a_draft_of_a_chat_that_was_being_erased_is_deleted(store):
     assert store.chats.ids() == {chat}
     with pytest.raises(NotFound):
         store.replies.get(f"d-{gone}")
+
+
+@pytest.mark.parametrize("read", [lambda m, chat: m.branch(chat), lambda m, chat: m.newest(chat, 9)])
+def test_a_message_that_another_process_adds_meanwhile_does_not_empty_the_branch(store, monkeypatch, read):
+    chat = store.chats.new("m")
+    exchange(store, chat, "q", "a")
+    rows, added = store.db.rows, []
+
+    def rows_and_a_message(sql, *args):
+        found = rows(sql, *args)
+        if "FROM messages" in sql and not added:
+            added.append(True)
+            with closing(Store(store.db.path)) as other:
+                other.messages.add_user(chat, "new")
+        return found
+
+    store.messages._last_branch = None
+    monkeypatch.setattr(store.db, "rows", rows_and_a_message)
+    assert [message.content for message in read(store.messages, chat)] == ["q", "a"] and added
+
+
+def test_a_fork_keeps_the_notes_that_stand_for_its_first_messages(store):
+    chat = store.chats.new("m")
+    exchange(store, chat, "q", "a")
+    exchange(store, chat, "r", "b")
+    ids = [message.id for message in store.messages.branch(chat)]
+    store.chats.set_summary(chat, "The user is Ada.", ids[1])
+    fork = store.chats.get(store.chats.fork(chat))
+    assert fork.summary == "The user is Ada."
+    assert fork.summarized_to == store.messages.branch(fork.id)[1].id
+    short = store.chats.get(store.chats.fork(chat, ids[0]))
+    assert (short.summary, short.summarized_to) == (None, None)
