@@ -3,6 +3,7 @@ comments; a comment on the changed line itself is lost."""
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,39 +17,47 @@ def remove(name: str) -> Path | None:
     """Remove one value from the user's settings file, so that the file no longer sets it. Return the path of
     the file, or None if the file does not have the value."""
     spec_of(name)
-    path = user_file()
-    values = read_file(path)
-    if name not in values:
+    if name not in read_file(user_file()):
         return None
-    del values[name]
-    _write(path, [text for text in _statements(path) if not _sets(text, name)], values)
+    with _locked_file() as path:
+        values = {other: value for other, value in read_file(path).items() if other != name}
+        _write(path, [text for text in _statements(path) if not _sets(text, name)], values)
     return path
 
 
 def save(name: str, value: str) -> Path:
     """Set one value in the user's settings file and return the path of the file."""
-    path, parsed = user_file(), setting_text(parse(name, value, "the command line"))
-    line = f"{name} = {_toml(parsed)}\n"
-    # this call raises UsageError if the file is unreadable; an unreadable file must not be overwritten
-    values = read_file(path) | tomllib.loads(line)
-    _write(path, _replace_statement(list(_statements(path)), name, line), values)
+    line = f"{name} = {_toml(setting_text(parse(name, value, 'the command line')))}\n"
+    with _locked_file() as path:
+        # this call raises UsageError if the file is unreadable; an unreadable file must not be overwritten
+        values = read_file(path) | tomllib.loads(line)
+        _write(path, _replace_statement(list(_statements(path)), name, line), values)
     return path
+
+
+@contextmanager
+def _locked_file() -> Iterator[Path]:
+    """Yield the path of the user's settings file. No other process changes the file before the end of the
+    `with` block. Raises StoreError if the block cannot write the file."""
+    path = user_file()
+    try:
+        files.make_folder(path.parent)
+        with files.lock_folder(path.parent):
+            yield path
+    except OSError as e:
+        raise StoreError(
+            f"cannot write {path}: {e.strerror}. Set RUVMLX_HOME to a folder you can write, on a local disk."
+        ) from e
 
 
 def _write(path: Path, texts: Sequence[str], values: Mapping[str, Any]) -> None:
     """Write the texts to the settings file. values: the values that the written file must have. Raise
-    UsageError, and write nothing, if the texts would have other values."""
+    UsageError, and write nothing, if the texts would have other values. Raise OSError."""
     text = "".join(texts)
     if _values(text) != values:
         raise UsageError(f"cannot change {path} line by line. Change it in an editor.")
-    try:
-        files.make_folder(path.parent)
-        with files.replacing(path) as f:
-            f.write(text.encode())
-    except OSError as e:
-        raise StoreError(
-            f"cannot write {path}: {e.strerror}. Set RUVMLX_HOME to a folder you can write."
-        ) from e
+    with files.replacing(path) as f:
+        f.write(text.encode())
 
 
 def _statements(path: Path) -> Iterator[str]:

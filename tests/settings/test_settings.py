@@ -1,3 +1,4 @@
+import threading
 from dataclasses import FrozenInstanceError, fields
 
 import pytest
@@ -52,6 +53,25 @@ def test_only_the_user_can_read_the_settings():
     path.chmod(0o644)
     settings_file.save("system", "more of my words")
     assert path.stat().st_mode & 0o777 == 0o600 and [f.name for f in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("change", [settings_file.save, lambda name, value: settings_file.remove(name)])
+def test_two_changes_at_once_are_both_kept(change, monkeypatch):
+    """Another process changes the file between the reading and the writing of this one."""
+    settings_file.save("temperature", "0.5")
+    write, other = settings_file._write, threading.Thread(target=settings_file.save, args=("top_p", "0.5"))
+
+    def write_late(*arguments):
+        monkeypatch.setattr(settings_file, "_write", write)
+        other.start()
+        other.join(0.3)
+        write(*arguments)
+
+    monkeypatch.setattr(settings_file, "_write", write_late)
+    change("temperature", "0.25")
+    other.join()
+    found = settings.load()
+    assert found.top_p == 0.5 and found.temperature in (0.25, None)
 
 
 @pytest.mark.parametrize(
