@@ -224,6 +224,16 @@ def test_doctor_says_what_is_sound_and_what_is_broken(run, tiny_folder, monkeypa
     assert f"{failed} check" in (out + err).splitlines()[-1] and failed < 3
 
 
+def test_doctor_checks_the_largest_model_of_auto(run, tiny_folder, monkeypatch):
+    monkeypatch.setenv("RUVMLX_MODEL", "auto")
+    monkeypatch.setenv("RUVMLX_AUTO_MODELS", str(tiny_folder))
+    monkeypatch.setenv("RUVMLX_BACKEND", "hybrid")
+    code, out, _ = run("doctor", "--json")
+    found = {c["name"]: c["detail"] for c in json.loads(out)["checks"]}
+    assert code == 0 and tiny_folder.name in found["model"] and "sides" in found
+    assert found["memory"] != "not known without the model"
+
+
 def test_doctor_shows_which_side_does_which_work(run, tiny_folder, monkeypatch):
     """Only with the backend hybrid; the memory is that of both copies."""
     monkeypatch.setenv("RUVMLX_MODEL", str(tiny_folder))
