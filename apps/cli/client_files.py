@@ -12,6 +12,8 @@ import click
 
 from ruvmlx.errors import UsageError
 
+from .written_files import text_of
+
 PART = 4  # a reply can take at most 1 / PART of the context
 MAX_REPLY_TOKENS = 32_000  # the maximum number of tokens of a reply that clients request by default
 CLAUDE_LEAST = 100_000  # Claude Code's smallest context window in tokens
@@ -55,7 +57,7 @@ class ClientFile:
 
     def merged_text(self) -> str:
         assert self.path is not None
-        return self.merge(self.path.read_text(encoding="utf-8") if self.path.exists() else "")
+        return self.merge(text_of(self.path) or "")
 
 
 def names() -> list[str]:
@@ -66,6 +68,12 @@ def names() -> list[str]:
 def client_of(name: str, served: Served) -> ClientFile:
     """Return the configuration with which the client `name` uses this server."""
     return _CLIENTS[name](served)
+
+
+def path_of(name: str) -> Path | None:
+    """Return the path of the client's configuration file, or None if the client reads no file. The path is
+    the same for all servers."""
+    return client_of(name, Served("", "", "", 1)).path
 
 
 def _start(command: str, prompt: int, served: Served) -> str:

@@ -1,13 +1,17 @@
 """The command `ruvmlx connect` prints or writes the configuration with which another program uses a running
 `ruvmlx serve`."""
 
+import hashlib
+import os
+from pathlib import Path
+
 import click
 
 from ruvmlx import settings as config
 from ruvmlx.errors import RuvmlxError, UsageError
 from ruvmlx.text import sanitize
 
-from .client_files import ClientFile, Served, client_of, names
+from .client_files import ClientFile, Served, client_of, names, path_of
 from .output import json_option, log, print_json, show
 from .running_server import answer_of, root_of, server_options
 from .verb import Verb
@@ -27,16 +31,33 @@ def connect(
     """Print the configuration with which another program uses a running `ruvmlx serve`, or write it."""
     if write and undo:
         raise UsageError("--write and --undo exclude each other; give one of them.")
-    record = config.home() / "connected" / f"{client}.json"
     if undo:
-        show(f"Put back: {put_back(record)}")
+        _undo(client, as_json)
         return
     made = client_of(client, ask_server(server.rstrip("/"), api_key, name))
     if write:
         if made.path is None:
             raise UsageError(f"{client} has no file to write; set what `ruvmlx connect {client}` prints.")
-        write_over(made.path, made.merged_text(), record)
+        write_over(made.path, made.merged_text(), _record_of(client, made.path))
     _tell(made, write, as_json)
+
+
+def _undo(client: str, as_json: bool) -> None:
+    path, older = path_of(client), config.home() / "connected" / f"{client}.json"
+    record = _record_of(client, path) if path else older
+    # An older program had one record for each client.
+    done = put_back(record if record.exists() else older)
+    if as_json:
+        print_json({"path": done, "put_back": True})
+    else:
+        show(f"Put back: {done}")
+
+
+def _record_of(client: str, path: Path) -> Path:
+    """Return the file with the old content of the client's file `path`. An environment variable can move a
+    client's file, so each path has its own record."""
+    digest = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:16]
+    return config.home() / "connected" / f"{client}-{digest}.json"
 
 
 def _tell(made: ClientFile, written: bool, as_json: bool) -> None:

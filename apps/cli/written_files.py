@@ -5,14 +5,25 @@ import json
 import os
 from pathlib import Path
 
-from ruvmlx.errors import NotFound, RuvmlxError
+from ruvmlx.errors import NotFound, RuvmlxError, UsageError
 from ruvmlx.platform.files import make_folder, remove, replacing
+
+
+def text_of(path: Path) -> str | None:
+    """Return the text of a file with the file's own line ends, or None if there is no file. Raise UsageError
+    if the file is not UTF-8."""
+    try:
+        return path.read_bytes().decode() if path.exists() else None
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path} is not UTF-8 text (byte {error.start}). Save it as UTF-8, or remove it."
+        ) from None
 
 
 def write_over(path: Path, text: str, record: Path) -> None:
     """Write a text to a file, and store the file's old content in the file `record`. If nobody has changed
     the file since the last call for this file, `record` keeps the content from before that call."""
-    before = path.read_text(encoding="utf-8") if path.exists() else None
+    before = text_of(path)
     known = _read_record(record)
     if known is not None and known["path"] == str(path):
         before = known["before"] if known["after"] == _digest(before) else before
@@ -28,7 +39,7 @@ def put_back(record: Path) -> Path:
     if known is None:
         raise NotFound("nothing was written with --write, so there is nothing to put back.")
     path, before = Path(str(known["path"])), known["before"]
-    now = path.read_text(encoding="utf-8") if path.exists() else None
+    now = text_of(path)
     if now == before:  # an earlier call was killed before it removed the record
         remove(record)
         return path

@@ -82,6 +82,25 @@ def test_a_file_that_changed_is_left_alone(house, tmp_path):
         made.merged_text()
 
 
+def test_a_file_of_windows_comes_back_with_its_line_ends(house, tmp_path):
+    made, record, own = client_of("llm", SERVED), tmp_path / "x.json", b"- model_id: mine\r\n"
+    made.path.parent.mkdir(parents=True)
+    made.path.write_bytes(own)
+    write_over(made.path, made.merged_text(), record)
+    assert made.path.read_bytes().startswith(own)
+    assert put_back(record) == made.path and made.path.read_bytes() == own
+
+
+@pytest.mark.parametrize("name", ["claude", "codex"])
+def test_a_file_that_is_not_utf_8_is_left_alone(house, tmp_path, name):
+    made = client_of(name, SERVED)
+    made.path.parent.mkdir(parents=True)
+    made.path.write_bytes(b'{"theme": "caf\xe9"}')
+    with pytest.raises(UsageError, match="is not UTF-8 text"):
+        write_over(made.path, made.merged_text(), tmp_path / "x.json")
+    assert made.path.read_bytes() == b'{"theme": "caf\xe9"}'
+
+
 def test_codex_reads_its_file(house):
     """As TOML, with the limits of its auto-compaction."""
     found = tomllib.loads(client_of("codex", SERVED).text)
@@ -141,6 +160,22 @@ def test_the_command_asks_the_server(house, home, shared_url):
     ):
         failed = invoke(*words)
         assert failed.exit_code and message in str(failed.exception), failed.output
+
+
+def test_each_path_of_a_client_is_put_back(house, home, shared_url, monkeypatch):
+    """A variable moves the client's file; a record of an older program counts, too."""
+    url, _ = shared_url
+    one, other = house / ".codex", house / "moved"
+    assert invoke("codex", "--server", url, "--write").exit_code == 0
+    monkeypatch.setenv("CODEX_HOME", str(other))
+    assert invoke("codex", "--server", url, "--write").exit_code == 0
+    monkeypatch.delenv("CODEX_HOME")
+    path = one / "ruvmlx.config.toml"
+    assert json.loads(invoke("codex", "--undo", "--json").stdout) == {"path": str(path), "put_back": True}
+    assert not path.exists() and (other / "ruvmlx.config.toml").exists()
+    write_over(path, "x", home / "connected" / "codex.json")
+    assert invoke("codex", "--undo").exit_code == 0 and not path.exists()
+    assert (other / "ruvmlx.config.toml").exists()
 
 
 @pytest.mark.parametrize(
