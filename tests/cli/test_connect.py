@@ -16,6 +16,8 @@ from ruvmlx.apps.cli.written_files import put_back, write_over
 
 from ruvmlx.errors import NotFound, RuvmlxError, UsageError
 
+from .verbs import one_line
+
 SERVED = Served("http://127.0.0.1:8642", "none-needed", "starter", 8192)
 
 
@@ -198,6 +200,13 @@ def test_a_server_of_another_program_is_one_line(house, answer, message):
         threading.Thread(target=reply, daemon=True).start()
         failed = invoke("claude", "--server", f"http://127.0.0.1:{server.getsockname()[1]}")
     assert isinstance(failed.exception, RuvmlxError) and message in str(failed.exception)
+
+
+@pytest.mark.parametrize("key", ["schlüssel-zum-server", "a-key\nof-two-lines"])
+def test_a_key_that_no_server_has_is_told(run, key):
+    for verb in (("connect", "claude"), ("ps",), ("stop",)):
+        code, _, err = run(*verb, "--api-key", key)
+        assert code == 2 and one_line(err) and "not printable ASCII" in err
 
 
 @pytest.fixture
