@@ -29,17 +29,18 @@ def mcp(server: str, api_key: str | None) -> None:
 
     It asks the running `ruvmlx serve`, with a key of the chat app.
     """
-    agent_server(server, saved_key(server, api_key)).run("stdio")
+    agent_server(server, api_key).run("stdio")
 
 
-def agent_server(server: str, key: str | None) -> "MCPServer":
-    """Return the MCP server with its tools. Raise RuvmlxError if the Python package mcp is missing."""
+def agent_server(server: str, api_key: str | None) -> "MCPServer":
+    """Return the MCP server with its tools. api_key: the key that the user gave, or None. Raise RuvmlxError
+    if the Python package mcp is missing."""
     try:
         from mcp.server.mcpserver import MCPServer
     except ImportError:
         raise RuvmlxError(f"`ruvmlx mcp` needs the package mcp, version 2; {extra_missing('mcp')}.") from None
     made = MCPServer("ruvmlx", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING")
-    ask = partial(_ask, server, key)
+    ask = partial(_ask, server, api_key)
 
     @made.tool()
     def replies(limit: int = 10) -> list[dict[str, Any]]:
@@ -67,12 +68,13 @@ def agent_server(server: str, key: str | None) -> "MCPServer":
     return made
 
 
-def _ask(server: str, key: str | None, path: str, body: Any = None, method: str | None = None) -> Any:
+def _ask(server: str, api_key: str | None, path: str, body: Any = None, method: str | None = None) -> Any:
     """Send a request to `ruvmlx serve` and return its answer. If the server refuses the request or does not
     answer, raise ToolError, whose text the agent reads."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     try:
+        key = saved_key(server, api_key)  # a server that starts after this program can make a key
         return answer_of(server, path, key, body, method=method)
     except RuvmlxError as error:
         raise ToolError(str(error)) from None

@@ -55,6 +55,17 @@ async def test_without_the_key_it_says_so(serve):
         assert "asks for a key" in await call(client, "search_chats", words="dog")
 
 
+async def test_a_key_that_the_server_makes_later_is_used(serve, home):
+    """An agent can start this program before the first `ruvmlx serve` makes a key."""
+    running = serve()
+    async with mcp.Client(agent_server(address(running), None)) as client:
+        assert "asks for a key" in await call(client, "replies")
+        keys = home / "api_keys"
+        keys.write_text(f"{CHAT_KEY}\n")
+        keys.chmod(0o600)
+        assert await call(client, "replies") == []
+
+
 async def test_over_standard_input(serve):
     """The verb itself, as an agent starts it."""
     running = serve()
