@@ -1,6 +1,7 @@
 """This module finds the files that the user names in a chat. The app can run in another folder than the
 user's terminal, or on another machine."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +23,10 @@ class UserFiles:
                 f"{name[:40]!r} would be a file of the server's machine, and you are not on it; "
                 "use `ruvmlx chat` or `ruvmlx sessions` there."
             )
-        return self.folder / Path(name).expanduser()
+        return self.folder / os.path.expanduser(name)  # an unknown user causes no error
 
     def has(self, name: str) -> bool:
-        return self.folder is not None and self.path(name).exists()
+        return self.folder is not None and os.path.exists(self.path(name))
 
     def model(self, name: str) -> str:
         """Return the name of a model. If the name is the name of a file or a folder of the user, return the

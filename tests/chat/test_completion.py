@@ -42,6 +42,7 @@ def texts(typed, first=True, files=HERE):
         ('see @"my notes/', ['"my notes/a.md"']),
         ("see @.h", [".hidden"]),
         ("see @sort.py", []),
+        ("see @~nosuchuser/x", []),
         ("me@so", []),
         ("see @so it goes", []),
         ("/nothing", []),
@@ -55,6 +56,11 @@ def test_what_may_come_next(folder, typed, found):
 def test_commands_begin_a_message_and_another_machines_files_are_out_of_reach(folder):
     assert texts("/re", first=False) == [] and texts("@so", files=UserFiles(None)) == []
     assert texts("@so", first=False) == ["sort.py", "sorted.txt"]
+
+
+@pytest.mark.parametrize("name", ["~nosuchuser/x", "a" * 300])
+def test_a_name_that_is_no_path_is_no_file(name):
+    assert not HERE.has(name) and HERE.model(name) == name
 
 
 async def test_tab_goes_through_the_commands_and_the_list_says_what_they_do():

@@ -45,6 +45,23 @@ def test_an_absent_starter_says_what_to_install(monkeypatch):
     assert caught.value.exit_code == 3
 
 
+@pytest.mark.parametrize("name", ["~nosuchuser/x", "a" * 300, "a/" + "b" * 300, "a" * 5000])
+def test_a_name_that_is_no_path_here_is_no_model(name, monkeypatch):
+    monkeypatch.setattr("ruvmlx.models.find.local.starter_path", lambda: None)
+    with pytest.raises(ModelNotFound):
+        find_model(name)
+
+
+def test_a_dangling_link_is_in_the_list(empty_cache, monkeypatch):
+    """The cache lost a file to which a snapshot links."""
+    monkeypatch.setattr("ruvmlx.models.find.local.starter_path", lambda: None)
+    folder = empty_cache / "models--me--half" / "snapshots" / "abc"
+    make_safetensors_model(folder)
+    (folder / "model-2.safetensors").symlink_to(empty_cache / "gone")
+    [row] = [row for row in list_local_models() if row["name"] == "me/half"]
+    assert row["problem"] and row["bytes"] > 0
+
+
 def test_folders_and_files(tmp_path):
     """A folder of safetensors, a .gguf file, a folder with one, a GGUF file of any name."""
     folder = make_safetensors_model(tmp_path / "st")

@@ -92,4 +92,4 @@ def survey(name: str, path: Path) -> Facts:
 
 def _file_bytes(path: Path) -> int:
     files = path.glob("*.safetensors") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files)
+    return sum(file.stat().st_size for file in files if file.is_file())  # a symbolic link can be dangling

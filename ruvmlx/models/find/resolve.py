@@ -9,6 +9,7 @@ A name can have one of the following meanings. The module tries the meanings in 
 * "owner/repo:Q5_K_M" or "owner/repo/file.gguf": one GGUF file of a Hugging Face repository.
 """
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,10 +44,12 @@ def find_model(name: str | None = None, watch: Watch = QUIET) -> ModelFiles:
         return _starter()
     if not name.strip() or "\0" in name:
         raise ModelNotFound(f"no model is called {name!r}; {NAME_ANOTHER}.")
-    path = Path(name).expanduser()
-    if path.is_dir():
+    # Unlike the methods of Path, these functions raise no error for an unknown user, or for a name that is
+    # too long for a file system.
+    path = Path(os.path.expanduser(name))
+    if os.path.isdir(path):
         return _folder(path)
-    if path.is_file():
+    if os.path.isfile(path):
         return _file(path)
     if name.startswith(STORES):
         return _find_in_other_stores(name)
