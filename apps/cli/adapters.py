@@ -32,11 +32,13 @@ def adapters() -> None:
 class _Open:
     """The chosen model and adapter, and the store. An object of this class loads no weights of the model."""
 
-    def __init__(self, flags: dict[str, Any]):
+    def __init__(self, flags: dict[str, Any], reading: bool = False):
+        """reading: True if the command changes nothing in the store, so that a read-only folder is no
+        error."""
         from ruvmlx.store import Store
 
         settings = resolve(flags)
-        self.store, self.model = Store(config.store_file()), load_model(settings.model)
+        self.store, self.model = Store(config.store_file(), reading), load_model(settings.model)
         self.name = settings.adapter_name
 
     def require_name(self) -> str:
@@ -222,7 +224,7 @@ def export(
     from ruvmlx.lora.base_lora import EMBEDDING
     from ruvmlx.lora.merge import HEAD
 
-    opened = _Open(flags)
+    opened = _Open(flags, reading=True)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UsageError(f"{folder} exists; name a new folder, or delete this one first.")
     change = opened.change()
@@ -331,7 +333,7 @@ def fuse(folder: Path, dtype: str | None, dequantize: bool, as_json: bool, **fla
     """Write the model, with what it learned, to a new FOLDER that mlx-lm can load."""
     from ruvmlx.lora.fuse import fuse as write
 
-    opened = _Open(flags)
+    opened = _Open(flags, reading=True)
     change = opened.change()
     write(opened.model, change, folder, dtype, dequantize)
     nbytes = sum(p.stat().st_size for p in folder.iterdir())

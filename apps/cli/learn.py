@@ -116,7 +116,7 @@ def status(details: bool, as_json: bool, **flags: Any) -> None:
     facts |= {"adapter": history.name, "others": other_adapters(history)}
     facts["signals"] = [asdict(group) for group in signal_groups(history)]
     if resolve(flags).router:
-        facts["router"] = router_of(flags).status().facts
+        facts["router"] = router_of(flags, reading=True).status().facts
     if details or as_json:
         facts["optimizer"] = _optimizer(flags, history)
     _show_facts(facts, as_json)

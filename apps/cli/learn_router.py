@@ -38,7 +38,7 @@ def router_arms(train: bool, as_json: bool, **flags: Any) -> None:
 
     Switch it on with --router on, or `ruvmlx config set router on`. With --model auto: also the models.
     """
-    selector, router = _selector(flags), router_of(flags)
+    selector, router = _selector(flags, not train), router_of(flags, not train)
     report, cancel = dict[str, Any](), threading.Event()
     if train:
         with ctrl_c_sets(cancel):
@@ -71,8 +71,9 @@ def _show(facts: dict[str, Any]) -> None:
     )
 
 
-def router_of(flags: dict[str, Any]) -> "Router":
-    """Return the router of the adapter that the flags choose. The function does not load weights."""
+def router_of(flags: dict[str, Any], reading: bool) -> "Router":
+    """Return the router of the adapter that the flags choose. The function does not load weights. reading:
+    True if the caller changes nothing, so that a read-only folder is no error."""
     from ruvmlx.sona.adapter_history import AdapterHistory
     from ruvmlx.sona.optional.router import Router
     from ruvmlx.store import Store
@@ -81,11 +82,11 @@ def router_of(flags: dict[str, Any]) -> "Router":
     name = settings.adapter_name
     if name is None:
         raise UsageError("--adapter none leaves the router nothing to choose; name an adapter.")
-    store, fingerprint = Store(config.store_file()), load_model(settings.model).fingerprint
+    store, fingerprint = Store(config.store_file(), reading), load_model(settings.model).fingerprint
     return Router(store, AdapterHistory(store, fingerprint, name), fingerprint, settings.examples > 0)
 
 
-def _selector(flags: dict[str, Any]) -> "ModelSelector | None":
+def _selector(flags: dict[str, Any], reading: bool) -> "ModelSelector | None":
     """Return the selector of the models of `auto`, without loading weights. Return None if the model is not
     `auto`, or if there is only one model."""
     settings: Settings = resolve(flags, selects=True)
@@ -97,7 +98,9 @@ def _selector(flags: dict[str, Any]) -> "ModelSelector | None":
     from ruvmlx.store import Store
 
     models = selector_models(find_candidates(settings), settings)
-    return ModelSelector(Store(config.store_file()), [m for _, m in models]) if len(models) > 1 else None
+    if len(models) < 2:
+        return None
+    return ModelSelector(Store(config.store_file(), reading), [model for _, model in models])
 
 
 def show_router(facts: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -360,13 +361,15 @@ def restore_session(session_id: str | None, as_json: bool) -> None:
     """Restore a deleted chat; without an ID, only list the deleted chats, the newest deletion first."""
     from ruvmlx.chats import soft_delete
 
-    store = _store()
-    soft_delete.delete_older(store)
-    rows, ends = [session_facts(s) for s in store.chats.soft_deleted()], soft_delete.ends(store)
+    store = _store(reading=session_id is None)
+    ends = soft_delete.ends(store)
+    deleted = [session for session in store.chats.soft_deleted() if time.time() < ends[session.id]]
     if session_id is not None:
+        soft_delete.delete_older(store)
         session_id = store.chats.find_soft_deleted(session_id)
         store.chats.restore(session_id)
-        rows = [row for row in rows if row["id"] == session_id]
+        deleted = [session for session in deleted if session.id == session_id]
+    rows = [session_facts(session) for session in deleted]
     if as_json:
         print_json(rows)
         return

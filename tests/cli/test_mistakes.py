@@ -11,9 +11,10 @@ from ruvmlx.apps.cli import options
 from ruvmlx.apps.cli.options import unknown_adapter
 
 from ruvmlx import settings
-from ruvmlx.errors import UsageError
+from ruvmlx.errors import StoreError, UsageError
 from ruvmlx.progress import QUIET
 from ruvmlx.settings import Settings
+from ruvmlx.store.database import Database
 
 from .test_adapters import tiny_cli  # noqa: F401 - a fixture
 from .verbs import one_line
@@ -177,10 +178,23 @@ def test_a_rollback_says_whether_the_version_changed(run, learned, tiny_folder):
     )
 
 
-@pytest.mark.parametrize("words", ["learn status", "learn export", "learn chart", "learn kv", "adapters ls"])
-def test_a_command_that_only_reads_works_on_a_disk_that_takes_nothing(words, run, learned, tiny_folder):
-    """The store cannot make its shared memory, as on a read-only disk."""
-    flags = tiny(tiny_folder) if words.startswith("learn") else ()
-    (settings.store_file().parent / "ruvmlx.db-shm").mkdir()
+READERS = (
+    "learn status --router on", "learn export", "learn chart", "learn kv", "learn router", "adapters ls",
+    "adapters export out", "adapters fuse out", "sessions restore --json",
+)  # fmt: skip
+
+
+def refuse(database):
+    raise StoreError(f"cannot write {database.path}: the disk is read-only.")
+
+
+@pytest.mark.parametrize("words", READERS)
+def test_a_command_that_only_reads_works_on_a_disk_that_takes_nothing(
+    words, run, learned, tiny_folder, tmp_path, monkeypatch
+):
+    """The store opens for reading alone, as on a read-only disk."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Database, "_open", refuse)
+    flags = tiny(tiny_folder) if words.startswith(("learn", "adapters export", "adapters fuse")) else ()
     code, out, err = run(*words.split(), *flags)
     assert code == 0 and out, err

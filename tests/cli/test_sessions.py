@@ -124,7 +124,7 @@ def test_sessions_rm_can_be_undone(run, chats, home):
     with store.transaction():
         store.db.execute("UPDATE sessions SET deleted = deleted - 90000")
     assert json.loads(run("sessions", "restore", "--json")[1]) == []
-    assert store.chats.ids() == set()
+    assert run("sessions", "restore", second)[0] == 1 and store.chats.ids() == set()
 
 
 def test_replies_outside_chats_can_be_forgotten(run, chats, home, tiny_folder):
