@@ -186,7 +186,11 @@ def export_session(session_id: str, form: str | None, out: Path | None, as_json:
         text = as_markdown(store, session_id)
     if out is not None:
         write_new(out, text)
-        log(f"Wrote {out}: {size(len(text.encode()))}.")
+        nbytes = len(text.encode())
+        if as_json:
+            print_json({"id": session_id, "file": str(out), "bytes": nbytes})
+        else:
+            log(f"Wrote {out}: {size(nbytes)}.")
         return
     click.echo(text, nl=False)
     if sys.stdout is not None and sys.stdout.isatty():

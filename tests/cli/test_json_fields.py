@@ -74,6 +74,7 @@ def scenario(tiny_cli, tiny_folder, tmp_path):  # noqa: F811
         last = said["sessions ls"][0]["id"]
         say("sessions show", "sessions", "show", last)
         say("sessions export", "sessions", "export", last)
+        say("sessions export --out", "sessions", "export", last, "--out", str(tmp_path / "last.json"))
         say("sessions search", "sessions", "search", "hi")
         say("sessions search --like", "sessions", "search", "--like", "hi")
         say("embed", "embed", "hi")

@@ -161,6 +161,11 @@ def test_sessions_to_files_and_back(run, chats, tmp_path):
     assert target.stat().st_mode & 0o777 == 0o600
     code, _, err = run("sessions", "export", second, "-o", str(target))
     assert code == 2 and "exists already" in err
+    copy = tmp_path / "copy"
+    code, out, err = run("sessions", "export", second, "--json", "-o", str(copy))
+    facts = {"id": second, "file": str(copy), "bytes": target.stat().st_size}
+    assert code == 0 and json.loads(out) == facts and not err
+    assert copy.read_bytes() == target.read_bytes()
     back = json.loads(run("sessions", "import", str(target), "--json")[1])
     assert back["turns"] == 3 and back["title"] == "And of lions?"
     markdown = run("sessions", "export", "last")[1]
