@@ -24,6 +24,7 @@ from ruvmlx.errors import RuvmlxError, UsageError
 
 from .number_types import WholeNumber
 from .output import log
+from .text_output import is_terminal
 from .verb import Verb
 
 VERBS_OVER_RANKS = ("chat", "generate", "serve", "bench")
@@ -209,7 +210,7 @@ def _restored_terminal(last: Path) -> Iterator[None]:
     """After the block, if rank 0 ended itself, restore the terminal and raise an error with its last line."""
     import termios
 
-    shown = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+    shown = sys.stdin is not None and sys.stdin.isatty() and is_terminal()
     before = termios.tcgetattr(0) if shown else None
     yield
     if not last.exists():

@@ -93,6 +93,8 @@ def _show(found: "Perplexity", backend: "Backend") -> None:
 def _read(file: str) -> str:
     from ruvmlx.chats.chat_file import read_limited
 
+    if file == "-" and sys.stdin is None:
+        raise UsageError("standard input is closed; name a file with the text.")
     try:
         with nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as opened:
             return read_limited(opened, file, MAX_TEXT_BYTES).decode("utf-8")
@@ -109,7 +111,7 @@ class _Progress:
         self._total, self._next = total, time.monotonic() + 5
 
     def __call__(self, done: int) -> None:
-        if sys.stderr.isatty() and time.monotonic() > self._next:
+        if sys.stderr is not None and sys.stderr.isatty() and time.monotonic() > self._next:
             self._next = time.monotonic() + 5
             log(f"{done} of {self._total} tokens")
 

@@ -8,7 +8,6 @@ import re
 import shlex
 import signal
 import socket
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from . import service
 from .number_types import WholeNumber
 from .options import GUESSES, SERVER, model_options, open_runtime, resolve, setting_options
 from .output import json_option, log, print_json, show, show_whole
+from .text_output import is_terminal
 from .verb import Verb
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def _announce(
     where = "" if url == f"{SERVER}/v1" else f" {url.removesuffix('/v1')}"
     show("# A chat in another terminal:")
     show_whole(f"ruvmlx chat --server{where}")
-    chat_key = f"#key={quote(access.chat_keys[0])}" if access.chat_keys and sys.stdout.isatty() else ""
+    chat_key = f"#key={quote(access.chat_keys[0])}" if access.chat_keys and is_terminal() else ""
     key_words = " (the key in the address opens them)" if chat_key else ""
     show(f"Your chats in a browser{key_words}: {url.removesuffix('/v1')}/{chat_key}")
 

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -33,7 +32,7 @@ from .session_words import (
     show_rows,
     title_in_lists,
 )
-from .text_output import hint, say, table
+from .text_output import hint, is_terminal, say, table
 from .verb import VerbGroup
 
 chat_id = click.argument("session_id", metavar="ID|last", shell_complete=complete_chats)
@@ -193,7 +192,7 @@ def export_session(session_id: str, form: str | None, out: Path | None, as_json:
             log(f"Wrote {out}: {size(nbytes)}.")
         return
     click.echo(text, nl=False)
-    if sys.stdout is not None and sys.stdout.isatty():
+    if is_terminal():
         log(f"\nThe chat ends here. `ruvmlx sessions export {session_id} --out FILE` writes it to a file.")
 
 

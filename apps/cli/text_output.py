@@ -180,8 +180,9 @@ def _colour() -> bool:
     """Return True if the output is a terminal with colours and the variable NO_COLOR is not set
     (no-color.org)."""
     dumb = os.environ.get("TERM") in ("dumb", "")
-    return _is_terminal() and not os.environ.get("NO_COLOR") and not dumb
+    return is_terminal() and not os.environ.get("NO_COLOR") and not dumb
 
 
-def _is_terminal() -> bool:
+def is_terminal() -> bool:
+    """Return True if standard output is a terminal. Standard output can also be closed."""
     return sys.stdout is not None and sys.stdout.isatty()

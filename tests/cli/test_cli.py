@@ -107,11 +107,12 @@ def test_text_that_is_not_utf8_is_refused_before_anything_runs(process):
 
 
 def test_closed_and_full_outputs_are_one_line(process):
-    for command in ("ls > /dev/full", "generate - <&-"):
+    for command in ("ls > /dev/full", "generate - <&-", "perplexity - <&-"):
         done = subprocess.run(
             f"{sys.executable} -m ruvmlx {command}", shell=True, capture_output=True, text=True, timeout=600
         )
         assert done.returncode in (1, 2) and one_line(done.stderr), (command, done.stderr)
+        assert "internal error" not in done.stderr
 
 
 @pytest.mark.parametrize("flags", ["", "--json"])

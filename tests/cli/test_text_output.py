@@ -81,7 +81,7 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch, capsys):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert text_output._colour() is False
-    monkeypatch.setattr(text_output, "_is_terminal", lambda: True)
+    monkeypatch.setattr(text_output, "is_terminal", lambda: True)
     assert text_output._colour() is True
     monkeypatch.setenv("TERM", "dumb")
     assert text_output._colour() is False

@@ -7,9 +7,10 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
-from ruvmlx.apps.cli.serve import PORT, _keys, _url
+from ruvmlx.apps.cli.serve import PORT, _announce, _keys, _url
 
 from ruvmlx.errors import UsageError
 
@@ -88,6 +89,17 @@ def test_three_lines_to_paste(start):
     with pytest.raises(urllib.error.HTTPError, match="401"):
         ask(url, "/models")
     assert ask(url, "/models", key="key-of-sixteen-characters")["data"]
+
+
+def test_a_closed_output_does_not_end_the_server(monkeypatch):
+    """As with `serve >&-`, which nobody can read."""
+    monkeypatch.setattr(sys, "stdout", None)
+    learning, backend = SimpleNamespace(label=None), SimpleNamespace(caveat="")
+    runtime = SimpleNamespace(learning=learning, backend=backend)
+    serving = SimpleNamespace(model_name="tiny", runtime=runtime)
+    access = SimpleNamespace(keys=[], chat_keys=["key-of-sixteen-characters"])
+    for as_json in (False, True):
+        _announce(serving, "http://127.0.0.1:8642/v1", access, as_json)
 
 
 def test_a_signal_while_a_reply_is_written(start):
